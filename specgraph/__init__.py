@@ -1,0 +1,1 @@
+"""Draft speculative tokens through device graphs, on any accelerator."""

@@ -1,0 +1,54 @@
+"""Every exception that specgraph raises on purpose.
+
+Each message says what was asked, what is there, and what to do. Catch `SpecgraphError` to catch them all.
+"""
+
+from __future__ import annotations
+
+
+class SpecgraphError(Exception):
+    """Base of all errors raised by specgraph."""
+
+
+class ConfigError(SpecgraphError, ValueError):
+    """A setting is out of range or contradicts another; nothing was started."""
+
+
+class PlatformError(SpecgraphError):
+    """A platform is unknown, unavailable, or failed to load."""
+
+
+class UnsupportedError(SpecgraphError):
+    """The platform lacks the capability that was asked for; the message carries its reason."""
+
+
+class CaptureError(SpecgraphError):
+    """A graph could not be captured. The platform is usable again when this is raised."""
+
+
+class HostReadError(CaptureError):
+    """Captured code read a device value on the host."""
+
+
+class ReadSetError(CaptureError):
+    """Captured code touches a tensor that is neither a weight, a KV cache nor a named buffer."""
+
+
+class StaleInputError(SpecgraphError):
+    """A tensor that a captured graph reads was freed, moved, resized or rebound since capture."""
+
+
+class OrderError(SpecgraphError):
+    """Two streams touch the same memory, at least one writing, and nothing orders them."""
+
+
+class UpdateError(SpecgraphError):
+    """Host parameters of a captured graph were updated wrongly: missing, unknown or malformed values."""
+
+
+class CheckpointError(SpecgraphError):
+    """A checkpoint folder is missing a file or tensor, is truncated, or does not fit its target."""
+
+
+class CapacityError(SpecgraphError):
+    """A request or batch does not fit: prompt too long, KV cache full, no captured size."""

@@ -1,0 +1,57 @@
+"""The waist between the drafting engine and a device, and how devices are found and chosen."""
+
+from specgraph.platforms.capabilities import (
+    LOWERINGS,
+    Capabilities,
+    Level,
+    LoweringName,
+    Support,
+    UpdateOrder,
+    no,
+    quirk,
+    yes,
+)
+from specgraph.platforms.discovery import Discovered, discover
+from specgraph.platforms.hookspecs import Backend, Probe, hookimpl
+from specgraph.platforms.interface import (
+    PLATFORM_API,
+    ErrorMode,
+    Event,
+    Graph,
+    GraphPool,
+    MemoryInfo,
+    Platform,
+    PlatformInfo,
+    Stream,
+    TaskGroup,
+)
+from specgraph.platforms.selection import ENV_VAR, open_platform
+
+__all__ = [
+    "ENV_VAR",
+    "LOWERINGS",
+    "PLATFORM_API",
+    "Backend",
+    "Capabilities",
+    "Discovered",
+    "ErrorMode",
+    "Event",
+    "Graph",
+    "GraphPool",
+    "Level",
+    "LoweringName",
+    "MemoryInfo",
+    "Platform",
+    "PlatformInfo",
+    "Probe",
+    "Stream",
+    "Support",
+    "TaskGroup",
+    "UpdateOrder",
+    "discover",
+    "hookimpl",
+    "no",
+    "open_platform",
+    "quirk",
+    "yes",
+]

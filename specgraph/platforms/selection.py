@@ -1,0 +1,73 @@
+"""Which platform a program runs on: asked for, found, or the CPU."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+
+from specgraph.errors import PlatformError
+from specgraph.platforms.discovery import Discovered, discover
+from specgraph.platforms.interface import Platform
+
+ENV_VAR = "SPECGRAPH_PLATFORM"
+FALLBACK = "cpu"
+
+_log = logging.getLogger(__name__)
+
+
+def open_platform(
+    name: str | None = None,
+    *,
+    found: Mapping[str, Discovered] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Platform:
+    """Open a platform: `name`, else `SPECGRAPH_PLATFORM`, else the one accelerator that answers, else the CPU.
+
+    Args:
+        name: "name" or "name:index", as in the environment variable.
+        found: the backends to choose from; all installed ones by default.
+        environ: where to look for the variable; `os.environ` by default.
+
+    Raises:
+        PlatformError: the name is unknown or not available, several accelerators answer, or opening failed. The
+            message lists every backend with the reason why it is not available.
+    """
+    backends = discover() if found is None else found
+    asked = name or (os.environ if environ is None else environ).get(ENV_VAR) or None
+    chosen, index = _parse(asked) if asked else (_only_accelerator(backends), 0)
+    item = backends.get(chosen)
+    if item is None:
+        raise PlatformError(f"unknown platform '{chosen}'.\n{_listing(backends)}")
+    probe = item.probe()
+    if not probe.available or item.backend is None:
+        raise PlatformError(f"platform '{chosen}' is not available: {probe.reason}\n{_listing(backends)}")
+    if not 0 <= index < probe.device_count:
+        raise PlatformError(f"platform '{chosen}' has {probe.device_count} device(s), index {index} was asked for")
+    return item.backend.open(index)
+
+
+def _parse(asked: str) -> tuple[str, int]:
+    name, _, index = asked.partition(":")
+    if index and not index.isdecimal():
+        raise PlatformError(f"platform '{asked}': the part after ':' must be a device index such as '{name}:0'")
+    return name, int(index or 0)
+
+
+def _only_accelerator(backends: Mapping[str, Discovered]) -> str:
+    names = [n for n, b in backends.items() if b.backend and b.backend.accelerator and b.probe().available]
+    if len(names) > 1:
+        raise PlatformError(f"several accelerators answer: {', '.join(names)}. Choose one: {ENV_VAR}={names[0]}")
+    if names:
+        return names[0]
+    _log.info("no accelerator answers; running on the '%s' platform", FALLBACK)
+    return FALLBACK
+
+
+def _listing(backends: Mapping[str, Discovered]) -> str:
+    lines = ["Installed platforms:"]
+    for name, item in backends.items():
+        probe = item.probe()
+        state = "available" if probe.available else f"not available: {probe.reason}"
+        lines.append(f"  {name} ({item.distribution} {item.version}): {state}")
+    return "\n".join(lines)
