@@ -1,0 +1,33 @@
+"""Paged attention as the drafting engine sees it: metadata, backends, device and host parameters."""
+
+from specgraph.attention.interface import (
+    Attend,
+    AttentionBackend,
+    AttentionFactory,
+    AttentionLayer,
+    KVCache,
+    StepContext,
+    TaskKey,
+    UpdateSink,
+    bind,
+    named_cache_tensors,
+)
+from specgraph.attention.metadata import NULL_BLOCK, NULL_SLOT, AttentionMetadata, HostLengths, allocate_metadata
+
+__all__ = [
+    "NULL_BLOCK",
+    "NULL_SLOT",
+    "Attend",
+    "AttentionBackend",
+    "AttentionFactory",
+    "AttentionLayer",
+    "AttentionMetadata",
+    "HostLengths",
+    "KVCache",
+    "StepContext",
+    "TaskKey",
+    "UpdateSink",
+    "allocate_metadata",
+    "bind",
+    "named_cache_tensors",
+]

@@ -1,0 +1,85 @@
+"""What attention must know about a batch beside its tensors: lengths, slots, positions, block tables.
+
+The same facts reach a captured op in one of two ways. *Device parameters* are the tensors below, at fixed addresses,
+written in place, also from inside the graph. *Host parameters* are the integers in `HostLengths`, baked into the task
+at capture and rewritten between replays through an `UpdatePlan`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+NULL_SLOT = -1
+"""A slot that is never written: padded rows and positions past max_model_len."""
+
+NULL_BLOCK = 0
+"""The block that no request owns. Block tables are filled up with it, so reading past a request's end is harmless."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostLengths:
+    """The lengths of one step as host integers, for attention whose lengths are baked into the task.
+
+    Both have one entry per padded request; padded requests have `seq_lens` 0.
+    """
+
+    query_lens: list[int]
+    seq_lens: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMetadata:
+    """One step's metadata for R requests and T = R * query_len rows, all on the device.
+
+    Rows are request-major: request r owns rows `query_start_loc[r] : query_start_loc[r + 1]`.
+    """
+
+    query_start_loc: Tensor
+    """int32 [R + 1]"""
+    seq_lens: Tensor
+    """int32 [R]: keys visible to the last row of each request (its own included); 0 for padded requests."""
+    positions: Tensor
+    """int64 [T]: rotary position of each row, never above max_model_len - 1."""
+    slot_mapping: Tensor
+    """int64 [T]: where each row's key and value go, block * block_size + offset; NULL_SLOT writes nothing."""
+    block_table: Tensor
+    """int32 [R, max_blocks]: blocks of each request in order, filled up with NULL_BLOCK."""
+    query_len: int
+    """Rows per request in a uniform batch; the longest request's rows in a ragged one."""
+
+    @property
+    def num_requests(self) -> int:
+        """R, padding included."""
+        return self.seq_lens.shape[0]
+
+    def named_tensors(self, prefix: str) -> dict[str, Tensor]:
+        """The tensors by dotted name, for the read-set."""
+        return {f"{prefix}.{f.name}": v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+
+    def sliced(self, num_requests: int) -> AttentionMetadata:
+        """The first `num_requests` requests of a uniform batch: views of the same memory."""
+        rows = num_requests * self.query_len
+        return AttentionMetadata(
+            query_start_loc=self.query_start_loc[: num_requests + 1],
+            seq_lens=self.seq_lens[:num_requests],
+            positions=self.positions[:rows],
+            slot_mapping=self.slot_mapping[:rows],
+            block_table=self.block_table[:num_requests],
+            query_len=self.query_len,
+        )
+
+
+def allocate_metadata(max_requests: int, query_len: int, max_blocks: int, device: torch.device) -> AttentionMetadata:
+    """Persistent metadata for uniform batches of up to `max_requests`, all rows inert (length 0, NULL_SLOT)."""
+    rows = max_requests * query_len
+    return AttentionMetadata(
+        query_start_loc=torch.arange(0, rows + 1, query_len, dtype=torch.int32, device=device),
+        seq_lens=torch.zeros(max_requests, dtype=torch.int32, device=device),
+        positions=torch.zeros(rows, dtype=torch.int64, device=device),
+        slot_mapping=torch.full((rows,), NULL_SLOT, dtype=torch.int64, device=device),
+        block_table=torch.full((max_requests, max_blocks), NULL_BLOCK, dtype=torch.int32, device=device),
+        query_len=query_len,
+    )

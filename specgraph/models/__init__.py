@@ -1,0 +1,1 @@
+"""Targets and drafters as plain tensor code, read from Hugging Face folders."""
