@@ -13,6 +13,7 @@ from specgraph.attention.interface import (
     named_cache_tensors,
 )
 from specgraph.attention.metadata import NULL_BLOCK, NULL_SLOT, AttentionMetadata, HostLengths, allocate_metadata
+from specgraph.attention.paged import PagedAttention, PagedHostAttention
 
 __all__ = [
     "NULL_BLOCK",
@@ -24,6 +25,8 @@ __all__ = [
     "AttentionMetadata",
     "HostLengths",
     "KVCache",
+    "PagedAttention",
+    "PagedHostAttention",
     "StepContext",
     "TaskKey",
     "UpdateSink",

@@ -106,10 +106,11 @@ class AttentionBackend(Protocol):
         """
         ...
 
-    def advance(self, metadata: AttentionMetadata, max_model_len: int, block_size: int) -> None:
+    def advance(self, metadata: AttentionMetadata, draft_step: Tensor, max_model_len: int, block_size: int) -> None:
         """Move one-row-per-request metadata one token on, in place, with device work only.
 
-        Also moves whatever state the backend derives from positions. Padded requests stay inert.
+        Adds 1 to `draft_step` (int64 [1]), and moves whatever state the backend derives from positions. Padded
+        requests stay inert.
         """
         ...
 

@@ -1,0 +1,23 @@
+"""The draft ops, each a registered torch op with a capturable reference."""
+
+from specgraph.kernels.begin import begin_propose, begin_verify
+from specgraph.kernels.draft_sampling import draft_greedy, draft_gumbel
+from specgraph.kernels.kv_cache import rotate_and_store
+from specgraph.kernels.library import implement
+from specgraph.kernels.paged_attention import paged_attention, paged_attention_host
+from specgraph.kernels.rejection import verify_greedy, verify_sampled
+from specgraph.kernels.slots import advance
+
+__all__ = [
+    "advance",
+    "begin_propose",
+    "begin_verify",
+    "draft_greedy",
+    "draft_gumbel",
+    "implement",
+    "paged_attention",
+    "paged_attention_host",
+    "rotate_and_store",
+    "verify_greedy",
+    "verify_sampled",
+]

@@ -1,0 +1,60 @@
+"""Random numbers as a function of (seed, position, purpose, index), the same on every device.
+
+A counter-based generator has no state, so a captured graph needs no generator registration, a re-run with the same
+seed repeats, and the noise of a position doesn't depend on how the batch was padded or lowered. The mixing function is
+the 64-bit finaliser of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+DRAFT = 1
+"""Noise that picks a draft token. It must be independent of the noise that accepts it."""
+ACCEPT = 2
+"""The uniform number that a draft token's acceptance is decided with."""
+RESAMPLE = 3
+"""Noise that picks the token after a rejection, or the bonus token."""
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_MIX1 = _signed(0xBF58476D1CE4E5B9)
+_MIX2 = _signed(0x94D049BB133111EB)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift(x, 30)) * _MIX1
+    x = (x ^ _shift(x, 27)) * _MIX2
+    return x ^ _shift(x, 31)
+
+
+def uniform(seeds: Tensor, positions: Tensor, purpose: int, count: int) -> Tensor:
+    """Uniform numbers in (0, 1), exact multiples of 2^-24.
+
+    Args:
+        seeds, positions: int64 [N]; `positions` is that of the token being decided.
+        purpose: DRAFT, ACCEPT or RESAMPLE.
+        count: numbers per row.
+
+    Returns:
+        float32 [N, count]
+    """
+    key = _mix(_mix(seeds * 4 + purpose) + positions * _GOLDEN)
+    index = torch.arange(count, dtype=torch.int64, device=seeds.device)
+    bits = _shift(_mix(key[:, None] + (index + 1) * _GOLDEN), 41)
+    return (bits.to(torch.float32) + 0.5) * 2.0**-23
+
+
+def gumbel(seeds: Tensor, positions: Tensor, purpose: int, count: int) -> Tensor:
+    """Standard Gumbel noise, float32 [N, count]; argmax(logits + gumbel) samples softmax(logits)."""
+    return -torch.log(-torch.log(uniform(seeds, positions, purpose, count)))

@@ -1,0 +1,137 @@
+"""Deciding which draft tokens stand: exact for greedy decoding, lossless for sampling.
+
+The sampled rule is that of Leviathan et al. 2023 and Chen et al. 2023: accept draft token d with probability
+min(1, p(d) / q(d)); at the first rejection take a token from the normalised max(p - q, 0); if all stand, one more
+from p.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specgraph.kernels import noise
+from specgraph.kernels.library import define
+
+
+def _commit(
+    accept: Tensor, chosen: Tensor, draft_token_ids: Tensor, live: Tensor, sampled: Tensor, num_sampled: Tensor
+) -> None:
+    """accept bool [R, K], chosen int64 [R, K + 1]: the target's own token wherever the chain ends."""
+    accepted = accept.long().cumprod(dim=1).sum(dim=1)
+    column = torch.arange(chosen.shape[1], device=chosen.device)
+    drafts = torch.cat([draft_token_ids, draft_token_ids.new_zeros(draft_token_ids.shape[0], 1)], dim=1)
+    tokens = torch.where(column < accepted[:, None], drafts, chosen)
+    sampled.copy_(torch.where((column <= accepted[:, None]) & live[:, None], tokens, -1))
+    num_sampled.copy_(torch.where(live, accepted + 1, 0))
+
+
+def _greedy(
+    target_logits: Tensor, draft_token_ids: Tensor, start_positions: Tensor, sampled: Tensor, num_sampled: Tensor
+) -> None:
+    requests, steps = draft_token_ids.shape
+    chosen = target_logits.argmax(dim=-1).view(requests, steps + 1)
+    _commit(chosen[:, :-1] == draft_token_ids, chosen, draft_token_ids, start_positions >= 0, sampled, num_sampled)
+
+
+_greedy_op = define(
+    "verify_greedy(Tensor target_logits, Tensor draft_token_ids, Tensor start_positions,"
+    " Tensor(a!) sampled_token_ids, Tensor(b!) num_sampled) -> ()",
+    reference=_greedy,
+)
+
+
+def verify_greedy(
+    target_logits: Tensor,
+    draft_token_ids: Tensor,
+    start_positions: Tensor,
+    sampled_token_ids: Tensor,
+    num_sampled: Tensor,
+) -> None:
+    """Accept draft tokens while they are the target's argmax.
+
+    Args:
+        target_logits: [R * (K + 1), vocab]; row i of a request scores the token after its i-th row.
+        draft_token_ids: int64 [R, K].
+        start_positions: int64 [R]; negative marks an inert request.
+        sampled_token_ids: int64 [R, K + 1], written: accepted drafts, the target's token, then -1.
+        num_sampled: int32 [R], written: accepted + 1; 0 for inert requests.
+    """
+    _greedy_op(target_logits, draft_token_ids, start_positions, sampled_token_ids, num_sampled)
+
+
+def _sampled(
+    target_logits: Tensor,
+    draft_token_ids: Tensor,
+    draft_probs: Tensor | None,
+    draft_to_target: Tensor | None,
+    temperature: Tensor,
+    seeds: Tensor,
+    start_positions: Tensor,
+    sampled_token_ids: Tensor,
+    num_sampled: Tensor,
+) -> None:
+    requests, steps = draft_token_ids.shape
+    vocab = target_logits.shape[-1]
+    warm = temperature > 0
+    logits = target_logits.float().view(requests, steps + 1, vocab)
+    scaled = logits / torch.where(warm, temperature, 1.0)[:, None, None]
+    p = torch.softmax(scaled, dim=-1)
+    q = torch.zeros_like(p[:, :steps])
+    if draft_probs is None:  # the drafter was greedy: all its mass is on the token it gave
+        q.scatter_(2, draft_token_ids[..., None], 1.0)
+    elif draft_to_target is None:
+        q.copy_(draft_probs)
+    else:
+        ids = torch.arange(draft_to_target.shape[0], device=p.device) + draft_to_target
+        q.index_copy_(2, ids, draft_probs)
+    p_draft = p[:, :steps].gather(2, draft_token_ids[..., None])[..., 0]
+    q_draft = q.gather(2, draft_token_ids[..., None])[..., 0]
+    # Row i decides the token at start + 1 + i.
+    positions = (start_positions.clamp(min=0)[:, None] + 1 + torch.arange(steps + 1, device=p.device)).flatten()
+    row_seeds = seeds[:, None].expand(requests, steps + 1).flatten()
+    u = noise.uniform(row_seeds, positions, noise.ACCEPT, 1).view(requests, steps + 1)[:, :steps]
+    accept = u * q_draft < p_draft
+    residual = torch.cat([(p[:, :steps] - q).clamp(min=0), p[:, steps:]], dim=1)
+    empty = residual.sum(dim=-1, keepdim=True) <= 0  # p == q up to rounding: a rejection can hardly happen
+    keys = torch.where(empty, p, residual).log()
+    keys = keys + noise.gumbel(row_seeds, positions, noise.RESAMPLE, vocab).view_as(keys)
+    best = logits.argmax(dim=-1)
+    chosen = torch.where(warm[:, None], keys.argmax(dim=-1), best)
+    accept = torch.where(warm[:, None], accept, best[:, :steps] == draft_token_ids)
+    _commit(accept, chosen, draft_token_ids, start_positions >= 0, sampled_token_ids, num_sampled)
+
+
+_sampled_op = define(
+    "verify_sampled(Tensor target_logits, Tensor draft_token_ids, Tensor? draft_probs, Tensor? draft_to_target,"
+    " Tensor temperature, Tensor seeds, Tensor start_positions, Tensor(a!) sampled_token_ids,"
+    " Tensor(b!) num_sampled) -> ()",
+    reference=_sampled,
+)
+
+
+def verify_sampled(
+    target_logits: Tensor,
+    draft_token_ids: Tensor,
+    draft_probs: Tensor | None,
+    draft_to_target: Tensor | None,
+    temperature: Tensor,
+    seeds: Tensor,
+    start_positions: Tensor,
+    sampled_token_ids: Tensor,
+    num_sampled: Tensor,
+) -> None:
+    """Accept or replace draft tokens so that the output follows softmax(target_logits / temperature).
+
+    Args:
+        target_logits, draft_token_ids, start_positions, sampled_token_ids, num_sampled: as in `verify_greedy`.
+        draft_probs: float32 [R, K, draft_vocab], the distributions the drafts were drawn from; None if each draft
+            was taken with certainty.
+        draft_to_target: int64 [draft_vocab] offsets, or None.
+        temperature: float32 [R]; 0 is greedy.
+        seeds: int64 [R].
+    """
+    _sampled_op(
+        target_logits, draft_token_ids, draft_probs, draft_to_target, temperature, seeds, start_positions,
+        sampled_token_ids, num_sampled,
+    )  # fmt: skip
