@@ -12,11 +12,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-NULL_SLOT = -1
-"""A slot that is never written: padded rows and positions past max_model_len."""
-
-NULL_BLOCK = 0
-"""The block that no request owns. Block tables are filled up with it, so reading past a request's end is harmless."""
+from specgraph.kernels.slots import NULL_BLOCK, NULL_SLOT
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,10 @@ from torch import Tensor
 from specgraph.kernels.library import define
 
 NULL_SLOT = -1
+"""A slot that is never written: padded rows and positions past max_model_len."""
+
 NULL_BLOCK = 0
+"""The block that no request owns. Block tables are filled up with it, so reading past a request's end is harmless."""
 
 
 def slots_of(positions: Tensor, block_table: Tensor, valid: Tensor, max_model_len: int, block_size: int) -> Tensor:
