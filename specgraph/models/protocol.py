@@ -17,7 +17,7 @@ class TargetOutput(NamedTuple):
     hidden: Tensor
     """[T, hidden_size], after the final norm: what `logits` takes."""
     aux_hidden: Tensor
-    """[T, num_aux * hidden_size]: the hidden states that the drafter asked for, side by side."""
+    """[T, num_aux * hidden_size]: the states that the drafter asked for, side by side; `hidden` if it named none."""
 
 
 class Target(Protocol):
@@ -38,7 +38,8 @@ class Target(Protocol):
         """token_ids int64 [T] -> hidden states. Rotation happens in `attend`, by the metadata's positions.
 
         `aux_layers`: hidden state k is the residual stream that enters layer k (the output of the first k layers),
-        so 0 is the embedding and num_layers the last layer's output before the final norm.
+        so 0 is the embedding and num_layers the last layer's output before the final norm. None named: the drafter
+        takes `hidden` itself, the state after the final norm (EAGLE-1, MTP).
         """
         ...
 

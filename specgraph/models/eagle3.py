@@ -1,0 +1,169 @@
+"""The EAGLE-3 draft head (arXiv:2503.01840): one decoder layer over the next token's embedding and target features.
+
+first hidden = fc(cat(aux hidden states of the target))
+x            = cat(input_layernorm(embed(token)), hidden_norm(hidden))      what the first layer attends with
+residual     = hidden, or hidden_norm(hidden) with norm_before_residual
+carry        = residual + attention + mlp                                   the next step's hidden
+logits       = lm_head(norm(carry))                                         over the draft vocabulary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specgraph.attention import Attend, AttentionLayer
+from specgraph.models.config import ModelConfig
+from specgraph.models.decoder_layer import DecoderLayer, attention_block, attention_layers, mlp_block
+from specgraph.models.layers import add_rms_norm, embedding, linear, rms_norm
+from specgraph.models.protocol import DraftOutput
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Config:
+    """Beside the decoder layer's sizes, how an EAGLE-3 head uses the target's hidden states and its own norms."""
+
+    model: ModelConfig
+    """Sizes of the decoder layers; `vocab_size` is the target's."""
+    target_hidden_size: int
+    draft_vocab_size: int
+    aux_layers: tuple[int, ...]
+    """Target layers whose input the head takes; empty: the target's final hidden state instead."""
+    norm_before_residual: bool = False
+    """The first layer's residual is the normalised hidden state."""
+    norm_output: bool = False
+    """The next step takes the hidden state after the final norm (EAGLE 3.1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Weights:
+    """Tensors of a head beside its decoder layers."""
+
+    embed_tokens: Tensor
+    """[target vocab, hidden_size]: the target's tensor when shared."""
+    hidden_norm: Tensor
+    """[hidden_size]"""
+    norm: Tensor
+    """[hidden_size]"""
+    lm_head: Tensor
+    """[draft_vocab_size, hidden_size]"""
+    fc: Tensor | None
+    """[hidden_size, aux_size]; None when target hidden states are taken as they are."""
+    fc_bias: Tensor | None = None
+    input_norm: Tensor | None = None
+    """[aux_size]: one norm over all aux states (`norm_before_fc`)."""
+    fc_norms: tuple[Tensor, ...] = ()
+    """[target_hidden_size] each: one norm for each aux state (`fc_norm`)."""
+    draft_to_target: Tensor | None = None
+    """int64 [draft_vocab_size], offsets; None when the vocabularies agree."""
+
+
+class Eagle3Head:
+    """An EAGLE-3 drafter. Implements `DraftHead`."""
+
+    def __init__(
+        self, config: Eagle3Config, weights: Eagle3Weights, layers: Sequence[DecoderLayer], num_positions: int
+    ) -> None:
+        """num_positions: rows of the rotary table; the target's max_model_len."""
+        self.config = config
+        self.tensors = weights
+        self.layers = tuple(layers)
+        model = config.model.with_max_position(num_positions)
+        self._attention_layers = attention_layers(model, len(self.layers), weights.embed_tokens.device)
+
+    @property
+    def attention_layers(self) -> Sequence[AttentionLayer]:
+        """Usually one."""
+        return self._attention_layers
+
+    @property
+    def hidden_size(self) -> int:
+        """Columns of `hidden` and `carry`."""
+        return self.config.model.hidden_size
+
+    @property
+    def draft_vocab_size(self) -> int:
+        """Columns of `logits`."""
+        return self.config.draft_vocab_size
+
+    @property
+    def aux_layers(self) -> Sequence[int]:
+        """Which target hidden states `combine` takes."""
+        return self.config.aux_layers
+
+    @property
+    def aux_size(self) -> int:
+        """Columns of what `combine` takes."""
+        return max(1, len(self.config.aux_layers)) * self.config.target_hidden_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of weights and hidden states."""
+        return self.tensors.embed_tokens.dtype
+
+    @property
+    def draft_to_target(self) -> Tensor | None:
+        """Offsets from draft to target ids, or None."""
+        return self.tensors.draft_to_target
+
+    def combine(self, aux_hidden: Tensor) -> Tensor:
+        """[T, aux_size] -> [T, hidden_size]."""
+        tensors, eps = self.tensors, self.config.model.rms_norm_eps
+        if tensors.input_norm is not None:
+            aux_hidden = rms_norm(aux_hidden, tensors.input_norm, eps)
+        if tensors.fc_norms:
+            parts = aux_hidden.split(self.config.target_hidden_size, dim=-1)
+            aux_hidden = torch.cat(
+                [rms_norm(part, norm, eps) for part, norm in zip(parts, tensors.fc_norms, strict=True)], dim=-1
+            )
+        return aux_hidden if tensors.fc is None else linear(aux_hidden, tensors.fc, tensors.fc_bias)
+
+    def forward(self, token_ids: Tensor, hidden: Tensor, attend: Attend) -> DraftOutput:
+        """token_ids int64 [T] (the token after each row's position), hidden [T, hidden_size]."""
+        tensors, eps = self.tensors, self.config.model.rms_norm_eps
+        first = self.layers[0]
+        assert first.input_norm is not None
+        embedded = rms_norm(embedding(token_ids, tensors.embed_tokens), first.input_norm, eps)
+        normed = rms_norm(hidden, tensors.hidden_norm, eps)
+        residual = normed if self.config.norm_before_residual else hidden
+        x = torch.cat((embedded, normed), dim=-1)
+        update: Tensor | None = None
+        for index, layer in enumerate(self.layers):
+            if update is not None:
+                assert layer.input_norm is not None
+                x, residual = add_rms_norm(update, residual, layer.input_norm, eps)
+            x = attention_block(x, layer, self._attention_layers[index], index, attend, eps)
+            x, residual = add_rms_norm(x, residual, layer.post_norm, eps)
+            update = mlp_block(x, layer)
+        assert update is not None
+        normed, carry = add_rms_norm(update, residual, tensors.norm, eps)
+        return DraftOutput(normed, normed if self.config.norm_output else carry)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, hidden_size] -> [N, draft_vocab_size]."""
+        return linear(hidden, self.tensors.lm_head)
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Everything that the head reads, the rotary table and the vocabulary offsets too."""
+        tensors = self.tensors
+        named: dict[str, Tensor] = {
+            "embed_tokens": tensors.embed_tokens,
+            "hidden_norm": tensors.hidden_norm,
+            "norm": tensors.norm,
+            "lm_head": tensors.lm_head,
+        }
+        optional = {
+            "fc": tensors.fc,
+            "fc_bias": tensors.fc_bias,
+            "input_norm": tensors.input_norm,
+            "draft_to_target": tensors.draft_to_target,
+            "rotary": self._attention_layers[0].rotary,
+            **{f"fc_norm.{i}": norm for i, norm in enumerate(tensors.fc_norms)},
+        }
+        named.update({name: tensor for name, tensor in optional.items() if tensor is not None})
+        for index, layer in enumerate(self.layers):
+            named.update(layer.named_tensors(f"layers.{index}"))
+        return named

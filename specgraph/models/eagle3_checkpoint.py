@@ -1,0 +1,120 @@
+"""Reading EAGLE-3 folders: the layout of the authors' own (yuhuili/EAGLE3-*), and that of `speculators`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specgraph.errors import CheckpointError
+from specgraph.models.checkpoint_folder import CheckpointFolder
+from specgraph.models.config import ConfigSource, model_config
+from specgraph.models.decoder_layer import load_decoder_layer
+from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
+from specgraph.models.fit import TargetShape, check_aux_layers, check_same, shared_or_own
+from specgraph.models.llama import LlamaTarget
+
+
+def default_aux_layers(num_layers: int) -> tuple[int, int, int]:
+    """The aux layers of an EAGLE-3 head that names none: an early, the middle and a late layer's input."""
+    return (2, num_layers // 2, num_layers - 3)
+
+
+def eagle3_config(source: ConfigSource, target: TargetShape) -> Eagle3Config:
+    """Read the authors' `config.json`.
+
+    Raises:
+        CheckpointError: a malformed key, or one that does not fit the target.
+    """
+    eagle = source.section("eagle_config")
+    model = model_config(source, default_architecture="llama")
+    aux_layers: tuple[int, ...] = ()
+    if eagle.boolean("use_aux_hidden_state", True):
+        listed = eagle.integers("eagle_aux_hidden_state_layer_ids")
+        if listed is None:
+            listed = source.integers("eagle_aux_hidden_state_layer_ids")
+        aux_layers = default_aux_layers(target.num_layers) if listed is None else listed
+        check_aux_layers(aux_layers, target, source.name)
+    return Eagle3Config(
+        model=model,
+        target_hidden_size=source.integer("target_hidden_size", target.hidden_size),
+        draft_vocab_size=source.integer("draft_vocab_size", model.vocab_size),
+        aux_layers=aux_layers,
+        norm_before_residual=source.boolean("norm_before_residual", False),
+        norm_output=source.boolean("norm_output", False),
+    )
+
+
+def load_eagle3(
+    folder: CheckpointFolder, config: Eagle3Config, target: LlamaTarget, source: ConfigSource
+) -> Eagle3Head:
+    """Read a head whose first layer is `midlayer.*` (the authors' name) or `layers.0.*`.
+
+    Raises:
+        CheckpointError: a missing tensor, one of another shape, or a head that does not fit the target.
+    """
+    model = config.model
+    hidden, vocabulary = model.hidden_size, target.vocab_size
+    check_same("hidden size", config.target_hidden_size, target.hidden_size, source.name)
+    check_same("vocabulary", model.vocab_size, vocabulary, source.name)
+    prefix = "model." if any(name.startswith("model.") for name in folder.names()) else ""
+    if f"{prefix}midlayer.mlp.down_proj.weight" in folder:
+        layer_names = [f"{prefix}midlayer"]
+    else:
+        layer_names = [f"{prefix}layers.{i}" for i in range(model.num_layers)]
+    layers = [
+        load_decoder_layer(folder, name, model, input_size=2 * hidden if i == 0 else None)
+        for i, name in enumerate(layer_names)
+    ]
+    aux_size = max(1, len(config.aux_layers)) * config.target_hidden_size
+    takes_hidden_as_it_is = not config.aux_layers and hidden == config.target_hidden_size
+    fc = None
+    if not takes_hidden_as_it_is or f"{prefix}fc.weight" in folder:
+        fc = folder.weight(f"{prefix}fc.weight", (hidden, aux_size))
+    # The authors' folders nest hidden_norm in the layer; older ones keep it beside.
+    norm_name = f"{layer_names[0]}.hidden_norm.weight"
+    lm_head_name = "lm_head.weight" if "lm_head.weight" in folder else f"{prefix}lm_head.weight"
+    weights = Eagle3Weights(
+        embed_tokens=shared_or_own(folder, f"{prefix}embed_tokens.weight", target.embed_tokens, vocabulary, hidden),
+        hidden_norm=folder.weight(norm_name if norm_name in folder else f"{prefix}hidden_norm.weight", (hidden,)),
+        norm=folder.weight(f"{prefix}norm.weight", (hidden,)),
+        lm_head=shared_or_own(folder, lm_head_name, target.lm_head, config.draft_vocab_size, hidden),
+        fc=fc,
+        fc_bias=folder.optional_weight(f"{prefix}fc.bias", (hidden,)),
+        input_norm=_norm_before_fc(folder, prefix, source, aux_size),
+        fc_norms=_fc_norms(folder, prefix, source, config),
+        draft_to_target=_draft_to_target(folder, config.draft_vocab_size, vocabulary),
+    )
+    return Eagle3Head(config, weights, layers, target.max_model_len)
+
+
+def _norm_before_fc(folder: CheckpointFolder, prefix: str, source: ConfigSource, aux_size: int) -> Tensor | None:
+    asked = source.boolean("norm_before_fc", source.section("eagle_config").boolean("norm_before_fc", False))
+    return folder.weight(f"{prefix}input_norm.weight", (aux_size,)) if asked else None
+
+
+def _fc_norms(folder: CheckpointFolder, prefix: str, source: ConfigSource, config: Eagle3Config) -> tuple[Tensor, ...]:
+    if not source.boolean("fc_norm", False):
+        return ()
+    names = [f"{prefix}fc_norm.{i}.weight" for i in range(len(config.aux_layers))]
+    return tuple(folder.weight(name, (config.target_hidden_size,)) for name in names)
+
+
+def _draft_to_target(folder: CheckpointFolder, draft_vocab_size: int, vocab_size: int) -> Tensor | None:
+    """`d2t` as int64 offsets: target id = draft id + d2t[draft id]. Every id must land in the target's vocabulary."""
+    if "d2t" not in folder:
+        if draft_vocab_size != vocab_size:
+            raise CheckpointError(
+                f"{folder.folder} drafts over {draft_vocab_size} tokens, the target has {vocab_size}, "
+                "and no 'd2t' tensor says which is which"
+            )
+        return None
+    folder.check_shape("d2t", (draft_vocab_size,))
+    offsets = folder.raw("d2t").to(torch.int64)
+    ids = torch.arange(draft_vocab_size) + offsets
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= vocab_size:
+        raise CheckpointError(
+            f"{folder.files['d2t']}: 'd2t' maps draft tokens to target ids {low} to {high}, the target has "
+            f"{vocab_size}; it should hold offsets (target id minus draft id)"
+        )
+    return None if not bool(offsets.any()) and draft_vocab_size == vocab_size else offsets.to(folder.device)

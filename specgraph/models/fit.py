@@ -1,0 +1,62 @@
+"""Whether a drafter fits its target: every mismatch is one error that names both sides' numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from specgraph.errors import CheckpointError
+from specgraph.models.checkpoint_folder import CheckpointFolder
+
+
+class TargetShape(Protocol):
+    """What a drafter must match."""
+
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+
+
+def check_same(what: str, drafter: int, target: int, source: str) -> None:
+    """Raise CheckpointError unless both numbers agree."""
+    if drafter != target:
+        raise CheckpointError(
+            f"{source}: this drafter was made for a target with {what} {drafter}, the target has {target}; "
+            "give the drafter that was trained for this target"
+        )
+
+
+def check_aux_layers(aux_layers: Sequence[int], target: TargetShape, source: str) -> None:
+    """Raise CheckpointError unless each aux layer is one of the target's: 0 (the embedding) to num_layers."""
+    outside = [k for k in aux_layers if not 0 <= k <= target.num_layers]
+    if outside:
+        raise CheckpointError(
+            f"{source}: the drafter takes the target's hidden states at layers {list(aux_layers)}, "
+            f"the target has layers 0 to {target.num_layers}"
+        )
+
+
+def shared_or_own(folder: CheckpointFolder, name: str, target_tensor: Tensor, rows: int, columns: int) -> Tensor:
+    """The drafter's own embedding or head [rows, columns], or the target's tensor.
+
+    The target's is taken when the folder has none, or one that is the same bit for bit (which would cost memory twice).
+
+    Raises:
+        CheckpointError: the folder has none and the target's has another shape.
+    """
+    own = folder.optional_weight(name, (rows, columns))
+    if own is None:
+        if tuple(target_tensor.shape) != (rows, columns):
+            raise CheckpointError(
+                f"{folder.folder} has no {name!r}, and the target's cannot stand in: "
+                f"it has shape {list(target_tensor.shape)}, the drafter needs {[rows, columns]}"
+            )
+        return target_tensor
+    same = own.shape == target_tensor.shape and own.dtype == target_tensor.dtype and torch.equal(own, target_tensor)
+    return target_tensor if same else own

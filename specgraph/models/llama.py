@@ -1,0 +1,127 @@
+"""Llama-shaped targets: Llama 2 and 3, Mistral, Qwen2 and Qwen3 (per-head query and key norm)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from specgraph.attention import Attend, AttentionLayer
+from specgraph.models.checkpoint_folder import CheckpointFolder
+from specgraph.models.config import ModelConfig
+from specgraph.models.decoder_layer import (
+    DecoderLayer,
+    attention_block,
+    attention_layers,
+    load_decoder_layer,
+    mlp_block,
+)
+from specgraph.models.layers import add_rms_norm, embedding, linear, rms_norm
+from specgraph.models.protocol import TargetOutput
+
+
+class LlamaTarget:
+    """A causal language model in the Llama layout. Implements `Target`."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        embed_tokens: Tensor,
+        layers: Sequence[DecoderLayer],
+        norm: Tensor,
+        lm_head: Tensor,
+    ) -> None:
+        """embed_tokens and lm_head [vocab_size, hidden_size], one tensor when tied; norm [hidden_size]."""
+        self.config = config
+        self.embed_tokens = embed_tokens
+        self.layers = tuple(layers)
+        self.norm = norm
+        self.lm_head = lm_head
+        self._attention_layers = attention_layers(config, len(self.layers), embed_tokens.device)
+
+    @property
+    def attention_layers(self) -> Sequence[AttentionLayer]:
+        """One a decoder layer; the same rotary table in all."""
+        return self._attention_layers
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers; the largest aux layer id."""
+        return len(self.layers)
+
+    @property
+    def vocab_size(self) -> int:
+        """Columns of `logits`."""
+        return self.lm_head.shape[0]
+
+    @property
+    def hidden_size(self) -> int:
+        """Columns of the residual stream."""
+        return self.config.hidden_size
+
+    @property
+    def max_model_len(self) -> int:
+        """Positions in the rotary table."""
+        return self.config.max_position_embeddings
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of weights and hidden states."""
+        return self.embed_tokens.dtype
+
+    def forward(self, token_ids: Tensor, attend: Attend, aux_layers: Sequence[int] = ()) -> TargetOutput:
+        """token_ids int64 [T] -> hidden states; see `Target.forward` for `aux_layers`."""
+        eps = self.config.rms_norm_eps
+        residual = embedding(token_ids, self.embed_tokens)
+        entering = [residual]  # the residual stream that enters each layer, and last the one that leaves
+        update: Tensor | None = None
+        for index, layer in enumerate(self.layers):
+            assert layer.input_norm is not None
+            if update is None:
+                x = rms_norm(residual, layer.input_norm, eps)
+            else:
+                x, residual = add_rms_norm(update, residual, layer.input_norm, eps)
+                entering.append(residual)
+            x = attention_block(x, layer, self._attention_layers[index], index, attend, eps)
+            x, residual = add_rms_norm(x, residual, layer.post_norm, eps)
+            update = mlp_block(x, layer)
+        assert update is not None
+        hidden, residual = add_rms_norm(update, residual, self.norm, eps)
+        entering.append(residual)
+        if not aux_layers:
+            return TargetOutput(hidden, hidden)
+        return TargetOutput(hidden, torch.cat([entering[k] for k in aux_layers], dim=-1))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, hidden_size] -> [N, vocab_size]."""
+        return linear(hidden, self.lm_head)
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Everything that forward and logits read; the rotary table too."""
+        named = {"embed_tokens": self.embed_tokens, "norm": self.norm, "lm_head": self.lm_head}
+        for index, layer in enumerate(self.layers):
+            named.update(layer.named_tensors(f"layers.{index}"))
+        rotary = self._attention_layers[0].rotary
+        if rotary is not None:
+            named["rotary"] = rotary
+        return named
+
+
+def load_llama(folder: CheckpointFolder, config: ModelConfig, prefix: str = "model.") -> LlamaTarget:
+    """Read a target whose tensors are named `{prefix}layers.0...`, `{prefix}embed_tokens`, `{prefix}norm`, `lm_head`.
+
+    Raises:
+        CheckpointError: a missing tensor or one of another shape.
+    """
+    vocabulary = (config.vocab_size, config.hidden_size)
+    embed_tokens = folder.weight(f"{prefix}embed_tokens.weight", vocabulary)
+    # A tied checkpoint may still store lm_head, as a copy; an untied one must.
+    lm_head = embed_tokens if config.tie_word_embeddings else folder.weight("lm_head.weight", vocabulary)
+    return LlamaTarget(
+        config,
+        embed_tokens,
+        [load_decoder_layer(folder, f"{prefix}layers.{i}", config) for i in range(config.num_layers)],
+        folder.weight(f"{prefix}norm.weight", (config.hidden_size,)),
+        lm_head,
+    )

@@ -1,0 +1,84 @@
+"""Dense attention for models under test, and tiny random checkpoints written by transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from specgraph.attention import Attend, AttentionLayer
+
+DenseAttend = Callable[..., Attend]
+
+
+def rotated(x: Tensor, layer: AttentionLayer, positions: Tensor) -> Tensor:
+    """x [T, heads, head_dim], turned pairwise (i, i + head_dim / 2) by the layer's table."""
+    if layer.rotary is None:
+        return x
+    cos, sin = layer.rotary[positions].to(x.dtype).unsqueeze(1).chunk(2, dim=-1)
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+@pytest.fixture
+def dense_attend() -> DenseAttend:
+    """`dense_attend(layers, positions)`: one sequence, every row attends to rows at or before it (all if not causal).
+
+    `caches`, a dict, keeps rotated keys and values between calls, as a decode loop would.
+    """
+
+    def make(layers, positions: Tensor, caches: dict[int, tuple[Tensor, Tensor]] | None = None) -> Attend:
+        def attend(index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            layer = layers[index]
+            query, key = rotated(query, layer, positions), rotated(key, layer, positions)
+            if caches is not None:
+                if index in caches:
+                    key, value = torch.cat((caches[index][0], key)), torch.cat((caches[index][1], value))
+                caches[index] = (key, value)
+            repeat = layer.num_heads // layer.num_kv_heads
+            keys, values = key.repeat_interleave(repeat, dim=1), value.repeat_interleave(repeat, dim=1)
+            scores = torch.einsum("qhd,khd->hqk", query, keys) * layer.scale
+            if layer.causal:
+                rows, columns = query.shape[0], keys.shape[0]
+                visible = torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows)
+                scores = scores.masked_fill(~visible, float("-inf"))
+            return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
+
+        return attend
+
+    return make
+
+
+TINY = {
+    "vocab_size": 120,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+
+
+@pytest.fixture
+def random_model() -> Callable:
+    """`random_model(architecture, folder, **config)`: a transformers model with all weights random, saved to folder."""
+    transformers = pytest.importorskip("transformers")
+
+    def make(architecture: str, folder: Path, **config):
+        shard = config.pop("max_shard_size", "1GB")
+        torch.manual_seed(0)
+        model_class = getattr(transformers, f"{architecture}ForCausalLM")
+        settings = getattr(transformers, f"{architecture}Config")(**{**TINY, **config})
+        settings._attn_implementation = "eager"
+        model = model_class(settings).to(torch.float32).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():  # norms and biases start as ones and zeros: make them matter
+                parameter.normal_(0.0, 0.2) if parameter.dim() > 1 else parameter.add_(torch.randn_like(parameter) / 4)
+        model.save_pretrained(folder, max_shard_size=shard)
+        return model
+
+    return make

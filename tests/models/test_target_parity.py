@@ -1,0 +1,139 @@
+"""Target logits and hidden states against transformers, float32, random weights."""
+
+import pytest
+import torch
+
+from specgraph.models.load import load_target
+
+TOLERANCE = {"rtol": 0, "atol": 1e-4}
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+CASES = {
+    "llama, grouped queries": ("Llama", {}),
+    "llama, one key head": ("Llama", {"num_key_value_heads": 1}),
+    "llama, no grouping": ("Llama", {"num_key_value_heads": 4}),
+    "llama, tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama, own head size": ("Llama", {"head_dim": 16}),
+    "llama, biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama, other theta and eps": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}, "rms_norm_eps": 0.1},
+    ),
+    "llama 3 rope": ("Llama", {"rope_parameters": LLAMA3_ROPE}),
+    "linear rope": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}}),
+    "llama, sharded": ("Llama", {"max_shard_size": "30KB"}),
+    "mistral": ("Mistral", {"sliding_window": None, "head_dim": 8}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {"head_dim": 16}),
+    "qwen3, tied": ("Qwen3", {"head_dim": 8, "tie_word_embeddings": True}),
+}
+
+
+@pytest.mark.parametrize(("architecture", "config"), CASES.values(), ids=CASES.keys())
+@torch.no_grad()
+def test_logits_and_hidden_states_agree_with_transformers(architecture, config, tmp_path, random_model, dense_attend):
+    model = random_model(architecture, tmp_path, **config)
+    tokens = torch.randint(0, 120, (100,), generator=torch.Generator().manual_seed(1))
+    expected = model(tokens[None], output_hidden_states=True)
+
+    target = load_target(tmp_path)
+    attend = dense_attend(target.attention_layers, torch.arange(100))
+    out = target.forward(tokens, attend, aux_layers=(0, 2, 4))
+
+    torch.testing.assert_close(target.logits(out.hidden), expected.logits[0], **TOLERANCE)
+    # transformers' hidden state k is the stream entering layer k, for k below the number of layers.
+    states = torch.cat([expected.hidden_states[k][0] for k in (0, 2, 4)], dim=-1)
+    torch.testing.assert_close(out.aux_hidden, states, **TOLERANCE)
+    torch.testing.assert_close(out.hidden, expected.hidden_states[-1][0], **TOLERANCE)
+
+
+@torch.no_grad()
+def test_last_aux_layer_is_the_state_before_the_final_norm(tmp_path, random_model, dense_attend):
+    model = random_model("Llama", tmp_path)
+    seen = []
+    model.model.norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0][0]))
+    tokens = torch.arange(20)
+    model(tokens[None])
+    target = load_target(tmp_path)
+    out = target.forward(tokens, dense_attend(target.attention_layers, torch.arange(20)), aux_layers=(5,))
+    torch.testing.assert_close(out.aux_hidden, seen[0], **TOLERANCE)
+
+
+@torch.no_grad()
+def test_no_aux_layers_gives_the_final_hidden_state(tmp_path, random_model, dense_attend):
+    random_model("Llama", tmp_path)
+    target = load_target(tmp_path)
+    out = target.forward(torch.arange(9), dense_attend(target.attention_layers, torch.arange(9)))
+    assert torch.equal(out.aux_hidden, out.hidden)
+
+
+@torch.no_grad()
+def test_long_positions_agree_with_transformers(tmp_path, random_model, dense_attend):
+    """Positions far beyond the original context of the Llama 3 scaling, where a wrong frequency shows."""
+    model = random_model("Llama", tmp_path, rope_parameters=LLAMA3_ROPE, max_position_embeddings=4096)
+    tokens, positions = torch.arange(40), torch.arange(4000, 4040)
+    expected = model(tokens[None], position_ids=positions[None]).logits[0]
+    target = load_target(tmp_path)
+    out = target.forward(tokens, dense_attend(target.attention_layers, positions))
+    torch.testing.assert_close(target.logits(out.hidden), expected, **TOLERANCE)
+
+
+@torch.no_grad()
+def test_step_by_step_equals_all_at_once(tmp_path, random_model, dense_attend):
+    model = random_model("Qwen3", tmp_path, head_dim=16)
+    tokens = torch.arange(12)
+    expected = model(tokens[None]).logits[0]
+    target, caches, rows = load_target(tmp_path), {}, []
+    for i in range(12):
+        attend = dense_attend(target.attention_layers, torch.tensor([i]), caches)
+        rows.append(target.logits(target.forward(tokens[i : i + 1], attend).hidden))
+    torch.testing.assert_close(torch.cat(rows), expected, **TOLERANCE)
+
+
+def test_weights_names_every_tensor_that_forward_reads(tmp_path, random_model, dense_attend):
+    """Tensors that no operator of the pass produced must all be weights or inputs."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    random_model("Qwen2", tmp_path)
+    target = load_target(tmp_path)
+    tokens, positions = torch.arange(8), torch.arange(8)
+    known = {t.untyped_storage().data_ptr() for t in target.weights().values()}
+    known |= {tokens.untyped_storage().data_ptr(), positions.untyped_storage().data_ptr()}
+    foreign, alive = [], []
+
+    class Reads(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            for leaf in tree_leaves((args, kwargs or {})):
+                if isinstance(leaf, torch.Tensor) and leaf.untyped_storage().data_ptr() not in known:
+                    foreign.append(str(func))
+            result = func(*args, **(kwargs or {}))
+            for leaf in tree_leaves(result):
+                if isinstance(leaf, torch.Tensor):
+                    alive.append(leaf)  # keep it, so that no later tensor gets its address
+                    known.add(leaf.untyped_storage().data_ptr())
+            return result
+
+    with torch.no_grad(), Reads():
+        out = target.forward(tokens, dense_attend(target.attention_layers, positions), aux_layers=(1, 2))
+        target.logits(out.hidden)
+    assert foreign == []
+
+
+def test_dtype_and_max_model_len_are_honoured(tmp_path, random_model):
+    random_model("Llama", tmp_path)
+    target = load_target(tmp_path, dtype=torch.bfloat16, max_model_len=64)
+    assert target.dtype == torch.bfloat16
+    assert target.max_model_len == 64
+    rotary = target.attention_layers[0].rotary
+    assert rotary is not None
+    assert rotary.dtype == torch.float32
+    assert rotary.shape == (64, 8)
