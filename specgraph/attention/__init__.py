@@ -12,7 +12,14 @@ from specgraph.attention.interface import (
     bind,
     named_cache_tensors,
 )
-from specgraph.attention.metadata import NULL_BLOCK, NULL_SLOT, AttentionMetadata, HostLengths, allocate_metadata
+from specgraph.attention.metadata import (
+    NULL_BLOCK,
+    NULL_SLOT,
+    AttentionMetadata,
+    HostLengths,
+    allocate_block_table,
+    allocate_metadata,
+)
 from specgraph.attention.paged import PagedAttention, PagedHostAttention
 
 __all__ = [
@@ -30,6 +37,7 @@ __all__ = [
     "StepContext",
     "TaskKey",
     "UpdateSink",
+    "allocate_block_table",
     "allocate_metadata",
     "bind",
     "named_cache_tensors",

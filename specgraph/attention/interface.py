@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from specgraph.attention.metadata import AttentionMetadata, HostLengths
+from specgraph.platforms import TaskGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class TaskKey(NamedTuple):
 class UpdateSink(Protocol):
     """Collects, during capture, how to rewrite the host parameters of each captured op."""
 
-    def add(self, key: TaskKey, group: object, rewrite: Callable[[HostLengths], None]) -> None:
+    def add(self, key: TaskKey, group: TaskGroup, rewrite: Callable[[HostLengths], None]) -> None:
         """`rewrite` issues the op again, same tensors, with the given lengths."""
         ...
 

@@ -68,14 +68,23 @@ class AttentionMetadata:
         )
 
 
-def allocate_metadata(max_requests: int, query_len: int, max_blocks: int, device: torch.device) -> AttentionMetadata:
-    """Persistent metadata for uniform batches of up to `max_requests`, all rows inert (length 0, NULL_SLOT)."""
-    rows = max_requests * query_len
+def allocate_metadata(max_requests: int, query_len: int, block_table: Tensor) -> AttentionMetadata:
+    """Persistent metadata for uniform batches of up to `max_requests`, all rows inert (length 0, NULL_SLOT).
+
+    Args:
+        block_table: int32 [max_requests, max_blocks], shared with whoever fills it.
+    """
+    rows, device = max_requests * query_len, block_table.device
     return AttentionMetadata(
         query_start_loc=torch.arange(0, rows + 1, query_len, dtype=torch.int32, device=device),
         seq_lens=torch.zeros(max_requests, dtype=torch.int32, device=device),
         positions=torch.zeros(rows, dtype=torch.int64, device=device),
         slot_mapping=torch.full((rows,), NULL_SLOT, dtype=torch.int64, device=device),
-        block_table=torch.full((max_requests, max_blocks), NULL_BLOCK, dtype=torch.int32, device=device),
+        block_table=block_table,
         query_len=query_len,
     )
+
+
+def allocate_block_table(max_requests: int, max_blocks: int, device: torch.device) -> Tensor:
+    """int32 [max_requests, max_blocks], all NULL_BLOCK."""
+    return torch.full((max_requests, max_blocks), NULL_BLOCK, dtype=torch.int32, device=device)

@@ -1,0 +1,24 @@
+"""Draft programs, their lowerings to graphs, and the drafter that runs them."""
+
+from specgraph.drafting.batch import DraftTokens, ProposeBatch
+from specgraph.drafting.buffers import DraftBuffers, allocate_buffers
+from specgraph.drafting.config import DraftConfig
+from specgraph.drafting.drafter import Drafter
+from specgraph.drafting.lowering import Launch, Resolution, launches, resolve
+from specgraph.drafting.program import ChainProgram, DraftProgram, MakeAttend
+
+__all__ = [
+    "ChainProgram",
+    "DraftBuffers",
+    "DraftConfig",
+    "DraftProgram",
+    "DraftTokens",
+    "Drafter",
+    "Launch",
+    "MakeAttend",
+    "ProposeBatch",
+    "Resolution",
+    "allocate_buffers",
+    "launches",
+    "resolve",
+]

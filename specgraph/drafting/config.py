@@ -1,0 +1,74 @@
+"""What a drafter is asked to be, checked before anything touches the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from specgraph.errors import ConfigError
+from specgraph.graphs import capture_sizes
+
+LoweringChoice = Literal["auto", "eager", "piecewise", "step", "merged"]
+Fallback = Literal["error", "eager"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftConfig:
+    """Limits and choices of one drafter.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+
+    num_speculative_tokens: int
+    """K, draft tokens a propose."""
+    max_num_requests: int
+    """The largest batch."""
+    max_model_len: int
+    """Tokens of the longest request, prompt included."""
+    block_size: int = 16
+    """Tokens per KV block."""
+    capture_sizes: Sequence[int] | None = None
+    """Request counts to capture; a default ladder up to max_num_requests."""
+    lowering: LoweringChoice = "auto"
+    sampled: bool = False
+    """Draw drafts by temperature and keep their distributions; otherwise drafts are greedy."""
+    fallback: Fallback = "error"
+    """What to do with a batch larger than every captured size."""
+    check_inputs: bool = False
+    """Compare the addresses of all that a graph reads before every replay."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_speculative_tokens", 1), ("max_num_requests", 1), ("max_model_len", 2)):
+            if (value := getattr(self, name)) < least:
+                raise ConfigError(f"{name} must be at least {least}, got {value}")
+        if self.block_size < 1:
+            raise ConfigError(f"block_size must be at least 1, got {self.block_size}")
+        if self.num_speculative_tokens >= self.max_model_len:
+            raise ConfigError(
+                f"num_speculative_tokens is {self.num_speculative_tokens}, and max_model_len only {self.max_model_len}"
+            )
+        sizes = capture_sizes(self.max_num_requests, self.capture_sizes)
+        if self.fallback == "error" and self.lowering != "eager" and sizes[-1] < self.max_num_requests:
+            raise ConfigError(
+                f"the largest capture size is {sizes[-1]}, batches go up to max_num_requests = "
+                f"{self.max_num_requests}, and fallback is 'error'. Capture {self.max_num_requests} too, lower "
+                "max_num_requests, or allow fallback='eager'."
+            )
+
+    @property
+    def query_len(self) -> int:
+        """Rows per request in step 0: K + 1."""
+        return self.num_speculative_tokens + 1
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Request counts to capture, ascending."""
+        return capture_sizes(self.max_num_requests, self.capture_sizes)
+
+    @property
+    def max_blocks(self) -> int:
+        """Columns of the block table: room for every row that a padded pass can reach, so that lengths past
+        max_model_len read the null block and never past the table."""
+        return -(-(self.max_model_len + 2 * self.query_len) // self.block_size)

@@ -1,0 +1,270 @@
+"""The drafter: a head, its KV cache and its captured graphs on one platform.
+
+It needs no target. An engine hands over what its own round produced (`ProposeBatch`) and gets draft tokens; or it
+writes the buffers itself and calls `run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from specgraph.attention import (
+    Attend,
+    AttentionBackend,
+    AttentionMetadata,
+    HostLengths,
+    KVCache,
+    PagedAttention,
+    StepContext,
+    bind,
+    named_cache_tensors,
+)
+from specgraph.drafting.batch import DraftTokens, ProposeBatch, load_batch
+from specgraph.drafting.buffers import allocate_buffers
+from specgraph.drafting.config import DraftConfig
+from specgraph.drafting.host_lengths import draft_lengths
+from specgraph.drafting.lowering import Launch, launches, resolve
+from specgraph.drafting.program import ChainProgram, DraftProgram, MakeAttend
+from specgraph.errors import CapacityError, ConfigError
+from specgraph.graphs import BatchDescriptor, Dispatch, GraphRunner, Recording, StepLengths, dispatch
+from specgraph.models.protocol import DraftHead
+from specgraph.platforms import Platform
+
+
+class Drafter:
+    """Proposes K draft tokens for a batch of requests, through graphs captured once at start-up.
+
+    Not thread-safe: one propose at a time. Owns its graphs and buffers; the KV caches belong to the caller.
+    """
+
+    def __init__(
+        self,
+        head: DraftHead,
+        caches: Sequence[KVCache],
+        platform: Platform,
+        config: DraftConfig,
+        *,
+        attention: AttentionBackend | None = None,
+    ) -> None:
+        """
+        Args:
+            head: the draft model.
+            caches: one KV cache per attention layer of the head.
+            platform: where to run.
+            config: limits and choices.
+            attention: the attention backend; the core's paged attention with device parameters by default.
+
+        Raises:
+            ConfigError: the caches don't fit the head or the config.
+            UnsupportedError: the asked lowering is not possible on this platform.
+        """
+        _check_caches(head, caches, config)
+        self.head, self.caches, self.platform, self.config = head, tuple(caches), platform, config
+        self.attention: AttentionBackend = attention or PagedAttention()
+        self.resolution = resolve(config.lowering, platform.capabilities, self.attention.host_parameters)
+        self.program: DraftProgram = ChainProgram(head, self.attention, config)
+        self.buffers = allocate_buffers(
+            config,
+            aux_size=head.aux_size,
+            hidden_size=head.hidden_size,
+            draft_vocab_size=head.draft_vocab_size,
+            dtype=head.dtype,
+            device=platform.device,
+        )
+        self._launches = launches(self.resolution.lowering, self.program.num_steps)
+        self.runner: GraphRunner | None = None
+        if self.resolution.lowering != "eager":
+            self.runner = GraphRunner(platform, self.read_set, check_inputs=config.check_inputs)
+
+    def read_set(self) -> dict[str, Tensor]:
+        """Every persistent tensor that a draft graph may touch, by name."""
+        weights = {f"weights.{name}": tensor for name, tensor in self.head.weights().items()}
+        return weights | named_cache_tensors(self.caches, "kv_cache") | self.buffers.named_tensors()
+
+    def capture(self) -> None:
+        """Capture every size, largest first; does nothing in the eager lowering.
+
+        Raises:
+            CaptureError: a capture failed. With fallback 'eager' the caller may go on with a drafter whose lowering is
+                'eager'; nothing falls back by itself.
+        """
+        if self.runner is None:
+            return
+        self.buffers.num_sampled.zero_()  # warm-up really runs: every request is inert
+        self.buffers.step.seq_lens.zero_()
+        for size in reversed(self.config.sizes):
+            for launch in {launch.phase: launch for launch in self._launches}.values():
+                self.runner.capture(self._descriptor(launch, size), self._body(launch, size))
+
+    def propose(self, batch: ProposeBatch) -> DraftTokens:
+        """Draft K tokens for each request of `batch`.
+
+        Raises:
+            ConfigError: a tensor of the batch has the wrong shape; both shapes are named.
+            CapacityError: the batch is larger than max_num_requests, or than every captured size with fallback
+                'error'. Nothing was run.
+        """
+        plan = self.dispatch(batch.num_requests)
+        load_batch(self.buffers, batch)
+        self.run(plan, start_positions=batch.host_start_positions, num_sampled=batch.host_num_sampled)
+        n = batch.num_requests
+        probs = self.buffers.draft_probs
+        # The graph overwrites its outputs at the next replay, so what is handed out is a copy.
+        return DraftTokens(self.buffers.draft_token_ids[:n].clone(), None if probs is None else probs[:n].clone(), plan)
+
+    def dispatch(self, num_requests: int) -> Dispatch:
+        """The padded size that a batch runs at.
+
+        Raises:
+            CapacityError: as in `propose`.
+        """
+        if not 1 <= num_requests <= self.config.max_num_requests:
+            raise CapacityError(
+                f"a batch of {num_requests} requests: this drafter takes 1 to {self.config.max_num_requests} "
+                "(max_num_requests)"
+            )
+        # Eager pads too: matmuls change their last bit with the number of rows.
+        plan = dispatch("propose", num_requests, self.config.query_len, self.program.num_steps, self.config.sizes)
+        if not plan.captured and self.config.fallback == "error" and self.runner is not None:
+            raise CapacityError(f"{plan.reason}, and fallback is 'error'")
+        return plan
+
+    def run(
+        self,
+        plan: Dispatch,
+        *,
+        start_positions: Sequence[int] | None = None,
+        num_sampled: Sequence[int] | None = None,
+    ) -> None:
+        """Draft from what stands in the buffers; the result is in `buffers.draft_token_ids` until the next run.
+
+        The caller has made every request after its own inert (num_sampled 0) up to the padded size.
+
+        Args:
+            plan: from `dispatch`.
+            start_positions, num_sampled: the same numbers as in the buffers, one a real request; needed by attention
+                with host parameters (read from the device, which waits for it, where they are not given).
+        """
+        size = plan.descriptor.num_requests
+        lengths = self._lengths(size, start_positions, num_sampled)
+        for launch in self._launches:
+            captured = {c: lengths[s] for c, s in zip(launch.captured_steps, launch.steps, strict=True) if lengths}
+            if self.runner is not None and plan.captured:
+                self.runner.replay(self._descriptor(launch, size), captured)
+            else:
+                self._body(launch, size, captured)(None)
+
+    def prefill(
+        self, token_ids: Tensor, aux_hidden: Tensor, metadata: AttentionMetadata, lengths: HostLengths | None = None
+    ) -> None:
+        """Write the drafter's KV for prompt rows, eagerly; drafts nothing.
+
+        A prompt's last row is not prefilled: it enters the next propose as a request with num_sampled 1.
+
+        Args:
+            token_ids: int64 [T], the token after each row's position.
+            aux_hidden: [T, aux_size], the target's hidden states of the rows.
+            metadata: ragged or uniform, T rows.
+            lengths: for attention with host parameters.
+        """
+        if token_ids.shape[0] == 0:
+            return
+        context = StepContext(metadata, 0, lengths)
+        attend = bind(self.attention, self.head.attention_layers, self.caches, context)
+        self.head.forward(token_ids, self.head.combine(aux_hidden), attend)
+
+    def close(self) -> None:
+        """Release graphs and their memory."""
+        if self.runner is not None:
+            self.runner.close()
+
+    def _descriptor(self, launch: Launch, size: int) -> BatchDescriptor:
+        rows = 1 if launch.phase == "step" else self.config.query_len
+        return BatchDescriptor(launch.phase, size, rows, self.program.num_steps)
+
+    def _lengths(
+        self, size: int, start_positions: Sequence[int] | None, num_sampled: Sequence[int] | None
+    ) -> dict[int, HostLengths]:
+        if not self.attention.host_parameters:
+            return {}
+        counts: list[int] = list(num_sampled) if num_sampled is not None else self.buffers.num_sampled[:size].tolist()
+        starts = list(start_positions) if start_positions is not None else self.buffers.start_positions[:size].tolist()
+        live = max((i + 1 for i, count in enumerate(counts) if count > 0), default=0)
+        query_len = self.config.query_len
+        steps = range(self.program.num_steps)
+        return {s: draft_lengths(starts[:live], counts[:live], s, query_len, size) for s in steps}
+
+    def _body(self, launch: Launch, size: int, lengths: StepLengths | None = None) -> _Body:
+        return _Body(self, launch, size, lengths or {})
+
+
+@dataclass(frozen=True, slots=True)
+class _Body:
+    """The device work of one launch at one size: called with None to run, with a recording to be captured."""
+
+    drafter: Drafter
+    launch: Launch
+    size: int
+    lengths: StepLengths
+
+    def __call__(self, recording: Recording | None) -> None:
+        buffers = self.drafter.buffers.sliced(self.size)
+        make_attend = self._make_attend(recording)
+        for step in self.launch.captured_steps:
+            if step == 0:
+                self.drafter.program.first(buffers, make_attend)
+            else:
+                self.drafter.program.step(buffers, make_attend, step)
+
+    def _make_attend(self, recording: Recording | None) -> MakeAttend:
+        drafter = self.drafter
+        host = bool(drafter.attention.host_parameters)
+
+        def make_attend(metadata: AttentionMetadata, step: int) -> Attend:
+            lengths = self.lengths.get(step)
+            if host and lengths is None:  # warm-up and capture: every request inert
+                lengths = HostLengths([metadata.query_len] * self.size, [0] * self.size)
+            context = StepContext(metadata, step, lengths)
+            if recording is not None and drafter.resolution.lowering == "piecewise":
+                return _split_attend(drafter, recording, context)
+            if recording is not None and host:
+                context = replace(context, updates=recording.updates)
+            return bind(drafter.attention, drafter.head.attention_layers, drafter.caches, context)
+
+        return make_attend
+
+
+def _split_attend(drafter: Drafter, recording: Recording, context: StepContext) -> Attend:
+    """Attention between two graphs: its inputs and output stand at fixed addresses, the call itself is eager."""
+    layers, caches = drafter.head.attention_layers, drafter.caches
+
+    def attend(index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        out = torch.empty_like(query)
+
+        def call(lengths: StepLengths) -> None:
+            now = replace(context, lengths=lengths.get(context.step, context.lengths))
+            out.copy_(drafter.attention.forward(layers[index], index, query, key, value, caches[index], now))
+
+        recording.split(call)
+        return out
+
+    return attend
+
+
+def _check_caches(head: DraftHead, caches: Sequence[KVCache], config: DraftConfig) -> None:
+    if len(caches) != len(head.attention_layers):
+        raise ConfigError(
+            f"the drafter has {len(head.attention_layers)} attention layer(s), got {len(caches)} KV caches"
+        )
+    for layer, cache in zip(head.attention_layers, caches, strict=True):
+        wanted = (config.block_size, layer.num_kv_heads, layer.head_dim)
+        for name, tensor in (("key", cache.key), ("value", cache.value)):
+            if tuple(tensor.shape[1:]) != wanted:
+                raise ConfigError(
+                    f"the drafter's {name} cache is {list(tensor.shape)}; needed is [num_blocks, block_size, "
+                    f"num_kv_heads, head_dim] = [*, {', '.join(map(str, wanted))}]"
+                )

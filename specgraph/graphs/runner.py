@@ -1,0 +1,183 @@
+"""Captures bodies of device work by descriptor, and replays them.
+
+A captured body is a list of pieces: graphs, and between them calls that stay eager (attention, in the piecewise
+lowering). A full graph is the list of one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+
+from specgraph.attention import HostLengths
+from specgraph.errors import CaptureError
+from specgraph.graphs.descriptor import BatchDescriptor
+from specgraph.graphs.read_set import Fingerprint, ReadSet, ReadSetGuard, fingerprint
+from specgraph.graphs.update_plan import UpdatePlan
+from specgraph.platforms import Graph, GraphPool, Platform
+
+StepLengths = Mapping[int, HostLengths]
+"""Host lengths by draft step as captured; empty for attention with device parameters."""
+
+EagerPiece = Callable[[StepLengths], None]
+
+
+class Recording:
+    """An ongoing capture, as seen by the code being captured."""
+
+    def __init__(self, platform: Platform, pool: GraphPool, guard: ReadSetGuard, num_requests: int) -> None:
+        self.updates = UpdatePlan(platform, num_requests)
+        self.pieces: list[Graph | EagerPiece] = []
+        self._platform, self._pool, self._guard = platform, pool, guard
+        self._segment: AbstractContextManager[object] | None = None
+
+    def begin(self) -> None:
+        """Start a graph segment."""
+        graph = self._platform.graph(self._pool)
+        self.pieces.append(graph)
+        self._segment = self._capture(graph)
+        self._segment.__enter__()
+
+    def end(self, failed: bool = False) -> None:
+        """Finish the current segment, or abandon it with the exception being handled."""
+        segment, self._segment = self._segment, None
+        if segment is not None:
+            segment.__exit__(*(sys.exc_info() if failed else (None, None, None)))
+
+    def split(self, piece: EagerPiece) -> None:
+        """End the graph here, run `piece` eagerly at each replay, go on in a new graph."""
+        self.end()
+        self.pieces.append(piece)
+        self.begin()
+
+    @contextmanager
+    def _capture(self, graph: Graph) -> Generator[None]:
+        with graph.capture(), self._guard:
+            yield
+
+    def close(self) -> None:
+        """Drop the graphs captured so far."""
+        for piece in self.pieces:
+            if isinstance(piece, Graph):
+                piece.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """One descriptor's pieces, how to update them, and where what they read stood."""
+
+    pieces: tuple[Graph | EagerPiece, ...]
+    updates: UpdatePlan
+    inputs: Fingerprint
+
+    @property
+    def graphs(self) -> list[Graph]:
+        """The graphs among the pieces."""
+        return [piece for piece in self.pieces if isinstance(piece, Graph)]
+
+
+class GraphRunner:
+    """Owns the graphs of one model on one platform, all in one pool."""
+
+    def __init__(self, platform: Platform, reads: ReadSet, *, check_inputs: bool = False) -> None:
+        """
+        Args:
+            platform: where to capture.
+            reads: the persistent tensors that bodies may touch.
+            check_inputs: compare their addresses before every replay (a debugging aid; some microseconds each).
+        """
+        self._platform, self._reads, self._check_inputs = platform, reads, check_inputs
+        self._pool = platform.graph_pool()
+        self._captured: dict[BatchDescriptor, Captured] = {}
+        self.launches = 0
+        """Graph launches so far."""
+
+    def __contains__(self, descriptor: BatchDescriptor) -> bool:
+        return descriptor in self._captured
+
+    @property
+    def descriptors(self) -> list[BatchDescriptor]:
+        """What is captured, in order of capture."""
+        return list(self._captured)
+
+    @property
+    def graph_count(self) -> int:
+        """Live graphs."""
+        return sum(len(captured.graphs) for captured in self._captured.values())
+
+    def capture(self, descriptor: BatchDescriptor, body: Callable[[Recording | None], None]) -> None:
+        """Run `body(None)` once for warm-up on a side stream, then capture `body(recording)`.
+
+        The body must have its inputs inert (all rows padded) during capture: warm-up really runs.
+
+        Raises:
+            CaptureError: already captured, too many live graphs, or the platform refused. What was captured of this
+                descriptor is dropped; the platform is usable.
+            ReadSetError: the body touches a tensor that the read-set does not name.
+        """
+        if descriptor in self._captured:
+            raise CaptureError(f"{descriptor} is captured already")
+        limit = self._platform.capabilities.max_live_graphs
+        if limit is not None and self.graph_count >= limit:
+            raise CaptureError(
+                f"{descriptor}: platform '{self._platform.info.name}' holds at most {limit} graphs and this runner has "
+                f"{self.graph_count}; name fewer capture sizes"
+            )
+        named = self._reads()
+        guard = ReadSetGuard(named, self._platform.device)
+        recording = Recording(self._platform, self._pool, guard, descriptor.num_requests)
+        stream = self._platform.stream()
+        stream.wait_stream(self._platform.current_stream())
+        with self._platform.use(stream):
+            body(None)
+            try:
+                recording.begin()
+                body(recording)
+                recording.end()
+            except BaseException:
+                with ExitStack() as cleanup:
+                    cleanup.callback(recording.close)
+                    recording.end(failed=True)
+                raise
+        self._platform.current_stream().wait_stream(stream)
+        inputs = fingerprint(named, guard.touched)
+        self._captured[descriptor] = Captured(tuple(recording.pieces), recording.updates, inputs)
+
+    def replay(self, descriptor: BatchDescriptor, lengths: StepLengths | None = None) -> None:
+        """Launch what was captured for `descriptor`.
+
+        Args:
+            lengths: host lengths by captured step; exactly the captured steps for attention with host parameters.
+
+        Raises:
+            CaptureError: nothing is captured for it: capture never happens at request time.
+            StaleInputError: with `check_inputs`, a tensor it reads was reassigned or moved.
+            UpdateError: `lengths` does not fit; nothing was launched.
+        """
+        captured = self._captured.get(descriptor)
+        if captured is None:
+            raise CaptureError(f"{descriptor} was never captured; captured are: {', '.join(map(str, self._captured))}")
+        if self._check_inputs:
+            captured.inputs.check(self._reads(), str(descriptor))
+        updates = captured.updates
+        during = self._platform.capabilities.update_order == "during_replay"
+        if updates.keys and not during:
+            updates.apply(updates.for_steps(lengths or {}))
+        for piece in captured.pieces:
+            if isinstance(piece, Graph):
+                piece.replay()
+                self.launches += 1
+            else:
+                piece(lengths or {})
+        if updates.keys and during:
+            updates.apply(updates.for_steps(lengths or {}))
+
+    def close(self) -> None:
+        """Release the graphs and their pool."""
+        for captured in self._captured.values():
+            for graph in captured.graphs:
+                graph.close()
+        self._captured.clear()
+        self._pool.close()

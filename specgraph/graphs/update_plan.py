@@ -1,0 +1,90 @@
+"""Rewriting the host parameters of a captured graph: strict about what is rewritten, and with what.
+
+The field's usual way zips a list of values with a list of captured ops: a missing, extra or misspelt entry is dropped
+without a word and the graph replays with old lengths. Here values are keyed by (draft step, layer, op), and anything
+but an exact match is refused before the device is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from specgraph.attention import HostLengths, TaskKey
+from specgraph.errors import UpdateError
+from specgraph.platforms import Platform, TaskGroup
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    group: TaskGroup
+    rewrite: Callable[[HostLengths], None]
+
+
+@dataclass(frozen=True, slots=True)
+class UpdatePlan:
+    """The captured ops of one graph whose lengths are host parameters. Owned by whoever owns the graph."""
+
+    platform: Platform
+    num_requests: int
+    """Entries that every list of lengths must have: the padded request count of the graph."""
+    _tasks: dict[TaskKey, _Task] = field(default_factory=dict[TaskKey, _Task])
+
+    def add(self, key: TaskKey, group: TaskGroup, rewrite: Callable[[HostLengths], None]) -> None:
+        """Called by attention, in capture.
+
+        Raises:
+            UpdateError: `key` was captured before.
+        """
+        if key in self._tasks:
+            raise UpdateError(f"{_name(key)} was captured twice; give each captured op its own step, layer and op name")
+        self._tasks[key] = _Task(group, rewrite)
+
+    @property
+    def keys(self) -> Collection[TaskKey]:
+        """The captured ops, in capture order."""
+        return self._tasks.keys()
+
+    def only(self, steps: Collection[int]) -> UpdatePlan:
+        """The part of the plan that belongs to some draft steps."""
+        tasks = {key: task for key, task in self._tasks.items() if key.step in steps}
+        return UpdatePlan(self.platform, self.num_requests, tasks)
+
+    def for_steps(self, lengths: Mapping[int, HostLengths]) -> dict[TaskKey, HostLengths]:
+        """The same lengths for every layer of a step. Steps that the plan lacks stay in, so that `apply` refuses."""
+        known = {key.step for key in self._tasks}
+        values = {key: lengths[key.step] for key in self._tasks if key.step in lengths}
+        return values | {TaskKey(step, -1): value for step, value in lengths.items() if step not in known}
+
+    def apply(self, values: Mapping[TaskKey, HostLengths]) -> None:
+        """Rewrite every captured op of this plan once.
+
+        Raises:
+            UpdateError: a key is missing or unknown, or a list has the wrong number of entries or a negative one.
+                Nothing was rewritten.
+        """
+        missing = [key for key in self._tasks if key not in values]
+        unknown = [key for key in values if key not in self._tasks]
+        if missing or unknown:
+            parts = [f"no values for {', '.join(map(_name, missing))}"] if missing else []
+            parts += [f"values for {', '.join(map(_name, unknown))}, which the graph does not hold"] if unknown else []
+            raise UpdateError(f"update of a captured graph with {len(self._tasks)} ops: {'; '.join(parts)}")
+        for key, lengths in values.items():
+            self._check(key, lengths)
+        for key, task in self._tasks.items():
+            with self.platform.task_update(task.group):
+                task.rewrite(values[key])
+
+    def _check(self, key: TaskKey, lengths: HostLengths) -> None:
+        for what, entries in (("query_lens", lengths.query_lens), ("seq_lens", lengths.seq_lens)):
+            if len(entries) != self.num_requests:
+                raise UpdateError(
+                    f"{_name(key)}: {what} has {len(entries)} entries, the graph was captured for {self.num_requests} "
+                    "requests; pad with 0"
+                )
+            if any(entry < 0 for entry in entries):
+                raise UpdateError(f"{_name(key)}: {what} has a negative entry: {entries}")
+
+
+def _name(key: TaskKey) -> str:
+    return f"(step {key.step}, layer {key.layer}, {key.op})"
