@@ -5,7 +5,7 @@ from specgraph.drafting.buffers import DraftBuffers, allocate_buffers
 from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.drafter import Drafter
 from specgraph.drafting.lowering import Launch, Resolution, launches, resolve
-from specgraph.drafting.program import ChainProgram, DraftProgram, MakeAttend
+from specgraph.drafting.program import ChainProgram, DraftProgram
 
 __all__ = [
     "ChainProgram",
@@ -15,7 +15,6 @@ __all__ = [
     "DraftTokens",
     "Drafter",
     "Launch",
-    "MakeAttend",
     "ProposeBatch",
     "Resolution",
     "allocate_buffers",

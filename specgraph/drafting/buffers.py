@@ -66,15 +66,25 @@ class DraftBuffers:
 
     def sliced(self, num_requests: int) -> DraftBuffers:
         """The first `num_requests` requests: views of the same memory."""
-        rows = num_requests * self.first.query_len
-        per_row = {name: getattr(self, name)[:rows] for name in ("aux_hidden", "token_ids")}
-        metadata = {"first": self.first.sliced(num_requests), "step": self.step.sliced(num_requests)}
-        rest = {
-            field.name: value[:num_requests] if isinstance(value := getattr(self, field.name), Tensor) else value
-            for field in fields(self)
-            if field.name not in per_row and field.name not in metadata and field.name != "draft_step"
-        }
-        return DraftBuffers(**rest, **per_row, **metadata, draft_step=self.draft_step)
+        n, rows = num_requests, num_requests * self.first.query_len
+        return DraftBuffers(
+            sampled_token_ids=self.sampled_token_ids[:n],
+            num_sampled=self.num_sampled[:n],
+            start_positions=self.start_positions[:n],
+            aux_hidden=self.aux_hidden[:rows],
+            block_table=self.block_table[:n],
+            temperature=self.temperature[:n],
+            seeds=self.seeds[:n],
+            token_ids=self.token_ids[:rows],
+            last_rows=self.last_rows[:n],
+            first=self.first.sliced(n),
+            step=self.step.sliced(n),
+            step_token_ids=self.step_token_ids[:n],
+            hidden=self.hidden[:n],
+            draft_step=self.draft_step,
+            draft_token_ids=self.draft_token_ids[:n],
+            draft_probs=None if self.draft_probs is None else self.draft_probs[:n],
+        )
 
 
 def allocate_buffers(

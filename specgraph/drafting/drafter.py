@@ -7,20 +7,15 @@ writes the buffers itself and calls `run`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from specgraph.attention import (
-    Attend,
     AttentionBackend,
     AttentionMetadata,
     HostLengths,
     KVCache,
     PagedAttention,
-    StepContext,
-    bind,
     named_cache_tensors,
 )
 from specgraph.drafting.batch import DraftTokens, ProposeBatch, load_batch
@@ -28,9 +23,18 @@ from specgraph.drafting.buffers import allocate_buffers
 from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.host_lengths import draft_lengths
 from specgraph.drafting.lowering import Launch, launches, resolve
-from specgraph.drafting.program import ChainProgram, DraftProgram, MakeAttend
+from specgraph.drafting.program import ChainProgram, DraftProgram
 from specgraph.errors import CapacityError, ConfigError
-from specgraph.graphs import BatchDescriptor, Dispatch, GraphRunner, Recording, StepLengths, dispatch
+from specgraph.graphs import (
+    AttentionStack,
+    BatchDescriptor,
+    Body,
+    Dispatch,
+    GraphRunner,
+    Recording,
+    StepLengths,
+    dispatch,
+)
 from specgraph.models.protocol import DraftHead
 from specgraph.platforms import Platform
 
@@ -66,6 +70,7 @@ class Drafter:
         self.head, self.caches, self.platform, self.config = head, tuple(caches), platform, config
         self.attention: AttentionBackend = attention or PagedAttention()
         self.resolution = resolve(config.lowering, platform.capabilities, self.attention.host_parameters)
+        self.stack = AttentionStack(self.attention, head.attention_layers, self.caches)
         self.program: DraftProgram = ChainProgram(head, self.attention, config)
         self.buffers = allocate_buffers(
             config,
@@ -83,7 +88,7 @@ class Drafter:
     def read_set(self) -> dict[str, Tensor]:
         """Every persistent tensor that a draft graph may touch, by name."""
         weights = {f"weights.{name}": tensor for name, tensor in self.head.weights().items()}
-        return weights | named_cache_tensors(self.caches, "kv_cache") | self.buffers.named_tensors()
+        return {**weights, **named_cache_tensors(self.caches, "kv_cache"), **self.buffers.named_tensors()}
 
     def capture(self) -> None:
         """Capture every size, largest first; does nothing in the eager lowering.
@@ -173,8 +178,7 @@ class Drafter:
         """
         if token_ids.shape[0] == 0:
             return
-        context = StepContext(metadata, 0, lengths)
-        attend = bind(self.attention, self.head.attention_layers, self.caches, context)
+        attend = self.stack.eager({} if lengths is None else {0: lengths})(metadata, 0)
         self.head.forward(token_ids, self.head.combine(aux_hidden), attend)
 
     def close(self) -> None:
@@ -198,61 +202,24 @@ class Drafter:
         steps = range(self.program.num_steps)
         return {s: draft_lengths(starts[:live], counts[:live], s, query_len, size) for s in steps}
 
-    def _body(self, launch: Launch, size: int, lengths: StepLengths | None = None) -> _Body:
-        return _Body(self, launch, size, lengths or {})
+    def _body(self, launch: Launch, size: int, lengths: StepLengths | None = None) -> Body:
+        """The device work of one launch: called with None to run it, with a recording to have it captured."""
+        buffers = self.buffers.sliced(size)
 
-
-@dataclass(frozen=True, slots=True)
-class _Body:
-    """The device work of one launch at one size: called with None to run, with a recording to be captured."""
-
-    drafter: Drafter
-    launch: Launch
-    size: int
-    lengths: StepLengths
-
-    def __call__(self, recording: Recording | None) -> None:
-        buffers = self.drafter.buffers.sliced(self.size)
-        make_attend = self._make_attend(recording)
-        for step in self.launch.captured_steps:
-            if step == 0:
-                self.drafter.program.first(buffers, make_attend)
+        def body(recording: Recording | None) -> None:
+            if recording is None:
+                make_attend = self.stack.eager(lengths or {})
+            elif self.resolution.lowering == "piecewise":
+                make_attend = self.stack.split(recording)
             else:
-                self.drafter.program.step(buffers, make_attend, step)
+                make_attend = self.stack.captured(recording)
+            for step in launch.captured_steps:
+                if step == 0:
+                    self.program.first(buffers, make_attend)
+                else:
+                    self.program.step(buffers, make_attend, step)
 
-    def _make_attend(self, recording: Recording | None) -> MakeAttend:
-        drafter = self.drafter
-        host = bool(drafter.attention.host_parameters)
-
-        def make_attend(metadata: AttentionMetadata, step: int) -> Attend:
-            lengths = self.lengths.get(step)
-            if host and lengths is None:  # warm-up and capture: every request inert
-                lengths = HostLengths([metadata.query_len] * self.size, [0] * self.size)
-            context = StepContext(metadata, step, lengths)
-            if recording is not None and drafter.resolution.lowering == "piecewise":
-                return _split_attend(drafter, recording, context)
-            if recording is not None and host:
-                context = replace(context, updates=recording.updates)
-            return bind(drafter.attention, drafter.head.attention_layers, drafter.caches, context)
-
-        return make_attend
-
-
-def _split_attend(drafter: Drafter, recording: Recording, context: StepContext) -> Attend:
-    """Attention between two graphs: its inputs and output stand at fixed addresses, the call itself is eager."""
-    layers, caches = drafter.head.attention_layers, drafter.caches
-
-    def attend(index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        out = torch.empty_like(query)
-
-        def call(lengths: StepLengths) -> None:
-            now = replace(context, lengths=lengths.get(context.step, context.lengths))
-            out.copy_(drafter.attention.forward(layers[index], index, query, key, value, caches[index], now))
-
-        recording.split(call)
-        return out
-
-    return attend
+        return body
 
 
 def _check_caches(head: DraftHead, caches: Sequence[KVCache], config: DraftConfig) -> None:

@@ -6,20 +6,17 @@ captured once and replayed, a step inside one merged graph, and an eager step ru
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from specgraph import kernels
-from specgraph.attention import Attend, AttentionBackend, AttentionMetadata
+from specgraph.attention import AttentionBackend
 from specgraph.drafting.buffers import DraftBuffers
 from specgraph.drafting.config import DraftConfig
+from specgraph.graphs import MakeAttend
 from specgraph.models.protocol import DraftHead
-
-MakeAttend = Callable[[AttentionMetadata, int], Attend]
-"""(metadata, draft step) -> the attend callable; the lowering decides what stands behind it."""
 
 
 class DraftProgram(Protocol):

@@ -1,18 +1,22 @@
 """Capturing bodies of device work once and replaying them: sizes, dispatch, updates, and the read-set guard."""
 
+from specgraph.graphs.attend import AttentionStack, MakeAttend
 from specgraph.graphs.capture_sizes import capture_sizes, padded_size
 from specgraph.graphs.descriptor import BatchDescriptor, Phase
 from specgraph.graphs.dispatch import Dispatch, dispatch
 from specgraph.graphs.read_set import Fingerprint, ReadSet, ReadSetGuard, fingerprint
-from specgraph.graphs.runner import Captured, GraphRunner, Recording, StepLengths
+from specgraph.graphs.runner import Body, Captured, GraphRunner, Recording, StepLengths
 from specgraph.graphs.update_plan import UpdatePlan
 
 __all__ = [
+    "AttentionStack",
     "BatchDescriptor",
+    "Body",
     "Captured",
     "Dispatch",
     "Fingerprint",
     "GraphRunner",
+    "MakeAttend",
     "Phase",
     "ReadSet",
     "ReadSetGuard",

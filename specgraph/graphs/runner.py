@@ -23,6 +23,9 @@ StepLengths = Mapping[int, HostLengths]
 
 EagerPiece = Callable[[StepLengths], None]
 
+Body = Callable[["Recording | None"], None]
+"""Device work: called with None it runs, with a recording it is being captured."""
+
 
 class Recording:
     """An ongoing capture, as seen by the code being captured."""
@@ -107,7 +110,7 @@ class GraphRunner:
         """Live graphs."""
         return sum(len(captured.graphs) for captured in self._captured.values())
 
-    def capture(self, descriptor: BatchDescriptor, body: Callable[[Recording | None], None]) -> None:
+    def capture(self, descriptor: BatchDescriptor, body: Body) -> None:
         """Run `body(None)` once for warm-up on a side stream, then capture `body(recording)`.
 
         The body must have its inputs inert (all rows padded) during capture: warm-up really runs.

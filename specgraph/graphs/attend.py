@@ -1,0 +1,81 @@
+"""What stands behind `attend` in each way of running a body: eager, captured, captured with updates, or piecewise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from specgraph.attention import (
+    Attend,
+    AttentionBackend,
+    AttentionLayer,
+    AttentionMetadata,
+    HostLengths,
+    KVCache,
+    StepContext,
+    bind,
+)
+from specgraph.graphs.runner import Recording, StepLengths
+
+MakeAttend = Callable[[AttentionMetadata, int], Attend]
+"""(metadata, step) -> the attend callable of one forward pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionStack:
+    """A model's attention layers with the backend and caches they run on."""
+
+    backend: AttentionBackend
+    layers: Sequence[AttentionLayer]
+    caches: Sequence[KVCache]
+
+    def eager(self, lengths: StepLengths) -> MakeAttend:
+        """Run at once. `lengths` by step, for attention with host parameters; inert requests where they lack."""
+
+        def make_attend(metadata: AttentionMetadata, step: int) -> Attend:
+            return bind(self.backend, self.layers, self.caches, self._context(metadata, step, lengths))
+
+        return make_attend
+
+    def captured(self, recording: Recording) -> MakeAttend:
+        """Capture attention with the rest; host parameters are collected for updates."""
+
+        def make_attend(metadata: AttentionMetadata, step: int) -> Attend:
+            context = self._context(metadata, step, {})
+            if self.backend.host_parameters:
+                context = replace(context, updates=recording.updates)
+            return bind(self.backend, self.layers, self.caches, context)
+
+        return make_attend
+
+    def split(self, recording: Recording) -> MakeAttend:
+        """End the graph before each attention and go on in a new one after it: attention itself stays eager."""
+
+        def make_attend(metadata: AttentionMetadata, step: int) -> Attend:
+            return self._split(recording, self._context(metadata, step, {}))
+
+        return make_attend
+
+    def _split(self, recording: Recording, context: StepContext) -> Attend:
+        def attend(index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            out = torch.empty_like(query)  # in the graph's pool, at a fixed address, kept alive by `call`
+
+            def call(lengths: StepLengths) -> None:
+                now = replace(context, lengths=lengths.get(context.step, context.lengths))
+                layer, cache = self.layers[index], self.caches[index]
+                out.copy_(self.backend.forward(layer, index, query, key, value, cache, now))
+
+            recording.split(call)
+            return out
+
+        return attend
+
+    def _context(self, metadata: AttentionMetadata, step: int, lengths: StepLengths) -> StepContext:
+        if not self.backend.host_parameters:
+            return StepContext(metadata, step)
+        requests = metadata.num_requests
+        inert = HostLengths([metadata.query_len] * requests, [0] * requests)
+        return StepContext(metadata, step, lengths.get(step, inert))
