@@ -12,64 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from specgraph.models.load import drafter_format, load_drafter, load_target
 
-H, INNER, V, DRAFT_V, HEADS, KV_HEADS, DIM = 32, 40, 120, 48, 4, 2, 12
-
-
-def write_head(folder, generator_seed=3, own_embedding=False, drop=(), **config):
-    """A head in the authors' layout: `midlayer.*`, `d2t` offsets, `t2d` mask."""
-    g = torch.Generator().manual_seed(generator_seed)
-
-    def random(*shape, scale=0.2):
-        return torch.randn(*shape, generator=g) * scale
-
-    def norm(size):
-        return 1 + random(size)
-
-    tensors = {
-        "midlayer.self_attn.q_proj.weight": random(HEADS * DIM, 2 * H),
-        "midlayer.self_attn.k_proj.weight": random(KV_HEADS * DIM, 2 * H),
-        "midlayer.self_attn.v_proj.weight": random(KV_HEADS * DIM, 2 * H),
-        "midlayer.self_attn.o_proj.weight": random(H, HEADS * DIM),
-        "midlayer.mlp.gate_proj.weight": random(INNER, H),
-        "midlayer.mlp.up_proj.weight": random(INNER, H),
-        "midlayer.mlp.down_proj.weight": random(H, INNER),
-        "midlayer.hidden_norm.weight": norm(H),
-        "midlayer.input_layernorm.weight": norm(H),
-        "midlayer.post_attention_layernorm.weight": norm(H),
-        "norm.weight": norm(H),
-        "fc.weight": random(H, 3 * H),
-        "lm_head.weight": random(DRAFT_V, H),
-    }
-    chosen = torch.randperm(V, generator=g)[:DRAFT_V].sort().values
-    tensors["d2t"] = chosen - torch.arange(DRAFT_V)
-    tensors["t2d"] = torch.zeros(V, dtype=torch.bool).index_fill(0, chosen, True)
-    if own_embedding:
-        tensors["embed_tokens.weight"] = random(V, H)
-    if config.get("norm_before_fc"):
-        tensors["input_norm.weight"] = norm(3 * H)
-    if config.get("fc_norm"):
-        tensors.update({f"fc_norm.{i}.weight": norm(H) for i in range(3)})
-    for name in drop:
-        del tensors[name]
-    settings = {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        "hidden_size": H,
-        "intermediate_size": INNER,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "head_dim": DIM,
-        "num_hidden_layers": 1,
-        "vocab_size": V,
-        "draft_vocab_size": DRAFT_V,
-        "rms_norm_eps": 1e-3,
-        "rope_theta": 1000.0,
-        "max_position_embeddings": 64,
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({**settings, **config}))
-    save_file(tensors, folder / "model.safetensors")
-    return chosen
+V, DRAFT_V, HEADS, KV_HEADS, DIM = 120, 48, 4, 2, 12
 
 
 class Reference:
@@ -139,10 +82,10 @@ VARIANTS = {
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
 @torch.no_grad()
-def test_chain_of_drafts_agrees_with_the_reference(variant, tmp_path, random_model, dense_attend):
+def test_chain_of_drafts_agrees_with_the_reference(variant, tmp_path, random_model, dense_attend, write_eagle3):
     """A prompt's rows at once, then four steps of one row, each feeding the carried hidden state."""
     random_model("Llama", tmp_path / "target")
-    write_head(tmp_path / "head", **variant)
+    write_eagle3(tmp_path / "head", **variant)
     target = load_target(tmp_path / "target")
     head = load_drafter(tmp_path / "head", target)
     tokens = torch.randint(0, V, (14,), generator=torch.Generator().manual_seed(5))
@@ -170,9 +113,9 @@ def test_chain_of_drafts_agrees_with_the_reference(variant, tmp_path, random_mod
         carry = out.carry
 
 
-def test_vocabulary_offsets_lead_to_the_chosen_target_tokens(tmp_path, random_model):
+def test_vocabulary_offsets_lead_to_the_chosen_target_tokens(tmp_path, random_model, write_eagle3):
     random_model("Llama", tmp_path / "target")
-    chosen = write_head(tmp_path / "head")
+    chosen = write_eagle3(tmp_path / "head")
     head = load_drafter(tmp_path / "head", load_target(tmp_path / "target"))
     assert head.draft_vocab_size == DRAFT_V
     assert head.draft_to_target is not None
@@ -180,12 +123,12 @@ def test_vocabulary_offsets_lead_to_the_chosen_target_tokens(tmp_path, random_mo
     assert torch.equal(torch.arange(DRAFT_V) + head.draft_to_target, chosen)
 
 
-def test_embedding_is_shared_unless_it_differs(tmp_path, random_model):
+def test_embedding_is_shared_unless_it_differs(tmp_path, random_model, write_eagle3):
     random_model("Llama", tmp_path / "target")
     target = load_target(tmp_path / "target")
-    write_head(tmp_path / "without")
-    write_head(tmp_path / "own", own_embedding=True)
-    write_head(tmp_path / "copy")
+    write_eagle3(tmp_path / "without")
+    write_eagle3(tmp_path / "own", own_embedding=True)
+    write_eagle3(tmp_path / "copy")
     tensors = load_file(tmp_path / "copy/model.safetensors")
     save_file({**tensors, "embed_tokens.weight": target.embed_tokens.clone()}, tmp_path / "copy/model.safetensors")
 
@@ -197,6 +140,6 @@ def test_embedding_is_shared_unless_it_differs(tmp_path, random_model):
     assert embedding("own").data_ptr() != target.embed_tokens.data_ptr()
 
 
-def test_format_says_what_it_found(tmp_path):
-    write_head(tmp_path)
+def test_format_says_what_it_found(tmp_path, write_eagle3):
+    write_eagle3(tmp_path)
     assert str(drafter_format(tmp_path)) == "eagle3 in the eagle layout (architectures names LlamaForCausalLMEagle3)"

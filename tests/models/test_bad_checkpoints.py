@@ -1,0 +1,218 @@
+"""Bad folders: one clear error each, which names the file, the tensor or key, and both sides' numbers."""
+
+import json
+import re
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specgraph.errors import CheckpointError, ConfigError
+from specgraph.models.load import drafter_format, load_drafter, load_target
+
+
+@pytest.fixture
+def folder(tmp_path, random_model):
+    """A good target folder, to be broken."""
+    random_model("Llama", tmp_path / "target")
+    return tmp_path / "target"
+
+
+def change_config(folder, **changes):
+    path = folder / "config.json"
+    config = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({k: v for k, v in config.items() if v != "absent"}))
+
+
+def change_tensors(folder, **changes):
+    path = folder / "model.safetensors"
+    tensors = {**load_file(path), **{name.replace("__", "."): tensor for name, tensor in changes.items()}}
+    save_file({k: v for k, v in tensors.items() if v is not None}, path)
+
+
+def refuses(*words, error=CheckpointError):
+    return pytest.raises(error, match=".*".join(re.escape(word) for word in words))
+
+
+def test_no_such_folder(tmp_path):
+    with refuses("nowhere", "is not a folder"):
+        load_target(tmp_path / "nowhere")
+
+
+def test_no_config(folder):
+    (folder / "config.json").unlink()
+    with refuses("no config.json", "model.safetensors"):
+        load_target(folder)
+
+
+def test_config_is_not_json(folder):
+    (folder / "config.json").write_text("{")
+    with refuses("config.json", "JSON"):
+        load_target(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_type": "gpt2"}, ["model_type", "gpt2", "llama"]),
+        ({"hidden_size": "absent"}, ["hidden_size", "missing"]),
+        ({"hidden_size": "32"}, ["hidden_size", "integer", "'32'"]),
+        ({"num_hidden_layers": 0}, ["num_hidden_layers", "at least 1"]),
+        ({"num_key_value_heads": 3}, ["num_key_value_heads", "3", "4"]),
+        ({"head_dim": 7}, ["head_dim", "7", "even"]),
+        ({"hidden_act": "gelu"}, ["hidden_act", "gelu"]),
+        ({"rms_norm_eps": -1}, ["rms_norm_eps", "positive"]),
+        ({"tie_word_embeddings": "no"}, ["tie_word_embeddings", "true or false"]),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2}}, ["rope_type", "dynamic", "llama3"]),
+        ({"rope_parameters": None, "rope_scaling": {"type": "linear"}}, ["rope_scaling", "factor", "missing"]),
+        ({"dtype": "int8"}, ["dtype", "int8", "bfloat16"]),
+        ({"quantization_config": {"quant_method": "awq"}}, ["quantization_config", "awq", "unquantised"]),
+        ({"compression_config": {"format": "pack-quantized"}}, ["compression_config", "pack-quantized"]),
+        ({"hidden_size": 64}, ["model.embed_tokens.weight", "[120, 32]", "[120, 64]"]),
+        ({"num_hidden_layers": 6}, ["no tensor", "model.layers.5."]),
+    ],
+)
+def test_config_that_cannot_be_used(folder, changes, words):
+    change_config(folder, **changes)
+    with refuses(*words):
+        load_target(folder)
+
+
+@pytest.mark.parametrize("keep", [4, 1000, -10])
+def test_truncated_safetensors(folder, keep):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    with refuses("model.safetensors", "truncated"):
+        load_target(folder)
+
+
+def test_no_weights(folder):
+    (folder / "model.safetensors").unlink()
+    with refuses("no weights", "config.json"):
+        load_target(folder)
+
+
+def test_missing_tensor(folder):
+    change_tensors(folder, model__layers__3__mlp__down_proj__weight=None)
+    with refuses("no tensor 'model.layers.3.mlp.down_proj.weight'", "similar names"):
+        load_target(folder)
+
+
+def test_wrong_shape(folder):
+    change_tensors(folder, model__norm__weight=torch.ones(31))
+    with refuses("'model.norm.weight'", "[31]", "[32]"):
+        load_target(folder)
+
+
+def test_weights_that_are_not_floating_point(folder):
+    change_tensors(folder, lm_head__weight=torch.zeros(120, 32, dtype=torch.int8))
+    with refuses("lm_head.weight", "torch.int8", "quantised"):
+        load_target(folder)
+
+
+def test_missing_shard(tmp_path, random_model):
+    random_model("Llama", tmp_path, max_shard_size="30KB")
+    shard = sorted(tmp_path.glob("*.safetensors"))[1]
+    shard.unlink()
+    with refuses("index.json", shard.name, "not in the folder"):
+        load_target(tmp_path)
+
+
+def test_index_that_names_a_tensor_its_shard_lacks(tmp_path, random_model):
+    random_model("Llama", tmp_path, max_shard_size="30KB")
+    path = tmp_path / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"]["extra.weight"] = next(iter(index["weight_map"].values()))
+    path.write_text(json.dumps(index))
+    with refuses("extra.weight", "does not"):
+        load_target(tmp_path)
+
+
+def test_malformed_index(folder):
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": [1]}')
+    with refuses("index.json", "weight_map"):
+        load_target(folder)
+
+
+def test_several_safetensors_without_an_index(folder):
+    (folder / "model.safetensors").rename(folder / "a.safetensors")
+    (folder / "b.safetensors").write_bytes((folder / "a.safetensors").read_bytes())
+    with refuses("2 safetensors files", "index.json"):
+        load_target(folder)
+
+
+@pytest.mark.parametrize("length", [0, 129])
+def test_max_model_len_out_of_range(folder, length):
+    with refuses("max_model_len", str(length), "128", error=ConfigError):
+        load_target(folder, max_model_len=length)
+
+
+class TestDrafterThatDoesNotFit:
+    """Each names both sides' numbers."""
+
+    @pytest.fixture
+    def target(self, folder):
+        return load_target(folder)
+
+    @pytest.fixture
+    def head(self, tmp_path, write_eagle3):
+        write_eagle3(tmp_path / "head")
+        return tmp_path / "head"
+
+    def test_hidden_size(self, head, target):
+        change_config(head, target_hidden_size=64)
+        with refuses("hidden size 64", "32"):
+            load_drafter(head, target)
+
+    def test_vocabulary(self, head, target):
+        change_config(head, vocab_size=121)
+        with refuses("vocabulary 121", "120"):
+            load_drafter(head, target)
+
+    def test_aux_layers(self, head, target):
+        change_config(head, eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 2, 6]})
+        with refuses("[1, 2, 6]", "0 to 5"):
+            load_drafter(head, target)
+
+    def test_number_of_aux_layers(self, head, target):
+        change_config(head, eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 2]})
+        with refuses("fc.weight", "[32, 96]", "[32, 64]"):
+            load_drafter(head, target)
+
+    def test_draft_vocabulary(self, head, target):
+        change_config(head, draft_vocab_size=50)
+        with refuses("lm_head.weight", "[48, 32]", "[50, 32]"):
+            load_drafter(head, target)
+
+    def test_no_vocabulary_map(self, head, target):
+        change_tensors(head, d2t=None)
+        with refuses("48 tokens", "120", "d2t"):
+            load_drafter(head, target)
+
+    def test_vocabulary_map_with_ids_instead_of_offsets(self, head, target):
+        offsets = load_file(head / "model.safetensors")["d2t"]
+        change_tensors(head, d2t=torch.arange(48) + offsets)
+        with refuses("d2t", "120", "offsets"):
+            load_drafter(head, target)
+
+    def test_missing_tensor(self, head, target):
+        change_tensors(head, midlayer__hidden_norm__weight=None)
+        with refuses("no tensor", "hidden_norm.weight"):
+            load_drafter(head, target)
+
+    def test_quantised(self, head, target):
+        change_config(head, quantization_config={"quant_method": "gptq"})
+        with refuses("gptq"):
+            load_drafter(head, target)
+
+    def test_embedding_of_another_width_cannot_be_shared(self, head, target):
+        change_config(head, hidden_size=16, target_hidden_size=32)
+        with refuses("midlayer", "[48, 64]", "[48, 32]"):
+            load_drafter(head, target)
+
+    def test_not_a_drafter(self, folder, target, tmp_path):
+        change_config(folder, architectures=["Mystery"], model_type="mystery")
+        with refuses("no known drafter", "Mystery", "EAGLE-3"):
+            load_drafter(folder, target)
+        with refuses("no known drafter"):
+            drafter_format(folder)
