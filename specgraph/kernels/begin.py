@@ -108,7 +108,7 @@ def _begin_verify(
     query_len = draft_token_ids.shape[1] + 1
     live = start_positions >= 0
     rows = torch.cat([last_token_ids[:, None], draft_token_ids], dim=1)
-    token_ids.copy_(torch.where(live[:, None], rows, 0).flatten())
+    token_ids.copy_(torch.where(live[:, None], rows, 0).clamp(min=0).flatten())
     raw = start_positions[:, None] + torch.arange(query_len, device=live.device)
     positions.copy_(torch.where(live[:, None], raw, 0).clamp(0, max_model_len - 1).flatten())
     slot_mapping.copy_(slots_of(raw, block_table, live[:, None], max_model_len, block_size).flatten())
@@ -140,7 +140,7 @@ def begin_verify(
 
     Args:
         last_token_ids: int64 [R].
-        draft_token_ids: int64 [R, K]; K = 0 is plain decoding.
+        draft_token_ids: int64 [R, K]; K = 0 is plain decoding, -1 is no draft token (verification rejects it).
         start_positions: int64 [R]: position of the last token; negative makes the request inert.
         block_table: int32 [R, max_blocks].
         token_ids, positions, slot_mapping: int64 [R * (K + 1)], written.

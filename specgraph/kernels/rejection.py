@@ -52,7 +52,7 @@ def verify_greedy(
 
     Args:
         target_logits: [R * (K + 1), vocab]; row i of a request scores the token after its i-th row.
-        draft_token_ids: int64 [R, K].
+        draft_token_ids: int64 [R, K]; -1 is no draft token and is rejected.
         start_positions: int64 [R]; negative marks an inert request.
         sampled_token_ids: int64 [R, K + 1], written: accepted drafts, the target's token, then -1.
         num_sampled: int32 [R], written: accepted + 1; 0 for inert requests.
@@ -73,13 +73,14 @@ def _sampled(
 ) -> None:
     requests, steps = draft_token_ids.shape
     vocab = target_logits.shape[-1]
+    given, draft_token_ids = draft_token_ids >= 0, draft_token_ids.clamp(min=0)
     warm = temperature > 0
     logits = target_logits.float().view(requests, steps + 1, vocab)
     scaled = logits / torch.where(warm, temperature, 1.0)[:, None, None]
     p = torch.softmax(scaled, dim=-1)
     q = torch.zeros_like(p[:, :steps])
     if draft_probs is None:  # the drafter was greedy: all its mass is on the token it gave
-        q.scatter_(2, draft_token_ids[..., None], 1.0)
+        q.scatter_(2, draft_token_ids[..., None], given[..., None].float())
     elif draft_to_target is None:
         q.copy_(draft_probs)
     else:
@@ -99,7 +100,7 @@ def _sampled(
     best = logits.argmax(dim=-1)
     chosen = torch.where(warm[:, None], keys.argmax(dim=-1), best)
     accept = torch.where(warm[:, None], accept, best[:, :steps] == draft_token_ids)
-    _commit(accept, chosen, draft_token_ids, start_positions >= 0, sampled_token_ids, num_sampled)
+    _commit(accept & given, chosen, draft_token_ids, start_positions >= 0, sampled_token_ids, num_sampled)
 
 
 _sampled_op = define(

@@ -1,0 +1,269 @@
+"""The round: prefill who is new, verify, propose, read what came out. One user of `drafting/`.
+
+A round's device work needs nothing that the host learns in that round: the propose reads accepted counts and hidden
+states where the verify left them. The host reads the sampled tokens once, after both were launched.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from specgraph.attention import NULL_BLOCK, AttentionBackend, HostLengths, KVCache, PagedAttention
+from specgraph.decoding.blocks import BlockAllocator, allocate_caches
+from specgraph.decoding.metrics import AcceptanceMetrics
+from specgraph.decoding.request import Chunk, FinishReason, Generation, Request, Running
+from specgraph.decoding.sampling import sample_token
+from specgraph.decoding.target_runner import TargetRunner, VerifyOutputs, prompt_metadata
+from specgraph.drafting import DraftConfig, Drafter
+from specgraph.errors import CapacityError, ConfigError
+from specgraph.models.protocol import DraftHead, Target
+from specgraph.platforms import Platform
+
+
+class SpeculativeDecoder:
+    """Generates for batches of requests with a target and, optionally, a drafter.
+
+    Without a drafter it is plain decoding; with `query_len` K + 1 and no drafter it decodes one token a round at the
+    verify pass's shape, which is what speculative greedy output is compared with bit for bit.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        head: DraftHead | None,
+        platform: Platform,
+        config: DraftConfig,
+        *,
+        num_blocks: int | None = None,
+        query_len: int | None = None,
+        attention: AttentionBackend | None = None,
+        prefill_chunk: int = 512,
+    ) -> None:
+        """
+        Args:
+            config: limits and choices, for the target's graphs too.
+            num_blocks: KV blocks, shared by target and drafter block tables; enough for every request by default.
+            query_len: rows a request in a target pass: K + 1 with a drafter, 1 without, by default.
+            attention: for target and drafter; the core's paged attention by default.
+            prefill_chunk: prompt tokens a prefill pass.
+
+        Raises:
+            ConfigError: max_model_len is more than the target has positions for.
+            UnsupportedError: the asked lowering is not possible on this platform.
+        """
+        if config.max_model_len > target.max_model_len:
+            raise ConfigError(f"max_model_len {config.max_model_len} exceeds the target's {target.max_model_len}")
+        if prefill_chunk < 1:
+            raise ConfigError(f"prefill_chunk must be at least 1, got {prefill_chunk}")
+        self.platform, self.config, self.prefill_chunk = platform, config, prefill_chunk
+        per_request = -(-config.max_model_len // config.block_size)
+        self.allocator = BlockAllocator(num_blocks or 1 + per_request * config.max_num_requests)
+        backend = attention or PagedAttention()
+        self.drafter: Drafter | None = None
+        outputs, aux_layers, draft_vocab, vocab_map = None, (), None, None
+        if head is not None:
+            caches = self._caches(head)
+            self.drafter = Drafter(head, caches, platform, config, attention=backend)
+            b = self.drafter.buffers
+            outputs = VerifyOutputs(b.sampled_token_ids, b.num_sampled, b.aux_hidden)
+            aux_layers, draft_vocab, vocab_map = head.aux_layers, head.draft_vocab_size, head.draft_to_target
+        self.query_len = query_len or (config.query_len if head is not None else 1)
+        if head is not None and self.query_len != config.query_len:
+            raise ConfigError(f"with a drafter query_len is K + 1 = {config.query_len}, got {query_len}")
+        self.target = TargetRunner(
+            target,
+            self._caches(target),
+            platform,
+            config,
+            query_len=self.query_len,
+            aux_layers=aux_layers,
+            outputs=outputs,
+            draft_vocab_size=draft_vocab,
+            draft_to_target=vocab_map,
+            attention=backend,
+        )
+        self.metrics = AcceptanceMetrics(config.num_speculative_tokens if head is not None else 0)
+
+    def capture(self) -> None:
+        """Capture all graphs. Call once before generating; never happens at request time."""
+        self.target.capture()
+        if self.drafter is not None:
+            self.drafter.capture()
+
+    def generate(self, requests: Sequence[Request]) -> list[Generation]:
+        """Generate for all requests, in batches that shrink and grow as requests finish and join."""
+        results = [Generation() for _ in requests]
+        for chunk in self.stream(requests):
+            result = results[chunk.request]
+            result.token_ids += chunk.token_ids
+            result.finish_reason, result.message = chunk.finish_reason, chunk.message
+        return results
+
+    def stream(self, requests: Sequence[Request]) -> Iterator[Chunk]:
+        """As `generate`, giving each round's tokens as they come.
+
+        A request that can never fit is refused with a message while the others go on; one that doesn't fit now waits.
+        """
+        waiting: deque[tuple[int, Request]] = deque()
+        for index, request in enumerate(requests):
+            try:
+                self.check(request)
+                waiting.append((index, request))
+            except CapacityError as error:
+                yield Chunk(index, [], 0, "refused", str(error))
+        running: list[Running] = []
+        try:
+            while waiting or running:
+                fresh = self._admit(waiting, len(running))
+                yield from self._round(running, fresh)
+        finally:
+            for state in running:
+                self.allocator.free(state.blocks)
+
+    def check(self, request: Request) -> None:
+        """Raises CapacityError if the request can never run here."""
+        length = len(request.prompt_token_ids)
+        if length >= self.config.max_model_len:
+            raise CapacityError(
+                f"the prompt has {length} tokens; with max_model_len {self.config.max_model_len} it may have "
+                f"{self.config.max_model_len - 1}"
+            )
+        needed = self._blocks_needed(request)
+        if needed > self.allocator.capacity:
+            raise CapacityError(
+                f"the request may need {needed} KV blocks of {self.config.block_size} tokens and the cache has "
+                f"{self.allocator.capacity}: give the cache more blocks, or ask for fewer tokens"
+            )
+
+    def close(self) -> None:
+        """Release graphs and their memory."""
+        self.target.close()
+        if self.drafter is not None:
+            self.drafter.close()
+
+    def _caches(self, model: Target | DraftHead) -> list[KVCache]:
+        c = self.config
+        blocks = self.allocator.num_blocks
+        return allocate_caches(model.attention_layers, blocks, c.block_size, model.dtype, self.platform.device)
+
+    def _blocks_needed(self, request: Request) -> int:
+        """All that the request can ever touch, so that it never runs out midway."""
+        reach = len(request.prompt_token_ids) + request.max_tokens + 2 * self.query_len
+        return -(-min(reach, self.config.max_model_len) // self.config.block_size)
+
+    def _admit(self, waiting: deque[tuple[int, Request]], num_running: int) -> list[Running]:
+        """Prefill waiting requests, in order, while rows and blocks last."""
+        fresh: list[Running] = []
+        while waiting and num_running + len(fresh) < self.config.max_num_requests:
+            index, request = waiting[0]
+            needed = self._blocks_needed(request)
+            if needed > self.allocator.num_free:
+                break
+            waiting.popleft()
+            state = Running(index, request, self.allocator.allocate(needed), list(request.prompt_token_ids))
+            self._prefill(state, row=num_running + len(fresh))
+            fresh.append(state)
+        return fresh
+
+    def _prefill(self, state: Running, row: int) -> None:
+        """Target and drafter KV of the prompt, and the first token; the prompt's last row is left to the propose."""
+        prompt, last = state.token_ids, len(state.token_ids) - 1
+        aux = logits = None
+        for start in range(0, len(prompt), self.prefill_chunk):
+            chunk = prompt[start : start + self.prefill_chunk]
+            logits, aux = self.target.prefill(chunk, start, state.blocks)
+            if self.drafter is not None:
+                count = min(len(chunk), last - start)
+                following = torch.tensor(prompt[start + 1 : start + 1 + count], dtype=torch.int64)
+                metadata = prompt_metadata(start, count, state.blocks, self.config, self.platform.device)
+                lengths = HostLengths([count], [start + count])
+                self.drafter.prefill(following.to(self.platform.device), aux[:count], metadata, lengths)
+        assert logits is not None
+        assert aux is not None
+        token = sample_token(logits, state.request.temperature, state.request.seed, len(prompt))
+        state.token_ids.append(int(token))
+        if self.drafter is not None:
+            buffers, q = self.drafter.buffers, self.query_len
+            buffers.aux_hidden[row * q].copy_(aux[-1])
+
+    def _round(self, running: list[Running], fresh: list[Running]) -> Iterator[Chunk]:
+        self._verify(running)
+        rows = [*running, *fresh]
+        if self.drafter is not None:
+            self._propose(self.drafter, running, fresh)
+        sampled: list[list[int]] = self.target.buffers.sampled_token_ids[: len(running)].tolist()
+        counts: list[int] = self.target.buffers.num_sampled[: len(running)].tolist()
+        finished: list[Running] = []
+        for row, state in enumerate(rows):
+            state.row = row
+            if row < len(running):
+                tokens, accepted = sampled[row][: counts[row]], counts[row] - 1
+                if self.drafter is not None:
+                    self.metrics.observe(accepted)
+                state.token_ids += tokens
+            else:
+                tokens, accepted = state.token_ids[-1:], 0
+            chunk = self._finish(state, tokens, accepted)
+            if chunk.finish_reason is not None:
+                finished.append(state)
+                self.allocator.free(state.blocks)
+            yield chunk
+        running[:] = [state for state in rows if state not in finished]
+
+    def _verify(self, running: list[Running]) -> None:
+        if not running:
+            return
+        n, b, device = len(running), self.target.buffers, self.platform.device
+        b.last_token_ids[:n].copy_(torch.tensor([state.token_ids[-1] for state in running]))
+        starts = [state.position for state in running]
+        b.start_positions[:n].copy_(torch.tensor(starts))
+        self._write_blocks(b.block_table, running)
+        self._write_sampling(b.temperature, b.seeds, running)
+        if self.drafter is None:
+            b.draft_token_ids[:n].fill_(-1)
+        else:
+            rows = torch.tensor([state.row for state in running], device=device)
+            b.draft_token_ids[:n].copy_(self.drafter.buffers.draft_token_ids[rows])
+            if b.draft_probs is not None and self.drafter.buffers.draft_probs is not None:
+                b.draft_probs[:n].copy_(self.drafter.buffers.draft_probs[rows])
+        self.target.verify(n, starts)
+        self.metrics.rounds += 1
+
+    def _propose(self, drafter: Drafter, running: list[Running], fresh: list[Running]) -> None:
+        """Draft for the verified rows, where they stand, and for the fresh ones after them."""
+        n, m, b = len(running), len(running) + len(fresh), drafter.buffers
+        plan = drafter.dispatch(m)
+        starts = [state.position for state in running] + [state.position - 1 for state in fresh]
+        b.start_positions[:m].copy_(torch.tensor(starts))
+        if fresh:
+            b.sampled_token_ids[n:m, 0] = torch.tensor([s.token_ids[-1] for s in fresh]).to(self.platform.device)
+            b.num_sampled[n:m].fill_(1)
+        b.num_sampled[m : plan.descriptor.num_requests].zero_()
+        self._write_blocks(b.block_table, [*running, *fresh])
+        self._write_sampling(b.temperature, b.seeds, [*running, *fresh])
+        drafter.run(plan, start_positions=starts)
+
+    def _write_blocks(self, table: Tensor, states: Iterable[Running]) -> None:
+        width = table.shape[1]
+        rows = [state.blocks + [NULL_BLOCK] * (width - len(state.blocks)) for state in states]
+        table[: len(rows)].copy_(torch.tensor(rows, dtype=torch.int32))
+
+    def _write_sampling(self, temperature: Tensor, seeds: Tensor, states: Sequence[Running]) -> None:
+        if self.config.sampled:
+            temperature[: len(states)].copy_(torch.tensor([s.request.temperature for s in states]))
+            seeds[: len(states)].copy_(torch.tensor([s.request.seed for s in states]))
+
+    def _finish(self, state: Running, tokens: list[int], accepted: int) -> Chunk:
+        """Cut the round's tokens at a stop token or limit."""
+        room = state.request.max_tokens - (state.num_output - len(tokens))
+        room = min(room, self.config.max_model_len - (len(state.token_ids) - len(tokens)))
+        reason: FinishReason | None = "length" if len(tokens) >= room else None
+        for i, token in enumerate(tokens[:room]):
+            if token in state.request.stop_token_ids:
+                room, reason = i + 1, "stop"
+                break
+        return Chunk(state.index, tokens[:room], min(accepted, room), reason)

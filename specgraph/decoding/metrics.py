@@ -1,0 +1,42 @@
+"""How well drafting went, in vLLM's definitions.
+
+mean acceptance length = 1 + accepted / drafts (the target's own token counts);
+acceptance at position i = drafts whose token i was accepted / drafts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class AcceptanceMetrics:
+    """Counts over all requests and rounds."""
+
+    num_speculative_tokens: int
+    num_drafts: int = 0
+    """Verified drafts: one per request and round."""
+    accepted: list[int] = field(default_factory=list[int])
+    """Per position 0..K-1: drafts whose token there was accepted."""
+    rounds: int = 0
+    """Target passes over the batch, prefills not counted."""
+
+    def __post_init__(self) -> None:
+        if not self.accepted:
+            self.accepted = [0] * self.num_speculative_tokens
+
+    def observe(self, num_accepted: int) -> None:
+        """Count one verified draft."""
+        self.num_drafts += 1
+        for position in range(num_accepted):
+            self.accepted[position] += 1
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens a target pass and request, the target's own included; 1.0 before the first draft."""
+        return 1 + sum(self.accepted) / max(self.num_drafts, 1)
+
+    @property
+    def acceptance_per_position(self) -> list[float]:
+        """Of all drafts, the share whose i-th token was accepted."""
+        return [count / max(self.num_drafts, 1) for count in self.accepted]

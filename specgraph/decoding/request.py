@@ -1,0 +1,84 @@
+"""One generation request, what came of it, and what the decoder remembers of it meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from specgraph.errors import ConfigError
+
+FinishReason = Literal["stop", "length", "refused"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What to generate.
+
+    Raises:
+        ConfigError: the prompt is empty, or a number is out of range.
+    """
+
+    prompt_token_ids: Sequence[int]
+    max_tokens: int
+    """Tokens to generate at most."""
+    temperature: float = 0.0
+    """0 is greedy."""
+    seed: int = 0
+    """Sampling repeats for the same seed, whatever the batch."""
+    stop_token_ids: Sequence[int] = ()
+    """Generation ends after one of these."""
+
+    def __post_init__(self) -> None:
+        if not self.prompt_token_ids:
+            raise ConfigError("the prompt has no tokens")
+        if self.max_tokens < 1:
+            raise ConfigError(f"max_tokens must be at least 1, got {self.max_tokens}")
+        if not 0 <= self.temperature < float("inf"):
+            raise ConfigError(f"temperature must be 0 or a positive number, got {self.temperature}")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens that one round added to one request."""
+
+    request: int
+    """Index of the request in the call."""
+    token_ids: list[int]
+    num_accepted: int
+    """The first this many were draft tokens; the rest came from the target."""
+    finish_reason: FinishReason | None = None
+    message: str = ""
+    """Why a request was refused."""
+
+
+@dataclass(slots=True)
+class Generation:
+    """All that was generated for one request."""
+
+    token_ids: list[int] = field(default_factory=list[int])
+    finish_reason: FinishReason | None = None
+    message: str = ""
+
+
+@dataclass(slots=True)
+class Running:
+    """A request with KV blocks."""
+
+    index: int
+    request: Request
+    blocks: list[int]
+    token_ids: list[int]
+    """Prompt and output. The last one's KV is not in the cache yet."""
+    row: int = 0
+    """Row in the last propose: where its draft tokens are."""
+
+    @property
+    def position(self) -> int:
+        """Position of the last token: where the next target pass starts."""
+        return len(self.token_ids) - 1
+
+    @property
+    def num_output(self) -> int:
+        """Tokens generated so far."""
+        return len(self.token_ids) - len(self.request.prompt_token_ids)

@@ -1,0 +1,68 @@
+"""How Triton kernels are launched on one device: extra options, overlap with the kernel before, tile choices."""
+
+# pyright: basic, reportMissingImports=false
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import triton
+import triton.language as tl
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One choice of tile for a linear: output columns and input columns of a block, and how it is run."""
+
+    columns: int = 32
+    depth: int = 128
+    warps: int = 4
+    stages: int = 4
+    splits: int = 1
+    """Programs that share one tile of columns, each over a part of the input columns; their sums are added in order."""
+
+
+ChooseTile = Callable[[str, int, int, int], "Tile | None"]
+"""(kind of linear, padded rows, output columns, input columns) -> tile; None where a library matmul is faster."""
+
+
+def default_tile(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
+    """Tiles that are never bad on a device nobody tuned for."""
+    return Tile(columns=32 if rows <= 32 else 64, depth=128)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """What a device adds to every launch of these kernels."""
+
+    overlap: bool = False
+    """Start a kernel before the one before it has ended: it prefetches weights, then waits. The device must have the
+    two grid-dependency instructions of `start_next` and `wait_previous`."""
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Keyword arguments of every launch."""
+    tile: ChooseTile = default_tile
+    compute_units: int = 128
+    """Processors of the device: how far to split attention."""
+
+
+@triton.jit
+def start_next():
+    """Allow the next kernel in the stream to be scheduled already; it waits in `wait_previous` for this one's end."""
+    tl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def wait_previous():
+    """Wait until the kernel before has ended and its writes are visible. Everything it wrote is read after this."""
+    tl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def prefetch_lines(address):
+    """Ask for the cache lines at these addresses (int64), without waiting."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
+    )
