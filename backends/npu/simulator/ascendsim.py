@@ -1,0 +1,92 @@
+"""Load the simulated Ascend runtime into this process, and drive it from tests.
+
+    runtime = ascendsim.load("build", flavour="values", devices=2)   # before torch_npu is imported
+    import torch_npu
+    runtime.schedule(seed=3, delay_us=500, percent=20)
+    ...
+    assert runtime.report()["violations"] == []
+
+What a run on it proves: our calls drive the vendor's own adapter through a consistent protocol. What it can't prove:
+kernel numerics, speed, or that a real CANN accepts the same calls.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Flavour = Literal["values", "events"]
+"""`values` has aclrtValueWait/Write, which torch_npu builds its external events from; `events` hasn't."""
+
+_PRELOADED = ("ascendcl", "hccl", "acl_op_compiler", "ge_runner", "graph", "acl_tdt_channel", "opapi", "nnopbase")
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """The loaded runtime's control functions."""
+
+    library: ctypes.CDLL
+
+    def report(self) -> dict[str, Any]:
+        """`calls` per API since the last reset, live handles by kind, device bytes, streams used, violations."""
+        size = self.library.ascendsim_report(None, 0)
+        while True:
+            buffer = ctypes.create_string_buffer(size + 256)
+            needed = self.library.ascendsim_report(buffer, len(buffer))
+            if needed <= len(buffer):
+                return json.loads(buffer.value)
+            size = needed
+
+    def reset_report(self) -> None:
+        """Set all counters to 0 and forget the violations."""
+        self.library.ascendsim_reset_report()
+
+    def schedule(self, seed: int, delay_us: int = 500, percent: int = 20) -> None:
+        """From now on `percent` of all tasks wait up to `delay_us` first, and graph nodes run in any allowed order."""
+        self.library.ascendsim_schedule(ctypes.c_ulong(seed), delay_us, percent)
+
+    def hang_seconds(self, seconds: float) -> None:
+        """After how long without any progress a host wait is answered with an error."""
+        self.library.ascendsim_hang_seconds(ctypes.c_double(seconds))
+
+    def strict(self, on: bool) -> None:
+        """Whether breaches that real hardware lets pass are listed under `violations`."""
+        self.library.ascendsim_strict(int(on))
+
+    def clear_errors(self) -> None:
+        """Forget the sticky errors of all streams, as a reset of the device would."""
+        self.library.ascendsim_clear_errors()
+
+
+def environment(build: str | Path, flavour: Flavour = "values", **options: int | str) -> dict[str, str]:
+    """The environment variables for a process that shall find this runtime instead of CANN.
+
+    `options` become ASCENDSIM_<NAME>: devices, soc, streams, memory_mib, seed, delay_us, delay_percent,
+    hang_seconds, strict, trace.
+    """
+    root = Path(build).resolve() / flavour
+    if not (root / "done").exists():
+        raise FileNotFoundError(f"the simulated runtime is not built in {root}: make -C backends/npu/simulator")
+    return {
+        "ASCEND_HOME_PATH": str(root),
+        "ASCEND_OPP_PATH": str(root / "opp"),
+        "LD_LIBRARY_PATH": str(root / "lib64"),
+        **{f"ASCENDSIM_{name.upper()}": str(value) for name, value in options.items()},
+    }
+
+
+def load(build: str | Path, flavour: Flavour = "values", **options: int | str) -> Runtime:
+    """Load the runtime's libraries into this process. Call it before torch_npu is imported."""
+    variables = environment(build, flavour, **options)
+    variables.pop("LD_LIBRARY_PATH")  # too late for this process: the libraries are loaded by path below
+    os.environ.update(variables, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    import torch  # noqa: F401  # libopapi needs torch's libraries in the process
+
+    folder = Path(variables["ASCEND_HOME_PATH"]) / "lib64"
+    libraries = [ctypes.CDLL(str(folder / f"lib{name}.so"), mode=ctypes.RTLD_GLOBAL) for name in _PRELOADED]
+    libraries[0].ascendsim_report.restype = ctypes.c_size_t
+    return Runtime(libraries[0])
