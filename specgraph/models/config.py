@@ -190,6 +190,9 @@ def model_config(source: ConfigSource, default_architecture: str | None = None) 
         window, length = source.integer("sliding_window"), source.integer("max_position_embeddings")
         if window < length:
             raise source.fail("sliding_window", f"is {window}, below max_position_embeddings {length}: not supported")
+    layer_types = source.values.get("layer_types") or []
+    if any(kind != "full_attention" for kind in layer_types):
+        raise source.fail("layer_types", f"has {sorted(set(layer_types))}; only 'full_attention' is supported")
     hidden_size = source.integer("hidden_size")
     num_heads = source.integer("num_attention_heads")
     num_kv_heads = source.integer("num_key_value_heads", num_heads)

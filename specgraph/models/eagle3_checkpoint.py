@@ -19,14 +19,18 @@ def default_aux_layers(num_layers: int) -> tuple[int, int, int]:
     return (2, num_layers // 2, num_layers - 3)
 
 
-def eagle3_config(source: ConfigSource, target: TargetShape) -> Eagle3Config:
-    """Read the authors' `config.json`.
+def eagle3_config(
+    source: ConfigSource, layers: ConfigSource, target: TargetShape, norm_before_residual: bool = False
+) -> Eagle3Config:
+    """Read how a head uses the target from `source`, and the decoder's sizes from `layers`.
+
+    They are one file in the authors' layout. `norm_before_residual` is what a folder that does not say means.
 
     Raises:
         CheckpointError: a malformed key, or one that does not fit the target.
     """
     eagle = source.section("eagle_config")
-    model = model_config(source, default_architecture="llama")
+    model = model_config(layers, default_architecture="llama")
     aux_layers: tuple[int, ...] = ()
     if eagle.boolean("use_aux_hidden_state", True):
         listed = eagle.integers("eagle_aux_hidden_state_layer_ids")
@@ -39,7 +43,7 @@ def eagle3_config(source: ConfigSource, target: TargetShape) -> Eagle3Config:
         target_hidden_size=source.integer("target_hidden_size", target.hidden_size),
         draft_vocab_size=source.integer("draft_vocab_size", model.vocab_size),
         aux_layers=aux_layers,
-        norm_before_residual=source.boolean("norm_before_residual", False),
+        norm_before_residual=source.boolean("norm_before_residual", norm_before_residual),
         norm_output=source.boolean("norm_output", False),
     )
 

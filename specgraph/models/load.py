@@ -10,11 +10,17 @@ import torch
 from specgraph.errors import CheckpointError, ConfigError
 from specgraph.models.checkpoint_folder import CheckpointFolder, open_checkpoint
 from specgraph.models.config import ConfigSource, model_config, read_config, refuse_quantised
+from specgraph.models.eagle import load_eagle
 from specgraph.models.eagle3_checkpoint import eagle3_config, load_eagle3
 from specgraph.models.llama import LlamaTarget, load_llama
 from specgraph.models.protocol import DraftHead
+from specgraph.models.speculators_format import is_speculators, speculators_source
 
 _HOST = torch.device("cpu")
+
+
+ALGORITHMS = ("eagle", "eagle3")
+"""Drafters that `load_drafter` reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +28,16 @@ class DrafterFormat:
     """What a drafter's folder holds."""
 
     algorithm: str
-    """eagle3"""
+    """One of ALGORITHMS."""
     layout: str
-    """Whose names the folder uses: eagle (the authors'), speculators."""
+    """Whose names the folder uses: authors (of the algorithm), speculators."""
     evidence: str
     """What told so: a key of config.json, or tensors."""
+    num_speculative_tokens: int | None = None
+    """How many tokens the folder suggests to draft."""
 
     def __str__(self) -> str:
-        return f"{self.algorithm} in the {self.layout} layout ({self.evidence})"
+        return f"{self.algorithm}, {self.layout} layout ({self.evidence})"
 
 
 def load_target(
@@ -90,18 +98,36 @@ def load_drafter(folder: Path | str, target: LlamaTarget, dtype: torch.dtype | N
     source = read_config(folder)
     refuse_quantised(source)
     checkpoint = open_checkpoint(folder, target.embed_tokens.device, dtype or target.dtype)
-    _detect(source, checkpoint)
-    return load_eagle3(checkpoint, eagle3_config(source, target), target, source)
+    found = _detect(source, checkpoint)
+    speculators = speculators_source(source) if found.layout == "speculators" else None
+    layers = source if speculators is None else speculators.layers
+    refuse_quantised(layers)
+    if found.algorithm == "eagle":
+        return load_eagle(checkpoint, source, layers, target)
+    # A speculators folder that leaves the key out means true, as the engines that serve them read it.
+    config = eagle3_config(source, layers, target, norm_before_residual=speculators is not None)
+    return load_eagle3(checkpoint, config, target, source)
 
 
 def _detect(source: ConfigSource, checkpoint: CheckpointFolder) -> DrafterFormat:
+    if is_speculators(source):
+        speculators = speculators_source(source)
+        if speculators.algorithm not in ALGORITHMS:
+            raise source.fail(
+                "speculators_model_type", f"is {speculators.algorithm!r}; supported are {', '.join(ALGORITHMS)}"
+            )
+        evidence = f"speculators_model_type is {speculators.algorithm}"
+        return DrafterFormat(speculators.algorithm, "speculators", evidence, speculators.num_speculative_tokens)
     architectures = [str(name) for name in source.values.get("architectures") or []]
-    eagle3 = next((name for name in architectures if "eagle3" in name.lower()), None)
-    if eagle3 is not None:
-        return DrafterFormat("eagle3", "eagle", f"architectures names {eagle3}")
-    if "midlayer.mlp.down_proj.weight" in checkpoint:
-        return DrafterFormat("eagle3", "eagle", "tensors named midlayer.*")
+    for name in architectures:
+        if "eagle3" in name.lower():
+            return DrafterFormat("eagle3", "authors", f"architectures names {name}")
+    for name in ("midlayer.mlp.down_proj.weight", "model.midlayer.mlp.down_proj.weight"):
+        if name in checkpoint:
+            return DrafterFormat("eagle3", "authors", f"tensor {name}")
+    if "fc.weight" in checkpoint and "layers.0.mlp.down_proj.weight" in checkpoint and "norm.weight" not in checkpoint:
+        return DrafterFormat("eagle", "authors", "tensors fc and layers.0, no final norm")
     raise CheckpointError(
         f"{source.name}: no known drafter (architectures {architectures}, {len(checkpoint.files)} tensors, "
-        f"such as {', '.join(checkpoint.names()[:3])}); known: EAGLE-3"
+        f"such as {', '.join(checkpoint.names()[:3])}); known are {', '.join(ALGORITHMS)}"
     )

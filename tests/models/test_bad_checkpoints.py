@@ -212,7 +212,7 @@ class TestDrafterThatDoesNotFit:
 
     def test_not_a_drafter(self, folder, target, tmp_path):
         change_config(folder, architectures=["Mystery"], model_type="mystery")
-        with refuses("no known drafter", "Mystery", "EAGLE-3"):
+        with refuses("no known drafter", "Mystery", "eagle3"):
             load_drafter(folder, target)
         with refuses("no known drafter"):
             drafter_format(folder)

@@ -1,0 +1,159 @@
+"""The EAGLE-1 draft head (arXiv:2401.15077): a decoder layer over embedding and hidden state, fused by one matrix.
+
+The target's final hidden state is the first `hidden`; x = fc(cat(embed(token), hidden)); the first layer takes x
+without a norm; there is no final norm, so its output is both what the head reads and the next step's `hidden`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specgraph.attention import Attend, AttentionLayer
+from specgraph.models.checkpoint_folder import CheckpointFolder
+from specgraph.models.config import ConfigSource, ModelConfig, model_config
+from specgraph.models.decoder_layer import (
+    DecoderLayer,
+    attention_block,
+    attention_layers,
+    load_decoder_layer,
+    mlp_block,
+)
+from specgraph.models.fit import check_same, shared_or_own
+from specgraph.models.layers import add_rms_norm, embedding, linear
+from specgraph.models.llama import LlamaTarget
+from specgraph.models.protocol import DraftOutput
+
+
+@dataclass(frozen=True, slots=True)
+class EagleWeights:
+    """Tensors of a head beside its decoder layers."""
+
+    embed_tokens: Tensor
+    """[vocab_size, hidden_size]: the target's tensor when shared."""
+    fc: Tensor
+    """[hidden_size, 2 * hidden_size]"""
+    fc_bias: Tensor | None
+    lm_head: Tensor
+    """[vocab_size, hidden_size]: the target's."""
+
+
+class EagleHead:
+    """An EAGLE-1 drafter. Implements `DraftHead`."""
+
+    aux_layers: Sequence[int] = ()
+    """None: it takes the target's final hidden state."""
+    draft_to_target: Tensor | None = None
+    """It drafts over the target's vocabulary."""
+
+    def __init__(
+        self, config: ModelConfig, weights: EagleWeights, layers: Sequence[DecoderLayer], num_positions: int
+    ) -> None:
+        """num_positions: rows of the rotary table; the target's max_model_len."""
+        self.config = config
+        self.tensors = weights
+        self.layers = tuple(layers)
+        self._attention_layers = attention_layers(
+            config.with_max_position(num_positions), len(self.layers), weights.embed_tokens.device
+        )
+
+    @property
+    def attention_layers(self) -> Sequence[AttentionLayer]:
+        """Usually one."""
+        return self._attention_layers
+
+    @property
+    def hidden_size(self) -> int:
+        """Columns of `hidden` and `carry`; the target's too."""
+        return self.config.hidden_size
+
+    @property
+    def draft_vocab_size(self) -> int:
+        """Columns of `logits`."""
+        return self.tensors.lm_head.shape[0]
+
+    @property
+    def aux_size(self) -> int:
+        """Columns of the target's final hidden state."""
+        return self.config.hidden_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of weights and hidden states."""
+        return self.tensors.embed_tokens.dtype
+
+    def combine(self, aux_hidden: Tensor) -> Tensor:
+        """[T, hidden_size], taken as it is."""
+        return aux_hidden
+
+    def forward(self, token_ids: Tensor, hidden: Tensor, attend: Attend) -> DraftOutput:
+        """token_ids int64 [T] (the token after each row's position), hidden [T, hidden_size]."""
+        tensors, eps = self.tensors, self.config.rms_norm_eps
+        embedded = embedding(token_ids, tensors.embed_tokens)
+        residual = linear(torch.cat((embedded, hidden), dim=-1), tensors.fc, tensors.fc_bias)
+        x = residual
+        update: Tensor | None = None
+        for index, layer in enumerate(self.layers):
+            if update is not None:
+                assert layer.input_norm is not None
+                x, residual = add_rms_norm(update, residual, layer.input_norm, eps)
+            x = attention_block(x, layer, self._attention_layers[index], index, attend, eps)
+            x, residual = add_rms_norm(x, residual, layer.post_norm, eps)
+            update = mlp_block(x, layer)
+        assert update is not None
+        carry = residual + update
+        return DraftOutput(carry, carry)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, hidden_size] -> [N, vocab_size]."""
+        return linear(hidden, self.tensors.lm_head)
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Everything that the head reads, the rotary table too."""
+        tensors = self.tensors
+        named: dict[str, Tensor] = {
+            "embed_tokens": tensors.embed_tokens,
+            "fc": tensors.fc,
+            "lm_head": tensors.lm_head,
+        }
+        optional = {"fc_bias": tensors.fc_bias, "rotary": self._attention_layers[0].rotary}
+        named.update({name: tensor for name, tensor in optional.items() if tensor is not None})
+        for index, layer in enumerate(self.layers):
+            named.update(layer.named_tensors(f"layers.{index}"))
+        return named
+
+
+def load_eagle(folder: CheckpointFolder, head: ConfigSource, layers: ConfigSource, target: LlamaTarget) -> EagleHead:
+    """Read a head in the authors' layout (`fc`, `layers.0`) or that of speculators (`fusion_fc`, `transformer`).
+
+    Args:
+        folder: the checkpoint.
+        head, layers: where to read the head's own keys, and the decoder's sizes; the same file in the authors' layout.
+        target: the model it drafts for.
+
+    Raises:
+        CheckpointError: a missing tensor, one of another shape, or a head that does not fit the target.
+    """
+    config = model_config(layers, default_architecture="llama")
+    if head.boolean("layernorms", False):
+        raise head.fail("layernorms", "is true; EAGLE heads with extra layer norms are not supported")
+    hidden = config.hidden_size
+    check_same("hidden size", hidden, target.hidden_size, layers.name)
+    check_same("vocabulary", config.vocab_size, target.vocab_size, layers.name)
+    fc = "fusion_fc" if "fusion_fc.weight" in folder else "fc"
+    if "transformer.mlp.down_proj.weight" in folder:
+        names = ["transformer"]
+    else:
+        names = [f"layers.{i}" for i in range(config.num_layers)]
+    weights = EagleWeights(
+        embed_tokens=shared_or_own(folder, "embed_tokens.weight", target.embed_tokens, config.vocab_size, hidden),
+        fc=folder.weight(f"{fc}.weight", (hidden, 2 * hidden)),
+        fc_bias=folder.optional_weight(f"{fc}.bias", (hidden,)),
+        lm_head=shared_or_own(folder, "lm_head.weight", target.lm_head, config.vocab_size, hidden),
+    )
+    # The first layer's input norm is the identity; folders that still hold one never used it.
+    loaded = [load_decoder_layer(folder, name, config, input_norm=i > 0) for i, name in enumerate(names)]
+    return EagleHead(config, weights, loaded, target.max_model_len)
