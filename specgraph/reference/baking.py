@@ -1,0 +1,62 @@
+"""Tensors at fixed addresses: what a recorded op holds instead of the caller's tensors."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+
+def storage_at(address: int, nbytes: int) -> torch.UntypedStorage:
+    """A storage over `address` that owns nothing and keeps nothing alive."""
+    if nbytes == 0:
+        return torch.UntypedStorage(0)
+    return torch.frombuffer((ctypes.c_char * nbytes).from_address(address), dtype=torch.uint8).untyped_storage()
+
+
+def tensor_over(storage: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
+    """`like`'s shape, strides and dtype over `storage`; never an inference tensor, so any grad mode can write it."""
+    with torch.inference_mode(False), torch.no_grad():
+        return torch.empty(0, dtype=like.dtype, device="cpu").set_(
+            storage, like.storage_offset(), like.size(), like.stride()
+        )
+
+
+class Baker:
+    """Bakes tensors of one capture, one raw storage per address."""
+
+    def __init__(self) -> None:
+        self._storages: dict[tuple[int, int], torch.UntypedStorage] = {}
+
+    def bake(self, tensor: torch.Tensor, *, keep_grad: bool = False) -> torch.Tensor:
+        """An alias of `tensor` by address.
+
+        Args:
+            keep_grad: carry `requires_grad` over. Implementations of custom ops may call composite ops, and some of
+                those (matmul) choose their kernel by it, also where no gradient is recorded.
+        """
+        storage = tensor.untyped_storage()
+        key = storage.data_ptr(), storage.nbytes()
+        raw = self._storages.get(key)
+        if raw is None:
+            raw = self._storages[key] = storage_at(*key)
+        baked = tensor_over(raw, tensor)
+        return baked.requires_grad_() if keep_grad and tensor.requires_grad else baked
+
+
+def map_tensors(value: Any, f: Any) -> Any:
+    """`value` with `f` over every tensor in it. Lists and tuples are copied, so the caller may change theirs."""
+    if isinstance(value, torch.Tensor):
+        return f(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(map_tensors(v, f) for v in value)  # pyright: ignore
+    return value
+
+
+def tensors_in(*values: Any) -> list[torch.Tensor]:
+    """All tensors in nested lists and tuples, in order."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        map_tensors(value, found.append)
+    return found

@@ -1,0 +1,67 @@
+"""Shapes, strides, dtypes and aliasing of an op's results, without running it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import TreeSpec, tree_flatten
+
+from specgraph.reference.baking import map_tensors
+
+
+@dataclass(slots=True)
+class Inferred:
+    """What one call would return. `aliases[i]` is the index of the input that output i shares storage with."""
+
+    outputs: list[Any]
+    spec: TreeSpec
+    aliases: list[int | None]
+    is_same: list[bool]
+    """Whether output i is that input itself (in-place ops)."""
+    resized: int | None
+    """The index of an input whose storage the call would resize."""
+
+
+class Shapes:
+    """Shape inference by fake tensors. One fake mode, so repeated calls hit its cache."""
+
+    def __init__(self) -> None:
+        self._mode = FakeTensorMode()
+
+    def infer(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inferred:
+        """Run `func` on fakes of its arguments; raises what torch's fake tensor mode raises."""
+        storages: dict[int, torch.UntypedStorage] = {}
+        fakes: list[FakeTensor] = []
+
+        def fake(tensor: torch.Tensor) -> FakeTensor:
+            real = tensor.untyped_storage()
+            storage = storages.get(real._cdata)
+            if storage is None:
+                storage = storages[real._cdata] = torch.UntypedStorage(real.nbytes(), device="meta")
+            meta = torch.empty(0, dtype=tensor.dtype, device="meta")
+            meta.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+            fakes.append(FakeTensor(self._mode, meta, tensor.device))
+            return fakes[-1]
+
+        with torch.inference_mode(False), torch.no_grad():
+            fake_args = map_tensors(tuple(args), fake)
+            fake_kwargs = {k: map_tensors(v, fake) for k, v in kwargs.items()}
+            before = [f.untyped_storage().nbytes() for f in fakes]
+            with self._mode:
+                result = func(*fake_args, **fake_kwargs)
+            outputs, spec = tree_flatten(result)
+            owner = {f.untyped_storage()._cdata: i for i, f in reversed(list(enumerate(fakes)))}
+            aliases: list[int | None] = []
+            is_same: list[bool] = []
+            for out in outputs:
+                index = next((i for i, f in enumerate(fakes) if f is out), None)
+                is_same.append(index is not None)
+                if index is None and isinstance(out, torch.Tensor):
+                    index = owner.get(out.untyped_storage()._cdata)
+                aliases.append(index)
+            resized = next((i for i, f in enumerate(fakes) if f.untyped_storage().nbytes() != before[i]), None)
+        return Inferred(outputs, spec, aliases, is_same, resized)

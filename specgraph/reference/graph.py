@@ -1,0 +1,219 @@
+"""A captured graph: lists of prepared calls, and the checks before they run."""
+
+# pyright: reportPrivateUsage=false
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes, _pop_mode, _push_mode
+
+from specgraph.errors import CaptureError
+from specgraph.platforms.interface import ErrorMode, Graph, Stream
+from specgraph.reference.executor import bind
+from specgraph.reference.host_read import HostReadMode
+from specgraph.reference.inputs import Inputs
+from specgraph.reference.ordering import Access, Region
+from specgraph.reference.pool import CpuGraphPool
+from specgraph.reference.recorder import EventNode, Recorder
+from specgraph.reference.source import user_line
+from specgraph.reference.tasks import CpuTaskGroup, Task
+
+if TYPE_CHECKING:
+    from specgraph.reference.platform import CpuPlatform
+
+_numbers = itertools.count(1)
+
+
+@dataclass(slots=True)
+class Part:
+    """The calls between two external events. `accesses` is what other streams can conflict with."""
+
+    calls: list[Callable[[], Any]] = field(default_factory=list[Callable[[], Any]])
+    tasks: list[Task] = field(default_factory=list[Task])
+    accesses: list[Access] = field(default_factory=list[Access])
+    then: EventNode | None = None
+
+
+@dataclass(slots=True)
+class _Captured:
+    """What a finished capture leaves. The tasks hold the pool's blocks by address, the pool keeps them mapped."""
+
+    parts: list[Part]
+    groups: list[CpuTaskGroup]
+    inputs: Inputs
+    constants: list[torch.Tensor]
+    line: str
+
+
+class CpuGraph(Graph):
+    """Made by `CpuPlatform.graph()`."""
+
+    def __init__(self, platform: CpuPlatform, pool: CpuGraphPool, *, owns_pool: bool) -> None:
+        self._platform = platform
+        self._pool = pool
+        self._owns_pool = owns_pool
+        self._captured: _Captured | None = None
+        self._is_closed = False
+        self.number = next(_numbers)
+
+    def __repr__(self) -> str:
+        return f"graph {self.number}" + (f" (captured at {self._captured.line})" if self._captured else "")
+
+    @property
+    def pool(self) -> CpuGraphPool:
+        return self._pool
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    @property
+    def num_tasks(self) -> int:
+        """How many ops one replay runs."""
+        return sum(len(p.tasks) for p in self._captured.parts) if self._captured else 0
+
+    @contextmanager
+    def capture(self, *, stream: Stream | None = None, error_mode: ErrorMode = "thread_local") -> Iterator[None]:
+        """See `Graph.capture`. Without `stream`, a stream of the platform's own captures."""
+        if self._is_closed:
+            raise CaptureError(f"{self} is closed: make a new one with platform.graph()")
+        if self._captured is not None:
+            raise CaptureError(f"{self} already holds a capture: reset() it first")
+        line = user_line()
+        with self._platform.capturing(self._pool, stream, error_mode) as recorder:
+            try:
+                with _recording(recorder):
+                    yield
+                recorder.finish()
+                parts = _compile(recorder)
+            except BaseException:
+                recorder.nodes.clear()
+                for group in recorder.groups:
+                    group.is_live = False
+                recorder.close()
+                self._pool.release_graph()
+                raise
+            recorder.close()
+        self._captured = _Captured(parts, recorder.groups, recorder.inputs, recorder.constants, line)
+
+    def replay(self) -> None:
+        """See `Graph.replay`. Runs on this thread, in order; dispatch and function modes don't see it."""
+        captured = self._captured
+        if captured is None:
+            raise CaptureError(f"{self} holds no capture" + (": it is closed" if self._is_closed else ""))
+        platform = self._platform
+        platform.refuse_in_capture("graph.replay()")
+        if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
+                self._run(captured)
+        else:
+            self._run(captured)
+
+    def _run(self, captured: _Captured) -> None:
+        captured.inputs.check()
+        for group in captured.groups:
+            group.require_update()
+        stream = self._platform.current_stream()
+        with torch.inference_mode():
+            for number, part in enumerate(captured.parts):
+                self._platform.timeline.replay(self, number, part.accesses, stream)
+                for call in part.calls:
+                    call()
+                if part.then is not None:
+                    if part.then.kind == "record":
+                        part.then.event.fire(stream)
+                    else:
+                        part.then.event.require(stream, str(self))
+        for group in captured.groups:
+            group.is_updated = False
+
+    def reset(self) -> None:
+        """See `Graph.reset`. Tensors that came out of the capture keep their blocks."""
+        self._platform.refuse_in_capture("graph.reset()")
+        if self._captured is None:
+            return
+        for group in self._captured.groups:
+            group.is_live = False
+        self._platform.timeline.forget(self)
+        self._captured = None
+        self._pool.release_graph()
+
+    def close(self) -> None:
+        """See `Graph.close`. Closes its pool too, where it has one of its own."""
+        if self._is_closed:
+            return
+        self.reset()
+        self._is_closed = True
+        if self._owns_pool:
+            self._pool.close()
+
+    def __del__(self) -> None:
+        captured, self._captured = getattr(self, "_captured", None), None
+        if captured is not None:
+            self._platform.timeline.forget(self)
+            self._pool.release_graph()
+
+
+@contextmanager
+def _recording(recorder: Recorder) -> Iterator[None]:
+    """Put the recorder under all other modes: each of them sees every op once, and hands it down to the recorder."""
+    with ExitStack() as stack:
+        above = [_pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())]
+        try:
+            recorder.__enter__()
+        finally:
+            for mode in reversed(above):
+                _push_mode(mode)
+        stack.callback(_leave, recorder)
+        stack.enter_context(HostReadMode(recorder.invalidate))
+        yield
+
+
+def _leave(recorder: Recorder) -> None:
+    above: list[Any] = []
+    while (mode := _pop_mode()) is not recorder:
+        above.append(mode)
+    _push_mode(recorder)
+    recorder.__exit__(None, None, None)
+    for mode in reversed(above):
+        _push_mode(mode)
+
+
+def _compile(recorder: Recorder) -> list[Part]:
+    parts = [Part()]
+    for node in recorder.nodes:
+        if isinstance(node, EventNode):
+            parts[-1].then = node
+            parts.append(Part())
+            continue
+        task = node
+        count = len(task.func._schema.returns)
+        returns = task.returns
+        sequence = isinstance(returns, (list, tuple))
+        task.binding = bind(
+            task.func, task.args, task.kwargs, task.outputs, sequence, len(returns) if sequence else count
+        )
+        task.calls, task.place = parts[-1].calls, len(parts[-1].calls)
+        task.calls.append(task.binding.call(task.args, task.kwargs, task.outputs))
+        parts[-1].tasks.append(task)
+    for part in parts:
+        part.accesses = _outside(part.tasks, recorder.pool)
+    return parts
+
+
+def _outside(tasks: list[Task], pool: CpuGraphPool) -> list[Access]:
+    """The accesses that other work can see: those to living storages, and one to the pool as a whole."""
+    token = -id(pool)
+    whole = Access(Region(token, token, token + 1, (1,), (1,), 1), True, "a replay of a graph in the same pool")
+    found: dict[tuple[Region, bool], Access] = {}
+    for task in tasks:
+        for access in task.accesses:
+            if not pool.covers(access.region.start) or pool.allocated_by(access.region.base) is not None:
+                found.setdefault((access.region, access.write), access)
+        task.accesses = []
+    return [whole, *found.values()] if tasks else []

@@ -1,0 +1,63 @@
+"""Host reads that torch never dispatches on a CPU tensor, and so only a function mode can see.
+
+`.item()`, `bool(t)`, `nonzero` and boolean masks are dispatched; the recorder refuses those.
+"""
+
+# pyright: reportPrivateUsage=false
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from specgraph.errors import HostReadError
+from specgraph.reference.source import user_line
+
+_READS: dict[Any, str] = {
+    getattr(torch.Tensor, name): shown
+    for name, shown in {
+        "tolist": ".tolist()",
+        "numpy": ".numpy()",
+        "cpu": ".cpu()",
+        "__array__": "numpy.asarray()",
+        "__repr__": "printing (repr)",
+        "__format__": "printing (format)",
+        "__dlpack__": ".__dlpack__()",
+        "__reduce_ex__": "pickling or copying",
+        "__deepcopy__": "copy.deepcopy()",
+    }.items()
+    if hasattr(torch.Tensor, name)
+}
+
+
+def host_read_error(what: str) -> HostReadError:
+    return HostReadError(
+        f"{what} at {user_line()} reads a device value on the host, in a capture. Captured work has not run: there is "
+        f"no value to read. Keep the value in a tensor, or read it before the capture or after the replay"
+    )
+
+
+class HostReadMode(TorchFunctionMode):
+    """Raises HostReadError for host reads below the dispatcher's sight.
+
+    `.to("cpu")` is refused only as that literal: `.to(platform.device)` is how portable code stays where it is.
+    """
+
+    def __init__(self, report: Callable[[HostReadError], None]) -> None:
+        super().__init__()
+        self._report = report
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        what = _READS.get(func)
+        if func is torch.Tensor.to and "cpu" in (args[1] if len(args) > 1 else None, kwargs.get("device")):
+            what = '.to("cpu")'
+        if what is not None:
+            error = host_read_error(what)
+            self._report(error)
+            raise error
+        return func(*args, **kwargs)

@@ -1,0 +1,232 @@
+"""The `cpu` platform: the real way to run here, with a device graph's semantics."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import platform as host
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+
+from specgraph.errors import CaptureError, PlatformError, UpdateError
+from specgraph.platforms.capabilities import Capabilities, no, quirk, yes
+from specgraph.platforms.interface import (
+    ErrorMode,
+    GraphPool,
+    MemoryInfo,
+    Platform,
+    PlatformInfo,
+    Stream,
+    TaskGroup,
+)
+from specgraph.reference.graph import CpuGraph
+from specgraph.reference.ordering import Clock, merge
+from specgraph.reference.pool import CpuGraphPool, MemoryCount
+from specgraph.reference.recorder import Recorder
+from specgraph.reference.stream import CpuEvent, CpuStream
+from specgraph.reference.tasks import CpuTaskGroup, UpdateMode
+from specgraph.reference.timeline import Timeline, TrackedWork
+
+CAPABILITIES = Capabilities(
+    graphs=yes("recorded ops, replayed at baked addresses"),
+    shared_pool=yes(),
+    external_events=yes("a wait that nothing has recorded is an error instead of a hang"),
+    task_update=yes("a replay without an update is an error instead of a hang"),
+    merged_loop=yes(),
+    collectives_in_graph=no("communication ops are not recorded"),
+    conditional_nodes=no("a recording has no branches"),
+    random_in_graph=quirk("the default generator only; an explicit generator is refused in capture"),
+    host_read_detection=yes('refused in capture; .to("cpu") only when written as that literal'),
+    order_detection=quirk("replays and work on other streams always; default-stream work inside platform.checked()"),
+    triton=no("Triton's kernels need a GPU"),
+    max_live_graphs=None,
+    update_order="before_replay",
+    default_lowering="merged",
+)
+
+
+class _ThreadState(threading.local):
+    def __init__(self) -> None:
+        self.stream: CpuStream | None = None
+        self.recorder: Recorder | None = None
+
+
+class CpuPlatform(Platform):
+    """The CPU as a device: streams, events, graphs and pools, each with the checks that a device lacks."""
+
+    def __init__(self) -> None:
+        self._info = PlatformInfo(
+            "cpu",
+            torch.device("cpu"),
+            host.processor() or host.machine(),
+            {"torch": torch.__version__, "python": host.python_version()},
+        )
+        self._memory = MemoryCount()
+        self._stream_ids = itertools.count(1)
+        self._default = CpuStream(self, 0)
+        self._capture_stream = self.stream()
+        self._thread = _ThreadState()
+        self._captures: list[Recorder] = []
+        self._captures_lock = threading.Lock()
+        self._is_closed = False
+        self.timeline = Timeline()
+
+    @property
+    def info(self) -> PlatformInfo:
+        return self._info
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return CAPABILITIES
+
+    def synchronize(self) -> None:
+        """Everything has run already; refused in capture, as on a device."""
+        self.refuse_in_capture("platform.synchronize()")
+        self.host_knows(self.timeline.everything())
+
+    def memory(self) -> MemoryInfo:
+        """Graph pools only: what eager tensors take is the process's. `total` is the machine's memory."""
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
+        return MemoryInfo(self._memory.allocated, self._memory.reserved, total)
+
+    def stream(self) -> CpuStream:
+        return CpuStream(self, next(self._stream_ids))
+
+    def current_stream(self) -> CpuStream:
+        return self._thread.stream or self._default
+
+    @contextmanager
+    def use(self, stream: Stream) -> Iterator[None]:
+        """See `Platform.use`. Work on another than the default stream is tracked for its order."""
+        before = self._thread.stream
+        self._thread.stream = self._own(stream)
+        try:
+            if self._thread.stream.id and self.recorder is None:
+                with TrackedWork(self):
+                    yield
+            else:
+                yield
+        finally:
+            self._thread.stream = before
+
+    @contextmanager
+    def checked(self) -> Iterator[None]:
+        """Track the order of this thread's default-stream work too (slower: for tests)."""
+        with TrackedWork(self):
+            yield
+
+    def event(self, *, timing: bool = False, external: bool = False) -> CpuEvent:
+        return CpuEvent(self, timing=timing, external=external)
+
+    def graph_pool(self) -> CpuGraphPool:
+        self._refuse_closed()
+        return CpuGraphPool(self._memory)
+
+    def graph(self, pool: GraphPool | None = None) -> CpuGraph:
+        self._refuse_closed()
+        if pool is not None and not isinstance(pool, CpuGraphPool):
+            raise PlatformError(f"{pool!r} is no pool of the cpu platform")
+        return CpuGraph(self, pool or CpuGraphPool(self._memory), owns_pool=pool is None)
+
+    def is_capturing(self) -> bool:
+        return self.recorder is not None and self.recorder.clock_of(self.current_stream()) is not None
+
+    def close(self) -> None:
+        self._is_closed = True
+
+    @contextmanager
+    def task_group(self) -> Iterator[TaskGroup]:
+        """See `Platform.task_group`."""
+        if self.recorder is None:
+            raise CaptureError("task_group() belongs in a capture: there is no task to collect outside of one")
+        group = self.recorder.begin_group()
+        try:
+            yield group
+        finally:
+            self.recorder.end_group()
+
+    @contextmanager
+    def task_update(self, group: TaskGroup) -> Iterator[None]:
+        """See `Platform.task_update`. Nothing is rewritten unless the whole block matches; the last update wins."""
+        self.refuse_in_capture("task_update()")
+        if not isinstance(group, CpuTaskGroup) or not group.is_live:
+            raise UpdateError(f"{group} belongs to no captured graph of this platform (reset, closed or failed)")
+        mode = UpdateMode(group)
+        with mode:
+            yield
+        mode.commit()
+
+    # ---- for the handles of this platform ------------------------------------------------------------------------
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """This thread's capture."""
+        return self._thread.recorder
+
+    @contextmanager
+    def capturing(self, pool: CpuGraphPool, stream: Stream | None, error_mode: ErrorMode) -> Iterator[Recorder]:
+        """Make this thread capture into `pool` until the block ends."""
+        self._refuse_closed()
+        if self.recorder is not None:
+            raise CaptureError("this thread is capturing already: captures don't nest")
+        origin = self._own(stream) if stream is not None else self._capture_stream
+        with self._captures_lock:
+            other = next((r for r in self._captures if "global" in (r.error_mode, error_mode)), None)
+            if other is not None:
+                raise CaptureError(
+                    "another thread is capturing, and error mode 'global' lets no two threads capture at once: use "
+                    "'thread_local' for both, or wait"
+                )
+            recorder = Recorder(self, pool, origin, error_mode)
+            self._captures.append(recorder)
+        before = self._thread.stream
+        self._thread.recorder, self._thread.stream = recorder, origin
+        try:
+            yield recorder
+        finally:
+            self._thread.recorder, self._thread.stream = None, before
+            with self._captures_lock:
+                self._captures.remove(recorder)
+
+    def refuse_in_capture(self, what: str, handle: Any = None) -> None:
+        """Raise CaptureError, and spoil the capture, where a device would.
+
+        In this thread's capture always, except that error mode 'relaxed' lets streams and events alone that take no
+        part in it; in another thread's if that one's error mode is 'global'.
+        """
+        if (recorder := self.recorder) is not None:
+            apart = (isinstance(handle, CpuStream) and recorder.clock_of(handle) is None) or (
+                isinstance(handle, CpuEvent) and not handle.is_captured_by(recorder)
+            )
+            if not (recorder.error_mode == "relaxed" and apart):
+                error = CaptureError(f"{what} is not allowed in a capture: do it before, or after")
+                recorder.invalidate(error)
+                raise error
+        elif self._captures:
+            for recorder in list(self._captures):
+                if recorder.error_mode == "global" and what != "graph.replay()":
+                    error = CaptureError(f"{what} in another thread, during a capture in error mode 'global'")
+                    recorder.invalidate(error)
+                    raise error
+
+    def host_wait(self, what: str, stream: CpuStream) -> None:
+        """The host waits for `stream`: all later work comes after it."""
+        self.refuse_in_capture(what, stream)
+        self.host_knows(stream.clock)
+
+    def host_knows(self, clock: Clock) -> None:
+        """All later work comes after `clock`."""
+        merge(self.timeline.host, clock)
+
+    def _own(self, stream: Stream) -> CpuStream:
+        if not isinstance(stream, CpuStream):
+            raise PlatformError(f"{stream!r} is no stream of the cpu platform: make one with platform.stream()")
+        return cast(CpuStream, stream)
+
+    def _refuse_closed(self) -> None:
+        if self._is_closed:
+            raise PlatformError("this cpu platform is closed")

@@ -1,0 +1,354 @@
+"""One capture: every op that this thread dispatches is recorded, none runs."""
+
+# pyright: reportPrivateUsage=false
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_unflatten
+
+from specgraph.errors import CaptureError
+from specgraph.platforms.interface import ErrorMode
+from specgraph.reference.baking import Baker, map_tensors, tensor_over, tensors_in
+from specgraph.reference.composite import is_composite
+from specgraph.reference.fake import Inferred, Shapes
+from specgraph.reference.host_read import host_read_error
+from specgraph.reference.inputs import Inputs
+from specgraph.reference.ordering import Access, Clock, Region, conflict, merge, order_error
+from specgraph.reference.pool import CpuGraphPool
+from specgraph.reference.source import user_line
+from specgraph.reference.tasks import CpuTaskGroup, Task
+from specgraph.reference.views import EMPTY, RESIZING, changes_metadata_only
+
+if TYPE_CHECKING:
+    from specgraph.reference.platform import CpuPlatform
+    from specgraph.reference.stream import CpuEvent, CpuStream
+
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class EventNode:
+    """An external event recorded, or waited for, at this point of the graph."""
+
+    event: CpuEvent
+    kind: Literal["record", "wait"]
+
+
+@dataclass(slots=True)
+class _HostScalar:
+    """A 0-dim tensor that torch made of a Python number dies after its op; its value is kept here."""
+
+    task: Task
+    baked: torch.Tensor
+    value: torch.Tensor
+    storage: weakref.ref[Any]
+    key: int
+
+
+class Recorder(TorchDispatchMode):
+    """Records into `nodes`. Lives for one capture; `finish` checks what only the end can tell."""
+
+    def __init__(self, platform: CpuPlatform, pool: CpuGraphPool, stream: CpuStream, error_mode: ErrorMode) -> None:
+        super().__init__()
+        self.pool = pool
+        self.error_mode: ErrorMode = error_mode
+        self.nodes: list[Task | EventNode] = []
+        self.groups: list[CpuTaskGroup] = []
+        self.inputs = Inputs()
+        self.constants: list[torch.Tensor] = []
+        self.is_recording = True
+        self.error: Exception | None = None
+        self._platform = platform
+        self._origin = stream
+        self._capture_id = pool.begin_capture()
+        self._clocks: dict[int, Clock] = {stream.id: {stream.id: 0}}
+        self._streams = {stream.id: stream}
+        self._log: dict[int, list[tuple[int, list[Access]]]] = {}
+        self._group: CpuTaskGroup | None = None
+        self._shapes = Shapes()
+        self._baker = Baker()
+        self._scalars: list[_HostScalar] = []
+        self._owned: set[int] = set()
+
+    # ---- streams, events and groups ------------------------------------------------------------------------------
+
+    def clock_of(self, stream: CpuStream) -> Clock | None:
+        """The capture's clock of `stream`; None if the stream doesn't take part."""
+        return self._clocks.get(stream.id)
+
+    def join(self, stream: CpuStream, clock: Clock) -> None:
+        """`stream` waits for a point of this capture, and takes part from here on."""
+        self._streams[stream.id] = stream
+        merge(self._clocks.setdefault(stream.id, {stream.id: 0}), clock)
+
+    def add_event(self, event: CpuEvent, kind: Literal["record", "wait"]) -> None:
+        """Put an external event into the graph."""
+        self.nodes.append(EventNode(event, kind))
+
+    def begin_group(self) -> CpuTaskGroup:
+        """Collect the tasks from here on in a new group."""
+        if self._group is not None:
+            raise CaptureError(f"{self._group} is still open: task groups don't nest")
+        self._group = CpuTaskGroup(len(self.groups), user_line())
+        self.groups.append(self._group)
+        return self._group
+
+    def end_group(self) -> None:
+        """Close the open group."""
+        self._group = None
+
+    def invalidate(self, error: Exception) -> None:
+        """The capture can't succeed any more, even if the caller swallows `error`."""
+        self.error = self.error or error
+
+    def finish(self) -> None:
+        """The end of a capture whose body raised nothing.
+
+        Raises:
+            CaptureError: it was invalidated, a stream was never joined, or an input died.
+        """
+        if self.error is not None:
+            raise CaptureError(f"the capture was invalidated by an earlier error: {self.error}") from self.error
+        known = self._clocks[self._origin.id]
+        for stream_id, clock in self._clocks.items():
+            if known.get(stream_id, 0) < clock[stream_id]:
+                raise CaptureError(
+                    f"{self._streams[stream_id]} was forked off the capture and never joined: let {self._origin} wait "
+                    f"for it (wait_stream) before the capture ends"
+                )
+        for scalar in self._scalars:
+            if scalar.storage() is None:
+                self.inputs.forget(scalar.key)
+                scalar.task.args, scalar.task.kwargs = _replace(scalar.task, scalar.baked, scalar.value)
+                self.constants.append(scalar.value)
+        self.inputs.finish()
+
+    def close(self) -> None:
+        """Recording is over, whether it succeeded or not."""
+        self.is_recording = False
+        self.pool.end_capture()
+
+    # ---- ops -----------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if is_composite(func):
+            if func is _aten.tensor_split.tensor_indices_or_sections:
+                self._fail(host_read_error(str(func)))
+            with self:
+                return func.decompose(*args, **kwargs)
+        if changes_metadata_only(func):
+            self._note_inputs(func, args, kwargs)
+            return func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            return self._record(func, args, kwargs)
+
+    def _record(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._refuse(func, args, kwargs)
+        if func is _aten.lift_fresh.default:
+            return self._host_constant(args[0])
+        shapes = self._infer(func, args, kwargs)
+        if any(isinstance(f, torch.Tensor) and f.device.type != "cpu" for f in shapes.outputs):
+            if all(f.device.type == "meta" for f in shapes.outputs if isinstance(f, torch.Tensor)):
+                return func(*args, **kwargs)
+            self._fail(CaptureError(f"{func} at {user_line()} leaves the device"))
+        given = tensors_in(args, list(kwargs.values()))
+        if shapes.outputs and not func._schema.is_mutable and all(a is not None for a in shapes.aliases):
+            return self._unannotated_view(func, args, kwargs, given)
+        self._note_inputs(func, args, kwargs)
+        stream = self._platform.current_stream()
+        results = [self._result(f, a, same, given, stream) for f, a, same in
+                   zip(shapes.outputs, shapes.aliases, shapes.is_same, strict=True)]  # fmt: skip
+        fresh = [(i, r) for i, (r, a) in enumerate(zip(results, shapes.aliases, strict=True))
+                 if a is None and isinstance(r, torch.Tensor)]  # fmt: skip
+        if func.overloadpacket not in EMPTY:
+            self._append(func, args, kwargs, given, results, fresh, shapes, stream)
+        return tree_unflatten(results, shapes.spec)
+
+    def _append(
+        self,
+        func: OpOverload,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        given: list[torch.Tensor],
+        results: list[Any],
+        fresh: list[tuple[int, torch.Tensor]],
+        shapes: Inferred,
+        stream: CpuStream,
+    ) -> None:
+        line = user_line()
+        label = f"{func} at {line}"
+        written = written_by(func, args, kwargs)
+        accesses = [Access(Region.of(t), id(t) in written, label) for t in given]
+        accesses += [Access(Region.of(t), True, label) for _, t in fresh]
+        self._order(stream, accesses)
+        custom = func.namespace != "aten"
+        baked: dict[int, torch.Tensor] = {}
+
+        def bake(tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) not in baked:
+                baked[id(tensor)] = self._baker.bake(tensor, keep_grad=custom)
+            return baked[id(tensor)]
+
+        by_address = [map_tensors(r, bake) for r in results]
+        task = Task(
+            func=func,
+            args=map_tensors(tuple(args), bake),
+            kwargs={k: map_tensors(v, bake) for k, v in kwargs.items()},
+            outputs=[(i, by_address[i]) for i, _ in fresh],
+            returns=tree_unflatten(by_address, shapes.spec),
+            line=line,
+            accesses=accesses,
+        )
+        self.nodes.append(task)
+        if self._group is not None:
+            self._group.tasks.append(task)
+        for tensor in given:
+            storage = tensor.untyped_storage()
+            if tensor.dim() == 0 and storage.nbytes() == tensor.element_size() and not self._owns(storage):
+                value = tensor_over(torch.UntypedStorage(storage.nbytes()).copy_(storage), tensor)
+                key = storage._cdata
+                self._scalars.append(_HostScalar(task, baked[id(tensor)], value, weakref.ref(storage), key))
+
+    def _order(self, stream: CpuStream, accesses: list[Access]) -> None:
+        """Tick, and refuse a conflict with unordered work of this capture's other streams."""
+        clock = self._clocks.get(stream.id)
+        if clock is None:
+            self._fail(
+                CaptureError(
+                    f"{accesses[0].label if accesses else 'an op'} runs on {stream}, which takes no part in the "
+                    f"capture: let it wait for the capturing stream first ({stream}.wait_stream)"
+                )
+            )
+        clock[stream.id] += 1
+        if len(self._clocks) > 1:
+            for other, log in self._log.items():
+                if other == stream.id:
+                    continue
+                for tick, theirs in reversed(log):
+                    if tick <= clock.get(other, 0):
+                        break
+                    if (found := conflict(accesses, theirs)) is not None:
+                        self._fail(order_error(found[0], str(stream), found[1], str(self._streams[other])))
+        self._log.setdefault(stream.id, []).append((clock[stream.id], accesses))
+
+    def _refuse(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.error is not None:
+            raise CaptureError(f"the capture was invalidated by an earlier error: {self.error}") from self.error
+        if func.overloadpacket in RESIZING:
+            self._fail(CaptureError(f"{func} at {user_line()} changes a tensor's memory: allocate at the final size"))
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, torch.Generator) and value is not torch.default_generator:
+                self._fail(
+                    CaptureError(
+                        f"{func} at {user_line()} draws from a generator that is not registered with the graph: its "
+                        f"state would be baked. Use the default generator, or draw before the capture"
+                    )
+                )
+        for tensor in tensors_in(args, list(kwargs.values())):
+            if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+                self._fail(CaptureError(f"{func} at {user_line()}: only plain strided tensors can be captured"))
+        if func.overloadpacket is _aten.index_put_ or func.overloadpacket is _aten.index_put:
+            masked = [i for i in args[1] if i is not None and i.dtype in (torch.bool, torch.uint8)]
+            if masked and args[2].numel() != 1:
+                self._fail(host_read_error(f"{func} with a boolean mask"))
+
+    def _infer(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inferred:
+        try:
+            shapes = self._shapes.infer(func, args, kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            self._fail(host_read_error(str(func)), error)
+        except (UnsupportedOperatorException, NotImplementedError) as error:
+            self._fail(
+                CaptureError(
+                    f"{func} at {user_line()} has no fake implementation, so its result's shape is unknown without "
+                    f"running it: add one with torch.library.register_fake"
+                ),
+                error,
+            )
+        if shapes.resized is not None:
+            self._fail(
+                CaptureError(
+                    f"{func} at {user_line()} resizes tensor argument {shapes.resized}: allocate it at its final size"
+                )
+            )
+        if any(out is not None and not isinstance(out, torch.Tensor) for out in shapes.outputs):
+            self._fail(host_read_error(f"{func} (it returns a Python value)"))
+        return shapes
+
+    def _result(
+        self, fake: Any, alias: int | None, same: bool, given: list[torch.Tensor], stream: CpuStream
+    ) -> torch.Tensor | None:
+        if fake is None:
+            return None
+        if alias is not None:
+            return given[alias]
+        storage = self.pool.allocate(fake.untyped_storage().nbytes(), fake.dtype, stream.id)
+        return tensor_over(storage, fake)
+
+    def _unannotated_view(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]
+    ) -> Any:
+        if func.namespace != "aten":
+            self._fail(CaptureError(f"{func} at {user_line()} returns one of its inputs: return a new tensor, or None"))
+        self._note_inputs(func, args, kwargs)
+        result = func(*args, **kwargs)
+        known = {t.untyped_storage().data_ptr() for t in given}
+        if any(t.untyped_storage().data_ptr() not in known for t in tensors_in(result)):
+            self._fail(CaptureError(f"{func} at {user_line()} can't be captured: its fake says view, it is none"))
+        return result
+
+    def _host_constant(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A 0-dim `torch.tensor(3.0)`: a host scalar, baked with its value. Larger ones would be a host copy."""
+        if tensor.dim():
+            self._fail(
+                CaptureError(
+                    f"torch.tensor of shape {list(tensor.shape)} at {user_line()} copies host data to the device in a "
+                    f"capture: make it a persistent tensor before"
+                )
+            )
+        self.constants.append(tensor)
+        self._owned.add(tensor.untyped_storage()._cdata)
+        return tensor
+
+    def _owns(self, storage: torch.UntypedStorage) -> bool:
+        return storage._cdata in self._owned or self.pool.allocated_by(storage.data_ptr()) == self._capture_id
+
+    def _note_inputs(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        line: str | None = None
+        for tensor in tensors_in(args, list(kwargs.values())):
+            if tensor.device.type == "cpu" and not self._owns(tensor.untyped_storage()):
+                line = line or user_line()
+                self.inputs.add(tensor, str(func), line)
+
+    def _fail(self, error: Exception, cause: Exception | None = None) -> Any:
+        self.invalidate(error)
+        raise error from cause
+
+
+def written_by(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
+    """Identities of the tensors that the op writes, by its schema."""
+    arguments = func._schema.arguments
+    named = dict(zip((a.name for a in arguments), args, strict=False)) | kwargs
+    written = [named.get(a.name) for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+    return {id(t) for t in tensors_in(written)}
+
+
+def _replace(task: Task, old: torch.Tensor, new: torch.Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def swap(tensor: torch.Tensor) -> torch.Tensor:
+        return new if tensor is old else tensor
+
+    return map_tensors(task.args, swap), {k: map_tensors(v, swap) for k, v in task.kwargs.items()}

@@ -1,0 +1,27 @@
+"""Where in the user's program an op was issued."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_DISPATCH = frozenset({"__torch_dispatch__", "__torch_function__"})
+
+
+def user_line() -> str:
+    """`file:line` of the innermost frame that is neither torch, nor this package, nor a dispatch handler."""
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if (
+            not name.startswith((_TORCH, _HERE, "<"))
+            and frame.f_code.co_name not in _DISPATCH
+            and os.path.basename(name) != "contextlib.py"
+        ):
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "an unknown line"
