@@ -1,7 +1,9 @@
 """The draft ops, each a registered torch op with a capturable reference."""
 
 from specgraph.kernels.begin import begin_propose, begin_verify
+from specgraph.kernels.decoder import greedy_head, norm_gate_up, norm_linear, pair_linear
 from specgraph.kernels.draft_sampling import draft_greedy, draft_gumbel
+from specgraph.kernels.fused_attention import rotate_store_attend
 from specgraph.kernels.kv_cache import rotate_and_store
 from specgraph.kernels.library import implement
 from specgraph.kernels.paged_attention import paged_attention, paged_attention_host
@@ -14,10 +16,15 @@ __all__ = [
     "begin_verify",
     "draft_greedy",
     "draft_gumbel",
+    "greedy_head",
     "implement",
+    "norm_gate_up",
+    "norm_linear",
     "paged_attention",
     "paged_attention_host",
+    "pair_linear",
     "rotate_and_store",
+    "rotate_store_attend",
     "verify_greedy",
     "verify_sampled",
 ]

@@ -9,9 +9,10 @@ from specgraph.kernels import noise
 from specgraph.kernels.library import define
 
 
-def _write(
+def write_drafts(
     draft_ids: Tensor, draft_to_target: Tensor | None, draft_step: Tensor, token_ids: Tensor, draft_token_ids: Tensor
 ) -> None:
+    """Map draft ids [R] to the target's, and write them to `token_ids` and column `draft_step` of the result."""
     ids = draft_ids if draft_to_target is None else draft_ids + draft_to_target[draft_ids]
     token_ids.copy_(ids)
     draft_token_ids.index_copy_(1, draft_step, ids[:, None])
@@ -20,7 +21,7 @@ def _write(
 def _greedy(
     logits: Tensor, draft_to_target: Tensor | None, draft_step: Tensor, token_ids: Tensor, draft_token_ids: Tensor
 ) -> None:
-    _write(logits.argmax(dim=-1), draft_to_target, draft_step, token_ids, draft_token_ids)
+    write_drafts(logits.argmax(dim=-1), draft_to_target, draft_step, token_ids, draft_token_ids)
 
 
 _greedy_op = define(
@@ -65,7 +66,7 @@ def _gumbel(
     one_hot = torch.zeros_like(scaled).scatter_(1, ids[:, None], 1.0)
     probs = torch.where(sampled, torch.softmax(scaled, dim=-1), one_hot)
     draft_probs.index_copy_(1, draft_step, probs[:, None])
-    _write(ids, draft_to_target, draft_step, token_ids, draft_token_ids)
+    write_drafts(ids, draft_to_target, draft_step, token_ids, draft_token_ids)
 
 
 _gumbel_op = define(

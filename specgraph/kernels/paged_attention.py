@@ -17,7 +17,7 @@ from torch import Tensor
 from specgraph.kernels.library import define, like_query
 
 
-def _dense(
+def dense_attention(
     query: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
@@ -107,7 +107,7 @@ def _on_host(
 _paged_attention_op = define(
     "paged_attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens,"
     " Tensor query_start_loc, int query_len, float scale, bool causal) -> Tensor",
-    reference=_dense,
+    reference=dense_attention,
     fake=like_query,
     host=_on_host,
 )

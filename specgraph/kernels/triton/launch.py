@@ -19,8 +19,8 @@ class Tile:
     depth: int = 128
     warps: int = 4
     stages: int = 4
-    splits: int = 1
-    """Programs that share one tile of columns, each over a part of the input columns; their sums are added in order."""
+    prefetch: int = 512
+    """Input columns of the weights to ask for before waiting for the kernel before; a power of two, at least 64."""
 
 
 ChooseTile = Callable[[str, int, int, int], "Tile | None"]

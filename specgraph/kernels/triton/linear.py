@@ -138,7 +138,7 @@ def gate_up_kernel(
     inner = tl.arange(0, DEPTH)[None, :]
     x_rows = x + row[:, None] * x_stride
     gate_rows = weight + safe.to(tl.int64)[:, None] * depth
-    up_rows = gate_rows + columns.to(tl.int64) * depth
+    up_rows = gate_rows + tl.cast(columns, tl.int64) * depth
     gate = tl.zeros((ROWS, COLUMNS), tl.float32)
     up = tl.zeros((ROWS, COLUMNS), tl.float32)
     squares = tl.zeros((ROWS, DEPTH), tl.float32)
@@ -197,6 +197,24 @@ def head_kernel(
     value, index = tl.max(logits, axis=1, return_indices=True, return_indices_tie_break_left=True)
     tl.store(best_value + block * rows + row, value, mask=live)
     tl.store(best_index + block * rows + row, block * COLUMNS + index, mask=live)
+
+
+@triton.jit
+def best_kernel(
+    logits, best_value, best_index, rows, columns, stride, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr
+):
+    """As `head_kernel`, of logits that exist. One program a block of columns and a row."""
+    if OVERLAP:
+        start_next()
+        wait_previous()
+    block = tl.program_id(0)
+    row = tl.program_id(1)
+    column = block * COLUMNS + tl.arange(0, COLUMNS)
+    at = logits + row.to(tl.int64) * stride + column
+    value = tl.load(at, mask=column < columns, other=float("-inf")).to(tl.float32)
+    best, index = tl.max(value, axis=0, return_indices=True, return_indices_tie_break_left=True)
+    tl.store(best_value + block * rows + row, best)
+    tl.store(best_index + block * rows + row, block * COLUMNS + index)
 
 
 @triton.jit

@@ -1,0 +1,169 @@
+"""Paged attention: the work follows the lengths on the device, the grid only the shapes.
+
+The context of each request is cut into the same number of splits, whatever its length, so that the launch never
+depends on a length; each split covers an equal part of the actual context, and a second kernel adds the parts in order.
+"""
+
+# pyright: basic, reportMissingImports=false
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from specgraph.kernels.triton.launch import start_next, wait_previous
+
+
+@triton.jit
+def attend_kernel(
+    query, new_key, new_value, rotary, positions, slot_mapping, key_cache, value_cache, block_table, seq_lens,
+    query_start_loc, out, partial_out, partial_max, partial_sum, query_stride, new_stride, rotary_stride, table_stride,
+    table_width, heads, scale,
+    GROUP: tl.constexpr, HALF: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    KEYS: tl.constexpr, SPLITS: tl.constexpr, TILES: tl.constexpr, CAUSAL: tl.constexpr, FUSED: tl.constexpr,
+    ROTATED: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One program: a tile of one request's rows times the query heads of one KV head, over one split of the context.
+
+    FUSED (one row a request): the query comes unrotated, and the first split rotates, stores and attends to the row's
+    own key and value, which never travel through the cache here.
+    """
+    if OVERLAP:
+        start_next()
+        wait_previous()
+    DIM: tl.constexpr = 2 * HALF
+    request = tl.program_id(0) // TILES
+    tile = tl.program_id(0) % TILES
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    begin = tl.load(query_start_loc + request)
+    count = tl.load(query_start_loc + request + 1) - begin
+    seq_len = tl.load(seq_lens + request)
+    item = tile * ROWS + tl.arange(0, ROWS)
+    row = item // GROUP
+    head = kv_head * GROUP + item % GROUP
+    live = row < count
+    if tile * ROWS >= count * GROUP:
+        return
+    visible = tl.zeros((ROWS,), tl.int32) + seq_len
+    if CAUSAL:
+        visible = seq_len - count + 1 + row
+    visible = tl.where(live & (seq_len > 0), tl.minimum(visible, table_width * BLOCK), 0)
+
+    half = tl.arange(0, HALF)
+    q_at = query + (begin + row).to(tl.int64)[:, None] * query_stride + head[:, None] * DIM + half[None, :]
+    q_left = tl.load(q_at, mask=live[:, None], other=0.0)
+    q_right = tl.load(q_at + HALF, mask=live[:, None], other=0.0)
+    top = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    left = tl.zeros((ROWS, HALF), tl.float32)
+    right = tl.zeros((ROWS, HALF), tl.float32)
+    if FUSED:
+        slot = tl.load(slot_mapping + begin)
+        if ROTATED:
+            turn = rotary + tl.load(positions + begin) * rotary_stride + half
+            cos = tl.load(turn)
+            sin = tl.load(turn + HALF)
+            wide_left = q_left.to(tl.float32)
+            wide_right = q_right.to(tl.float32)
+            q_left = (wide_left * cos[None, :] - wide_right * sin[None, :]).to(q_left.dtype)
+            q_right = (wide_right * cos[None, :] + wide_left * sin[None, :]).to(q_right.dtype)
+        if (slot >= 0) & (seq_len > 0):
+            visible = tl.where(visible > 0, visible - 1, 0)
+            if split == 0:
+                new = new_key + begin.to(tl.int64) * new_stride + kv_head * DIM + half
+                k_left = tl.load(new)
+                k_right = tl.load(new + HALF)
+                if ROTATED:
+                    wide_left = k_left.to(tl.float32)
+                    wide_right = k_right.to(tl.float32)
+                    k_left = (wide_left * cos - wide_right * sin).to(k_left.dtype)
+                    k_right = (wide_right * cos + wide_left * sin).to(k_right.dtype)
+                new = new_value + begin.to(tl.int64) * new_stride + kv_head * DIM + half
+                v_left = tl.load(new)
+                v_right = tl.load(new + HALF)
+                to = slot * (KV_HEADS * DIM) + kv_head * DIM + half
+                k_left = k_left.to(key_cache.dtype.element_ty)
+                k_right = k_right.to(key_cache.dtype.element_ty)
+                v_left = v_left.to(value_cache.dtype.element_ty)
+                v_right = v_right.to(value_cache.dtype.element_ty)
+                tl.store(key_cache + to, k_left)
+                tl.store(key_cache + to + HALF, k_right)
+                tl.store(value_cache + to, v_left)
+                tl.store(value_cache + to + HALF, v_right)
+                own = tl.sum(q_left.to(tl.float32) * k_left.to(tl.float32)[None, :], axis=1)
+                own += tl.sum(q_right.to(tl.float32) * k_right.to(tl.float32)[None, :], axis=1)
+                top = tl.where(live, own * (scale * 1.4426950408889634), float("-inf"))
+                total = tl.where(live, 1.0, 0.0)
+                left += v_left.to(tl.float32)[None, :]
+                right += v_right.to(tl.float32)[None, :]
+
+    stop = tl.max(visible, axis=0)
+    span = tl.cdiv(tl.cdiv(stop, SPLITS), KEYS) * KEYS
+    first = split * span
+    last = tl.minimum(first + span, stop)
+    key = tl.arange(0, KEYS)
+    for n in range(first, last, KEYS):
+        position = n + key
+        inside = position < last
+        block = tl.load(block_table + request * table_stride + position // BLOCK, mask=inside, other=0).to(tl.int64)
+        at = (block * BLOCK + position % BLOCK) * (KV_HEADS * DIM) + kv_head * DIM
+        at = at[:, None] + half[None, :]
+        k_left = tl.load(key_cache + at, mask=inside[:, None], other=0.0)
+        k_right = tl.load(key_cache + at + HALF, mask=inside[:, None], other=0.0)
+        v_left = tl.load(value_cache + at, mask=inside[:, None], other=0.0)
+        v_right = tl.load(value_cache + at + HALF, mask=inside[:, None], other=0.0)
+        scores = tl.dot(q_left, tl.trans(k_left.to(q_left.dtype)), input_precision=PRECISION)
+        scores = tl.dot(q_right, tl.trans(k_right.to(q_left.dtype)), scores, input_precision=PRECISION)
+        seen = inside[None, :] & (position[None, :] < visible[:, None])
+        scores = tl.where(seen, scores * (scale * 1.4426950408889634), float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, axis=1))
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        shrink = tl.exp2(top - base)
+        weights = tl.exp2(scores - base[:, None])
+        total = total * shrink + tl.sum(weights, axis=1)
+        weights = weights.to(q_left.dtype)
+        left = tl.dot(weights, v_left.to(q_left.dtype), left * shrink[:, None], input_precision=PRECISION)
+        right = tl.dot(weights, v_right.to(q_left.dtype), right * shrink[:, None], input_precision=PRECISION)
+        top = new_top
+
+    place = (begin + row).to(tl.int64) * heads + head
+    if SPLITS == 1:
+        share = tl.where(total > 0, 1.0 / total, 0.0)[:, None]
+        at = out + place[:, None] * DIM + half[None, :]
+        tl.store(at, (left * share).to(out.dtype.element_ty), mask=live[:, None])
+        tl.store(at + HALF, (right * share).to(out.dtype.element_ty), mask=live[:, None])
+    else:
+        place = place * SPLITS + split
+        tl.store(partial_max + place, top, mask=live)
+        tl.store(partial_sum + place, total, mask=live)
+        at = partial_out + place[:, None] * DIM + half[None, :]
+        tl.store(at, left, mask=live[:, None])
+        tl.store(at + HALF, right, mask=live[:, None])
+
+
+@triton.jit
+def combine_kernel(
+    partial_out, partial_max, partial_sum, out, items, DIM: tl.constexpr, SPLITS: tl.constexpr, ITEMS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Add the splits of ITEMS (row, head) pairs, in order. SPLITS is a power of two."""
+    if OVERLAP:
+        start_next()
+        wait_previous()
+    item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
+    live = item < items
+    at = item.to(tl.int64)[:, None] * SPLITS + tl.arange(0, SPLITS)[None, :]
+    tops = tl.load(partial_max + at, mask=live[:, None], other=float("-inf"))
+    top = tl.max(tops, axis=1)
+    base = tl.where(top == float("-inf"), 0.0, top)
+    share = tl.exp2(tops - base[:, None])
+    total = tl.sum(share * tl.load(partial_sum + at, mask=live[:, None], other=0.0), axis=1)
+    dim = tl.arange(0, DIM)
+    acc = tl.zeros((ITEMS, DIM), tl.float32)
+    for split in tl.static_range(SPLITS):
+        place = item.to(tl.int64) * SPLITS + split
+        weight = tl.exp2(tl.load(partial_max + place, mask=live, other=float("-inf")) - base)
+        part = tl.load(partial_out + place[:, None] * DIM + dim[None, :], mask=live[:, None], other=0.0)
+        acc += weight[:, None] * part
+    acc *= tl.where(total > 0, 1.0 / total, 0.0)[:, None]
+    tl.store(out + item.to(tl.int64)[:, None] * DIM + dim[None, :], acc.to(out.dtype.element_ty), mask=live[:, None])

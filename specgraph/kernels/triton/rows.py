@@ -1,0 +1,145 @@
+"""Small kernels over rows: rotation and cache writes, a pass's first node, and advancing."""
+
+# pyright: basic, reportMissingImports=false
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from specgraph.kernels.triton.launch import start_next, wait_previous
+
+
+@triton.jit
+def rotate_and_store_kernel(
+    query, key, value, rotary, positions, slot_mapping, rotated, key_cache, value_cache, query_stride, key_stride,
+    value_stride, rotary_stride, heads, kv_heads,
+    DIM: tl.constexpr, DIMS: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, ROTATED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One program: HEADS heads of one row. Heads are counted over query, then key, then value."""
+    if OVERLAP:
+        start_next()
+        wait_previous()
+    row = tl.program_id(0).to(tl.int64)
+    head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
+    dim = tl.arange(0, DIMS)[None, :]
+    slot = tl.load(slot_mapping + row)
+    is_query = head < heads
+    is_key = (head >= heads) & (head < heads + kv_heads)
+    is_value = (head >= heads + kv_heads) & (head < heads + 2 * kv_heads)
+    inside = dim < DIM
+    q_at = query + row * query_stride + head * DIM
+    k_at = key + row * key_stride + (head - heads) * DIM
+    q = tl.load(q_at + dim, mask=is_query & inside, other=0.0)
+    k = tl.load(k_at + dim, mask=is_key & inside, other=0.0)
+    if ROTATED:
+        # The other half's element with the sign that its sine takes.
+        turned = dim < 2 * HALF
+        first = dim < HALF
+        other = tl.where(first, dim + HALF, dim - HALF)
+        angle = rotary + tl.load(positions + row) * rotary_stride + tl.where(first, dim, dim - HALF)
+        cos = tl.load(angle, mask=turned, other=1.0)
+        sin = tl.load(angle + HALF, mask=turned, other=0.0) * tl.where(first, -1.0, 1.0)
+        q_other = tl.load(q_at + other, mask=is_query & turned, other=0.0).to(tl.float32)
+        k_other = tl.load(k_at + other, mask=is_key & turned, other=0.0).to(tl.float32)
+        q = (q.to(tl.float32) * cos + q_other * sin).to(q.dtype)
+        k = (k.to(tl.float32) * cos + k_other * sin).to(k.dtype)
+    tl.store(rotated + (row * heads + head) * DIM + dim, q, mask=is_query & inside)
+    if slot >= 0:
+        at = slot * kv_heads * DIM + (head - heads) * DIM + dim
+        tl.store(key_cache + at, k.to(key_cache.dtype.element_ty), mask=is_key & inside)
+        v = tl.load(value + row * value_stride + (head - heads - kv_heads) * DIM + dim, mask=is_value & inside, other=0.0)
+        tl.store(value_cache + at - kv_heads * DIM, v.to(value_cache.dtype.element_ty), mask=is_value & inside)
+
+
+@triton.jit
+def slots_of(position, block_table, valid, table_stride, table_width, max_model_len, BLOCK: tl.constexpr):
+    """KV slots of unclamped positions of one request: -1 where not valid, past the end, or in the null block."""
+    inside = valid & (position < max_model_len) & (position >= 0)
+    index = tl.minimum(tl.minimum(tl.maximum(position, 0), max_model_len - 1) // BLOCK, table_width - 1)
+    block = tl.load(block_table + index, mask=inside, other=0).to(tl.int64)
+    return tl.where(inside & (block != 0), block * BLOCK + position % BLOCK, -1)
+
+
+@triton.jit
+def begin_propose_kernel(
+    sampled_token_ids, num_sampled, start_positions, block_table, token_ids, positions, slot_mapping, seq_lens,
+    last_rows, step_positions, step_seq_lens, draft_step, query_len, sampled_stride, table_stride, table_width,
+    max_model_len, BLOCK: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One program a request."""
+    if OVERLAP:
+        start_next()
+        wait_previous()
+    request = tl.program_id(0)
+    offset = tl.arange(0, WIDTH)
+    row = offset < query_len
+    count = tl.load(num_sampled + request)
+    start = tl.load(start_positions + request)
+    live = count > 0
+    token = tl.load(sampled_token_ids + request * sampled_stride + offset, mask=row & (offset < count), other=0)
+    at = request * query_len + offset
+    tl.store(token_ids + at, token, mask=row)
+    raw = start + offset
+    clamped = tl.minimum(tl.maximum(tl.where(live, raw, 0), 0), max_model_len - 1)
+    tl.store(positions + at, clamped, mask=row)
+    slot = slots_of(raw, block_table + request * table_stride, live & row, table_stride, table_width, max_model_len, BLOCK)
+    tl.store(slot_mapping + at, slot, mask=row)
+    tl.store(seq_lens + request, tl.where(live, start + query_len, 0).to(tl.int32))
+    tl.store(last_rows + request, (request * query_len + tl.maximum(count - 1, 0)).to(tl.int64))
+    length = tl.where(live, start + count, 0)
+    tl.store(step_seq_lens + request, length.to(tl.int32))
+    tl.store(step_positions + request, tl.minimum(tl.maximum(length - 1, 0), max_model_len - 1))
+    if request == 0:
+        tl.store(draft_step, tl.zeros((), tl.int64))
+
+
+@triton.jit
+def begin_verify_kernel(
+    last_token_ids, draft_token_ids, start_positions, block_table, token_ids, positions, slot_mapping, seq_lens,
+    query_len, draft_stride, table_stride, table_width, max_model_len,
+    BLOCK: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One program a request."""
+    if OVERLAP:
+        start_next()
+        wait_previous()
+    request = tl.program_id(0)
+    offset = tl.arange(0, WIDTH)
+    row = offset < query_len
+    start = tl.load(start_positions + request)
+    live = start >= 0
+    draft = tl.load(draft_token_ids + request * draft_stride + offset - 1, mask=row & (offset > 0), other=0)
+    token = tl.where(offset == 0, tl.load(last_token_ids + request), draft)
+    at = request * query_len + offset
+    tl.store(token_ids + at, tl.where(live, token, 0), mask=row)
+    raw = start + offset
+    clamped = tl.minimum(tl.maximum(tl.where(live, raw, 0), 0), max_model_len - 1)
+    tl.store(positions + at, clamped, mask=row)
+    slot = slots_of(raw, block_table + request * table_stride, live & row, table_stride, table_width, max_model_len, BLOCK)
+    tl.store(slot_mapping + at, slot, mask=row)
+    tl.store(seq_lens + request, tl.where(live, start + query_len, 0).to(tl.int32))
+
+
+@triton.jit
+def advance_kernel(
+    seq_lens, positions, slot_mapping, draft_step, block_table, requests, table_stride, table_width, max_model_len,
+    BLOCK: tl.constexpr, REQUESTS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One program for all requests."""
+    if OVERLAP:
+        start_next()
+        wait_previous()
+    request = tl.arange(0, REQUESTS)
+    known = request < requests
+    length = tl.load(seq_lens + request, mask=known, other=0)
+    live = length > 0
+    length += live.to(tl.int32)
+    tl.store(seq_lens + request, length, mask=known)
+    position = length.to(tl.int64) - 1
+    slot = slots_of(
+        position, block_table + request * table_stride, live & known, table_stride, table_width, max_model_len, BLOCK
+    )
+    tl.store(slot_mapping + request, slot, mask=known)
+    tl.store(positions + request, tl.minimum(tl.maximum(position, 0), max_model_len - 1), mask=known)
+    tl.store(draft_step, tl.load(draft_step) + 1)
