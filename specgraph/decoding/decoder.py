@@ -125,7 +125,14 @@ class SpeculativeDecoder:
                 self.allocator.free(state.blocks)
 
     def check(self, request: Request) -> None:
-        """Raises CapacityError if the request can never run here."""
+        """Refuse what can never run here.
+
+        Raises:
+            CapacityError: the prompt or the KV it may need is too long.
+            ConfigError: it wants sampling, and this decoder is greedy.
+        """
+        if request.temperature > 0 and not self.config.sampled:
+            raise ConfigError(f"temperature {request.temperature} needs a decoder with config.sampled = True")
         length = len(request.prompt_token_ids)
         if length >= self.config.max_model_len:
             raise CapacityError(

@@ -80,6 +80,8 @@ class Drafter:
             dtype=head.dtype,
             device=platform.device,
         )
+        self.num_proposes = 0
+        """Proposes so far."""
         self._launches = launches(self.resolution.lowering, self.program.num_steps)
         self.runner: GraphRunner | None = None
         if self.resolution.lowering != "eager":
@@ -156,6 +158,7 @@ class Drafter:
         """
         size = plan.descriptor.num_requests
         lengths = self._lengths(size, start_positions, num_sampled)
+        self.num_proposes += 1
         for launch in self._launches:
             captured = {c: lengths[s] for c, s in zip(launch.captured_steps, launch.steps, strict=True) if lengths}
             if self.runner is not None and plan.captured:

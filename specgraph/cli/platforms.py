@@ -1,0 +1,66 @@
+"""`specgraph platforms`: every discovered backend, available or the reason why not."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from specgraph.cli.json_output import write_json
+from specgraph.platforms import Discovered, Probe, discover
+
+
+def platforms(
+    json: Annotated[str | None, typer.Option(help="Write JSON to this file, or - for standard output.")] = None,
+) -> None:
+    """Show every installed platform: available or why not, versions, capabilities."""
+    rows = [_row(name, item) for name, item in discover().items()]
+    if json is not None:
+        write_json(rows, json)
+    if json != "-":
+        _show(rows)
+
+
+def _row(name: str, item: Discovered) -> dict[str, Any]:
+    probe = item.probe()
+    capabilities, reason = _capabilities(item, probe)
+    return {
+        "name": name,
+        "distribution": item.distribution,
+        "version": item.version,
+        "available": probe.available and not reason,
+        "reason": reason or probe.reason,
+        "versions": dict(probe.versions),
+        "capabilities": capabilities,
+    }
+
+
+def _capabilities(item: Discovered, probe: Probe) -> tuple[dict[str, Any], str]:
+    """Capabilities are probed on the opened device; a device that can't be opened has none, and a reason."""
+    if item.backend is None or not probe.available:
+        return {}, ""
+    try:
+        platform = item.backend.open(0)
+    except Exception as error:
+        return {}, f"opening it failed: {type(error).__name__}: {error}"
+    try:
+        supports = platform.capabilities.supports()
+        return {key: {"level": value.level, "reason": value.reason} for key, value in supports.items()}, ""
+    finally:
+        platform.close()
+
+
+def _show(rows: list[dict[str, Any]]) -> None:
+    console = Console()
+    for row in rows:
+        state = "[green]available[/]" if row["available"] else f"[yellow]not available[/]: {row['reason']}"
+        versions = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
+        console.print(f"[bold]{row['name']}[/]  {row['distribution']} {row['version']}  {state}  {versions}")
+        if row["capabilities"]:
+            table = Table(show_header=False, box=None, padding=(0, 2))
+            marks = {"yes": "[green]yes[/]", "no": "[red]no[/]", "quirk": "[yellow]quirk[/]"}
+            for name, support in row["capabilities"].items():
+                table.add_row("", name, marks[support["level"]], support["reason"])
+            console.print(table)

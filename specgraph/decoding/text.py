@@ -1,0 +1,162 @@
+"""From checkpoint folders to text: loads a pair, captures its graphs, generates and streams."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Literal
+
+import torch
+from tokenizers import Tokenizer
+
+from specgraph.attention import AttentionBackend, PagedAttention, PagedHostAttention
+from specgraph.decoding.decoder import SpeculativeDecoder
+from specgraph.decoding.request import Chunk, Generation, Request
+from specgraph.drafting import DraftConfig
+from specgraph.errors import CheckpointError
+from specgraph.models.load import load_drafter, load_target
+from specgraph.platforms import Platform, open_platform
+
+AttentionFlavour = Literal["device", "host"]
+"""Whether attention reads lengths from device tensors, or takes them as host integers through task updates."""
+
+
+def shipped_pair() -> tuple[Path, Path]:
+    """Folders of the tiny target and EAGLE-3 drafter that come with specgraph (Python source, about 4M parameters)."""
+    root = Path(str(resources.files("specgraph"))) / "pairs" / "tiny-python"
+    return root / "target", root / "eagle3"
+
+
+@dataclass(frozen=True, slots=True)
+class TextGenerator:
+    """A loaded pair with its tokenizer, ready to generate. Made by `load_generator`; `close()` frees the graphs."""
+
+    decoder: SpeculativeDecoder
+    tokenizer: Tokenizer
+    stop_token_ids: tuple[int, ...]
+    platform: Platform
+    description: str
+    """What was loaded: target, drafter format, lowering and why."""
+
+    def request(self, prompt: str, *, max_tokens: int = 128, temperature: float = 0.0, seed: int = 0) -> Request:
+        """A request for one prompt. Raises ConfigError for an empty prompt."""
+        ids = self.tokenizer.encode(prompt).ids
+        return Request(
+            prompt_token_ids=ids,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            seed=seed,
+            stop_token_ids=self.stop_token_ids,
+        )
+
+    def generate(self, requests: Sequence[Request]) -> list[Generation]:
+        """Token ids for every request."""
+        with torch.inference_mode():
+            return self.decoder.generate(requests)
+
+    def stream(self, requests: Sequence[Request]) -> Iterator[Chunk]:
+        """Each round's tokens as they come."""
+        stream = self.decoder.stream(requests)
+        while True:
+            with torch.inference_mode():  # not across the yield: the caller's grad mode is the caller's
+                chunk = next(stream, None)
+            if chunk is None:
+                return
+            yield chunk
+
+    def text(self, prompts: Sequence[str], *, max_tokens: int = 128) -> list[str]:
+        """Greedy continuations, one a prompt."""
+        results = self.generate([self.request(prompt, max_tokens=max_tokens) for prompt in prompts])
+        return [self.tokenizer.decode(result.token_ids) for result in results]
+
+    def close(self) -> None:
+        """Release graphs and their memory."""
+        self.decoder.close()
+
+
+def attention_backend(flavour: AttentionFlavour, platform: Platform) -> AttentionBackend:
+    """The core's paged attention in one of its two flavours."""
+    return PagedHostAttention(platform) if flavour == "host" else PagedAttention()
+
+
+def load_generator(
+    target: Path | str | None = None,
+    draft: Path | str | None = None,
+    *,
+    platform: Platform | str | None = None,
+    num_speculative_tokens: int = 5,
+    max_num_requests: int = 1,
+    max_model_len: int | None = None,
+    block_size: int = 16,
+    lowering: Literal["auto", "eager", "piecewise", "step", "merged"] = "auto",
+    sampled: bool = False,
+    dtype: torch.dtype | None = None,
+    attention: AttentionFlavour = "device",
+    speculate: bool = True,
+    check_inputs: bool = False,
+) -> TextGenerator:
+    """Load a target and its drafter from Hugging Face folders, and capture all graphs.
+
+    Args:
+        target, draft: checkpoint folders; the shipped pair when neither is given.
+        platform: a platform or its name; chosen as in `open_platform` by default.
+        num_speculative_tokens: K.
+        max_num_requests: the largest batch.
+        max_model_len: tokens per request; the target's maximum by default.
+        lowering: how the draft loop becomes graphs; "auto" takes the strongest that the platform allows.
+        sampled: allow temperatures above 0.
+        dtype: of weights and activations; the platform's habit by default (float32 on the host, else the target's).
+        attention: which flavour of the core's paged attention.
+        speculate: False decodes with the target alone.
+
+    Raises:
+        PlatformError, CheckpointError, ConfigError, UnsupportedError: before anything runs on the device.
+    """
+    if (target is None) != (draft is None) and speculate:
+        raise CheckpointError("give both the target's and the drafter's folder, or neither for the shipped pair")
+    target_folder, draft_folder = (Path(target), Path(draft or target)) if target is not None else shipped_pair()
+    opened = platform if isinstance(platform, Platform) else open_platform(platform)
+    if dtype is None and opened.device.type == "cpu":
+        dtype = torch.float32  # half precision is slower than float32 on most CPUs
+    model = load_target(target_folder, opened.device, dtype, max_model_len)
+    head = load_drafter(draft_folder, model) if speculate else None
+    tokenizer = _tokenizer(target_folder)
+    config = DraftConfig(
+        num_speculative_tokens=num_speculative_tokens,
+        max_num_requests=max_num_requests,
+        max_model_len=max_model_len or model.max_model_len,
+        block_size=block_size,
+        lowering=lowering,
+        sampled=sampled,
+        check_inputs=check_inputs,
+    )
+    with torch.inference_mode():
+        decoder = SpeculativeDecoder(model, head, opened, config, attention=attention_backend(attention, opened))
+        start = time.perf_counter()
+        decoder.capture()
+    took = time.perf_counter() - start
+    resolution = decoder.drafter.resolution if decoder.drafter is not None else decoder.target.resolution
+    description = f"{opened.info.name}: lowering {resolution.explain()}; captured in {took:.2f} s"
+    return TextGenerator(decoder, tokenizer, _stop_tokens(target_folder), opened, description)
+
+
+def _tokenizer(folder: Path) -> Tokenizer:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise CheckpointError(f"{folder} has no tokenizer.json; the target's folder must hold one")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise CheckpointError(f"{path} can't be read: {error}") from error
+
+
+def _stop_tokens(folder: Path) -> tuple[int, ...]:
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        if path.is_file() and (ids := json.loads(path.read_text()).get("eos_token_id")) is not None:
+            return tuple(ids) if isinstance(ids, list) else (int(ids),)
+    return ()
