@@ -1,0 +1,227 @@
+"""Write the folders beside this file with the `speculators` package, and what its own models compute from them.
+
+    python write.py eagle3 mtp dflash       # speculators 0.9.0
+    python write.py eagle                   # speculators 0.2.0, the last line that has EAGLE-1
+
+Run it only to make them again; the tests read what is committed. Everything is float32, random and tiny.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
+
+HERE = Path(__file__).parent
+TARGET = HERE / "target"
+VOCAB, DRAFT_VOCAB, HIDDEN, ROWS, STEPS = 64, 24, 32, 9, 3
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-3,
+}
+OWNERS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+
+
+def randomise(module: torch.nn.Module, seed: int) -> None:
+    """Random weights everywhere; vectors around one."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            noise = torch.randn(parameter.shape, generator=generator) * 0.2
+            parameter.copy_(noise if parameter.dim() > 1 else 1 + noise)
+
+
+def write_target() -> LlamaForCausalLM:
+    """The model that all of them draft for, made once."""
+    if TARGET.exists():
+        return LlamaForCausalLM.from_pretrained(TARGET).float().eval()
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, **OWNERS, num_hidden_layers=4)).float().eval()
+    randomise(model, 1)
+    model.save_pretrained(TARGET)
+    return model
+
+
+def record(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Collects what enters the module."""
+    seen: list[torch.Tensor] = []
+    module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0][0].clone()))
+    return seen
+
+
+def save(name: str, model, expected: dict[str, torch.Tensor]) -> None:
+    """The folder as the package writes it, and the expectations beside."""
+    shutil.rmtree(HERE / name, ignore_errors=True)
+    model.save_pretrained(HERE / name)
+    for source in (HERE / name).glob("*.py"):  # the package puts its own source beside
+        source.unlink()
+    save_file({key: tensor.contiguous() for key, tensor in expected.items()}, HERE / f"{name}.expected.safetensors")
+    print(name, sorted(p.name for p in (HERE / name).iterdir()))
+
+
+def inputs(columns: int, seed: int) -> dict[str, torch.Tensor]:
+    """Tokens [ROWS] and target hidden states [ROWS, columns]."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "token_ids": torch.randint(0, VOCAB, (ROWS,), generator=generator),
+        "aux_hidden": torch.randn(ROWS, columns, generator=generator),
+    }
+
+
+def speculators_config(algorithm: str, tokens: int):
+    """What every folder embeds."""
+    from speculators.config import SpeculatorsConfig, VerifierConfig
+    from speculators.proposals.greedy import GreedyTokenProposalConfig
+
+    return SpeculatorsConfig(
+        algorithm=algorithm,
+        proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=tokens)],
+        default_proposal_method="greedy",
+        verifier=VerifierConfig(name_or_path=None, architectures=["LlamaForCausalLM"]),
+    )
+
+
+def write_eagle3() -> None:
+    """A Llama head with its own vocabulary, and a Qwen3 one with two layers and the newer norms."""
+    from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
+
+    cases = {
+        "eagle3-llama": (LlamaConfig, 1, {"draft_vocab_size": DRAFT_VOCAB, "norm_before_residual": True}),
+        "eagle3-qwen3": (Qwen3Config, 2, {"draft_vocab_size": VOCAB, "fc_norm": True, "norm_output": True}),
+    }
+    for seed, (name, (layer_config, num_layers, options)) in enumerate(cases.items()):
+        layers = layer_config(**SIZES, **OWNERS, num_hidden_layers=num_layers)
+        layers._attn_implementation = "eager"
+        model = (
+            Eagle3DraftModel(
+                Eagle3SpeculatorConfig(
+                    transformer_layer_config=layers,
+                    eagle_aux_hidden_state_layer_ids=[1, 2, 4],
+                    speculators_config=speculators_config("eagle3", STEPS),
+                    **options,
+                )
+            )
+            .float()
+            .eval()
+        )
+        randomise(model, 10 + seed)
+        if model.use_draft_vocab:
+            chosen = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(5))[:DRAFT_VOCAB].sort().values
+            model.d2t.copy_(chosen - torch.arange(DRAFT_VOCAB))
+            model.t2d.zero_()[chosen] = True
+        given = inputs(3 * HIDDEN, 20 + seed)
+        hidden = record(model.lm_head)
+        with torch.no_grad():
+            model(
+                given["aux_hidden"][None],
+                given["token_ids"][None],
+                torch.zeros(1, ROWS, dtype=torch.long),
+                ttt_steps=STEPS,
+            )
+            logits = [model.lm_head(h) for h in list(hidden)]
+        save(name, model, {**given, **{f"logits.{i}": t for i, t in enumerate(logits)}})
+
+
+def write_mtp(target: LlamaForCausalLM) -> None:
+    """A Qwen3 layer behind the two norms and the projection; embedding and head come from the target."""
+    from speculators.models.mtp import MTPDraftModel, MTPSpeculatorConfig
+
+    layers = Qwen3Config(**SIZES, **OWNERS, num_hidden_layers=1)
+    layers._attn_implementation = "eager"
+    config = MTPSpeculatorConfig(transformer_layer_config=layers, speculators_config=speculators_config("mtp", STEPS))
+    model = MTPDraftModel(config).float().eval()
+    randomise(model, 30)
+    with torch.no_grad():
+        model.embed_tokens.weight.copy_(target.model.embed_tokens.weight)
+        model.lm_head.weight.copy_(target.lm_head.weight)
+    given = inputs(HIDDEN, 31)
+    with torch.no_grad():
+        logits, _, _ = model(given["token_ids"][None], given["aux_hidden"][None])
+    save("mtp", model, {**given, **{f"logits.{i}": t[0] for i, t in enumerate(logits)}})
+
+
+def write_dflash(target: LlamaForCausalLM) -> None:
+    """Two Qwen3 layers over blocks of five: an anchor and four masks."""
+    from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
+
+    layers = Qwen3Config(**SIZES, **OWNERS, num_hidden_layers=2)
+    layers._attn_implementation = "eager"
+    config = DFlashSpeculatorConfig(
+        transformer_layer_config=layers,
+        draft_vocab_size=VOCAB,
+        block_size=5,
+        aux_hidden_state_layer_ids=[1, 3],
+        mask_token_id=VOCAB - 1,
+        speculators_config=speculators_config("dflash", 4),
+    )
+    model = DFlashDraftModel(config).float().eval()
+    randomise(model, 40)
+    with torch.no_grad():
+        model.embed_tokens.weight.copy_(target.model.embed_tokens.weight)
+        model.lm_head.weight.copy_(target.lm_head.weight)
+    given = inputs(2 * HIDDEN, 41)
+    with torch.no_grad():
+        _, logits, _, _, rows = model._backbone_forward(
+            given["aux_hidden"][None],
+            given["token_ids"][None],
+            torch.ones(1, ROWS),
+            torch.zeros(1, ROWS, HIDDEN),
+            torch.zeros(1, ROWS, dtype=torch.long),
+            max_anchors=3,
+        )
+    save("dflash", model, {**given, "logits": logits[0], "rows": rows})
+
+
+def write_eagle(target: LlamaForCausalLM) -> None:
+    """EAGLE-1, two passes: the second takes the first one's output as its hidden state."""
+    from speculators import SpeculatorsConfig, VerifierConfig
+    from speculators.models.eagle import EagleSpeculator, EagleSpeculatorConfig
+    from speculators.proposals import GreedyTokenProposalConfig
+
+    layers = LlamaConfig(**SIZES, **OWNERS, num_hidden_layers=1)
+    layers._attn_implementation = "eager"
+    config = EagleSpeculatorConfig(
+        transformer_layer_config=layers,
+        fusion_bias=True,
+        speculators_config=SpeculatorsConfig(
+            algorithm="eagle",
+            proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=STEPS)],
+            default_proposal_method="greedy",
+            verifier=VerifierConfig(name_or_path=None, architectures=["LlamaForCausalLM"]),
+        ),
+    )
+    model = EagleSpeculator(config, verifier=None).float().eval()
+    randomise(model, 50)
+    model.embed_tokens, model.lm_head = target.model.embed_tokens, target.lm_head
+    model.rotary_emb = target.model.rotary_emb
+    given = inputs(HIDDEN, 51)
+    hidden = record(model.lm_head)
+    mask = torch.full((1, 1, ROWS, ROWS), float("-inf")).triu(1)
+    with torch.no_grad():
+        first = model(given["token_ids"][None], given["aux_hidden"][None], mask, return_dict=False)[0]
+        second = model(given["token_ids"][None], hidden[0][None], mask, return_dict=False)[0]
+    model.embed_tokens = model.lm_head = model.rotary_emb = None
+    save("eagle", model, {**given, "logits.0": first, "logits.1": second})
+
+
+def main() -> None:
+    target = write_target()
+    writers = {
+        "eagle3": write_eagle3,
+        "mtp": lambda: write_mtp(target),
+        "dflash": lambda: write_dflash(target),
+        "eagle": lambda: write_eagle(target),
+    }
+    for name in sys.argv[1:] or ["eagle3", "mtp", "dflash"]:
+        writers[name]()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""The same head in the other layouts of the field loads to the same model."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specgraph.errors import CheckpointError
+from specgraph.models.load import drafter_format, load_drafter, load_target
+
+FIXTURES = Path(__file__).parent / "speculators_fixtures"
+
+
+@pytest.fixture(scope="module")
+def target():
+    return load_target(FIXTURES / "target")
+
+
+def rewrite(name, folder, renames, config, drop=()):
+    """Copy a fixture with tensors renamed by prefix and a flat config.json in the authors' manner."""
+    folder.mkdir()
+    given = json.loads((FIXTURES / name / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**given["transformer_layer_config"], **config}))
+    tensors = {}
+    for key, tensor in load_file(FIXTURES / name / "model.safetensors").items():
+        for old, new in renames.items():
+            if key.startswith(old):
+                key = new + key.removeprefix(old)
+                break
+        if key not in drop:
+            tensors[key] = tensor
+    return tensors
+
+
+def same_weights(a, b):
+    mine, others = a.weights(), b.weights()
+    return mine.keys() == others.keys() and all(torch.equal(mine[k], others[k]) for k in mine)
+
+
+def test_eagle_of_the_authors_as_a_pickle(target, tmp_path):
+    """Several published heads are a pytorch_model.bin, with an embedding that is the target's own."""
+    folder = tmp_path / "eagle"
+    tensors = rewrite("eagle", folder, {"fusion_fc.": "fc.", "transformer.": "layers.0."}, {"architectures": ["X"]})
+    torch.save({**tensors, "embed_tokens.weight": target.embed_tokens}, folder / "pytorch_model.bin")
+    assert str(drafter_format(folder)) == "eagle, authors layout (tensors fc and layers.0, no final norm)"
+    head = load_drafter(folder, target)
+    assert same_weights(head, load_drafter(FIXTURES / "eagle", target))
+    assert head.weights()["embed_tokens"].data_ptr() == target.embed_tokens.data_ptr()
+
+
+def test_truncated_pickle(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    torch.save({"fc.weight": torch.ones(3)}, tmp_path / "pytorch_model.bin")
+    content = (tmp_path / "pytorch_model.bin").read_bytes()
+    (tmp_path / "pytorch_model.bin").write_bytes(content[: len(content) // 2])
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin.*truncated"):
+        drafter_format(tmp_path)
+
+
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_eagle3_of_the_authors(prefix, target, tmp_path):
+    folder = tmp_path / "eagle3"
+    tensors = rewrite(
+        "eagle3-llama",
+        folder,
+        {
+            "layers.0.": f"{prefix}midlayer.",
+            "norm.": f"{prefix}norm.",
+            "fc.": f"{prefix}fc.",
+            "embed": f"{prefix}embed",
+        },
+        {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "draft_vocab_size": 24,
+            "norm_before_residual": True,
+            "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 4]},
+        },
+    )
+    save_file(tensors, folder / "model.safetensors")
+    head = load_drafter(folder, target)
+    assert drafter_format(folder).algorithm == "eagle3"
+    assert same_weights(head, load_drafter(FIXTURES / "eagle3-llama", target))
+    assert list(head.aux_layers) == [1, 2, 4]
+
+
+def test_eagle3_without_a_telling_name_is_known_by_its_tensors(target, tmp_path):
+    folder = tmp_path / "eagle3"
+    tensors = rewrite("eagle3-llama", folder, {"layers.0.": "midlayer."}, {"draft_vocab_size": 24})
+    save_file(tensors, folder / "model.safetensors")
+    assert "midlayer" in drafter_format(folder).evidence
+
+
+def test_unsupported_algorithm_of_speculators(tmp_path):
+    config = json.loads((FIXTURES / "eagle" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "speculators_model_type": "peagle"}))
+    save_file({"x": torch.ones(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"'peagle'.*supported are eagle, eagle3"):
+        drafter_format(tmp_path)
+
+
+def test_speculators_folder_without_the_residual_key_means_true(target, tmp_path):
+    folder = tmp_path / "head"
+    folder.mkdir()
+    config = json.loads((FIXTURES / "eagle3-llama" / "config.json").read_text())
+    assert config.pop("norm_before_residual") is True
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes((FIXTURES / "eagle3-llama" / "model.safetensors").read_bytes())
+    assert load_drafter(folder, target).config.norm_before_residual is True

@@ -1,0 +1,80 @@
+"""Folders written by the `speculators` package, against what its own models computed (see speculators_fixtures)."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from specgraph.models.load import drafter_format, load_drafter, load_target
+
+FIXTURES = Path(__file__).parent / "speculators_fixtures"
+TOLERANCE = {"rtol": 0, "atol": 1e-4}
+
+
+@pytest.fixture(scope="module")
+def target():
+    return load_target(FIXTURES / "target")
+
+
+def expected(name):
+    return load_file(FIXTURES / f"{name}.expected.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm", "version"),
+    [("eagle", "eagle", "0.2.0"), ("eagle3-llama", "eagle3", "0.9.0"), ("eagle3-qwen3", "eagle3", "0.9.0")],
+)
+def test_format_is_found(name, algorithm, version):
+    assert f'"speculators_version": "{version}"' in (FIXTURES / name / "config.json").read_text()
+    found = drafter_format(FIXTURES / name)
+    assert (found.algorithm, found.layout, found.num_speculative_tokens) == (algorithm, "speculators", 3)
+
+
+@pytest.mark.parametrize("name", ["eagle3-llama", "eagle3-qwen3"])
+@torch.no_grad()
+def test_eagle3_chain(name, target, dense_attend):
+    """The package unrolls a chain from every row: row i of pass k sees rows 0..i of pass 0, then its own passes."""
+    want = expected(name)
+    head = load_drafter(FIXTURES / name, target)
+    assert list(head.aux_layers) == [1, 2, 4]
+    tokens, rows = want["token_ids"], len(want["token_ids"])
+    combined = head.combine(want["aux_hidden"])
+    for row in range(rows):
+        caches = {}
+        attend = dense_attend(head.attention_layers, torch.arange(row + 1), caches)
+        out = head.forward(tokens[: row + 1], combined[: row + 1], attend)
+        for step in range(3):
+            torch.testing.assert_close(head.logits(out.hidden)[-1], want[f"logits.{step}"][row], **TOLERANCE)
+            # Its next token is the given one, shifted left; zeros beyond the end.
+            token = tokens[row + step + 1 : row + step + 2] if row + step + 1 < rows else torch.tensor([0])
+            attend = dense_attend(head.attention_layers, torch.tensor([row + step + 1]), caches)
+            out = head.forward(token, out.carry[-1:], attend)
+
+
+def test_eagle3_vocabulary(target):
+    head = load_drafter(FIXTURES / "eagle3-llama", target)
+    mask = load_file(FIXTURES / "eagle3-llama" / "model.safetensors")["t2d"]
+    assert head.draft_to_target is not None
+    assert torch.equal(torch.arange(24) + head.draft_to_target, mask.nonzero().flatten())
+
+
+@torch.no_grad()
+def test_eagle(target, dense_attend):
+    """Two passes over all rows; the second takes the first one's output as hidden state."""
+    want = expected("eagle")
+    head = load_drafter(FIXTURES / "eagle", target)
+    assert list(head.aux_layers) == []
+    assert head.aux_size == 32
+    hidden = head.combine(want["aux_hidden"])
+    for step in range(2):
+        attend = dense_attend(head.attention_layers, torch.arange(len(hidden)))
+        out = head.forward(want["token_ids"], hidden, attend)
+        torch.testing.assert_close(head.logits(out.hidden), want[f"logits.{step}"], **TOLERANCE)
+        hidden = out.carry
+
+
+def test_eagle_shares_embedding_and_head_with_the_target(target):
+    weights = load_drafter(FIXTURES / "eagle", target).weights()
+    assert weights["embed_tokens"].data_ptr() == target.embed_tokens.data_ptr()
+    assert weights["lm_head"].data_ptr() == target.lm_head.data_ptr()
