@@ -1,0 +1,189 @@
+"""A captured graph on an NPU, and the pool that graphs share."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from specgraph.errors import CaptureError, SpecgraphError, UpdateError
+from specgraph.platforms import ErrorMode, Graph, Stream
+from specgraph_npu.task_groups import NpuTaskGroup, reason_of
+
+if TYPE_CHECKING:
+    from specgraph_npu.platform import NpuPlatform
+
+
+class NpuGraphPool:
+    """A pool's identity. Its memory goes back when the last graph in it is closed."""
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+        self.is_closed = False
+
+    def close(self) -> None:
+        """Allow no new graph in this pool."""
+        self.is_closed = True
+
+
+class NpuGraph(Graph):
+    """One ACL graph, with the task groups captured into it."""
+
+    def __init__(self, platform: NpuPlatform, pool: NpuGraphPool, number: int) -> None:
+        self.number = number
+        self.groups: list[NpuTaskGroup] = []
+        self._platform, self._pool = platform, pool
+        self._graph: Any = None
+        self._is_closed = False
+        self._done = (platform.npu.Event(), platform.npu.Event())
+        """Recorded after even and odd launches: the updates of launch i wait for launch i - 1."""
+        self._launches = 0
+        self._ordered_for = -1
+        """The launch whose updates were put behind the one before it."""
+
+    @property
+    def pool(self) -> NpuGraphPool:
+        """See `Graph.pool`."""
+        return self._pool
+
+    @property
+    def is_closed(self) -> bool:
+        """See `Graph.is_closed`."""
+        return self._is_closed
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether there is something to replay."""
+        return self._graph is not None
+
+    @contextmanager
+    def _capture(self, stream: Stream | None, error_mode: ErrorMode) -> Generator[None]:
+        platform, npu = self._platform, self._platform.npu
+        if self._is_closed:
+            raise CaptureError(f"graph {self.number} is closed")
+        if self._graph is not None:
+            raise CaptureError(f"graph {self.number} holds a capture already: reset() it first")
+        if platform.capturing is not None:
+            raise CaptureError(f"graph {platform.capturing.number} is being captured: captures don't nest")
+        if self._pool.is_closed:
+            raise CaptureError("the graph's pool is closed")
+        stream = platform.capture_stream if stream is None else stream
+        outer = npu.current_stream()
+        stream.wait_stream(outer)
+        platform.synchronize()  # the vendor's own capture does: memory still in use must not enter the pool
+        graph = npu.NPUGraph()
+        platform.capturing = self
+        try:
+            with npu.stream(stream):  # not the vendor's context: that one leaves the stream current when a capture fails
+                try:
+                    graph.capture_begin(pool=self._pool.handle, capture_error_mode=error_mode)
+                except RuntimeError as error:
+                    raise CaptureError(f"the capture can't begin: {reason_of(error)}") from error
+                try:
+                    yield
+                except BaseException:
+                    _end_broken(graph)
+                    raise
+                graph.capture_end()
+        except SpecgraphError:
+            self._drop()
+            raise
+        except RuntimeError as error:
+            self._drop()
+            raise CaptureError(f"the work can't be captured: {reason_of(error)}") from error
+        except BaseException:
+            self._drop()
+            raise
+        finally:
+            platform.capturing = None
+        self._graph = graph
+        outer.wait_stream(stream)
+        platform.graphs.add(self)
+
+    def capture(self, *, stream: Stream | None = None, error_mode: ErrorMode = "thread_local") -> Any:
+        """See `Graph.capture`."""
+        return self._capture(stream, error_mode)
+
+    def replay(self) -> None:
+        """See `Graph.replay`. Graphs with task groups then stand at each gate until its update.
+
+        Raises:
+            UpdateError: a group has had no update since the last launch: that replay still stands at its gate.
+        """
+        if self._is_closed or self._graph is None:
+            state = "is closed" if self._is_closed else "holds no capture"
+            raise CaptureError(f"graph {self.number} {state}: nothing to replay")
+        if self._launches:
+            self.require_updates()
+        stream = self._platform.npu.current_stream()
+        if self.groups and not self._launches:
+            stream.wait_stream(self._platform.update_stream)  # the gates' first reset
+        for group in self.groups:
+            group.updates = 0
+        self._graph.replay()
+        self._done[self._launches % 2].record(stream)
+        self._launches += 1
+        self._platform.counters.graph_launches += 1
+
+    def require_updates(self) -> None:
+        """Refuse to go on while the last launch stands at a gate that nobody will open.
+
+        Raises:
+            UpdateError: names the groups without an update.
+        """
+        if not self._launches:
+            return
+        waiting = [group for group in self.groups if not group.updates]
+        if waiting:
+            raise UpdateError(
+                f"launch {self._launches} of graph {self.number} stands at {len(waiting)} of {len(self.groups)} task "
+                f"groups, first at {waiting[0]}: no update was issued for them. Issue one platform.task_update(group) "
+                "for each group and replay"
+            )
+
+    def order_updates(self, stream: Stream) -> None:
+        """Put the updates of the last launch behind the launch before it, on the device."""
+        if self._ordered_for == self._launches:
+            return
+        self._ordered_for = self._launches
+        if self._launches >= 2:
+            stream.wait_event(self._done[self._launches % 2])
+
+    def release(self) -> None:
+        """Open the gates that the last launch stands at, so that it ends, with stale parameters."""
+        if not self._launches:
+            return
+        for group in self.groups:
+            if not group.updates:
+                group.gate.record(self._platform.update_stream)
+                group.updates += 1
+
+    def reset(self) -> None:
+        """See `Graph.reset`."""
+        if self._graph is not None:
+            self.release()
+            self._done[0].synchronize()
+            self._done[1].synchronize()
+            self._graph.reset()
+        self._drop()
+
+    def close(self) -> None:
+        """See `Graph.close`."""
+        if not self._is_closed:
+            self.reset()
+            self._is_closed = True
+
+    def _drop(self) -> None:
+        self._platform.graphs.discard(self)
+        self._graph = None
+        self.groups.clear()
+        self._launches, self._ordered_for = 0, -1
+
+
+def _end_broken(graph: Any) -> None:
+    """End a capture that failed, so that its stream works again."""
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        return
+    graph.reset()

@@ -1,0 +1,191 @@
+"""The ops whose lengths are host parameters, one row each. To support another op, add a row.
+
+A row says how the op is called in both passes: once in capture, inside its task group, and once per replay, inside a
+task update, where everything but the lengths must be as captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from specgraph.attention import HostLengths
+from specgraph.errors import ConfigError
+from specgraph.platforms import Support, yes
+from specgraph_npu.capabilities import has_atb
+
+LengthForm = Literal["cumulative_query_lens", "seq_lens", "seq_lens_tensor"]
+
+_FORMS: Mapping[LengthForm, Callable[[HostLengths], Any]] = {
+    "cumulative_query_lens": lambda lengths: list(accumulate(lengths.query_lens)),
+    "seq_lens": lambda lengths: list(lengths.seq_lens),
+    "seq_lens_tensor": lambda lengths: torch.tensor(lengths.seq_lens, dtype=torch.int32),
+}
+
+
+def _always() -> Support:
+    return yes()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostOp:
+    """One registered op that writes preallocated outputs and takes lengths from the host."""
+
+    name: str
+    op: str
+    overload: str
+    workspace_op: str
+    """Takes the same arguments less outputs and workspace; returns the largest workspace any lengths may need."""
+    host: Mapping[str, LengthForm]
+    """Which arguments are host parameters, and in which form they want the lengths."""
+    layout: str
+    fixed: Mapping[str, Any]
+    """Arguments that are the same in every call of this row."""
+    heads: str
+    kv_heads: str
+    scale: str
+    query: str = "query"
+    key: str = "key"
+    value: str = "value"
+    lse: str = ""
+    """The flag that asks for the log-sum-exp, which the op then takes as a second output; empty when it has none."""
+    tensors: tuple[str, ...] = ()
+    """Further tensor arguments that the caller gives."""
+    namespace: str = "npu"
+    """Where in torch.ops."""
+    rows_per_request: Literal["any", "one"] = "any"
+    available: Callable[[], Support] = _always
+
+
+_FIA = {
+    "overload": "out",
+    "layout": "TND",
+    "fixed": {"input_layout": "TND"},
+    "kv_heads": "num_key_value_heads",
+}
+_FIA1 = {
+    **_FIA,
+    "op": "npu_fused_infer_attention_score",
+    "workspace_op": "_npu_fused_infer_attention_score_get_max_workspace",
+    "host": {"actual_seq_lengths": "cumulative_query_lens", "actual_seq_lengths_kv": "seq_lens"},
+    "heads": "num_heads",
+    "scale": "scale",
+    "lse": "softmax_lse_flag",
+}
+_FIA2 = {
+    **_FIA,
+    "op": "npu_fused_infer_attention_score_v2",
+    "workspace_op": "_npu_fused_infer_attention_score_v2_get_max_workspace",
+    "host": {"actual_seq_qlen": "cumulative_query_lens", "actual_seq_kvlen": "seq_lens"},
+    "heads": "num_query_heads",
+    "scale": "softmax_scale",
+    "lse": "return_softmax_lse",
+}
+
+_ROWS = (
+    HostOp(name="fia", tensors=("block_table", "atten_mask"), **_FIA1),
+    HostOp(name="fia-mla", tensors=("block_table", "atten_mask", "query_rope", "key_rope"), **_FIA1),
+    HostOp(name="fia-v2", tensors=("block_table", "atten_mask", "learnable_sink"), **_FIA2),
+    HostOp(name="fia-v2-mla", tensors=("block_table", "atten_mask", "query_rope", "key_rope"), **_FIA2),
+    HostOp(
+        name="paged",
+        namespace="atb",
+        op="_npu_paged_attention",
+        overload="default",
+        workspace_op="_npu_paged_attention_get_workspace",
+        host={"context_lens": "seq_lens_tensor"},
+        layout="TND",
+        fixed={},
+        heads="num_heads",
+        kv_heads="num_kv_heads",
+        scale="scale_value",
+        key="key_cache",
+        value="value_cache",
+        tensors=("block_table",),
+        rows_per_request="one",
+        available=has_atb,
+    ),
+)
+HOST_OPS: Mapping[str, HostOp] = {row.name: row for row in _ROWS}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Everything but the lengths of one issue of a row: what capture and every later update have in common."""
+
+    row: HostOp
+    arguments: Mapping[str, Any]
+    outputs: Sequence[Tensor]
+    """[output] or [output, log-sum-exp]"""
+
+    def workspace(self, lengths: HostLengths) -> Tensor:
+        """Device memory that is enough for any lengths that fit the block table."""
+        given = {**self.arguments, **self._host(lengths)}
+        if not self.row.lse:
+            given["out"] = self.outputs[0]
+        return _op(self.row, self.row.workspace_op, "default")(**given)
+
+    def issue(self, lengths: HostLengths, workspace: Tensor) -> None:
+        """Issue the op on the current stream."""
+        out = list(self.outputs) if self.row.lse else self.outputs[0]
+        given = {**self.arguments, **self._host(lengths), "workspace": workspace, "out": out}
+        _op(self.row, self.row.op, self.row.overload)(**given)
+
+    def weak(self, weak_reference: Callable[[Tensor], Tensor]) -> Call:
+        """The same call without keeping its tensors alive."""
+        arguments = {k: weak_reference(v) if isinstance(v, Tensor) else v for k, v in self.arguments.items()}
+        return Call(self.row, arguments, [weak_reference(out) for out in self.outputs])
+
+    def _host(self, lengths: HostLengths) -> dict[str, Any]:
+        return {name: _FORMS[form](lengths) for name, form in self.row.host.items()}
+
+
+def make_call(
+    row: HostOp,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor | None,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    scale: float,
+    tensors: Mapping[str, Tensor],
+    options: Mapping[str, Any] | None = None,
+) -> Call:
+    """Put a row's arguments together.
+
+    Args:
+        query: [T, num_heads, head_dim].
+        key, value: caches in the op's form: [num_blocks, block_size, num_kv_heads * head_dim] for the FIA rows.
+        out: [T, num_heads, value_dim], written.
+        lse: float32 [T, num_heads, 1], written, or None when it isn't wanted.
+        tensors: further tensors, of the names in `row.tensors`.
+        options: further plain arguments, such as sparse_mode and block_size.
+
+    Raises:
+        ConfigError: a tensor that the row doesn't take, or a log-sum-exp from an op that has none.
+    """
+    if unknown := set(tensors) - set(row.tensors):
+        raise ConfigError(f"host op '{row.name}' takes no {', '.join(sorted(unknown))}; it takes {row.tensors}")
+    if lse is not None and not row.lse:
+        raise ConfigError(f"host op '{row.name}' gives no log-sum-exp: context parallelism needs one that does")
+    arguments: dict[str, Any] = {
+        row.query: query, row.key: key, row.value: value, row.heads: num_heads, row.kv_heads: num_kv_heads,
+        row.scale: scale, **row.fixed, **tensors, **(options or {}),
+    }  # fmt: skip
+    if not row.lse:
+        return Call(row, arguments, [out])
+    arguments[row.lse] = lse is not None
+    placeholder = torch.empty(0, dtype=torch.float32, device=query.device) if lse is None else lse
+    return Call(row, arguments, [out, placeholder])
+
+
+def _op(row: HostOp, name: str, overload: str) -> Any:
+    return getattr(getattr(getattr(torch.ops, row.namespace), name), overload)

@@ -1,0 +1,118 @@
+"""What this machine has of an Ascend software stack, and what to do about what is missing.
+
+The checks go from cheap to dear and stop at the first that fails. torch_npu is imported only when its libraries can
+load: without CANN that import fails deep inside, and with autoload on it takes `import torch` down with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from specgraph.errors import PlatformError
+from specgraph.platforms import Probe
+
+KNOWN_WHEELS = ("2.12.0.post3", "2.13.0", "2.14.0")
+"""torch_npu versions whose names and keywords this backend was checked against, with the torch of the same number."""
+
+
+def probe() -> Probe:
+    """Whether an NPU can be opened here; never raises."""
+    reason = missing()
+    if reason:
+        return Probe(available=False, reason=reason)
+    try:
+        torch_npu = import_torch_npu()
+        import torch
+
+        count = torch.npu.device_count()  # type: ignore[attr-defined]
+    except Exception as error:
+        return Probe(available=False, reason=f"torch_npu is installed but does not work: {_first_line(error)}")
+    if count == 0:
+        return Probe(available=False, reason="torch_npu and CANN are here, but no NPU: check `npu-smi info`")
+    return Probe(available=True, device_count=count, versions=versions(torch_npu))
+
+
+def missing(environ: Mapping[str, str] | None = None) -> str:
+    """What keeps this backend from working, with what to do, or an empty string."""
+    environ = os.environ if environ is None else environ
+    try:
+        wheel = version("torch_npu")
+    except PackageNotFoundError:
+        wheel = ""
+    if not wheel or importlib.util.find_spec("torch_npu") is None:
+        return f"torch_npu is not installed: pip install torch_npu=={_wheel_for(version('torch'))}"
+    torch_version = version("torch").partition("+")[0]
+    if torch_version.split(".")[:2] != wheel.split(".")[:2]:
+        return (
+            f"torch_npu {wheel} needs torch {'.'.join(wheel.split('.')[:3])}, installed is torch {torch_version}: "
+            f"pip install torch=={'.'.join(wheel.split('.')[:3])}"
+        )
+    if not library_loads("libascendcl.so"):
+        return (
+            "torch_npu is installed but CANN's libascendcl.so is missing or not on the library path: install the CANN "
+            "toolkit and run `source /usr/local/Ascend/ascend-toolkit/set_env.sh`"
+        )
+    if environ.get("ASCEND_LAUNCH_BLOCKING") == "1":
+        return (
+            "ASCEND_LAUNCH_BLOCKING=1 makes every replay wait for the graph, and the graph waits for the update that "
+            "follows the replay: it would hang. Unset ASCEND_LAUNCH_BLOCKING"
+        )
+    return ""
+
+
+def library_loads(name: str) -> bool:
+    """Whether the dynamic linker finds a library and all that it needs."""
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True
+
+
+def has_value_wait() -> bool:
+    """Whether the runtime can wait for a value in device memory from a stream.
+
+    torch_npu then builds its ExternalEvent from that, else from a runtime event which it creates at the first record:
+    a wait or reset captured before that is dropped without a word.
+    """
+    runtime = ctypes.CDLL("libascendcl.so")
+    return hasattr(runtime, "aclrtValueWait") and hasattr(runtime, "aclrtValueWrite")
+
+
+def import_torch_npu() -> Any:
+    """torch_npu, imported.
+
+    Raises:
+        PlatformError: something is missing; the message says what and how to get it.
+    """
+    if "torch_npu" not in sys.modules and (reason := missing()):
+        raise PlatformError(reason)
+    return importlib.import_module("torch_npu")
+
+
+def versions(torch_npu: Any) -> dict[str, str]:
+    """torch, torch_npu and CANN."""
+    import torch
+
+    try:
+        cann = torch_npu.npu.utils.get_cann_version()
+    except Exception:
+        cann = ""
+    return {"torch": torch.__version__, "torch_npu": torch_npu.__version__, "cann": cann or "unknown"}
+
+
+def _wheel_for(torch_version: str) -> str:
+    number = torch_version.partition("+")[0].split(".")[:2]
+    fitting = [wheel for wheel in KNOWN_WHEELS if wheel.split(".")[:2] == number]
+    return fitting[0] if fitting else f"{KNOWN_WHEELS[1]} (with torch=={KNOWN_WHEELS[1]})"
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
