@@ -115,6 +115,10 @@ class AttentionBackend(Protocol):
         """
         ...
 
+    def named_tensors(self) -> Mapping[str, Tensor]:
+        """Constants of its own that captured ops read (masks, ...), by name: part of the read-set."""
+        ...
+
 
 class Attend(Protocol):
     """What a model calls in its attention layers: rotation, cache write and attention in one."""

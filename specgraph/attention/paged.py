@@ -5,6 +5,7 @@ The second is what Ascend's attention needs; every platform with task updates ca
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -74,6 +75,10 @@ class PagedAttention:
         """See `AttentionBackend.advance`."""
         advance(metadata, draft_step, max_model_len, block_size)
 
+    def named_tensors(self) -> Mapping[str, Tensor]:
+        """None."""
+        return {}
+
 
 @dataclass(frozen=True, slots=True)
 class PagedHostAttention:
@@ -126,3 +131,7 @@ class PagedHostAttention:
     def advance(self, metadata: AttentionMetadata, draft_step: Tensor, max_model_len: int, block_size: int) -> None:
         """Positions and slots stay device parameters: only attention's lengths come from the host."""
         advance(metadata, draft_step, max_model_len, block_size)
+
+    def named_tensors(self) -> Mapping[str, Tensor]:
+        """None."""
+        return {}

@@ -112,6 +112,7 @@ class TargetRunner:
         named = {f"weights.{name}": tensor for name, tensor in self.target.weights().items()}
         if self.draft_to_target is not None:
             named["draft_to_target"] = self.draft_to_target
+        named |= self.attention.named_tensors()
         return {**named, **named_cache_tensors(self.caches, "kv_cache"), **self.buffers.named_tensors()}
 
     def capture(self) -> None:

@@ -90,7 +90,8 @@ class Drafter:
     def read_set(self) -> dict[str, Tensor]:
         """Every persistent tensor that a draft graph may touch, by name."""
         weights = {f"weights.{name}": tensor for name, tensor in self.head.weights().items()}
-        return {**weights, **named_cache_tensors(self.caches, "kv_cache"), **self.buffers.named_tensors()}
+        caches = named_cache_tensors(self.caches, "kv_cache")
+        return {**weights, **caches, **self.buffers.named_tensors(), **self.attention.named_tensors()}
 
     def capture(self) -> None:
         """Capture every size, largest first; does nothing in the eager lowering.
