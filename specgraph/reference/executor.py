@@ -17,6 +17,8 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from specgraph.reference.rewrites import rewrite
+
 _Outputs = list[tuple[int, torch.Tensor]]
 
 
@@ -30,10 +32,16 @@ class Binding:
     copies: bool = False
     """The function returns fresh tensors, to be copied into the blocks."""
     is_sequence: bool = False
+    rewritten: OpOverload | None = None
+    """`rewrites.rewrite` has another way to run this op."""
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: _Outputs) -> Callable[[], Any]:
         """The task as a callable without arguments."""
         blocks = tuple(block for _, block in outputs)
+        if self.rewritten is not None:
+            call = rewrite(self.rewritten, args, kwargs, blocks)
+            assert call is not None
+            return call
         if self.copies:
             return partial(_run_and_copy, self.function, args, kwargs, outputs, self.is_sequence)
         return partial(self.function, *args, **self._with_out(kwargs, blocks))
@@ -59,17 +67,19 @@ def bind(
 
     Args:
         is_sequence: the op returns several values.
-        count: how many values it returns.
+        count: how many values it returns. Fewer `outputs` means that nobody reads the others.
     """
+    if rewrite(func, args, kwargs, tuple(block for _, block in outputs)) is not None:
+        return Binding(func._op, rewritten=func)
     if not outputs:
         return Binding(_fastest(func, func, args, kwargs, {}) or func._op)
     if len(outputs) == count and not func._schema.is_mutable and (found := out_variant(func)) is not None:
         overload, names = found
         blocks = tuple(block for _, block in outputs)
-        for keywords, is_tuple in (({"out": blocks if count > 1 else blocks[0]}, count > 1),):
-            fast = _fastest(func, overload, args, kwargs, keywords, dict(zip(names, blocks, strict=True)))
-            if fast is not None:
-                return Binding(fast, () if is_tuple else ("out",), is_tuple)
+        out = {"out": blocks if count > 1 else blocks[0]}
+        fast = _fastest(func, overload, args, kwargs, out, dict(zip(names, blocks, strict=True)))
+        if fast is not None:
+            return Binding(fast, ("out",), out_tuple=count > 1)
         return Binding(overload._op, names)
     return Binding(_fastest(func, func, args, kwargs, {}) or func._op, copies=True, is_sequence=is_sequence)
 
@@ -84,16 +94,9 @@ def out_variant(func: OpOverload) -> tuple[OpOverload, tuple[str, ...]] | None:
         overload = getattr(func.overloadpacket, name)
         outs = [a for a in overload._schema.arguments if a.is_out]
         rest = [(a.name, str(a.type)) for a in overload._schema.arguments if not a.is_out]
-        if len(outs) == len(func._schema.returns) and _same_arguments(wanted, rest):
+        if len(outs) == len(func._schema.returns) and rest == wanted:
             return overload, tuple(a.name for a in outs)
     return None
-
-
-_TENSOR_OPTIONS = {"dtype", "layout", "device", "pin_memory"}
-
-
-def _same_arguments(wanted: list[tuple[str, str]], given: list[tuple[str, str]]) -> bool:
-    return wanted == given
 
 
 class _Reached(BaseException):

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes, _pop_mode, _pus
 
 from specgraph.errors import CaptureError
 from specgraph.platforms.interface import ErrorMode, Graph, Stream
+from specgraph.reference.baking import tensors_in
 from specgraph.reference.executor import bind
 from specgraph.reference.host_read import HostReadMode
 from specgraph.reference.inputs import Inputs
@@ -184,7 +185,22 @@ def _leave(recorder: Recorder) -> None:
         _push_mode(mode)
 
 
+def _drop_unread_outputs(recorder: Recorder) -> None:
+    """Forget result blocks that no later op and no living tensor reads, so that nothing is copied there."""
+    read: set[int] = set()
+    for node in reversed(recorder.nodes):
+        if not isinstance(node, Task):
+            continue
+        node.outputs = [
+            (i, block)
+            for i, block in node.outputs
+            if (base := block.untyped_storage().data_ptr()) in read or recorder.pool.allocated_by(base) is not None
+        ]
+        read.update(t.untyped_storage().data_ptr() for t in tensors_in(node.args, list(node.kwargs.values())))
+
+
 def _compile(recorder: Recorder) -> list[Part]:
+    _drop_unread_outputs(recorder)
     parts = [Part()]
     for node in recorder.nodes:
         if isinstance(node, EventNode):

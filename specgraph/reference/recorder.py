@@ -150,6 +150,8 @@ class Recorder(TorchDispatchMode):
                 self._fail(host_read_error(str(func)))
             with self:
                 return func.decompose(*args, **kwargs)
+        if func is _aten.lift_fresh.default:
+            return self._host_constant(args[0])
         if changes_metadata_only(func):
             self._note_inputs(func, args, kwargs)
             return func(*args, **kwargs)
@@ -158,8 +160,6 @@ class Recorder(TorchDispatchMode):
 
     def _record(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._refuse(func, args, kwargs)
-        if func is _aten.lift_fresh.default:
-            return self._host_constant(args[0])
         shapes = self._infer(func, args, kwargs)
         if any(isinstance(f, torch.Tensor) and f.device.type != "cpu" for f in shapes.outputs):
             if all(f.device.type == "meta" for f in shapes.outputs if isinstance(f, torch.Tensor)):
@@ -316,8 +316,8 @@ class Recorder(TorchDispatchMode):
         if tensor.dim():
             self._fail(
                 CaptureError(
-                    f"torch.tensor of shape {list(tensor.shape)} at {user_line()} copies host data to the device in a "
-                    f"capture: make it a persistent tensor before"
+                    f"host data of shape {list(tensor.shape)} (a list, torch.tensor) at {user_line()} would be copied to "
+                    f"the device in a capture: make it a persistent tensor before"
                 )
             )
         self.constants.append(tensor)
@@ -330,7 +330,11 @@ class Recorder(TorchDispatchMode):
     def _note_inputs(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         line: str | None = None
         for tensor in tensors_in(args, list(kwargs.values())):
-            if tensor.device.type == "cpu" and not self._owns(tensor.untyped_storage()):
+            # What an earlier capture made in this pool may die here, its block reused: graphs of one pool that are
+            # replayed in order hand memory on that way (piecewise segments). Replayed out of order, they clash.
+            if tensor.device.type == "cpu" and self.pool.allocated_by(tensor.untyped_storage().data_ptr()) is None:
+                if self._owns(tensor.untyped_storage()):
+                    continue
                 line = line or user_line()
                 self.inputs.add(tensor, str(func), line)
 

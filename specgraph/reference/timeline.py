@@ -24,13 +24,16 @@ _PartKey = tuple[int, int]
 class Timeline:
     """Knows the last tick of every graph part on every stream, and what tracked eager work touched.
 
-    With one stream in use nothing can be unordered, and a replay costs one dictionary entry.
+    While all work of other streams is known to be over nothing can be unordered, and a replay costs two dictionary
+    entries.
     """
 
     def __init__(self) -> None:
         self.host: Clock = {}
         self._eager = EagerLog()
         self._streams: dict[int, CpuStream] = {}
+        self._all_ticks = 0
+        self._settled: dict[int, int] = {}
         self._ticks: dict[tuple[_PartKey, int], int] = {}
         self._accesses: dict[_PartKey, list[Access]] = {}
         self._conflicts: dict[tuple[_PartKey, _PartKey], tuple[Access, Access] | None] = {}
@@ -43,7 +46,7 @@ class Timeline:
         """
         self._tick(stream)
         key = graph.number, part
-        if len(self._streams) > 1:
+        if self._may_be_unordered(stream):
             self._check_replays(key, accesses, stream)
             for access in accesses:
                 self._check_eager(access, stream)
@@ -55,7 +58,7 @@ class Timeline:
         self._tick(stream)
         label = f"{func} at {user_line()}"
         accesses = [Access(Region.of(t), id(t) in written, label) for t in tensors if t.device.type == "cpu"]
-        if len(self._streams) > 1:
+        if self._may_be_unordered(stream):
             for (key, other), tick in self._ticks.items():
                 if other != stream.id and stream.clock.get(other, 0) < tick:
                     found = conflict(accesses, self._accesses[key])
@@ -84,7 +87,19 @@ class Timeline:
         if self.host:
             merge(stream.clock, self.host)
         stream.clock[stream.id] += 1
+        self._all_ticks += 1
         self._streams[stream.id] = stream
+
+    def _may_be_unordered(self, stream: CpuStream) -> bool:
+        """Whether another stream has work that `stream` doesn't come after. Cheap while other streams rest."""
+        elsewhere = self._all_ticks - stream.clock[stream.id]
+        if self._settled.get(stream.id) == elsewhere:
+            return False
+        for other in self._streams.values():
+            if stream.clock.get(other.id, 0) < other.clock[other.id]:
+                return True
+        self._settled[stream.id] = elsewhere
+        return False
 
     def _check_replays(self, key: _PartKey, accesses: list[Access], stream: CpuStream) -> None:
         for (other_key, other), tick in self._ticks.items():
