@@ -1,0 +1,149 @@
+"""One CUDA graph, with torch's capture underneath and errors that leave the device usable."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from specgraph.errors import CaptureError, HostReadError, SpecgraphError
+from specgraph.platforms import ErrorMode, Graph, Stream
+
+if TYPE_CHECKING:
+    from specgraph_cuda.platform import CudaPlatform
+
+
+class CudaGraphPool:
+    """A private pool of torch's caching allocator. Its memory goes back when it and its graphs are closed."""
+
+    def __init__(self) -> None:
+        self.handle: Any = torch.cuda.graph_pool_handle()
+        self.is_closed = False
+
+    def close(self) -> None:
+        """Refuse new captures; the graphs in it stay until they are closed."""
+        self.is_closed = True
+
+
+class CudaGraph(Graph):
+    """See `specgraph.platforms.Graph`."""
+
+    def __init__(self, platform: CudaPlatform, pool: CudaGraphPool) -> None:
+        self._platform, self._pool = platform, pool
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._is_closed = False
+
+    @property
+    def pool(self) -> CudaGraphPool:
+        """The pool this graph allocates from."""
+        return self._pool
+
+    @property
+    def is_closed(self) -> bool:
+        """True once `close()` was called."""
+        return self._is_closed
+
+    @contextmanager
+    def capture(self, *, stream: Stream | None = None, error_mode: ErrorMode = "thread_local") -> Iterator[None]:
+        """See `Graph.capture`. Without a stream: the current one, or a side stream where that is the default stream.
+
+        Warm the work up on the same stream first: compilers and libraries initialise, and allocate, on first use.
+        """
+        self._refuse_unless_empty()
+        with torch.cuda.device(self._platform.device):
+            side = self._platform.capture_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            collecting = gc.isenabled()
+            gc.disable()  # a collection could free another graph's memory, which a capture must not see
+            try:
+                with torch.cuda.stream(side):
+                    graph.capture_begin(pool=self._pool.handle, capture_error_mode=error_mode)
+                    try:
+                        yield
+                    except BaseException as error:
+                        self._abandon(graph, side)
+                        if isinstance(error, SpecgraphError) or not isinstance(error, Exception):
+                            raise
+                        raise _explained(error) from error
+                    try:
+                        graph.capture_end()
+                    except Exception as error:
+                        self._abandon(graph, side)
+                        raise _explained(error) from error
+            finally:
+                if collecting:
+                    gc.enable()
+        self._graph = graph
+
+    def replay(self) -> None:
+        """See `Graph.replay`."""
+        if self._graph is None:
+            state = "closed" if self._is_closed else "empty: capture it first"
+            raise CaptureError(f"replay of a graph that is {state}")
+        self._graph.replay()
+
+    def reset(self) -> None:
+        """See `Graph.reset`."""
+        if self._graph is not None:
+            self._graph.reset()
+            self._graph = None
+
+    def close(self) -> None:
+        """See `Graph.close`."""
+        self.reset()
+        self._is_closed = True
+
+    def raw(self) -> int:
+        """The cudaGraphExec_t as an integer, for tools of the CUDA driver. Owned by this graph.
+
+        Raises:
+            CaptureError: nothing is captured.
+        """
+        if self._graph is None:
+            raise CaptureError("no captured graph to hand out")
+        return int(self._graph.raw_cuda_graph_exec())
+
+    def _refuse_unless_empty(self) -> None:
+        if self._is_closed or self._pool.is_closed:
+            raise CaptureError("capture into a closed graph or pool")
+        if self._graph is not None:
+            raise CaptureError("this graph holds a capture already: reset() it first")
+        if torch.cuda.is_current_stream_capturing():
+            raise CaptureError("nested capture: the current stream is being captured already")
+
+    def _abandon(self, graph: torch.cuda.CUDAGraph, side: torch.cuda.Stream) -> None:
+        """End a failed capture, so that its stream, the allocator and the next capture work."""
+        try:
+            graph.capture_end()
+        except Exception:
+            pass  # the reason is the error that brought us here
+        try:
+            graph.reset()
+        except Exception:
+            pass
+        with torch.cuda.stream(side):
+            if torch.cuda.is_current_stream_capturing():
+                self._platform.replace_capture_stream(side)
+
+
+def _explained(error: Exception) -> CaptureError:
+    """The driver's words for what a capture can't hold, in ours."""
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        free, total = (value / 2**30 for value in torch.cuda.mem_get_info())
+        return CaptureError(
+            f"out of memory during capture ({free:.1f} of {total:.1f} GiB free): what was captured of this graph is "
+            f"released; capture smaller sizes, or give the KV cache less. {str(error).splitlines()[0]}"
+        )
+    text = str(error)
+    if "capturing" in text or "StreamCaptureUnsupported" in text or "capture" in text.lower():
+        first = text.strip().splitlines()[0]
+        if "operation not permitted when stream is capturing" in text or "StreamCaptureUnsupported" in text:
+            return HostReadError(
+                f"captured code synchronises or reads a device value on the host ({first}). Keep the value on the "
+                "device: no .item(), .tolist(), .cpu(), boolean test or data-dependent shape in a capture."
+            )
+        return CaptureError(f"capture failed: {first}")
+    return CaptureError(f"capture failed: {type(error).__name__}: {error}")

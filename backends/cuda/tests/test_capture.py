@@ -1,0 +1,169 @@
+"""Captures that fail must leave the device usable, and say what was wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from specgraph.errors import CaptureError, HostReadError, PlatformError, UnsupportedError
+from specgraph.platforms import Platform
+
+
+def _captures_and_replays(platform: Platform) -> None:
+    x = torch.zeros(4, device=platform.device)
+    graph = platform.graph()
+    stream = platform.stream()
+    stream.wait_stream(platform.current_stream())
+    with platform.use(stream):
+        x + 1
+        with graph.capture():
+            y = x + 1
+    x.fill_(41)
+    graph.replay()
+    assert y.tolist() == [42.0] * 4
+    graph.close()
+
+
+def _read(x: torch.Tensor) -> object:
+    return x.sum().item()
+
+
+def _branch(x: torch.Tensor) -> object:
+    return x + 1 if x.sum() > 0 else x
+
+
+def _copy(x: torch.Tensor) -> object:
+    return x.cpu()
+
+
+def _synchronise(x: torch.Tensor) -> object:
+    return torch.cuda.synchronize()
+
+
+def _dynamic(x: torch.Tensor) -> object:
+    return x.nonzero()
+
+
+@pytest.mark.parametrize("bad", [_read, _branch, _copy, _dynamic], ids=lambda f: f.__name__)
+def test_host_read_is_refused_and_the_device_survives(
+    platform: Platform, bad: Callable[[torch.Tensor], object]
+) -> None:
+    x = torch.ones(4, device=platform.device)
+    bad(x)
+    graph = platform.graph()
+    with pytest.raises(HostReadError, match="on the host"), graph.capture():
+        bad(x)
+    assert not platform.is_capturing()
+    assert torch.equal(x + 1, torch.full_like(x, 2))
+    _captures_and_replays(platform)
+    with graph.capture():  # the same graph object is empty and usable
+        y = x * 3
+    graph.replay()
+    assert y.tolist() == [3.0] * 4
+
+
+def test_device_synchronise_in_capture(platform: Platform) -> None:
+    with pytest.raises(CaptureError), platform.graph().capture():
+        _synchronise(torch.ones(1))
+    _captures_and_replays(platform)
+
+
+def test_own_exception_passes_through_as_capture_error(platform: Platform) -> None:
+    x = torch.ones(4, device=platform.device)
+    with pytest.raises(CaptureError, match="mistake"), platform.graph().capture():
+        x + 1
+        raise ValueError("mistake")
+    _captures_and_replays(platform)
+
+
+def test_out_of_memory_in_capture_leaks_nothing(platform: Platform) -> None:
+    torch.cuda.empty_cache()
+    before = platform.memory().reserved
+    free, total = torch.cuda.mem_get_info()
+    with pytest.raises(CaptureError, match="out of memory"), platform.graph().capture():
+        first = torch.empty(1 << 20, device=platform.device)
+        torch.empty(total * 2, dtype=torch.uint8, device=platform.device)
+        del first
+    torch.cuda.empty_cache()
+    assert platform.memory().reserved <= before
+    _captures_and_replays(platform)
+
+
+def test_states_of_a_graph(platform: Platform) -> None:
+    graph = platform.graph()
+    with pytest.raises(CaptureError, match="empty"):
+        graph.replay()
+    with graph.capture():
+        torch.ones(1, device=platform.device)
+    with pytest.raises(CaptureError, match="reset"), graph.capture():
+        pass
+    with pytest.raises(CaptureError, match="nested"), platform.graph().capture(), platform.graph().capture():
+        pass
+    _captures_and_replays(platform)
+    graph.reset()
+    with graph.capture():
+        torch.ones(1, device=platform.device)
+    graph.close()
+    graph.close()
+    assert graph.is_closed
+    with pytest.raises(CaptureError, match="closed"):
+        graph.replay()
+
+
+def test_pool_memory_comes_back(platform: Platform) -> None:
+    torch.cuda.empty_cache()
+    before = platform.memory().reserved
+    pool = platform.graph_pool()
+    graphs = [platform.graph(pool) for _ in range(3)]
+    for graph in graphs:
+        with graph.capture():
+            torch.ones(64 << 20, device=platform.device)
+    assert platform.memory().reserved >= before + (256 << 20)
+    for graph in graphs:
+        graph.close()
+    pool.close()
+    torch.cuda.empty_cache()
+    assert platform.memory().reserved <= before
+
+
+def test_external_event_orders_a_replay_and_the_host(platform: Platform) -> None:
+    if not platform.capabilities.external_events:
+        pytest.skip(platform.capabilities.external_events.reason)
+    x = torch.zeros(1, device=platform.device)
+    event = platform.event(external=True)
+    graph = platform.graph()
+    with graph.capture():
+        x.add_(1)
+        event.record(platform.current_stream())
+    graph.replay()
+    event.synchronize()
+    assert x.item() == 1
+    with pytest.raises(UnsupportedError):
+        platform.event(external=True, timing=True)
+
+
+def test_random_numbers_advance_as_in_eager(platform: Platform) -> None:
+    out = torch.empty(8, device=platform.device)
+    graph = platform.graph()
+    with graph.capture():
+        out.copy_(torch.rand(8, device=platform.device))
+    torch.cuda.manual_seed(5)
+    drawn = []
+    for _ in range(3):
+        graph.replay()
+        drawn.append(out.clone())
+    torch.cuda.manual_seed(5)
+    for value in drawn:
+        assert torch.equal(value, torch.rand(8, device=platform.device))
+
+
+def test_strangers_are_refused(platform: Platform) -> None:
+    class Pool:
+        def close(self) -> None: ...
+
+    with pytest.raises(PlatformError, match="no pool of"):
+        platform.graph(Pool())
+    with pytest.raises(PlatformError, match="no stream of"):
+        platform.use(object())  # pyright: ignore[reportArgumentType]

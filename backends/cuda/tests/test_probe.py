@@ -1,0 +1,64 @@
+"""The probe on machines without a GPU, and what it says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from specgraph.errors import PlatformError
+from specgraph.platforms import discover
+from specgraph_cuda.backend import open_device, probe
+
+
+def test_importing_the_plugin_imports_no_torch() -> None:
+    code = "import sys, specgraph_cuda, importlib.util as u; assert 'torch' not in sys.modules, 'torch imported'"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_cpu_build_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
+    found = probe()
+    assert not found.available
+    assert found.reason.startswith("torch 2.13.0+cpu has no CUDA support: install a CUDA build")
+
+
+def test_rocm_build_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.version, "hip", "6.3")
+    assert "ROCm" in probe().reason
+
+
+def test_driver_too_old_is_torchs_own_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040). Please update.\nMore")
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "init", init)
+    found = probe()
+    assert not found.available
+    assert found.reason == "The NVIDIA driver on your system is too old (found version 11040). Please update."
+
+
+def test_driver_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert "no GPU" in probe().reason
+
+
+def test_opening_without_a_gpu_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(PlatformError, match="not available"):
+        open_device(0)
+
+
+def test_discovery_finds_the_plugin() -> None:
+    found = discover()
+    if "cuda" not in found:
+        pytest.skip("specgraph-cuda is not installed")
+    assert found["cuda"].backend is not None, found["cuda"].reason
