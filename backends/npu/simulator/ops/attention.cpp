@@ -128,7 +128,8 @@ Tensor cached(const Tensor& cache, const Tensor& table, int64_t row, int64_t len
     bad("block_table row " + text(row) + " names a block outside of the cache");
   auto pages = cache.index_select(0, ids);
   if (cache.dim() == 4) pages = pages.transpose(1, 2);  // [blocks, heads, block, dim] caches
-  return pages.reshape({blocks * block, heads, -1}).slice(0, 0, length);
+  int64_t dim = cache.numel() / (cache.size(0) * block * heads);
+  return pages.reshape({blocks * block, heads, dim}).slice(0, 0, length);
 }
 
 // Row `b` of a batched tensor as [tokens, heads, dim].

@@ -206,7 +206,11 @@ struct Make<void (*)(A...)> {
     made->run = [kept] {
       prepare_thread();
       at::NoGradGuard no_grad;
-      std::apply([](auto&... each) { body(Param<A>::give(each)...); }, *kept);
+      try {
+        std::apply([](auto&... each) { body(Param<A>::give(each)...); }, *kept);
+      } catch (const c10::Error& error) {
+        throw std::runtime_error(error.msg());  // without ATen's C++ stack
+      }
     };
     *bytes = made->workspace;
     sim::add_handle(made.get(), sim::Kind::executor);
