@@ -1,4 +1,4 @@
-"""One pre-norm decoder layer, shared by targets and drafters: its weights, and attention and MLP as functions."""
+"""One pre-norm decoder layer, shared by targets and drafters: its weights, and a pass through it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from specgraph.attention import Attend, AttentionLayer
 from specgraph.models.checkpoint_folder import CheckpointFolder
 from specgraph.models.config import ModelConfig
-from specgraph.models.layers import linear, rms_norm, silu_and_mul
+from specgraph.models.layers import norm_gate_up, norm_linear, rms_norm
 from specgraph.models.rotary import rotary_table
 
 
@@ -99,24 +99,39 @@ def attention_layers(
     return (layer,) * num_layers
 
 
-def attention_block(
+def decoder_block(
     x: Tensor, layer: DecoderLayer, shape: AttentionLayer, index: int, attend: Attend, eps: float
 ) -> Tensor:
-    """x [T, input size], normalised -> [T, hidden_size]: project, normalise heads if asked, attend, project back."""
-    rows = x.shape[0]
-    query_size, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    query, key, value = linear(x, layer.qkv, layer.qkv_bias).split((query_size, kv_size, kv_size), dim=-1)
+    """The residual stream x [T, hidden_size] through one layer."""
+    qkv = norm_linear(x, layer.input_norm, eps, layer.qkv, layer.qkv_bias)
+    return attention_and_mlp(x, qkv, layer, shape, index, attend, eps)
+
+
+def attention_and_mlp(
+    residual: Tensor,
+    qkv: Tensor,
+    layer: DecoderLayer,
+    shape: AttentionLayer,
+    index: int,
+    attend: Attend,
+    eps: float,
+) -> Tensor:
+    """The rest of a layer whose packed projection [T, (num_heads + 2 * num_kv_heads) * head_dim] is there already."""
+    query, key, value = split_heads(qkv, layer, shape, eps)
+    attended = attend(index, query, key, value).reshape(residual.shape[0], -1)
+    residual = norm_linear(attended, None, eps, layer.output, layer.output_bias, residual)
+    inner = norm_gate_up(residual, layer.post_norm, eps, layer.gate_up, layer.gate_up_bias)
+    return norm_linear(inner, None, eps, layer.down, layer.down_bias, residual)
+
+
+def split_heads(qkv: Tensor, layer: DecoderLayer, shape: AttentionLayer, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The packed projection as query, key and value, each [T, heads, head_dim], heads normalised if the layer does."""
+    rows, kv_size = qkv.shape[0], shape.num_kv_heads * shape.head_dim
+    query, key, value = qkv.split((shape.num_heads * shape.head_dim, kv_size, kv_size), dim=-1)
     query = query.view(rows, shape.num_heads, shape.head_dim)
     key = key.view(rows, shape.num_kv_heads, shape.head_dim)
-    value = value.view(rows, shape.num_kv_heads, shape.head_dim)
     if layer.query_norm is not None:
         query = rms_norm(query, layer.query_norm, eps)
     if layer.key_norm is not None:
         key = rms_norm(key, layer.key_norm, eps)
-    attended = attend(index, query, key, value)
-    return linear(attended.reshape(rows, query_size), layer.output, layer.output_bias)
-
-
-def mlp_block(x: Tensor, layer: DecoderLayer) -> Tensor:
-    """x [T, hidden_size], normalised -> [T, hidden_size]."""
-    return linear(silu_and_mul(linear(x, layer.gate_up, layer.gate_up_bias)), layer.down, layer.down_bias)
+    return query, key, value.view(rows, shape.num_kv_heads, shape.head_dim)

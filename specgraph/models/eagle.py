@@ -15,15 +15,9 @@ from torch import Tensor
 from specgraph.attention import Attend, AttentionLayer
 from specgraph.models.checkpoint_folder import CheckpointFolder
 from specgraph.models.config import ConfigSource, ModelConfig, model_config
-from specgraph.models.decoder_layer import (
-    DecoderLayer,
-    attention_block,
-    attention_layers,
-    load_decoder_layer,
-    mlp_block,
-)
+from specgraph.models.decoder_layer import DecoderLayer, attention_layers, decoder_block, load_decoder_layer
 from specgraph.models.fit import check_same, shared_or_own
-from specgraph.models.layers import add_rms_norm, embedding, linear
+from specgraph.models.layers import linear, pair_linear
 from specgraph.models.llama import LlamaTarget
 from specgraph.models.protocol import DraftOutput
 
@@ -92,20 +86,10 @@ class EagleHead:
     def forward(self, token_ids: Tensor, hidden: Tensor, attend: Attend) -> DraftOutput:
         """token_ids int64 [T] (the token after each row's position), hidden [T, hidden_size]."""
         tensors, eps = self.tensors, self.config.rms_norm_eps
-        embedded = embedding(token_ids, tensors.embed_tokens)
-        residual = linear(torch.cat((embedded, hidden), dim=-1), tensors.fc, tensors.fc_bias)
-        x = residual
-        update: Tensor | None = None
+        x = pair_linear(token_ids, tensors.embed_tokens, None, hidden, None, eps, tensors.fc, tensors.fc_bias)
         for index, layer in enumerate(self.layers):
-            if update is not None:
-                assert layer.input_norm is not None
-                x, residual = add_rms_norm(update, residual, layer.input_norm, eps)
-            x = attention_block(x, layer, self._attention_layers[index], index, attend, eps)
-            x, residual = add_rms_norm(x, residual, layer.post_norm, eps)
-            update = mlp_block(x, layer)
-        assert update is not None
-        carry = residual + update
-        return DraftOutput(carry, carry)
+            x = decoder_block(x, layer, self._attention_layers[index], index, attend, eps)
+        return DraftOutput(x, x)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, vocab_size]."""

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from specgraph.attention import Attend, AttentionLayer
 from specgraph.models.config import ModelConfig
-from specgraph.models.decoder_layer import DecoderLayer, attention_block, attention_layers, mlp_block
-from specgraph.models.layers import add_rms_norm, embedding, linear, rms_norm
+from specgraph.models.decoder_layer import DecoderLayer, attention_and_mlp, attention_layers, decoder_block
+from specgraph.models.layers import linear, pair_linear, rms_norm
 from specgraph.models.protocol import DraftOutput
 
 
@@ -123,24 +123,18 @@ class Eagle3Head:
 
     def forward(self, token_ids: Tensor, hidden: Tensor, attend: Attend) -> DraftOutput:
         """token_ids int64 [T] (the token after each row's position), hidden [T, hidden_size]."""
-        tensors, eps = self.tensors, self.config.model.rms_norm_eps
-        first = self.layers[0]
-        assert first.input_norm is not None
-        embedded = rms_norm(embedding(token_ids, tensors.embed_tokens), first.input_norm, eps)
-        normed = rms_norm(hidden, tensors.hidden_norm, eps)
-        residual = normed if self.config.norm_before_residual else hidden
-        x = torch.cat((embedded, normed), dim=-1)
-        update: Tensor | None = None
-        for index, layer in enumerate(self.layers):
-            if update is not None:
-                assert layer.input_norm is not None
-                x, residual = add_rms_norm(update, residual, layer.input_norm, eps)
-            x = attention_block(x, layer, self._attention_layers[index], index, attend, eps)
-            x, residual = add_rms_norm(x, residual, layer.post_norm, eps)
-            update = mlp_block(x, layer)
-        assert update is not None
-        normed, carry = add_rms_norm(update, residual, tensors.norm, eps)
-        return DraftOutput(normed, normed if self.config.norm_output else carry)
+        tensors, eps, shapes = self.tensors, self.config.model.rms_norm_eps, self._attention_layers
+        first, hidden_norm = self.layers[0], tensors.hidden_norm
+        if self.config.norm_before_residual:
+            hidden, hidden_norm = rms_norm(hidden, hidden_norm, eps), None
+        qkv = pair_linear(
+            token_ids, tensors.embed_tokens, first.input_norm, hidden, hidden_norm, eps, first.qkv, first.qkv_bias
+        )
+        x = attention_and_mlp(hidden, qkv, first, shapes[0], 0, attend, eps)
+        for index, layer in enumerate(self.layers[1:], start=1):
+            x = decoder_block(x, layer, shapes[index], index, attend, eps)
+        normed = rms_norm(x, tensors.norm, eps)
+        return DraftOutput(normed, normed if self.config.norm_output else x)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, draft_vocab_size]."""

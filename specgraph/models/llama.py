@@ -10,14 +10,8 @@ from torch import Tensor
 from specgraph.attention import Attend, AttentionLayer
 from specgraph.models.checkpoint_folder import CheckpointFolder
 from specgraph.models.config import ModelConfig
-from specgraph.models.decoder_layer import (
-    DecoderLayer,
-    attention_block,
-    attention_layers,
-    load_decoder_layer,
-    mlp_block,
-)
-from specgraph.models.layers import add_rms_norm, embedding, linear, rms_norm
+from specgraph.models.decoder_layer import DecoderLayer, attention_layers, decoder_block, load_decoder_layer
+from specgraph.models.layers import embedding, linear, rms_norm
 from specgraph.models.protocol import TargetOutput
 
 
@@ -73,22 +67,12 @@ class LlamaTarget:
     def forward(self, token_ids: Tensor, attend: Attend, aux_layers: Sequence[int] = ()) -> TargetOutput:
         """token_ids int64 [T] -> hidden states; see `Target.forward` for `aux_layers`."""
         eps = self.config.rms_norm_eps
-        residual = embedding(token_ids, self.embed_tokens)
-        entering = [residual]  # the residual stream that enters each layer, and last the one that leaves
-        update: Tensor | None = None
+        x = embedding(token_ids, self.embed_tokens)
+        entering = [x]  # the residual stream that enters each layer, and last the one that leaves
         for index, layer in enumerate(self.layers):
-            assert layer.input_norm is not None
-            if update is None:
-                x = rms_norm(residual, layer.input_norm, eps)
-            else:
-                x, residual = add_rms_norm(update, residual, layer.input_norm, eps)
-                entering.append(residual)
-            x = attention_block(x, layer, self._attention_layers[index], index, attend, eps)
-            x, residual = add_rms_norm(x, residual, layer.post_norm, eps)
-            update = mlp_block(x, layer)
-        assert update is not None
-        hidden, residual = add_rms_norm(update, residual, self.norm, eps)
-        entering.append(residual)
+            x = decoder_block(x, layer, self._attention_layers[index], index, attend, eps)
+            entering.append(x)
+        hidden = rms_norm(x, self.norm, eps)
         if not aux_layers:
             return TargetOutput(hidden, hidden)
         return TargetOutput(hidden, torch.cat([entering[k] for k in aux_layers], dim=-1))
