@@ -19,7 +19,11 @@ from specgraph.drafting.config import LoweringChoice
 from specgraph.errors import CapacityError, ConfigError
 from specgraph.platforms import Platform, open_platform
 
-DEFAULT_PROMPT = "class TestCase(unittest.TestCase):\n    def setUp(self):\n"
+DEFAULT_PROMPT = '''def read_chunk(self, size):
+    """Read at most size bytes, returned as a bytes object."""
+    if self.closed:
+        raise ValueError("I/O operation on closed file")
+'''
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,46 @@
+# Two targets matter: `make demo` runs the shipped pair, `make test` is the whole check that CI runs.
+PYTHON ?= python3
+VENV ?= .venv
+# The release that CI uses. Installed first, alone, so that nothing else chooses torch. Override to keep your own.
+TORCH ?= torch==2.13.0
+BIN := $(VENV)/bin
+# All local parts go into ONE pip call: `specgraph` on PyPI is an unrelated package that pip must never look for.
+PARTS := . $(wildcard conformance backends/cuda backends/npu backends/musa)
+INSTALLABLE := $(foreach part,$(PARTS),$(if $(wildcard $(part)/pyproject.toml),-e ./$(part)))
+JOBS ?= 2
+
+.PHONY: demo test lint types unit conformance clean
+
+demo: $(BIN)/specgraph
+	$(BIN)/specgraph generate
+
+test: lint types unit conformance
+
+$(BIN)/specgraph: pyproject.toml $(wildcard conformance/pyproject.toml backends/*/pyproject.toml)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(INSTALLABLE)
+	touch $@
+
+$(VENV)/.dev: $(BIN)/specgraph
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	touch $@
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+unit: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+
+conformance: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/specgraph conformance cpu
+
+-include backends/npu/npu.mk
+-include backends/musa/musa.mk
+
+clean:
+	rm -rf $(VENV)
