@@ -31,6 +31,8 @@ _READS: dict[Any, str] = {
     if hasattr(torch.Tensor, name)
 }
 
+_SPLITS = (torch.Tensor.tensor_split, torch.tensor_split)
+
 
 def host_read_error(what: str) -> HostReadError:
     return HostReadError(
@@ -54,10 +56,16 @@ class HostReadMode(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         what = _READS.get(func)
-        if func is torch.Tensor.to and "cpu" in (args[1] if len(args) > 1 else None, kwargs.get("device")):
+        if func is torch.Tensor.to and _names_the_host(kwargs.get("device", args[1] if len(args) > 1 else None)):
             what = '.to("cpu")'
+        if func in _SPLITS and any(isinstance(a, torch.Tensor) for a in (*args[1:], *kwargs.values())):
+            what = "tensor_split with its sections in a tensor"
         if what is not None:
             error = host_read_error(what)
             self._report(error)
             raise error
         return func(*args, **kwargs)
+
+
+def _names_the_host(device: Any) -> bool:
+    return isinstance(device, str) and device.partition(":")[0] == "cpu"

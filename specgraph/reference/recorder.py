@@ -26,7 +26,7 @@ from specgraph.reference.host_read import host_read_error
 from specgraph.reference.inputs import Inputs
 from specgraph.reference.ordering import Access, Clock, Region, conflict, merge, order_error
 from specgraph.reference.pool import CpuGraphPool
-from specgraph.reference.source import user_line
+from specgraph.reference.source import in_compiled_function, user_line
 from specgraph.reference.tasks import CpuTaskGroup, Task
 from specgraph.reference.views import EMPTY, RESIZING, changes_metadata_only
 
@@ -146,8 +146,6 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if is_composite(func):
-            if func is _aten.tensor_split.tensor_indices_or_sections:
-                self._fail(host_read_error(str(func)))
             with self:
                 return func.decompose(*args, **kwargs)
         if func is _aten.lift_fresh.default:
@@ -248,6 +246,13 @@ class Recorder(TorchDispatchMode):
     def _refuse(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.error is not None:
             raise CaptureError(f"the capture was invalidated by an earlier error: {self.error}") from self.error
+        if in_compiled_function():
+            self._fail(
+                CaptureError(
+                    f"{func} at {user_line()} comes from a function under torch.compile, whose kernels can't be "
+                    f"recorded: capture the function itself"
+                )
+            )
         if func.overloadpacket in RESIZING:
             self._fail(CaptureError(f"{func} at {user_line()} changes a tensor's memory: allocate at the final size"))
         for value in (*args, *kwargs.values()):
@@ -271,7 +276,9 @@ class Recorder(TorchDispatchMode):
             shapes = self._shapes.infer(func, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             self._fail(host_read_error(str(func)), error)
-        except (UnsupportedOperatorException, NotImplementedError) as error:
+        except (UnsupportedOperatorException, NotImplementedError, RuntimeError) as error:
+            if type(error) is RuntimeError and "no fake impl" not in str(error):
+                raise  # torch's own message about the arguments
             self._fail(
                 CaptureError(
                     f"{func} at {user_line()} has no fake implementation, so its result's shape is unknown without "

@@ -25,3 +25,17 @@ def user_line() -> str:
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
     return "an unknown line"
+
+
+def in_compiled_function() -> bool:
+    """Whether a caller is under `torch.compile`. Dynamo gives up below a dispatch mode and runs such code eagerly:
+    without this check a capture would silently hold other kernels than the program runs outside of it.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return False
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None:
+        if frame.f_code.co_name == "compile_wrapper" and frame.f_code.co_filename.startswith(_TORCH):
+            return True
+        frame = frame.f_back
+    return False
