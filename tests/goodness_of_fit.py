@@ -1,0 +1,36 @@
+"""Chi-square tests of samplers. Seeds are fixed, so a test that passes once passes always."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.stats import chi2, chi2_contingency
+
+
+def p_value(counts: Sequence[float], probabilities: Sequence[float], least_expected: float = 5.0) -> float:
+    """How likely counts at least this far off are, if `probabilities` is true.
+
+    Cells expected to hold fewer than `least_expected` samples are thrown together, as the chi-square limit needs.
+    A sample where the probability is 0 gives 0.
+    """
+    counts, expected = np.asarray(counts, float), np.asarray(probabilities, float)
+    expected = expected / expected.sum() * counts.sum()
+    if counts[expected == 0].any():
+        return 0.0
+    rare = expected < least_expected
+    observed = np.append(counts[~rare], counts[rare].sum())
+    expected = np.append(expected[~rare], expected[rare].sum())
+    observed, expected = observed[expected > 0], expected[expected > 0]
+    statistic = ((observed - expected) ** 2 / expected).sum()
+    return float(chi2.sf(statistic, max(len(expected) - 1, 1)))
+
+
+def follows(counts: Sequence[float], probabilities: Sequence[float]) -> bool:
+    """Whether a sampler with these counts may be one of these probabilities."""
+    return p_value(counts, probabilities) > 1e-3
+
+
+def independent(table: Sequence[Sequence[float]]) -> bool:
+    """Whether rows and columns of a contingency table may be independent."""
+    return bool(chi2_contingency(np.asarray(table)).pvalue > 1e-3)

@@ -1,0 +1,187 @@
+"""Paged attention in all its ways, against a float64 loop over rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specgraph import kernels
+from specgraph.kernels.paged_attention import dense_attention
+
+
+def attention64(query, key_cache, value_cache, blocks, query_lens, seq_lens, scale, causal):
+    """One row, one head, one visible key after the other."""
+    block_size, groups = key_cache.shape[1], query.shape[1] // key_cache.shape[2]
+    out = torch.zeros(query.shape, dtype=torch.float64)
+    row = 0
+    for request, (count, length) in enumerate(zip(query_lens, seq_lens, strict=True)):
+        places = [(blocks[request][p // block_size], p % block_size) for p in range(length)]
+        for i in range(count):
+            visible = places[: length - count + 1 + i] if causal else places
+            for head in range(query.shape[1]):
+                if visible:
+                    keys = torch.stack([key_cache[b, o, head // groups] for b, o in visible]).double()
+                    values = torch.stack([value_cache[b, o, head // groups] for b, o in visible]).double()
+                    weights = torch.softmax(keys @ query[row + i, head].double() * scale, dim=0)
+                    out[row + i, head] = weights @ values
+        row += count
+    return out
+
+
+def on_host(query, key_cache, value_cache, table, query_lens, seq_lens, scale, causal):
+    """The host implementation of the op with device lengths."""
+    return kernels.paged_attention(
+        query,
+        key_cache,
+        value_cache,
+        table,
+        torch.tensor(seq_lens, dtype=torch.int32),
+        torch.tensor([0, *query_lens]).cumsum(0).int(),
+        query_len=max(query_lens),
+        scale=scale,
+        causal=causal,
+    )
+
+
+def dense(query, key_cache, value_cache, table, query_lens, seq_lens, scale, causal):
+    """The capturable reference."""
+    starts = torch.tensor([0, *query_lens]).cumsum(0).int()
+    lengths = torch.tensor(seq_lens, dtype=torch.int32)
+    return dense_attention(
+        query, key_cache, value_cache, table, lengths, starts, max(query_lens), scale, causal
+    )
+
+
+def host_lengths(query, key_cache, value_cache, table, query_lens, seq_lens, scale, causal):
+    """The op with host lengths; `out` holds junk before."""
+    out = torch.full_like(query, float("nan"))
+    got = kernels.paged_attention_host(
+        query, key_cache, value_cache, table, query_lens, seq_lens, scale=scale, causal=causal, out=out
+    )
+    assert got.data_ptr() == out.data_ptr()
+    return out
+
+
+WAYS = {"host": on_host, "dense": dense, "host lengths": host_lengths}
+
+
+def make(query_lens, seq_lens, *, block_size, heads, kv_heads, dim=8, dtype=torch.float32, seed=0, spare=1):
+    """Caches full of junk (NaN where nobody may look), block tables in random order, null blocks at the end."""
+    g = torch.Generator().manual_seed(seed)
+    width = max(-(-length // block_size) for length in seq_lens) + spare
+    needed = [-(-length // block_size) for length in seq_lens]
+    order = (1 + torch.randperm(sum(needed), generator=g)).tolist()
+    shape = (sum(needed) + 1, block_size, kv_heads, dim)
+    key_cache, value_cache = (torch.randn(shape, generator=g).to(dtype) for _ in range(2))
+    table, blocks = torch.zeros(len(seq_lens), width, dtype=torch.int32), []
+    for r, (count, length) in enumerate(zip(needed, seq_lens, strict=True)):
+        blocks.append([order.pop() for _ in range(count)])
+        table[r, :count] = torch.tensor(blocks[-1], dtype=torch.int32)
+        for place in range(length, count * block_size):
+            key_cache[blocks[-1][-1], place % block_size] = 1e4
+            value_cache[blocks[-1][-1], place % block_size] = float("nan")
+    key_cache[0], value_cache[0] = 1e4, float("nan")
+    query = torch.randn(sum(query_lens), heads, dim, generator=g).to(dtype)
+    return (query, key_cache, value_cache, table), blocks
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (3, 1)])
+def test_against_float64(way, causal, block_size, heads, kv_heads):
+    query_lens, seq_lens = [3, 1, 5, 2, 2], [7, 16, 5, 0, 33]
+    tensors, blocks = make(query_lens, seq_lens, block_size=block_size, heads=heads, kv_heads=kv_heads)
+    got = WAYS[way](*tensors, query_lens, seq_lens, 0.4, causal)
+    query, key_cache, value_cache, _ = tensors
+    wanted = attention64(query, key_cache, value_cache, blocks, query_lens, seq_lens, 0.4, causal)
+    torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
+    assert torch.equal(got[9:11], torch.zeros_like(got[9:11]))  # the request of length 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_ragged_batches(way, data):
+    block_size = data.draw(st.sampled_from([1, 4, 16]))
+    border = data.draw(st.sampled_from([0, 1, block_size - 1, block_size, block_size + 1, 2 * block_size]))
+    pairs = data.draw(
+        st.lists(
+            st.integers(0, 6).flatmap(
+                lambda q: st.tuples(st.just(q), st.one_of(st.just(0), st.integers(max(q, 1), max(q, 1) + 40)))
+            ),
+            min_size=1,
+            max_size=5,
+        )
+    )
+    pairs.append((1, max(border, 1)))
+    query_lens, seq_lens = [q for q, _ in pairs], [n for _, n in pairs]
+    causal = data.draw(st.booleans())
+    tensors, blocks = make(
+        query_lens, seq_lens, block_size=block_size, heads=4, kv_heads=2, seed=data.draw(st.integers(0, 99))
+    )
+    got = WAYS[way](*tensors, query_lens, seq_lens, 0.3, causal)
+    query, key_cache, value_cache, _ = tensors
+    wanted = attention64(query, key_cache, value_cache, blocks, query_lens, seq_lens, 0.3, causal)
+    torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("query_len", [1, 2, 6])
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+def test_device_and_host_lengths_give_the_same_bits(dtype, query_len, block_size):
+    seq_lens = [query_len, 16, 0, 15, 17, 33]
+    query_lens = [query_len] * 6
+    tensors, _ = make(query_lens, seq_lens, block_size=block_size, heads=4, kv_heads=2, dtype=dtype, seed=5)
+    device = on_host(*tensors, query_lens, seq_lens, 0.35, True)
+    host = host_lengths(*tensors, query_lens, seq_lens, 0.35, True)
+    assert torch.equal(device.view(torch.uint8), host.view(torch.uint8))
+    assert device.dtype == dtype
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_bfloat16_is_accumulated_in_float32(way):
+    """Against the float64 loop over the same bfloat16 inputs, only the last rounding differs."""
+    query_lens, seq_lens = [2, 2], [60, 31]
+    tensors, blocks = make(query_lens, seq_lens, block_size=16, heads=4, kv_heads=2, dtype=torch.bfloat16)
+    got = WAYS[way](*tensors, query_lens, seq_lens, 0.35, True)
+    query, key_cache, value_cache, _ = tensors
+    wanted = attention64(query, key_cache, value_cache, blocks, query_lens, seq_lens, 0.35, True)
+    torch.testing.assert_close(got.double(), wanted, rtol=2**-8, atol=1e-6)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_request_is_the_same_alone_and_in_a_batch(way):
+    """Bit for bit, whatever its neighbours and however wide the tables are, on the host implementations."""
+    query_lens, seq_lens = [3, 3, 3], [9, 30, 17]
+    tensors, _ = make(query_lens, seq_lens, block_size=4, heads=4, kv_heads=2, seed=2)
+    query, key_cache, value_cache, table = tensors
+    together = WAYS[way](*tensors, query_lens, seq_lens, 0.35, True)
+    alone = WAYS[way](query[3:6], key_cache, value_cache, table[1:2], [3], [30], 0.35, True)
+    if way == "dense":
+        torch.testing.assert_close(together[3:6], alone)
+    else:
+        assert torch.equal(together[3:6], alone)
+
+
+def test_the_op_that_does_all_three_is_the_two_ops():
+    query_lens, seq_lens = [2, 2], [10, 6]
+    (query, key_cache, value_cache, table), _ = make(query_lens, seq_lens, block_size=4, heads=4, kv_heads=2)
+    g = torch.Generator().manual_seed(4)
+    key, value = torch.randn(2, 4, 2, 8, generator=g)
+    rotary = torch.randn(32, 8, generator=g)
+    positions = torch.tensor([8, 9, 4, 5])
+    slots = torch.stack([table[r // 2, p // 4] * 4 + p % 4 for r, p in enumerate(positions.tolist())]).long()
+    starts, lengths = torch.tensor([0, 2, 4]).int(), torch.tensor(seq_lens).int()
+    caches = key_cache.clone(), value_cache.clone()
+    turned = kernels.rotate_and_store(query, key, value, rotary, positions, slots, *caches)
+    wanted = kernels.paged_attention(turned, *caches, table, lengths, starts, query_len=2, scale=0.35)
+    got = kernels.rotate_store_attend(
+        query, key, value, rotary, positions, slots, key_cache, value_cache, table, lengths, starts,
+        query_len=2, scale=0.35,
+    )  # fmt: skip
+    assert torch.equal(got, wanted)
+    assert torch.equal(key_cache, caches[0])
+    assert torch.equal(value_cache[1:].nan_to_num(), caches[1][1:].nan_to_num())
