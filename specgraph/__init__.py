@@ -1,1 +1,41 @@
-"""Draft speculative tokens through device graphs, on any accelerator."""
+"""Draft speculative tokens through device graphs, on any accelerator.
+
+The names an engine needs; everything else is in the rooms that ARCHITECTURE.md walks through.
+"""
+
+from specgraph.attention import AttentionBackend, AttentionLayer, AttentionMetadata, KVCache, PagedAttention
+from specgraph.decoding.request import Generation, Request
+from specgraph.decoding.text import TextGenerator, load_generator, shipped_pair
+from specgraph.drafting import DraftConfig, Drafter, DraftTokens, ProposeBatch
+from specgraph.errors import SpecgraphError
+from specgraph.models.load import load_drafter, load_target
+from specgraph.models.protocol import DraftHead, DraftOutput, Target, TargetOutput
+from specgraph.platforms import Platform, open_platform
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AttentionBackend",
+    "AttentionLayer",
+    "AttentionMetadata",
+    "DraftConfig",
+    "DraftHead",
+    "DraftOutput",
+    "DraftTokens",
+    "Drafter",
+    "Generation",
+    "KVCache",
+    "PagedAttention",
+    "Platform",
+    "ProposeBatch",
+    "Request",
+    "SpecgraphError",
+    "Target",
+    "TargetOutput",
+    "TextGenerator",
+    "load_drafter",
+    "load_generator",
+    "load_target",
+    "open_platform",
+    "shipped_pair",
+]
