@@ -6,7 +6,7 @@ writes the buffers itself and calls `run`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -21,7 +21,7 @@ from specgraph.attention import (
 from specgraph.drafting.batch import DraftTokens, ProposeBatch, load_batch
 from specgraph.drafting.buffers import allocate_buffers
 from specgraph.drafting.config import DraftConfig
-from specgraph.drafting.host_lengths import draft_lengths
+from specgraph.drafting.host_lengths import AcceptedCounts, LateLengths
 from specgraph.drafting.lowering import Launch, launches, resolve
 from specgraph.drafting.program import ChainProgram, DraftProgram
 from specgraph.errors import CapacityError, ConfigError
@@ -83,6 +83,7 @@ class Drafter:
         self.num_proposes = 0
         """Proposes so far."""
         self._launches = launches(self.resolution.lowering, self.program.num_steps)
+        self._accepted = AcceptedCounts(platform, config.max_num_requests)
         self.runner: GraphRunner | None = None
         if self.resolution.lowering != "eager":
             self.runner = GraphRunner(platform, self.read_set, check_inputs=config.check_inputs)
@@ -155,13 +156,14 @@ class Drafter:
         Args:
             plan: from `dispatch`.
             start_positions, num_sampled: the same numbers as in the buffers, one a real request; needed by attention
-                with host parameters (read from the device, which waits for it, where they are not given).
+                with host parameters. Without `num_sampled` they are copied to the host while the propose starts;
+                without `start_positions` both are read from the device, which waits for it.
         """
         size = plan.descriptor.num_requests
         lengths = self._lengths(size, start_positions, num_sampled)
         self.num_proposes += 1
         for launch in self._launches:
-            captured = {c: lengths[s] for c, s in zip(launch.captured_steps, launch.steps, strict=True) if lengths}
+            captured = {} if lengths is None else lengths(launch)
             if self.runner is not None and plan.captured:
                 self.runner.replay(self._descriptor(launch, size), captured)
             else:
@@ -196,15 +198,25 @@ class Drafter:
 
     def _lengths(
         self, size: int, start_positions: Sequence[int] | None, num_sampled: Sequence[int] | None
-    ) -> dict[int, HostLengths]:
+    ) -> Callable[[Launch], StepLengths] | None:
+        """Host lengths of each launch, None for attention without host parameters. What is not given is read late."""
         if not self.attention.host_parameters:
-            return {}
-        counts: list[int] = list(num_sampled) if num_sampled is not None else self.buffers.num_sampled[:size].tolist()
-        starts = list(start_positions) if start_positions is not None else self.buffers.start_positions[:size].tolist()
-        live = max((i + 1 for i, count in enumerate(counts) if count > 0), default=0)
+            return None
+        if start_positions is None:
+            counts: list[int] = self.buffers.num_sampled[:size].tolist()
+            live = max((i + 1 for i, count in enumerate(counts) if count > 0), default=0)
+            start_positions, num_sampled = self.buffers.start_positions[:live].tolist(), counts[:live]
+        starts, given = start_positions, num_sampled
+        if given is None and self.program.num_steps > 1:
+            self._accepted.start(self.buffers.num_sampled[: len(starts)])
+        read = self._accepted.read if given is None else lambda: given
         query_len = self.config.query_len
-        steps = range(self.program.num_steps)
-        return {s: draft_lengths(starts[:live], counts[:live], s, query_len, size) for s in steps}
+
+        def of(launch: Launch) -> StepLengths:
+            steps = dict(zip(launch.captured_steps, launch.steps, strict=True))
+            return LateLengths(starts, read, query_len, size, steps)
+
+        return of
 
     def _body(self, launch: Launch, size: int, lengths: StepLengths | None = None) -> Body:
         """The device work of one launch: called with None to run it, with a recording to have it captured."""

@@ -166,6 +166,8 @@ class GraphRunner:
             captured.inputs.check(self._reads(), str(descriptor))
         updates = captured.updates
         during = self._platform.capabilities.update_order == "during_replay"
+        if updates.keys:
+            updates.check_steps(lengths or {})  # before the launch: a graph must not be left standing
         if updates.keys and not during:
             updates.apply(updates.for_steps(lengths or {}))
         for piece in captured.pieces:
@@ -175,7 +177,7 @@ class GraphRunner:
             else:
                 piece(lengths or {})
         if updates.keys and during:
-            updates.apply(updates.for_steps(lengths or {}))
+            updates.apply_in_order(lengths or {})
 
     def close(self) -> None:
         """Release the graphs and their pool."""

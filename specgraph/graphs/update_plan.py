@@ -75,6 +75,38 @@ class UpdatePlan:
             with self.platform.task_update(task.group):
                 task.rewrite(values[key])
 
+    def check_steps(self, lengths: Mapping[int, HostLengths]) -> None:
+        """Look at the steps only, not at their lengths, which may not be known yet.
+
+        Raises:
+            UpdateError: a captured step is missing, or one is given that was not captured.
+        """
+        known = dict.fromkeys(key.step for key in self._tasks)
+        missing, unknown = [s for s in known if s not in lengths], [s for s in lengths if s not in known]
+        if missing or unknown:
+            raise UpdateError(
+                f"lengths are given for steps {sorted(lengths)}, and the graph holds steps {sorted(known)}: give each "
+                "captured step its lengths, and no other"
+            )
+
+    def apply_in_order(self, lengths: Mapping[int, HostLengths]) -> None:
+        """Rewrite every captured op once, step by step, asking for each step's lengths only when its turn comes.
+
+        For platforms that update while the graph runs: the first steps run while later ones' lengths are on their way.
+
+        Raises:
+            UpdateError: as in `check_steps`, before anything was rewritten; or a step's list is malformed, and its ops
+                and those of later steps were not rewritten.
+        """
+        self.check_steps(lengths)
+        at, now = -1, HostLengths([], [])
+        for key, task in sorted(self._tasks.items(), key=lambda item: item[0].step):
+            if key.step != at:
+                at, now = key.step, lengths[key.step]
+                self._check(key, now)
+            with self.platform.task_update(task.group):
+                task.rewrite(now)
+
     def _check(self, key: TaskKey, lengths: HostLengths) -> None:
         for what, entries in (("query_lens", lengths.query_lens), ("seq_lens", lengths.seq_lens)):
             if len(entries) != self.num_requests:
