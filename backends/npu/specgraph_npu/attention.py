@@ -8,11 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
-
 from specgraph import kernels
 from specgraph.attention import AttentionLayer, AttentionMetadata, HostLengths, KVCache, StepContext, TaskKey
 from specgraph.errors import ConfigError, UnsupportedError, UpdateError
+from torch import Tensor
+
 from specgraph_npu.host_ops import HOST_OPS, HostOp, make_call
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ class HostOpAttention:
             raise UpdateError(f"attention '{self.name}' takes host lengths; step {context.step} came without")
         if self.row.rows_per_request == "one" and metadata.query_len > 1:
             raise UnsupportedError(
-                f"attention '{self.name}' takes one row a request, step {context.step} has {metadata.query_len}: use 'fia'"
+                f"attention '{self.name}' takes one row a request, step {context.step} has {metadata.query_len}: "
+                "use 'fia'"
             )
         query = kernels.rotate_and_store(
             query, key, value, layer.rotary, metadata.positions, metadata.slot_mapping, cache.key, cache.value
@@ -94,9 +95,7 @@ class HostOpAttention:
         with self.platform.task_group() as group:
             call.issue(lengths, workspace)
         weak = call.weak(self.platform.weak_reference)
-        rewrite: Callable[[HostLengths], None] = partial(
-            _issue, weak, self.platform.weak_reference(workspace)
-        )
+        rewrite: Callable[[HostLengths], None] = partial(_issue, weak, self.platform.weak_reference(workspace))
         context.updates.add(TaskKey(context.step, index), group, rewrite)
         return out
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-
 from specgraph.errors import SpecgraphError
 from specgraph.platforms import Capabilities, Support, no, quirk, yes
+
 from specgraph_npu.probe import has_value_wait, library_loads
 
 if TYPE_CHECKING:
@@ -37,7 +37,9 @@ def probe_capabilities(platform: NpuPlatform) -> Capabilities:
         merged_loop=graphs,
         collectives_in_graph=no("not tried: no test of this backend captures HCCL ops"),
         conditional_nodes=no("IF nodes need torch_npu 2.14 and are not used; there are no WHILE nodes"),
-        random_in_graph=quirk("torch_npu registers the default generator; specgraph's draft ops draw no device numbers"),
+        random_in_graph=quirk(
+            "torch_npu registers its default generator; specgraph's draft ops use none"
+        ),
         host_read_detection=yes("the runtime refuses to wait for a stream that is being captured"),
         order_detection=no("the runtime does not report unordered access"),
         triton=yes() if _has_triton() else no("triton-ascend is not installed"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from specgraph.errors import CaptureError, SpecgraphError, UpdateError
 from specgraph.platforms import ErrorMode, Graph, Stream
+
 from specgraph_npu.task_groups import NpuTaskGroup, reason_of
 
 if TYPE_CHECKING:
@@ -74,7 +75,9 @@ class NpuGraph(Graph):
         graph = npu.NPUGraph()
         platform.capturing = self
         try:
-            with npu.stream(stream):  # not the vendor's context: that one leaves the stream current when a capture fails
+            with npu.stream(
+                stream
+            ):  # not the vendor's context: that one leaves the stream current when a capture fails
                 try:
                     graph.capture_begin(pool=self._pool.handle, capture_error_mode=error_mode)
                 except RuntimeError as error:
