@@ -80,12 +80,13 @@ def _sampled(
     p = torch.softmax(scaled, dim=-1)
     q = torch.zeros_like(p[:, :steps])
     if draft_probs is None:  # the drafter was greedy: all its mass is on the token it gave
-        q.scatter_(2, draft_token_ids[..., None], given[..., None].float())
+        q.scatter_(2, draft_token_ids[..., None], 1.0)
     elif draft_to_target is None:
         q.copy_(draft_probs)
     else:
         ids = torch.arange(draft_to_target.shape[0], device=p.device) + draft_to_target
         q.index_copy_(2, ids, draft_probs)
+    q.masked_fill_(~given[..., None], 0.0)  # no draft token: nothing was drawn, whatever stands in draft_probs
     p_draft = p[:, :steps].gather(2, draft_token_ids[..., None])[..., 0]
     q_draft = q.gather(2, draft_token_ids[..., None])[..., 0]
     # Row i decides the token at start + 1 + i.
