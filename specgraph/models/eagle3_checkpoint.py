@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from specgraph.errors import CheckpointError
 from specgraph.models.checkpoint_folder import CheckpointFolder
 from specgraph.models.config import ConfigSource, model_config
 from specgraph.models.decoder_layer import load_decoder_layer
 from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
-from specgraph.models.fit import TargetShape, check_aux_layers, check_same, shared_or_own
+from specgraph.models.fit import TargetShape, check_aux_layers, check_same, draft_to_target, shared_or_own
 from specgraph.models.llama import LlamaTarget
 
 
@@ -86,7 +84,7 @@ def load_eagle3(
         fc_bias=folder.optional_weight(f"{prefix}fc.bias", (hidden,)),
         input_norm=_norm_before_fc(folder, prefix, source, aux_size),
         fc_norms=_fc_norms(folder, prefix, source, config),
-        draft_to_target=_draft_to_target(folder, config.draft_vocab_size, vocabulary),
+        draft_to_target=draft_to_target(folder, config.draft_vocab_size, vocabulary),
     )
     return Eagle3Head(config, weights, layers, target.max_model_len)
 
@@ -101,24 +99,3 @@ def _fc_norms(folder: CheckpointFolder, prefix: str, source: ConfigSource, confi
         return ()
     names = [f"{prefix}fc_norm.{i}.weight" for i in range(len(config.aux_layers))]
     return tuple(folder.weight(name, (config.target_hidden_size,)) for name in names)
-
-
-def _draft_to_target(folder: CheckpointFolder, draft_vocab_size: int, vocab_size: int) -> Tensor | None:
-    """`d2t` as int64 offsets: target id = draft id + d2t[draft id]. Every id must land in the target's vocabulary."""
-    if "d2t" not in folder:
-        if draft_vocab_size != vocab_size:
-            raise CheckpointError(
-                f"{folder.folder} drafts over {draft_vocab_size} tokens, the target has {vocab_size}, "
-                "and no 'd2t' tensor says which is which"
-            )
-        return None
-    folder.check_shape("d2t", (draft_vocab_size,))
-    offsets = folder.raw("d2t").to(torch.int64)
-    ids = torch.arange(draft_vocab_size) + offsets
-    low, high = int(ids.min()), int(ids.max())
-    if low < 0 or high >= vocab_size:
-        raise CheckpointError(
-            f"{folder.files['d2t']}: 'd2t' maps draft tokens to target ids {low} to {high}, the target has "
-            f"{vocab_size}; it should hold offsets (target id minus draft id)"
-        )
-    return None if not bool(offsets.any()) and draft_vocab_size == vocab_size else offsets.to(folder.device)

@@ -60,3 +60,24 @@ def shared_or_own(folder: CheckpointFolder, name: str, target_tensor: Tensor, ro
         return target_tensor
     same = own.shape == target_tensor.shape and own.dtype == target_tensor.dtype and torch.equal(own, target_tensor)
     return target_tensor if same else own
+
+
+def draft_to_target(folder: CheckpointFolder, draft_vocab_size: int, vocab_size: int) -> Tensor | None:
+    """`d2t` as int64 offsets: target id = draft id + d2t[draft id]. Every id must land in the target's vocabulary."""
+    if "d2t" not in folder:
+        if draft_vocab_size != vocab_size:
+            raise CheckpointError(
+                f"{folder.folder} drafts over {draft_vocab_size} tokens, the target has {vocab_size}, "
+                "and no 'd2t' tensor says which is which"
+            )
+        return None
+    folder.check_shape("d2t", (draft_vocab_size,))
+    offsets = folder.raw("d2t").to(torch.int64)
+    ids = torch.arange(draft_vocab_size) + offsets
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= vocab_size:
+        raise CheckpointError(
+            f"{folder.files['d2t']}: 'd2t' maps draft tokens to target ids {low} to {high}, the target has "
+            f"{vocab_size}; it should hold offsets (target id minus draft id)"
+        )
+    return None if not bool(offsets.any()) and draft_vocab_size == vocab_size else offsets.to(folder.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -90,6 +90,93 @@ class DraftHead(Protocol):
 
     def forward(self, token_ids: Tensor, hidden: Tensor, attend: Attend) -> DraftOutput:
         """token_ids int64 [T] (the token *after* each row's position), hidden [T, hidden_size]."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, hidden_size] -> [N, draft_vocab_size]."""
+        ...
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Every tensor that this drafter reads, by name."""
+        ...
+
+
+@runtime_checkable
+class StepwiseHead(Protocol):
+    """A `DraftHead` with one module a step (MTP with several modules): K may not exceed `num_modules`.
+
+    Module k predicts the token k + 2 places after its row from the k-th hidden state and the token k + 1 places after.
+    So that each module's KV cache is complete, step k runs over *every* row of step 0: token ids moved up by one in
+    each request with the latest draft token in the last place, hidden states carried row by row, positions and slots as
+    in step 0. A prompt is prefilled through all modules likewise. With `num_modules` 1 it is a plain `DraftHead`.
+    """
+
+    @property
+    def num_modules(self) -> int: ...
+
+    def forward_step(self, step: int, token_ids: Tensor, hidden: Tensor, attend: Attend) -> DraftOutput:
+        """As `DraftHead.forward`, by module `step`, whose attention layer is number `step`."""
+        ...
+
+
+class Store(Protocol):
+    """What a parallel drafter calls to put context into its KV cache: rotation and cache write, without attention."""
+
+    def __call__(self, index: int, key: Tensor, value: Tensor) -> None:
+        """key, value: [T, num_kv_heads, head_dim], key not rotated yet; `index` as in `Attend`."""
+        ...
+
+
+@runtime_checkable
+class ParallelHead(Protocol):
+    """A drafter that fills a block of 1 + K rows a request in one pass (DFlash).
+
+    A propose is: `combine` and `store_context` over the rows of the target's round, at the rows' own positions and
+    slots; then `forward` over blocks that begin one position after the last accepted row: the token that the target
+    sampled, then K times `mask_token_id`. Attention is not causal: a row sees the context and its whole block.
+    The block's own keys and values lie in the slots that the next round's context overwrites.
+    """
+
+    @property
+    def attention_layers(self) -> Sequence[AttentionLayer]:
+        """`causal` is False in all."""
+        ...
+
+    @property
+    def max_speculative_tokens(self) -> int:
+        """The K that the drafter was trained with; a smaller one works."""
+        ...
+
+    @property
+    def mask_token_id(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def draft_vocab_size(self) -> int: ...
+    @property
+    def aux_layers(self) -> Sequence[int]: ...
+    @property
+    def aux_size(self) -> int:
+        """Columns of the target hidden states that `combine` takes."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def draft_to_target(self) -> Tensor | None:
+        """As in `DraftHead`."""
+        ...
+
+    def combine(self, aux_hidden: Tensor) -> Tensor:
+        """[T, aux_size] -> [T, hidden_size]: the target's hidden states as context."""
+        ...
+
+    def store_context(self, context: Tensor, store: Store) -> None:
+        """context [T, hidden_size]: store each layer's keys and values of these rows."""
+        ...
+
+    def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:
+        """token_ids int64 [R * (1 + K)] -> [R * (1 + K), hidden_size]: row j >= 1 of a block predicts draft token j."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

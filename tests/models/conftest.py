@@ -54,6 +54,22 @@ def dense_attend() -> DenseAttend:
     return make
 
 
+@pytest.fixture
+def dense_store() -> Callable:
+    """`dense_store(layers, positions, caches)`: rotates keys and appends both to what `dense_attend` reads."""
+
+    def make(layers, positions: Tensor, caches: dict[int, tuple[Tensor, Tensor]]):
+        def store(index: int, key: Tensor, value: Tensor) -> None:
+            key = rotated(key, layers[index], positions)
+            if index in caches:
+                key, value = torch.cat((caches[index][0], key)), torch.cat((caches[index][1], value))
+            caches[index] = (key, value)
+
+        return store
+
+    return make
+
+
 TINY = {
     "vocab_size": 120,
     "hidden_size": 32,

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from specgraph.models.load import drafter_format, load_drafter, load_target
+from specgraph.models.protocol import ParallelHead, StepwiseHead
 
 FIXTURES = Path(__file__).parent / "speculators_fixtures"
 TOLERANCE = {"rtol": 0, "atol": 1e-4}
@@ -23,12 +24,19 @@ def expected(name):
 
 @pytest.mark.parametrize(
     ("name", "algorithm", "version"),
-    [("eagle", "eagle", "0.2.0"), ("eagle3-llama", "eagle3", "0.9.0"), ("eagle3-qwen3", "eagle3", "0.9.0")],
+    [
+        ("eagle", "eagle", "0.2.0"),
+        ("eagle3-llama", "eagle3", "0.9.0"),
+        ("eagle3-qwen3", "eagle3", "0.9.0"),
+        ("mtp", "mtp", "0.9.0"),
+        ("dflash", "dflash", "0.9.0"),
+    ],
 )
 def test_format_is_found(name, algorithm, version):
     assert f'"speculators_version": "{version}"' in (FIXTURES / name / "config.json").read_text()
     found = drafter_format(FIXTURES / name)
-    assert (found.algorithm, found.layout, found.num_speculative_tokens) == (algorithm, "speculators", 3)
+    tokens = 4 if name == "dflash" else 3
+    assert (found.algorithm, found.layout, found.num_speculative_tokens) == (algorithm, "speculators", tokens)
 
 
 @pytest.mark.parametrize("name", ["eagle3-llama", "eagle3-qwen3"])
@@ -78,3 +86,37 @@ def test_eagle_shares_embedding_and_head_with_the_target(target):
     weights = load_drafter(FIXTURES / "eagle", target).weights()
     assert weights["embed_tokens"].data_ptr() == target.embed_tokens.data_ptr()
     assert weights["lm_head"].data_ptr() == target.lm_head.data_ptr()
+
+
+@torch.no_grad()
+def test_mtp(target, dense_attend):
+    """The package runs each step over all rows afresh: token i + step + 1 and the last step's output enter row i."""
+    want = expected("mtp")
+    head = load_drafter(FIXTURES / "mtp", target)
+    assert isinstance(head, StepwiseHead)
+    assert head.num_modules == 1
+    hidden, rows = want["aux_hidden"], want["logits.0"].shape[0]
+    hidden = head.combine(hidden)[:rows]
+    for step in range(3):
+        attend = dense_attend(head.attention_layers, torch.arange(rows))
+        out = head.forward(want["token_ids"][step + 1 : step + 1 + rows], hidden, attend)
+        torch.testing.assert_close(head.logits(out.hidden), want[f"logits.{step}"], **TOLERANCE)
+        hidden = out.carry
+
+
+@torch.no_grad()
+def test_dflash(target, dense_attend, dense_store):
+    """Blocks at several places of one sequence; each sees the context before it, and itself in both directions."""
+    want = expected("dflash")
+    head = load_drafter(FIXTURES / "dflash", target)
+    assert isinstance(head, ParallelHead)
+    assert (head.max_speculative_tokens, head.mask_token_id, list(head.aux_layers)) == (4, 63, [1, 3])
+    assert not any(layer.causal for layer in head.attention_layers)
+    tokens, context = want["token_ids"], head.combine(want["aux_hidden"])
+    for block, logits in zip(want["rows"].split(5), want["logits"].split(5), strict=True):
+        anchor = int(block[0])
+        caches = {}
+        head.store_context(context[:anchor], dense_store(head.attention_layers, torch.arange(anchor), caches))
+        ids = torch.tensor([int(tokens[anchor]), *[head.mask_token_id] * 4])
+        hidden = head.forward(ids, dense_attend(head.attention_layers, block, caches))
+        torch.testing.assert_close(head.logits(hidden), logits, **TOLERANCE)

@@ -1,0 +1,155 @@
+"""The DFlash draft head: a block of masked positions filled in one non-causal pass over injected target context.
+
+context   = hidden_norm(fc(cat(aux hidden states of the target)))    once a target row
+K, V      of every layer: from `context` for rows before the block, from the layer's own input for the block's rows
+block     = embed(sampled token, mask, mask, ...)                    through all layers, attention not causal
+logits    = lm_head(norm(block))                                     row j predicts the token at its own position
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specgraph.attention import Attend, AttentionLayer
+from specgraph.models.config import ModelConfig
+from specgraph.models.decoder_layer import DecoderLayer, attention_layers, decoder_block
+from specgraph.models.layers import embedding, linear, norm_linear, rms_norm
+from specgraph.models.protocol import Store
+
+
+@dataclass(frozen=True, slots=True)
+class DFlashConfig:
+    """Beside the decoder's sizes, the block and the target's layers."""
+
+    model: ModelConfig
+    target_hidden_size: int
+    draft_vocab_size: int
+    aux_layers: tuple[int, ...]
+    block_size: int
+    """Rows of a block: the sampled token and K masks."""
+    mask_token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class DFlashWeights:
+    """Tensors of a head beside its decoder layers."""
+
+    embed_tokens: Tensor
+    """[vocab_size, hidden_size]: the target's."""
+    fc: Tensor
+    """[hidden_size, aux_size]"""
+    hidden_norm: Tensor
+    """[hidden_size]"""
+    norm: Tensor
+    """[hidden_size]"""
+    lm_head: Tensor
+    """[draft_vocab_size, hidden_size]"""
+    draft_to_target: Tensor | None
+
+
+class DFlashHead:
+    """A DFlash drafter. Implements `ParallelHead`."""
+
+    def __init__(
+        self, config: DFlashConfig, weights: DFlashWeights, layers: Sequence[DecoderLayer], num_positions: int
+    ) -> None:
+        """num_positions: rows of the rotary table; the target's max_model_len."""
+        self.config = config
+        self.tensors = weights
+        self.layers = tuple(layers)
+        model = config.model.with_max_position(num_positions)
+        self._attention_layers = attention_layers(model, len(layers), weights.embed_tokens.device, causal=False)
+
+    @property
+    def attention_layers(self) -> Sequence[AttentionLayer]:
+        """One a decoder layer, none causal."""
+        return self._attention_layers
+
+    @property
+    def max_speculative_tokens(self) -> int:
+        """Masks in a block."""
+        return self.config.block_size - 1
+
+    @property
+    def mask_token_id(self) -> int:
+        """The token that stands for an unknown one."""
+        return self.config.mask_token_id
+
+    @property
+    def hidden_size(self) -> int:
+        """Columns of the residual stream."""
+        return self.config.model.hidden_size
+
+    @property
+    def draft_vocab_size(self) -> int:
+        """Columns of `logits`."""
+        return self.config.draft_vocab_size
+
+    @property
+    def aux_layers(self) -> Sequence[int]:
+        """Which target hidden states `combine` takes."""
+        return self.config.aux_layers
+
+    @property
+    def aux_size(self) -> int:
+        """Columns of what `combine` takes."""
+        return len(self.config.aux_layers) * self.config.target_hidden_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of weights and hidden states."""
+        return self.tensors.embed_tokens.dtype
+
+    @property
+    def draft_to_target(self) -> Tensor | None:
+        """Offsets from draft to target ids, or None."""
+        return self.tensors.draft_to_target
+
+    def combine(self, aux_hidden: Tensor) -> Tensor:
+        """[T, aux_size] -> [T, hidden_size]."""
+        return rms_norm(linear(aux_hidden, self.tensors.fc), self.tensors.hidden_norm, self.config.model.rms_norm_eps)
+
+    def store_context(self, context: Tensor, store: Store) -> None:
+        """context [T, hidden_size]: store each layer's keys and values of these rows."""
+        eps = self.config.model.rms_norm_eps
+        for index, (layer, shape) in enumerate(zip(self.layers, self._attention_layers, strict=True)):
+            # Rows of the packed projection after the query's: keys, then values.
+            skip, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+            bias = None if layer.qkv_bias is None else layer.qkv_bias[skip:]
+            key, value = norm_linear(context, None, eps, layer.qkv[skip:], bias).split((kv_size, kv_size), dim=-1)
+            key = key.view(-1, shape.num_kv_heads, shape.head_dim)
+            if layer.key_norm is not None:
+                key = rms_norm(key, layer.key_norm, eps)
+            store(index, key, value.view(-1, shape.num_kv_heads, shape.head_dim))
+
+    def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:
+        """token_ids int64 [R * (1 + K)] -> [R * (1 + K), hidden_size]."""
+        eps = self.config.model.rms_norm_eps
+        x = embedding(token_ids, self.tensors.embed_tokens)
+        for index, layer in enumerate(self.layers):
+            x = decoder_block(x, layer, self._attention_layers[index], index, attend, eps)
+        return rms_norm(x, self.tensors.norm, eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, hidden_size] -> [N, draft_vocab_size]."""
+        return linear(hidden, self.tensors.lm_head)
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Everything that the head reads, the rotary table and the vocabulary offsets too."""
+        tensors = self.tensors
+        named: dict[str, Tensor] = {
+            "embed_tokens": tensors.embed_tokens,
+            "fc": tensors.fc,
+            "hidden_norm": tensors.hidden_norm,
+            "norm": tensors.norm,
+            "lm_head": tensors.lm_head,
+        }
+        optional = {"draft_to_target": tensors.draft_to_target, "rotary": self._attention_layers[0].rotary}
+        named.update({name: tensor for name, tensor in optional.items() if tensor is not None})
+        for index, layer in enumerate(self.layers):
+            named.update(layer.named_tensors(f"layers.{index}"))
+        return named

@@ -1,0 +1,89 @@
+"""An independent small language model as a chain drafter: it needs nothing of the target but its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from specgraph.attention import Attend, AttentionLayer
+from specgraph.errors import CheckpointError
+from specgraph.models.checkpoint_folder import CheckpointFolder
+from specgraph.models.config import ModelConfig
+from specgraph.models.fit import check_same
+from specgraph.models.llama import LlamaTarget, load_llama
+from specgraph.models.protocol import DraftOutput
+
+
+class DraftModelHead:
+    """A small model with the target's vocabulary. Implements `DraftHead`; the hidden state it is handed is not read.
+
+    Rows follow a drafter's convention, in which a row takes the token *after* its position. Rotary attention sees only
+    distances, so this equals running the model by itself, except that it never sees a sequence's very first token.
+    """
+
+    aux_layers: Sequence[int] = ()
+    draft_to_target: Tensor | None = None
+
+    def __init__(self, model: LlamaTarget, target_hidden_size: int) -> None:
+        self.model = model
+        self._target_hidden_size = target_hidden_size
+
+    @property
+    def attention_layers(self) -> Sequence[AttentionLayer]:
+        """The model's."""
+        return self.model.attention_layers
+
+    @property
+    def hidden_size(self) -> int:
+        """Columns of `carry`, which nothing reads."""
+        return self.model.hidden_size
+
+    @property
+    def draft_vocab_size(self) -> int:
+        """The target's vocabulary."""
+        return self.model.vocab_size
+
+    @property
+    def aux_size(self) -> int:
+        """Columns of the target's final hidden state, which is handed over and not read."""
+        return self._target_hidden_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of weights and hidden states."""
+        return self.model.dtype
+
+    def combine(self, aux_hidden: Tensor) -> Tensor:
+        """Zeros [T, hidden_size]."""
+        return aux_hidden.new_zeros(aux_hidden.shape[0], self.hidden_size)
+
+    def forward(self, token_ids: Tensor, hidden: Tensor, attend: Attend) -> DraftOutput:
+        """token_ids int64 [T], the token after each row's position."""
+        out = self.model.forward(token_ids, attend).hidden
+        return DraftOutput(out, out)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, hidden_size] -> [N, vocab_size]."""
+        return self.model.logits(hidden)
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """The model's."""
+        return self.model.weights()
+
+
+def load_draft_model(folder: CheckpointFolder, config: ModelConfig, target: LlamaTarget, source: str) -> DraftModelHead:
+    """Read a small model as a drafter, with as many positions as the target has.
+
+    Raises:
+        CheckpointError: another vocabulary than the target's, fewer positions, or a missing or misshapen tensor.
+    """
+    check_same("vocabulary", config.vocab_size, target.vocab_size, source)
+    if config.max_position_embeddings < target.max_model_len:
+        raise CheckpointError(
+            f"{source}: the draft model has {config.max_position_embeddings} positions, the target runs with "
+            f"{target.max_model_len}; load the target with max_model_len={config.max_position_embeddings} or less"
+        )
+    model = load_llama(folder, config.with_max_position(target.max_model_len))
+    return DraftModelHead(model, target.hidden_size)

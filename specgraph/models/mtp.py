@@ -1,0 +1,135 @@
+"""Multi-token prediction heads (DeepSeek-V3, arXiv:2412.19437, section 2.2): small modules trained with their target.
+
+    x      = eh_proj(cat(enorm(embed(token)), hnorm(hidden)))
+    normed = norm(layer(x))          what the target's head reads, and the next step's `hidden`
+
+`hidden` is first the target's final hidden state. A checkpoint with one module reuses it at every step; with several,
+module k serves step k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specgraph.attention import Attend, AttentionLayer
+from specgraph.models.config import ModelConfig
+from specgraph.models.decoder_layer import DecoderLayer, attention_layers, decoder_block
+from specgraph.models.layers import linear, pair_linear, rms_norm
+from specgraph.models.protocol import DraftOutput
+
+
+@dataclass(frozen=True, slots=True)
+class MtpModule:
+    """Tensors of one module."""
+
+    embed_norm: Tensor
+    """[hidden_size]"""
+    hidden_norm: Tensor
+    """[hidden_size]"""
+    projection: Tensor
+    """[hidden_size, 2 * hidden_size]: columns of the embedding first."""
+    layer: DecoderLayer
+    norm: Tensor
+    """[hidden_size]"""
+
+    def named_tensors(self, prefix: str) -> dict[str, Tensor]:
+        """The tensors by dotted name, for the read-set."""
+        return {
+            f"{prefix}.embed_norm": self.embed_norm,
+            f"{prefix}.hidden_norm": self.hidden_norm,
+            f"{prefix}.projection": self.projection,
+            f"{prefix}.norm": self.norm,
+            **self.layer.named_tensors(f"{prefix}.layer"),
+        }
+
+
+class MtpHead:
+    """An MTP drafter. Implements `DraftHead` with its first module, and `StepwiseHead` with all of them."""
+
+    aux_layers: Sequence[int] = ()
+    """None: it takes the target's final hidden state."""
+    draft_to_target: Tensor | None = None
+    """It drafts over the target's vocabulary."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        modules: Sequence[MtpModule],
+        embed_tokens: Tensor,
+        lm_head: Tensor,
+        num_positions: int,
+    ) -> None:
+        """embed_tokens and lm_head [vocab_size, hidden_size], the target's; num_positions: its max_model_len."""
+        self.config = config
+        self.modules = tuple(modules)
+        self.embed_tokens = embed_tokens
+        self.lm_head = lm_head
+        self._attention_layers = attention_layers(
+            config.with_max_position(num_positions), len(self.modules), embed_tokens.device
+        )
+
+    @property
+    def num_modules(self) -> int:
+        """1: reused at every step. More: one a step."""
+        return len(self.modules)
+
+    @property
+    def attention_layers(self) -> Sequence[AttentionLayer]:
+        """One a module."""
+        return self._attention_layers
+
+    @property
+    def hidden_size(self) -> int:
+        """Columns of `hidden` and `carry`; the target's too."""
+        return self.config.hidden_size
+
+    @property
+    def draft_vocab_size(self) -> int:
+        """Columns of `logits`."""
+        return self.lm_head.shape[0]
+
+    @property
+    def aux_size(self) -> int:
+        """Columns of the target's final hidden state."""
+        return self.config.hidden_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of weights and hidden states."""
+        return self.embed_tokens.dtype
+
+    def combine(self, aux_hidden: Tensor) -> Tensor:
+        """[T, hidden_size], taken as it is."""
+        return aux_hidden
+
+    def forward(self, token_ids: Tensor, hidden: Tensor, attend: Attend) -> DraftOutput:
+        """The first module: token_ids int64 [T] (the token after each row's position), hidden [T, hidden_size]."""
+        return self.forward_step(0, token_ids, hidden, attend)
+
+    def forward_step(self, step: int, token_ids: Tensor, hidden: Tensor, attend: Attend) -> DraftOutput:
+        """Module `step`; see `StepwiseHead.forward_step`."""
+        module, eps = self.modules[step], self.config.rms_norm_eps
+        x = pair_linear(
+            token_ids, self.embed_tokens, module.embed_norm, hidden, module.hidden_norm, eps, module.projection
+        )
+        x = decoder_block(x, module.layer, self._attention_layers[step], step, attend, eps)
+        normed = rms_norm(x, module.norm, eps)
+        return DraftOutput(normed, normed)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, hidden_size] -> [N, vocab_size]."""
+        return linear(hidden, self.lm_head)
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Everything that the head reads, the rotary table too."""
+        named: dict[str, Tensor] = {"embed_tokens": self.embed_tokens, "lm_head": self.lm_head}
+        rotary = self._attention_layers[0].rotary
+        if rotary is not None:
+            named["rotary"] = rotary
+        for index, module in enumerate(self.modules):
+            named.update(module.named_tensors(f"modules.{index}"))
+        return named
