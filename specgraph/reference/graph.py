@@ -15,7 +15,6 @@ from torch.utils._python_dispatch import _disable_current_modes, _pop_mode, _pus
 from specgraph.errors import CaptureError
 from specgraph.platforms.interface import ErrorMode, Graph, Stream
 from specgraph.reference.baking import tensors_in
-from specgraph.reference.executor import bind
 from specgraph.reference.host_read import HostReadMode
 from specgraph.reference.inputs import Inputs
 from specgraph.reference.ordering import Access, Region
@@ -208,18 +207,17 @@ def _compile(recorder: Recorder) -> list[Part]:
             parts.append(Part())
             continue
         task = node
-        count = len(task.func._schema.returns)
-        returns = task.returns
-        sequence = isinstance(returns, (list, tuple))
-        task.binding = bind(
-            task.func, task.args, task.kwargs, task.outputs, sequence, len(returns) if sequence else count
-        )
         task.calls, task.place = parts[-1].calls, len(parts[-1].calls)
-        task.calls.append(task.binding.call(task.args, task.kwargs, task.outputs))
+        task.calls.append(_not_compiled)
+        task.compile()
         parts[-1].tasks.append(task)
     for part in parts:
         part.accesses = _outside(part.tasks, recorder.pool)
     return parts
+
+
+def _not_compiled() -> None:
+    raise AssertionError("a task without a call")
 
 
 def _outside(tasks: list[Task], pool: CpuGraphPool) -> list[Access]:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from specgraph.errors import UpdateError
 from specgraph.reference.baking import map_tensors, tensors_in
 from specgraph.reference.composite import is_composite
-from specgraph.reference.executor import Binding
+from specgraph.reference.executor import bind
 from specgraph.reference.fake import Shapes
 from specgraph.reference.ordering import Access
 from specgraph.reference.source import user_line
@@ -33,10 +33,16 @@ class Task:
     """The op's result as the capture saw it, by address; what a task update returns."""
     line: str
     accesses: list[Access]
-    binding: Binding | None = None
     calls: list[Callable[[], Any]] = field(default_factory=list[Callable[[], Any]])
     """The call list this task was compiled into, and its place there."""
     place: int = -1
+
+    def compile(self) -> None:
+        """(Re)make this task's call from its arguments, in its place."""
+        sequence = isinstance(self.returns, (list, tuple))
+        count = len(self.returns) if sequence else len(self.func._schema.returns)
+        binding = bind(self.func, self.args, self.kwargs, self.outputs, sequence, count)
+        self.calls[self.place] = binding.call(self.args, self.kwargs, self.outputs)
 
 
 class CpuTaskGroup:
@@ -100,8 +106,8 @@ class UpdateMode(TorchDispatchMode):
         if func is not task.func:
             raise UpdateError(f"{where}: captured {task.func}, the update issued {func} at {user_line()}")
         given, baked = tensors_in(args, list(kwargs.values())), tensors_in(task.args, list(task.kwargs.values()))
-        if len(args) != len(task.args) or list(kwargs) != list(task.kwargs) or len(given) != len(baked):
-            raise UpdateError(f"{where}: {func} was captured with other arguments than the update gives")
+        if _tensor_places(func, args, kwargs) != _tensor_places(func, task.args, task.kwargs):
+            raise UpdateError(f"{where}: the update gives {func} tensors for other arguments than it was captured with")
         for index, (new, old) in enumerate(zip(given, baked, strict=True)):
             if (new.data_ptr(), new.size(), new.stride(), new.dtype) != (
                 old.data_ptr(), old.size(), old.stride(), old.dtype
@@ -139,6 +145,11 @@ class UpdateMode(TorchDispatchMode):
             )
         for task, (args, kwargs) in zip(tasks, self._new, strict=True):
             task.args, task.kwargs = args, kwargs
-            assert task.binding is not None
-            task.calls[task.place] = task.binding.call(args, kwargs, task.outputs)
+            task.compile()
         self._group.is_updated = True
+
+
+def _tensor_places(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, int]:
+    """How many tensors each argument holds, by name; host values may come and go with their defaults."""
+    named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+    return {name: count for name, value in named.items() if (count := len(tensors_in(value)))}

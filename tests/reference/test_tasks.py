@@ -1,0 +1,170 @@
+"""Task groups: host parameters baked at capture, rewritten between replays, strictly."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specgraph.errors import CaptureError, UpdateError
+
+
+@torch.library.custom_op("specgraph_test::masked_sum", mutates_args={"out"})
+def masked_sum(x: torch.Tensor, lengths: list[int], out: torch.Tensor) -> None:
+    for row, length in enumerate(lengths):
+        out[row] = x[row, :length].sum()
+
+
+class Captured:
+    """x -> out by lengths, twice; `scaled` shows that the graph goes on after the group."""
+
+    def __init__(self, platform):
+        self.platform = platform
+        self.x = torch.arange(12.0).view(3, 4)
+        self.out = torch.zeros(2, 3)
+        self.graph = platform.graph()
+        with self.graph.capture():
+            with platform.task_group() as self.group:
+                masked_sum(self.x, [1, 1, 1], self.out[0])
+            with platform.task_group() as self.second:
+                masked_sum(self.x, [2, 2, 2], self.out[1])
+            self.scaled = self.out * 10
+
+    def update(self, group, lengths, row):
+        with self.platform.task_update(group):
+            masked_sum(self.x, lengths, self.out[row])
+
+    def expected(self, *lengths):
+        return torch.tensor([[self.x[r, :n].sum() for r, n in enumerate(ns)] for ns in lengths])
+
+
+@pytest.fixture
+def captured(platform):
+    return Captured(platform)
+
+
+@pytest.mark.parametrize("grad_mode", [torch.no_grad, torch.inference_mode])
+def test_updates_change_the_replay(captured, grad_mode):
+    c = captured
+    with grad_mode():
+        for lengths in ([1, 2, 3], [4, 0, 1], [4, 4, 4]):
+            c.update(c.group, lengths, 0)
+            c.update(c.second, lengths[::-1], 1)
+            c.graph.replay()
+            assert torch.equal(c.out, c.expected(lengths, lengths[::-1]))
+            assert torch.equal(c.scaled, c.out * 10)
+
+
+def test_update_runs_nothing_by_itself(captured):
+    captured.update(captured.group, [4, 4, 4], 0)
+    assert captured.out.sum() == 0
+
+
+def test_update_missing(captured):
+    c = captured
+    with pytest.raises(UpdateError, match=r"task group 0.*masked_sum.*would hang"):
+        c.graph.replay()
+    c.update(c.group, [1, 1, 1], 0)
+    with pytest.raises(UpdateError, match="task group 1"):
+        c.graph.replay()
+    c.update(c.second, [1, 1, 1], 1)
+    c.graph.replay()
+    with pytest.raises(UpdateError, match="task group 0"):
+        c.graph.replay()
+
+
+def test_last_update_wins(captured):
+    c = captured
+    c.update(c.second, [1, 1, 1], 1)
+    c.update(c.group, [1, 1, 1], 0)
+    c.update(c.group, [3, 3, 3], 0)
+    c.graph.replay()
+    assert torch.equal(c.out, c.expected([3, 3, 3], [1, 1, 1]))
+
+
+def test_other_tensor(captured):
+    c = captured
+    with pytest.raises(UpdateError, match=r"tensor argument 1 .*\[3\]"):
+        c.update(c.group, [1, 1, 1], 1)  # the second row of out, captured with the first
+    twin = c.x.clone()
+    with pytest.raises(UpdateError, match="tensor argument 0"), c.platform.task_update(c.group):
+        masked_sum(twin, [1, 1, 1], c.out[0])
+
+
+def test_other_op_or_count(captured):
+    c = captured
+    with pytest.raises(UpdateError, match=r"captured specgraph_test\.masked_sum.*issued aten\.add"):
+        with c.platform.task_update(c.group):
+            c.x + 1
+    with pytest.raises(UpdateError, match=r"issued 0 op\(s\), 1 were captured"), c.platform.task_update(c.group):
+        pass
+    with pytest.raises(UpdateError, match="one more than the captured 1"), c.platform.task_update(c.group):
+        masked_sum(c.x, [4, 4, 4], c.out[0])
+        masked_sum(c.x, [4, 4, 4], c.out[0])
+
+
+def test_a_failed_update_changes_nothing(captured):
+    c = captured
+    c.update(c.group, [1, 1, 1], 0)
+    c.update(c.second, [1, 1, 1], 1)
+    with pytest.raises(UpdateError), c.platform.task_update(c.group):
+        masked_sum(c.x, [4, 4, 4], c.out[0])
+        c.x + 1
+    with pytest.raises(ZeroDivisionError), c.platform.task_update(c.group):
+        masked_sum(c.x, [4, 4, 4], c.out[0])
+        _ = 1 / 0
+    c.graph.replay()
+    assert torch.equal(c.out, c.expected([1, 1, 1], [1, 1, 1]))
+
+
+def test_numbers_of_a_plain_op_with_a_result(platform):
+    x = torch.arange(4.0)
+    graph = platform.graph()
+    with graph.capture(), platform.task_group() as group:
+        y = torch.add(x, 1.0, alpha=1)
+    for number in (2.0, -3.0):
+        with platform.task_update(group):
+            torch.add(x, number, alpha=2)
+        graph.replay()
+        assert torch.equal(y, x + 2 * number)
+
+
+def test_a_value_that_changes_the_results_shape(platform):
+    x = torch.arange(4.0)
+    graph = platform.graph()
+    with graph.capture(), platform.task_group() as group:
+        kept = torch.ops.aten.repeat(x, [2])
+    with pytest.raises(UpdateError, match=r"\[12\].*\[8\]"), platform.task_update(group):
+        torch.ops.aten.repeat(x, [3])
+    assert kept.shape == (8,)
+
+
+def test_a_stale_input_does_not_use_up_the_update(captured):
+    from specgraph.errors import StaleInputError
+
+    c = captured
+    c.update(c.group, [1, 1, 1], 0)
+    c.update(c.second, [1, 1, 1], 1)
+    kept, c.x = c.x, None
+    kept_view = kept.view(-1)
+    del kept
+    c.graph.replay()
+    assert torch.equal(c.out[0], kept_view.view(3, 4)[:, 0])
+    del kept_view
+    with pytest.raises(StaleInputError):
+        c.graph.replay()
+
+
+def test_group_of_a_graph_that_is_gone(captured):
+    captured.graph.reset()
+    with pytest.raises(UpdateError, match="no captured graph"):
+        captured.update(captured.group, [1, 1, 1], 0)
+
+
+def test_wrong_places(platform, captured):
+    with pytest.raises(CaptureError, match="task_group"), platform.task_group():
+        pass
+    with pytest.raises(CaptureError, match="nest"), platform.graph().capture(), platform.task_group():
+        with platform.task_group():
+            pass
+    with pytest.raises(CaptureError, match="task_update"), platform.graph().capture():
+        captured.update(captured.group, [1, 1, 1], 0)
