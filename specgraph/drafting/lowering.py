@@ -75,12 +75,12 @@ def resolve(asked: str, capabilities: Capabilities, host_parameters: tuple[str, 
         return Resolution(_named(asked, capabilities, host_parameters), {})
     refusals: dict[str, str] = {}
     for name in reversed(LOWERINGS):
-        if LOWERINGS.index(name) > LOWERINGS.index(capabilities.default_lowering):
-            refusals[name] = f"the platform's default is {capabilities.default_lowering}"
-        elif (reason := refusal(name, capabilities, host_parameters)) is not None:
-            refusals[name] = reason
-        else:
+        reason = refusal(name, capabilities, host_parameters)
+        if reason is None and LOWERINGS.index(name) > LOWERINGS.index(capabilities.default_lowering):
+            reason = f"the platform's default is {capabilities.default_lowering}"
+        if reason is None:
             return Resolution(name, refusals)
+        refusals[name] = reason
     raise AssertionError("eager is never refused")
 
 
