@@ -115,7 +115,8 @@ def test_the_noise_is_that_of_the_position_of_the_token_decided():
 
 def test_the_head_that_needs_no_logits_is_the_composition():
     g = torch.Generator().manual_seed(0)
-    x, norm, weight = torch.randn(4, 16, generator=g), torch.rand(16, generator=g) + 0.5, torch.randn(6, 16, generator=g)
+    x, weight = torch.randn(4, 16, generator=g), torch.randn(6, 16, generator=g)
+    norm = torch.rand(16, generator=g) + 0.5
     x64 = x.double()
     normed = x64 / (x64.square().mean(1, keepdim=True) + 1e-5).sqrt() * norm.double()
     wanted = (normed @ weight.double().T).argmax(1)

@@ -49,9 +49,7 @@ def dense(query, key_cache, value_cache, table, query_lens, seq_lens, scale, cau
     """The capturable reference."""
     starts = torch.tensor([0, *query_lens]).cumsum(0).int()
     lengths = torch.tensor(seq_lens, dtype=torch.int32)
-    return dense_attention(
-        query, key_cache, value_cache, table, lengths, starts, max(query_lens), scale, causal
-    )
+    return dense_attention(query, key_cache, value_cache, table, lengths, starts, max(query_lens), scale, causal)
 
 
 def host_lengths(query, key_cache, value_cache, table, query_lens, seq_lens, scale, causal):

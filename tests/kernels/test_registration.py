@@ -1,0 +1,117 @@
+"""Every op is a well-behaved registered torch op: its schema tells the truth, its fake knows shapes and dtypes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing._internal.optests import opcheck
+
+from specgraph.kernels.library import NAMESPACE, implement
+
+R, K, Q, V, DV, H, KVH, D = 3, 2, 3, 11, 7, 4, 2, 8
+
+
+def i32(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def i64(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.int64)
+
+
+def f32(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))
+
+
+TABLE = torch.arange(1, 1 + R * 4, dtype=torch.int32).view(R, 4)
+OFFSETS = torch.arange(DV) % 3
+CACHE = 13, 4, KVH, D
+
+
+def arguments() -> dict[str, tuple[tuple, dict]]:
+    """Fresh arguments for each op, by its registered name."""
+    rows = f32(R * Q, H, D), f32(R * Q, KVH, D), f32(R * Q, KVH, D)
+    slots, starts, lengths = torch.arange(4, 4 + R * Q), i32(0, 3, 6, 9), i32(5, 0, 9)
+    attend = (rows[0], f32(*CACHE), f32(*CACHE), TABLE)
+    step, ids, drafts = i64(1), i64(R), i64(R, K)
+    return {
+        "advance": ((i32(3, 0, 9), i64(R), i64(R), step, TABLE, 12, 4), {}),
+        "begin_propose": (
+            (i64(R, Q), i32(1, 0, 3), i64(R), TABLE, 12, 4, i64(R * Q), i64(R * Q), i64(R * Q), i32(1, 1, 1),
+             i64(R), i64(R), i32(1, 1, 1), step), {},
+        ),
+        "begin_verify": (
+            (i64(R), i64(R, K), i64(R), TABLE, 12, 4, i64(R * Q), i64(R * Q), i64(R * Q), i32(0, 0, 0)), {},
+        ),
+        "rotate_and_store": ((*rows, f32(20, D), torch.arange(9), slots, f32(*CACHE), f32(*CACHE)), {}),
+        "paged_attention": ((*attend, lengths, starts, Q, 0.35, True), {}),
+        "paged_attention_host.out": ((*attend, [Q] * R, [5, 0, 9], 0.35, True), {"out": torch.zeros(R * Q, H, D)}),
+        "rotate_store_attend": (
+            (*rows, f32(20, D), torch.arange(9), slots, f32(*CACHE), f32(*CACHE), TABLE, lengths, starts, Q, 0.35,
+             True), {},
+        ),
+        "draft_greedy": ((f32(R, DV), OFFSETS, step, ids, drafts), {}),
+        "draft_gumbel": ((f32(R, DV), OFFSETS, torch.ones(R), i64(R), lengths, step, ids, drafts, f32(R, K, DV)), {}),
+        "verify_greedy": ((f32(R * Q, V), drafts, i64(R), i64(R, Q), i32(0, 0, 0)), {}),
+        "verify_sampled": (
+            (f32(R * Q, V), drafts, torch.softmax(f32(R, K, DV), -1), OFFSETS, torch.ones(R), i64(R), i64(R), i64(R, Q),
+             i32(0, 0, 0)), {},
+        ),
+        "norm_linear": ((f32(R, 8), f32(8), 1e-5, f32(5, 8), f32(5), f32(R, 5)), {}),
+        "norm_gate_up": ((f32(R, 8), f32(8), 1e-5, f32(10, 8), f32(10)), {}),
+        "pair_linear": ((i64(R), f32(9, 6), f32(6), f32(R, 8), f32(8), 1e-5, f32(5, 14), f32(5)), {}),
+        "greedy_head": ((f32(R, 8), f32(8), 1e-5, f32(DV, 8), OFFSETS, step, ids, drafts), {}),
+    }  # fmt: skip
+
+
+def registered() -> set[str]:
+    """Names of all ops that `specgraph.kernels` has defined."""
+    return {
+        name.partition("::")[2] for name in torch._C._dispatch_get_all_op_names() if name.startswith(f"{NAMESPACE}::")
+    }
+
+
+def test_every_op_is_checked_here():
+    assert registered() == set(arguments())
+
+
+@pytest.mark.parametrize("name", arguments())
+@pytest.mark.parametrize("inference", [False, True])
+def test_schema_and_fake(name, inference):
+    args, kwargs = arguments()[name]
+    packet, _, overload = name.partition(".")
+    op = getattr(getattr(torch.ops.specgraph, packet), overload or "default")
+    with torch.inference_mode(inference):
+        opcheck(op, args, kwargs, test_utils=("test_schema",))
+    opcheck(op, args, kwargs, test_utils=("test_faketensor",))
+
+
+def test_a_wrong_schema_would_be_found():
+    """An op that writes an argument it doesn't name as written."""
+
+    def liar(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x.clone()
+
+    library = torch.library.Library("specgraph_registration_test", "DEF")
+    library.define("liar(Tensor x) -> Tensor")
+    library.impl("liar", liar, "CompositeExplicitAutograd")
+    torch.library.register_fake("specgraph_registration_test::liar", lambda x: x.new_empty(x.shape), lib=library)
+    with pytest.raises(Exception, match=r"mutat|modified"):
+        opcheck(torch.ops.specgraph_registration_test.liar.default, (torch.zeros(3),), test_utils=("test_schema",))
+
+
+def test_implementing_an_op_twice_keeps_the_first():
+    calls: list[str] = []
+
+    def make(name: str):
+        def kernel(logits, draft_to_target, draft_step, token_ids, draft_token_ids):
+            calls.append(name)
+
+        return kernel
+
+    implement("draft_greedy", "PrivateUse3", make("first"))  # a key that no test's tensors have
+    implement("draft_greedy", "PrivateUse3", make("second"))
+    key = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse3)
+    torch.ops.specgraph.draft_greedy.default.redispatch(key, *arguments()["draft_greedy"][0])
+    assert calls == ["first"]
