@@ -46,6 +46,9 @@ class Backend:
     """Opens the device of that index; raises PlatformError when it can't."""
     accelerator: bool = True
     """Accelerators are selected by themselves when exactly one answers; others only by name."""
+    supersedes: frozenset[str] = frozenset()
+    """Names of accelerators that seem to answer where this one does: a compatibility layer may present this device
+    under another vendor's API. They are passed over when an accelerator is selected by itself, never by name."""
     api: int = PLATFORM_API
 
 

@@ -55,7 +55,13 @@ def _parse(asked: str) -> tuple[str, int]:
 
 
 def _only_accelerator(backends: Mapping[str, Discovered]) -> str:
-    names = [n for n, b in backends.items() if b.backend and b.backend.accelerator and b.probe().available]
+    answering = {
+        name: item.backend
+        for name, item in backends.items()
+        if item.backend and item.backend.accelerator and item.probe().available
+    }
+    imitated = frozenset[str]().union(*(backend.supersedes for backend in answering.values()))
+    names = [name for name in answering if name not in imitated]
     if len(names) > 1:
         raise PlatformError(f"several accelerators answer: {', '.join(names)}. Choose one: {ENV_VAR}={names[0]}")
     if names:
