@@ -115,11 +115,10 @@ class SpeculativeDecoder:
                 waiting.append((index, request))
             except CapacityError as error:
                 yield Chunk(index, [], 0, "refused", str(error))
-        running: list[Running] = []
+        running: list[Running] = []  # all that hold blocks, also while a chunk is handed out
         try:
             while waiting or running:
-                fresh = self._admit(waiting, len(running))
-                yield from self._round(running, fresh)
+                yield from self._round(running, waiting)
         finally:
             for state in running:
                 self.allocator.free(state.blocks)
@@ -162,19 +161,16 @@ class SpeculativeDecoder:
         reach = len(request.prompt_token_ids) + request.max_tokens + 2 * self.query_len
         return -(-min(reach, self.config.max_model_len) // self.config.block_size)
 
-    def _admit(self, waiting: deque[tuple[int, Request]], num_running: int) -> list[Running]:
-        """Prefill waiting requests, in order, while rows and blocks last."""
-        fresh: list[Running] = []
-        while waiting and num_running + len(fresh) < self.config.max_num_requests:
+    def _admit(self, running: list[Running], waiting: deque[tuple[int, Request]]) -> None:
+        """Prefill waiting requests, in order, while rows and blocks last, and let them join."""
+        while waiting and len(running) < self.config.max_num_requests:
             index, request = waiting[0]
             needed = self._blocks_needed(request)
             if needed > self.allocator.num_free:
                 break
             waiting.popleft()
-            state = Running(index, request, self.allocator.allocate(needed), list(request.prompt_token_ids))
-            self._prefill(state, row=num_running + len(fresh))
-            fresh.append(state)
-        return fresh
+            running.append(Running(index, request, self.allocator.allocate(needed), list(request.prompt_token_ids)))
+            self._prefill(running[-1], row=len(running) - 1)
 
     def _prefill(self, state: Running, row: int) -> None:
         """Target and drafter KV of the prompt, and the first token; the prompt's last row is left to the propose."""
@@ -197,29 +193,33 @@ class SpeculativeDecoder:
             buffers, q = self.drafter.buffers, self.query_len
             buffers.aux_hidden[row * q].copy_(aux[-1])
 
-    def _round(self, running: list[Running], fresh: list[Running]) -> Iterator[Chunk]:
+    def _round(self, running: list[Running], waiting: deque[tuple[int, Request]]) -> list[Chunk]:
+        """One pass over the batch; leaves in `running` what goes on, and gives each request's new tokens."""
+        verified = len(running)
         self._verify(running)
-        rows = [*running, *fresh]
+        # After the verify: it writes hidden states for padded rows too, and those that join need theirs for the propose.
+        self._admit(running, waiting)
         if self.drafter is not None:
-            self._propose(self.drafter, running, fresh)
-        sampled: list[list[int]] = self.target.buffers.sampled_token_ids[: len(running)].tolist()
-        counts: list[int] = self.target.buffers.num_sampled[: len(running)].tolist()
-        finished: list[Running] = []
-        for row, state in enumerate(rows):
+            self._propose(self.drafter, running[:verified], running[verified:])
+        sampled: list[list[int]] = self.target.buffers.sampled_token_ids[:verified].tolist()
+        counts: list[int] = self.target.buffers.num_sampled[:verified].tolist()
+        chunks: list[Chunk] = []
+        for row, state in enumerate(running):
             state.row = row
-            if row < len(running):
+            if row < verified:
                 tokens, accepted = sampled[row][: counts[row]], counts[row] - 1
                 if self.drafter is not None:
                     self.metrics.observe(accepted)
                 state.token_ids += tokens
             else:
                 tokens, accepted = state.token_ids[-1:], 0
-            chunk = self._finish(state, tokens, accepted)
-            if chunk.finish_reason is not None:
-                finished.append(state)
+            chunks.append(self._finish(state, tokens, accepted))
+        finished = [chunk.finish_reason is not None for chunk in chunks]
+        for state, over in zip(running, finished, strict=True):
+            if over:
                 self.allocator.free(state.blocks)
-            yield chunk
-        running[:] = [state for state in rows if state not in finished]
+        running[:] = [state for state, over in zip(running, finished, strict=True) if not over]
+        return chunks
 
     def _verify(self, running: list[Running]) -> None:
         if not running:
