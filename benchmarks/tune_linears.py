@@ -13,7 +13,7 @@ import itertools
 import json
 import multiprocessing
 import statistics
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 
@@ -22,7 +22,7 @@ from specgraph.kernels.triton.launch import LaunchOptions, Tile
 
 # kind -> (output columns, input columns) of an EAGLE-3 head for an 8B Llama target
 SHAPES = {
-    "pair": (6144, 8192),
+    "linear-pair": (6144, 8192),
     "linear": (4096, 4096),
     "linear-deep": (4096, 14336),
     "linear-aux": (4096, 12288),
@@ -60,21 +60,14 @@ def make_call(kind: str, rows: int, copies: int):
     out_rows = 2 * columns if kind == "gate_up" else columns
     weights = [torch.randn(out_rows, depth, device=device, dtype=dtype) * depth**-0.5 for _ in range(copies)]
     x = torch.randn(rows, depth, device=device, dtype=dtype)
-    norm = torch.rand(depth, device=device, dtype=dtype) + 0.5
-    if kind == "pair":
-        half = depth // 2
-        table = torch.randn(1000, half, device=device, dtype=dtype)
-        token_ids = torch.randint(0, 1000, (rows,), device=device)
-        hidden, norms = x[:, half:].contiguous(), (norm[:half].contiguous(), norm[half:].contiguous())
-        return lambda ops, i: ops.pair_linear(token_ids, table, norms[0], hidden, norms[1], 1e-5, weights[i], None)
     if kind == "gate_up":
-        return lambda ops, i: ops.norm_gate_up(x, norm, 1e-5, weights[i], None)
+        return lambda ops, i: ops.norm_gate_up(x, None, 1e-5, weights[i], None)
     if kind == "head":
         step = torch.zeros(1, dtype=torch.int64, device=device)
         token_ids = torch.zeros(rows, dtype=torch.int64, device=device)
         result = torch.zeros(rows, 8, dtype=torch.int64, device=device)
-        return lambda ops, i: ops.greedy_head(x, norm, 1e-5, weights[i], None, step, token_ids, result)
-    if kind == "linear-aux":
+        return lambda ops, i: ops.greedy_head(x, None, 1e-5, weights[i], None, step, token_ids, result)
+    if kind in ("linear-aux", "linear-pair"):
         return lambda ops, i: ops.norm_linear(x, None, 1e-5, weights[i], None, None)
     residual = torch.randn(rows, columns, device=device, dtype=dtype)
     return lambda ops, i: ops.norm_linear(x, None, 1e-5, weights[i], None, residual)
@@ -168,6 +161,11 @@ def main() -> None:
                 except Exception as error:
                     if tile is None or "out of resource" not in str(error):
                         print(kind, rows, tile, type(error).__name__, str(error)[:100])
+            best = sorted((entry for entry in timed if entry[1] is not None), key=lambda entry: entry[0])[:4]
+            for _, tile in best:
+                for prefetch in (64, 256, 1024, 2048):
+                    other = replace(tile, prefetch=prefetch)
+                    timed.append((time_call(call, with_tile(other, overlap), copies, 7), other))
             library = next(t for t, tile in timed if tile is None)
             timed = sorted(((t, tile) for t, tile in timed if tile is not None), key=lambda pair: pair[0])
             print(f"{kind} {rows} rows: floor {size / 4.39e6:.1f}, library {library:.1f}, tried {len(timed)}")

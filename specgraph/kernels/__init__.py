@@ -9,6 +9,7 @@ from specgraph.kernels.library import implement
 from specgraph.kernels.paged_attention import paged_attention, paged_attention_host
 from specgraph.kernels.rejection import verify_greedy, verify_sampled
 from specgraph.kernels.slots import advance
+from specgraph.kernels.take_rows import take_rows
 
 __all__ = [
     "advance",
@@ -25,6 +26,7 @@ __all__ = [
     "pair_linear",
     "rotate_and_store",
     "rotate_store_attend",
+    "take_rows",
     "verify_greedy",
     "verify_sampled",
 ]

@@ -16,7 +16,8 @@ from specgraph.kernels.draft_sampling import write_drafts
 from specgraph.kernels.library import define
 
 
-def _normed(x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
+def normed(x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
+    """rms_norm of x [T, size], or x itself without a norm."""
     return x if norm is None else functional.rms_norm(x, (x.shape[-1],), norm, eps)
 
 
@@ -24,7 +25,7 @@ def norm_linear_reference(
     x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, bias: Tensor | None, residual: Tensor | None
 ) -> Tensor:
     """The composition `norm_linear` stands for, on any device."""
-    out = functional.linear(_normed(x, norm, eps), weight, bias)
+    out = functional.linear(normed(x, norm, eps), weight, bias)
     return out if residual is None else residual + out
 
 
@@ -65,7 +66,7 @@ def norm_linear(
 
 def norm_gate_up_reference(x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The composition `norm_gate_up` stands for, on any device."""
-    gate, up = functional.linear(_normed(x, norm, eps), weight, bias).chunk(2, dim=-1)
+    gate, up = functional.linear(normed(x, norm, eps), weight, bias).chunk(2, dim=-1)
     return functional.silu(gate) * up
 
 
@@ -104,8 +105,8 @@ def pair_linear_reference(
     bias: Tensor | None,
 ) -> Tensor:
     """The composition `pair_linear` stands for, on any device."""
-    embedded = _normed(functional.embedding(token_ids, table), table_norm, eps)
-    return functional.linear(torch.cat((embedded, _normed(hidden, hidden_norm, eps)), dim=-1), weight, bias)
+    embedded = normed(functional.embedding(token_ids, table), table_norm, eps)
+    return functional.linear(torch.cat((embedded, normed(hidden, hidden_norm, eps)), dim=-1), weight, bias)
 
 
 def _pair_fake(
@@ -159,7 +160,7 @@ def greedy_head_reference(
     draft_token_ids: Tensor,
 ) -> None:
     """The composition `greedy_head` stands for, on any device."""
-    logits = functional.linear(_normed(x, norm, eps), weight)
+    logits = functional.linear(normed(x, norm, eps), weight)
     write_drafts(logits.argmax(dim=-1), draft_to_target, draft_step, token_ids, draft_token_ids)
 
 

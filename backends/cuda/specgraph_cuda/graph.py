@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,19 +21,29 @@ class CudaGraphPool:
     """A private pool of torch's caching allocator. Its memory goes back when it and its graphs are closed."""
 
     def __init__(self) -> None:
-        self.handle: Any = torch.cuda.graph_pool_handle()
+        # Owning the pool keeps its id alive while no graph is captured in it: before the first, and after a failed one.
+        self._memory: torch.cuda.MemPool | None = torch.cuda.MemPool()
+        self.handle: Any = self._memory.id
         self.is_closed = False
+        self._graphs = 0
+
+    def count(self, change: int) -> None:
+        """A graph in this pool was captured (+1) or dropped (-1)."""
+        self._graphs += change
+        if self.is_closed and self._graphs == 0:
+            self._memory = None
 
     def close(self) -> None:
         """Refuse new captures; the graphs in it stay until they are closed."""
         self.is_closed = True
+        self.count(0)
 
 
 class CudaGraph(Graph):
     """See `specgraph.platforms.Graph`."""
 
-    def __init__(self, platform: CudaPlatform, pool: CudaGraphPool) -> None:
-        self._platform, self._pool = platform, pool
+    def __init__(self, platform: CudaPlatform, pool: CudaGraphPool, owns_pool: bool) -> None:
+        self._platform, self._pool, self._owns_pool = platform, pool, owns_pool
         self._graph: torch.cuda.CUDAGraph | None = None
         self._is_closed = False
 
@@ -77,6 +88,7 @@ class CudaGraph(Graph):
                 if collecting:
                     gc.enable()
         self._graph = graph
+        self._pool.count(+1)
 
     def replay(self) -> None:
         """See `Graph.replay`."""
@@ -90,10 +102,13 @@ class CudaGraph(Graph):
         if self._graph is not None:
             self._graph.reset()
             self._graph = None
+            self._pool.count(-1)
 
     def close(self) -> None:
         """See `Graph.close`."""
         self.reset()
+        if self._owns_pool:
+            self._pool.close()
         self._is_closed = True
 
     def raw(self) -> int:
@@ -115,18 +130,22 @@ class CudaGraph(Graph):
             raise CaptureError("nested capture: the current stream is being captured already")
 
     def _abandon(self, graph: torch.cuda.CUDAGraph, side: torch.cuda.Stream) -> None:
-        """End a failed capture, so that its stream, the allocator and the next capture work."""
+        """End a failed capture, so that its stream, the allocator, the generator and the next capture work."""
         try:
             graph.capture_end()
+            graph.reset()
+            return  # the capture itself was sound: an exception of the captured code's own
         except Exception:
             pass  # the reason is the error that brought us here
-        try:
-            graph.reset()
-        except Exception:
-            pass
+        # torch gives up at the first error of capture_end, before it has closed the pool and released the generator.
+        for undo in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
+            with contextlib.suppress(RuntimeError):
+                undo(side.device.index, self._pool.handle)
+        healing = torch.cuda.CUDAGraph()  # begin and end of a sound capture put the generator's state right
         with torch.cuda.stream(side):
-            if torch.cuda.is_current_stream_capturing():
-                self._platform.replace_capture_stream(side)
+            healing.capture_begin(capture_error_mode="thread_local")
+            healing.capture_end()
+        healing.reset()
 
 
 def _explained(error: Exception) -> CaptureError:

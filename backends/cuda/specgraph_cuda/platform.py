@@ -85,7 +85,7 @@ class CudaPlatform(Platform):
         """See `Platform.graph`."""
         if pool is not None and not isinstance(pool, CudaGraphPool):
             raise PlatformError(f"{pool!r} is no pool of the cuda platform")
-        return CudaGraph(self, pool or CudaGraphPool())
+        return CudaGraph(self, pool or CudaGraphPool(), owns_pool=pool is None)
 
     def is_capturing(self) -> bool:
         """See `Platform.is_capturing`."""
@@ -106,11 +106,6 @@ class CudaPlatform(Platform):
             self._capture_stream = torch.cuda.Stream(self.device)
         self._capture_stream.wait_stream(current)
         return self._capture_stream
-
-    def replace_capture_stream(self, broken: torch.cuda.Stream) -> None:
-        """Forget a stream whose capture could not be ended."""
-        if self._capture_stream == broken:
-            self._capture_stream = None
 
 
 def _own(stream: Any) -> torch.cuda.Stream:

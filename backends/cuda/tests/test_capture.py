@@ -57,6 +57,7 @@ def test_host_read_is_refused_and_the_device_survives(
         bad(x)
     assert not platform.is_capturing()
     assert torch.equal(x + 1, torch.full_like(x, 2))
+    assert torch.rand(4, device=platform.device).max() <= 1
     _captures_and_replays(platform)
     with graph.capture():  # the same graph object is empty and usable
         y = x * 3

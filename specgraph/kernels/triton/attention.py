@@ -63,10 +63,10 @@ def attend_kernel(
             turn = rotary + tl.load(positions + begin) * rotary_stride + half
             cos = tl.load(turn)
             sin = tl.load(turn + HALF)
-            wide_left = q_left.to(tl.float32)
-            wide_right = q_right.to(tl.float32)
-            q_left = (wide_left * cos[None, :] - wide_right * sin[None, :]).to(q_left.dtype)
-            q_right = (wide_right * cos[None, :] + wide_left * sin[None, :]).to(q_right.dtype)
+            q_x = q_left.to(tl.float32)
+            q_y = q_right.to(tl.float32)
+            q_left = (q_x * cos[None, :] - q_y * sin[None, :]).to(q_left.dtype)
+            q_right = (q_y * cos[None, :] + q_x * sin[None, :]).to(q_right.dtype)
         if (slot >= 0) & (seq_len > 0):
             visible = tl.where(visible > 0, visible - 1, 0)
             if split == 0:
@@ -74,24 +74,22 @@ def attend_kernel(
                 k_left = tl.load(new)
                 k_right = tl.load(new + HALF)
                 if ROTATED:
-                    wide_left = k_left.to(tl.float32)
-                    wide_right = k_right.to(tl.float32)
-                    k_left = (wide_left * cos - wide_right * sin).to(k_left.dtype)
-                    k_right = (wide_right * cos + wide_left * sin).to(k_right.dtype)
+                    k_x = k_left.to(tl.float32)
+                    k_y = k_right.to(tl.float32)
+                    k_left = (k_x * cos - k_y * sin).to(k_left.dtype)
+                    k_right = (k_y * cos + k_x * sin).to(k_right.dtype)
                 new = new_value + begin.to(tl.int64) * new_stride + kv_head * DIM + half
                 v_left = tl.load(new)
                 v_right = tl.load(new + HALF)
                 to = slot * (KV_HEADS * DIM) + kv_head * DIM + half
-                k_left = k_left.to(key_cache.dtype.element_ty)
-                k_right = k_right.to(key_cache.dtype.element_ty)
-                v_left = v_left.to(value_cache.dtype.element_ty)
-                v_right = v_right.to(value_cache.dtype.element_ty)
-                tl.store(key_cache + to, k_left)
-                tl.store(key_cache + to + HALF, k_right)
-                tl.store(value_cache + to, v_left)
-                tl.store(value_cache + to + HALF, v_right)
-                own = tl.sum(q_left.to(tl.float32) * k_left.to(tl.float32)[None, :], axis=1)
-                own += tl.sum(q_right.to(tl.float32) * k_right.to(tl.float32)[None, :], axis=1)
+                own_left = k_left.to(key_cache.dtype.element_ty)
+                own_right = k_right.to(key_cache.dtype.element_ty)
+                tl.store(key_cache + to, own_left)
+                tl.store(key_cache + to + HALF, own_right)
+                tl.store(value_cache + to, v_left.to(value_cache.dtype.element_ty))
+                tl.store(value_cache + to + HALF, v_right.to(value_cache.dtype.element_ty))
+                own = tl.sum(q_left.to(tl.float32) * own_left.to(tl.float32)[None, :], axis=1)
+                own += tl.sum(q_right.to(tl.float32) * own_right.to(tl.float32)[None, :], axis=1)
                 top = tl.where(live, own * (scale * 1.4426950408889634), float("-inf"))
                 total = tl.where(live, 1.0, 0.0)
                 left += v_left.to(tl.float32)[None, :]
@@ -106,14 +104,14 @@ def attend_kernel(
         position = n + key
         inside = position < last
         block = tl.load(block_table + request * table_stride + position // BLOCK, mask=inside, other=0).to(tl.int64)
-        at = (block * BLOCK + position % BLOCK) * (KV_HEADS * DIM) + kv_head * DIM
-        at = at[:, None] + half[None, :]
-        k_left = tl.load(key_cache + at, mask=inside[:, None], other=0.0)
-        k_right = tl.load(key_cache + at + HALF, mask=inside[:, None], other=0.0)
-        v_left = tl.load(value_cache + at, mask=inside[:, None], other=0.0)
-        v_right = tl.load(value_cache + at + HALF, mask=inside[:, None], other=0.0)
-        scores = tl.dot(q_left, tl.trans(k_left.to(q_left.dtype)), input_precision=PRECISION)
-        scores = tl.dot(q_right, tl.trans(k_right.to(q_left.dtype)), scores, input_precision=PRECISION)
+        cell = (block * BLOCK + position % BLOCK) * (KV_HEADS * DIM) + kv_head * DIM
+        cell = cell[:, None] + half[None, :]
+        keys_left = tl.load(key_cache + cell, mask=inside[:, None], other=0.0)
+        keys_right = tl.load(key_cache + cell + HALF, mask=inside[:, None], other=0.0)
+        values_left = tl.load(value_cache + cell, mask=inside[:, None], other=0.0)
+        values_right = tl.load(value_cache + cell + HALF, mask=inside[:, None], other=0.0)
+        scores = tl.dot(q_left, tl.trans(keys_left.to(q_left.dtype)), input_precision=PRECISION)
+        scores = tl.dot(q_right, tl.trans(keys_right.to(q_left.dtype)), scores, input_precision=PRECISION)
         seen = inside[None, :] & (position[None, :] < visible[:, None])
         scores = tl.where(seen, scores * (scale * 1.4426950408889634), float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, axis=1))
@@ -122,8 +120,8 @@ def attend_kernel(
         weights = tl.exp2(scores - base[:, None])
         total = total * shrink + tl.sum(weights, axis=1)
         weights = weights.to(q_left.dtype)
-        left = tl.dot(weights, v_left.to(q_left.dtype), left * shrink[:, None], input_precision=PRECISION)
-        right = tl.dot(weights, v_right.to(q_left.dtype), right * shrink[:, None], input_precision=PRECISION)
+        left = tl.dot(weights, values_left.to(q_left.dtype), left * shrink[:, None], input_precision=PRECISION)
+        right = tl.dot(weights, values_right.to(q_left.dtype), right * shrink[:, None], input_precision=PRECISION)
         top = new_top
 
     place = (begin + row).to(tl.int64) * heads + head

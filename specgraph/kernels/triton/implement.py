@@ -15,8 +15,10 @@ from specgraph.kernels import decoder, fused_attention
 from specgraph.kernels.library import implement
 from specgraph.kernels.paged_attention import dense_attention
 from specgraph.kernels.triton import attention, linear, rows
+from specgraph.kernels.triton import norm as norm_kernels
 from specgraph.kernels.triton.launch import LaunchOptions, Tile
 
+_KEYS = None
 MAX_ROWS = 64
 """Above this many rows a linear is no longer bound by its weights, and the library's matmul is as good."""
 
@@ -35,30 +37,30 @@ class TritonOps:
         self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, bias: Tensor | None, residual: Tensor | None
     ) -> Tensor:
         """See `specgraph.kernels.norm_linear`."""
+        x = self._normed(x, norm, eps)
         tile = self._tile("linear", x, weight, weight.shape[0])
         if tile is None:
-            return decoder.norm_linear_reference(x, norm, eps, weight, bias, residual)
-        x = _rows(x)
+            return decoder.norm_linear_reference(x, None, eps, weight, bias, residual)
         out = x.new_empty(x.shape[0], weight.shape[0])
         residual = None if residual is None else _rows(residual)
         linear.linear_kernel[(triton.cdiv(weight.shape[0], tile.columns),)](
-            x, norm, weight, bias, residual, out, x.shape[0], weight.shape[0], weight.shape[1], x.stride(0),
-            0 if residual is None else residual.stride(0), eps,
-            NORMED=norm is not None, BIASED=bias is not None, RESIDUAL=residual is not None, **self._shape(tile, x),
+            x, weight, bias, residual, out, x.shape[0], weight.shape[0], weight.shape[1], x.stride(0),
+            0 if residual is None else residual.stride(0), BIASED=bias is not None, RESIDUAL=residual is not None,
+            **self._shape(tile, x),
         )  # fmt: skip
         return out
 
     def norm_gate_up(self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
         """See `specgraph.kernels.norm_gate_up`."""
         columns = weight.shape[0] // 2
+        x = self._normed(x, norm, eps)
         tile = self._tile("gate_up", x, weight, columns)
         if tile is None:
-            return decoder.norm_gate_up_reference(x, norm, eps, weight, bias)
-        x = _rows(x)
+            return decoder.norm_gate_up_reference(x, None, eps, weight, bias)
         out = x.new_empty(x.shape[0], columns)
         linear.gate_up_kernel[(triton.cdiv(columns, tile.columns),)](
-            x, norm, weight, bias, out, x.shape[0], columns, weight.shape[1], x.stride(0), eps,
-            NORMED=norm is not None, BIASED=bias is not None, **self._shape(tile, x),
+            x, weight, bias, out, x.shape[0], columns, weight.shape[1], x.stride(0), BIASED=bias is not None,
+            **self._shape(tile, x),
         )  # fmt: skip
         return out
 
@@ -67,24 +69,27 @@ class TritonOps:
         hidden_norm: Tensor | None, eps: float, weight: Tensor, bias: Tensor | None,
     ) -> Tensor:  # fmt: skip
         """See `specgraph.kernels.pair_linear`."""
-        tile = self._tile("pair", hidden, weight, weight.shape[0])
-        if (
-            tile is None
-            or (table_norm is None) != (hidden_norm is None)
-            or table.shape[1] % tile.depth
-            or hidden.shape[1] % tile.depth
-            or not table.is_contiguous()
-        ):
-            return decoder.pair_linear_reference(
-                token_ids, table, table_norm, hidden, hidden_norm, eps, weight, bias
-            )
-        hidden = _rows(hidden)
-        out = hidden.new_empty(hidden.shape[0], weight.shape[0])
-        linear.pair_linear_kernel[(triton.cdiv(weight.shape[0], tile.columns),)](
-            token_ids.contiguous(), table, table_norm, hidden, hidden_norm, weight, bias, out, hidden.shape[0],
-            weight.shape[0], table.shape[1], hidden.shape[1], hidden.stride(0), eps,
-            BIASED=bias is not None, NORMED=hidden_norm is not None, **self._shape(tile, hidden),
-        )  # fmt: skip
+        hidden, table = _rows(hidden), table.contiguous()
+        rows_, width, hidden_width = hidden.shape[0], table.shape[1], hidden.shape[1]
+        pair = hidden.new_empty(rows_, width + hidden_width)
+        if rows_:
+            norm_kernels.pair_kernel[(rows_, 2)](
+                token_ids.contiguous(), table, table_norm, hidden, hidden_norm, pair, width, hidden_width,
+                hidden.stride(0), eps, TABLE_NORMED=table_norm is not None, HIDDEN_NORMED=hidden_norm is not None,
+                WIDTH=triton.next_power_of_2(width), HIDDEN_WIDTH=triton.next_power_of_2(hidden_width), num_warps=8,
+                **self._common(),
+            )  # fmt: skip
+        return self.norm_linear(pair, None, eps, weight, bias, None)
+
+    def _normed(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
+        x = _rows(x)
+        if norm is None or x.shape[0] == 0 or x.dim() != 2:
+            return decoder.normed(x, norm, eps)
+        out = x.new_empty(x.shape)
+        norm_kernels.norm_kernel[(x.shape[0],)](
+            x, norm, out, x.shape[1], x.stride(0), eps, WIDTH=triton.next_power_of_2(x.shape[1]), num_warps=8,
+            **self._common(),
+        )
         return out
 
     def greedy_head(
@@ -92,18 +97,17 @@ class TritonOps:
         draft_step: Tensor, token_ids: Tensor, draft_token_ids: Tensor,
     ) -> None:  # fmt: skip
         """See `specgraph.kernels.greedy_head`."""
+        x = self._normed(x, norm, eps)
         tile = self._tile("head", x, weight, weight.shape[0])
         if tile is None:
-            logits = decoder.norm_linear_reference(x, norm, eps, weight, None, None)
+            logits = decoder.norm_linear_reference(x, None, eps, weight, None, None)
             return self.draft_greedy(logits, draft_to_target, draft_step, token_ids, draft_token_ids)
-        x = _rows(x)
         blocks = triton.cdiv(weight.shape[0], tile.columns)
         value = x.new_empty(blocks, x.shape[0], dtype=torch.float32)
         index = x.new_empty(blocks, x.shape[0], dtype=torch.int32)
         linear.head_kernel[(blocks,)](
-            x, norm, weight, value, index, x.shape[0], weight.shape[0], weight.shape[1], x.stride(0), eps,
-            NORMED=norm is not None, **self._shape(tile, x),
-        )  # fmt: skip
+            x, weight, value, index, x.shape[0], weight.shape[0], weight.shape[1], x.stride(0), **self._shape(tile, x)
+        )
         return self._finish(value, index, draft_to_target, draft_step, token_ids, draft_token_ids)
 
     def draft_greedy(
@@ -208,7 +212,7 @@ class TritonOps:
         tile_rows = min(max(triton.next_power_of_2(query_len * group), 16), 32 if wide else 64)
         tiles = triton.cdiv(query_len * group, tile_rows)
         splits = attention_splits(requests * kv_heads * tiles, self.options.compute_units)
-        keys = 32 if wide else 64
+        keys, warps, stages = _KEYS or ((32, 4, 2) if wide else (64, 4, 3))
         if splits > 1:
             shape = (count * heads, splits)
             partial = torch.empty((*shape, dim), dtype=torch.float32, device=query.device)
@@ -226,7 +230,7 @@ class TritonOps:
             0 if rotary is None else rotary.stride(0), block_table.stride(0), block_table.shape[1], heads, scale,
             GROUP=group, HALF=dim // 2, KV_HEADS=kv_heads, BLOCK=block, ROWS=tile_rows, KEYS=keys, SPLITS=splits,
             TILES=tiles, CAUSAL=causal, FUSED=key is not None, ROTATED=rotary is not None,
-            PRECISION="ieee" if wide else "tf32", num_warps=4, num_stages=2 if wide else 3, **self._common(),
+            PRECISION="ieee" if wide else "tf32", num_warps=warps, num_stages=stages, **self._common(),
         )  # fmt: skip
         if splits > 1:
             attention.combine_kernel[(triton.cdiv(count * heads, 4),)](
@@ -235,7 +239,17 @@ class TritonOps:
             )  # fmt: skip
         return out
 
-    # First nodes and advancing
+    # Rows, first nodes and advancing
+
+    def take_rows(self, source: Tensor, chosen: Tensor | None, out: Tensor) -> None:
+        """See `specgraph.kernels.take_rows`."""
+        if source.stride(1) != 1 or out.stride(1) != 1:
+            out.copy_(source if chosen is None else source[chosen])
+        elif out.shape[0]:
+            rows.take_rows_kernel[(out.shape[0],)](
+                source, chosen, out, out.shape[1], source.stride(0), out.stride(0), CHOSEN=chosen is not None,
+                WIDTH=triton.next_power_of_2(out.shape[1]), num_warps=8, **self._common(),
+            )  # fmt: skip
 
     def begin_propose(
         self, sampled_token_ids: Tensor, num_sampled: Tensor, start_positions: Tensor, block_table: Tensor,
@@ -336,6 +350,7 @@ _OPS: dict[str, Callable[[TritonOps], Callable[..., Any]]] = {
     "paged_attention": lambda ops: ops.paged_attention,
     "pair_linear": lambda ops: ops.pair_linear,
     "rotate_and_store": lambda ops: ops.rotate_and_store,
+    "take_rows": lambda ops: ops.take_rows,
     "rotate_store_attend": lambda ops: ops.rotate_store_attend,
 }
 

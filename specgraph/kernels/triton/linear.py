@@ -1,9 +1,9 @@
-"""Linears of few rows: the weights stream through once, everything around them rides along.
+"""Linears of few rows: the weights stream through once, and what can ride along does.
 
-At the rows of a draft step a linear's time is its weights over the memory bandwidth, so norms, activations, residuals
-and the argmax over a vocabulary are done by the linear that reads or makes their operand. A norm costs no pass of its
-own: rows are scaled after the product, because the root mean square is one number a row, and the squares are summed
-while the row streams by.
+At the rows of a draft step a linear's time is its weights over the memory bandwidth: residual, activation and the
+argmax over a vocabulary are done where their operand is made. A norm is not: scaling rows inside the loop takes the
+operand out of the copy pipeline and cost 4 to 30 us on an H200, its own small kernel costs 2, and the linear
+prefetches its weights meanwhile.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -24,31 +24,12 @@ def prefetch_weights(weight, columns, depth, PREFETCH: tl.constexpr):
 
 
 @triton.jit
-def stream(x, norm, w, begin, end, live, acc, ROWS: tl.constexpr, DEPTH: tl.constexpr, NORMED: tl.constexpr):
-    """acc + (x * norm) @ w.T over input columns begin..end, and each row's sum of squares.
-
-    x, w: pointers to column 0 of each row, [ROWS, 1] and [COLUMNS, 1].
-    """
-    inner = tl.arange(0, DEPTH)[None, :]
-    squares = tl.zeros((ROWS, DEPTH), tl.float32)
-    for k in range(begin, end, DEPTH):
-        a = tl.load(x + (k + inner), mask=live[:, None], other=0.0)
-        b = tl.load(w + (k + inner), eviction_policy="evict_first")
-        if NORMED:
-            wide = a.to(tl.float32)
-            squares += wide * wide
-            a = (wide * tl.load(norm + (k + inner)).to(tl.float32)).to(a.dtype)
-        acc = tl.dot(a, tl.trans(b), acc)
-    return acc, tl.sum(squares, axis=1)
-
-
-@triton.jit
 def linear_kernel(
-    x, norm, weight, bias, residual, out, rows, columns, depth, x_stride, residual_stride, eps,
-    NORMED: tl.constexpr, BIASED: tl.constexpr, RESIDUAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr, OVERLAP: tl.constexpr, PREFETCH: tl.constexpr,
+    x, weight, bias, residual, out, rows, columns, depth, x_stride, residual_stride,
+    BIASED: tl.constexpr, RESIDUAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    OVERLAP: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
-    """out = norm(x) @ weight.T + bias + residual."""
+    """out = x @ weight.T + bias + residual."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     safe = tl.minimum(column, columns - 1)
     if OVERLAP:
@@ -57,13 +38,13 @@ def linear_kernel(
         wait_previous()
     row = tl.arange(0, ROWS)
     live = row < rows
+    inner = tl.arange(0, DEPTH)[None, :]
+    x_rows = x + row[:, None] * x_stride + inner
+    w_rows = weight + safe.to(tl.int64)[:, None] * depth + inner
     acc = tl.zeros((ROWS, COLUMNS), tl.float32)
-    acc, squares = stream(
-        x + row[:, None] * x_stride, norm, weight + safe.to(tl.int64)[:, None] * depth, 0, depth, live, acc,
-        ROWS, DEPTH, NORMED,
-    )  # fmt: skip
-    if NORMED:
-        acc *= tl.rsqrt(squares / depth + eps)[:, None]
+    for k in range(0, depth, DEPTH):
+        a = tl.load(x_rows + k, mask=live[:, None], other=0.0)
+        acc = tl.dot(a, tl.trans(tl.load(w_rows + k, eviction_policy="evict_first")), acc)
     mask = live[:, None] & (column < columns)[None, :]
     if BIASED:
         acc += tl.load(bias + safe)[None, :].to(tl.float32)
@@ -74,58 +55,12 @@ def linear_kernel(
 
 
 @triton.jit
-def pair_linear_kernel(
-    token_ids, table, table_norm, hidden, hidden_norm, weight, bias, out, rows, columns, width, hidden_width,
-    hidden_stride, eps, BIASED: tl.constexpr, NORMED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr, OVERLAP: tl.constexpr, PREFETCH: tl.constexpr,
-):  # fmt: skip
-    """out = cat(norm(table[token_ids]), norm(hidden)) @ weight.T + bias."""
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    safe = tl.minimum(column, columns - 1)
-    depth = width + hidden_width
-    if OVERLAP:
-        start_next()
-        prefetch_weights(weight, safe, depth, PREFETCH)
-        wait_previous()
-    row = tl.arange(0, ROWS)
-    live = row < rows
-    token = tl.load(token_ids + row, mask=live, other=0)
-    w = weight + safe.to(tl.int64)[:, None] * depth
-    acc = tl.zeros((ROWS, COLUMNS), tl.float32)
-    acc, squares = stream(table + token[:, None] * width, table_norm, w, 0, width, live, acc, ROWS, DEPTH, NORMED)
-    if NORMED:
-        # The first half's scale over the second's: the second half's scale is applied to both at the end.
-        first = tl.rsqrt(squares / width + eps)
-        acc *= first[:, None]
-    second = tl.zeros((ROWS, COLUMNS), tl.float32)
-    second, squares = stream(
-        hidden + row[:, None] * hidden_stride,
-        hidden_norm,
-        w + width,
-        0,
-        hidden_width,
-        live,
-        second,
-        ROWS,
-        DEPTH,
-        NORMED,
-    )
-    if NORMED:
-        second *= tl.rsqrt(squares / hidden_width + eps)[:, None]
-    acc += second
-    if BIASED:
-        acc += tl.load(bias + safe)[None, :].to(tl.float32)
-    mask = live[:, None] & (column < columns)[None, :]
-    tl.store(out + row[:, None] * columns + column[None, :], acc.to(out.dtype.element_ty), mask=mask)
-
-
-@triton.jit
 def gate_up_kernel(
-    x, norm, weight, bias, out, rows, columns, depth, x_stride, eps,
-    NORMED: tl.constexpr, BIASED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    OVERLAP: tl.constexpr, PREFETCH: tl.constexpr,
+    x, weight, bias, out, rows, columns, depth, x_stride,
+    BIASED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
+    PREFETCH: tl.constexpr,
 ):  # fmt: skip
-    """out = silu(gate) * up with gate, up = norm(x) @ weight.T; `columns` are those of out."""
+    """out = silu(gate) * up with gate, up = x @ weight.T; `columns` are those of out."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     safe = tl.minimum(column, columns - 1)
     if OVERLAP:
@@ -136,26 +71,15 @@ def gate_up_kernel(
     row = tl.arange(0, ROWS)
     live = row < rows
     inner = tl.arange(0, DEPTH)[None, :]
-    x_rows = x + row[:, None] * x_stride
-    gate_rows = weight + safe.to(tl.int64)[:, None] * depth
+    x_rows = x + row[:, None] * x_stride + inner
+    gate_rows = weight + safe.to(tl.int64)[:, None] * depth + inner
     up_rows = gate_rows + tl.cast(columns, tl.int64) * depth
     gate = tl.zeros((ROWS, COLUMNS), tl.float32)
     up = tl.zeros((ROWS, COLUMNS), tl.float32)
-    squares = tl.zeros((ROWS, DEPTH), tl.float32)
     for k in range(0, depth, DEPTH):
-        a = tl.load(x_rows + (k + inner), mask=live[:, None], other=0.0)
-        g = tl.load(gate_rows + (k + inner), eviction_policy="evict_first")
-        u = tl.load(up_rows + (k + inner), eviction_policy="evict_first")
-        if NORMED:
-            wide = a.to(tl.float32)
-            squares += wide * wide
-            a = (wide * tl.load(norm + (k + inner)).to(tl.float32)).to(a.dtype)
-        gate = tl.dot(a, tl.trans(g), gate)
-        up = tl.dot(a, tl.trans(u), up)
-    if NORMED:
-        scale = tl.rsqrt(tl.sum(squares, axis=1) / depth + eps)[:, None]
-        gate *= scale
-        up *= scale
+        a = tl.load(x_rows + k, mask=live[:, None], other=0.0)
+        gate = tl.dot(a, tl.trans(tl.load(gate_rows + k, eviction_policy="evict_first")), gate)
+        up = tl.dot(a, tl.trans(tl.load(up_rows + k, eviction_policy="evict_first")), up)
     if BIASED:
         gate += tl.load(bias + safe)[None, :].to(tl.float32)
         up += tl.load(bias + columns + safe)[None, :].to(tl.float32)
@@ -168,9 +92,8 @@ def gate_up_kernel(
 
 @triton.jit
 def head_kernel(
-    x, norm, weight, best_value, best_index, rows, columns, depth, x_stride, eps,
-    NORMED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
-    PREFETCH: tl.constexpr,
+    x, weight, best_value, best_index, rows, columns, depth, x_stride,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """The largest logit of each block of columns, and where it is: best_value, best_index [blocks, rows].
 
@@ -185,13 +108,13 @@ def head_kernel(
         wait_previous()
     row = tl.arange(0, ROWS)
     live = row < rows
+    inner = tl.arange(0, DEPTH)[None, :]
+    x_rows = x + row[:, None] * x_stride + inner
+    w_rows = weight + safe.to(tl.int64)[:, None] * depth + inner
     acc = tl.zeros((ROWS, COLUMNS), tl.float32)
-    acc, squares = stream(
-        x + row[:, None] * x_stride, norm, weight + safe.to(tl.int64)[:, None] * depth, 0, depth, live, acc,
-        ROWS, DEPTH, NORMED,
-    )  # fmt: skip
-    if NORMED:
-        acc *= tl.rsqrt(squares / depth + eps)[:, None]
+    for k in range(0, depth, DEPTH):
+        a = tl.load(x_rows + k, mask=live[:, None], other=0.0)
+        acc = tl.dot(a, tl.trans(tl.load(w_rows + k, eviction_policy="evict_first")), acc)
     logits = acc.to(x.dtype.element_ty).to(tl.float32)
     logits = tl.where((column < columns)[None, :], logits, float("-inf"))
     value, index = tl.max(logits, axis=1, return_indices=True, return_indices_tie_break_left=True)

@@ -53,6 +53,24 @@ def rotate_and_store_kernel(
 
 
 @triton.jit
+def take_rows_kernel(
+    source, chosen, out, size, source_stride, out_stride, CHOSEN: tl.constexpr, WIDTH: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """out[i] = source[chosen[i]], one program a row."""
+    if OVERLAP:
+        start_next()
+        wait_previous()
+    row = tl.program_id(0).to(tl.int64)
+    at = row
+    if CHOSEN:
+        at = tl.load(chosen + row)
+    column = tl.arange(0, WIDTH)
+    value = tl.load(source + at * source_stride + column, mask=column < size)
+    tl.store(out + row * out_stride + column, value, mask=column < size)
+
+
+@triton.jit
 def slots_of(position, block_table, valid, table_stride, table_width, max_model_len, BLOCK: tl.constexpr):
     """KV slots of unclamped positions of one request: -1 where not valid, past the end, or in the null block."""
     inside = valid & (position < max_model_len) & (position >= 0)

@@ -1,0 +1,57 @@
+"""Norms of few rows, one program a row."""
+
+# pyright: basic, reportMissingImports=false
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from specgraph.kernels.triton.launch import start_next, wait_previous
+
+
+@triton.jit
+def normed_row(x, norm, size, eps, NORMED: tl.constexpr, WIDTH: tl.constexpr):
+    """x / rms(x) * norm of one row, in float32; x itself where there is no norm."""
+    column = tl.arange(0, WIDTH)
+    inside = column < size
+    row = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)
+    if NORMED:
+        row *= tl.rsqrt(tl.sum(row * row, axis=0) / size + eps)
+        row *= tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
+    return row
+
+
+@triton.jit
+def norm_kernel(x, norm, out, size, stride, eps, WIDTH: tl.constexpr, OVERLAP: tl.constexpr):
+    """out [rows, size] = rms_norm(x)."""
+    if OVERLAP:
+        start_next()
+        wait_previous()
+    row = tl.program_id(0).to(tl.int64)
+    result = normed_row(x + row * stride, norm, size, eps, True, WIDTH)
+    column = tl.arange(0, WIDTH)
+    tl.store(out + row * size + column, result.to(out.dtype.element_ty), mask=column < size)
+
+
+@triton.jit
+def pair_kernel(
+    token_ids, table, table_norm, hidden, hidden_norm, out, width, hidden_width, hidden_stride, eps,
+    TABLE_NORMED: tl.constexpr, HIDDEN_NORMED: tl.constexpr, WIDTH: tl.constexpr, HIDDEN_WIDTH: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """out [rows, width + hidden_width] = cat(norm(table[token_ids]), norm(hidden)), one program a row and half."""
+    if OVERLAP:
+        start_next()
+        wait_previous()
+    row = tl.program_id(0).to(tl.int64)
+    to = out + row * (width + hidden_width)
+    if tl.program_id(1) == 0:
+        result = normed_row(
+            table + tl.load(token_ids + row) * width, table_norm, width, eps, TABLE_NORMED, WIDTH
+        )
+        column = tl.arange(0, WIDTH)
+        tl.store(to + column, result.to(out.dtype.element_ty), mask=column < width)
+    else:
+        result = normed_row(hidden + row * hidden_stride, hidden_norm, hidden_width, eps, HIDDEN_NORMED, HIDDEN_WIDTH)
+        column = tl.arange(0, HIDDEN_WIDTH)
+        tl.store(to + width + column, result.to(out.dtype.element_ty), mask=column < hidden_width)
