@@ -137,7 +137,7 @@ def _fastest(
 
 @cache
 def _candidates(name: str) -> tuple[Callable[..., Any], ...]:
-    homes: list[Any] = [torch._C._VariableFunctions, torch._C._nn, torch._C._special, torch._C._linalg, torch._C._fft]
+    homes: list[Any] = [getattr(torch._C, h) for h in ("_VariableFunctions", "_nn", "_special", "_linalg", "_fft")]
     names = [name, name.replace("special_", ""), name.replace("linalg_", "")]
     if name.endswith("_") and not name.endswith("__"):
         homes.insert(0, torch._C.TensorBase)

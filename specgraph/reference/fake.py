@@ -1,5 +1,6 @@
 """Shapes, strides, dtypes and aliasing of an op's results, without running it."""
 
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -78,7 +78,7 @@ class CpuGraph(Graph):
         return sum(len(p.tasks) for p in self._captured.parts) if self._captured else 0
 
     @contextmanager
-    def capture(self, *, stream: Stream | None = None, error_mode: ErrorMode = "thread_local") -> Iterator[None]:
+    def capture(self, *, stream: Stream | None = None, error_mode: ErrorMode = "thread_local") -> Generator[None]:
         """See `Graph.capture`. Without `stream`, a stream of the platform's own captures."""
         if self._is_closed:
             raise CaptureError(f"{self} is closed: make a new one with platform.graph()")
@@ -160,10 +160,10 @@ class CpuGraph(Graph):
 
 
 @contextmanager
-def _recording(recorder: Recorder) -> Iterator[None]:
+def _recording(recorder: Recorder) -> Generator[None]:
     """Put the recorder under all other modes: each of them sees every op once, and hands it down to the recorder."""
     with ExitStack() as stack:
-        above = [_pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())]
+        above: list[Any] = [_pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())]
         try:
             recorder.__enter__()
         finally:

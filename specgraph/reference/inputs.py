@@ -1,5 +1,6 @@
 """What a graph reads or writes but didn't allocate: it must stay where it was at capture."""
 
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import weakref

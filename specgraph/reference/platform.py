@@ -6,9 +6,9 @@ import itertools
 import os
 import platform as host
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -100,7 +100,7 @@ class CpuPlatform(Platform):
         return self._thread.stream or self._default
 
     @contextmanager
-    def use(self, stream: Stream) -> Iterator[None]:
+    def use(self, stream: Stream) -> Generator[None]:
         """See `Platform.use`. Work on another than the default stream is tracked for its order."""
         before = self._thread.stream
         self._thread.stream = self._own(stream)
@@ -114,7 +114,7 @@ class CpuPlatform(Platform):
             self._thread.stream = before
 
     @contextmanager
-    def checked(self) -> Iterator[None]:
+    def checked(self) -> Generator[None]:
         """Track the order of this thread's default-stream work too (slower: for tests)."""
         with TrackedWork(self):
             yield
@@ -139,7 +139,7 @@ class CpuPlatform(Platform):
         self._is_closed = True
 
     @contextmanager
-    def task_group(self) -> Iterator[TaskGroup]:
+    def task_group(self) -> Generator[TaskGroup]:
         """See `Platform.task_group`."""
         if self.recorder is None:
             raise CaptureError("task_group() belongs in a capture: there is no task to collect outside of one")
@@ -150,7 +150,7 @@ class CpuPlatform(Platform):
             self.recorder.end_group()
 
     @contextmanager
-    def task_update(self, group: TaskGroup) -> Iterator[None]:
+    def task_update(self, group: TaskGroup) -> Generator[None]:
         """See `Platform.task_update`. Nothing is rewritten unless the whole block matches; the last update wins."""
         self.refuse_in_capture("task_update()")
         if not isinstance(group, CpuTaskGroup) or not group.is_live:
@@ -168,7 +168,7 @@ class CpuPlatform(Platform):
         return self._thread.recorder
 
     @contextmanager
-    def capturing(self, pool: CpuGraphPool, stream: Stream | None, error_mode: ErrorMode) -> Iterator[Recorder]:
+    def capturing(self, pool: CpuGraphPool, stream: Stream | None, error_mode: ErrorMode) -> Generator[Recorder]:
         """Make this thread capture into `pool` until the block ends."""
         self._refuse_closed()
         if self.recorder is not None:
@@ -225,7 +225,7 @@ class CpuPlatform(Platform):
     def _own(self, stream: Stream) -> CpuStream:
         if not isinstance(stream, CpuStream):
             raise PlatformError(f"{stream!r} is no stream of the cpu platform: make one with platform.stream()")
-        return cast(CpuStream, stream)
+        return stream
 
     def _refuse_closed(self) -> None:
         if self._is_closed:

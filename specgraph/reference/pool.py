@@ -29,10 +29,8 @@ def poison(address: int, nbytes: int, dtype: torch.dtype) -> None:
 
     Through ctypes, not torch: finalizers run inside whatever dispatch mode is active at that moment.
     """
-    if dtype.is_floating_point or dtype.is_complex:
-        byte = 0xFF
-    else:
-        byte = 0x01 if dtype == torch.bool else 0x7F
+    integer = 0x01 if dtype == torch.bool else 0x7F
+    byte = 0xFF if dtype.is_floating_point or dtype.is_complex else integer
     ctypes.memset(address, byte, nbytes)
 
 

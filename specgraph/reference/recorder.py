@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 from torch._ops import OpOverload
@@ -323,8 +323,8 @@ class Recorder(TorchDispatchMode):
         if tensor.dim():
             self._fail(
                 CaptureError(
-                    f"host data of shape {list(tensor.shape)} (a list, torch.tensor) at {user_line()} would be copied to "
-                    f"the device in a capture: make it a persistent tensor before"
+                    f"host data of shape {list(tensor.shape)} (a list, torch.tensor) at {user_line()} would be copied "
+                    f"to the device in a capture: make it a persistent tensor before"
                 )
             )
         self.constants.append(tensor)
@@ -345,7 +345,7 @@ class Recorder(TorchDispatchMode):
                 line = line or user_line()
                 self.inputs.add(tensor, str(func), line)
 
-    def _fail(self, error: Exception, cause: Exception | None = None) -> Any:
+    def _fail(self, error: Exception, cause: Exception | None = None) -> NoReturn:
         self.invalidate(error)
         raise error from cause
 

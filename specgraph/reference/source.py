@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_TORCH = os.path.dirname(os.path.abspath(str(torch.__file__))) + os.sep
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _DISPATCH = frozenset({"__torch_dispatch__", "__torch_function__"})
 

@@ -126,10 +126,11 @@ class UpdateMode(TorchDispatchMode):
                         f"{list(block.shape)}"
                     )
         remaining = iter(baked)
-        return (
-            map_tensors(tuple(args), lambda _: next(remaining)),
-            {k: map_tensors(v, lambda _: next(remaining)) for k, v in kwargs.items()},
-        )
+
+        def captured(_: torch.Tensor) -> torch.Tensor:
+            return next(remaining)
+
+        return map_tensors(tuple(args), captured), {k: map_tensors(v, captured) for k, v in kwargs.items()}
 
     def commit(self) -> None:
         """Rewrite the group's tasks.

@@ -1,5 +1,6 @@
 """Streams and events: order that is missing is an error, in a capture and between replays and other work."""
 
+# ruff: noqa: PT012, SIM117  (a capture or update raises from its body or at its end: both belong in the block)
 from __future__ import annotations
 
 import gc
@@ -105,12 +106,14 @@ def test_overlapping_columns_conflict(platform, side):
 
 def test_a_block_freed_on_another_stream_is_not_reused_too_early(platform, side):
     """The block of `a` goes back to its stream while the side stream still reads it: the next writer conflicts."""
+
+    def read_on_the_side_and_drop(a):
+        fork_join(platform, side, lambda: a * 2, join=False)
+
     x = torch.ones(64)
     graph = platform.graph()
     with pytest.raises(OrderError), graph.capture():
-        a = x + 1
-        fork_join(platform, side, lambda: a * 2, join=False)
-        del a
+        read_on_the_side_and_drop(x + 1)
         x + 3
 
 

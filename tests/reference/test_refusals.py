@@ -1,7 +1,9 @@
 """What a capture refuses, by name and place; afterwards everything works."""
 
+# ruff: noqa: PT012, SIM117  (a capture or update raises from its body or at its end: both belong in the block)
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import threading
@@ -116,10 +118,8 @@ def test_a_swallowed_host_read_still_fails_the_capture(platform):
     x = torch.ones(3)
     graph = platform.graph()
     with pytest.raises(CaptureError, match=r"invalidated.*tolist"), graph.capture():
-        try:
+        with contextlib.suppress(HostReadError):
             x.tolist()
-        except HostReadError:
-            pass
     assert_usable(platform)
 
 

@@ -1,5 +1,6 @@
 """Task groups: host parameters baked at capture, rewritten between replays, strictly."""
 
+# ruff: noqa: PT012, SIM117  (a capture or update raises from its body or at its end: both belong in the block)
 from __future__ import annotations
 
 import pytest
