@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from specgraph import kernels
 from specgraph.attention import Attend, AttentionLayer
 from specgraph.models.checkpoint_folder import CheckpointFolder
 from specgraph.models.config import ModelConfig
@@ -100,11 +101,17 @@ def attention_layers(
 
 
 def decoder_block(
-    x: Tensor, layer: DecoderLayer, shape: AttentionLayer, index: int, attend: Attend, eps: float
+    x: Tensor,
+    layer: DecoderLayer,
+    shape: AttentionLayer,
+    index: int,
+    attend: Attend,
+    eps: float,
+    rows: Tensor | None = None,
 ) -> Tensor:
-    """The residual stream x [T, hidden_size] through one layer."""
+    """The residual stream x [T, hidden_size] through one layer; `rows` as in `attention_and_mlp`."""
     qkv = norm_linear(x, layer.input_norm, eps, layer.qkv, layer.qkv_bias)
-    return attention_and_mlp(x, qkv, layer, shape, index, attend, eps)
+    return attention_and_mlp(x, qkv, layer, shape, index, attend, eps, rows)
 
 
 def attention_and_mlp(
@@ -115,13 +122,27 @@ def attention_and_mlp(
     index: int,
     attend: Attend,
     eps: float,
+    rows: Tensor | None = None,
 ) -> Tensor:
-    """The rest of a layer whose packed projection [T, (num_heads + 2 * num_kv_heads) * head_dim] is there already."""
+    """The rest of a layer whose packed projection [T, (num_heads + 2 * num_kv_heads) * head_dim] is there already.
+
+    `rows` (int64 [R]): go on with only these rows after attention. Right in a last layer, whose other rows nobody
+    reads.
+    """
     query, key, value = split_heads(qkv, layer, shape, eps)
     attended = attend(index, query, key, value).reshape(residual.shape[0], -1)
+    if rows is not None:
+        attended, residual = taken(attended, rows), taken(residual, rows)
     residual = norm_linear(attended, None, eps, layer.output, layer.output_bias, residual)
     inner = norm_gate_up(residual, layer.post_norm, eps, layer.gate_up, layer.gate_up_bias)
     return norm_linear(inner, None, eps, layer.down, layer.down_bias, residual)
+
+
+def taken(x: Tensor, rows: Tensor) -> Tensor:
+    """x[rows], x [T, size], rows int64 [R]."""
+    out = x.new_empty(rows.shape[0], x.shape[1])
+    kernels.take_rows(x, rows, out)
+    return out
 
 
 def split_heads(qkv: Tensor, layer: DecoderLayer, shape: AttentionLayer, eps: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,6 +11,7 @@ from specgraph.attention import Attend, AttentionLayer
 from specgraph.errors import CheckpointError
 from specgraph.models.checkpoint_folder import CheckpointFolder
 from specgraph.models.config import ModelConfig
+from specgraph.models.decoder_layer import taken
 from specgraph.models.fit import check_same
 from specgraph.models.llama import LlamaTarget, load_llama
 from specgraph.models.protocol import DraftOutput
@@ -59,9 +60,11 @@ class DraftModelHead:
         """Zeros [T, hidden_size]."""
         return aux_hidden.new_zeros(aux_hidden.shape[0], self.hidden_size)
 
-    def forward(self, token_ids: Tensor, hidden: Tensor, attend: Attend) -> DraftOutput:
+    def forward(self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None) -> DraftOutput:
         """token_ids int64 [T], the token after each row's position."""
         out = self.model.forward(token_ids, attend).hidden
+        if rows is not None:
+            out = taken(out, rows)
         return DraftOutput(out, out)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from specgraph.models.checkpoint_folder import CheckpointFolder
 from specgraph.models.config import ConfigSource, ModelConfig, model_config
 from specgraph.models.decoder_layer import DecoderLayer, attention_layers, decoder_block, load_decoder_layer
 from specgraph.models.fit import check_same, shared_or_own
-from specgraph.models.layers import linear, pair_linear
+from specgraph.models.layers import greedy_head, linear, pair_linear
 from specgraph.models.llama import LlamaTarget
 from specgraph.models.protocol import DraftOutput
 
@@ -83,17 +83,24 @@ class EagleHead:
         """[T, hidden_size], taken as it is."""
         return aux_hidden
 
-    def forward(self, token_ids: Tensor, hidden: Tensor, attend: Attend) -> DraftOutput:
+    def forward(self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None) -> DraftOutput:
         """token_ids int64 [T] (the token after each row's position), hidden [T, hidden_size]."""
         tensors, eps = self.tensors, self.config.rms_norm_eps
         x = pair_linear(token_ids, tensors.embed_tokens, None, hidden, None, eps, tensors.fc, tensors.fc_bias)
         for index, layer in enumerate(self.layers):
-            x = decoder_block(x, layer, self._attention_layers[index], index, attend, eps)
+            last = index == len(self.layers) - 1
+            x = decoder_block(x, layer, self._attention_layers[index], index, attend, eps, rows if last else None)
         return DraftOutput(x, x)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, vocab_size]."""
         return linear(hidden, self.tensors.lm_head)
+
+    def draft_greedy(self, hidden: Tensor, draft_step: Tensor, token_ids: Tensor, draft_token_ids: Tensor) -> None:
+        """See `GreedyHead.draft_greedy`."""
+        greedy_head(
+            hidden, None, 0.0, self.tensors.lm_head, self.draft_to_target, draft_step, token_ids, draft_token_ids
+        )
 
     def weights(self) -> Mapping[str, Tensor]:
         """Everything that the head reads, the rotary table too."""

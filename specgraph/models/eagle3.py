@@ -18,7 +18,7 @@ from torch import Tensor
 from specgraph.attention import Attend, AttentionLayer
 from specgraph.models.config import ModelConfig
 from specgraph.models.decoder_layer import DecoderLayer, attention_and_mlp, attention_layers, decoder_block
-from specgraph.models.layers import linear, pair_linear, rms_norm
+from specgraph.models.layers import greedy_head, linear, norm_linear, pair_linear, rms_norm
 from specgraph.models.protocol import DraftOutput
 
 
@@ -121,8 +121,8 @@ class Eagle3Head:
             )
         return aux_hidden if tensors.fc is None else linear(aux_hidden, tensors.fc, tensors.fc_bias)
 
-    def forward(self, token_ids: Tensor, hidden: Tensor, attend: Attend) -> DraftOutput:
-        """token_ids int64 [T] (the token after each row's position), hidden [T, hidden_size]."""
+    def forward(self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None) -> DraftOutput:
+        """token_ids int64 [T], the token after each row's position; see `DraftHead.forward`."""
         tensors, eps, shapes = self.tensors, self.config.model.rms_norm_eps, self._attention_layers
         first, hidden_norm = self.layers[0], tensors.hidden_norm
         if self.config.norm_before_residual:
@@ -130,15 +130,29 @@ class Eagle3Head:
         qkv = pair_linear(
             token_ids, tensors.embed_tokens, first.input_norm, hidden, hidden_norm, eps, first.qkv, first.qkv_bias
         )
-        x = attention_and_mlp(hidden, qkv, first, shapes[0], 0, attend, eps)
+        last = len(self.layers) - 1
+        x = attention_and_mlp(hidden, qkv, first, shapes[0], 0, attend, eps, rows if last == 0 else None)
         for index, layer in enumerate(self.layers[1:], start=1):
-            x = decoder_block(x, layer, shapes[index], index, attend, eps)
-        normed = rms_norm(x, tensors.norm, eps)
-        return DraftOutput(normed, normed if self.config.norm_output else x)
+            x = decoder_block(x, layer, shapes[index], index, attend, eps, rows if index == last else None)
+        # The head's own norm belongs to `logits`, where it is one op with the projection.
+        return DraftOutput(x, rms_norm(x, tensors.norm, eps) if self.config.norm_output else x)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, draft_vocab_size]."""
-        return linear(hidden, self.tensors.lm_head)
+        return norm_linear(hidden, self.tensors.norm, self.config.model.rms_norm_eps, self.tensors.lm_head)
+
+    def draft_greedy(self, hidden: Tensor, draft_step: Tensor, token_ids: Tensor, draft_token_ids: Tensor) -> None:
+        """See `GreedyHead.draft_greedy`."""
+        greedy_head(
+            hidden,
+            self.tensors.norm,
+            self.config.model.rms_norm_eps,
+            self.tensors.lm_head,
+            self.draft_to_target,
+            draft_step,
+            token_ids,
+            draft_token_ids,
+        )
 
     def weights(self) -> Mapping[str, Tensor]:
         """Everything that the head reads, the rotary table and the vocabulary offsets too."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from specgraph.attention import Attend, AttentionLayer
 from specgraph.models.config import ModelConfig
 from specgraph.models.decoder_layer import DecoderLayer, attention_layers, decoder_block
-from specgraph.models.layers import linear, pair_linear, rms_norm
+from specgraph.models.layers import greedy_head, linear, pair_linear, rms_norm
 from specgraph.models.protocol import DraftOutput
 
 
@@ -106,23 +106,30 @@ class MtpHead:
         """[T, hidden_size], taken as it is."""
         return aux_hidden
 
-    def forward(self, token_ids: Tensor, hidden: Tensor, attend: Attend) -> DraftOutput:
+    def forward(self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None) -> DraftOutput:
         """The first module: token_ids int64 [T] (the token after each row's position), hidden [T, hidden_size]."""
-        return self.forward_step(0, token_ids, hidden, attend)
+        return self._module(0, token_ids, hidden, attend, rows)
 
     def forward_step(self, step: int, token_ids: Tensor, hidden: Tensor, attend: Attend) -> DraftOutput:
         """Module `step`; see `StepwiseHead.forward_step`."""
+        return self._module(step, token_ids, hidden, attend, None)
+
+    def _module(self, step: int, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None) -> DraftOutput:
         module, eps = self.modules[step], self.config.rms_norm_eps
         x = pair_linear(
             token_ids, self.embed_tokens, module.embed_norm, hidden, module.hidden_norm, eps, module.projection
         )
-        x = decoder_block(x, module.layer, self._attention_layers[step], step, attend, eps)
+        x = decoder_block(x, module.layer, self._attention_layers[step], step, attend, eps, rows)
         normed = rms_norm(x, module.norm, eps)
         return DraftOutput(normed, normed)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, vocab_size]."""
         return linear(hidden, self.lm_head)
+
+    def draft_greedy(self, hidden: Tensor, draft_step: Tensor, token_ids: Tensor, draft_token_ids: Tensor) -> None:
+        """See `GreedyHead.draft_greedy`."""
+        greedy_head(hidden, None, 0.0, self.lm_head, self.draft_to_target, draft_step, token_ids, draft_token_ids)
 
     def weights(self) -> Mapping[str, Tensor]:
         """Everything that the head reads, the rotary table too."""

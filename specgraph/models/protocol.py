@@ -88,8 +88,12 @@ class DraftHead(Protocol):
         """[T, aux_size] -> [T, hidden_size]: the target's hidden states as the drafter's first `hidden`."""
         ...
 
-    def forward(self, token_ids: Tensor, hidden: Tensor, attend: Attend) -> DraftOutput:
-        """token_ids int64 [T] (the token *after* each row's position), hidden [T, hidden_size]."""
+    def forward(self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None) -> DraftOutput:
+        """token_ids int64 [T] (the token *after* each row's position), hidden [T, hidden_size].
+
+        `rows` (int64 [R]): only these rows are wanted of the output, which then has R rows. Every row's key and value
+        are written all the same.
+        """
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -98,6 +102,15 @@ class DraftHead(Protocol):
 
     def weights(self) -> Mapping[str, Tensor]:
         """Every tensor that this drafter reads, by name."""
+        ...
+
+
+@runtime_checkable
+class GreedyHead(Protocol):
+    """A `DraftHead` that picks its most likely token without leaving logits in memory."""
+
+    def draft_greedy(self, hidden: Tensor, draft_step: Tensor, token_ids: Tensor, draft_token_ids: Tensor) -> None:
+        """As `specgraph.kernels.draft_greedy` of `logits(hidden)`."""
         ...
 
 

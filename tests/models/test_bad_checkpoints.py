@@ -31,7 +31,7 @@ def change_tensors(folder, **changes):
 
 
 def refuses(*words, error=CheckpointError):
-    return pytest.raises(error, match=".*".join(re.escape(word) for word in words))
+    return pytest.raises(error, match=r".*".join(re.escape(word) for word in words))
 
 
 def test_no_such_folder(tmp_path):

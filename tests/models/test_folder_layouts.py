@@ -108,3 +108,52 @@ def test_speculators_folder_without_the_residual_key_means_true(target, tmp_path
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").write_bytes((FIXTURES / "eagle3-llama" / "model.safetensors").read_bytes())
     assert load_drafter(folder, target).config.norm_before_residual is True
+
+
+class TestDFlashOfTheAuthors:
+    """Their layer ids name a layer's output; ours and speculators' name what enters a layer: one more."""
+
+    @pytest.fixture
+    def folder(self, tmp_path):
+        folder = tmp_path / "dflash"
+        config = {
+            "architectures": ["DFlashDraftModel"],
+            "block_size": 5,
+            "dflash_config": {"mask_token_id": 63, "target_layer_ids": [0, 2]},
+        }
+        save_file(rewrite("dflash", folder, {}, config), folder / "model.safetensors")
+        return folder
+
+    def change(self, folder, **changes):
+        path = folder / "config.json"
+        config = json.loads(path.read_text())
+        config["dflash_config"].update(changes)
+        path.write_text(json.dumps(config))
+
+    def test_loads_to_the_same_head(self, folder, target):
+        found = drafter_format(folder)
+        assert str(found) == "dflash, authors layout (config.json has dflash_config)"
+        assert found.num_speculative_tokens == 4
+        head, other = load_drafter(folder, target), load_drafter(FIXTURES / "dflash", target)
+        assert same_weights(head, other)
+        assert list(head.aux_layers) == list(other.aux_layers) == [1, 3]
+
+    def test_layers_beyond_the_target(self, folder, target):
+        self.change(folder, target_layer_ids=[0, 4])
+        with pytest.raises(CheckpointError, match=r"layers \[1, 5\].*0 to 4"):
+            load_drafter(folder, target)
+
+    def test_no_layers(self, folder, target):
+        self.change(folder, target_layer_ids=None)
+        with pytest.raises(CheckpointError, match=r"target_layer_ids.*missing"):
+            load_drafter(folder, target)
+
+    def test_mask_token_outside_the_vocabulary(self, folder, target):
+        self.change(folder, mask_token_id=64)
+        with pytest.raises(CheckpointError, match=r"mask_token_id.*64.*64"):
+            load_drafter(folder, target)
+
+    def test_block_without_masks(self, folder, target):
+        self.change(folder, block_size=1)
+        with pytest.raises(CheckpointError, match=r"block_size.*at least 2"):
+            load_drafter(folder, target)

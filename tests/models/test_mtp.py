@@ -1,0 +1,162 @@
+"""MTP modules inside a target's checkpoint, against transformers' own MTP model, in the names of each family."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specgraph.errors import CheckpointError, ConfigError
+from specgraph.models.load import drafter_format, load_drafter, load_target
+
+ROWS, HIDDEN, LAYERS = 9, 32, 5
+
+# What stands for a module's parts, as transformers' MtpLayer names them.
+NAMES = {
+    "deepseek": {
+        "enorm": "model.layers.{n}.enorm",
+        "hnorm": "model.layers.{n}.hnorm",
+        "eh_proj": "model.layers.{n}.eh_proj",
+        "post_norm": "model.layers.{n}.shared_head.norm",
+        "mtp_block": "model.layers.{n}",
+    },
+    "mimo": {
+        "enorm": "model.mtp_layers.{i}.token_layernorm",
+        "hnorm": "model.mtp_layers.{i}.hidden_layernorm",
+        "eh_proj": "model.mtp_layers.{i}.input_proj",
+        "post_norm": "model.mtp_layers.{i}.final_layernorm",
+        "mtp_block": "model.mtp_layers.{i}",
+    },
+    "qwen": {
+        "enorm": "mtp.pre_fc_norm_embedding",
+        "hnorm": "mtp.pre_fc_norm_hidden",
+        "eh_proj": "mtp.fc",
+        "post_norm": "mtp.norm",
+        "mtp_block": "mtp.layers.{i}",
+    },
+}
+
+
+@pytest.fixture
+def reference(tmp_path, random_model):
+    """A target, and two MTP modules that transformers makes for it; the target is saved to tmp_path / 'target'."""
+    modeling = pytest.importorskip("transformers.modeling_layers")
+    model = random_model("Llama", tmp_path / "target", num_mtp_layers=2)
+    mtp = modeling.MtpModel(model, 2).float().eval()
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in mtp.layers.parameters():
+            noise = torch.randn(parameter.shape, generator=generator) * 0.2
+            parameter.copy_(noise if parameter.dim() > 1 else 1 + noise)
+    return model, mtp
+
+
+def add_modules(folder, mtp, family, count):
+    """Put the modules' tensors into the target's own checkpoint."""
+    tensors = load_file(folder / "model.safetensors")
+    for i in range(count):
+        for name, tensor in mtp.layers[i].state_dict().items():
+            part, rest = name.split(".", 1)
+            if family == "mimo" and part == "eh_proj":
+                tensor = torch.cat((tensor[:, HIDDEN:], tensor[:, :HIDDEN]), dim=1)
+            tensors[f"{NAMES[family][part].format(i=i, n=LAYERS + i)}.{rest}"] = tensor.clone()
+    save_file(tensors, folder / "model.safetensors")
+
+
+@torch.no_grad()
+def test_one_module_a_step(reference, tmp_path, dense_attend):
+    """Every step runs its module over all rows: tokens move up by one, the new draft token comes last."""
+    from transformers.cache_utils import MtpCache
+
+    model, mtp = reference
+    add_modules(tmp_path / "target", mtp, "deepseek", 2)
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.randint(0, 120, (ROWS,), generator=generator)
+    hidden = torch.randn(ROWS, HIDDEN, generator=generator)
+    drafted, logits, _ = mtp(
+        input_ids=tokens[None],
+        last_hidden_states=hidden[None],
+        attention_mask=None,
+        position_ids=torch.arange(1, ROWS + 1)[None],
+        mtp_cache=MtpCache(config=model.config.get_mtp_config()),
+    )
+
+    target = load_target(tmp_path / "target")
+    assert str(drafter_format(tmp_path / "target")).startswith("mtp, deepseek layout")
+    head = load_drafter(tmp_path / "target", target)
+    assert head.num_modules == 2
+    assert len(head.attention_layers) == 2
+    hidden = head.combine(hidden)
+    for step in range(2):
+        attend = dense_attend(head.attention_layers, torch.arange(ROWS))
+        out = head.forward_step(step, tokens, hidden, attend)
+        got = head.logits(out.hidden[-1])
+        torch.testing.assert_close(got, logits[0, step], rtol=0, atol=1e-4)
+        assert got.argmax() == drafted[0, step]
+        tokens, hidden = torch.cat((tokens[1:], got.argmax()[None])), out.carry
+
+
+@pytest.mark.parametrize(("family", "count"), [("mimo", 2), ("qwen", 1)])
+def test_other_families_load_to_the_same_modules(family, count, reference, tmp_path, random_model):
+    _, mtp = reference
+    random_model("Llama", tmp_path / "other")
+    add_modules(tmp_path / "target", mtp, "deepseek", count)
+    add_modules(tmp_path / "other", mtp, family, count)
+    target = load_target(tmp_path / "target")
+    assert drafter_format(tmp_path / "other").layout == family
+    want, got = (load_drafter(tmp_path / name, target).weights() for name in ("target", "other"))
+    assert want.keys() == got.keys()
+    assert all(torch.equal(want[name], got[name]) for name in want)
+
+
+def test_embedding_and_head_are_the_targets(reference, tmp_path):
+    add_modules(tmp_path / "target", reference[1], "deepseek", 1)
+    target = load_target(tmp_path / "target")
+    weights = load_drafter(tmp_path / "target", target).weights()
+    assert weights["embed_tokens"].data_ptr() == target.embed_tokens.data_ptr()
+    assert weights["lm_head"].data_ptr() == target.lm_head.data_ptr()
+
+
+def test_number_of_modules(reference, tmp_path):
+    add_modules(tmp_path / "target", reference[1], "deepseek", 2)
+    target = load_target(tmp_path / "target")
+    assert load_drafter(tmp_path / "target", target, num_modules=1).num_modules == 1
+    with pytest.raises(CheckpointError, match=r"2 MTP module\(s\).*asked for 3"):
+        load_drafter(tmp_path / "target", target, num_modules=3)
+    with pytest.raises(ConfigError, match="num_modules 0"):
+        load_drafter(tmp_path / "target", target, num_modules=0)
+
+
+def test_modules_of_another_target(reference, tmp_path, random_model):
+    """A deeper target would look for its modules at other layer numbers."""
+    add_modules(tmp_path / "target", reference[1], "deepseek", 1)
+    random_model("Llama", tmp_path / "deep", num_hidden_layers=7)
+    with pytest.raises(CheckpointError, match=r"0 MTP module\(s\) after the target's 7 layers"):
+        load_drafter(tmp_path / "target", load_target(tmp_path / "deep"))
+
+
+def test_truncated_module(reference, tmp_path):
+    add_modules(tmp_path / "target", reference[1], "deepseek", 1)
+    path = tmp_path / "target" / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["model.layers.5.shared_head.norm.weight"]
+    save_file(tensors, path)
+    with pytest.raises(CheckpointError, match=r"no tensor 'model\.layers\.5\.shared_head\.norm\.weight'"):
+        load_drafter(tmp_path / "target", load_target(tmp_path / "target"))
+
+
+def test_layers_that_are_not_dense(reference, tmp_path):
+    """Real DeepSeek and GLM modules hold experts, which are not supported: the missing dense tensor is named."""
+    add_modules(tmp_path / "target", reference[1], "deepseek", 1)
+    path = tmp_path / "target" / "model.safetensors"
+    tensors = {name.replace("5.mlp.", "5.mlp.experts.0."): tensor for name, tensor in load_file(path).items()}
+    save_file(tensors, path)
+    with pytest.raises(CheckpointError, match=r"0 MTP module\(s\)"):
+        load_drafter(tmp_path / "target", load_target(tmp_path / "target"))
+
+
+def test_config_keeps_the_target_loadable(reference, tmp_path):
+    """Extra layers in the checkpoint are not the target's."""
+    add_modules(tmp_path / "target", reference[1], "deepseek", 2)
+    assert json.loads((tmp_path / "target" / "config.json").read_text())["num_hidden_layers"] == LAYERS
+    assert load_target(tmp_path / "target").num_layers == LAYERS
