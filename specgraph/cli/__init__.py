@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from specgraph.cli.bench import bench
 from specgraph.cli.generate import generate
 from specgraph.cli.platforms import platforms
 from specgraph.errors import SpecgraphError
@@ -16,7 +17,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (generate, platforms):
+for command in (generate, platforms, bench):
     app.command()(command)
 
 

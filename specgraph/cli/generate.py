@@ -48,7 +48,9 @@ def generate(
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate.")] = 200,
     max_model_len: Annotated[int | None, typer.Option(help="Tokens of prompt and output together.")] = None,
     lowering: Annotated[LoweringChoice, typer.Option(help="How the draft loop becomes graphs.")] = "auto",
-    attention: Annotated[AttentionFlavour, typer.Option(help="Lengths from device tensors or host updates.")] = "device",
+    attention: Annotated[
+        AttentionFlavour, typer.Option(help="Where lengths come from: device tensors, host.")
+    ] = "device",
     platform: Annotated[str | None, typer.Option(help="NAME or NAME:INDEX; see `specgraph platforms`.")] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Sampling repeats for the same seed.")] = 0,

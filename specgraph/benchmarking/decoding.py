@@ -1,0 +1,50 @@
+"""Tokens a second of the shipped pair, with and without drafting, in one run."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from specgraph.decoding.text import load_generator
+from specgraph.drafting.config import LoweringChoice
+from specgraph.platforms import Platform
+
+PROMPTS = (
+    'def read_chunk(self, size):\n    """Read at most size bytes, returned as a bytes object."""\n',
+    "import os\nimport sys\n\ndef walk(top, topdown=True):\n",
+    "class Counter(dict):\n    def __init__(self, iterable=None):\n",
+    "def parse_args(argv):\n    parser = argparse.ArgumentParser()\n",
+)
+
+
+def bench_decoding(
+    platform: Platform, *, k: int, lowerings: tuple[LoweringChoice, ...], max_tokens: int = 100, repeats: int = 3
+) -> list[dict[str, Any]]:
+    """One row per lowering and one without drafting; prompts one at a time, the best of `repeats` passes counts."""
+    generators = {
+        lowering: load_generator(
+            platform=platform, num_speculative_tokens=k, lowering=lowering or "auto", speculate=lowering is not None
+        )
+        for lowering in (*lowerings, None)
+    }
+    seconds: dict[str | None, float] = dict.fromkeys(generators, float("inf"))
+    tokens = 0
+    for _ in range(repeats):  # in turns: see bench_propose
+        for lowering, generator in generators.items():
+            requests = [generator.request(prompt, max_tokens=max_tokens) for prompt in PROMPTS]
+            start = time.perf_counter()
+            tokens = sum(len(generator.generate([request])[0].token_ids) for request in requests)
+            seconds[lowering] = min(seconds[lowering], time.perf_counter() - start)
+    rows: list[dict[str, Any]] = []
+    for lowering, generator in generators.items():
+        rows.append(
+            {
+                "pair": "tiny-python",
+                "k": k if lowering else 0,
+                "lowering": lowering or "without drafting",
+                "tokens_per_second": round(tokens / seconds[lowering], 1),
+                "mean_acceptance_length": round(generator.decoder.metrics.mean_acceptance_length, 3),
+            }
+        )
+        generator.close()
+    return rows

@@ -1,0 +1,168 @@
+"""One propose in several lowerings, same weights and batch, timed in one run."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from specgraph.attention import AttentionBackend
+from specgraph.benchmarking.shapes import bytes_per_propose, random_head, shape_named
+from specgraph.benchmarking.timing import count_host_reads, device_time, host_time
+from specgraph.decoding import allocate_caches
+from specgraph.drafting import DraftConfig, Drafter, ProposeBatch
+from specgraph.drafting.config import LoweringChoice
+from specgraph.errors import UnsupportedError
+from specgraph.models.eagle3 import Eagle3Head
+from specgraph.platforms import Platform
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchCase:
+    """What is timed: `requests` requests of `context` tokens each, K = `k`."""
+
+    shape: str
+    requests: int
+    k: int
+    context: int
+    lowerings: tuple[LoweringChoice, ...] = ("eager", "step", "merged")
+    repeats: int = 50
+
+
+def bench_propose(
+    platform: Platform,
+    case: BenchCase,
+    *,
+    dtype: torch.dtype,
+    bandwidth: float | None = None,
+    attention: AttentionBackend | None = None,
+) -> list[dict[str, Any]]:
+    """One row per lowering, all timed in turns.
+
+    Args:
+        bandwidth: bytes a second; with it rows have `floor_us` and `ratio` (device time over the floor).
+        attention: the core's paged attention by default.
+    """
+    length = case.context + 2 * (case.k + 1)
+    head = random_head(shape_named(case.shape), platform.device, dtype, length)
+    batch = _batch(head, case, platform.device)
+    prepared: list[_Prepared] = []
+    rows: list[dict[str, Any]] = []
+    with torch.inference_mode():
+        for lowering in case.lowerings:
+            try:
+                drafter = _drafter(platform, head, case, lowering, length, attention)
+            except UnsupportedError as error:
+                rows.append(_names(case, lowering) | {"refused": str(error)})
+                continue
+            prepared.append(_prepare(platform, case, lowering, drafter, batch))
+        # Lowerings take turns, so that a machine whose speed drifts slows all of them alike.
+        for _ in range(case.repeats):
+            for way in prepared:
+                way.device += device_time(platform, way.call, repeats=1, warmup=1)
+                way.host += host_time(platform, way.call, repeats=1, warmup=0)
+        for way in prepared:
+            rows.append(way.row | _times(head, case, way, bandwidth))
+            way.drafter.close()
+    return rows
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """A captured drafter with the batch in its buffers, and its times."""
+
+    drafter: Drafter
+    call: Callable[[], None]
+    row: dict[str, Any]
+    device: list[float] = field(default_factory=list[float])
+    host: list[float] = field(default_factory=list[float])
+
+
+def _drafter(
+    platform: Platform,
+    head: Eagle3Head,
+    case: BenchCase,
+    lowering: LoweringChoice,
+    length: int,
+    attention: AttentionBackend | None,
+) -> Drafter:
+    config = DraftConfig(
+        num_speculative_tokens=case.k,
+        max_num_requests=case.requests,
+        max_model_len=length,
+        capture_sizes=[case.requests],
+        lowering=lowering,
+    )
+    blocks = 1 + case.requests * -(-length // config.block_size)
+    caches = allocate_caches(head.attention_layers, blocks, config.block_size, head.dtype, platform.device)
+    for cache in caches:
+        cache.key.normal_()
+        cache.value.normal_()
+    return Drafter(head, caches, platform, config, attention=attention)
+
+
+def _prepare(platform: Platform, case: BenchCase, lowering: str, drafter: Drafter, batch: ProposeBatch) -> _Prepared:
+    reserved = platform.memory().reserved
+    start = time.perf_counter()
+    drafter.capture()
+    platform.synchronize()
+    capture_seconds = time.perf_counter() - start
+    drafter.propose(batch)  # leaves the batch in the buffers
+    plan = drafter.dispatch(case.requests)
+
+    def call() -> None:
+        drafter.run(plan, start_positions=batch.host_start_positions, num_sampled=batch.host_num_sampled)
+
+    before = drafter.runner.launches if drafter.runner else 0
+    call()
+    row = _names(case, lowering) | {
+        "launches": (drafter.runner.launches if drafter.runner else 0) - before,
+        "syncs": count_host_reads(call),
+        "capture_seconds": round(capture_seconds, 3),
+        "graphs": drafter.runner.graph_count if drafter.runner else 0,
+        "graph_memory_bytes": platform.memory().reserved - reserved,
+    }
+    return _Prepared(drafter, call, row)
+
+
+def _times(head: Eagle3Head, case: BenchCase, way: _Prepared, bandwidth: float | None) -> dict[str, Any]:
+    device = statistics.median(way.device)
+    times = {"device_us": round(device, 1), "host_us": round(statistics.median(way.host), 1)}
+    if bandwidth is None:
+        return times
+    floor = bytes_per_propose(head, case.requests, case.k, case.context) / bandwidth * 1e6
+    return times | {"floor_us": round(floor, 1), "ratio": round(device / floor, 3)}
+
+
+def _names(case: BenchCase, lowering: str) -> dict[str, Any]:
+    return {
+        "shape": case.shape,
+        "requests": case.requests,
+        "k": case.k,
+        "context": case.context,
+        "lowering": lowering,
+    }
+
+
+def _batch(head: Eagle3Head, case: BenchCase, device: torch.device) -> ProposeBatch:
+    """A round in which every other request had one draft token accepted, ending at `context` tokens."""
+    n, q = case.requests, case.k + 1
+    length = case.context + 2 * q
+    per_request = -(-length // 16)
+    counts = [1 + r % 2 for r in range(n)]
+    starts = [case.context - count for count in counts]
+    g = torch.Generator().manual_seed(0)
+    vocab = head.tensors.embed_tokens.shape[0]
+    return ProposeBatch(
+        sampled_token_ids=torch.randint(0, vocab, (n, q), generator=g).to(device),
+        num_sampled=torch.tensor(counts, dtype=torch.int32, device=device),
+        start_positions=torch.tensor(starts, device=device),
+        aux_hidden=torch.randn(n * q, head.aux_size, generator=g).to(device, head.dtype),
+        block_table=(torch.randperm(n * per_request, generator=g) + 1).view(n, per_request).int().to(device),
+        host_start_positions=starts,
+        host_num_sampled=counts,
+    )

@@ -1,0 +1,95 @@
+"""Device and host times of a call, and how often it waits for the device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from specgraph.platforms import Platform
+
+
+def device_time(platform: Platform, call: Callable[[], Any], *, repeats: int, warmup: int = 5) -> list[float]:
+    """Microseconds of device work per call, by events; on the host platform, wall time."""
+    for _ in range(warmup):
+        call()
+    platform.synchronize()
+    times: list[float] = []
+    if platform.device.type == "cpu":
+        for _ in range(repeats):
+            start = time.perf_counter()
+            call()
+            times.append((time.perf_counter() - start) * 1e6)
+        return times
+    for _ in range(repeats):
+        start, end = platform.event(timing=True), platform.event(timing=True)
+        start.record(platform.current_stream())
+        call()
+        end.record(platform.current_stream())
+        platform.synchronize()
+        times.append(start.elapsed_time(end) * 1e3)
+    return times
+
+
+def host_time(platform: Platform, call: Callable[[], Any], *, repeats: int, warmup: int = 5) -> list[float]:
+    """Microseconds until each call returns to the host, the device idle before it."""
+    for _ in range(warmup):
+        call()
+    times: list[float] = []
+    for _ in range(repeats):
+        platform.synchronize()
+        start = time.perf_counter()
+        call()
+        times.append((time.perf_counter() - start) * 1e6)
+    platform.synchronize()
+    return times
+
+
+class HostReads(TorchDispatchMode):
+    """Counts reads of device values on the host, each of which waits for the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._local_scalar_dense.default or _copies_to_host(args, out):
+            self.count += 1
+        return out
+
+
+class _ListReads(TorchFunctionMode):
+    """`tolist` and `numpy` of host tensors bypass dispatch."""
+
+    def __init__(self, reads: HostReads) -> None:
+        super().__init__()
+        self._reads = reads
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in (torch.Tensor.tolist, torch.Tensor.numpy) and args[0].device.type == "cpu":
+            self._reads.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _copies_to_host(args: tuple[Any, ...], out: Any) -> bool:
+    source = args[0] if args else None
+    if not isinstance(source, torch.Tensor) or not isinstance(out, torch.Tensor):
+        return False
+    return out.device.type == "cpu" and source.device.type != "cpu"
+
+
+def count_host_reads(call: Callable[[], Any]) -> int:
+    """How many times one call reads device values on the host."""
+    reads = HostReads()
+    with reads, _ListReads(reads):
+        call()
+    return reads.count

@@ -1,0 +1,91 @@
+"""`specgraph bench`: propose times per lowering, and tokens a second with and without drafting."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from specgraph.benchmarking.bandwidth import read_bandwidth
+from specgraph.benchmarking.decoding import bench_decoding
+from specgraph.benchmarking.plot import plot_rows
+from specgraph.benchmarking.propose import BenchCase, bench_propose
+from specgraph.cli.json_output import write_json
+from specgraph.errors import ConfigError
+from specgraph.platforms import Platform, open_platform
+
+_TABLE = ("requests", "k", "context", "lowering", "device_us", "host_us", "launches", "syncs", "floor_us", "ratio")
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def bench(
+    platform: Annotated[str | None, typer.Option(help="NAME or NAME:INDEX; see `specgraph platforms`.")] = None,
+    shape: Annotated[str | None, typer.Option(help="A drafter by name, with random weights.")] = None,
+    requests: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1,4",
+    k: Annotated[str, typer.Option("-k", help="Draft tokens, comma-separated.")] = "5",
+    context: Annotated[int, typer.Option(help="Tokens per request.")] = 256,
+    lowerings: Annotated[str, typer.Option(help="Comma-separated.")] = "eager,step,merged",
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    repeats: Annotated[int, typer.Option(help="Timed calls; the median counts.")] = 50,
+    decoding: Annotated[bool, typer.Option(help="Also generate with the shipped pair.")] = True,
+    json: Annotated[str | None, typer.Option(help="Write JSON to this file, or - for standard output.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a PNG.")] = None,
+) -> None:
+    """Time one propose in every lowering, in one run; on an accelerator also against the bandwidth floor."""
+    opened = open_platform(platform)
+    accelerator = opened.device.type != "cpu"
+    shape = shape or ("eagle3-llama3-8b" if accelerator else "eagle3-tiny-python")
+    chosen = _DTYPES.get(dtype or ("bfloat16" if accelerator else "float32"))
+    if chosen is None:
+        raise ConfigError(f"unknown dtype '{dtype}'; there are {', '.join(_DTYPES)}")
+    ways: Any = tuple(lowerings.split(","))
+    bandwidth = read_bandwidth(opened) if accelerator else None
+    rows: list[dict[str, Any]] = []
+    for count in _numbers("requests", requests):
+        for steps in _numbers("k", k):
+            case = BenchCase(shape=shape, requests=count, k=steps, context=context, lowerings=ways, repeats=repeats)
+            rows += bench_propose(opened, case, dtype=chosen, bandwidth=bandwidth)
+    report = _environment(opened) | {"command": "specgraph " + " ".join(sys.argv[1:]), "dtype": str(chosen)}
+    if bandwidth is not None:
+        report["bandwidth_bytes_per_second"] = bandwidth
+    console = Console(file=sys.stderr if json == "-" else sys.stdout)
+    _show(console, f"propose, {shape}, {opened.info.device_name}", rows, _TABLE)
+    report["rows"] = rows
+    if decoding:
+        generated = bench_decoding(opened, k=_numbers("k", k)[0], lowerings=ways)
+        columns = ("k", "lowering", "tokens_per_second", "mean_acceptance_length")
+        _show(console, "generation, shipped pair, one request at a time", generated, columns)
+        report["decoding"] = generated
+    if json is not None:
+        write_json(report, json)
+    if plot is not None:
+        plot_rows(rows, f"{shape}, context {context}, {opened.info.device_name}", plot)
+
+
+def _environment(platform: Platform) -> dict[str, Any]:
+    info = platform.info
+    return {
+        "platform": info.name,
+        "device": info.device_name,
+        "versions": {**info.versions, "threads": str(torch.get_num_threads())},
+    }
+
+
+def _numbers(name: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--{name} takes whole numbers separated by commas, got '{text}'") from None
+
+
+def _show(console: Console, title: str, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
+    present = [c for c in columns if any(c in row for row in rows)]
+    table = Table(*present, title=title)
+    for row in rows:
+        table.add_row(*(str(row.get(column, row.get("refused", ""))) for column in present))
+    console.print(table)
