@@ -16,11 +16,42 @@ if TYPE_CHECKING:
 
 
 class NpuGraphPool:
-    """A pool's identity. Its memory goes back when the last graph in it is closed."""
+    """Memory that several graphs allocate from. It goes back to the device when the last graph in it is closed.
 
-    def __init__(self, handle: Any) -> None:
-        self.handle = handle
+    torch_npu refuses a pool whose last graph is gone, and one whose capture failed keeps its share for good unless it
+    is released by hand: so the pool counts, and takes a new identity when it starts anew.
+    """
+
+    def __init__(self, platform: NpuPlatform) -> None:
+        self._platform = platform
+        self._handle: Any = None
+        self._users = 0
         self.is_closed = False
+
+    def enter(self) -> Any:
+        """The vendor's handle, for one more graph."""
+        if self._handle is None:
+            self._handle = self._platform.npu.graph_pool_handle()
+        self._users += 1
+        return self._handle
+
+    def leave(self) -> None:
+        """One graph less: torch_npu has released its share."""
+        self._users -= 1
+        if self._users == 0:
+            self._handle = None
+
+    def give_up(self, *, allocating: bool) -> None:
+        """Release the share of a graph whose capture failed, which torch_npu does not do itself.
+
+        Args:
+            allocating: the capture never began, so allocations are still routed to the pool.
+        """
+        vendor, device = self._platform.torch_npu._C, self._platform.device.index
+        if allocating:
+            vendor._npu_endAllocateToPool(device, self._handle)
+        vendor._npu_releasePool(device, self._handle)
+        self.leave()
 
     def close(self) -> None:
         """Allow no new graph in this pool."""
@@ -36,6 +67,7 @@ class NpuGraph(Graph):
         self._platform, self._pool = platform, pool
         self._graph: Any = None
         self._is_closed = False
+        self._error_mode: ErrorMode = "thread_local"
         self._done = (platform.npu.Event(), platform.npu.Event())
         """Recorded after even and odd launches: the updates of launch i wait for launch i - 1."""
         self._launches = 0
@@ -58,7 +90,7 @@ class NpuGraph(Graph):
         return self._graph is not None
 
     @contextmanager
-    def _capture(self, stream: Stream | None, error_mode: ErrorMode) -> Generator[None]:
+    def _capture(self, stream: Stream | None) -> Generator[None]:
         platform, npu = self._platform, self._platform.npu
         if self._is_closed:
             raise CaptureError(f"graph {self.number} is closed")
@@ -72,22 +104,10 @@ class NpuGraph(Graph):
         outer = npu.current_stream()
         stream.wait_stream(outer)
         platform.synchronize()  # the vendor's own capture does: memory still in use must not enter the pool
-        graph = npu.NPUGraph()
         platform.capturing = self
         try:
-            with npu.stream(
-                stream
-            ):  # not the vendor's context: that one leaves the stream current when a capture fails
-                try:
-                    graph.capture_begin(pool=self._pool.handle, capture_error_mode=error_mode)
-                except RuntimeError as error:
-                    raise CaptureError(f"the capture can't begin: {reason_of(error)}") from error
-                try:
-                    yield
-                except BaseException:
-                    _end_broken(graph)
-                    raise
-                graph.capture_end()
+            with npu.stream(stream), self._recording() as graph:
+                yield
         except SpecgraphError:
             self._drop()
             raise
@@ -103,9 +123,36 @@ class NpuGraph(Graph):
         outer.wait_stream(stream)
         platform.graphs.add(self)
 
+    @contextmanager
+    def _recording(self) -> Generator[Any]:
+        """A vendor graph that records the block. The vendor's own context leaves its stream current on a failure."""
+        graph, handle = self._platform.npu.NPUGraph(), self._pool.enter()
+        try:
+            graph.capture_begin(pool=handle, capture_error_mode=self._error_mode)
+        except BaseException:
+            self._pool.give_up(allocating=True)
+            raise
+        try:
+            yield graph
+        except BaseException:
+            try:
+                graph.capture_end()
+            except RuntimeError:
+                self._pool.give_up(allocating=False)
+            else:
+                graph.reset()
+                self._pool.leave()
+            raise
+        try:
+            graph.capture_end()
+        except BaseException:
+            self._pool.give_up(allocating=False)
+            raise
+
     def capture(self, *, stream: Stream | None = None, error_mode: ErrorMode = "thread_local") -> Any:
         """See `Graph.capture`."""
-        return self._capture(stream, error_mode)
+        self._error_mode = error_mode
+        return self._capture(stream)
 
     def replay(self) -> None:
         """See `Graph.replay`. Graphs with task groups then stand at each gate until its update.
@@ -168,6 +215,7 @@ class NpuGraph(Graph):
             self._done[0].synchronize()
             self._done[1].synchronize()
             self._graph.reset()
+            self._pool.leave()
         self._drop()
 
     def close(self) -> None:
@@ -182,11 +230,3 @@ class NpuGraph(Graph):
         self.groups.clear()
         self._launches, self._ordered_for = 0, -1
 
-
-def _end_broken(graph: Any) -> None:
-    """End a capture that failed, so that its stream works again."""
-    try:
-        graph.capture_end()
-    except RuntimeError:
-        return
-    graph.reset()

@@ -93,7 +93,7 @@ class NpuPlatform(Platform):
 
     def graph_pool(self) -> GraphPool:
         """See `Platform.graph_pool`."""
-        return NpuGraphPool(self.npu.graph_pool_handle())
+        return NpuGraphPool(self)
 
     def graph(self, pool: GraphPool | None = None) -> Graph:
         """See `Platform.graph`."""

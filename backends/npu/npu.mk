@@ -1,0 +1,26 @@
+# Included by the top-level Makefile. `make test-npu` installs the vendor wheel into an environment of its own, builds
+# the simulated runtime and runs the NPU backend's tests through both, without an NPU.
+NPU_DIR := backends/npu
+NPU_VENV ?= .venv-npu
+NPU_PYTHON := $(abspath $(NPU_VENV))/bin/python
+NPU_BUILD ?= $(abspath $(NPU_DIR))/simulator/build
+NPU_BASE_PYTHON ?= python3
+
+$(NPU_VENV)/done: $(NPU_DIR)/pyproject.toml
+	$(NPU_BASE_PYTHON) -m venv $(NPU_VENV)
+	$(NPU_PYTHON) -m pip install -q torch==2.13.0
+	$(NPU_PYTHON) -m pip install -q --no-deps torch_npu==2.13.0
+	$(NPU_PYTHON) -m pip install -q numpy pyyaml pytest hypothesis pluggy safetensors tokenizers typer rich
+	$(NPU_PYTHON) -m pip install -q --no-deps -e . -e $(NPU_DIR)
+	touch $@
+
+.PHONY: npu-simulator test-npu
+npu-simulator: $(NPU_VENV)/done
+	$(MAKE) -C $(NPU_DIR)/simulator -j2 PYTHON=$(NPU_PYTHON) OUT=$(NPU_BUILD)
+
+test-npu: npu-simulator
+	set -e; for flavour in values events; do for queue in 1 0; do \
+	  echo "== external events by $$flavour, TASK_QUEUE_ENABLE=$$queue"; \
+	  ASCENDSIM_BUILD=$(NPU_BUILD) ASCENDSIM_FLAVOUR=$$flavour TASK_QUEUE_ENABLE=$$queue OMP_NUM_THREADS=1 \
+	    TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(NPU_PYTHON) -m pytest -q $(NPU_DIR)/tests; \
+	done; done

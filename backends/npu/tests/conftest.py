@@ -1,0 +1,76 @@
+"""Every test here runs through the unmodified torch_npu on the simulated Ascend runtime, never on an NPU.
+
+ASCENDSIM_BUILD is where the runtime was built (`make -C backends/npu/simulator`), ASCENDSIM_FLAVOUR "values" or
+"events". npu.mk runs the tests in both flavours and with TASK_QUEUE_ENABLE 0 and 1.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+sys.path[:0] = [str(HERE.parent / "simulator"), str(ROOT / "tests"), str(HERE)]
+
+import ascendsim
+
+BUILD = Path(os.environ.get("ASCENDSIM_BUILD", HERE.parent / "simulator" / "build"))
+FLAVOUR: ascendsim.Flavour = "events" if os.environ.get("ASCENDSIM_FLAVOUR") == "events" else "values"
+RUNTIME = ascendsim.load(BUILD, FLAVOUR, devices=2, hang_seconds=5)
+
+
+@pytest.fixture(scope="session")
+def loaded() -> ascendsim.Runtime:
+    """The runtime of this process."""
+    return RUNTIME
+
+
+@pytest.fixture
+def runtime(loaded: ascendsim.Runtime) -> Iterator[ascendsim.Runtime]:
+    """The runtime with a plain schedule and a clean report; a test that leaves a violation behind fails."""
+    loaded.schedule(0, 0, 0)
+    loaded.strict(True)
+    loaded.hang_seconds(5)
+    loaded.reset_report()
+    yield loaded
+    loaded.schedule(0, 0, 0)
+    assert loaded.report()["violations"] == []
+
+
+@pytest.fixture(scope="session")
+def npu(loaded: ascendsim.Runtime):
+    """Device 0 as a platform."""
+    from specgraph_npu.platform import NpuPlatform
+
+    return NpuPlatform(0)
+
+
+@pytest.fixture
+def run_script() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`run_script(code, **options)`: run code in a process of its own, for what ends a process or its task queue.
+
+    `options` in capitals are environment variables, the others are the simulator's. The code finds `runtime` loaded.
+    """
+
+    def run(code: str, timeout: float = 60, **options: str | int) -> subprocess.CompletedProcess[str]:
+        environment = {name: str(value) for name, value in options.items() if name.isupper()}
+        simulator = {name: value for name, value in options.items() if not name.isupper()}
+        prelude = f"import ascendsim\nruntime = ascendsim.load({str(BUILD)!r}, {FLAVOUR!r}, **{simulator!r})\n"
+        paths = [str(HERE.parent / "simulator"), str(HERE.parent), str(ROOT), str(ROOT / "tests"), str(HERE)]
+        return subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", prelude + textwrap.dedent(code)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    return run
