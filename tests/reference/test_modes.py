@@ -1,6 +1,6 @@
 """The recorder among other dispatch modes: each of them sees every op once."""
 
-# ruff: noqa: PT012, SIM117  (a capture or update raises from its body or at its end: both belong in the block)
+# ruff: noqa: PT012  (a capture or update raises from its body or at its end: both belong in the block)
 from __future__ import annotations
 
 import pytest

@@ -1,6 +1,6 @@
 """Streams and events: order that is missing is an error, in a capture and between replays and other work."""
 
-# ruff: noqa: PT012, SIM117  (a capture or update raises from its body or at its end: both belong in the block)
+# ruff: noqa: PT012  (a capture or update raises from its body or at its end: both belong in the block)
 from __future__ import annotations
 
 import gc

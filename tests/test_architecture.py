@@ -1,0 +1,134 @@
+"""What holds the rooms apart: imports point one way, and no vendor's name is in the core."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CORE = ROOT / "specgraph"
+FILES = sorted(CORE.rglob("*.py"))
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "kernels": {"errors"},
+    "platforms": {"errors"},
+    "reference": {"platforms", "errors"},
+    "graphs": {"platforms", "attention", "errors"},
+    "attention": {"graphs", "platforms", "kernels", "errors"},
+    "models": {"attention", "graphs", "platforms", "kernels", "errors"},
+    "drafting": {"graphs", "platforms", "attention", "kernels", "models", "errors"},
+    "decoding": {"drafting", "graphs", "platforms", "attention", "kernels", "models", "errors"},
+}
+"""Rooms and what they may import besides themselves. Those in FREE stand above all and may import all."""
+
+FREE = {"cli", "benchmarking", "__init__", "__main__"}
+
+VENDOR_WORD = re.compile(r"cuda|\bnpu|npu\b|musa", re.IGNORECASE)
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def imports(source: str) -> list[str]:
+    """All modules of ours that a file imports, also inside functions."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide the direction"
+            found += [f"{node.module}.{alias.name}" if node.module == "specgraph" else str(node.module)
+                      for alias in node.names]  # fmt: skip
+    return [m for m in found if m.split(".")[0] == "specgraph"]
+
+
+def wrong_imports(room: str, source: str) -> list[str]:
+    allowed = MAY_IMPORT.get(room)
+    return [] if allowed is None else [m for m in imports(source) if room_of(m) not in allowed | {room}]
+
+
+def vendor_words(source: str) -> list[str]:
+    """Vendor words in code: names and strings, not comments and docstrings."""
+    tree = ast.parse(source)
+    documentation = {
+        (node.body[0].value.lineno, node.body[0].value.col_offset)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        and node.body and isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant)
+    }  # fmt: skip
+    return [
+        f"line {token.start[0]}: {token.string}"
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type in (tokenize.NAME, tokenize.STRING) and token.start not in documentation
+        and VENDOR_WORD.search(token.string)
+    ]  # fmt: skip
+
+
+def room(path: Path) -> str:
+    return path.relative_to(CORE).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(CORE)))
+def test_imports_point_one_way(path):
+    assert wrong_imports(room(path), path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(CORE)))
+def test_no_vendor_word_in_core(path):
+    assert vendor_words(path.read_text()) == []
+
+
+def test_the_rooms_have_no_circle():
+    """`graphs` and `attention` see each other's data; all others are layered."""
+    layers = {name: set(allowed) for name, allowed in MAY_IMPORT.items()}
+    layers["graphs"] = layers["graphs"] - {"attention"}
+    while layers:
+        free = [name for name, needs in layers.items() if not needs & layers.keys()]
+        assert free, f"a circle among {sorted(layers)}"
+        for name in free:
+            del layers[name]
+
+
+def test_nobody_imports_what_stands_above():
+    assert not FREE & set().union(*MAY_IMPORT.values())
+
+
+def test_every_room_is_known():
+    rooms = {room(p) for p in FILES}
+    assert rooms <= MAY_IMPORT.keys() | FREE
+
+
+@pytest.mark.parametrize(
+    ("where", "source", "wrong"),
+    [
+        ("graphs", "from specgraph.decoding import generate", ["specgraph.decoding"]),
+        ("kernels", "import specgraph.platforms.interface", ["specgraph.platforms.interface"]),
+        ("platforms", "def f():\n    from specgraph import reference", ["specgraph.reference"]),
+        ("graphs", "from specgraph.platforms import Graph\nimport torch", []),
+    ],
+)
+def test_the_import_check_can_fail(where, source, wrong):
+    assert wrong_imports(where, source) == wrong
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("x = torch.cuda.is_available()", 1),
+        ("x = 'npu:0'", 1),
+        ("import torch_musa", 1),
+        ("use_cuda_graph = True", 1),
+        ("'''Runs on CUDA too.'''\nx = 1  # as on an NPU", 0),
+        ("x = input", 0),
+        ("def f():\n    '''npu'''\n    return 'musa'", 1),
+    ],
+)
+def test_the_vendor_check_can_fail(source, count):
+    assert len(vendor_words(source)) == count
