@@ -65,7 +65,10 @@ def add_modules(folder, mtp, family, count):
 
 @torch.no_grad()
 def test_one_module_a_step(reference, tmp_path, dense_attend):
-    """Every step runs its module over all rows: tokens move up by one, the new draft token comes last."""
+    """Every step runs its module over all rows: tokens move up by one, the new draft token comes last.
+
+    Each module has a KV cache of its own.
+    """
     from transformers.cache_utils import MtpCache
 
     model, mtp = reference
@@ -86,14 +89,20 @@ def test_one_module_a_step(reference, tmp_path, dense_attend):
     head = load_drafter(tmp_path / "target", target)
     assert head.num_modules == 2
     assert len(head.attention_layers) == 2
+    caches: dict = {}
     hidden = head.combine(hidden)
+    early = hidden[:5]
+    for step in range(2):  # the first rows by themselves, as a prompt's chunk: their next tokens are all known
+        attend = dense_attend(head.attention_layers, torch.arange(5), caches)
+        early = head.forward_step(step, tokens[step : step + 5], early, attend).carry
+    late, hidden = tokens[5:], hidden[5:]
     for step in range(2):
-        attend = dense_attend(head.attention_layers, torch.arange(ROWS))
-        out = head.forward_step(step, tokens, hidden, attend)
+        attend = dense_attend(head.attention_layers, torch.arange(5, ROWS), caches)
+        out = head.forward_step(step, late, hidden, attend)
         got = head.logits(out.hidden[-1])
         torch.testing.assert_close(got, logits[0, step], rtol=0, atol=1e-4)
         assert got.argmax() == drafted[0, step]
-        tokens, hidden = torch.cat((tokens[1:], got.argmax()[None])), out.carry
+        late, hidden = torch.cat((late[1:], got.argmax()[None])), out.carry
 
 
 @pytest.mark.parametrize(("family", "count"), [("mimo", 2), ("qwen", 1)])
