@@ -1,0 +1,94 @@
+"""Drafters with random heads, the same on every platform, and batches for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+
+import torch
+from drafting.rounds import Rounds
+from torch import Tensor
+
+from specgraph.attention import AttentionBackend
+from specgraph.decoding import allocate_caches
+from specgraph.drafting import DraftConfig, Drafter, ProposeBatch
+from specgraph.models.config import ModelConfig
+from specgraph.models.decoder_layer import DecoderLayer
+from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
+from specgraph.platforms import Platform
+
+VOCAB, DRAFT_VOCAB, HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM = 96, 40, 32, 48, 4, 2, 8
+MAX_REQUESTS, MAX_LEN, BLOCK = 5, 64, 4
+
+
+def random_head(layers: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Eagle3Head:
+    """An EAGLE-3 head with `layers` decoder layers and a reduced vocabulary, drawn from one seed."""
+    g = torch.Generator().manual_seed(17)
+
+    def matrix(*shape: int, scale: float = 0.25) -> Tensor:
+        return (torch.randn(*shape, generator=g) * scale).to(device, dtype)
+
+    def norm(size: int) -> Tensor:
+        return (1 + torch.randn(size, generator=g) * 0.2).to(device, dtype)
+
+    def layer(inputs: int) -> DecoderLayer:
+        return DecoderLayer(
+            qkv=matrix((HEADS + 2 * KV_HEADS) * HEAD_DIM, inputs),
+            output=matrix(HIDDEN, HEADS * HEAD_DIM),
+            post_norm=norm(HIDDEN),
+            gate_up=matrix(2 * INNER, HIDDEN),
+            down=matrix(HIDDEN, INNER),
+            input_norm=norm(HIDDEN),
+        )
+
+    model = ModelConfig("llama", VOCAB, HIDDEN, INNER, layers, HEADS, KV_HEADS, HEAD_DIM, 1e-5, 128, False, dtype)
+    chosen = torch.randperm(VOCAB, generator=g)[:DRAFT_VOCAB].sort().values
+    weights = Eagle3Weights(
+        embed_tokens=matrix(VOCAB, HIDDEN, scale=0.6),
+        hidden_norm=norm(HIDDEN),
+        norm=norm(HIDDEN),
+        lm_head=matrix(DRAFT_VOCAB, HIDDEN, scale=0.4),
+        fc=matrix(HIDDEN, 3 * HIDDEN),
+        draft_to_target=(chosen - torch.arange(DRAFT_VOCAB)).to(device),
+    )
+    config = Eagle3Config(model, HIDDEN, DRAFT_VOCAB, (1, 2, 3))
+    return Eagle3Head(config, weights, [layer(2 * HIDDEN), *(layer(HIDDEN) for _ in range(layers - 1))], 128)
+
+
+def make_drafter(
+    platform: Platform, attention: AttentionBackend, lowering: str, k: int, layers: int = 1, **settings: object
+) -> Drafter:
+    """A captured drafter."""
+    head = random_head(layers, platform.device)
+    limits = dict(max_num_requests=MAX_REQUESTS, max_model_len=MAX_LEN, block_size=BLOCK, capture_sizes=[1, 2, 5])
+    config = DraftConfig(num_speculative_tokens=k, lowering=lowering, **{**limits, **settings})  # type: ignore[arg-type]
+    blocks = 1 + -(-config.max_model_len // config.block_size) * config.max_num_requests
+    caches = allocate_caches(head.attention_layers, blocks, config.block_size, head.dtype, platform.device)
+    drafter = Drafter(head, caches, platform, config, attention=attention)
+    with torch.inference_mode():
+        drafter.capture()
+    return drafter
+
+
+def rounds_for(drafter: Drafter, seed: int) -> Rounds:
+    """Batches that shrink and grow."""
+    return Rounds(drafter.config, drafter.head.aux_size, VOCAB, drafter.head.dtype, seed)
+
+
+def on_device(batch: ProposeBatch, device: torch.device, *, late: bool = True) -> ProposeBatch:
+    """The batch on a device. An engine knows the start positions; the accepted counts only unless `late`."""
+    moved: Mapping[str, Tensor] = {
+        f.name: value.to(device) for f in fields(batch) if isinstance(value := getattr(batch, f.name), Tensor)
+    }
+    return replace(
+        batch,
+        **moved,
+        host_start_positions=batch.start_positions.tolist(),
+        host_num_sampled=None if late else batch.num_sampled.tolist(),
+    )
+
+
+def propose(drafter: Drafter, batch: ProposeBatch, *, late: bool = True) -> Tensor:
+    """Draft tokens of one propose, on the host."""
+    with torch.inference_mode():
+        return drafter.propose(on_device(batch, drafter.platform.device, late=late)).token_ids.cpu()

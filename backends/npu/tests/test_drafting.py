@@ -1,0 +1,95 @@
+"""Every lowering on npu gives the tokens of the cpu platform in float32, whatever the runtime's schedule."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from draft_pairs import make_drafter, propose, rounds_for
+
+from specgraph.attention import PagedAttention
+from specgraph.platforms import LOWERINGS
+from specgraph.reference import CpuPlatform
+from specgraph_npu.attention import make_attention
+
+
+@pytest.fixture(scope="module")
+def cpu():
+    return CpuPlatform()
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_lowerings_agree_with_each_other_and_with_cpu(npu, runtime, cpu, k, layers):
+    reference = make_drafter(cpu, PagedAttention(), "eager", k, layers)
+    drafters = {name: make_drafter(npu, make_attention(npu, "fia"), name, k, layers) for name in LOWERINGS}
+    rounds = rounds_for(reference, seed=k)
+    for number in range(8):
+        batch = rounds.next(num_requests=(1, 5, 2, 4, 3)[number] if number < 5 else None)
+        expected = propose(reference, batch)
+        for name, drafter in drafters.items():
+            assert torch.equal(propose(drafter, batch), expected), (name, number)
+    for drafter in drafters.values():
+        drafter.close()
+
+
+@pytest.mark.parametrize("name", ["fia", "fia-v2"])
+def test_attention_rows_agree(npu, runtime, cpu, name):
+    reference = make_drafter(cpu, PagedAttention(), "eager", 3)
+    drafter = make_drafter(npu, make_attention(npu, name), "merged", 3)
+    rounds = rounds_for(reference, seed=1)
+    for _ in range(5):
+        batch = rounds.next()
+        assert torch.equal(propose(drafter, batch), propose(reference, batch))
+    drafter.close()
+
+
+@pytest.mark.parametrize("lowering", ["merged", "step"])
+def test_200_random_schedules(npu, runtime, cpu, lowering):
+    reference = make_drafter(cpu, PagedAttention(), "eager", 3)
+    drafter = make_drafter(npu, make_attention(npu, "fia"), lowering, 3)
+    rounds = rounds_for(reference, seed=2)
+    for seed in range(200):
+        runtime.schedule(seed, delay_us=200, percent=25)
+        batch = rounds.next()
+        assert torch.equal(propose(drafter, batch), propose(reference, batch)), seed
+    drafter.close()
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("k", [2, 3, 5])
+def test_cost_of_one_merged_propose(npu, runtime, cpu, k, layers):
+    """1 launch, K x layers updates, no device synchronise, at most 1 asynchronous copy to the host."""
+    drafter = make_drafter(npu, make_attention(npu, "fia"), "merged", k, layers)
+    rounds = rounds_for(drafter, seed=3)
+    propose(drafter, rounds.next(num_requests=2))
+    batch = rounds.next(num_requests=2)
+    from draft_pairs import on_device
+
+    batch = on_device(batch, npu.device)
+    npu.synchronize()
+    runtime.reset_report()
+    before = npu.counters.snapshot()
+    with torch.inference_mode():
+        drafter.propose(batch)
+    torch.npu.current_stream().query()  # drains torch_npu's own task queue; no wait
+    calls, spent = runtime.report()["calls"], npu.counters.since(before)
+    assert (spent.graph_launches, spent.task_updates, spent.event_records) == (1, k * layers, k * layers)
+    assert spent.synchronizes == 0
+    assert calls["aclmdlRIExecuteAsync"] == 1
+    assert calls["aclmdlRICaptureTaskUpdateEnd"] == k * layers
+    assert calls.get("aclrtSynchronizeDevice", 0) == 0
+    assert calls.get("aclrtSynchronizeStream", 0) == 0
+    assert calls.get("copy_device_to_host", 0) <= 1
+    assert calls.get("aclrtMemcpy", 0) == 0
+    npu.synchronize()
+    drafter.close()
+
+
+def test_later_steps_run_one_row_a_request(npu, runtime):
+    drafter = make_drafter(npu, make_attention(npu, "fia"), "merged", 3)
+    rows = {}
+    for descriptor, captured in drafter.runner._captured.items():
+        for key, task in captured.updates._tasks.items():
+            rows[descriptor.num_requests, key.step] = task.rewrite.args[0].arguments["query"].shape[0]
+    assert rows == {(n, step): n * (4 if step == 0 else 1) for n in (1, 2, 5) for step in range(3)}
+    drafter.close()
