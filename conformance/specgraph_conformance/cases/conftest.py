@@ -1,0 +1,43 @@
+"""Fixtures of the suite: the platform under test, and the seed of what is generated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from specgraph.platforms import Discovered, Platform
+from specgraph_conformance.plugin import SESSION
+from specgraph_conformance.rig import CORE_ATTENTION
+
+
+@pytest.fixture
+def platform(request: pytest.FixtureRequest) -> Iterator[Platform]:
+    """The platform under test, idle before and after each case."""
+    opened: Platform = request.config.stash[SESSION].platform
+    opened.synchronize()
+    with torch.no_grad():
+        yield opened
+    if not opened.is_capturing():
+        opened.synchronize()
+
+
+@pytest.fixture
+def backend(request: pytest.FixtureRequest) -> Discovered:
+    """The entry point that the platform came from."""
+    return request.config.stash[SESSION].item
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """Seed of the run."""
+    return request.config.stash[SESSION].seed
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`attention` stands for the core's attention in both flavours and each of the device's own."""
+    if "attention" in metafunc.fixturenames:
+        session = metafunc.config.stash.get(SESSION, None)
+        own = () if session is None else tuple(session.platform.attention_backends())
+        metafunc.parametrize("attention", (*CORE_ATTENTION, *own))

@@ -1,0 +1,388 @@
+"""Capture: records and runs nothing, refuses what can't be replayed, and leaves the platform usable."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specgraph.errors import CaptureError
+from specgraph.platforms import Graph, Platform
+from specgraph_conformance.case import case
+from specgraph_conformance.rig import captured, on_host
+
+HOST_READS: dict[str, Callable[[Tensor], Any]] = {
+    "item": lambda x: x[0].item(),
+    "bool": lambda x: bool(x[0] > 0),
+    "tolist": lambda x: x.tolist(),
+    "cpu": lambda x: x.cpu(),
+    "numpy": lambda x: x.cpu().numpy(),
+    "nonzero": lambda x: x.nonzero(),
+    "mask": lambda x: x[x > 0],
+    "print": lambda x: f"{x}",
+}
+
+
+def assert_usable(platform: Platform) -> None:
+    """Eager work and a new capture both work."""
+    assert not platform.is_capturing()
+    x = torch.ones(8, device=platform.device)
+    assert on_host(x + 1).tolist() == [2.0] * 8
+    graph = captured(platform, lambda: x.mul_(3))
+    before = on_host(x)
+    graph.replay()
+    platform.synchronize()
+    assert torch.equal(on_host(x), before * 3)
+    graph.close()
+
+
+@case(
+    "capture.runs-nothing",
+    "Work issued in a capture is recorded and not run.",
+    cause="capture() runs eagerly beside recording, or doesn't switch to the capturing stream",
+    quick=True,
+)
+def test_runs_nothing(platform: Platform) -> None:
+    x = torch.zeros(64, device=platform.device)
+    graph = captured(platform, lambda: x.add_(1), warm_up=False)
+    assert on_host(x).sum() == 0
+    graph.replay()
+    platform.synchronize()
+    assert on_host(x).tolist() == [1.0] * 64
+
+
+@case(
+    "capture.graph-is-a-graph",
+    "platform.graph() gives a specgraph.platforms.Graph, also where it wraps a vendor's object.",
+    hazard="wrapper-hides-type",
+    cause="graph() returns the vendor's graph or a wrapper that doesn't derive from Graph",
+    quick=True,
+)
+def test_type(platform: Platform) -> None:
+    graph = platform.graph()
+    assert isinstance(graph, Graph)
+    assert not graph.is_closed
+    assert graph.pool is not None
+    graph.close()
+
+
+@case(
+    "capture.pool-is-the-given-one",
+    "A graph made in a pool says so.",
+    cause="graph(pool) makes a pool of its own",
+    needs=("shared_pool",),
+    quick=True,
+)
+def test_pool(platform: Platform) -> None:
+    pool = platform.graph_pool()
+    first, second = platform.graph(pool), platform.graph(pool)
+    assert first.pool is pool
+    assert second.pool is pool
+    first.close()
+    second.close()
+    pool.close()
+
+
+@case(
+    "capture.is-capturing",
+    "is_capturing() is true inside the block in this thread, false outside and in another thread.",
+    cause="is_capturing() asks a global flag, or the wrong stream",
+    quick=True,
+)
+def test_is_capturing(platform: Platform) -> None:
+    seen: list[bool] = []
+    x = torch.zeros(4, device=platform.device)
+    assert not platform.is_capturing()
+    graph = platform.graph()
+    with graph.capture():
+        x.add_(1)
+        assert platform.is_capturing()
+        thread = threading.Thread(target=lambda: seen.append(platform.is_capturing()))
+        thread.start()
+        thread.join()
+    assert not platform.is_capturing()
+    assert seen == [False]
+    graph.close()
+
+
+@case(
+    "capture.nesting-refused",
+    "A capture inside a capture is a CaptureError, and the platform is usable after it.",
+    hazard="capture-left-broken",
+    cause="capture() doesn't look whether this thread captures already, or doesn't end the outer capture",
+)
+def test_nesting(platform: Platform) -> None:
+    x = torch.zeros(4, device=platform.device)
+    outer, inner = platform.graph(), platform.graph()
+    with pytest.raises(CaptureError), outer.capture():
+        x.add_(1)
+        with inner.capture():
+            x.add_(1)
+    assert_usable(platform)
+
+
+@case(
+    "capture.second-capture-refused",
+    "A graph that holds a capture refuses another, and keeps the first.",
+    cause="capture() overwrites; it should ask for reset()",
+)
+def test_twice(platform: Platform) -> None:
+    x = torch.zeros(4, device=platform.device)
+    graph = captured(platform, lambda: x.add_(1), warm_up=False)
+    with pytest.raises(CaptureError), graph.capture():
+        x.add_(100)
+    graph.replay()
+    platform.synchronize()
+    assert on_host(x).tolist() == [1.0] * 4
+    graph.close()
+
+
+@case(
+    "capture.reset-then-again",
+    "After reset() a graph can capture other work.",
+    cause="reset() leaves the old recording or its pool state behind",
+)
+def test_reset(platform: Platform) -> None:
+    x = torch.zeros(4, device=platform.device)
+    graph = captured(platform, lambda: x.add_(1), warm_up=False)
+    graph.reset()
+    with pytest.raises(CaptureError):
+        graph.replay()
+    with graph.capture():
+        x.add_(10)
+    graph.replay()
+    platform.synchronize()
+    assert on_host(x).tolist() == [10.0] * 4
+    graph.close()
+
+
+@case(
+    "capture.empty-replay-refused",
+    "Replaying a graph that holds nothing is a CaptureError.",
+    cause="replay() passes an empty graph to the driver",
+    quick=True,
+)
+def test_empty(platform: Platform) -> None:
+    graph = platform.graph()
+    with pytest.raises(CaptureError):
+        graph.replay()
+    graph.close()
+
+
+@case(
+    "capture.closed-graph-refused",
+    "A closed graph refuses replay and capture; closing twice is harmless.",
+    cause="close() doesn't mark the graph, or frees twice",
+    quick=True,
+)
+def test_closed(platform: Platform) -> None:
+    x = torch.zeros(4, device=platform.device)
+    graph = captured(platform, lambda: x.add_(1), warm_up=False)
+    graph.close()
+    graph.close()
+    assert graph.is_closed
+    with pytest.raises(CaptureError):
+        graph.replay()
+    with pytest.raises(CaptureError), graph.capture():
+        x.add_(1)
+    assert_usable(platform)
+
+
+@pytest.mark.parametrize("read", HOST_READS)
+@case(
+    "capture.host-read-refused",
+    "A host read of a device value in a capture is a CaptureError, and the platform is usable after it.",
+    hazard="capture-left-broken",
+    cause="the vendor's error leaves the stream capturing, or another exception type comes through",
+    needs=("host_read_detection",),
+)
+def test_host_read(platform: Platform, read: str) -> None:
+    x = torch.ones(4, device=platform.device)
+    graph = platform.graph()
+    with pytest.raises(CaptureError), graph.capture():
+        y = x * 2
+        HOST_READS[read](y)
+    assert_usable(platform)
+    with graph.capture():
+        x.add_(1)
+    graph.replay()
+    platform.synchronize()
+    assert on_host(x).tolist() == [2.0] * 4
+    graph.close()
+
+
+@case(
+    "capture.exception-passes-through",
+    "An exception of the captured code leaves the block as it is; the platform is usable and the graph is empty.",
+    hazard="capture-left-broken",
+    cause="capture() doesn't end the driver's capture when its block raises",
+    quick=True,
+)
+def test_exception(platform: Platform) -> None:
+    x = torch.zeros(4, device=platform.device)
+    graph = platform.graph()
+    before = platform.current_stream()
+    with pytest.raises(ZeroDivisionError), graph.capture():
+        x.add_(1)
+        _ = 1 / 0
+    assert platform.current_stream() == before
+    with pytest.raises(CaptureError):
+        graph.replay()
+    assert_usable(platform)
+    with graph.capture():
+        x.add_(5)
+    graph.replay()
+    platform.synchronize()
+    assert on_host(x).tolist() == [5.0] * 4
+    graph.close()
+
+
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+@case(
+    "capture.error-modes",
+    "Each error mode captures and replays.",
+    cause="error_mode isn't passed on, or under another name than torch's",
+)
+def test_error_modes(platform: Platform, mode: Any) -> None:
+    x = torch.zeros(4, device=platform.device)
+    platform.synchronize()
+    graph = platform.graph()
+    with graph.capture(error_mode=mode):
+        x.add_(1)
+    graph.replay()
+    platform.synchronize()
+    assert on_host(x).tolist() == [1.0] * 4
+    graph.close()
+
+
+@case(
+    "capture.on-a-given-stream",
+    "capture(stream=s) makes s current inside the block, and the former one after it.",
+    cause="capture() ignores stream, or doesn't restore the current one",
+    quick=True,
+)
+def test_given_stream(platform: Platform) -> None:
+    x = torch.zeros(4, device=platform.device)
+    stream, before = platform.stream(), platform.current_stream()
+    platform.synchronize()
+    graph = platform.graph()
+    with graph.capture(stream=stream):
+        assert platform.current_stream() == stream
+        x.add_(1)
+    assert platform.current_stream() == before
+    graph.replay()
+    platform.synchronize()
+    assert on_host(x).tolist() == [1.0] * 4
+    graph.close()
+
+
+@case(
+    "capture.fork-and-join",
+    "Work on a second stream, forked from the capture and joined to it, is part of the graph.",
+    cause="use() inside a capture leaves it, or waits between streams aren't recorded",
+)
+def test_fork(platform: Platform) -> None:
+    x = torch.arange(8.0, device=platform.device)
+    left, right, total = (torch.zeros(8, device=platform.device) for _ in range(3))
+    side = platform.stream()
+
+    def body() -> None:
+        side.wait_stream(platform.current_stream())
+        with platform.use(side):
+            right.copy_(x * 3)
+        left.copy_(x * 2)
+        platform.current_stream().wait_stream(side)
+        total.copy_(left + right)
+
+    graph = captured(platform, body, warm_up=False)
+    for start in (1.0, 100.0):
+        x.add_(start)
+        graph.replay()
+        platform.synchronize()
+        assert torch.equal(on_host(total), on_host(x) * 5)
+    graph.close()
+
+
+@case(
+    "capture.unjoined-fork-refused",
+    "A forked stream that is never joined to the capture is a CaptureError, and the platform is usable after it.",
+    hazard="capture-left-broken",
+    cause="the vendor's error at the end of the capture isn't turned into CaptureError",
+)
+def test_unjoined(platform: Platform) -> None:
+    x = torch.zeros(8, device=platform.device)
+    side = platform.stream()
+    platform.synchronize()
+    graph = platform.graph()
+    with pytest.raises(CaptureError), graph.capture():
+        x.add_(1)
+        side.wait_stream(platform.current_stream())
+        with platform.use(side):
+            x.add_(1)
+    assert_usable(platform)
+
+
+@case(
+    "capture.scalars-are-baked",
+    "A Python number is the graph's own: changing the variable later changes nothing.",
+    cause="replay() runs Python code again instead of recorded work",
+    quick=True,
+)
+def test_baked(platform: Platform) -> None:
+    x = torch.zeros(4, device=platform.device)
+    step = 2.0
+    graph = captured(platform, lambda: x.add_(step), warm_up=False)
+    step = 50.0
+    graph.replay()
+    platform.synchronize()
+    assert on_host(x).tolist() == [2.0] * 4
+    graph.close()
+
+
+@case(
+    "capture.random-numbers-advance",
+    "After the same seed, replays draw the random numbers that eager calls draw.",
+    cause="the device generator isn't registered with the graph: every replay draws the same numbers",
+    needs=("random_in_graph",),
+)
+def test_random(platform: Platform) -> None:
+    out = torch.zeros(64, device=platform.device)
+    graph = captured(platform, lambda: out.copy_(torch.randn_like(out)))
+    eager, replayed = [], []
+    torch.manual_seed(7)
+    for _ in range(3):
+        eager.append(on_host(torch.randn_like(out)))
+    torch.manual_seed(7)
+    for _ in range(3):
+        graph.replay()
+        platform.synchronize()
+        replayed.append(on_host(out))
+    assert all(torch.equal(a, b) for a, b in zip(eager, replayed, strict=True))
+    assert not torch.equal(replayed[0], replayed[1])
+    graph.close()
+
+
+@case(
+    "capture.failed-capture-empties-the-pool",
+    "A pool in which a capture failed takes the next one, and its graphs are right.",
+    hazard="capture-left-broken",
+    cause="the failed capture still holds the pool",
+    needs=("shared_pool",),
+)
+def test_failed_in_pool(platform: Platform) -> None:
+    pool = platform.graph_pool()
+    x, out = torch.arange(16.0, device=platform.device), torch.zeros(16, device=platform.device)
+    failed = platform.graph(pool)
+    with pytest.raises(ZeroDivisionError), failed.capture():
+        out.copy_((x * 2).sin())
+        _ = 1 / 0
+    graph = captured(platform, lambda: out.copy_((x * 2).cos()), pool)
+    graph.replay()
+    platform.synchronize()
+    assert torch.allclose(on_host(out), (on_host(x) * 2).cos(), atol=1e-5)
+    graph.close()
+    pool.close()

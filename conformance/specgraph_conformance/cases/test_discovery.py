@@ -1,0 +1,159 @@
+"""The distribution: found by its entry point, honest about the machine, cheap to import."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.metadata import entry_points
+
+import pytest
+import torch
+
+from specgraph.attention import AttentionBackend
+from specgraph.drafting import resolve
+from specgraph.errors import PlatformError
+from specgraph.platforms import PLATFORM_API, Discovered, Event, Platform, Stream, discover, open_platform
+from specgraph.platforms.hookspecs import ENTRY_POINT_GROUP
+from specgraph_conformance.case import case
+
+IMPORTS = """
+import sys, importlib, importlib.abc
+import torch, specgraph.platforms
+class Refuse(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top in sys.stdlib_module_names or top in {known!r} or top in sys.modules:
+            return None
+        raise ImportError(f"it imports {{name}}")
+sys.meta_path.insert(0, Refuse())
+importlib.import_module({module!r})
+"""
+
+
+@case(
+    "discovery.found-by-entry-point",
+    "The distribution's entry point loads and gives the platform its name.",
+    cause="the entry point in the group specgraph.backends, or an exception while its module is imported",
+    quick=True,
+)
+def test_found(backend: Discovered, platform: Platform) -> None:
+    item = discover()[backend.name]
+    assert item.backend is not None, item.reason
+    assert item.backend.name == platform.info.name == backend.name
+
+
+@case(
+    "discovery.api-number",
+    "The backend is built for this platform API.",
+    cause="Backend(api=...) names another number than specgraph.platforms.PLATFORM_API",
+    quick=True,
+)
+def test_api(backend: Discovered) -> None:
+    assert backend.backend is not None
+    assert backend.backend.api == PLATFORM_API
+
+
+@case(
+    "discovery.probe-repeats",
+    "The probe answers the same each time, with at least one device, and raises nothing.",
+    cause="Backend.probe keeps state, or opens the device in a way that a second call trips over",
+    quick=True,
+)
+def test_probe(backend: Discovered) -> None:
+    assert backend.backend is not None
+    first, second = backend.backend.probe(), backend.backend.probe()
+    assert first == second
+    assert first.available
+    assert first.device_count >= 1
+    assert first.versions
+
+
+@case(
+    "discovery.imports-without-vendor",
+    "The entry point's module imports on a machine that has nothing but specgraph and torch.",
+    cause="a vendor package imported at module level; import it in Backend.probe and Backend.open",
+)
+def test_import(backend: Discovered) -> None:
+    entry = next(e for e in entry_points(group=ENTRY_POINT_GROUP) if e.name == backend.name)
+    own = entry.module.partition(".")[0]
+    code = IMPORTS.format(module=entry.module, known={own, "specgraph"})
+    env = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stderr.strip().splitlines()[-1]
+
+
+@case(
+    "discovery.opened-by-name-and-index",
+    "`name:0` opens the first device, and an index that doesn't exist is a PlatformError.",
+    cause="Backend.open ignores its index, or Probe.device_count is wrong",
+    quick=True,
+)
+def test_open(backend: Discovered) -> None:
+    assert backend.backend is not None
+    assert open_platform(f"{backend.name}:0").info.name == backend.name
+    with pytest.raises(PlatformError):
+        open_platform(f"{backend.name}:{backend.probe().device_count}")
+
+
+@case(
+    "discovery.device-is-named",
+    "info has a torch device that tensors go to, the device's own name, and torch's version.",
+    cause="PlatformInfo",
+    quick=True,
+)
+def test_info(platform: Platform) -> None:
+    info = platform.info
+    assert isinstance(info.device, torch.device)
+    assert torch.zeros(2, device=info.device).device == info.device, "name the device with its index"
+    assert info.device_name
+    assert info.versions.get("torch") == torch.__version__
+
+
+@case(
+    "discovery.capabilities-have-reasons",
+    "Each capability that is absent or conditional says why, in words that a user can act on.",
+    cause="an empty reason in Capabilities",
+    quick=True,
+)
+def test_reasons(platform: Platform) -> None:
+    supports = platform.capabilities.supports()
+    assert [name for name, s in supports.items() if s.level != "yes" and len(s.reason) < 10] == []
+
+
+@case(
+    "discovery.handles-have-torchs-verbs",
+    "Streams and events have the methods of torch.Stream and torch.Event.",
+    cause="a handle class that misses a method of specgraph.platforms.Stream or Event",
+    quick=True,
+)
+def test_verbs(platform: Platform) -> None:
+    assert isinstance(platform.stream(), Stream)
+    assert isinstance(platform.current_stream(), Stream)
+    assert isinstance(platform.event(), Event)
+
+
+@case(
+    "discovery.default-lowering-is-possible",
+    "`auto` resolves to the platform's default lowering with the core's attention.",
+    cause="Capabilities.default_lowering names one that its own capabilities refuse",
+    quick=True,
+)
+def test_default_lowering(platform: Platform) -> None:
+    resolution = resolve("auto", platform.capabilities, ())
+    assert resolution.lowering == platform.capabilities.default_lowering, resolution.explain()
+
+
+@case(
+    "discovery.attention-by-name",
+    "Each attention backend of the device's own can be built and says what it takes from the host.",
+    cause="Platform.attention_backends",
+    quick=True,
+)
+def test_attention(platform: Platform) -> None:
+    for name, factory in platform.attention_backends().items():
+        made: AttentionBackend = factory(platform)
+        assert made.name == name
+        assert isinstance(made.host_parameters, tuple)
+        assert callable(made.forward)
+        assert callable(made.advance)

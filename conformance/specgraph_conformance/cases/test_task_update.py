@@ -1,0 +1,315 @@
+"""Host parameters of captured ops, rewritten between replays: they take effect, exactly, in order, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import Tensor
+
+from specgraph.attention import (
+    AttentionBackend,
+    AttentionLayer,
+    AttentionMetadata,
+    HostLengths,
+    KVCache,
+    PagedHostAttention,
+    StepContext,
+    TaskKey,
+    allocate_metadata,
+)
+from specgraph.errors import SpecgraphError, UnsupportedError, UpdateError
+from specgraph.graphs import UpdatePlan
+from specgraph.platforms import Graph, Platform
+from specgraph_conformance.case import Absent, case
+from specgraph_conformance.rig import on_host
+
+NEEDS = ("task_update",)
+REQUESTS, HEADS, KV_HEADS, DIM, BLOCK, BLOCKS = 3, 4, 2, 64, 16, 4
+
+
+def host_attention(platform: Platform) -> AttentionBackend:
+    """The device's own attention with host parameters if it has one, else the core's."""
+    for factory in platform.attention_backends().values():
+        made: AttentionBackend = factory(platform)
+        if made.host_parameters:
+            return made
+    return PagedHostAttention(platform)
+
+
+@dataclass
+class Tasks:
+    """A graph of `steps` x `layers` attention ops with one query row a request, each in its own task group."""
+
+    platform: Platform
+    steps: int = 1
+    layers: int = 1
+    plan: UpdatePlan = field(init=False)
+    graph: Graph = field(init=False)
+
+    def __post_init__(self) -> None:
+        platform, device = self.platform, self.platform.device
+        generator = torch.Generator().manual_seed(11)
+
+        def random(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator).to(device, torch.float32)
+
+        self.attention = host_attention(platform)
+        self.layer = AttentionLayer(HEADS, KV_HEADS, DIM, DIM**-0.5)
+        shape = (1 + REQUESTS * BLOCKS, BLOCK, KV_HEADS, DIM)
+        self.caches = [KVCache(random(*shape), random(*shape)) for _ in range(self.layers)]
+        table = torch.arange(1, 1 + REQUESTS * BLOCKS, dtype=torch.int32).view(REQUESTS, BLOCKS).to(device)
+        self.metadata: AttentionMetadata = allocate_metadata(REQUESTS, 1, table)  # slots are null: nothing is written
+        self.query, self.key = random(REQUESTS, HEADS, DIM), random(REQUESTS, KV_HEADS, DIM)
+        self.out = torch.zeros(self.steps, self.layers, REQUESTS, HEADS, DIM, device=device)
+        self.plan = UpdatePlan(platform, REQUESTS)
+        inert = HostLengths([1] * REQUESTS, [0] * REQUESTS)
+        self._run({step: inert for step in range(self.steps)}, None)
+        platform.synchronize()
+        self.graph = platform.graph()
+        with self.graph.capture():
+            self._run({step: inert for step in range(self.steps)}, self.plan)
+        platform.synchronize()
+
+    def _run(self, lengths: dict[int, HostLengths], updates: UpdatePlan | None) -> None:
+        for step in range(self.steps):
+            for index, cache in enumerate(self.caches):
+                context = StepContext(self.metadata, step, lengths[step], updates)
+                rows = self.attention.forward(self.layer, index, self.query, self.key, self.key, cache, context)
+                self.out[step, index].copy_(rows)
+
+    def lengths(self, *seq_lens: Sequence[int]) -> dict[int, HostLengths]:
+        """One list a step."""
+        return {step: HostLengths([1] * REQUESTS, list(values)) for step, values in enumerate(seq_lens)}
+
+    def replay(self, lengths: dict[int, HostLengths]) -> None:
+        """Update and replay in the platform's order."""
+        during = self.platform.capabilities.update_order == "during_replay"
+        if during:
+            self.graph.replay()
+        self.plan.apply(self.plan.for_steps(lengths))
+        if not during:
+            self.graph.replay()
+
+    def eager(self, lengths: dict[int, HostLengths]) -> Tensor:
+        """The result without a graph."""
+        self._run(lengths, None)
+        self.platform.synchronize()
+        return on_host(self.out)
+
+    def result(self) -> Tensor:
+        """What the last replay left."""
+        self.platform.synchronize()
+        return on_host(self.out)
+
+
+@pytest.fixture
+def tasks(platform: Platform) -> Iterator[Tasks]:
+    """One captured attention op."""
+    made = Tasks(platform)
+    yield made
+    made.graph.close()
+
+
+@case(
+    "task_update.refused-if-absent",
+    "Without the capability, task_group() and task_update() are UnsupportedErrors with its reason.",
+    cause="the methods are overridden although Capabilities.task_update says no",
+    quick=True,
+)
+def test_absent(platform: Platform) -> None:
+    support = platform.capabilities.task_update
+    if support:
+        raise Absent("the platform has task updates")
+    for make in (platform.task_group, lambda: platform.task_update(object())):
+        with pytest.raises(UnsupportedError, match=".") as caught:
+            make()
+        assert support.reason in str(caught.value)
+
+
+@case(
+    "task_update.takes-effect",
+    "Each replay uses the lengths of the update before it, as eager attention does.",
+    hazard="update-dropped",
+    cause="the update is recorded and never reaches the captured task; or its event was reset before its first record",
+    needs=NEEDS,
+    quick=True,
+)
+def test_takes_effect(tasks: Tasks) -> None:
+    for seq_lens in ([3, 17, 40], [64, 1, 16], [15, 33, 2]):
+        lengths = tasks.lengths(seq_lens)
+        tasks.replay(lengths)
+        assert torch.equal(tasks.result(), tasks.eager(lengths))
+
+
+@case(
+    "task_update.missing-is-not-silent",
+    "A replay without an update is an error, or stands at its gate until one comes; it never runs with old lengths.",
+    hazard="update-missing",
+    cause="the gate is open by default: record the event only in task_update, and reset it in the graph",
+    needs=NEEDS,
+    timeout=30,
+)
+def test_missing(platform: Platform, tasks: Tasks) -> None:
+    first, second = tasks.lengths([3, 17, 40]), tasks.lengths([50, 5, 31])
+    tasks.replay(first)
+    tasks.result()
+    done = platform.event()
+    try:
+        tasks.graph.replay()
+        done.record()
+    except SpecgraphError:
+        tasks.replay(second)
+    else:
+        for _ in range(100):
+            torch.zeros(1 << 12).exp()  # some host time for the device to pass the gate, if it is open
+        assert not done.query(), "the graph ran without an update"
+        tasks.plan.apply(tasks.plan.for_steps(second))
+    assert torch.equal(tasks.result(), tasks.eager(second))
+
+
+@case(
+    "task_update.old-values-are-not-kept",
+    "Between two replays that get an update each, nothing of the first one's lengths remains.",
+    hazard="update-dropped",
+    cause="an update is merged into the previous one instead of replacing it",
+    needs=NEEDS,
+)
+def test_replaced(tasks: Tasks) -> None:
+    long, short = tasks.lengths([64, 64, 64]), tasks.lengths([1, 0, 2])
+    for lengths in (long, short, long, short):
+        tasks.replay(lengths)
+        assert torch.equal(tasks.result(), tasks.eager(lengths))
+
+
+@pytest.mark.parametrize("wrong", ["unknown", "misspelt", "missing"])
+@case(
+    "task_update.keys-are-strict",
+    "An update with an unknown, misspelt or missing key is an UpdateError, and nothing is rewritten.",
+    hazard="update-key-ignored",
+    cause="values are matched to captured ops by position or with a default",
+    needs=NEEDS,
+    quick=True,
+)
+def test_keys(tasks: Tasks, wrong: str) -> None:
+    good = tasks.plan.for_steps(tasks.lengths([3, 17, 40]))
+    value = next(iter(good.values()))
+    bad = {
+        "unknown": {**good, TaskKey(0, 1): value},
+        "misspelt": {TaskKey(0, 0, "atention"): value},
+        "missing": {},
+    }[wrong]
+    with pytest.raises(UpdateError):
+        tasks.plan.apply(bad)
+    lengths = tasks.lengths([9, 8, 7])
+    tasks.replay(lengths)
+    assert torch.equal(tasks.result(), tasks.eager(lengths))
+
+
+@pytest.mark.parametrize("seq_lens", [[3, 17], [3, 17, 40, 1], [3, -1, 40]], ids=["short", "long", "negative"])
+@case(
+    "task_update.counts-are-strict",
+    "Lengths that don't have one entry a padded request, or have a negative one, are an UpdateError.",
+    hazard="update-key-ignored",
+    cause="lists are zipped with the captured requests: a shorter one truncates without a word",
+    needs=NEEDS,
+    quick=True,
+)
+def test_counts(tasks: Tasks, seq_lens: list[int]) -> None:
+    value = HostLengths([1] * len(seq_lens), seq_lens)
+    with pytest.raises(UpdateError):
+        tasks.plan.apply({key: value for key in tasks.plan.keys})
+
+
+@case(
+    "task_update.many-groups",
+    "Eight steps of three layers in one graph each get their own step's lengths.",
+    hazard="per-step-lengths-not-updated",
+    cause="one handle or event shared by several groups, or lengths taken from step 0 for all",
+    needs=NEEDS,
+)
+def test_many(platform: Platform) -> None:
+    tasks = Tasks(platform, steps=8, layers=3)
+    assert len(tasks.plan.keys) == 24
+    for offset in (0, 13):
+        lengths = tasks.lengths(*([offset + step + 1, 2 * step + 1, 40 + step] for step in range(8)))
+        tasks.replay(lengths)
+        assert torch.equal(tasks.result(), tasks.eager(lengths))
+    tasks.graph.close()
+
+
+@case(
+    "task_update.rounds-need-no-host-wait",
+    "Rounds issued back to back, without a synchronise between them, each use their own lengths.",
+    hazard="update-before-previous-replay-ends",
+    cause="nothing orders an update after the previous replay on the device",
+    needs=NEEDS,
+    timeout=60,
+)
+def test_back_to_back(platform: Platform) -> None:
+    tasks = Tasks(platform, steps=2)
+    generator = torch.Generator().manual_seed(5)
+    rounds = [
+        tasks.lengths(*torch.randint(1, 64, (2, REQUESTS), generator=generator).tolist()) for _ in range(30)
+    ]
+    log = torch.zeros(len(rounds), *tasks.out.shape, device=platform.device)
+    for i, lengths in enumerate(rounds):
+        tasks.replay(lengths)
+        log[i].copy_(tasks.out)
+    platform.synchronize()
+    seen = on_host(log)
+    for i, lengths in enumerate(rounds):
+        assert torch.equal(seen[i], tasks.eager(lengths)), f"round {i}"
+    tasks.graph.close()
+
+
+@case(
+    "task_update.graphs-have-their-own",
+    "Two graphs of one size, updated in turn, don't see each other's lengths.",
+    hazard="update-prefill-decode-mixed",
+    cause="captured tasks are kept in a table by size instead of by graph",
+    needs=NEEDS,
+)
+def test_two_graphs(platform: Platform) -> None:
+    one, other = Tasks(platform), Tasks(platform)
+    assert len(one.plan.keys) == len(other.plan.keys) == 1
+    a, b = one.lengths([3, 17, 40]), one.lengths([60, 2, 9])
+    one.replay(a)
+    other.replay(b)
+    seen_one, seen_other = one.result(), other.result()
+    assert torch.equal(seen_one, one.eager(a))
+    assert torch.equal(seen_other, other.eager(b))
+    one.graph.close()
+    other.graph.close()
+
+
+@case(
+    "task_update.other-op-refused",
+    "An update that issues another op than the captured one is an UpdateError; the captured one stays.",
+    cause="task_update() doesn't compare what is issued with the group",
+    needs=NEEDS,
+)
+def test_other_op(platform: Platform) -> None:
+    x = torch.ones(8, device=platform.device)
+    tasks = Tasks(platform)
+    group = next(iter(tasks.plan._tasks.values())).group  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(UpdateError), platform.task_update(group):
+        x.add_(1)
+    lengths = tasks.lengths([5, 6, 7])
+    tasks.replay(lengths)
+    assert torch.equal(tasks.result(), tasks.eager(lengths))
+    tasks.graph.close()
+
+
+@case(
+    "task_update.closed-graph-refused",
+    "Updating a group of a closed graph is an UpdateError.",
+    cause="the group outlives its graph and writes into freed tasks",
+    needs=NEEDS,
+)
+def test_closed(tasks: Tasks) -> None:
+    tasks.graph.close()
+    with pytest.raises(SpecgraphError):
+        tasks.plan.apply(tasks.plan.for_steps(tasks.lengths([3, 17, 40])))

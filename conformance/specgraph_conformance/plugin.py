@@ -1,0 +1,191 @@
+"""The pytest plugin: opens the platform, decides which cases apply, and records how each ended.
+
+Inert in any other pytest run: it does something only for tests marked by `@case`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specgraph_conformance.case import GROUPS, MARKER, Absent, Case
+
+PLATFORM_OPTION = "--specgraph-platform"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("specgraph", "conformance of a specgraph platform")
+    group.addoption(PLATFORM_OPTION, metavar="NAME[:INDEX]", help="the platform to test")
+    group.addoption("--specgraph-case", action="append", metavar="ID", default=[], help="only this case (repeatable)")
+    group.addoption("--specgraph-group", action="append", default=[], choices=GROUPS, help="only this group")
+    group.addoption("--specgraph-hazard", action="append", metavar="ID", default=[], help="only cases of this hazard")
+    group.addoption("--specgraph-quick", action="store_true", help="the quick selection")
+    group.addoption("--specgraph-seed", type=int, default=0, metavar="N", help="seed of all generated inputs")
+    group.addoption("--specgraph-xfails", type=Path, metavar="FILE", help="instead of the backend's own xfails.toml")
+    group.addoption("--specgraph-records", type=Path, metavar="FILE", help="append results here as they come")
+    group.addoption(
+        "--specgraph-report",
+        action="append",
+        type=Path,
+        metavar="FILE",
+        default=[],
+        help="write the report to FILE: .json, .md or .svg (repeatable)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", f"{MARKER}(case): a conformance case of specgraph")
+    name = config.getoption(PLATFORM_OPTION)
+    if name is None:
+        return
+    from specgraph.errors import SpecgraphError
+    from specgraph_conformance.session import Session, open_session
+
+    try:
+        session = open_session(
+            name,
+            seed=config.getoption("--specgraph-seed"),
+            xfails=config.getoption("--specgraph-xfails"),
+            records=config.getoption("--specgraph-records"),
+            reports=config.getoption("--specgraph-report"),
+        )
+    except SpecgraphError as error:
+        raise pytest.UsageError(str(error)) from error
+    config.stash[SESSION] = session
+    config.pluginmanager.register(Plugin(config, session), "specgraph-conformance-run")
+
+
+class Plugin:
+    """Active when a platform was named."""
+
+    def __init__(self, config: pytest.Config, session: Any) -> None:
+        self.config = config
+        self.session = session
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        marked = [(item, with_parameters(item)) for item in items]
+        cases = [(item, found) for item, found in marked if found is not None]
+        order = {id(item): (GROUPS.index(found.group), number) for number, (item, found) in enumerate(cases)}
+        cases.sort(key=lambda pair: order[id(pair[0])])
+        try:
+            self.session.check_selection([found for _, found in cases], config.getoption("--specgraph-case"))
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from error
+        selected = [(item, found) for item, found in cases if self._is_selected(found)]
+        done = self.session.finished
+        chosen = [pair for pair in selected if pair[1].id not in done]
+        for item, found in chosen:
+            item.stash[CASE] = found
+            item.add_marker(pytest.mark.timeout(found.timeout, method="thread"))
+            if (xfail := self.session.xfail_of(found.id)) is not None:
+                item.add_marker(pytest.mark.xfail(reason=f"{xfail.reason} ({xfail.owner}) {xfail.link}", strict=True))
+        self.session.plan([found for _, found in selected])
+        kept = [item for item, _ in chosen]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
+
+    def _is_selected(self, found: Case) -> bool:
+        option = self.config.getoption
+        ids, groups, hazards = option("--specgraph-case"), option("--specgraph-group"), option("--specgraph-hazard")
+        return (
+            (not ids or found.id in ids or found.id.partition("[")[0] in ids)
+            and (not groups or found.group in groups)
+            and (not hazards or found.hazard in hazards)
+            and (found.quick or not option("--specgraph-quick"))
+        )
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        found = item.stash.get(CASE, None)
+        if found is None:
+            return
+        self.session.start(found)
+        if (reason := self.session.absent(found)) is not None:
+            pytest.skip(reason)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
+        try:
+            return (yield)
+        except Absent as error:
+            pytest.skip(str(error))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        found = item.stash.get(CASE, None)
+        if found is not None and (report.when == "call" or not report.passed):
+            self._record(found, report, call)
+        return report
+
+    def _record(self, found: Case, report: pytest.TestReport, call: pytest.CallInfo[None]) -> None:
+        session = self.session
+        if hasattr(report, "wasxfail"):
+            session.finish(found, "xfailed", report.wasxfail)
+        elif report.skipped:
+            session.finish(found, "absent", _skip_reason(report))
+        elif report.passed:
+            session.finish(found, "passed")
+        else:
+            session.finish(found, "failed", _failure(report, call))
+        if (report.failed or hasattr(report, "wasxfail")) and (reason := session.broken()) is not None:
+            session.unhealthy(found, reason)
+            pytest.exit(f"{session.subject.platform} is unusable after {found.id}: {reason}", returncode=UNHEALTHY)
+
+    def pytest_sessionfinish(self) -> None:
+        self.session.write_reports()
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        report = self.session.report()
+        terminalreporter.section(f"conformance of {report.subject.platform}")
+        for problem in report.problems:
+            terminalreporter.line(problem)
+        for result in report.failures:
+            terminalreporter.line(f"{result.id}: {result.property}")
+            terminalreporter.line(f"    hazard: {result.hazard or 'none'}; likely cause: {result.cause}")
+            terminalreporter.line(f"    again: {report.rerun_command(result)}")
+        terminalreporter.line(", ".join(f"{count} {outcome}" for outcome, count in report.counts.items()))
+
+
+SESSION: pytest.StashKey[Any] = pytest.StashKey()
+CASE: pytest.StashKey[Case] = pytest.StashKey()
+UNHEALTHY = 77
+"""Exit status of a run that stopped because the device did not survive a case."""
+
+
+def with_parameters(item: pytest.Item) -> Case | None:
+    """The case that an item stands for, with its parameters in the id."""
+    marker = item.get_closest_marker(MARKER)
+    if marker is None:
+        return None
+    declared: Case = marker.args[0]
+    callspec = getattr(item, "callspec", None)
+    return declared if callspec is None else replace(declared, id=f"{declared.id}[{callspec.id}]")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A case that was collected without a platform: say how to give one."""
+    if item.get_closest_marker(MARKER) is not None and SESSION not in item.config.stash:
+        pytest.exit(f"conformance cases need {PLATFORM_OPTION} NAME", returncode=4)
+
+
+def _skip_reason(report: pytest.TestReport) -> str:
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return text.removeprefix("Skipped: ")
+
+
+def _failure(report: pytest.TestReport, call: pytest.CallInfo[None]) -> str:
+    if call.excinfo is None:
+        return str(report.longrepr)  # an unexpected pass
+    text = call.excinfo.exconly()
+    where = call.excinfo.traceback[-1]
+    if report.when != "call":
+        text = f"in {report.when}: {text}"
+    return f"{text[:1500]} (at {where.path.name}:{where.lineno + 1})"

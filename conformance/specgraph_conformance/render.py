@@ -1,0 +1,148 @@
+"""The forms of a report: a table for the terminal, JSON, Markdown, an SVG badge."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from html import escape
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.markup import escape as plain
+from rich.table import Table
+from rich.text import Text
+
+from specgraph.errors import ConfigError
+from specgraph_conformance.case import GROUPS
+from specgraph_conformance.report import OUTCOMES, Report
+
+
+def as_table(report: Report) -> Group:
+    """Counts by group, then each failure with what to do about it, then what is absent and why."""
+    subject = report.subject
+    table = Table(title=plain(f"{subject.platform} on {subject.device}"), title_justify="left")
+    table.add_column("group")
+    for outcome in OUTCOMES:
+        table.add_column(outcome, justify="right")
+    by_group = _by_group(report)
+    for group in GROUPS:
+        if counts := by_group.get(group):
+            table.add_row(group, *(str(counts[outcome] or "") for outcome in OUTCOMES))
+    table.add_section()
+    table.add_row("all", *(str(report.counts[outcome]) for outcome in OUTCOMES))
+    lines = [Text(f"versions: {_pairs(subject.versions)}; seed {subject.seed}")]
+    for result in report.failures:
+        lines.append(Text(f"\nfailed {result.id}", style="bold red"))
+        lines.append(Text(f"  property: {result.property}\n  hazard:   {result.hazard or 'none'}"))
+        lines.append(Text(f"  seen:     {result.reason}\n  look at:  {result.cause}"))
+        lines.append(Text(f"  again:    {report.rerun_command(result)}"))
+    for outcome in ("xfailed", "absent"):
+        for reason, count in Counter(r.reason for r in report.cases if r.outcome == outcome).items():
+            lines.append(Text(f"{outcome} ({count}): {reason}", style="dim"))
+    lines += [Text(problem, style="bold red") for problem in report.problems]
+    return Group(table, *lines, Text(verdict(report), style="bold"))
+
+
+def verdict(report: Report) -> str:
+    """One line."""
+    name, counts = report.subject.platform, report.counts
+    if report.is_green:
+        return f"{name} conforms: {counts['passed']} passed, {counts['xfailed']} declared gaps, {counts['absent']} absent"
+    if report.failures:
+        return f"{name} does not conform: {counts['failed']} failed; begin with {report.failures[0].id}"
+    return f"{name} does not conform: " + ("; ".join(report.problems) or "no case ran")
+
+
+def as_markdown(report: Report) -> str:
+    """A document for a repository."""
+    subject = report.subject
+    lines = [f"# Conformance of `{subject.platform}`", "", verdict(report) + ".", ""]
+    lines += ["| | |", "|---|---|", f"| device | {_cell(subject.device)} |"]
+    lines += [f"| {_cell(name)} | {_cell(version)} |" for name, version in subject.versions.items()]
+    lines += [f"| seed | {subject.seed} |", "", "## Capabilities", "", "| capability | | reason |", "|---|---|---|"]
+    lines += [f"| {n} | {c['level']} | {_cell(c['reason'])} |" for n, c in subject.capabilities.items()]
+    lines += ["", "## Results", "", f"| group | {' | '.join(OUTCOMES)} |", "|---|" + "---:|" * len(OUTCOMES)]
+    by_group = _by_group(report)
+    lines += [
+        f"| {group} | {' | '.join(str(by_group[group][o]) for o in OUTCOMES)} |" for group in GROUPS if group in by_group
+    ]
+    lines.append(f"| **all** | {' | '.join(str(report.counts[o]) for o in OUTCOMES)} |")
+    for result in report.failures:
+        lines += ["", f"### failed: `{result.id}`", "", f"- property: {result.property}"]
+        lines += [f"- hazard: {result.hazard or 'none'}", f"- seen: {_cell(result.reason)}"]
+        lines += [f"- likely cause: {result.cause}", f"- again: `{report.rerun_command(result)}`"]
+    lines += [f"\n{problem}" for problem in report.problems]
+    lines += ["", "## Cases", "", "| case | outcome | hazard | property |", "|---|---|---|---|"]
+    for r in report.cases:
+        outcome = r.outcome + (f": {r.reason}" if r.outcome in ("xfailed", "absent") else "")
+        lines.append(f"| `{r.id}` | {_cell(outcome)} | {r.hazard or ''} | {_cell(r.property)} |")
+    return "\n".join(lines) + "\n"
+
+
+def as_badge(report: Report) -> str:
+    """A flat two-part SVG badge."""
+    label, counts = f"specgraph {report.subject.platform}", report.counts
+    text = f"{counts['passed']} passed" if report.is_green else f"{counts['failed']} failed"
+    if report.is_green and counts["xfailed"]:
+        text += f", {counts['xfailed']} known"
+    colour = "#3a7d44" if report.is_green else "#b3392f"
+    left, right = 7 * len(label) + 12, 7 * len(text) + 12
+    width, style = left + right, 'fill="#fff" font-family="Verdana,sans-serif" font-size="11" text-anchor="middle"'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="20" role="img" '
+        f'aria-label="{escape(label)}: {escape(text)}">'
+        f'<rect width="{left}" height="20" fill="#444"/>'
+        f'<rect x="{left}" width="{right}" height="20" fill="{colour}"/>'
+        f'<g {style}><text x="{left / 2}" y="14">{escape(label)}</text>'
+        f'<text x="{left + right / 2}" y="14">{escape(text)}</text></g></svg>\n'
+    )
+
+
+def as_json(report: Report) -> str:
+    """Indented JSON with a final newline."""
+    return json.dumps(report.as_json(), indent=1) + "\n"
+
+
+FORMS: Mapping[str, Callable[[Report], str]] = {".json": as_json, ".md": as_markdown, ".svg": as_badge}
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a report path before the run rather than after it.
+
+    Raises:
+        ConfigError: unknown suffix, or not writable.
+    """
+    if path.suffix not in FORMS:
+        raise ConfigError(f"{path}: a report ends in {', '.join(FORMS)}")
+    folder = path.parent
+    if not folder.is_dir():
+        raise ConfigError(f"{path} can't be written: there is no folder {folder}")
+    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise ConfigError(f"{path} can't be written: no permission, or not a file")
+
+
+def write_report(report: Report, path: Path) -> None:
+    """Write the form that the suffix names."""
+    path.write_text(FORMS[path.suffix](report), encoding="utf-8")
+
+
+def print_report(report: Report) -> None:
+    """The table, on standard output."""
+    Console(soft_wrap=True).print(as_table(report))
+
+
+def _by_group(report: Report) -> dict[str, Counter[str]]:
+    found: dict[str, Counter[str]] = {}
+    for result in report.cases:
+        found.setdefault(result.group, Counter())[result.outcome] += 1
+    return found
+
+
+def _pairs(mapping: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in mapping.items())
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

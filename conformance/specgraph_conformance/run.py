@@ -1,0 +1,120 @@
+"""Running the suite in processes of its own, so that a hang or a crash costs one case and not the run."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specgraph.errors import ConfigError, SpecgraphError
+from specgraph_conformance.plugin import UNHEALTHY
+from specgraph_conformance.records import RecordFile
+from specgraph_conformance.report import CaseResult, Report, Subject
+from specgraph_conformance.session import open_session
+
+PACKAGE = "specgraph_conformance"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which cases run, and how; empty means all."""
+
+    cases: Sequence[str] = ()
+    groups: Sequence[str] = ()
+    hazards: Sequence[str] = ()
+    keyword: str = ""
+    """A pytest -k expression."""
+    quick: bool = False
+    seed: int = 0
+    xfails: Path | None = None
+    pytest_args: Sequence[str] = field(default=("-q", "--no-header", "--tb=short", "--show-capture=no"))
+
+    def arguments(self, platform: str) -> list[str]:
+        """Arguments for pytest."""
+        ini = Path(__file__).parent / "pytest.ini"
+        out = ["-c", str(ini), "--rootdir", str(ini.parent), "--pyargs", PACKAGE, "--specgraph-platform", platform]
+        for option, values in (("case", self.cases), ("group", self.groups), ("hazard", self.hazards)):
+            for value in values:
+                out += [f"--specgraph-{option}", value]
+        out += ["-k", self.keyword] if self.keyword else []
+        out += ["--specgraph-quick"] if self.quick else []
+        out += ["--specgraph-xfails", str(self.xfails)] if self.xfails else []
+        return [*out, "--specgraph-seed", str(self.seed), *self.pytest_args]
+
+
+def run_suite(platform: str, selection: Selection, *, quiet: bool = False) -> Report:
+    """Run the selected cases on a platform, each process going on where the last one ended.
+
+    Raises:
+        PlatformError, ConfigError: before anything runs: the platform, the declared gaps or the selection are wrong.
+    """
+    with tempfile.TemporaryDirectory(prefix="specgraph-conformance-") as folder:
+        records = RecordFile(Path(folder) / "records.jsonl")
+        command = [sys.executable, "-m", "pytest", *selection.arguments(platform)]
+        command += ["--specgraph-records", str(records.path)]
+        while True:
+            finished = len(records.results())
+            status, tail = _run(command, quiet)
+            planned = _planned(records)
+            if planned is None:
+                _explain(platform, selection, tail)
+            if (case_id := records.unfinished()) is not None:
+                _record_lost(records, planned, case_id, status, tail)
+            results = records.results()
+            if all(case["id"] in results for case in planned["planned"]):
+                return _report(planned, results)
+            if len(results) == finished:
+                raise SpecgraphError(f"the suite ended (status {status}) without a result:\n{tail}")
+            if status != UNHEALTHY and case_id is None:
+                return _report(planned, results)  # interrupted
+
+
+def _run(command: Sequence[str], quiet: bool) -> tuple[int, str]:
+    """Exit status, and the last lines of the output; the output is passed on as it comes."""
+    tail: list[str] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as p:
+        assert p.stdout is not None
+        try:
+            for line in p.stdout:
+                tail = [*tail[-40:], line]
+                if not quiet:
+                    sys.stderr.write(line)
+        except KeyboardInterrupt:
+            p.send_signal(signal.SIGINT)
+        return p.wait(), "".join(tail)
+
+
+def _planned(records: RecordFile) -> dict[str, Any] | None:
+    sessions = [record for record in records.read() if record["event"] == "session"]
+    return sessions[-1] if sessions else None
+
+
+def _explain(platform: str, selection: Selection, tail: str) -> Any:
+    """The process gave up before it had a plan: say why, by opening the platform here."""
+    open_session(platform, seed=selection.seed, xfails=selection.xfails)
+    raise ConfigError(f"the suite could not start:\n{tail}")
+
+
+def _record_lost(records: RecordFile, planned: dict[str, Any], case_id: str, status: int, tail: str) -> None:
+    case = next(case for case in planned["planned"] if case["id"] == case_id)
+    if "Timeout" in tail:
+        reason = f"did not finish within {case['timeout']:g} s"
+    else:
+        reason = f"the process died with status {status}: {tail.strip().splitlines()[-1:]}"
+    outcome = "failed"
+    if case["xfail"] is not None:
+        outcome, reason = "xfailed", f"{case['xfail']} ({reason})"
+    group = case_id.partition(".")[0]
+    result = CaseResult(case_id, group, case["property"], case["hazard"], outcome, reason, case["cause"])
+    records.write("result", {f: getattr(result, f) for f in CaseResult.__slots__})
+
+
+def _report(planned: dict[str, Any], results: dict[str, CaseResult]) -> Report:
+    order = [case["id"] for case in planned["planned"]]
+    cases = [results[case_id] for case_id in order if case_id in results]
+    return Report(Subject(**planned["subject"]), cases, planned["problems"])

@@ -1,0 +1,146 @@
+"""One run of the suite on one platform: what is open, what is planned, and what came of each case."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from specgraph.errors import ConfigError, PlatformError
+from specgraph.platforms import Discovered, Platform, discover, open_platform
+from specgraph_conformance.case import Case
+from specgraph_conformance.records import RecordFile
+from specgraph_conformance.render import check_writable, write_report
+from specgraph_conformance.report import CaseResult, Outcome, Report, Subject
+from specgraph_conformance.xfails import Xfail, find_xfails, read_xfails, unmatched
+
+
+class Session:
+    """Made by `open_session`."""
+
+    def __init__(
+        self,
+        item: Discovered,
+        platform: Platform,
+        seed: int,
+        xfails: Sequence[Xfail],
+        records: RecordFile | None,
+        reports: Sequence[Path],
+    ) -> None:
+        self.item, self.platform, self.seed = item, platform, seed
+        self._xfails, self._records, self._reports = xfails, records, reports
+        self.subject = describe(item, platform, seed)
+        self.problems: list[str] = []
+        self._planned: list[Case] = []
+        self._results: dict[str, CaseResult] = {} if records is None else records.results()
+        self.finished = frozenset(self._results)
+
+    def check_selection(self, cases: Sequence[Case], asked: Sequence[str]) -> None:
+        """Ids that match nothing: asked ones are an error, declared gaps a problem of the run."""
+        ids = [case.id for case in cases]
+        for wanted in asked:
+            if not any(wanted in (id, id.partition("[")[0]) for id in ids):
+                raise ConfigError(f"there is no case '{wanted}'")
+        self.problems = [
+            f"xfails.toml declares '{xfail.case}', and there is no such case: remove or correct the entry"
+            for xfail in unmatched(self._xfails, ids)
+        ]
+
+    def xfail_of(self, case_id: str) -> Xfail | None:
+        """The declared gap that covers a case."""
+        return next((xfail for xfail in self._xfails if xfail.matches(case_id)), None)
+
+    def plan(self, cases: Sequence[Case]) -> None:
+        """All selected cases, in order; those finished by an earlier process too."""
+        self._planned = list(cases)
+        if self._records is not None:
+            planned = [
+                {**asdict(case), "xfail": None if (x := self.xfail_of(case.id)) is None else x.reason} for case in cases
+            ]
+            self._records.write(
+                "session", {"subject": asdict(self.subject), "problems": self.problems, "planned": planned}
+            )
+
+    def absent(self, case: Case) -> str | None:
+        """Why a case does not apply to this platform; None if it does."""
+        supports = self.platform.capabilities.supports()
+        for name in case.needs:
+            if not supports[name]:
+                return f"{name}: {supports[name].reason}"
+        return None
+
+    def start(self, case: Case) -> None:
+        """Note that a case is running."""
+        if self._records is not None:
+            self._records.write("start", {"id": case.id})
+
+    def finish(self, case: Case, outcome: Outcome, reason: str = "") -> None:
+        """Note how a case ended. A failure after a first one (in teardown) does not replace it."""
+        if (before := self._results.get(case.id)) is not None and before.outcome == "failed":
+            return
+        result = CaseResult(case.id, case.group, case.property, case.hazard, outcome, reason, case.cause)
+        self._results[case.id] = result
+        if self._records is not None:
+            self._records.write("result", asdict(result))
+
+    def broken(self) -> str | None:
+        """Whether the device still computes: None, or what is wrong with it."""
+        try:
+            if self.platform.is_capturing():
+                return "its stream is still capturing"
+            value = torch.full((4,), 3.0, device=self.platform.device) + 1
+            self.platform.synchronize()
+            if value.tolist() != [4.0] * 4:
+                return f"3 + 1 is {value.tolist()} on it"
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return None
+
+    def unhealthy(self, case: Case, reason: str) -> None:
+        """Note that nothing more can run in this process."""
+        if self._records is not None:
+            self._records.write("unhealthy", {"id": case.id, "reason": reason})
+
+    def report(self) -> Report:
+        """What is known so far."""
+        order = [case.id for case in self._planned]
+        return Report(self.subject, [self._results[id] for id in order if id in self._results], self.problems)
+
+    def write_reports(self) -> None:
+        """The forms asked for by `--specgraph-report`."""
+        for path in self._reports:
+            write_report(self.report(), path)
+
+
+def open_session(
+    name: str, *, seed: int = 0, xfails: Path | None = None, records: Path | None = None, reports: Sequence[Path] = ()
+) -> Session:
+    """Open the platform that a run tests.
+
+    Raises:
+        PlatformError: unknown or unavailable, or it has no graphs, which the suite is about.
+        ConfigError: a malformed xfails.toml, or a report path that can't be written.
+    """
+    for path in reports:
+        check_writable(path)
+    found = discover()
+    platform = open_platform(name, found=found)
+    item = found[name.partition(":")[0]]
+    if not platform.capabilities.graphs:
+        raise PlatformError(
+            f"platform '{item.name}' has no graphs: {platform.capabilities.graphs.reason}. The suite tests drafting "
+            "through graphs; there is nothing here for it to vouch for."
+        )
+    path = xfails or find_xfails(item)
+    declared = read_xfails(path) if path is not None else ()
+    return Session(item, platform, seed, declared, None if records is None else RecordFile(records), reports)
+
+
+def describe(item: Discovered, platform: Platform, seed: int) -> Subject:
+    """Names the device and what it runs on."""
+    versions = {"torch": torch.__version__, item.distribution: item.version, **platform.info.versions}
+    supports = platform.capabilities.supports()
+    capabilities = {name: {"level": s.level, "reason": s.reason} for name, s in supports.items()}
+    return Subject(item.name, platform.info.device_name, versions, capabilities, seed)

@@ -1,0 +1,145 @@
+"""Small models with random weights, made in memory: a target, and drafters that agree with it often but not always.
+
+The token map dominates and the context disturbs it: both target and EAGLE head mostly answer with the same permutation
+of the last token, so drafts are accepted at many lengths, while every key and value still moves every logit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specgraph.models.config import ModelConfig
+from specgraph.models.decoder_layer import DecoderLayer
+from specgraph.models.eagle import EagleHead, EagleWeights
+from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
+from specgraph.models.llama import LlamaTarget
+from specgraph.models.protocol import DraftHead
+
+VOCAB = 64
+HIDDEN = 128
+MAX_POSITIONS = 256
+HEADS = ("eagle", "eagle3")
+AUX_LAYERS = (0, 1, 2)
+
+CONFIG = ModelConfig(
+    architecture="llama",
+    vocab_size=VOCAB,
+    hidden_size=HIDDEN,
+    intermediate_size=192,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=64,
+    rms_norm_eps=1e-6,
+    max_position_embeddings=MAX_POSITIONS,
+    tie_word_embeddings=False,
+    dtype=torch.float32,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Draws tensors on the CPU, so that every device and precision gets the same values.
+
+    `rounded_to` is the model's dtype; `dtype` what the tensors are handed out in: float64 for an oracle of it.
+    """
+
+    device: torch.device
+    rounded_to: torch.dtype
+    dtype: torch.dtype
+    generator: torch.Generator
+
+    def random(self, *shape: int, scale: float = 1.0) -> Tensor:
+        """Normal values times `scale`."""
+        return self.place(torch.randn(shape, generator=self.generator, dtype=torch.float64) * scale)
+
+    def place(self, values: Tensor) -> Tensor:
+        """`values` rounded to the model's dtype, on the device."""
+        return values.to(self.rounded_to).to(self.dtype).to(self.device)
+
+
+def weights(seed: int, device: torch.device, rounded_to: torch.dtype, dtype: torch.dtype | None = None) -> Weights:
+    """Weights of one seed; `dtype` is `rounded_to` unless given."""
+    return Weights(device, rounded_to, dtype or rounded_to, torch.Generator().manual_seed(seed))
+
+
+def make_target(seed: int, device: torch.device, dtype: torch.dtype = torch.float32) -> LlamaTarget:
+    """A two-layer Llama-shaped target."""
+    embed, lm_head = _vocabulary(seed, device, dtype, dtype)
+    w = weights(seed + 1, device, dtype)
+    layers = [_layer(w, HIDDEN, gain=1.2) for _ in range(CONFIG.num_layers)]
+    return LlamaTarget(CONFIG, embed, layers, w.place(torch.ones(HIDDEN)), lm_head)
+
+
+def make_head(
+    kind: str, seed: int, device: torch.device, dtype: torch.dtype = torch.float32, compute: torch.dtype | None = None
+) -> DraftHead:
+    """A drafter for `make_target` of the same seed.
+
+    Args:
+        kind: one of HEADS. `eagle` agrees with the target most of the time, `eagle3` seldom, and has a vocabulary of
+            its own and three auxiliary hidden states.
+        compute: dtype of the tensors, holding values rounded to `dtype`.
+    """
+    return _HEADS[kind](seed, device, dtype, compute or dtype)
+
+
+def _eagle(seed: int, device: torch.device, dtype: torch.dtype, compute: torch.dtype) -> DraftHead:
+    embed, lm_head = _vocabulary(seed, device, dtype, compute)
+    w = weights(seed + 2, device, dtype, compute)
+    mix = torch.randn(HIDDEN, HIDDEN, generator=w.generator, dtype=torch.float64) * (0.8 * HIDDEN**-0.5)
+    fc = w.place(torch.cat([torch.eye(HIDDEN, dtype=torch.float64), mix], dim=1))
+    tensors = EagleWeights(embed_tokens=embed, fc=fc, fc_bias=None, lm_head=lm_head)
+    return EagleHead(CONFIG, tensors, [_layer(w, HIDDEN, gain=0.8)], MAX_POSITIONS)
+
+
+def _eagle3(seed: int, device: torch.device, dtype: torch.dtype, compute: torch.dtype) -> DraftHead:
+    embed, _ = _vocabulary(seed, device, dtype, compute)
+    w = weights(seed + 3, device, dtype, compute)
+    draft_vocab = VOCAB // 2
+    ids = torch.randperm(VOCAB, generator=w.generator)[:draft_vocab].sort().values
+    tensors = Eagle3Weights(
+        embed_tokens=embed,
+        hidden_norm=w.place(torch.ones(HIDDEN)),
+        norm=w.place(torch.ones(HIDDEN)),
+        lm_head=w.random(draft_vocab, HIDDEN, scale=0.3),
+        fc=w.random(HIDDEN, len(AUX_LAYERS) * HIDDEN, scale=(len(AUX_LAYERS) * HIDDEN) ** -0.5),
+        draft_to_target=(ids - torch.arange(draft_vocab)).to(device),
+    )
+    config = Eagle3Config(CONFIG, HIDDEN, draft_vocab, AUX_LAYERS)
+    return Eagle3Head(config, tensors, [_layer(w, 2 * HIDDEN, gain=1.5)], MAX_POSITIONS)
+
+
+_HEADS: dict[str, Callable[[int, torch.device, torch.dtype, torch.dtype], DraftHead]] = {
+    "eagle": _eagle,
+    "eagle3": _eagle3,
+}
+
+
+def _vocabulary(
+    seed: int, device: torch.device, rounded_to: torch.dtype, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Embedding, and the head that reads token t's embedding as its successor."""
+    w = weights(seed, device, rounded_to, dtype)
+    embed = torch.randn(VOCAB, HIDDEN, generator=w.generator, dtype=torch.float64)
+    successor = torch.randperm(VOCAB, generator=w.generator)
+    lm_head = torch.empty_like(embed)
+    lm_head[successor] = embed
+    return w.place(embed), w.place(lm_head * (4 / HIDDEN))
+
+
+def _layer(w: Weights, input_size: int, gain: float) -> DecoderLayer:
+    config = CONFIG
+    query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    return DecoderLayer(
+        qkv=w.random(query + 2 * kv, input_size, scale=2 * input_size**-0.5),
+        output=w.random(HIDDEN, query, scale=gain * query**-0.5),
+        post_norm=w.place(torch.ones(HIDDEN)),
+        gate_up=w.random(2 * config.intermediate_size, HIDDEN, scale=HIDDEN**-0.5),
+        down=w.random(HIDDEN, config.intermediate_size, scale=gain * config.intermediate_size**-0.5),
+        input_norm=w.place(torch.ones(HIDDEN)),
+    )

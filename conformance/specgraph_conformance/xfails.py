@@ -1,0 +1,87 @@
+"""Known gaps of a backend, declared in its own distribution: `xfails.toml` beside the module of its entry point.
+
+    [[xfail]]
+    case = "replay.random-numbers-advance"     # one case; without [parameters] it stands for all of them
+    owner = "vendor"                           # whose job it is
+    reason = "the generator's offset is baked"
+    link = "https://..."
+
+Strict: a declared case that passes fails the run, and so does an entry that matches no case.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from specgraph.errors import ConfigError
+from specgraph.platforms import Discovered
+from specgraph.platforms.hookspecs import ENTRY_POINT_GROUP
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FILE_NAME = "xfails.toml"
+_KEYS = ("case", "owner", "reason", "link")
+
+
+@dataclass(frozen=True, slots=True)
+class Xfail:
+    """One declared gap."""
+
+    case: str
+    owner: str
+    reason: str
+    link: str
+
+    def matches(self, case_id: str) -> bool:
+        """Whether `case_id` is this case, or one of its parameter sets."""
+        return case_id == self.case or case_id.partition("[")[0] == self.case
+
+
+def find_xfails(item: Discovered) -> Path | None:
+    """The backend's file: in the folder of its entry point's module; None when it has none."""
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        if entry.dist is not None and entry.dist.name == item.distribution and entry.name == item.name:
+            spec = find_spec(entry.module)
+            if spec is not None and spec.origin is not None:
+                path = Path(spec.origin).parent / FILE_NAME
+                return path if path.is_file() else None
+    return None
+
+
+def read_xfails(path: Path) -> tuple[Xfail, ...]:
+    """The declared gaps.
+
+    Raises:
+        ConfigError: the file can't be read, isn't TOML, or an entry lacks a key; the message names file and entry.
+    """
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: not a readable TOML file: {error}") from error
+    entries = data.pop("xfail", [])
+    if data or not isinstance(entries, list):
+        raise ConfigError(f"{path}: expected nothing but [[xfail]] tables with {', '.join(_KEYS)}")
+    return tuple(_entry(path, number, entry) for number, entry in enumerate(entries, start=1))
+
+
+def _entry(path: Path, number: int, entry: Any) -> Xfail:
+    if not isinstance(entry, dict) or set(entry) != set(_KEYS) or not all(isinstance(v, str) for v in entry.values()):
+        raise ConfigError(f"{path}: entry {number} must have the strings {', '.join(_KEYS)}, got {entry!r}")
+    if not entry["case"] or not entry["reason"] or not entry["owner"]:
+        raise ConfigError(f"{path}: entry {number} has an empty case, owner or reason")
+    return Xfail(**entry)
+
+
+def unmatched(xfails: Iterable[Xfail], case_ids: Iterable[str]) -> list[Xfail]:
+    """Entries that no case of the suite answers to."""
+    ids = list(case_ids)
+    return [xfail for xfail in xfails if not any(xfail.matches(case_id) for case_id in ids)]
