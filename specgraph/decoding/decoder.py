@@ -197,7 +197,7 @@ class SpeculativeDecoder:
         """One pass over the batch; leaves in `running` what goes on, and gives each request's new tokens."""
         verified = len(running)
         self._verify(running)
-        # After the verify: it writes hidden states for padded rows too, and those that join need theirs for the propose.
+        # After the verify: that writes hidden states of padded rows too, and who joins needs its own for the propose.
         self._admit(running, waiting)
         if self.drafter is not None:
             self._propose(self.drafter, running[:verified], running[verified:])

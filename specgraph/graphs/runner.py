@@ -30,14 +30,32 @@ Body = Callable[["Recording | None"], None]
 class Recording:
     """An ongoing capture, as seen by the code being captured."""
 
-    def __init__(self, platform: Platform, pool: GraphPool, guard: ReadSetGuard, num_requests: int) -> None:
+    def __init__(
+        self, platform: Platform, pool: GraphPool, guard: ReadSetGuard, num_requests: int, live_graphs: int
+    ) -> None:
+        """
+        Args:
+            live_graphs: graphs that the runner holds already.
+        """
         self.updates = UpdatePlan(platform, num_requests)
         self.pieces: list[Graph | EagerPiece] = []
         self._platform, self._pool, self._guard = platform, pool, guard
+        self._live_graphs = live_graphs
         self._segment: AbstractContextManager[object] | None = None
 
     def begin(self) -> None:
-        """Start a graph segment."""
+        """Start a graph segment.
+
+        Raises:
+            CaptureError: the platform can't hold another graph.
+        """
+        limit = self._platform.capabilities.max_live_graphs
+        held = self._live_graphs + sum(isinstance(piece, Graph) for piece in self.pieces)
+        if limit is not None and held >= limit:
+            raise CaptureError(
+                f"platform '{self._platform.info.name}' holds at most {limit} graphs and this runner has {held}; name "
+                "fewer capture sizes"
+            )
         graph = self._platform.graph(self._pool)
         self.pieces.append(graph)
         self._segment = self._capture(graph)
@@ -122,31 +140,30 @@ class GraphRunner:
         """
         if descriptor in self._captured:
             raise CaptureError(f"{descriptor} is captured already")
-        limit = self._platform.capabilities.max_live_graphs
-        if limit is not None and self.graph_count >= limit:
-            raise CaptureError(
-                f"{descriptor}: platform '{self._platform.info.name}' holds at most {limit} graphs and this runner has "
-                f"{self.graph_count}; name fewer capture sizes"
-            )
         named = self._reads()
         guard = ReadSetGuard(named, self._platform.device)
-        recording = Recording(self._platform, self._pool, guard, descriptor.num_requests)
+        recording = Recording(self._platform, self._pool, guard, descriptor.num_requests, self.graph_count)
         stream = self._platform.stream()
         stream.wait_stream(self._platform.current_stream())
-        with self._platform.use(stream):
-            body(None)
-            try:
-                recording.begin()
-                body(recording)
-                recording.end()
-            except BaseException:
-                with ExitStack() as cleanup:
-                    cleanup.callback(recording.close)
-                    recording.end(failed=True)
-                raise
-        self._platform.current_stream().wait_stream(stream)
+        try:
+            with self._platform.use(stream):
+                body(None)
+                self._record(recording, body)
+        finally:
+            self._platform.current_stream().wait_stream(stream)  # after the warm-up, also where the capture failed
         inputs = fingerprint(named, guard.touched)
         self._captured[descriptor] = Captured(tuple(recording.pieces), recording.updates, inputs)
+
+    def _record(self, recording: Recording, body: Body) -> None:
+        try:
+            recording.begin()
+            body(recording)
+            recording.end()
+        except BaseException:
+            with ExitStack() as cleanup:
+                cleanup.callback(recording.close)
+                recording.end(failed=True)
+            raise
 
     def replay(self, descriptor: BatchDescriptor, lengths: StepLengths | None = None) -> None:
         """Launch what was captured for `descriptor`.
