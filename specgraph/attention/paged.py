@@ -58,9 +58,13 @@ class PagedAttention:
     ) -> Tensor:
         """See `AttentionBackend.forward`."""
         metadata = context.metadata
-        query = _rotate_and_store(layer, query, key, value, cache, metadata)
-        return kernels.paged_attention(
+        return kernels.rotate_store_attend(
             query,
+            key,
+            value,
+            layer.rotary,
+            metadata.positions,
+            metadata.slot_mapping,
             cache.key,
             cache.value,
             metadata.block_table,

@@ -16,7 +16,7 @@ from specgraph.attention import AttentionBackend
 from specgraph.drafting.buffers import DraftBuffers
 from specgraph.drafting.config import DraftConfig
 from specgraph.graphs import MakeAttend
-from specgraph.models.protocol import DraftHead
+from specgraph.models.protocol import DraftHead, GreedyHead
 
 
 class DraftProgram(Protocol):
@@ -68,18 +68,21 @@ class ChainProgram:
             draft_step=buffers.draft_step,
         )
         hidden = self.head.combine(buffers.aux_hidden)
-        out = self.head.forward(buffers.token_ids, hidden, make_attend(buffers.first, 0))
-        buffers.hidden.copy_(out.carry[buffers.last_rows])
-        self._sample(buffers, out.hidden[buffers.last_rows])
+        out = self.head.forward(buffers.token_ids, hidden, make_attend(buffers.first, 0), buffers.last_rows)
+        kernels.take_rows(out.carry, None, buffers.hidden)
+        self._sample(buffers, out.hidden)
 
     def step(self, buffers: DraftBuffers, make_attend: MakeAttend, step: int) -> None:
         """See `DraftProgram.step`."""
         self.attention.advance(buffers.step, buffers.draft_step, self.config.max_model_len, self.config.block_size)
         out = self.head.forward(buffers.step_token_ids, buffers.hidden, make_attend(buffers.step, step))
-        buffers.hidden.copy_(out.carry)
+        kernels.take_rows(out.carry, None, buffers.hidden)
         self._sample(buffers, out.hidden)
 
     def _sample(self, buffers: DraftBuffers, hidden: Tensor) -> None:
+        if buffers.draft_probs is None and isinstance(self.head, GreedyHead):
+            self.head.draft_greedy(hidden, buffers.draft_step, buffers.step_token_ids, buffers.draft_token_ids)
+            return
         logits = self.head.logits(hidden)
         if buffers.draft_probs is None:
             kernels.draft_greedy(

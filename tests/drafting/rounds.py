@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specgraph import kernels
 from specgraph.attention import Attend
 from specgraph.decoding import BlockAllocator
 from specgraph.drafting import DraftConfig, ProposeBatch
@@ -32,8 +33,11 @@ class LoggedHead:
         self.log[:, : hidden.shape[0]].index_copy_(0, self.draft_step, logits[None])
         return logits
 
-    def forward(self, token_ids: Tensor, hidden: Tensor, attend: Attend) -> DraftOutput:
-        return self.head.forward(token_ids, hidden, attend)
+    def forward(self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None) -> DraftOutput:
+        return self.head.forward(token_ids, hidden, attend, rows)
+
+    def draft_greedy(self, hidden: Tensor, draft_step: Tensor, token_ids: Tensor, draft_token_ids: Tensor) -> None:
+        kernels.draft_greedy(self.logits(hidden), self.head.draft_to_target, draft_step, token_ids, draft_token_ids)
 
     def weights(self) -> Mapping[str, Tensor]:
         return {**self.head.weights(), "log": self.log}

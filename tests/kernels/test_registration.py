@@ -61,6 +61,7 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
         "norm_gate_up": ((f32(R, 8), f32(8), 1e-5, f32(10, 8), f32(10)), {}),
         "pair_linear": ((i64(R), f32(9, 6), f32(6), f32(R, 8), f32(8), 1e-5, f32(5, 14), f32(5)), {}),
         "greedy_head": ((f32(R, 8), f32(8), 1e-5, f32(DV, 8), OFFSETS, step, ids, drafts), {}),
+        "take_rows": ((f32(R * Q, 8), i64(R) + 2, f32(R, 8)), {}),
     }  # fmt: skip
 
 
