@@ -355,9 +355,18 @@ _OPS: dict[str, Callable[[TritonOps], Callable[..., Any]]] = {
 }
 
 
-def register(dispatch_key: str, options: LaunchOptions | None = None) -> TritonOps:
-    """Make these the implementations of the draft ops under a torch dispatch key. The first registration stays."""
+def register(
+    dispatch_key: str,
+    options: LaunchOptions | None = None,
+    around: Callable[[str, Callable[..., Any]], Callable[..., Any]] | None = None,
+) -> TritonOps:
+    """Make these the implementations of the draft ops under a torch dispatch key. The first registration stays.
+
+    Args:
+        around: what a device puts around each: (op name, implementation) -> implementation.
+    """
     ops = TritonOps(options or LaunchOptions())
     for name, method in _OPS.items():
-        implement(name, dispatch_key, method(ops))
+        function = method(ops)
+        implement(name, dispatch_key, function if around is None else around(name, function))
     return ops
