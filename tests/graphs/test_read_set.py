@@ -35,6 +35,13 @@ def test_named_tensors_their_views_and_what_is_made_inside_are_allowed(named):
     assert g.touched == set(named)
 
 
+def test_views_made_before_the_capture_are_allowed(named):
+    view = named["buffers.tokens"][3:5]
+    with guard(named) as g:
+        view.add_(1)
+    assert g.touched == {"buffers.tokens"}
+
+
 def test_only_what_was_touched_is_reported(named):
     with guard(named) as g:
         named["weights.w"].sum()
