@@ -18,6 +18,7 @@ class BlockAllocator:
             raise ConfigError(f"a KV cache needs at least 2 blocks (one is the null block), got {num_blocks}")
         self.num_blocks = num_blocks
         self._free = [block for block in range(num_blocks - 1, -1, -1) if block != NULL_BLOCK]
+        self._owned: set[int] = set()
 
     @property
     def num_free(self) -> int:
@@ -37,10 +38,19 @@ class BlockAllocator:
         """
         if count > len(self._free):
             raise CapacityError(f"{count} KV blocks were asked for, {len(self._free)} of {self.capacity} are free")
-        return [self._free.pop() for _ in range(count)]
+        blocks = [self._free.pop() for _ in range(count)]
+        self._owned.update(blocks)
+        return blocks
 
     def free(self, blocks: Sequence[int]) -> None:
-        """Give blocks back."""
+        """Give blocks back.
+
+        Raises:
+            ConfigError: a block was not handed out, or is given back twice; none was taken back.
+        """
+        if len(set(blocks)) != len(blocks) or not self._owned.issuperset(blocks):
+            raise ConfigError(f"KV blocks {list(blocks)} are given back, and not all of them are handed out")
+        self._owned.difference_update(blocks)
         self._free.extend(reversed(blocks))
 
 

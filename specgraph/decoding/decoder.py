@@ -61,7 +61,7 @@ class SpeculativeDecoder:
             raise ConfigError(f"prefill_chunk must be at least 1, got {prefill_chunk}")
         self.platform, self.config, self.prefill_chunk = platform, config, prefill_chunk
         per_request = -(-config.max_model_len // config.block_size)
-        self.allocator = BlockAllocator(num_blocks or 1 + per_request * config.max_num_requests)
+        self.allocator = BlockAllocator(1 + per_request * config.max_num_requests if num_blocks is None else num_blocks)
         backend = attention or PagedAttention()
         self.drafter: Drafter | None = None
         outputs, aux_layers, draft_vocab, vocab_map = None, (), None, None
@@ -71,7 +71,9 @@ class SpeculativeDecoder:
             b = self.drafter.buffers
             outputs = VerifyOutputs(b.sampled_token_ids, b.num_sampled, b.aux_hidden)
             aux_layers, draft_vocab, vocab_map = head.aux_layers, head.draft_vocab_size, head.draft_to_target
-        self.query_len = query_len or (config.query_len if head is not None else 1)
+        self.query_len = query_len if query_len is not None else config.query_len if head is not None else 1
+        if self.query_len < 1:
+            raise ConfigError(f"query_len must be at least 1, got {query_len}")
         if head is not None and self.query_len != config.query_len:
             raise ConfigError(f"with a drafter query_len is K + 1 = {config.query_len}, got {query_len}")
         self.target = TargetRunner(
@@ -87,6 +89,7 @@ class SpeculativeDecoder:
             attention=backend,
         )
         self.metrics = AcceptanceMetrics(config.num_speculative_tokens if head is not None else 0)
+        self._is_streaming = False
 
     def capture(self) -> None:
         """Capture all graphs. Call once before generating; never happens at request time."""
@@ -107,19 +110,29 @@ class SpeculativeDecoder:
         """As `generate`, giving each round's tokens as they come.
 
         A request that can never fit is refused with a message while the others go on; one that doesn't fit now waits.
+
+        Raises:
+            ConfigError: a request is wrong in itself (see `check`); nothing was run.
+            CapacityError: another stream of this decoder is still open.
         """
+        if self._is_streaming:
+            raise CapacityError("another stream of this decoder is still open: exhaust it or close() it first")
         waiting: deque[tuple[int, Request]] = deque()
+        refused: list[Chunk] = []
         for index, request in enumerate(requests):
             try:
                 self.check(request)
                 waiting.append((index, request))
             except CapacityError as error:
-                yield Chunk(index, [], 0, "refused", str(error))
+                refused.append(Chunk(index, [], 0, "refused", str(error)))
         running: list[Running] = []  # all that hold blocks, also while a chunk is handed out
+        self._is_streaming = True
         try:
+            yield from refused
             while waiting or running:
                 yield from self._round(running, waiting)
         finally:
+            self._is_streaming = False
             for state in running:
                 self.allocator.free(state.blocks)
 
@@ -128,8 +141,12 @@ class SpeculativeDecoder:
 
         Raises:
             CapacityError: the prompt or the KV it may need is too long.
-            ConfigError: it wants sampling, and this decoder is greedy.
+            ConfigError: it wants sampling, and this decoder is greedy; or a token is not in the target's vocabulary.
         """
+        vocab = self.target.target.vocab_size
+        if not 0 <= min(request.prompt_token_ids) <= max(request.prompt_token_ids) < vocab:
+            wrong = next(token for token in request.prompt_token_ids if not 0 <= token < vocab)
+            raise ConfigError(f"prompt token {wrong} is not in the target's vocabulary of {vocab}")
         if request.temperature > 0 and not self.config.sampled:
             raise ConfigError(f"temperature {request.temperature} needs a decoder with config.sampled = True")
         length = len(request.prompt_token_ids)

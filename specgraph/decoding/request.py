@@ -10,6 +10,9 @@ from specgraph.errors import ConfigError
 
 FinishReason = Literal["stop", "length", "refused"]
 
+MIN_TEMPERATURE = 1e-5
+"""Below it logits / temperature may leave float32, and the distribution is one-hot anyway."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -23,9 +26,9 @@ class Request:
     max_tokens: int
     """Tokens to generate at most."""
     temperature: float = 0.0
-    """0 is greedy."""
+    """0 is greedy; sampling needs at least MIN_TEMPERATURE."""
     seed: int = 0
-    """Sampling repeats for the same seed, whatever the batch."""
+    """Sampling repeats for the same seed, whatever the batch. Fits in 64 bits, signed."""
     stop_token_ids: Sequence[int] = ()
     """Generation ends after one of these."""
 
@@ -34,8 +37,10 @@ class Request:
             raise ConfigError("the prompt has no tokens")
         if self.max_tokens < 1:
             raise ConfigError(f"max_tokens must be at least 1, got {self.max_tokens}")
-        if not 0 <= self.temperature < float("inf"):
-            raise ConfigError(f"temperature must be 0 or a positive number, got {self.temperature}")
+        if self.temperature != 0 and not MIN_TEMPERATURE <= self.temperature < float("inf"):
+            raise ConfigError(f"temperature must be 0 (greedy) or at least {MIN_TEMPERATURE}, got {self.temperature}")
+        if not -(2**63) <= self.seed < 2**63:
+            raise ConfigError(f"seed must fit in 64 bits, signed, got {self.seed}")
 
 
 @dataclass(frozen=True, slots=True)
