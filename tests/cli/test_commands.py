@@ -1,0 +1,133 @@
+"""The commands as a user runs them: output, JSON keys, and one clear message for each kind of bad input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specgraph import shipped_pair
+
+
+def specgraph(*arguments, **environ):
+    """Run the command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", "from specgraph.cli import main; main()", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "SPECGRAPH_PLATFORM": "cpu", **environ},
+        timeout=300,
+    )
+
+
+@pytest.mark.parametrize("lowering", ["auto", "eager", "piecewise", "step", "merged"])
+def test_generate(lowering, tmp_path):
+    prompt = tmp_path / "prompt.py"
+    prompt.write_text("def main():\n    import sys\n")
+    run = specgraph(
+        "generate", "--prompt-file", prompt, "--lowering", lowering, "-k", 3, "--max-tokens", 24, "--json", "-"
+    )
+    assert run.returncode == 0, run.stderr
+    report = json.loads(run.stdout)
+    keys = (
+        "text tokens mean_acceptance_length acceptance_per_position rounds graph_launches_per_propose lowering platform"
+    )
+    assert set(keys.split()) <= report.keys()
+    assert len(report["tokens"]) == 24
+    assert len(report["acceptance_per_position"]) == 3
+    launches = {"auto": 1, "merged": 1, "step": 3, "eager": 0}
+    if lowering in launches:
+        assert report["graph_launches_per_propose"] == launches[lowering]
+    assert report["lowering"] == ("merged" if lowering == "auto" else lowering)
+    assert "mean acceptance length" in run.stderr
+
+
+def test_host_attention_and_sampling_repeat_by_seed():
+    command = ("generate", "--attention", "host", "--temperature", 0.8, "--seed", 7, "--max-tokens", 16, "--json", "-")
+    one, two = specgraph(*command), specgraph(*command)
+    assert json.loads(one.stdout)["tokens"] == json.loads(two.stdout)["tokens"]
+    other = specgraph(*command, "--seed", 8)
+    assert json.loads(one.stdout)["tokens"] != json.loads(other.stdout)["tokens"]
+
+
+def test_platforms(tmp_path):
+    run = specgraph("platforms", "--json", tmp_path / "platforms.json")
+    assert run.returncode == 0, run.stderr
+    rows = {row["name"]: row for row in json.loads((tmp_path / "platforms.json").read_text())}
+    assert rows["cpu"]["available"]
+    for row in rows.values():
+        assert set(row) >= {"name", "distribution", "version", "available", "reason", "capabilities"}
+        assert row["available"] or row["reason"]
+
+
+def test_bench(tmp_path):
+    run = specgraph(
+        "bench", "--requests", 2, "-k", 2, "--repeats", 2, "--no-decoding", "--json", "-", "--plot", tmp_path / "b.png"
+    )
+    assert run.returncode == 0, run.stderr
+    report = json.loads(run.stdout)
+    assert {"platform", "device", "versions", "rows"} <= report.keys()
+    assert [row["lowering"] for row in report["rows"]] == ["eager", "step", "merged"]
+    for row in report["rows"]:
+        assert {"shape", "requests", "k", "context", "device_us", "host_us", "launches", "syncs"} <= row.keys()
+    assert [row["launches"] for row in report["rows"]] == [0, 2, 1]
+    assert (tmp_path / "b.png").stat().st_size > 1000
+
+
+@pytest.fixture
+def pair(tmp_path):
+    folders = {}
+    for name, folder in zip(("target", "draft"), shipped_pair(), strict=True):
+        folders[name] = Path(shutil.copytree(folder, tmp_path / name))
+    return folders
+
+
+def refused(run, *words):
+    """One message, no traceback, status 1."""
+    assert run.returncode == 1, (run.stdout, run.stderr)
+    assert "Traceback" not in run.stderr
+    assert run.stderr.startswith("specgraph: ")
+    for word in words:
+        assert word in run.stderr, run.stderr
+
+
+def test_unknown_and_unavailable_platforms():
+    refused(specgraph("generate", "--platform", "abacus"), "abacus", "cpu")
+    refused(specgraph("generate", SPECGRAPH_PLATFORM="cpu:7"), "1 device", "7")
+
+
+def test_bad_numbers():
+    refused(specgraph("generate", "-k", 0), "num_speculative_tokens", "0")
+    refused(specgraph("generate", "--max-tokens", 0), "max_tokens")
+    refused(specgraph("bench", "--requests", "many"), "--requests", "many")
+    refused(specgraph("bench", "--shape", "eagle9"), "eagle9", "eagle3-llama3-8b")
+
+
+def test_prompt_that_does_not_fit():
+    refused(specgraph("generate", "--max-model-len", 16, "--prompt", "x = 1\n" * 40), "prompt", "max_model_len 16")
+
+
+def test_truncated_weights(pair):
+    weights = pair["draft"] / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100_000])
+    refused(specgraph("generate", "--target", pair["target"], "--draft", pair["draft"]), "model.safetensors")
+
+
+def test_missing_weights(pair):
+    (pair["target"] / "model.safetensors").unlink()
+    refused(specgraph("generate", "--target", pair["target"], "--draft", pair["draft"]), "target")
+
+
+def test_draft_that_does_not_fit(pair):
+    config = pair["draft"] / "config.json"
+    values = json.loads(config.read_text())
+    config.write_text(json.dumps(values | {"target_hidden_size": 64}))
+    refused(specgraph("generate", "--target", pair["target"], "--draft", pair["draft"]), "64", "192")
+
+
+def test_one_folder_without_the_other(pair):
+    refused(specgraph("generate", "--target", pair["target"]), "drafter")
