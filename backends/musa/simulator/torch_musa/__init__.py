@@ -1,0 +1,30 @@
+"""Test equipment: a stand-in for torch_musa that presents the public names and signatures of 2.7.1.
+
+It is not torch_musa and drives no Moore Threads device. SPECGRAPH_MUSA_SIMULATOR says what runs underneath:
+
+    cpu   specgraph's recorded graphs on the CPU (continuous integration)
+    cuda  torch.cuda, a real asynchronous GPU
+
+Tensors are what they are: `cpu` or `cuda` tensors. There is no device named `musa` here, and what is underneath shows
+in every version and device name. Limits and defects of 2.7.1 are modelled, each with a switch: see
+`torch_musa.simulated`.
+"""
+
+import sys
+
+import torch
+
+from torch_musa import simulated
+from torch_musa.forms import form
+from torch_musa.device import *  # noqa: F403
+from torch_musa.graphs import *  # noqa: F403
+from torch_musa.handles import *  # noqa: F403
+from torch_musa.memory import *  # noqa: F403
+from torch_musa.random import *  # noqa: F403
+from torch_musa.unmodelled import present
+
+__version__ = f"{torch.__version__.partition('+')[0]}+simulator.{form.NAME}"
+
+torch.musa = sys.modules[__name__]
+torch.version.musa = f"simulated over {form.NAME}"
+present(sys.modules[__name__])

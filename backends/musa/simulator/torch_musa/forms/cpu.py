@@ -1,0 +1,286 @@
+"""The simulator over specgraph's recorded graphs: one device, whose memory and tensors are the CPU's."""
+
+from contextlib import contextmanager
+
+import torch
+
+from specgraph.errors import CaptureError, PlatformError
+from specgraph.reference import CpuPlatform
+from torch_musa import simulated
+
+NAME = "cpu"
+STREAMS = 32
+
+_platform = CpuPlatform()
+_streams = [_platform.current_stream(), *(_platform.stream() for _ in range(STREAMS))]
+_next_stream = 0
+
+
+@contextmanager
+def runtime_errors():
+    """What the recorder refuses, as the RuntimeError that a runtime call gives."""
+    try:
+        yield
+    except (CaptureError, PlatformError) as error:
+        raise RuntimeError(f"MUSA error (simulated): {error}") from error
+
+
+def torch_device(index):
+    return torch.device("cpu")
+
+
+def present_devices():
+    return simulated.machine.device_count
+
+
+def device_guard(index):
+    return None
+
+
+def set_device(index):
+    if index != 0:
+        raise RuntimeError("MUSA error (simulated): invalid device ordinal")
+
+
+def current_device():
+    return 0
+
+
+def synchronize(index):
+    with runtime_errors():
+        _platform.synchronize()
+
+
+def properties(index):
+    return {
+        "name": "simulated MUSA device over recorded graphs on the CPU", "major": 3, "minor": 1,
+        "is_multi_gpu_board": 0, "is_integrated": 0, "multi_processor_count": 1,
+        "total_memory": _platform.memory().total,
+    }  # fmt: skip
+
+
+class StreamBase(torch.Stream):
+    """A stream from the runtime's pool of 32, handed out in turn, or the one named by its id."""
+
+    def __new__(cls, priority=0, stream_id=None, device_index=0, device_type=0, stream_ptr=0):
+        global _next_stream
+        if stream_id is None:
+            stream_id = 1 + _next_stream % STREAMS
+            _next_stream += 1
+        self = super().__new__(cls, stream_id=stream_id, device_index=0, device_type=0)
+        self.recorded = _streams[stream_id]
+        return self
+
+    @property
+    def device(self):
+        return torch_device(0)
+
+    @property
+    def musa_stream(self):
+        return self.recorded.id
+
+    @property
+    def priority(self):
+        return 0
+
+    @staticmethod
+    def priority_range():
+        return (0, -1)
+
+    def query(self):
+        with runtime_errors():
+            return self.recorded.query()
+
+    def synchronize(self):
+        with runtime_errors():
+            self.recorded.synchronize()
+
+    def __eq__(self, other):
+        return self.recorded is other.recorded
+
+    def __hash__(self):
+        return hash(self.recorded.id)
+
+
+class EventBase:
+    def __new__(cls, enable_timing=False, blocking=False, interprocess=False):
+        self = super().__new__(cls)
+        self.recorded = _platform.event(timing=enable_timing)
+        return self
+
+    @property
+    def musa_event(self):
+        return id(self.recorded)
+
+    @property
+    def device(self):
+        return torch_device(0)
+
+    def record(self, stream):
+        with runtime_errors():
+            self.recorded.record(stream.recorded)
+
+    def wait(self, stream):
+        with runtime_errors():
+            self.recorded.wait(stream.recorded)
+
+    def query(self):
+        with runtime_errors():
+            return self.recorded.query()
+
+    def synchronize(self):
+        with runtime_errors():
+            self.recorded.synchronize()
+
+    def elapsed_time(self, end_event):
+        return self.recorded.elapsed_time(end_event.recorded)
+
+
+def current_stream_id(index):
+    return _streams.index(_platform.current_stream()), 0, 0
+
+
+def default_stream_id(index):
+    return 0, 0, 0
+
+
+def set_stream(stream):
+    _platform._thread.stream = stream.recorded
+
+
+def enter_stream(stream):
+    """Work goes to `stream`, its order tracked, until `leave_stream`."""
+    context = _platform.use(stream.recorded)
+    context.__enter__()
+    return context
+
+
+def leave_stream(context, *, back=True):
+    """`back=False`: tracking ends, the stream stays."""
+    stream = _platform.current_stream()
+    context.__exit__(None, None, None)
+    if not back:
+        _platform._thread.stream = stream
+
+
+def is_capturing():
+    return _platform.is_capturing()
+
+
+def memory_allocated(index):
+    return _platform.memory().allocated
+
+
+def memory_reserved(index):
+    return _platform.memory().reserved
+
+
+def memory_info(index):
+    total = _platform.memory().total
+    return total - _platform.memory().reserved, total
+
+
+def get_rng_state(index):
+    return torch.get_rng_state()
+
+
+def set_rng_state(state, index):
+    torch.set_rng_state(state)
+
+
+def manual_seed(seed):
+    torch.manual_seed(seed)
+
+
+class _Pool:
+    """A private pool as the caching allocator keeps it: alive until its count is 0 and the cache is emptied."""
+
+    def __init__(self):
+        self.memory = _platform.graph_pool()
+        self.memory.begin_capture()  # stands for the count: the recorder's own pools would let go at a reset
+        self.memory.end_capture()
+        self.uses = 1
+
+    def free(self):
+        self.memory.release_graph()
+        self.memory.close()
+
+
+_pools = {}
+_recording_to = set()
+_handles = 0
+
+
+def new_pool_handle():
+    global _handles
+    _handles += 1
+    return (0, _handles)
+
+
+def begin_allocate(index, handle):
+    if handle in _pools:
+        if _pools[handle].uses <= 0:
+            raise RuntimeError("MUSA error (simulated): a capture into a pool that was released")
+        _pools[handle].uses += 1
+    else:
+        _pools[handle] = _Pool()
+    if handle in _recording_to:
+        raise RuntimeError("MUSA error (simulated): the pool is being recorded to already")
+    _recording_to.add(handle)
+
+
+def end_allocate(index, handle):
+    if handle not in _recording_to:
+        raise RuntimeError("MUSA error (simulated): the pool is not being recorded to")
+    _recording_to.remove(handle)
+
+
+def release_pool(index, handle):
+    pool = _pools.get(handle)
+    if pool is None or pool.uses <= 0:
+        raise RuntimeError("MUSA error (simulated): the pool was released before")
+    pool.uses -= 1
+
+
+def empty_cache():
+    for handle, pool in list(_pools.items()):
+        if pool.uses == 0:
+            pool.free()
+            del _pools[handle]
+
+
+class Capture:
+    """One recorded graph."""
+
+    def __init__(self):
+        self._graph = self._context = None
+        self._replays = 0
+
+    def begin(self, handle, error_mode):
+        self.handle = handle or new_pool_handle()
+        begin_allocate(0, self.handle)
+        self._graph = _platform.graph(_pools[self.handle].memory)
+        self._context = self._graph.capture(stream=_platform.current_stream(), error_mode=error_mode)
+        with runtime_errors():
+            self._context.__enter__()
+
+    def end(self):
+        context, self._context = self._context, None
+        with runtime_errors():
+            context.__exit__(None, None, None)
+        end_allocate(0, self.handle)
+
+    @property
+    def num_nodes(self):
+        return self._graph.num_tasks
+
+    def replay(self):
+        with runtime_errors():
+            self._graph.replay()
+
+    def destroy(self):
+        """Graph and executable go; the pool's count goes down only if the defect is off."""
+        self._graph.close()
+        self._graph = None
+        if not simulated.defects.reset_keeps_pool:
+            release_pool(0, self.handle)

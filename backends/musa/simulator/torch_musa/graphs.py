@@ -1,0 +1,174 @@
+"""MUSAGraph and the capture context, with 2.7.1's limits and defects."""
+
+import gc
+import weakref
+
+
+from torch_musa import simulated
+from torch_musa.device import current_device, synchronize
+from torch_musa.forms import form
+from torch_musa.handles import Stream, current_stream, default_stream, stream as stream_context
+from torch_musa.memory import empty_cache
+
+__all__ = ["MUSAGraph", "graph", "graph_pool_handle", "is_current_stream_capturing", "update_musa_graph_with_profile"]
+
+
+class _Captures:
+    """The process's captures, as the runtime knows them."""
+
+    current = None
+    instantiated = 0
+    debugging = False
+    in_pool = {}
+
+
+captures = _Captures()
+
+
+def is_current_stream_capturing():
+    return form.is_capturing()
+
+
+def graph_pool_handle():
+    return form.new_pool_handle()
+
+
+def update_musa_graph_with_profile():
+    for instance in MUSAGraph.get_latest_instance():
+        instance.reinstantiate_graph()
+
+
+class MUSAGraph:
+    _graph_instances = weakref.WeakSet()
+
+    def __new__(cls):
+        instance = super().__new__(cls)
+        cls._graph_instances.add(instance)
+        return instance
+
+    def __init__(self):
+        self._capture = None
+        self._has_exec = False
+        self._graph_destroyed = False
+        self._replays = 0
+        self._rng = None
+        self._index = current_device()
+        self.collectives = set()
+
+    def capture_begin(self, pool=None, capture_error_mode="global"):
+        if capture_error_mode not in ("global", "thread_local", "relaxed"):
+            raise RuntimeError(f"MUSA error (simulated): unknown capture error mode {capture_error_mode}")
+        if self._has_exec:
+            raise RuntimeError("MUSA error (simulated): this MUSAGraph holds a captured graph already")
+        if current_stream() == default_stream():
+            raise RuntimeError("MUSA error (simulated): the default stream can't be captured")
+        self._stream = current_stream()
+        self._rng = form.get_rng_state(self._index)
+        self._capture = form.Capture()
+        self.collectives.clear()
+        self._capture.begin(pool, capture_error_mode)
+        captures.current = self
+
+    def capture_end(self):
+        captures.current = None
+        if self._capture is None or current_stream() != self._stream:
+            raise RuntimeError("MUSA error (simulated): a capture ends on the stream it began on")
+        self._capture.end()
+        limit = simulated.defects.max_live_graphs
+        if limit is not None and captures.instantiated >= limit:
+            self._capture.destroy()
+            raise RuntimeError("MUSA error (simulated): out of resources at graph instantiation")
+        captures.instantiated += 1
+        self._has_exec = True
+        self._replays = 0
+        self._is_further = captures.in_pool.get(self.pool(), 0) > 0
+        captures.in_pool[self.pool()] = captures.in_pool.get(self.pool(), 0) + 1
+
+    def reinstantiate_graph(self):
+        if not self._has_exec:
+            raise RuntimeError("MUSA error (simulated): nothing was captured")
+
+    def replay(self):
+        if not self._has_exec:
+            raise RuntimeError("MUSA error (simulated): replay before a successful capture")
+        self._replays += 1
+        defects = simulated.defects
+        if defects.replays_once and self._replays > 1:
+            return
+        if defects.pool_overlaps and self._is_further:
+            return
+        if defects.loop_stops_short and self._capture.num_nodes >= 64:
+            return
+        if defects.random_baked:
+            form.set_rng_state(self._rng, self._index)
+        self._capture.replay()
+
+    def reset(self):
+        if not self._has_exec:
+            return
+        self._has_exec = False
+        captures.instantiated -= 1
+        captures.in_pool[self._capture.handle] -= 1
+        self._capture.destroy()
+        if self._graph_destroyed:
+            self._graph_destroyed = False
+            simulated.corrupt("a graph destroyed by debug_dump is destroyed again by reset")
+
+    def pool(self):
+        if not self._has_exec:
+            raise RuntimeError("MUSA error (simulated): pool() before a successful capture")
+        return self._capture.handle
+
+    def enable_debug_mode(self):
+        captures.debugging = True
+
+    def debug_dump(self, debug_path):
+        if not captures.debugging or not self._has_exec:
+            return
+        with open(debug_path, "w") as file:
+            file.write(f"digraph simulated {{ nodes [label=\"{self._capture.num_nodes} nodes\"] }}\n")
+        if self._graph_destroyed:
+            simulated.corrupt("a graph destroyed by debug_dump is dumped again")
+        self._graph_destroyed = simulated.defects.dump_destroys_graph
+
+    @classmethod
+    def get_latest_instance(cls):
+        return list(cls._graph_instances)
+
+    def __del__(self):
+        if getattr(self, "_has_exec", False):
+            self.reset()
+
+
+class graph:
+    default_capture_stream = None
+
+    def __init__(self, musa_graph, pool=None, stream=None, capture_error_mode="global"):
+        if type(self).default_capture_stream is None:
+            type(self).default_capture_stream = Stream()
+        self.pool = () if pool is None else (pool,)
+        self.capture_stream = type(self).default_capture_stream if stream is None else stream
+        self.stream_ctx = stream_context(self.capture_stream)
+        self.musa_graph = musa_graph
+        self.capture_error_mode = capture_error_mode
+
+    def __enter__(self):
+        synchronize()
+        gc.collect()
+        empty_cache()
+        self.stream_ctx.__enter__()
+        try:
+            self.musa_graph.capture_begin(*self.pool, capture_error_mode=self.capture_error_mode)
+        except BaseException:
+            self.stream_ctx.abandon()
+            raise
+
+    def __exit__(self, exc_type, exc_value, traceback):
+        try:
+            self.musa_graph.capture_end()
+        except BaseException:
+            self.stream_ctx.abandon()
+            raise
+        self.stream_ctx.__exit__(exc_type, exc_value, traceback)
+
+

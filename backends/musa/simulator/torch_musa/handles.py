@@ -1,0 +1,110 @@
+"""Streams and events. As in 2.7.1, an event casts what it is given without a look."""
+
+from torch_musa import simulated
+from torch_musa.device import index_of
+from torch_musa.forms import form
+
+__all__ = [
+    "Event", "Stream", "StreamContext", "current_stream", "default_stream", "set_stream", "stream",
+]  # fmt: skip
+
+
+class Stream(form.StreamBase):
+    def __new__(cls, device=None, priority=0, **kwargs):
+        return super().__new__(cls, priority=priority, **kwargs)
+
+    def wait_event(self, event):
+        event.wait(self)
+
+    def record_event(self, event=None):
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
+    def wait_stream(self, stream):
+        self.wait_event(stream.record_event())
+
+    def query(self):
+        return super().query()
+
+    def synchronize(self):
+        super().synchronize()
+
+    def __eq__(self, other):
+        return isinstance(other, Stream) and super().__eq__(other)
+
+    def __hash__(self):
+        return hash(self.musa_stream)
+
+    def __repr__(self):
+        return f"torch_musa.Stream device={self.device} musa_stream={self.musa_stream:#x} (simulated)"
+
+
+class Event(form.EventBase):
+    def __new__(cls, enable_timing=False, blocking=False, interprocess=False):
+        return super().__new__(cls, enable_timing=enable_timing, blocking=blocking, interprocess=interprocess)
+
+    def record(self, stream=None):
+        super().record(_cast(current_stream() if stream is None else stream, Stream, "record"))
+
+    def wait(self, stream=None):
+        super().wait(_cast(current_stream() if stream is None else stream, Stream, "wait"))
+
+    def query(self):
+        return super().query()
+
+    def elapsed_time(self, end_event):
+        return super().elapsed_time(_cast(end_event, Event, "elapsed_time"))
+
+    def synchronize(self):
+        super().synchronize()
+
+
+def _cast(handle, kind, where):
+    if isinstance(handle, kind):
+        return handle
+    what = f"{type(handle).__module__}.{type(handle).__name__} given to a musa event's {where} as a {kind.__name__}"
+    if simulated.defects.handles_unchecked:
+        simulated.corrupt(what)
+    raise TypeError(what)
+
+
+class StreamContext:
+    def __init__(self, stream):
+        self.stream = stream
+        self._entered = None
+
+    def __enter__(self):
+        if self.stream is not None:
+            self._entered = form.enter_stream(self.stream)
+
+    def __exit__(self, *args):
+        if self._entered is not None:
+            form.leave_stream(self._entered)
+            self._entered = None
+
+    def abandon(self):
+        """What is left when nobody exits the context: the stream stays the current one."""
+        form.leave_stream(self._entered, back=False)
+        self._entered = None
+
+
+def stream(stream):
+    return StreamContext(stream)
+
+
+def set_stream(stream):
+    if stream is not None:
+        form.set_stream(stream)
+
+
+def _by_id(number):
+    return Stream(stream_id=number[0], device_index=number[1], device_type=number[2])
+
+
+def current_stream(device=None):
+    return _by_id(form.current_stream_id(index_of(device)))
+
+
+def default_stream(device=None):
+    return _by_id(form.default_stream_id(index_of(device)))

@@ -1,0 +1,72 @@
+"""The simulator's own controls. No part of torch_musa's API."""
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Defects:
+    """Limits and defects, as the process-wide runtime has them. The first group is what torch_musa 2.7.1 does."""
+
+    reset_keeps_pool: bool = True
+    """MUSAGraph.reset() does not give its share of the memory pool back."""
+    dump_destroys_graph: bool = True
+    """debug_dump() destroys the graph, and reset() or the destructor destroys it again."""
+    handles_unchecked: bool = True
+    """Events take any object for a stream, and any object for an event."""
+    max_live_graphs: int | None = 2048
+    """Instantiated graphs that a process can hold."""
+    barrier_baked: bool = True
+    """A collective captured twice in one graph finds its barrier state baked (seen with toolchain mcc 5.1.0)."""
+
+    replays_once: bool = False
+    """From the second replay on, a graph does nothing."""
+    random_baked: bool = False
+    """Every replay draws the same numbers."""
+    pool_overlaps: bool = False
+    """A further graph of a pool writes over what the graphs before left there: modelled as doing nothing."""
+    loop_stops_short: bool = False
+    """A graph of many ops loses its last ones: modelled as doing nothing when it was captured with `merged`-like
+    length (64 ops or more, on the cpu form)."""
+
+
+@dataclass
+class Machine:
+    """What the probe finds."""
+
+    device_count: int = 1
+
+
+class MemoryCorruption(Exception):
+    """What would corrupt memory or crash on a device, and here is only told."""
+
+
+defects = Defects()
+machine = Machine()
+faults: list[str] = []
+"""Every corruption so far, also those in destructors, whose exceptions nobody sees."""
+
+
+def corrupt(what: str) -> None:
+    """Report it."""
+    faults.append(what)
+    raise MemoryCorruption(what)
+
+
+def restore() -> None:
+    """The defects of 2.7.1, one device, nothing reported."""
+    for state in (defects, machine):
+        for name, value in vars(type(state)()).items():
+            setattr(state, name, value)
+    faults.clear()
+
+
+def all_reduce(tensor, slot):
+    """A collective over one rank: what comes out is what went in, unless the barrier of `slot` is baked."""
+    from torch_musa.graphs import captures
+
+    capture = captures.current
+    if capture is None:
+        return tensor * 1
+    again = slot in capture.collectives
+    capture.collectives.add(slot)
+    return tensor * (0 if again and defects.barrier_baked else 1)

@@ -1,0 +1,29 @@
+"""The plugin: says whether a Moore Threads GPU answers here, and opens it."""
+
+from __future__ import annotations
+
+from specgraph.errors import PlatformError
+from specgraph.platforms import Backend, Platform, Probe, hookimpl
+
+from specgraph_musa.installation import probe
+
+
+def open_device(index: int) -> Platform:
+    """Open GPU `index`.
+
+    Raises:
+        PlatformError: torch_musa is missing or unusable, or there is no such device.
+        ConfigError: a SPECGRAPH_MUSA_* variable has a value that means nothing.
+    """
+    found = probe()
+    if not found.available:
+        raise PlatformError(f"platform 'musa' is not available: {found.reason}")
+    from specgraph_musa.platform import MusaPlatform
+
+    return MusaPlatform(index)
+
+
+@hookimpl
+def specgraph_backend() -> Backend:
+    """Moore Threads GPUs. torchada shows them through torch.cuda too, so an answering `cuda` is then this device."""
+    return Backend(name="musa", probe=probe, open=open_device, supersedes=frozenset({"cuda"}))

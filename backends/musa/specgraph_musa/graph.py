@@ -1,0 +1,175 @@
+"""One MUSA graph: torch.musa's capture underneath, with errors that leave the device usable."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from specgraph.errors import CaptureError, HostReadError, SpecgraphError
+from specgraph.platforms import ErrorMode, Graph, Stream
+
+from specgraph_musa.pools import MusaGraphPool, end_recording
+
+if TYPE_CHECKING:
+    from specgraph_musa.platform import MusaPlatform
+
+
+class MusaGraph(Graph):
+    """See `specgraph.platforms.Graph`. Made by `MusaPlatform.graph()`."""
+
+    def __init__(self, platform: MusaPlatform, pool: MusaGraphPool, *, owns_pool: bool) -> None:
+        self._platform, self._pool, self._owns_pool = platform, pool, owns_pool
+        self._raw: Any = None
+        self._is_dumped = False
+        self._is_closed = False
+
+    @property
+    def pool(self) -> MusaGraphPool:
+        """See `Graph.pool`."""
+        return self._pool
+
+    @property
+    def is_closed(self) -> bool:
+        """See `Graph.is_closed`."""
+        return self._is_closed
+
+    @contextmanager
+    def capture(self, *, stream: Stream | None = None, error_mode: ErrorMode = "thread_local") -> Iterator[None]:
+        """See `Graph.capture`. Without a stream: one of the platform's own, the same for all captures, so that graphs
+        of one pool share memory (the allocator keeps free blocks by stream). The device is waited for first."""
+        self._refuse_unless_empty()
+        musa, index = self._platform.musa, self._platform.index
+        side = self._platform.capture_stream(stream)
+        self._refuse_over_budget(musa)
+        raw = musa.MUSAGraph()
+        handle = self._pool.join()
+        with musa.device(index), musa.stream(side):  # puts the stream back where graph() fails to
+            capturing = musa.graph(raw, handle, side, error_mode)
+            try:
+                capturing.__enter__()
+            except Exception as error:
+                self._abandon(raw, handle, side, began=False)
+                raise _explained(error) from error
+            try:
+                yield
+            except BaseException as error:
+                if self._end(capturing) is None:  # the captured code's own error: the capture itself was sound
+                    raw.reset()
+                    self._pool.leave()
+                    raise
+                self._abandon(raw, handle, side, began=True)
+                if isinstance(error, SpecgraphError) or not isinstance(error, Exception):
+                    raise
+                raise _explained(error) from error
+            if (failure := self._end(capturing)) is not None:
+                self._abandon(raw, handle, side, began=True)
+                raise _explained(failure) from failure
+        self._raw = raw
+
+    def replay(self) -> None:
+        """See `Graph.replay`."""
+        if self._raw is None:
+            state = "closed" if self._is_closed else "empty: capture it first"
+            raise CaptureError(f"replay of a graph that is {state}")
+        self._raw.replay()
+
+    def reset(self) -> None:
+        """See `Graph.reset`. A dumped graph's handle is left alive: destroying it again would crash."""
+        raw, self._raw = self._raw, None
+        if raw is None:
+            return
+        if not self._is_dumped:
+            raw.reset()
+        self._pool.leave(was_reset=not self._is_dumped)
+        self._is_dumped = False
+
+    def close(self) -> None:
+        """See `Graph.close`."""
+        if self._is_closed:
+            return
+        self.reset()
+        self._is_closed = True
+        if self._owns_pool:
+            self._pool.close()
+
+    def debug_dump(self, path: str | Path) -> None:
+        """Write the captured graph as a DOT file. The graph still replays.
+
+        torch_musa destroys the graph while dumping it and would do so again later, so its handle is kept until the
+        process ends: each dumped graph counts as a live one for good.
+
+        Raises:
+            CaptureError: nothing is captured, or it was dumped before.
+        """
+        if self._raw is None:
+            raise CaptureError("no captured graph to dump")
+        if self._is_dumped:
+            raise CaptureError("this graph was dumped before, and torch_musa destroys what it dumps: capture it again")
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._raw))  # never collected, so never destroyed again
+        self._raw.enable_debug_mode()
+        self._is_dumped = True
+        self._raw.debug_dump(str(path))
+
+    def _refuse_unless_empty(self) -> None:
+        if self._is_closed:
+            raise CaptureError("this graph is closed: make a new one with platform.graph()")
+        if self._raw is not None:
+            raise CaptureError("this graph holds a capture already: reset() it first")
+        if self._platform.is_capturing():
+            raise CaptureError("nested capture: the current stream is being captured already")
+
+    def _refuse_over_budget(self, musa: Any) -> None:
+        live, budget = len(musa.MUSAGraph.get_latest_instance()), self._platform.policy.max_live_graphs
+        if live >= budget:
+            raise CaptureError(
+                f"this process holds {live} MUSA graphs, and the budget is {budget} (the runtime fails near 2048): name "
+                "fewer capture sizes, use lowering 'step' instead of 'piecewise', or close drafters that are done"
+            )
+
+    @staticmethod
+    def _end(capturing: Any) -> Exception | None:
+        try:
+            capturing.__exit__(None, None, None)
+        except Exception as error:
+            return error
+        return None
+
+    def _abandon(self, raw: Any, handle: Any, side: Any, *, began: bool) -> None:
+        """After a failed capture: no recording to the pool, no share of it, no graph, and a sound generator.
+
+        Where the allocator was still recording, the capture had taken its share and reset() knows of nothing.
+        """
+        was_recording = end_recording(self._platform.index, handle)
+        raw.reset()
+        self._pool.leave(began=began or was_recording, was_reset=not was_recording)
+        if began:
+            heal_generator(self._platform.musa, self._platform.graph_pool(), side)
+
+
+def heal_generator(musa: Any, pool: MusaGraphPool, side: Any) -> None:
+    """The default generator believes that a failed capture goes on; beginning and ending a sound one tells it."""
+    raw = musa.MUSAGraph()
+    with musa.graph(raw, pool.join(), side, "thread_local"):
+        torch.zeros(1, device=side.device)
+    raw.reset()
+    pool.leave()
+
+
+def _explained(error: Exception) -> CaptureError:
+    """The runtime's words for what a capture can't hold, in ours."""
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    lowered = first.lower()
+    if "out of memory" in lowered:
+        return CaptureError(f"out of memory during capture; capture smaller sizes, or give the KV cache less. {first}")
+    if "out of resources" in lowered:
+        return CaptureError(f"the runtime holds no more graphs: close some, or lower the budget. {first}")
+    if "not permitted when stream is capturing" in lowered or "captureunsupported" in lowered:
+        return HostReadError(
+            f"captured code synchronises or reads a device value on the host ({first}). Keep the value on the device: "
+            "no .item(), .tolist(), .cpu(), boolean test or data-dependent shape in a capture."
+        )
+    return CaptureError(f"capture failed: {first}")

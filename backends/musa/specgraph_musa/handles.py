@@ -1,0 +1,62 @@
+"""Streams and events of torch.musa that look at what they are given.
+
+torch.musa's own events cast any object to a stream or event, unchecked: a torch.Stream there corrupts memory instead
+of raising. These subclasses check first, and so do the streams that hand events out.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from specgraph.errors import PlatformError
+
+
+class HandleTypes(NamedTuple):
+    """The checked subclasses for one torch.musa."""
+
+    stream: type[Any]
+    event: type[Any]
+
+
+def handle_types(musa: Any) -> HandleTypes:
+    """Subclasses of `musa.Stream` and `musa.Event`; `musa` is the module torch.musa."""
+
+    class MusaEvent(musa.Event):
+        """An event that refuses handles of other kinds with PlatformError."""
+
+        def record(self, stream: Any = None) -> None:
+            super().record(None if stream is None else own(musa.Stream, stream, "stream"))
+
+        def wait(self, stream: Any = None) -> None:
+            super().wait(None if stream is None else own(musa.Stream, stream, "stream"))
+
+        def elapsed_time(self, end_event: Any) -> float:
+            return super().elapsed_time(own(musa.Event, end_event, "event"))
+
+    class MusaStream(musa.Stream):
+        """A stream whose events are checked ones."""
+
+        def record_event(self, event: Any = None) -> Any:
+            return super().record_event(MusaEvent() if event is None else own(musa.Event, event, "event"))
+
+        def wait_event(self, event: Any) -> None:
+            super().wait_event(own(musa.Event, event, "event"))
+
+        def wait_stream(self, stream: Any) -> None:
+            super().wait_stream(own(musa.Stream, stream, "stream"))
+
+    return HandleTypes(MusaStream, MusaEvent)
+
+
+def own(kind: type[Any], handle: Any, what: str) -> Any:
+    """`handle`, which must be torch.musa's own.
+
+    Raises:
+        PlatformError: it is not.
+    """
+    if not isinstance(handle, kind):
+        raise PlatformError(
+            f"{handle!r} is a {type(handle).__module__}.{type(handle).__name__}, no {what} of torch.musa: torch_musa "
+            f"would cast it unchecked and corrupt memory. Make it with platform.{what}()"
+        )
+    return handle
