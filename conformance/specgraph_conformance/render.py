@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from html import escape
 from pathlib import Path
+from typing import TextIO
 
 from rich.console import Console, Group
 from rich.markup import escape as plain
@@ -108,13 +109,16 @@ def as_json(report: Report) -> str:
 FORMS: Mapping[str, Callable[[Report], str]] = {".json": as_json, ".md": as_markdown, ".svg": as_badge}
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, form: str | None = None) -> None:
     """Refuse a report path before the run rather than after it.
+
+    Args:
+        form: one of FORMS; the path's suffix by default.
 
     Raises:
         ConfigError: unknown suffix, or not writable.
     """
-    if path.suffix not in FORMS:
+    if (form or path.suffix) not in FORMS:
         raise ConfigError(f"{path}: a report ends in {', '.join(FORMS)}")
     folder = path.parent
     if not folder.is_dir():
@@ -123,14 +127,14 @@ def check_writable(path: Path) -> None:
         raise ConfigError(f"{path} can't be written: no permission, or not a file")
 
 
-def write_report(report: Report, path: Path) -> None:
-    """Write the form that the suffix names."""
-    path.write_text(FORMS[path.suffix](report), encoding="utf-8")
+def write_report(report: Report, path: Path, form: str | None = None) -> None:
+    """Write one form; the path's suffix names it by default."""
+    path.write_text(FORMS[form or path.suffix](report), encoding="utf-8")
 
 
-def print_report(report: Report) -> None:
-    """The table, on standard output."""
-    Console(soft_wrap=True).print(as_table(report))
+def print_report(report: Report, file: TextIO) -> None:
+    """The table."""
+    Console(file=file, soft_wrap=True).print(as_table(report))
 
 
 def _by_group(report: Report) -> dict[str, Counter[str]]:

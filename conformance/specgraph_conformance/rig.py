@@ -26,6 +26,23 @@ def on_host(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
+def expect_equal(seen: Tensor, wanted: Tensor, what: str = "the result") -> None:
+    """Bit equality, with a message that fits a report.
+
+    Raises:
+        AssertionError: they differ; says where first, in how many places and by how much.
+    """
+    assert seen.shape == wanted.shape, f"{what} is {list(seen.shape)}, expected {list(wanted.shape)}"
+    if torch.equal(seen, wanted):
+        return
+    differ = seen != wanted
+    first = differ.nonzero()[0].tolist()
+    a, b = seen[tuple(first)].item(), wanted[tuple(first)].item()
+    raise AssertionError(
+        f"{what} differs in {int(differ.sum())} of {differ.numel()} places, first at {first}: {a} instead of {b}"
+    )
+
+
 def captured(
     platform: Platform, body: Callable[[], Any], pool: GraphPool | None = None, warm_up: bool = True
 ) -> Graph:

@@ -13,7 +13,7 @@ from torch import Tensor
 from specgraph.errors import CaptureError
 from specgraph.platforms import Graph, Platform
 from specgraph_conformance.case import case
-from specgraph_conformance.rig import captured, on_host
+from specgraph_conformance.rig import captured, expect_equal, on_host
 
 HOST_READS: dict[str, Callable[[Tensor], Any]] = {
     "item": lambda x: x[0].item(),
@@ -36,7 +36,7 @@ def assert_usable(platform: Platform) -> None:
     before = on_host(x)
     graph.replay()
     platform.synchronize()
-    assert torch.equal(on_host(x), before * 3)
+    expect_equal(on_host(x), before * 3)
     graph.close()
 
 
@@ -303,7 +303,7 @@ def test_fork(platform: Platform) -> None:
         x.add_(start)
         graph.replay()
         platform.synchronize()
-        assert torch.equal(on_host(total), on_host(x) * 5)
+        expect_equal(on_host(total), on_host(x) * 5)
     graph.close()
 
 

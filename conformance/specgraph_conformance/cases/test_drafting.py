@@ -16,7 +16,7 @@ from specgraph.graphs import BatchDescriptor, GraphRunner
 from specgraph.platforms import LOWERINGS, Platform
 from specgraph_conformance.case import case
 from specgraph_conformance.oracles import chain_draft, gather_request
-from specgraph_conformance.rig import DraftRig, HostBatch, Round, make_batches, make_config, num_blocks, on_host
+from specgraph_conformance.rig import DraftRig, HostBatch, Round, expect_equal, make_batches, make_config, num_blocks, on_host
 from specgraph_conformance.tiny_models import HEADS, make_head
 
 CAPTURED = [name for name in LOWERINGS if name != "eager"]
@@ -42,13 +42,13 @@ def assert_same(ours: tuple[list[Round], Any], eager: tuple[list[Round], Any]) -
     """Same bits: draft tokens, distributions, carried hidden states, and KV caches at the end."""
     for number, (a, b) in enumerate(zip(ours[0], eager[0], strict=True)):
         assert a.token_ids.tolist() == b.token_ids.tolist(), f"draft tokens of round {number}"
-        assert torch.equal(a.hidden, b.hidden), f"hidden states of round {number}"
+        expect_equal(a.hidden, b.hidden, f"hidden states of round {number}")
         if b.probs is not None:
             assert a.probs is not None
-            assert torch.equal(a.probs, b.probs), f"draft distributions of round {number}"
+            expect_equal(a.probs, b.probs, f"draft distributions of round {number}")
     for layer, (a, b) in enumerate(zip(ours[1], eager[1], strict=True)):
-        assert torch.equal(a[0], b[0]), f"keys of layer {layer}"
-        assert torch.equal(a[1], b[1]), f"values of layer {layer}"
+        expect_equal(a[0], b[0], f"keys of layer {layer}")
+        expect_equal(a[1], b[1], f"values of layer {layer}")
 
 
 def compare(
@@ -208,7 +208,7 @@ def test_blocks(platform: Platform, lowering: str, seed: int) -> None:
         batch = HostBatch(**{name: getattr(batch, name) for name in HostBatch.__slots__} | {"blocks": moved})
         again = made.round(batch)
         assert again.token_ids.tolist() == first.token_ids.tolist()
-        assert torch.equal(again.hidden, first.hidden)
+        expect_equal(again.hidden, first.hidden)
     made.close()
 
 
@@ -301,8 +301,8 @@ def test_shrinking(platform: Platform, lowering: str, seed: int) -> None:
     mine = {block - 1 for row in small.blocks for block in row}
     others = [block for block in range(num_blocks(config) - 1) if block not in mine]
     for (key, value), (old_key, old_value) in zip(made.host_caches(), before, strict=True):
-        assert torch.equal(key[others], old_key[others])
-        assert torch.equal(value[others], old_value[others])
+        expect_equal(key[others], old_key[others])
+        expect_equal(value[others], old_value[others])
     made.close()
     alone.close()
 
@@ -347,8 +347,8 @@ def test_results(platform: Platform, lowering: str, seed: int) -> None:
     kept, kept_probs = on_host(first.token_ids), on_host(first.probs)
     made.propose(batches[1])
     platform.synchronize()
-    assert torch.equal(on_host(first.token_ids), kept)
-    assert torch.equal(on_host(first.probs), kept_probs)
+    expect_equal(on_host(first.token_ids), kept)
+    expect_equal(on_host(first.probs), kept_probs)
     made.close()
 
 
@@ -373,9 +373,9 @@ def test_max_len(platform: Platform, attention: str, lowering: str, seed: int) -
         assert positions.max() < config.max_model_len
         assert positions.min() >= 0
         for (key, _), (old, _) in zip(made.host_caches(), before, strict=True):
-            assert torch.equal(key[4:], old[4:]), "a block of no request was written"
-            assert torch.equal(key[1, : start % 16], old[1, : start % 16]), "positions before the rows were written"
-            assert torch.equal(key[0], old[0])
+            expect_equal(key[4:], old[4:], "a block of no request")
+            expect_equal(key[1, : start % 16], old[1, : start % 16], "a position before the rows")
+            expect_equal(key[0], old[0])
     made.close()
 
 
@@ -389,10 +389,10 @@ class RowCount:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.head, name)
 
-    def forward(self, token_ids: Tensor, hidden: Tensor, attend: Any) -> Any:
+    def forward(self, token_ids: Tensor, *args: Any) -> Any:
         """Count and pass on."""
         self.rows.append(token_ids.shape[0])
-        return self.head.forward(token_ids, hidden, attend)
+        return self.head.forward(token_ids, *args)
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
@@ -574,8 +574,8 @@ def test_columns(platform: Platform, lowering: str, seed: int) -> None:
     made.drafter.buffers.draft_token_ids.fill_(-7)
     drafts = made.round(cold)
     assert drafts.probs is not None
-    assert torch.equal(drafts.probs.argmax(dim=-1), drafts.token_ids), "greedy distributions are one-hot at the token"
-    assert torch.equal(drafts.probs.sum(dim=-1), torch.ones(4, 5))
+    expect_equal(drafts.probs.argmax(dim=-1), drafts.token_ids, "the most likely token")
+    expect_equal(drafts.probs.sum(dim=-1), torch.ones(4, 5))
     made.close()
 
 
@@ -604,7 +604,7 @@ def test_repeats(platform: Platform, lowering: str, seed: int) -> None:
     fields = {n: getattr(batch, n) for n in HostBatch.__slots__} | {"temperature": torch.full((4,), 5.0)}
     hot = HostBatch(**fields)
     first = made.round(hot).token_ids
-    assert torch.equal(made.round(hot).token_ids, first)
+    expect_equal(made.round(hot).token_ids, first)
     assert not torch.equal(made.round(HostBatch(**fields | {"seeds": batch.seeds + 1})).token_ids, first)
     uniform = torch.full((4,), 1e6)  # every token equally likely: only the noise decides
     flat = HostBatch(**fields | {"temperature": uniform, "seeds": torch.full((4,), 9)})
@@ -632,8 +632,8 @@ def test_rejected(platform: Platform, attention: str, lowering: str, numbers: st
         aux[r, count:] *= -9
     a = made.round(HostBatch(**fields), host_numbers=numbers == "host")
     b = other.round(HostBatch(**fields | {"aux_hidden": aux.flatten(0, 1)}), host_numbers=numbers == "host")
-    assert torch.equal(a.token_ids, b.token_ids)
-    assert torch.equal(a.hidden, b.hidden)
+    expect_equal(a.token_ids, b.token_ids)
+    expect_equal(a.hidden, b.hidden)
     made.close()
     other.close()
 
@@ -730,5 +730,5 @@ def test_wrong_shapes(platform: Platform, seed: int) -> None:
     with pytest.raises(CapacityError):
         made.propose(make_batches(larger, made.head.aux_size, seed, [5])[0])
     expected = made.round(batch)
-    assert torch.equal(made.round(batch).token_ids, expected.token_ids)
+    expect_equal(made.round(batch).token_ids, expected.token_ids)
     made.close()

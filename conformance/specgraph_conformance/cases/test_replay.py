@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from specgraph.platforms import Graph, Platform
 from specgraph_conformance.case import case
-from specgraph_conformance.rig import captured, on_host
+from specgraph_conformance.rig import captured, expect_equal, on_host
 
 ROWS, WIDTH = 6, 64
 
@@ -47,7 +47,7 @@ def assert_replays(graph: Graph, platform: Platform, x: Tensor, out: Tensor, exp
     """Replay gives `expected` times x."""
     graph.replay()
     platform.synchronize()
-    assert torch.equal(on_host(out), on_host(x) * expected)
+    expect_equal(on_host(out), on_host(x) * expected)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -72,7 +72,7 @@ def test_ops(platform: Platform, op: str, seed: int) -> None:
         ids.copy_(torch.randperm(ROWS, generator=generator))
         graph.replay()
         platform.synchronize()
-        assert torch.equal(on_host(out), on_host(OPS[op](x, ids, b)))
+        expect_equal(on_host(out), on_host(OPS[op](x, ids, b)))
     graph.close()
 
 
@@ -170,7 +170,7 @@ def test_interleaved(platform: Platform, seed: int) -> None:
         x.copy_(torch.randn(16, WIDTH))
         graphs[n].replay()
         platform.synchronize()
-        assert torch.equal(on_host(out[:n]), on_host(body(n)))
+        expect_equal(on_host(out[:n]), on_host(body(n)))
     for graph in graphs.values():
         graph.close()
     pool.close()
@@ -380,7 +380,7 @@ def test_long(platform: Platform) -> None:
         x.fill_(value)
         graph.replay()
         platform.synchronize()
-        assert torch.equal(on_host(out), on_host(body()))
+        expect_equal(on_host(out), on_host(body()))
     graph.close()
 
 

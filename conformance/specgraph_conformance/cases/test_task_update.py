@@ -24,7 +24,7 @@ from specgraph.errors import SpecgraphError, UnsupportedError, UpdateError
 from specgraph.graphs import UpdatePlan
 from specgraph.platforms import Graph, Platform
 from specgraph_conformance.case import Absent, case
-from specgraph_conformance.rig import on_host
+from specgraph_conformance.rig import expect_equal, on_host
 
 NEEDS = ("task_update",)
 REQUESTS, HEADS, KV_HEADS, DIM, BLOCK, BLOCKS = 3, 4, 2, 64, 16, 4
@@ -141,7 +141,7 @@ def test_takes_effect(tasks: Tasks) -> None:
     for seq_lens in ([3, 17, 40], [64, 1, 16], [15, 33, 2]):
         lengths = tasks.lengths(seq_lens)
         tasks.replay(lengths)
-        assert torch.equal(tasks.result(), tasks.eager(lengths))
+        expect_equal(tasks.result(), tasks.eager(lengths))
 
 
 @case(
@@ -167,7 +167,7 @@ def test_missing(platform: Platform, tasks: Tasks) -> None:
             torch.zeros(1 << 12).exp()  # some host time for the device to pass the gate, if it is open
         assert not done.query(), "the graph ran without an update"
         tasks.plan.apply(tasks.plan.for_steps(second))
-    assert torch.equal(tasks.result(), tasks.eager(second))
+    expect_equal(tasks.result(), tasks.eager(second))
 
 
 @case(
@@ -181,7 +181,7 @@ def test_replaced(tasks: Tasks) -> None:
     long, short = tasks.lengths([64, 64, 64]), tasks.lengths([1, 0, 2])
     for lengths in (long, short, long, short):
         tasks.replay(lengths)
-        assert torch.equal(tasks.result(), tasks.eager(lengths))
+        expect_equal(tasks.result(), tasks.eager(lengths))
 
 
 @pytest.mark.parametrize("wrong", ["unknown", "misspelt", "missing"])
@@ -205,7 +205,7 @@ def test_keys(tasks: Tasks, wrong: str) -> None:
         tasks.plan.apply(bad)
     lengths = tasks.lengths([9, 8, 7])
     tasks.replay(lengths)
-    assert torch.equal(tasks.result(), tasks.eager(lengths))
+    expect_equal(tasks.result(), tasks.eager(lengths))
 
 
 @pytest.mark.parametrize("seq_lens", [[3, 17], [3, 17, 40, 1], [3, -1, 40]], ids=["short", "long", "negative"])
@@ -236,7 +236,7 @@ def test_many(platform: Platform) -> None:
     for offset in (0, 13):
         lengths = tasks.lengths(*([offset + step + 1, 2 * step + 1, 40 + step] for step in range(8)))
         tasks.replay(lengths)
-        assert torch.equal(tasks.result(), tasks.eager(lengths))
+        expect_equal(tasks.result(), tasks.eager(lengths))
     tasks.graph.close()
 
 
@@ -261,7 +261,7 @@ def test_back_to_back(platform: Platform) -> None:
     platform.synchronize()
     seen = on_host(log)
     for i, lengths in enumerate(rounds):
-        assert torch.equal(seen[i], tasks.eager(lengths)), f"round {i}"
+        expect_equal(seen[i], tasks.eager(lengths), f"round {i}")
     tasks.graph.close()
 
 
@@ -279,8 +279,8 @@ def test_two_graphs(platform: Platform) -> None:
     one.replay(a)
     other.replay(b)
     seen_one, seen_other = one.result(), other.result()
-    assert torch.equal(seen_one, one.eager(a))
-    assert torch.equal(seen_other, other.eager(b))
+    expect_equal(seen_one, one.eager(a))
+    expect_equal(seen_other, other.eager(b))
     one.graph.close()
     other.graph.close()
 
@@ -299,7 +299,7 @@ def test_other_op(platform: Platform) -> None:
         x.add_(1)
     lengths = tasks.lengths([5, 6, 7])
     tasks.replay(lengths)
-    assert torch.equal(tasks.result(), tasks.eager(lengths))
+    expect_equal(tasks.result(), tasks.eager(lengths))
     tasks.graph.close()
 
 

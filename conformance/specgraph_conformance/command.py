@@ -1,0 +1,51 @@
+"""What `specgraph conformance` runs: checks first, then the suite, then the report in each form asked for."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from specgraph.errors import ConfigError
+from specgraph_conformance.case import GROUPS
+from specgraph_conformance.render import as_json, check_writable, print_report, write_report
+from specgraph_conformance.run import Selection, run_suite
+from specgraph_conformance.session import open_session
+
+__all__ = ["Selection", "run_command"]
+
+
+def run_command(
+    platform: str,
+    selection: Selection,
+    *,
+    json: str | None = None,
+    markdown: Path | None = None,
+    badge: Path | None = None,
+) -> bool:
+    """Run the suite, show the report, write the files.
+
+    Args:
+        json: a path, or "-" for standard output; the table then goes to standard error.
+
+    Returns:
+        Whether the run is green.
+
+    Raises:
+        PlatformError: unknown or unavailable platform, or one without graphs.
+        ConfigError: a malformed xfails.toml, an unknown group or case, a path that can't be written. Nothing ran.
+    """
+    unknown = [group for group in selection.groups if group not in GROUPS]
+    if unknown:
+        raise ConfigError(f"there is no group {', '.join(unknown)}; groups are {', '.join(GROUPS)}")
+    files = {".json": None if json in (None, "-") else Path(str(json)), ".md": markdown, ".svg": badge}
+    paths = [(path, suffix) for suffix, path in files.items() if path is not None]
+    for path, suffix in paths:
+        check_writable(path, suffix)
+    open_session(platform, seed=selection.seed, xfails=selection.xfails).platform.close()
+    report = run_suite(platform, selection)
+    print_report(report, file=sys.stderr if json == "-" else sys.stdout)
+    if json == "-":
+        print(as_json(report), end="")
+    for path, suffix in paths:
+        write_report(report, path, suffix)
+    return report.is_green

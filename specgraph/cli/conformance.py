@@ -1,0 +1,55 @@
+"""`specgraph conformance`: whether drafts through a backend's graphs can be trusted."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from specgraph.errors import ConfigError
+
+SUITE = "specgraph_conformance"
+
+
+def conformance(
+    platform: Annotated[str, typer.Argument(help="NAME or NAME:INDEX; see `specgraph platforms`.")],
+    case: Annotated[list[str] | None, typer.Option(help="Only this case; repeatable.")] = None,
+    group: Annotated[list[str] | None, typer.Option(help="Only this group; repeatable.")] = None,
+    hazard: Annotated[list[str] | None, typer.Option(help="Only cases against this hazard; repeatable.")] = None,
+    keyword: Annotated[str, typer.Option("-k", help="Only cases that match this pytest expression.")] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="A selection that takes less than half a minute.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of all generated inputs.")] = 0,
+    xfails: Annotated[Path | None, typer.Option(help="Instead of the backend's own xfails.toml.")] = None,
+    json: Annotated[str | None, typer.Option(help="Write JSON to this file, or - for standard output.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the report as Markdown.")] = None,
+    badge: Annotated[Path | None, typer.Option(help="Write an SVG badge.")] = None,
+) -> None:
+    """Test a backend: exit status 0 only if nothing undeclared failed."""
+    try:
+        suite: Any = import_module(f"{SUITE}.command")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in (SUITE, "pytest", "pytest_timeout"):
+            raise
+        raise ConfigError(
+            f"the conformance suite is not installed ({error.name} is missing): pip install specgraph-conformance"
+        ) from error
+    green = suite.run_command(
+        platform,
+        suite.Selection(
+            cases=case or (),
+            groups=group or (),
+            hazards=hazard or (),
+            keyword=keyword,
+            quick=quick,
+            seed=seed,
+            xfails=xfails,
+        ),
+        json=json,
+        markdown=markdown,
+        badge=badge,
+    )
+    if not green:
+        sys.exit(1)
