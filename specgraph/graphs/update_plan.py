@@ -81,11 +81,10 @@ class UpdatePlan:
         Raises:
             UpdateError: a captured step is missing, or one is given that was not captured.
         """
-        known = dict.fromkeys(key.step for key in self._tasks)
-        missing, unknown = [s for s in known if s not in lengths], [s for s in lengths if s not in known]
-        if missing or unknown:
+        known, given = {key.step for key in self._tasks}, set(lengths)
+        if known != given:
             raise UpdateError(
-                f"lengths are given for steps {sorted(lengths)}, and the graph holds steps {sorted(known)}: give each "
+                f"lengths are given for steps {sorted(given)}, and the graph holds steps {sorted(known)}: give each "
                 "captured step its lengths, and no other"
             )
 
