@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from specgraph.models.checkpoint_folder import CheckpointFolder
-from specgraph.models.config import ConfigSource, model_config
+from specgraph.models.config_source import ConfigSource
 from specgraph.models.decoder_layer import load_decoder_layer
 from specgraph.models.dflash import DFlashConfig, DFlashHead, DFlashWeights
-from specgraph.models.fit import check_aux_layers, check_same, draft_to_target, shared_or_own
+from specgraph.models.fit import check_aux_layers, check_same, draft_to_target, drafter_config, shared_or_own
 from specgraph.models.llama import LlamaTarget
 
 
@@ -30,7 +30,7 @@ def dflash_config(head: ConfigSource, layers: ConfigSource, target: LlamaTarget)
     check_aux_layers(aux_layers, target, head.name)
     if head.boolean("sample_from_anchor", False):
         raise head.fail("sample_from_anchor", "is true; only blocks whose first row is the sampled token are supported")
-    model = model_config(layers, default_architecture="qwen3")
+    model = drafter_config(layers, target, "qwen3")
     mask = authors if authors.has("mask_token_id") else head
     mask_token_id = mask.integer("mask_token_id", minimum=0)
     if mask_token_id >= target.vocab_size:

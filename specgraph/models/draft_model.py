@@ -88,5 +88,7 @@ def load_draft_model(folder: CheckpointFolder, config: ModelConfig, target: Llam
             f"{source}: the draft model has {config.max_position_embeddings} positions, the target runs with "
             f"{target.max_model_len}; load the target with max_model_len={config.max_position_embeddings} or less"
         )
-    model = load_llama(folder, config.with_max_position(target.max_model_len))
+    config = config.with_max_position(target.max_model_len)
+    config.require_full_attention(source)
+    model = load_llama(folder, config)
     return DraftModelHead(model, target.hidden_size)

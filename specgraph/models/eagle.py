@@ -14,9 +14,10 @@ from torch import Tensor
 
 from specgraph.attention import Attend, AttentionLayer
 from specgraph.models.checkpoint_folder import CheckpointFolder
-from specgraph.models.config import ConfigSource, ModelConfig, model_config
+from specgraph.models.config import ModelConfig
+from specgraph.models.config_source import ConfigSource
 from specgraph.models.decoder_layer import DecoderLayer, attention_layers, decoder_block, load_decoder_layer
-from specgraph.models.fit import check_same, shared_or_own
+from specgraph.models.fit import check_same, drafter_config, shared_or_own
 from specgraph.models.layers import greedy_head, linear, pair_linear
 from specgraph.models.llama import LlamaTarget
 from specgraph.models.protocol import DraftOutput
@@ -128,7 +129,7 @@ def load_eagle(folder: CheckpointFolder, head: ConfigSource, layers: ConfigSourc
     Raises:
         CheckpointError: a missing tensor, one of another shape, or a head that does not fit the target.
     """
-    config = model_config(layers, default_architecture="llama")
+    config = drafter_config(layers, target, "llama")
     if head.boolean("layernorms", False):
         raise head.fail("layernorms", "is true; EAGLE heads with extra layer norms are not supported")
     hidden = config.hidden_size

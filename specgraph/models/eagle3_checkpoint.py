@@ -5,10 +5,17 @@ from __future__ import annotations
 from torch import Tensor
 
 from specgraph.models.checkpoint_folder import CheckpointFolder
-from specgraph.models.config import ConfigSource, model_config
+from specgraph.models.config_source import ConfigSource
 from specgraph.models.decoder_layer import load_decoder_layer
 from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
-from specgraph.models.fit import TargetShape, check_aux_layers, check_same, draft_to_target, shared_or_own
+from specgraph.models.fit import (
+    TargetShape,
+    check_aux_layers,
+    check_same,
+    draft_to_target,
+    drafter_config,
+    shared_or_own,
+)
 from specgraph.models.llama import LlamaTarget
 
 
@@ -28,7 +35,7 @@ def eagle3_config(
         CheckpointError: a malformed key, or one that does not fit the target.
     """
     eagle = source.section("eagle_config")
-    model = model_config(layers, default_architecture="llama")
+    model = drafter_config(layers, target, "llama")
     aux_layers: tuple[int, ...] = ()
     if eagle.boolean("use_aux_hidden_state", True):
         listed = eagle.integers("eagle_aux_hidden_state_layer_ids")

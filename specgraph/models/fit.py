@@ -10,6 +10,8 @@ from torch import Tensor
 
 from specgraph.errors import CheckpointError
 from specgraph.models.checkpoint_folder import CheckpointFolder
+from specgraph.models.config import ModelConfig, model_config
+from specgraph.models.config_source import ConfigSource
 
 
 class TargetShape(Protocol):
@@ -21,6 +23,21 @@ class TargetShape(Protocol):
     def hidden_size(self) -> int: ...
     @property
     def vocab_size(self) -> int: ...
+    @property
+    def max_model_len(self) -> int: ...
+
+
+def drafter_config(layers: ConfigSource, target: TargetShape, default_architecture: str) -> ModelConfig:
+    """Sizes of a drafter's decoder, with as many positions as the target has.
+
+    A drafter's own `max_position_embeddings` is how long its training texts were, not a limit.
+
+    Raises:
+        CheckpointError: a malformed or unsupported key.
+    """
+    config = model_config(layers, default_architecture).with_max_position(target.max_model_len)
+    config.require_full_attention(layers.name)
+    return config
 
 
 def check_same(what: str, drafter: int, target: int, source: str) -> None:

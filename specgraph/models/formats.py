@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from specgraph.errors import CheckpointError
 from specgraph.models.checkpoint_folder import CheckpointFolder
-from specgraph.models.config import ARCHITECTURES, ConfigSource
+from specgraph.models.config import ARCHITECTURES
+from specgraph.models.config_source import ConfigSource
 from specgraph.models.mtp_checkpoint import mtp_family
 from specgraph.models.speculators_format import is_speculators, speculators_source
 

@@ -8,7 +8,8 @@ import torch
 
 from specgraph.errors import ConfigError
 from specgraph.models.checkpoint_folder import open_checkpoint
-from specgraph.models.config import model_config, read_config, refuse_quantised
+from specgraph.models.config import model_config
+from specgraph.models.config_source import read_config, refuse_quantised
 from specgraph.models.dflash_checkpoint import dflash_config, load_dflash
 from specgraph.models.draft_model import load_draft_model
 from specgraph.models.eagle import load_eagle
@@ -51,6 +52,7 @@ def load_target(
                 f"the max_position_embeddings of {source.name}"
             )
         config = config.with_max_position(max_model_len)
+    config.require_full_attention(source.name)
     return load_llama(open_checkpoint(folder, torch.device(device), dtype or config.dtype), config)
 
 

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from specgraph.errors import CheckpointError
 from specgraph.models.checkpoint_folder import CheckpointFolder
-from specgraph.models.config import ConfigSource, ModelConfig, model_config
+from specgraph.models.config import ModelConfig
+from specgraph.models.config_source import ConfigSource
 from specgraph.models.decoder_layer import load_decoder_layer
-from specgraph.models.fit import check_same
+from specgraph.models.fit import check_same, drafter_config
 from specgraph.models.llama import LlamaTarget
 from specgraph.models.mtp import MtpHead, MtpModule
 
@@ -105,7 +106,7 @@ def load_mtp(
     Raises:
         CheckpointError: a missing tensor, one of another shape, fewer modules than asked, or another target's.
     """
-    config = model_config(layers, default_architecture=target.config.architecture)
+    config = drafter_config(layers, target, target.config.architecture)
     check_same("hidden size", config.hidden_size, target.hidden_size, layers.name)
     check_same("vocabulary", config.vocab_size, target.vocab_size, layers.name)
     present = 0

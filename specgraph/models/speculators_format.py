@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specgraph.models.config import ConfigSource
+from specgraph.models.config_source import ConfigSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import specgraph
+from specgraph.errors import CheckpointError
 from specgraph.models.load import load_target
 
 TOLERANCE = {"rtol": 0, "atol": 1e-4}
@@ -18,6 +19,8 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+
+YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 
 CASES = {
     "llama, grouped queries": ("Llama", {}),
@@ -32,6 +35,12 @@ CASES = {
     ),
     "llama 3 rope": ("Llama", {"rope_parameters": LLAMA3_ROPE}),
     "linear rope": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}}),
+    "yarn": ("Qwen3", {"head_dim": 32, "rope_parameters": YARN}),
+    "yarn, own factors": (
+        "Llama",
+        {"head_dim": 32, "rope_parameters": {**YARN, "beta_fast": 8.0, "beta_slow": 2.0, "attention_factor": 1.3}},
+    ),
+    "window as long as the context": ("Mistral", {"sliding_window": 128}),
     "llama, sharded": ("Llama", {"max_shard_size": "30KB"}),
     "mistral": ("Mistral", {"sliding_window": None, "head_dim": 8}),
     "qwen2": ("Qwen2", {}),
@@ -78,10 +87,11 @@ def test_no_aux_layers_gives_the_final_hidden_state(tmp_path, random_model, dens
     assert torch.equal(out.aux_hidden, out.hidden)
 
 
+@pytest.mark.parametrize("rope", [LLAMA3_ROPE, YARN], ids=["llama3", "yarn"])
 @torch.no_grad()
-def test_long_positions_agree_with_transformers(tmp_path, random_model, dense_attend):
-    """Positions far beyond the original context of the Llama 3 scaling, where a wrong frequency shows."""
-    model = random_model("Llama", tmp_path, rope_parameters=LLAMA3_ROPE, max_position_embeddings=4096)
+def test_long_positions_agree_with_transformers(rope, tmp_path, random_model, dense_attend):
+    """Positions far beyond the original context, where a wrong frequency shows."""
+    model = random_model("Llama", tmp_path, rope_parameters=rope, max_position_embeddings=4096, head_dim=32)
     tokens, positions = torch.arange(40), torch.arange(4000, 4040)
     expected = model(tokens[None], position_ids=positions[None]).logits[0]
     target = load_target(tmp_path)
@@ -122,3 +132,14 @@ def test_shipped_target_agrees_with_transformers(dense_attend):
     target = load_target(folder, dtype=torch.float32)
     out = target.forward(tokens, dense_attend(target.attention_layers, torch.arange(60)))
     torch.testing.assert_close(target.logits(out.hidden), model(tokens[None]).logits[0], rtol=0, atol=1e-4)
+
+
+@torch.no_grad()
+def test_shorter_runs_may_ignore_a_sliding_window(tmp_path, random_model, dense_attend):
+    """Within the window it is full attention; beyond, it would not be."""
+    model = random_model("Mistral", tmp_path, sliding_window=40)
+    with pytest.raises(CheckpointError, match=r"'sliding_window' is 40.*max_model_len=40"):
+        load_target(tmp_path)
+    target = load_target(tmp_path, max_model_len=40)
+    out = target.forward(torch.arange(40), dense_attend(target.attention_layers, torch.arange(40)))
+    torch.testing.assert_close(target.logits(out.hidden), model(torch.arange(40)[None]).logits[0], **TOLERANCE)
