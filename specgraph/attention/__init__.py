@@ -7,6 +7,7 @@ from specgraph.attention.interface import (
     AttentionLayer,
     KVCache,
     StepContext,
+    Store,
     TaskKey,
     UpdateSink,
     bind,
@@ -20,7 +21,7 @@ from specgraph.attention.metadata import (
     allocate_block_table,
     allocate_metadata,
 )
-from specgraph.attention.paged import PagedAttention, PagedHostAttention
+from specgraph.attention.paged import PagedAttention, PagedHostAttention, store_rows
 
 __all__ = [
     "NULL_BLOCK",
@@ -35,10 +36,12 @@ __all__ = [
     "PagedAttention",
     "PagedHostAttention",
     "StepContext",
+    "Store",
     "TaskKey",
     "UpdateSink",
     "allocate_block_table",
     "allocate_metadata",
     "bind",
     "named_cache_tensors",
+    "store_rows",
 ]

@@ -128,6 +128,14 @@ class Attend(Protocol):
         ...
 
 
+class Store(Protocol):
+    """What a model calls to put rows into its KV cache that attend to nothing: rotation and cache write only."""
+
+    def __call__(self, index: int, key: Tensor, value: Tensor) -> None:
+        """key, value: [T, num_kv_heads, head_dim], key not rotated yet; `index` as in `Attend`."""
+        ...
+
+
 AttentionFactory = Callable[..., AttentionBackend]
 """Called with the platform."""
 

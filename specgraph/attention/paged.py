@@ -39,6 +39,17 @@ def _rotate_and_store(
     )
 
 
+def store_rows(layer: AttentionLayer, key: Tensor, value: Tensor, cache: KVCache, metadata: AttentionMetadata) -> None:
+    """Rotate keys and write both to the cache at the metadata's slots; nothing attends.
+
+    The cache's layout is the core's own, so this needs no attention backend, and no host parameters.
+    """
+    # The op rotates a query too; the key stands in for it.
+    kernels.rotate_and_store(
+        key, key, value, layer.rotary, metadata.positions, metadata.slot_mapping, cache.key, cache.value
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class PagedAttention:
     """Reads lengths from device tensors: nothing to update between replays."""

@@ -2,10 +2,13 @@
 
 from specgraph.drafting.batch import DraftTokens, ProposeBatch
 from specgraph.drafting.buffers import DraftBuffers, allocate_buffers
+from specgraph.drafting.chain import ChainProgram
 from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.drafter import Drafter
 from specgraph.drafting.lowering import Launch, Resolution, launches, resolve
-from specgraph.drafting.program import ChainProgram, DraftProgram
+from specgraph.drafting.parallel import ParallelProgram
+from specgraph.drafting.program import DraftProgram
+from specgraph.drafting.stepwise import StepwiseProgram
 
 __all__ = [
     "ChainProgram",
@@ -15,8 +18,10 @@ __all__ = [
     "DraftTokens",
     "Drafter",
     "Launch",
+    "ParallelProgram",
     "ProposeBatch",
     "Resolution",
+    "StepwiseProgram",
     "allocate_buffers",
     "launches",
     "resolve",

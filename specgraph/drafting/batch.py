@@ -15,7 +15,7 @@ from specgraph.graphs import Dispatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposeBatch:
-    """The end of the target's round for n requests, on the drafter's device. q = K + 1."""
+    """The end of the target's round for n requests, on the drafter's device: q = K + 1 rows each for the K verified."""
 
     sampled_token_ids: Tensor
     """int64 [n, q]: accepted draft tokens, then the token the target sampled, then anything."""
@@ -40,6 +40,11 @@ class ProposeBatch:
         """n."""
         return self.num_sampled.shape[0]
 
+    @property
+    def query_len(self) -> int:
+        """q."""
+        return self.sampled_token_ids.shape[1] if self.sampled_token_ids.dim() == 2 else 0
+
 
 @dataclass(frozen=True, slots=True)
 class DraftTokens:
@@ -59,21 +64,22 @@ def load_batch(buffers: DraftBuffers, batch: ProposeBatch) -> None:
     Raises:
         ConfigError: a tensor has the wrong shape; nothing was written.
     """
-    n, query_len = batch.num_requests, buffers.sampled_token_ids.shape[1]
+    n, query_len = batch.num_requests, batch.query_len
+    sampled_token_ids, aux_hidden = buffers.handed_over(query_len)
     width = buffers.block_table.shape[1]
     _expect("sampled_token_ids", batch.sampled_token_ids, (n, query_len))
     _expect("start_positions", batch.start_positions, (n,))
-    _expect("aux_hidden", batch.aux_hidden, (n * query_len, buffers.aux_hidden.shape[1]))
+    _expect("aux_hidden", batch.aux_hidden, (n * query_len, aux_hidden.shape[1]))
     if batch.block_table.dim() != 2 or batch.block_table.shape[0] != n or batch.block_table.shape[1] > width:
         raise ConfigError(f"block_table is {list(batch.block_table.shape)}, expected [{n}, at most {width}]")
     for name in ("temperature", "seeds"):
         if buffers.draft_probs is not None and getattr(batch, name) is None:
             raise ConfigError(f"a sampled drafter needs {name} with every batch")
-    buffers.sampled_token_ids[:n].copy_(batch.sampled_token_ids)
+    sampled_token_ids[:n].copy_(batch.sampled_token_ids)
     buffers.num_sampled[:n].copy_(batch.num_sampled)
     buffers.num_sampled[n:].zero_()
     buffers.start_positions[:n].copy_(batch.start_positions)
-    buffers.aux_hidden[: n * query_len].copy_(batch.aux_hidden)
+    aux_hidden[: n * query_len].copy_(batch.aux_hidden)
     buffers.block_table[:n, : batch.block_table.shape[1]].copy_(batch.block_table)
     buffers.block_table[:n, batch.block_table.shape[1] :].fill_(NULL_BLOCK)
     if batch.temperature is not None and batch.seeds is not None:

@@ -1,11 +1,14 @@
 """The drafter's persistent tensors: all that a captured draft graph reads and writes, each with a name.
 
-They are allocated once at the padded maximum and only ever written in place.
+They are allocated once at the padded maximum and only ever written in place. A batch works on views of them: what
+has rows per request is packed by the rows that this very batch has, so that views are contiguous at every length.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,9 +17,20 @@ from specgraph.attention import AttentionMetadata, allocate_block_table, allocat
 from specgraph.drafting.config import DraftConfig
 
 
+class PassRows(NamedTuple):
+    """Rows a request in the parts of one propose."""
+
+    first: int
+    """The target's round, which step 0 takes: q."""
+    later: int
+    """Each pass after that: 1 in a chain, 1 + K in a parallel drafter's block."""
+    carried: int
+    """Hidden states that are kept from pass to pass."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftBuffers:
-    """R requests, q = K + 1 rows each, K draft tokens. The first group is written by the engine before a propose."""
+    """R requests, q rows each, K draft tokens. The first group is written by the engine before a propose."""
 
     sampled_token_ids: Tensor
     """int64 [R, q]: per request the accepted draft tokens, then the target's own token, then anything."""
@@ -40,11 +54,11 @@ class DraftBuffers:
     first: AttentionMetadata
     """Step 0's metadata, q rows a request."""
     step: AttentionMetadata
-    """The later steps' metadata, one row a request, moved on by `advance`."""
+    """The later passes' metadata: one row a request, moved on by `advance`; or a parallel drafter's block."""
     step_token_ids: Tensor
-    """int64 [R]: the latest draft token, the next step's input."""
+    """int64 [R * later rows]: the latest draft token, the next step's input; or a parallel drafter's block."""
     hidden: Tensor
-    """[R, hidden_size]: the hidden state carried from step to step."""
+    """[R * carried rows, hidden_size]: the hidden states carried from step to step."""
     draft_step: Tensor
     """int64 [1]: the column of `draft_token_ids` to write, counted on the device."""
 
@@ -52,6 +66,8 @@ class DraftBuffers:
     """int64 [R, K]: the result. Overwritten by the next propose."""
     draft_probs: Tensor | None
     """float32 [R, K, draft_vocab]: what sampled drafts were drawn from."""
+    query_start_locs: Mapping[int, Tensor]
+    """int32 [R + 1] for each number of rows a request that a batch may have: constants."""
 
     def named_tensors(self) -> dict[str, Tensor]:
         """Every tensor by name, for the read-set."""
@@ -62,33 +78,46 @@ class DraftBuffers:
                 named |= value.named_tensors(f"buffers.{field.name}")
             elif isinstance(value, Tensor):
                 named[f"buffers.{field.name}"] = value
-        return named
+        return named | {f"buffers.query_start_loc.{rows}": t for rows, t in self.query_start_locs.items()}
 
-    def sliced(self, num_requests: int) -> DraftBuffers:
-        """The first `num_requests` requests: views of the same memory."""
-        n, rows = num_requests, num_requests * self.first.query_len
+    def handed_over(self, query_len: int) -> tuple[Tensor, Tensor]:
+        """(sampled_token_ids [R, q], aux_hidden [R * q, aux_size]) for rounds of q = `query_len` rows a request."""
+        requests = self.num_sampled.shape[0]
+        rows = requests * query_len
+        return self.sampled_token_ids.flatten()[:rows].view(requests, query_len), self.aux_hidden[:rows]
+
+    def sliced(self, num_requests: int, rows: PassRows, num_speculative_tokens: int) -> DraftBuffers:
+        """The first `num_requests` requests of a batch with these rows and K: views of the same memory."""
+        n, k = num_requests, num_speculative_tokens
+        sampled, aux_hidden = self.handed_over(rows.first)
         return DraftBuffers(
-            sampled_token_ids=self.sampled_token_ids[:n],
+            sampled_token_ids=sampled[:n],
             num_sampled=self.num_sampled[:n],
             start_positions=self.start_positions[:n],
-            aux_hidden=self.aux_hidden[:rows],
+            aux_hidden=aux_hidden[: n * rows.first],
             block_table=self.block_table[:n],
             temperature=self.temperature[:n],
             seeds=self.seeds[:n],
-            token_ids=self.token_ids[:rows],
+            token_ids=self.token_ids[: n * rows.first],
             last_rows=self.last_rows[:n],
-            first=self.first.sliced(n),
-            step=self.step.sliced(n),
-            step_token_ids=self.step_token_ids[:n],
-            hidden=self.hidden[:n],
+            first=self._metadata(self.first, n, rows.first),
+            step=self._metadata(self.step, n, rows.later),
+            step_token_ids=self.step_token_ids[: n * rows.later],
+            hidden=self.hidden[: n * rows.carried],
             draft_step=self.draft_step,
-            draft_token_ids=self.draft_token_ids[:n],
-            draft_probs=None if self.draft_probs is None else self.draft_probs[:n],
+            draft_token_ids=self.draft_token_ids[:n, :k],
+            draft_probs=None if self.draft_probs is None else self.draft_probs[:n, :k],
+            query_start_locs=self.query_start_locs,
         )
+
+    def _metadata(self, of: AttentionMetadata, num_requests: int, query_len: int) -> AttentionMetadata:
+        start_loc = self.query_start_locs[query_len]
+        return replace(of, query_start_loc=start_loc, query_len=query_len).sliced(num_requests)
 
 
 def allocate_buffers(
     config: DraftConfig,
+    rows: PassRows,
     *,
     aux_size: int,
     hidden_size: int,
@@ -96,29 +125,36 @@ def allocate_buffers(
     dtype: torch.dtype,
     device: torch.device,
 ) -> DraftBuffers:
-    """Buffers for `config`'s largest batch, every request inert."""
-    requests, query_len, steps = config.max_num_requests, config.query_len, config.num_speculative_tokens
-    rows = requests * query_len
+    """Buffers for `config`'s largest batch, every request inert.
+
+    Args:
+        rows: of a propose with the most draft tokens.
+    """
+    requests, steps = config.max_num_requests, config.num_speculative_tokens
     table = allocate_block_table(requests, config.max_blocks, device)
 
     def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
 
+    def start_loc(query_len: int) -> Tensor:
+        return torch.arange(0, requests * query_len + 1, query_len, dtype=torch.int32, device=device)
+
     return DraftBuffers(
-        sampled_token_ids=zeros(requests, query_len),
+        sampled_token_ids=zeros(requests, rows.first),
         num_sampled=zeros(requests, dtype=torch.int32),
         start_positions=zeros(requests),
-        aux_hidden=zeros(rows, aux_size, dtype=dtype),
+        aux_hidden=zeros(requests * rows.first, aux_size, dtype=dtype),
         block_table=table,
         temperature=zeros(requests, dtype=torch.float32),
         seeds=zeros(requests),
-        token_ids=zeros(rows),
+        token_ids=zeros(requests * rows.first),
         last_rows=zeros(requests),
-        first=allocate_metadata(requests, query_len, table),
-        step=allocate_metadata(requests, 1, table),
-        step_token_ids=zeros(requests),
-        hidden=zeros(requests, hidden_size, dtype=dtype),
+        first=allocate_metadata(requests, rows.first, table),
+        step=allocate_metadata(requests, rows.later, table),
+        step_token_ids=zeros(requests * rows.later),
+        hidden=zeros(requests * rows.carried, hidden_size, dtype=dtype),
         draft_step=zeros(1),
         draft_token_ids=zeros(requests, steps),
         draft_probs=zeros(requests, steps, draft_vocab_size, dtype=torch.float32) if config.sampled else None,
+        query_start_locs={n: start_loc(n) for n in (1, *config.query_lens)},
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,7 +22,7 @@ class DraftConfig:
     """
 
     num_speculative_tokens: int
-    """K, draft tokens a propose."""
+    """K, draft tokens a propose; with a schedule the largest K."""
     max_num_requests: int
     """The largest batch."""
     max_model_len: int
@@ -31,6 +31,9 @@ class DraftConfig:
     """Tokens per KV block."""
     capture_sizes: Sequence[int] | None = None
     """Request counts to capture; a default ladder up to max_num_requests."""
+    draft_schedule: Mapping[int, int] | None = None
+    """K by batch: {largest number of requests: K}. A batch takes the K of the first entry that holds its padded size,
+    so that every captured size has one K. None drafts num_speculative_tokens always."""
     lowering: LoweringChoice = "auto"
     sampled: bool = False
     """Draw drafts by temperature and keep their distributions; otherwise drafts are greedy."""
@@ -49,6 +52,7 @@ class DraftConfig:
             raise ConfigError(
                 f"num_speculative_tokens is {self.num_speculative_tokens}, and max_model_len only {self.max_model_len}"
             )
+        self._check_schedule()
         sizes = capture_sizes(self.max_num_requests, self.capture_sizes)
         if self.fallback == "error" and self.lowering != "eager" and sizes[-1] < self.max_num_requests:
             raise ConfigError(
@@ -57,10 +61,38 @@ class DraftConfig:
                 "max_num_requests, or allow fallback='eager'."
             )
 
+    def _check_schedule(self) -> None:
+        if self.draft_schedule is None:
+            return
+        most = self.num_speculative_tokens
+        for limit, k in self.draft_schedule.items():
+            if limit < 1 or not 1 <= k <= most:
+                raise ConfigError(
+                    f"draft_schedule {{{limit}: {k}}}: batches have at least 1 request, and K is 1 to "
+                    f"num_speculative_tokens = {most}"
+                )
+        if max(self.draft_schedule, default=0) < self.max_num_requests:
+            raise ConfigError(
+                f"draft_schedule ends at {max(self.draft_schedule, default=0)} requests, batches go up to "
+                f"max_num_requests = {self.max_num_requests}: add an entry for it"
+            )
+
     @property
     def query_len(self) -> int:
-        """Rows per request in step 0: K + 1."""
+        """Rows per request in a verify of the most draft tokens, and in step 0 after it."""
         return self.num_speculative_tokens + 1
+
+    def draft_tokens(self, num_requests: int) -> int:
+        """K for a batch of this padded size."""
+        if self.draft_schedule is None:
+            return self.num_speculative_tokens
+        return self.draft_schedule[min(limit for limit in self.draft_schedule if limit >= num_requests)]
+
+    @property
+    def query_lens(self) -> tuple[int, ...]:
+        """Rows per request that a verify may have: K + 1 for every K, ascending."""
+        every = [self.num_speculative_tokens] if self.draft_schedule is None else self.draft_schedule.values()
+        return tuple(sorted({k + 1 for k in every}))
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ writes the buffers itself and calls `run`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -20,10 +21,10 @@ from specgraph.attention import (
 )
 from specgraph.drafting.batch import DraftTokens, ProposeBatch, load_batch
 from specgraph.drafting.buffers import allocate_buffers
+from specgraph.drafting.choose import choose_program
 from specgraph.drafting.config import DraftConfig
-from specgraph.drafting.host_lengths import AcceptedCounts, LateLengths
+from specgraph.drafting.host_lengths import AcceptedCounts, HostRound, LateLengths
 from specgraph.drafting.lowering import Launch, launches, resolve
-from specgraph.drafting.program import ChainProgram, DraftProgram
 from specgraph.errors import CapacityError, ConfigError
 from specgraph.graphs import (
     AttentionStack,
@@ -34,8 +35,9 @@ from specgraph.graphs import (
     Recording,
     StepLengths,
     dispatch,
+    padded_size,
 )
-from specgraph.models.protocol import DraftHead
+from specgraph.models.protocol import DraftHead, ParallelHead
 from specgraph.platforms import Platform
 
 
@@ -47,7 +49,7 @@ class Drafter:
 
     def __init__(
         self,
-        head: DraftHead,
+        head: DraftHead | ParallelHead,
         caches: Sequence[KVCache],
         platform: Platform,
         config: DraftConfig,
@@ -56,14 +58,14 @@ class Drafter:
     ) -> None:
         """
         Args:
-            head: the draft model.
+            head: the draft model; its kind decides the draft program.
             caches: one KV cache per attention layer of the head.
             platform: where to run.
             config: limits and choices.
             attention: the attention backend; the core's paged attention with device parameters by default.
 
         Raises:
-            ConfigError: the caches don't fit the head or the config.
+            ConfigError: the caches don't fit the head or the config, or the head can't draft K tokens.
             UnsupportedError: the asked lowering is not possible on this platform.
         """
         _check_caches(head, caches, config)
@@ -71,9 +73,10 @@ class Drafter:
         self.attention: AttentionBackend = attention or PagedAttention()
         self.resolution = resolve(config.lowering, platform.capabilities, self.attention.host_parameters)
         self.stack = AttentionStack(self.attention, head.attention_layers, self.caches)
-        self.program: DraftProgram = ChainProgram(head, self.attention, config)
+        self.program = choose_program(head, self.stack, config)
         self.buffers = allocate_buffers(
             config,
+            self.program.rows(config.query_len, config.num_speculative_tokens),
             aux_size=head.aux_size,
             hidden_size=head.hidden_size,
             draft_vocab_size=head.draft_vocab_size,
@@ -82,7 +85,6 @@ class Drafter:
         )
         self.num_proposes = 0
         """Proposes so far."""
-        self._launches = launches(self.resolution.lowering, self.program.num_steps)
         self._accepted = AcceptedCounts(platform, config.max_num_requests)
         self.runner: GraphRunner | None = None
         if self.resolution.lowering != "eager":
@@ -105,39 +107,61 @@ class Drafter:
             return
         self.buffers.num_sampled.zero_()  # warm-up really runs: every request is inert
         self.buffers.step.seq_lens.zero_()
-        for size in reversed(self.config.sizes):
-            for launch in {launch.phase: launch for launch in self._launches}.values():
-                self.runner.capture(self._descriptor(launch, size), self._body(launch, size))
+        for plan in self.captures():
+            for launch in self._launches(plan):
+                descriptor = self._descriptor(launch, plan)
+                if descriptor not in self.runner:  # one step graph serves several steps, and every query_len
+                    self.runner.capture(descriptor, self._body(launch, plan))
+
+    def captures(self) -> list[BatchDescriptor]:
+        """The propose batches that are captured, largest first: every size after rounds of every length."""
+        sizes, lengths = reversed(self.config.sizes), self.config.query_lens
+        return [
+            BatchDescriptor("propose", size, query_len, self.config.draft_tokens(size))
+            for size in sizes
+            for query_len in reversed(lengths)
+        ]
 
     def propose(self, batch: ProposeBatch) -> DraftTokens:
-        """Draft K tokens for each request of `batch`.
+        """Draft K tokens for each request of `batch`; K follows the batch where there is a schedule.
 
         Raises:
             ConfigError: a tensor of the batch has the wrong shape; both shapes are named.
             CapacityError: the batch is larger than max_num_requests, or than every captured size with fallback
                 'error'. Nothing was run.
         """
-        plan = self.dispatch(batch.num_requests)
+        plan = self.dispatch(batch.num_requests, batch.query_len)
         load_batch(self.buffers, batch)
         self.run(plan, start_positions=batch.host_start_positions, num_sampled=batch.host_num_sampled)
-        n = batch.num_requests
-        probs = self.buffers.draft_probs
+        n, k = batch.num_requests, plan.descriptor.num_speculative_tokens
+        drafts, probs = self.buffers.draft_token_ids[:n, :k], self.buffers.draft_probs
         # The graph overwrites its outputs at the next replay, so what is handed out is a copy.
-        return DraftTokens(self.buffers.draft_token_ids[:n].clone(), None if probs is None else probs[:n].clone(), plan)
+        return DraftTokens(drafts.clone(), None if probs is None else probs[:n, :k].clone(), plan)
 
-    def dispatch(self, num_requests: int) -> Dispatch:
-        """The padded size that a batch runs at.
+    def dispatch(self, num_requests: int, query_len: int | None = None) -> Dispatch:
+        """The padded size that a batch runs at, and the K that goes with it.
+
+        Args:
+            query_len: rows a request in the target's round; of the most draft tokens by default.
 
         Raises:
             CapacityError: as in `propose`.
+            ConfigError: no K of this drafter makes rounds of that many rows.
         """
+        query_len = self.config.query_len if query_len is None else query_len
+        if query_len not in self.config.query_lens:
+            raise ConfigError(
+                f"a round of {query_len} rows a request; with this drafter's K they are "
+                f"{', '.join(map(str, self.config.query_lens))} (K + 1)"
+            )
         if not 1 <= num_requests <= self.config.max_num_requests:
             raise CapacityError(
                 f"a batch of {num_requests} requests: this drafter takes 1 to {self.config.max_num_requests} "
                 "(max_num_requests)"
             )
         # Eager pads too: matmuls change their last bit with the number of rows.
-        plan = dispatch("propose", num_requests, self.config.query_len, self.program.num_steps, self.config.sizes)
+        k = self.config.draft_tokens(padded_size(num_requests, self.config.sizes) or num_requests)
+        plan = dispatch("propose", num_requests, query_len, k, self.config.sizes)
         if not plan.captured and self.config.fallback == "error" and self.runner is not None:
             raise CapacityError(f"{plan.reason}, and fallback is 'error'")
         return plan
@@ -159,15 +183,15 @@ class Drafter:
                 with host parameters. Without `num_sampled` they are copied to the host while the propose starts;
                 without `start_positions` both are read from the device, which waits for it.
         """
-        size = plan.descriptor.num_requests
-        lengths = self._lengths(size, start_positions, num_sampled)
+        batch = plan.descriptor
+        lengths = self._lengths(batch, start_positions, num_sampled)
         self.num_proposes += 1
-        for launch in self._launches:
+        for launch in self._launches(batch):
             captured = {} if lengths is None else lengths(launch)
             if self.runner is not None and plan.captured:
-                self.runner.replay(self._descriptor(launch, size), captured)
+                self.runner.replay(self._descriptor(launch, batch), captured)
             else:
-                self._body(launch, size, captured)(None)
+                self._body(launch, batch, captured)(None)
 
     def prefill(
         self, token_ids: Tensor, aux_hidden: Tensor, metadata: AttentionMetadata, lengths: HostLengths | None = None
@@ -184,43 +208,51 @@ class Drafter:
         """
         if token_ids.shape[0] == 0:
             return
-        attend = self.stack.eager({} if lengths is None else {0: lengths})(metadata, 0)
-        self.head.forward(token_ids, self.head.combine(aux_hidden), attend)
+        every = {} if lengths is None else dict.fromkeys(range(self.config.num_speculative_tokens), lengths)
+        self.program.prefill(token_ids, aux_hidden, metadata, self.stack.eager(every), None)
 
     def close(self) -> None:
         """Release graphs and their memory."""
         if self.runner is not None:
             self.runner.close()
 
-    def _descriptor(self, launch: Launch, size: int) -> BatchDescriptor:
-        rows = 1 if launch.phase == "step" else self.config.query_len
-        return BatchDescriptor(launch.phase, size, rows, self.program.num_steps)
+    def _launches(self, batch: BatchDescriptor) -> list[Launch]:
+        steps = self.program.num_steps(batch.num_speculative_tokens)
+        return launches(self.resolution.lowering, steps, self.program.steps_differ)
+
+    def _descriptor(self, launch: Launch, batch: BatchDescriptor) -> BatchDescriptor:
+        if launch.phase != "step":
+            return replace(batch, phase=launch.phase)
+        if self.program.steps_differ:
+            return replace(batch, phase="step", step=launch.captured_steps[0])
+        return replace(batch, phase="step", query_len=1)
 
     def _lengths(
-        self, size: int, start_positions: Sequence[int] | None, num_sampled: Sequence[int] | None
+        self, batch: BatchDescriptor, start_positions: Sequence[int] | None, num_sampled: Sequence[int] | None
     ) -> Callable[[Launch], StepLengths] | None:
         """Host lengths of each launch, None for attention without host parameters. What is not given is read late."""
         if not self.attention.host_parameters:
             return None
+        size = batch.num_requests
         if start_positions is None:
             counts: list[int] = self.buffers.num_sampled[:size].tolist()
             live = max((i + 1 for i, count in enumerate(counts) if count > 0), default=0)
             start_positions, num_sampled = self.buffers.start_positions[:live].tolist(), counts[:live]
-        starts, given = start_positions, num_sampled
-        if given is None and self.program.num_steps > 1:
-            self._accepted.start(self.buffers.num_sampled[: len(starts)])
+        given = num_sampled
+        if given is None:
+            self._accepted.start(self.buffers.num_sampled[: len(start_positions)])
         read = self._accepted.read if given is None else lambda: given
-        query_len = self.config.query_len
+        now = HostRound(start_positions, read, batch.query_len, batch.num_speculative_tokens, size)
 
-        def of(launch: Launch) -> StepLengths:
-            steps = dict(zip(launch.captured_steps, launch.steps, strict=True))
-            return LateLengths(starts, read, query_len, size, steps)
+        def at(step: int) -> HostLengths:
+            return self.program.host_lengths(step, now)
 
-        return of
+        return lambda launch: LateLengths(at, dict(zip(launch.captured_steps, launch.steps, strict=True)))
 
-    def _body(self, launch: Launch, size: int, lengths: StepLengths | None = None) -> Body:
+    def _body(self, launch: Launch, batch: BatchDescriptor, lengths: StepLengths | None = None) -> Body:
         """The device work of one launch: called with None to run it, with a recording to have it captured."""
-        buffers = self.buffers.sliced(size)
+        k = batch.num_speculative_tokens
+        buffers = self.buffers.sliced(batch.num_requests, self.program.rows(batch.query_len, k), k)
 
         def body(recording: Recording | None) -> None:
             if recording is None:
@@ -238,7 +270,7 @@ class Drafter:
         return body
 
 
-def _check_caches(head: DraftHead, caches: Sequence[KVCache], config: DraftConfig) -> None:
+def _check_caches(head: DraftHead | ParallelHead, caches: Sequence[KVCache], config: DraftConfig) -> None:
     if len(caches) != len(head.attention_layers):
         raise ConfigError(
             f"the drafter has {len(head.attention_layers)} attention layer(s), got {len(caches)} KV caches"

@@ -12,46 +12,46 @@ from specgraph.attention import HostLengths
 from specgraph.platforms import Platform
 
 
-def draft_lengths(
-    start_positions: Sequence[int], num_sampled: Sequence[int], step: int, query_len: int, padded: int
-) -> HostLengths:
-    """The same numbers as the device metadata has at `step`: this round's rejected tokens are counted out.
+@dataclass(frozen=True, slots=True)
+class HostRound:
+    """The numbers of one round that a draft program makes host lengths from."""
 
-    Args:
-        start_positions: position of each real request's first row in the target's pass.
-        num_sampled: accepted + 1 of each real request.
-        step: draft step; 0 runs `query_len` rows a request, later ones 1.
-        query_len: K + 1.
-        padded: requests of the graph; padded ones get length 0.
-    """
-    tail = [0] * (padded - len(start_positions))
-    rows = query_len if step == 0 else 1
-    if step == 0:
-        seq_lens = [start + query_len for start in start_positions]
-    else:
-        seq_lens = [start + count + step for start, count in zip(start_positions, num_sampled, strict=True)]
-    return HostLengths(query_lens=[rows] * padded, seq_lens=seq_lens + tail)
+    start_positions: Sequence[int]
+    """Position of each real request's first row in the target's pass."""
+    num_sampled: Callable[[], Sequence[int]]
+    """Accepted + 1 of each real request. The host doesn't know it when the propose is launched: calling may wait."""
+    query_len: int
+    """Rows a request in the target's pass."""
+    num_speculative_tokens: int
+    padded: int
+    """Requests of the graph; those beyond the real ones get length 0."""
+
+    def lengths(self, rows: int, seq_lens: Sequence[int]) -> HostLengths:
+        """`rows` for every request, `seq_lens` for the real ones and 0 for the padded."""
+        tail = [0] * (self.padded - len(self.start_positions))
+        return HostLengths(query_lens=[rows] * self.padded, seq_lens=[*seq_lens, *tail])
+
+    def first(self) -> HostLengths:
+        """Every row of the target's pass; needs no accepted count."""
+        return self.lengths(self.query_len, [start + self.query_len for start in self.start_positions])
+
+    def accepted_ends(self) -> list[int]:
+        """One past the last accepted row's position: this round's rejected tokens are counted out."""
+        counts = self.num_sampled()[: len(self.start_positions)]
+        return [start + count for start, count in zip(self.start_positions, counts, strict=True)]
 
 
 @dataclass(frozen=True)
 class LateLengths(Mapping[int, HostLengths]):
-    """The lengths of one propose by draft step, each computed when it is asked for.
+    """The lengths of one launch by captured step, each computed when it is asked for: later ones may have to wait."""
 
-    Step 0 needs the start positions only. The later steps need this round's accepted counts, which the host does not
-    know when the propose is launched: `num_sampled` is called when the first of them is asked for, and may wait.
-    """
-
-    start_positions: Sequence[int]
-    num_sampled: Callable[[], Sequence[int]]
-    query_len: int
-    padded: int
+    at: Callable[[int], HostLengths]
+    """The lengths of a draft step."""
     steps: Mapping[int, int]
     """Draft step by the step it was captured as."""
 
     def __getitem__(self, captured: int) -> HostLengths:
-        step, starts = self.steps[captured], self.start_positions
-        counts = self.num_sampled()[: len(starts)] if step else ()
-        return draft_lengths(starts, counts, step, self.query_len, self.padded)
+        return self.at(self.steps[captured])
 
     def __contains__(self, captured: object) -> bool:
         return captured in self.steps  # Mapping's own would ask for the lengths, and wait

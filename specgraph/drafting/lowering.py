@@ -24,15 +24,18 @@ class Launch:
     """Draft steps it stands for here."""
 
 
-def launches(lowering: LoweringName, num_steps: int) -> list[Launch]:
+def launches(lowering: LoweringName, num_steps: int, steps_differ: bool = False) -> list[Launch]:
     """The launches of one propose with `num_steps` passes.
 
     `eager` calls what `merged` would capture; `piecewise` has the launches of `step`, each with eager attention.
+
+    Args:
+        steps_differ: each later step is a computation of its own and can't stand for another.
     """
     every = tuple(range(num_steps))
     if lowering in ("merged", "eager"):
         return [Launch("propose", every, every)]
-    return [Launch("first", (0,), (0,)), *(Launch("step", (1,), (k,)) for k in every[1:])]
+    return [Launch("first", (0,), (0,)), *(Launch("step", (k if steps_differ else 1,), (k,)) for k in every[1:])]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,101 +6,104 @@ captured once and replayed, a step inside one merged graph, and an eager step ru
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from specgraph import kernels
-from specgraph.attention import AttentionBackend
-from specgraph.drafting.buffers import DraftBuffers
-from specgraph.drafting.config import DraftConfig
+from specgraph.attention import AttentionMetadata, HostLengths
+from specgraph.drafting.buffers import DraftBuffers, PassRows
+from specgraph.drafting.host_lengths import HostRound
 from specgraph.graphs import MakeAttend
 from specgraph.models.protocol import DraftHead, GreedyHead
 
 
 class DraftProgram(Protocol):
-    """How one propose is computed. `buffers` are sliced to the padded batch."""
+    """How one propose is computed. `buffers` are sliced to the padded batch, its rows and its K."""
 
     @property
-    def num_steps(self) -> int:
-        """Passes of a propose: K for a chain, 1 for a parallel drafter."""
+    def steps_differ(self) -> bool:
+        """Whether each later step is a computation of its own. If not, one captured step is replayed for all."""
+        ...
+
+    def num_steps(self, num_speculative_tokens: int) -> int:
+        """Passes of a propose of K tokens: K for a chain, 1 for a parallel drafter."""
+        ...
+
+    def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
+        """Rows a request after a target round of `query_len` rows."""
         ...
 
     def first(self, buffers: DraftBuffers, make_attend: MakeAttend) -> None:
-        """Step 0: from the target's round to the first draft token, over K + 1 rows a request."""
+        """Step 0: from the target's round to the first draft token (or to all of them)."""
         ...
 
     def step(self, buffers: DraftBuffers, make_attend: MakeAttend, step: int) -> None:
-        """A later step, over one row a request. `step` is for `make_attend` only: captured once, it is stale."""
+        """A later step. Unless `steps_differ`, `step` is for `make_attend` only: captured once, it is stale."""
+        ...
+
+    def prefill(
+        self,
+        token_ids: Tensor,
+        aux_hidden: Tensor,
+        metadata: AttentionMetadata,
+        make_attend: MakeAttend,
+        last_row: Tensor | None,
+    ) -> None:
+        """Write the drafter's KV of T prompt rows; drafts nothing.
+
+        Args:
+            token_ids: int64 [T], the token after each row's position.
+            aux_hidden: [T, aux_size], the target's hidden states of the rows.
+            metadata: T rows.
+            last_row: int64 [1], the last real row where the rest is padding; None where every row is real.
+        """
+        ...
+
+    def host_lengths(self, step: int, host_round: HostRound) -> HostLengths:
+        """The same numbers as the device metadata has at `step`."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class ChainProgram:
-    """EAGLE-style autoregressive drafting: each step takes the token and the hidden state of the one before."""
-
-    head: DraftHead
-    attention: AttentionBackend
-    config: DraftConfig
-
-    @property
-    def num_steps(self) -> int:
-        """K."""
-        return self.config.num_speculative_tokens
-
-    def first(self, buffers: DraftBuffers, make_attend: MakeAttend) -> None:
-        """See `DraftProgram.first`."""
-        kernels.begin_propose(
-            buffers.sampled_token_ids,
-            buffers.num_sampled,
-            buffers.start_positions,
-            buffers.block_table,
-            max_model_len=self.config.max_model_len,
-            block_size=self.config.block_size,
-            token_ids=buffers.token_ids,
-            positions=buffers.first.positions,
-            slot_mapping=buffers.first.slot_mapping,
-            seq_lens=buffers.first.seq_lens,
-            last_rows=buffers.last_rows,
-            step_positions=buffers.step.positions,
-            step_seq_lens=buffers.step.seq_lens,
-            draft_step=buffers.draft_step,
+def draft_one(head: DraftHead, buffers: DraftBuffers, hidden: Tensor) -> None:
+    """Pick one token a request from hidden states [R, hidden_size], and write it to column `draft_step`."""
+    if buffers.draft_probs is None and isinstance(head, GreedyHead):
+        head.draft_greedy(hidden, buffers.draft_step, buffers.step_token_ids, buffers.draft_token_ids)
+        return
+    logits = head.logits(hidden)
+    if buffers.draft_probs is None:
+        kernels.draft_greedy(
+            logits, head.draft_to_target, buffers.draft_step, buffers.step_token_ids, buffers.draft_token_ids
         )
-        hidden = self.head.combine(buffers.aux_hidden)
-        out = self.head.forward(buffers.token_ids, hidden, make_attend(buffers.first, 0), buffers.last_rows)
-        kernels.take_rows(out.carry, None, buffers.hidden)
-        self._sample(buffers, out.hidden)
+    else:
+        kernels.draft_gumbel(
+            logits,
+            head.draft_to_target,
+            buffers.temperature,
+            buffers.seeds,
+            buffers.step.seq_lens,
+            buffers.draft_step,
+            buffers.step_token_ids,
+            buffers.draft_token_ids,
+            buffers.draft_probs,
+        )
 
-    def step(self, buffers: DraftBuffers, make_attend: MakeAttend, step: int) -> None:
-        """See `DraftProgram.step`."""
-        self.attention.advance(buffers.step, buffers.draft_step, self.config.max_model_len, self.config.block_size)
-        out = self.head.forward(buffers.step_token_ids, buffers.hidden, make_attend(buffers.step, step))
-        kernels.take_rows(out.carry, None, buffers.hidden)
-        self._sample(buffers, out.hidden)
 
-    def _sample(self, buffers: DraftBuffers, hidden: Tensor) -> None:
-        if buffers.draft_probs is None and isinstance(self.head, GreedyHead):
-            self.head.draft_greedy(hidden, buffers.draft_step, buffers.step_token_ids, buffers.draft_token_ids)
-            return
-        logits = self.head.logits(hidden)
-        if buffers.draft_probs is None:
-            kernels.draft_greedy(
-                logits,
-                self.head.draft_to_target,
-                buffers.draft_step,
-                buffers.step_token_ids,
-                buffers.draft_token_ids,
-            )
-        else:
-            kernels.draft_gumbel(
-                logits,
-                self.head.draft_to_target,
-                buffers.temperature,
-                buffers.seeds,
-                buffers.step.seq_lens,
-                buffers.draft_step,
-                buffers.step_token_ids,
-                buffers.draft_token_ids,
-                buffers.draft_probs,
-            )
+def begin_rows(buffers: DraftBuffers, max_model_len: int, block_size: int) -> None:
+    """Step 0's rows, and the later steps' starting metadata, from the target's round."""
+    kernels.begin_propose(
+        buffers.sampled_token_ids,
+        buffers.num_sampled,
+        buffers.start_positions,
+        buffers.block_table,
+        max_model_len=max_model_len,
+        block_size=block_size,
+        token_ids=buffers.token_ids,
+        positions=buffers.first.positions,
+        slot_mapping=buffers.first.slot_mapping,
+        seq_lens=buffers.first.seq_lens,
+        last_rows=buffers.last_rows,
+        step_positions=buffers.step.positions,
+        step_seq_lens=buffers.step.seq_lens,
+        draft_step=buffers.draft_step,
+    )

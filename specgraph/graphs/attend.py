@@ -16,7 +16,9 @@ from specgraph.attention import (
     HostLengths,
     KVCache,
     StepContext,
+    Store,
     bind,
+    store_rows,
 )
 from specgraph.graphs.runner import Recording, StepLengths
 
@@ -58,6 +60,14 @@ class AttentionStack:
             return self._split(recording, self._context(metadata, step, {}))
 
         return make_attend
+
+    def store(self, metadata: AttentionMetadata) -> Store:
+        """Write rows to the caches without attending; the same in every way of running."""
+
+        def store(index: int, key: Tensor, value: Tensor) -> None:
+            store_rows(self.layers[index], key, value, self.caches[index], metadata)
+
+        return store
 
     def _split(self, recording: Recording, context: StepContext) -> Attend:
         def attend(index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

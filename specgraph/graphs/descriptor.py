@@ -19,6 +19,8 @@ class BatchDescriptor:
     query_len: int
     """Rows per request that enter the graph."""
     num_speculative_tokens: int
+    step: int = 0
+    """Which draft step, where a graph of its own serves each; 0 where there is one of the phase."""
 
     @property
     def num_tokens(self) -> int:
@@ -26,4 +28,5 @@ class BatchDescriptor:
         return self.num_requests * self.query_len
 
     def __str__(self) -> str:
-        return f"{self.phase}[{self.num_requests} x {self.query_len}, K={self.num_speculative_tokens}]"
+        step = f", step {self.step}" if self.step else ""
+        return f"{self.phase}[{self.num_requests} x {self.query_len}, K={self.num_speculative_tokens}{step}]"

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specgraph.attention import Attend, AttentionLayer
+from specgraph.attention import Attend, AttentionLayer, Store
 from specgraph.models.config import ModelConfig
 from specgraph.models.decoder_layer import DecoderLayer, attention_layers, decoder_block
 from specgraph.models.layers import embedding, linear, norm_linear, rms_norm
-from specgraph.models.protocol import Store
 
 
 @dataclass(frozen=True, slots=True)

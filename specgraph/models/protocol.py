@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from specgraph.attention import Attend, AttentionLayer
+from specgraph.attention import Attend, AttentionLayer, Store
 
 
 class TargetOutput(NamedTuple):
@@ -129,14 +129,6 @@ class StepwiseHead(Protocol):
 
     def forward_step(self, step: int, token_ids: Tensor, hidden: Tensor, attend: Attend) -> DraftOutput:
         """As `DraftHead.forward`, by module `step`, whose attention layer is number `step`."""
-        ...
-
-
-class Store(Protocol):
-    """What a parallel drafter calls to put context into its KV cache: rotation and cache write, without attention."""
-
-    def __call__(self, index: int, key: Tensor, value: Tensor) -> None:
-        """key, value: [T, num_kv_heads, head_dim], key not rotated yet; `index` as in `Attend`."""
         ...
 
 

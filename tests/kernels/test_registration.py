@@ -61,6 +61,16 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
         "norm_gate_up": ((f32(R, 8), f32(8), 1e-5, f32(10, 8), f32(10)), {}),
         "pair_linear": ((i64(R), f32(9, 6), f32(6), f32(R, 8), f32(8), 1e-5, f32(5, 14), f32(5)), {}),
         "greedy_head": ((f32(R, 8), f32(8), 1e-5, f32(DV, 8), OFFSETS, step, ids, drafts), {}),
+        "begin_block": (
+            (i64(R, Q), i32(1, 0, 3), i64(R), TABLE, 10, 12, 4, i64(R * Q), i64(R * Q), i64(R * Q), i64(R * Q),
+             i64(R * Q), i32(1, 1, 1)), {},
+        ),
+        "draft_block_greedy": ((f32(R * K, DV), OFFSETS, drafts), {}),
+        "draft_block_gumbel": (
+            (f32(R * K, DV), OFFSETS, torch.ones(R), i64(R), i64(R), i32(1, 0, 3), drafts, f32(R, K, DV)), {},
+        ),
+        "shift_token_ids": ((i64(R * Q), torch.tensor([0, 3, 8]), ids, lengths, step), {}),
+        "begin_prefill": ((i64(1), i64(1) + 2, TABLE[:1], 12, 4, i64(Q), i64(Q), i32(0), i64(1)), {}),
         "take_rows": ((f32(R * Q, 8), i64(R) + 2, f32(R, 8)), {}),
     }  # fmt: skip
 

@@ -1,0 +1,38 @@
+"""Which program drafts with a head: told from what the head offers."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from specgraph.drafting.chain import ChainProgram
+from specgraph.drafting.config import DraftConfig
+from specgraph.drafting.parallel import ParallelProgram
+from specgraph.drafting.program import DraftProgram
+from specgraph.drafting.stepwise import ModuleHead, StepwiseProgram
+from specgraph.errors import ConfigError
+from specgraph.graphs import AttentionStack
+from specgraph.models.protocol import DraftHead, ParallelHead, StepwiseHead
+
+
+def choose_program(head: DraftHead | ParallelHead, stack: AttentionStack, config: DraftConfig) -> DraftProgram:
+    """The program for `head`.
+
+    Raises:
+        ConfigError: K is more than the head's modules, or than a parallel head was trained for.
+    """
+    k = config.num_speculative_tokens
+    if isinstance(head, ParallelHead):
+        if k > head.max_speculative_tokens:
+            raise ConfigError(
+                f"num_speculative_tokens is {k}, and this parallel drafter was trained to fill "
+                f"{head.max_speculative_tokens} masked positions; ask for at most that many"
+            )
+        return ParallelProgram(head, stack, config)
+    if isinstance(head, StepwiseHead) and head.num_modules > 1:
+        if k > head.num_modules:
+            raise ConfigError(
+                f"num_speculative_tokens is {k}, and the drafter has {head.num_modules} modules, one a draft token; "
+                "ask for fewer tokens, or load it with num_modules=1 to reuse the first module at every step"
+            )
+        return StepwiseProgram(cast(ModuleHead, head), config)
+    return ChainProgram(head, stack.backend, config)

@@ -1,0 +1,113 @@
+"""A small random target and a drafter of every kind for it, made in memory.
+
+The token map dominates: target and chain drafters mostly answer with the same permutation of the last token, while
+every key and value still moves every logit. So drafts are accepted at many lengths, and a wrong read still shows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specgraph.models.config import ModelConfig
+from specgraph.models.decoder_layer import DecoderLayer
+from specgraph.models.dflash import DFlashConfig, DFlashHead, DFlashWeights
+from specgraph.models.draft_model import DraftModelHead
+from specgraph.models.eagle import EagleHead, EagleWeights
+from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
+from specgraph.models.llama import LlamaTarget
+from specgraph.models.mtp import MtpHead, MtpModule
+from specgraph.models.protocol import DraftHead, ParallelHead
+
+VOCAB, HIDDEN, POSITIONS, MODULES = 48, 32, 128, 8
+DRAFTERS = ("eagle", "eagle3", "mtp", "mtp-modules", "dflash", "draft-model")
+CONFIG = ModelConfig(
+    architecture="llama",
+    vocab_size=VOCAB,
+    hidden_size=HIDDEN,
+    intermediate_size=40,
+    num_layers=3,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    rms_norm_eps=1e-6,
+    max_position_embeddings=POSITIONS,
+    tie_word_embeddings=False,
+    dtype=torch.float32,
+)
+
+
+class Draw:
+    """Random tensors of one seed."""
+
+    def __init__(self, seed: int, dtype: torch.dtype, gain: float = 1.0) -> None:
+        self.g, self.dtype, self.gain = torch.Generator().manual_seed(seed), dtype, gain
+
+    def weight(self, out: int, columns: int) -> Tensor:
+        return (torch.randn(out, columns, generator=self.g) * columns**-0.5).to(self.dtype)
+
+    def norm(self, size: int = HIDDEN) -> Tensor:
+        return (1 + torch.randn(size, generator=self.g) * 0.1).to(self.dtype)
+
+    def layer(self, inputs: int = HIDDEN, input_norm: bool = True) -> DecoderLayer:
+        c = CONFIG
+        heads, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        return DecoderLayer(
+            qkv=self.weight(heads + 2 * kv, inputs) * 2,
+            output=self.weight(HIDDEN, heads) * self.gain,
+            post_norm=self.norm(),
+            gate_up=self.weight(2 * c.intermediate_size, HIDDEN),
+            down=self.weight(HIDDEN, c.intermediate_size) * self.gain,
+            input_norm=self.norm() if input_norm else None,
+        )
+
+
+def vocabulary(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Embedding, and a head that reads a token's embedding as another token: its successor."""
+    g = torch.Generator().manual_seed(99)
+    embed = torch.randn(VOCAB, HIDDEN, generator=g)
+    head = torch.empty_like(embed)
+    head[torch.randperm(VOCAB, generator=g)] = embed
+    return embed.to(dtype), (head * (4 / HIDDEN)).to(dtype)
+
+
+def make_target(dtype: torch.dtype = torch.float32) -> LlamaTarget:
+    """Three layers; most answers are the last token's successor."""
+    embed, head = vocabulary(dtype)
+    draw = Draw(1, dtype, gain=1.5)
+    return LlamaTarget(CONFIG, embed, [draw.layer() for _ in range(3)], draw.norm(), head)
+
+
+def make_head(kind: str, target: LlamaTarget) -> DraftHead | ParallelHead:
+    """A drafter for `make_target`; `dflash` fills up to 8 masks, `mtp-modules` has 8 modules."""
+    dtype = target.dtype
+    embed, head = vocabulary(dtype)
+    draw = Draw(2, dtype)
+    half = torch.cat([torch.eye(HIDDEN), torch.randn(HIDDEN, HIDDEN, generator=draw.g) * 0.12], dim=1).to(dtype)
+    if kind == "eagle":
+        return EagleHead(CONFIG, EagleWeights(embed, half, None, head), [draw.layer(input_norm=False)], POSITIONS)
+    if kind == "eagle3":
+        ids = torch.randperm(VOCAB, generator=draw.g)[: VOCAB // 2].sort().values
+        weights = Eagle3Weights(
+            embed_tokens=embed,
+            hidden_norm=draw.norm(),
+            norm=draw.norm(),
+            lm_head=draw.weight(VOCAB // 2, HIDDEN),
+            fc=draw.weight(HIDDEN, 3 * HIDDEN),
+            draft_to_target=ids - torch.arange(VOCAB // 2),
+        )
+        config = Eagle3Config(CONFIG, HIDDEN, VOCAB // 2, (0, 1, 3))
+        return Eagle3Head(config, weights, [draw.layer(2 * HIDDEN)], POSITIONS)
+    if kind in ("mtp", "mtp-modules"):
+        modules = [
+            MtpModule(draw.norm(), draw.norm(), half, draw.layer(), draw.norm())
+            for _ in range(1 if kind == "mtp" else MODULES)
+        ]
+        return MtpHead(CONFIG, modules, embed, head, POSITIONS)
+    if kind == "dflash":
+        weights = DFlashWeights(embed, draw.weight(HIDDEN, 2 * HIDDEN), draw.norm(), draw.norm(), head, None)
+        config = DFlashConfig(CONFIG, HIDDEN, VOCAB, (1, 3), block_size=9, mask_token_id=VOCAB - 1)
+        return DFlashHead(config, weights, [draw.layer(), draw.layer()], POSITIONS)
+    assert kind == "draft-model"
+    small = LlamaTarget(CONFIG, embed, [draw.layer()], draw.norm(), head)
+    return DraftModelHead(small, HIDDEN)
