@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import torch
 
 from specgraph.errors import CaptureError, HostReadError, SpecgraphError
 from specgraph.platforms import ErrorMode, Graph, Stream
+from specgraph_cuda.driver import swap_capture
 
 if TYPE_CHECKING:
     from specgraph_cuda.platform import CudaPlatform
@@ -21,29 +23,27 @@ class CudaGraphPool:
     """A private pool of torch's caching allocator. Its memory goes back when it and its graphs are closed."""
 
     def __init__(self) -> None:
-        # Owning the pool keeps its id alive while no graph is captured in it: before the first, and after a failed one.
-        self._memory: torch.cuda.MemPool | None = torch.cuda.MemPool()
-        self.handle: Any = self._memory.id
+        self.handle: Any = torch.cuda.graph_pool_handle()
         self.is_closed = False
         self._graphs = 0
 
     def count(self, change: int) -> None:
         """A graph in this pool was captured (+1) or dropped (-1)."""
         self._graphs += change
-        if self.is_closed and self._graphs == 0:
-            self._memory = None
+        if self._graphs == 0:
+            # torch retires a pool when its last graph goes: the next capture starts a new one.
+            self.handle = torch.cuda.graph_pool_handle()
 
     def close(self) -> None:
         """Refuse new captures; the graphs in it stay until they are closed."""
         self.is_closed = True
-        self.count(0)
 
 
 class CudaGraph(Graph):
     """See `specgraph.platforms.Graph`."""
 
-    def __init__(self, platform: CudaPlatform, pool: CudaGraphPool, owns_pool: bool) -> None:
-        self._platform, self._pool, self._owns_pool = platform, pool, owns_pool
+    def __init__(self, platform: CudaPlatform, pool: CudaGraphPool) -> None:
+        self._platform, self._pool = platform, pool
         self._graph: torch.cuda.CUDAGraph | None = None
         self._is_closed = False
 
@@ -107,8 +107,6 @@ class CudaGraph(Graph):
     def close(self) -> None:
         """See `Graph.close`."""
         self.reset()
-        if self._owns_pool:
-            self._pool.close()
         self._is_closed = True
 
     def raw(self) -> int:
@@ -130,22 +128,18 @@ class CudaGraph(Graph):
             raise CaptureError("nested capture: the current stream is being captured already")
 
     def _abandon(self, graph: torch.cuda.CUDAGraph, side: torch.cuda.Stream) -> None:
-        """End a failed capture, so that its stream, the allocator, the generator and the next capture work."""
-        try:
-            graph.capture_end()
-            graph.reset()
-            return  # the capture itself was sound: an exception of the captured code's own
-        except Exception:
-            pass  # the reason is the error that brought us here
-        # torch gives up at the first error of capture_end, before it has closed the pool and released the generator.
-        for undo in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
-            with contextlib.suppress(RuntimeError):
-                undo(side.device.index, self._pool.handle)
-        healing = torch.cuda.CUDAGraph()  # begin and end of a sound capture put the generator's state right
-        with torch.cuda.stream(side):
-            healing.capture_begin(capture_error_mode="thread_local")
-            healing.capture_end()
-        healing.reset()
+        """End a failed capture, so that its stream, the allocators, the generator and the next capture work."""
+        with warnings.catch_warnings(), contextlib.suppress(Exception):  # the reason is the error that brought us here
+            warnings.simplefilter("ignore")  # torch warns of empty graphs
+            try:
+                graph.capture_end()
+            except Exception:
+                # torch stops at the driver's error, with its pools and generator still in capture. Put an empty, sound
+                # capture in the place of the invalid one, and let torch end that.
+                swap_capture(side.cuda_stream)
+                graph.capture_end()
+        graph.reset()
+        self._pool.count(0)
 
 
 def _explained(error: Exception) -> CaptureError:

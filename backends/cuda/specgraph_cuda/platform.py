@@ -85,7 +85,7 @@ class CudaPlatform(Platform):
         """See `Platform.graph`."""
         if pool is not None and not isinstance(pool, CudaGraphPool):
             raise PlatformError(f"{pool!r} is no pool of the cuda platform")
-        return CudaGraph(self, pool or CudaGraphPool(), owns_pool=pool is None)
+        return CudaGraph(self, pool or CudaGraphPool())
 
     def is_capturing(self) -> bool:
         """See `Platform.is_capturing`."""

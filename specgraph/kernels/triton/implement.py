@@ -212,7 +212,7 @@ class TritonOps:
         tile_rows = min(max(triton.next_power_of_2(query_len * group), 16), 32 if wide else 64)
         tiles = triton.cdiv(query_len * group, tile_rows)
         splits = attention_splits(requests * kv_heads * tiles, self.options.compute_units)
-        keys, warps, stages = _KEYS or ((32, 4, 2) if wide else (64, 4, 3))
+        keys, warps, stages = _KEYS or ((32, 4, 2) if wide else (64, 4, 2))
         if splits > 1:
             shape = (count * heads, splits)
             partial = torch.empty((*shape, dim), dtype=torch.float32, device=query.device)
@@ -314,9 +314,9 @@ class TritonOps:
 
 
 def attention_splits(programs: int, compute_units: int) -> int:
-    """Splits of the context: a power of two that gives about two programs a compute unit, at most 16."""
+    """Splits of the context: a power of two that gives up to four programs a compute unit, at most 16."""
     splits = 1
-    while splits < 16 and programs * splits * 2 <= 2 * compute_units:
+    while splits < 16 and programs * splits * 2 <= 4 * compute_units:
         splits *= 2
     return splits
 
