@@ -37,9 +37,7 @@ def probe_capabilities(platform: NpuPlatform) -> Capabilities:
         merged_loop=graphs,
         collectives_in_graph=no("not tried: no test of this backend captures HCCL ops"),
         conditional_nodes=no("IF nodes need torch_npu 2.14 and are not used; there are no WHILE nodes"),
-        random_in_graph=quirk(
-            "torch_npu registers its default generator; specgraph's draft ops use none"
-        ),
+        random_in_graph=quirk("torch_npu registers its default generator; specgraph's draft ops use none"),
         host_read_detection=yes("the runtime refuses to wait for a stream that is being captured"),
         order_detection=no("the runtime does not report unordered access"),
         triton=yes() if _has_triton() else no("triton-ascend is not installed"),

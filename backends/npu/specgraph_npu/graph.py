@@ -229,4 +229,3 @@ class NpuGraph(Graph):
         self._graph = None
         self.groups.clear()
         self._launches, self._ordered_for = 0, -1
-

@@ -45,6 +45,11 @@ def capture_group(platform: NpuPlatform, graph: NpuGraph) -> Generator[NpuTaskGr
     npu = platform.npu
     stream = npu.current_stream()
     group = NpuTaskGroup(graph, len(graph.groups), platform.gates.take())
+    if not group.gate.npu_event:
+        raise CaptureError(
+            f"the gate of {group} does not exist in the runtime yet: torch_npu would drop its captured wait without a "
+            "word, and replays would run with stale parameters"
+        )
     group.gate.wait(stream)
     group.gate.reset(stream)
     npu.graph_task_group_begin(stream)

@@ -59,10 +59,12 @@ def run_script() -> Callable[..., subprocess.CompletedProcess[str]]:
     `options` in capitals are environment variables, the others are the simulator's. The code finds `runtime` loaded.
     """
 
-    def run(code: str, timeout: float = 60, **options: str | int) -> subprocess.CompletedProcess[str]:
+    def run(
+        code: str, timeout: float = 90, flavour: str = FLAVOUR, **options: str | int
+    ) -> subprocess.CompletedProcess[str]:
         environment = {name: str(value) for name, value in options.items() if name.isupper()}
         simulator = {name: value for name, value in options.items() if not name.isupper()}
-        prelude = f"import ascendsim\nruntime = ascendsim.load({str(BUILD)!r}, {FLAVOUR!r}, **{simulator!r})\n"
+        prelude = f"import ascendsim\nruntime = ascendsim.load({str(BUILD)!r}, {flavour!r}, **{simulator!r})\n"
         paths = [str(HERE.parent / "simulator"), str(HERE.parent), str(ROOT), str(ROOT / "tests"), str(HERE)]
         return subprocess.run(
             [sys.executable, "-W", "ignore", "-c", prelude + textwrap.dedent(code)],

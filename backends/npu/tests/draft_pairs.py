@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 
 import torch
-from drafting.rounds import Rounds
 from torch import Tensor
 
+from drafting.rounds import Rounds
 from specgraph.attention import AttentionBackend
 from specgraph.decoding import allocate_caches
 from specgraph.drafting import DraftConfig, Drafter, ProposeBatch
@@ -60,8 +60,8 @@ def make_drafter(
 ) -> Drafter:
     """A captured drafter."""
     head = random_head(layers, platform.device)
-    limits = dict(max_num_requests=MAX_REQUESTS, max_model_len=MAX_LEN, block_size=BLOCK, capture_sizes=[1, 2, 5])
-    config = DraftConfig(num_speculative_tokens=k, lowering=lowering, **{**limits, **settings})  # type: ignore[arg-type]
+    limits = {"max_num_requests": MAX_REQUESTS, "max_model_len": MAX_LEN, "block_size": BLOCK}
+    config = DraftConfig(num_speculative_tokens=k, lowering=lowering, **{**limits, "capture_sizes": [1, 2, 5], **settings})  # type: ignore[arg-type]
     blocks = 1 + -(-config.max_model_len // config.block_size) * config.max_num_requests
     caches = allocate_caches(head.attention_layers, blocks, config.block_size, head.dtype, platform.device)
     drafter = Drafter(head, caches, platform, config, attention=attention)

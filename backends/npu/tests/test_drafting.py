@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from draft_pairs import make_drafter, propose, rounds_for
+from draft_pairs import make_drafter, on_device, propose, rounds_for
+from specgraph_npu.attention import make_attention
 
 from specgraph.attention import PagedAttention
 from specgraph.platforms import LOWERINGS
 from specgraph.reference import CpuPlatform
-from specgraph_npu.attention import make_attention
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +55,22 @@ def test_200_random_schedules(npu, runtime, cpu, lowering):
     drafter.close()
 
 
+def test_proposes_back_to_back_without_a_wait(npu, runtime, cpu):
+    """Round i + 1 is issued while round i still runs: the order between its updates and that replay is the device's."""
+    reference = make_drafter(cpu, PagedAttention(), "eager", 3)
+    drafter = make_drafter(npu, make_attention(npu, "fia"), "merged", 3)
+    rounds = rounds_for(reference, seed=4)
+    for seed in range(20):
+        runtime.schedule(seed, delay_us=300, percent=30)
+        batches = [rounds.next(num_requests=2) for _ in range(4)]
+        moved = [on_device(batch, npu.device, late=False) for batch in batches]
+        with torch.inference_mode():
+            results = [drafter.propose(batch).token_ids for batch in moved]
+        for batch, result in zip(batches, results, strict=True):
+            assert torch.equal(result.cpu(), propose(reference, batch)), seed
+    drafter.close()
+
+
 @pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("k", [2, 3, 5])
 def test_cost_of_one_merged_propose(npu, runtime, cpu, k, layers):
@@ -63,8 +79,6 @@ def test_cost_of_one_merged_propose(npu, runtime, cpu, k, layers):
     rounds = rounds_for(drafter, seed=3)
     propose(drafter, rounds.next(num_requests=2))
     batch = rounds.next(num_requests=2)
-    from draft_pairs import on_device
-
     batch = on_device(batch, npu.device)
     npu.synchronize()
     runtime.reset_report()
@@ -81,6 +95,26 @@ def test_cost_of_one_merged_propose(npu, runtime, cpu, k, layers):
     assert calls.get("aclrtSynchronizeStream", 0) == 0
     assert calls.get("copy_device_to_host", 0) <= 1
     assert calls.get("aclrtMemcpy", 0) == 0
+    npu.synchronize()
+    drafter.close()
+
+
+def test_accepted_counts_are_read_while_the_graph_runs(npu, runtime, monkeypatch):
+    """The host learns this round's accepted counts after the launch and after step 0's updates, not before."""
+    from specgraph.drafting.host_lengths import AcceptedCounts
+
+    drafter = make_drafter(npu, make_attention(npu, "fia"), "merged", 3)
+    batch = on_device(rounds_for(drafter, seed=6).next(num_requests=2), npu.device)
+    before, read, seen = npu.counters.snapshot(), AcceptedCounts.read, []
+
+    def watched(self):
+        seen.append(npu.counters.since(before))
+        return read(self)
+
+    monkeypatch.setattr(AcceptedCounts, "read", watched)
+    with torch.inference_mode():
+        drafter.propose(batch)
+    assert (seen[0].graph_launches, seen[0].task_updates) == (1, 1)
     npu.synchronize()
     drafter.close()
 

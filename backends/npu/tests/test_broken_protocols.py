@@ -1,0 +1,269 @@
+"""Each way of breaking the update protocol that the field has seen, put back on purpose: all must be caught.
+
+Named as in the project's list of hazards. `exec-budget` is `test_stream_budget` in test_simulator_capture.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from draft_pairs import make_drafter, on_device, propose, rounds_for
+from specgraph_npu.attention import make_attention
+
+from specgraph.attention import HostLengths, PagedAttention, TaskKey
+from specgraph.drafting import host_lengths
+from specgraph.errors import UpdateError
+from specgraph.graphs import UpdatePlan
+from specgraph.reference import CpuPlatform
+
+MANY_ROUNDS = """
+import torch
+from draft_pairs import *
+from specgraph.attention import PagedAttention
+from specgraph.reference import CpuPlatform
+from specgraph_npu.attention import make_attention
+from specgraph_npu.platform import NpuPlatform
+from specgraph_npu import graph, task_groups
+
+import time
+ordered = graph.NpuGraph.order_updates
+def slow_host(self, stream):
+    time.sleep(0.004)  # the graph gets to its first gate before the host gets to the first update
+    ordered(self, stream)
+graph.NpuGraph.order_updates = slow_host
+npu = NpuPlatform(0)
+{mutation}
+reference = make_drafter(CpuPlatform(), PagedAttention(), "eager", 3)
+drafter = make_drafter(npu, make_attention(npu, "fia"), "merged", 3)
+rounds = rounds_for(reference, seed=4)
+different = 0
+try:
+    for seed in range(10):
+        runtime.schedule(seed, 300, 30)
+        batches = [rounds.next(num_requests=2) for _ in range(4)]
+        moved = [on_device(batch, npu.device, late=False) for batch in batches]
+        with torch.inference_mode():
+            results = [drafter.propose(batch).token_ids for batch in moved]
+        for batch, result in zip(batches, results):
+            different += not torch.equal(result.cpu(), propose(reference, batch))
+except RuntimeError as error:
+    print("error:", str(error).strip().splitlines()[-1])
+print("different:", different)
+print("violations:", runtime.report()["violations"][:1])
+import os
+os._exit(0)
+"""
+
+
+def caught(done) -> bool:
+    """By wrong tokens in the comparison, by an error, or by the runtime's own list."""
+    assert done.returncode == 0, done.stderr
+    return "different: 0" not in done.stdout or "error:" in done.stdout or "violations: []" not in done.stdout
+
+
+def test_unbroken_protocol_is_clean(run_script):
+    done = run_script(MANY_ROUNDS.format(mutation=""), hang_seconds=3)
+    assert not caught(done), done.stdout
+
+
+def test_update_before_previous_replay_ends(run_script):
+    done = run_script(
+        MANY_ROUNDS.format(mutation="graph.NpuGraph.order_updates = lambda self, stream: None"), hang_seconds=3
+    )
+    assert caught(done), done.stdout
+
+
+DROPPED = "npu.gates = task_groups.Gates(npu, created_at_once=True)"
+
+
+def test_update_dropped_is_refused_at_capture(run_script):
+    """Without value waits in the runtime, a wait captured before the event's first record is dropped."""
+    done = run_script(MANY_ROUNDS.format(mutation=DROPPED), flavour="events", hang_seconds=3)
+    assert "would drop its captured wait" in done.stderr
+
+
+def test_update_dropped_would_give_wrong_tokens(run_script):
+    """What that refusal prevents: with a gate that looks created, the graph runs before its update."""
+    pretend = """
+class Dropped:
+    npu_event = 1
+    def __init__(self): self.event = npu.npu.ExternalEvent()
+    def wait(self, stream): self.event.wait(stream)
+    def reset(self, stream): self.event.reset(stream)
+    def record(self, stream): self.event.record(stream)
+npu.gates.take = Dropped
+"""
+    done = run_script(MANY_ROUNDS.format(mutation=pretend), flavour="events", hang_seconds=3)
+    assert caught(done), done.stdout
+
+
+@pytest.fixture
+def pair(npu, runtime):
+    """A reference on the CPU, a merged drafter on the NPU, and their batches."""
+    reference = make_drafter(CpuPlatform(), PagedAttention(), "eager", 3)
+    drafter = make_drafter(npu, make_attention(npu, "fia"), "merged", 3)
+    yield reference, drafter, rounds_for(reference, seed=5)
+    drafter.close()
+
+
+def disagreements(pair, count: int = 6) -> int:
+    reference, drafter, rounds = pair
+    batches = [rounds.next() for _ in range(count)]
+    return sum(not torch.equal(propose(drafter, batch), propose(reference, batch)) for batch in batches)
+
+
+def test_nothing_broken_agrees(pair):
+    assert disagreements(pair) == 0
+
+
+def test_update_missing(npu, pair, monkeypatch):
+    """One op of one step gets no update: the next replay, and a host wait, say so at once instead of hanging."""
+    _, drafter, rounds = pair
+    batch = on_device(rounds.next(num_requests=2), npu.device)
+
+    def all_but_the_last(self, lengths):
+        items = list(self._tasks.items())
+        for key, task in items[:-1]:
+            with self.platform.task_update(task.group):
+                task.rewrite(lengths[key.step])
+
+    with monkeypatch.context() as patch, torch.inference_mode():
+        patch.setattr(UpdatePlan, "apply_in_order", all_but_the_last)
+        drafter.propose(batch)
+    with pytest.raises(UpdateError, match="no update was issued"):
+        npu.synchronize()
+    with pytest.raises(UpdateError, match="no update was issued"), torch.inference_mode():
+        drafter.propose(batch)
+
+
+def test_update_key_ignored(npu, pair):
+    """A misspelt or missing step is refused before anything is launched."""
+    _, drafter, _ = pair
+    runner, descriptor = drafter.runner, next(d for d in drafter.runner.descriptors if d.num_requests == 2)
+    lengths = HostLengths([1, 1], [4, 4])
+    before = npu.counters.graph_launches
+    for given in ({0: lengths, 1: lengths}, {0: lengths, 1: lengths, 3: lengths}, {}):
+        with pytest.raises(UpdateError, match="steps"):
+            runner.replay(descriptor, given)
+    assert npu.counters.graph_launches == before
+    npu.synchronize()
+
+
+def test_update_prefill_decode_mixed(npu, runtime):
+    """Two captures of one size can't share a list of updates: the same op twice is refused."""
+    plan = UpdatePlan(npu, 2)
+    x = torch.zeros(2, device="npu")
+    for value in (1, 2):
+        graph = npu.graph()
+        with graph.capture(), npu.task_group() as group:
+            x.fill_(value)
+        if value == 2:
+            with pytest.raises(UpdateError, match="captured twice"):
+                plan.add(TaskKey(0, 0), group, lambda lengths: None)
+        else:
+            plan.add(TaskKey(0, 0), group, lambda lengths: None)
+        graph.close()
+
+
+def test_rejected_tokens_in_lengths(pair, monkeypatch):
+    honest = host_lengths.draft_lengths
+
+    def without_rejections(starts, counts, step, query_len, padded):
+        return honest(starts, [query_len] * len(starts), step, query_len, padded)
+
+    monkeypatch.setattr(host_lengths, "draft_lengths", without_rejections)
+    assert disagreements(pair) > 0
+
+
+def test_per_step_lengths_not_updated(pair, monkeypatch):
+    honest = host_lengths.draft_lengths
+
+    def frozen(starts, counts, step, query_len, padded):
+        return honest(starts, counts, min(step, 1), query_len, padded)
+
+    monkeypatch.setattr(host_lengths, "draft_lengths", frozen)
+    assert disagreements(pair) > 0
+
+
+def test_step_ladder_overpadding(run_script):
+    """Later steps captured at K + 1 rows a request don't take one-row lengths: the update is refused."""
+    done = run_script(
+        """
+        import torch
+        from draft_pairs import *
+        from specgraph_npu.attention import make_attention
+        from specgraph_npu.platform import NpuPlatform
+        from specgraph.drafting.program import ChainProgram
+        def overpadded(self, buffers, make_attend, step):
+            rows = buffers.hidden.repeat_interleave(4, 0), buffers.step_token_ids.repeat_interleave(4, 0)
+            self.head.forward(rows[1], rows[0], make_attend(buffers.first, step))
+        ChainProgram.step = overpadded
+        npu = NpuPlatform(0)
+        drafter = make_drafter(npu, make_attention(npu, "fia"), "merged", 3)
+        batch = on_device(rounds_for(drafter, 0).next(num_requests=2), npu.device, late=False)
+        try:
+            with torch.inference_mode():
+                drafter.propose(batch)
+            npu.synchronize()
+        except Exception as error:
+            print("caught:", "actual_seq_lengths ends at 2" in str(error), str(error)[:3000])
+        import os
+        os._exit(0)
+        """,
+        TASK_QUEUE_ENABLE=0,
+        hang_seconds=3,
+    )
+    assert "caught: True" in done.stdout, done.stdout + done.stderr
+
+
+def test_group_updated_twice(npu, runtime):
+    x = torch.zeros(2, device="npu")
+    graph = npu.graph()
+    with graph.capture(), npu.task_group() as group:
+        x.fill_(1)
+    graph.replay()
+    with npu.task_update(group):
+        x.fill_(5)
+    with pytest.raises(UpdateError, match="already"), npu.task_update(group):
+        x.fill_(6)
+    assert x.cpu().tolist() == [5, 5]
+    graph.close()
+
+
+def test_update_with_another_op(npu, runtime):
+    x = torch.zeros(2, device="npu")
+    graph = npu.graph()
+    with graph.capture(), npu.task_group() as group:
+        x.fill_(1)
+    graph.replay()
+    with pytest.raises(UpdateError, match="does not fit"), npu.task_update(group):
+        x.add_(1)
+    npu.synchronize()  # the graph went on with its old parameters instead of standing at the gate
+    assert x.cpu().tolist() == [1, 1]
+    graph.close()
+
+
+def test_exception_in_an_update(npu, runtime):
+    x = torch.zeros(2, device="npu")
+    graph = npu.graph()
+    with graph.capture(), npu.task_group() as group:
+        x.fill_(1)
+    graph.replay()
+    with pytest.raises(ZeroDivisionError), npu.task_update(group):
+        1 / 0  # noqa: B018
+    npu.synchronize()
+    graph.replay()
+    with npu.task_update(group):
+        x.fill_(4)
+    assert x.cpu().tolist() == [4, 4]
+    graph.close()
+
+
+def test_closing_a_graph_that_stands_at_a_gate(npu, runtime):
+    x = torch.zeros(2, device="npu")
+    graph = npu.graph()
+    with graph.capture(), npu.task_group():
+        x.fill_(1)
+    graph.replay()
+    graph.close()
+    npu.synchronize()
