@@ -20,7 +20,7 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 32,
 }
 
-YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 512}
 
 CASES = {
     "llama, grouped queries": ("Llama", {}),
