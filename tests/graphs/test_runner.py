@@ -15,7 +15,9 @@ from specgraph.attention import HostLengths, TaskKey
 from specgraph.errors import CaptureError, HostReadError, ReadSetError, StaleInputError, UpdateError
 from specgraph.graphs import BatchDescriptor, GraphRunner, Recording
 from specgraph.platforms import Capabilities
+from specgraph.reference.graph import CpuGraph
 from specgraph.reference.platform import CpuPlatform
+from specgraph.reference.pool import CpuGraphPool
 
 
 def descriptor(size: int) -> BatchDescriptor:
@@ -178,6 +180,41 @@ def test_a_failed_capture_leaves_everything_usable(platform, runner, model, body
     runner.capture(descriptor(4), model.body(4))
     assert_replays(runner, model, 4)
     assert_replays(runner, model, 8)
+
+
+class Watched(CpuPlatform):
+    """Remembers what it made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.graphs: list[CpuGraph] = []
+        self.pools: list[CpuGraphPool] = []
+
+    def graph(self, pool=None) -> CpuGraph:
+        self.graphs.append(super().graph(pool))
+        return self.graphs[-1]
+
+    def graph_pool(self) -> CpuGraphPool:
+        self.pools.append(super().graph_pool())
+        return self.pools[-1]
+
+
+@pytest.mark.parametrize("body", [raises, touches_a_stray, fails_after_a_split])
+def test_the_pieces_of_a_failed_capture_are_closed_and_the_pool_with_the_runner(model, body):
+    platform = Watched()
+    runner = GraphRunner(platform, lambda: model.named)
+    runner.capture(descriptor(8), model.body(8))
+    with pytest.raises((Broken, ReadSetError)):
+        runner.capture(descriptor(4), lambda recording: body(recording, model))
+    good, *failed = platform.graphs
+    assert failed
+    assert all(graph.is_closed for graph in failed)
+    assert not good.is_closed
+    assert len(platform.pools) == 1  # all graphs of a runner share one
+    assert {id(graph.pool) for graph in platform.graphs} == {id(platform.pools[0])}
+    runner.close()
+    assert good.is_closed
+    assert platform.pools[0].is_closed
 
 
 def test_a_stray_tensor_is_named_at_capture(runner, model):

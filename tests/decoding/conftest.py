@@ -1,0 +1,113 @@
+"""Tiny pairs and decoders around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from random_prompts import prompt
+from tiny_checkpoints import write_eagle3, write_target
+
+from specgraph.attention import AttentionBackend, PagedAttention, PagedHostAttention
+from specgraph.decoding import Request, SpeculativeDecoder
+from specgraph.drafting import DraftConfig
+from specgraph.models.draft_model import DraftModelHead
+from specgraph.models.llama import LlamaTarget
+from specgraph.models.load import load_drafter, load_target
+from specgraph.models.protocol import DraftHead
+from specgraph.reference.platform import CpuPlatform
+
+MakeDecoder = Callable[..., SpeculativeDecoder]
+
+MAX_MODEL_LEN, BLOCK_SIZE = 64, 4
+
+
+@pytest.fixture(autouse=True)
+def _inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture(scope="session")
+def target_folder(tmp_path_factory) -> Path:
+    return write_target(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="session")
+def target(target_folder) -> LlamaTarget:
+    """A random Llama with a vocabulary of 96."""
+    return load_target(target_folder)
+
+
+@pytest.fixture(scope="session")
+def eagle3(tmp_path_factory, target) -> DraftHead:
+    """A random EAGLE-3 head: of its drafts hardly any is accepted."""
+    return load_drafter(write_eagle3(tmp_path_factory.mktemp("eagle3")), target)
+
+
+@pytest.fixture(scope="session")
+def shadow(target) -> DraftHead:
+    """The target as its own drafter. It never sees a sequence's first token: some drafts are accepted, some not."""
+    return DraftModelHead(target, target.hidden_size)
+
+
+@pytest.fixture(scope="session")
+def small_pair(tmp_path_factory) -> tuple[LlamaTarget, DraftHead]:
+    """A vocabulary of 6 and a draft vocabulary of 4, for statistics."""
+    folder: Path = tmp_path_factory.mktemp("small")
+    target = load_target(write_target(folder / "target", vocab=6))
+    return target, load_drafter(write_eagle3(folder / "draft", vocab=6, draft_vocab=4), target)
+
+
+@pytest.fixture
+def make_decoder(target) -> Iterator[MakeDecoder]:
+    """`make_decoder(head, ...)`: captured and ready; K = 3, up to 4 requests, eager unless told. Closed at the end."""
+    made: list[SpeculativeDecoder] = []
+
+    def make(
+        head: DraftHead | None,
+        *,
+        target: LlamaTarget = target,
+        attention: str = "device",
+        num_blocks: int | None = None,
+        query_len: int | None = None,
+        prefill_chunk: int = 512,
+        **changes: Any,
+    ) -> SpeculativeDecoder:
+        settings: dict[str, Any] = {
+            "num_speculative_tokens": 3,
+            "max_num_requests": 4,
+            "max_model_len": MAX_MODEL_LEN,
+            "block_size": BLOCK_SIZE,
+            "lowering": "eager",
+        }
+        platform = CpuPlatform()
+        backend: AttentionBackend = PagedHostAttention(platform) if attention == "host" else PagedAttention()
+        decoder = SpeculativeDecoder(
+            target,
+            head,
+            platform,
+            DraftConfig(**(settings | changes)),
+            num_blocks=num_blocks,
+            query_len=query_len,
+            attention=backend,
+            prefill_chunk=prefill_chunk,
+        )
+        decoder.capture()
+        made.append(decoder)
+        return decoder
+
+    yield make
+    for decoder in made:
+        decoder.close()
+        decoder.platform.close()
+
+
+@pytest.fixture
+def requests() -> list[Request]:
+    """Seven requests of different lengths, on block borders and off, that want different numbers of tokens."""
+    shapes = [(4, 20), (9, 3), (1, 17), (16, 1), (15, 12), (30, 9), (8, 14)]
+    return [Request(prompt_token_ids=prompt(n, seed=n), max_tokens=m) for n, m in shapes]
