@@ -105,11 +105,12 @@ def random_model() -> Callable:
 @pytest.fixture
 def write_eagle3() -> Callable:
     """`write_eagle3(folder, **config)` writes a random head that fits the tiny target; returns its vocabulary."""
-    H, INNER, V, DRAFT_V, HEADS, KV_HEADS, DIM = 32, 40, 120, 48, 4, 2, 12
+    TARGET_H, INNER, V, DRAFT_V, HEADS, KV_HEADS, DIM = 32, 40, 120, 48, 4, 2, 12
 
     def write(folder, generator_seed=3, own_embedding=False, drop=(), **config):
         """A head in the authors' layout: `midlayer.*`, `d2t` offsets, `t2d` mask."""
         g = torch.Generator().manual_seed(generator_seed)
+        H = config.get("hidden_size", TARGET_H)
 
         def random(*shape, scale=0.2):
             return torch.randn(*shape, generator=g) * scale
@@ -129,7 +130,7 @@ def write_eagle3() -> Callable:
             "midlayer.input_layernorm.weight": norm(H),
             "midlayer.post_attention_layernorm.weight": norm(H),
             "norm.weight": norm(H),
-            "fc.weight": random(H, 3 * H),
+            "fc.weight": random(H, 3 * TARGET_H),
             "lm_head.weight": random(DRAFT_V, H),
         }
         chosen = torch.randperm(V, generator=g)[:DRAFT_V].sort().values
@@ -138,15 +139,16 @@ def write_eagle3() -> Callable:
         if own_embedding:
             tensors["embed_tokens.weight"] = random(V, H)
         if config.get("norm_before_fc"):
-            tensors["input_norm.weight"] = norm(3 * H)
+            tensors["input_norm.weight"] = norm(3 * TARGET_H)
         if config.get("fc_norm"):
-            tensors.update({f"fc_norm.{i}.weight": norm(H) for i in range(3)})
+            tensors.update({f"fc_norm.{i}.weight": norm(TARGET_H) for i in range(3)})
         for name in drop:
             del tensors[name]
         settings = {
             "architectures": ["LlamaForCausalLMEagle3"],
             "model_type": "llama",
             "hidden_size": H,
+            "target_hidden_size": TARGET_H,
             "intermediate_size": INNER,
             "num_attention_heads": HEADS,
             "num_key_value_heads": KV_HEADS,

@@ -210,9 +210,14 @@ class TestDrafterThatDoesNotFit:
         with refuses("gptq"):
             load_drafter(head, target)
 
-    def test_embedding_of_another_width_cannot_be_shared(self, head, target):
-        change_config(head, hidden_size=16, target_hidden_size=32)
-        with refuses("midlayer", "[48, 64]", "[48, 32]"):
+    def test_embedding_of_another_width_cannot_be_shared(self, target, tmp_path, write_eagle3):
+        write_eagle3(tmp_path / "narrow", hidden_size=16)
+        with refuses("no 'embed_tokens.weight'", "[120, 32]", "[120, 16]"):
+            load_drafter(tmp_path / "narrow", target)
+
+    def test_no_target_states_for_an_fc_that_takes_them(self, head, target):
+        change_config(head, eagle_config={"use_aux_hidden_state": False})
+        with refuses("fc.weight", "[32, 96]", "[32, 32]"):
             load_drafter(head, target)
 
     def test_not_a_drafter(self, folder, target, tmp_path):

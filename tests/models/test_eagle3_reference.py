@@ -45,7 +45,7 @@ class Reference:
             aux = self.norm(aux, "input_norm.weight")
         if self.config.get("fc_norm"):
             aux = torch.cat([self.norm(part, f"fc_norm.{i}.weight") for i, part in enumerate(aux.chunk(3, -1))], -1)
-        return aux @ self.w["fc.weight"].T
+        return aux @ self.w["fc.weight"].T if "fc.weight" in self.w else aux
 
     def row(self, token, hidden, position):
         """One row: logits [DRAFT_V] and the hidden state that the next step takes."""
@@ -76,6 +76,8 @@ VARIANTS = {
     "norm of each aux state": {"fc_norm": True},
     "normed output carried": {"norm_output": True},
     "own embedding": {"own_embedding": True},
+    "narrower than the target": {"hidden_size": 20, "own_embedding": True, "norm_before_fc": True},
+    "the final hidden state alone": {"eagle_config": {"use_aux_hidden_state": False}, "drop": ["fc.weight"]},
     "named aux layers": {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 3, 5]}},
 }
 
@@ -89,8 +91,8 @@ def test_chain_of_drafts_agrees_with_the_reference(variant, tmp_path, random_mod
     target = load_target(tmp_path / "target")
     head = load_drafter(tmp_path / "head", target)
     tokens = torch.randint(0, V, (14,), generator=torch.Generator().manual_seed(5))
-    aux_layers = variant.get("eagle_config", {}).get("eagle_aux_hidden_state_layer_ids", [2, 2, 2])
-    assert list(head.aux_layers) == aux_layers  # of 5 layers: 2, 5 // 2, 5 - 3
+    eagle = variant.get("eagle_config", {"eagle_aux_hidden_state_layer_ids": [2, 2, 2]})  # of 5: 2, 5 // 2, 5 - 3
+    assert list(head.aux_layers) == eagle.get("eagle_aux_hidden_state_layer_ids", [])
 
     rows = tokens[:10]
     aux = target.forward(rows, dense_attend(target.attention_layers, torch.arange(10)), head.aux_layers).aux_hidden
