@@ -73,6 +73,24 @@ PROGRAMS = {
     "matmul": lambda x, y, i: x @ y.t() + torch.einsum("ij,kj->ik", x, y),
     "dtypes": lambda x, y, i: (x.to(torch.bfloat16) * y.to(torch.bfloat16)).float() + y.to(torch.int32),
     "factories": lambda x, y, i: torch.arange(6.0) + torch.ones(4, 6) * torch.full((6,), 0.5) - torch.zeros_like(x),
+    "constants": lambda x, y, i: torch.cat(
+        [
+            torch.ones_like(x),
+            torch.ones(2, 6),
+            x.new_ones(1, 6),
+            torch.zeros(1, 6),
+            x.new_zeros(1, 6),
+            x.new_full((1, 6), 7.0),
+            torch.zeros_like(y),
+            torch.full_like(y, 0.25),
+            torch.full((1, 6), 4.0),
+        ]
+    ),
+    "ranges": lambda x, y, i: (torch.arange(6), torch.arange(1, 7), torch.arange(1, 7.0, 1), torch.arange(6) * x)[-1],
+    "number in place": lambda x, y, i: (x.add_(1, alpha=2).sub_(2).mul_(3).div_(4), i.add_(1).sub_(1, alpha=1))[0],
+    "scalar overloads": lambda x, y, i: torch.ops.aten.sub_.Scalar(
+        torch.ops.aten.mul_.Scalar(torch.ops.aten.div_.Scalar(torch.ops.aten.add_.Scalar(x, 2, 3), 7), 3), 1, 5
+    ),
     "empty then filled": lambda x, y, i: torch.empty(4, 6).fill_(2) + torch.empty_like(x).copy_(y),
     "number types": lambda x, y, i: (i // 2) * 3 + i % 2 + (i > 1) * 2.5 + 2**i,
     "where": lambda x, y, i: torch.where(x > y, x, 0.0) + torch.where(x > 0, x, y).clamp(-1, 1),
