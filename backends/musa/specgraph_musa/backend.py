@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specgraph.errors import PlatformError
-from specgraph.platforms import Backend, Platform, Probe, hookimpl
+from specgraph.platforms import Backend, Platform, hookimpl
 
 from specgraph_musa.installation import probe
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +19,8 @@ from specgraph_musa.pools import MusaGraphPool, end_recording
 
 if TYPE_CHECKING:
     from specgraph_musa.platform import MusaPlatform
+
+_log = logging.getLogger(__name__)
 
 
 class MusaGraph(Graph):
@@ -47,7 +52,7 @@ class MusaGraph(Graph):
         self._refuse_over_budget(musa)
         raw = musa.MUSAGraph()
         handle = self._pool.join()
-        with musa.device(index), musa.stream(side):  # puts the stream back where graph() fails to
+        with musa.device(index), musa.stream(side), _no_collection():  # the stream is put back where graph() fails to
             capturing = musa.graph(raw, handle, side, error_mode)
             try:
                 capturing.__enter__()
@@ -96,6 +101,10 @@ class MusaGraph(Graph):
         if self._owns_pool:
             self._pool.close()
 
+    def __del__(self) -> None:
+        if getattr(self, "_raw", None) is not None and not sys.is_finalizing():
+            self.reset()  # the vendor's destructor would keep the pool's memory
+
     def debug_dump(self, path: str | Path) -> None:
         """Write the captured graph as a DOT file. The graph still replays.
 
@@ -126,8 +135,8 @@ class MusaGraph(Graph):
         live, budget = len(musa.MUSAGraph.get_latest_instance()), self._platform.policy.max_live_graphs
         if live >= budget:
             raise CaptureError(
-                f"this process holds {live} MUSA graphs, and the budget is {budget} (the runtime fails near 2048): name "
-                "fewer capture sizes, use lowering 'step' instead of 'piecewise', or close drafters that are done"
+                f"this process holds {live} MUSA graphs, and the budget is {budget} (the runtime fails near 2048): "
+                "name fewer capture sizes, use lowering 'step' instead of 'piecewise', or close drafters that are done"
             )
 
     @staticmethod
@@ -147,16 +156,38 @@ class MusaGraph(Graph):
         raw.reset()
         self._pool.leave(began=began or was_recording, was_reset=not was_recording)
         if began:
-            heal_generator(self._platform.musa, self._platform.graph_pool(), side)
+            heal_generator(self._platform.musa, self._platform.index, self._platform.graph_pool(), side)
 
 
-def heal_generator(musa: Any, pool: MusaGraphPool, side: Any) -> None:
-    """The default generator believes that a failed capture goes on; beginning and ending a sound one tells it."""
-    raw = musa.MUSAGraph()
-    with musa.graph(raw, pool.join(), side, "thread_local"):
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """A garbage collection could free another graph's memory, which a capture must not see."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def heal_generator(musa: Any, index: int, pool: MusaGraphPool, side: Any) -> None:
+    """The default generator believes that a failed capture goes on: a small sound one tells it otherwise.
+
+    Where even that fails (no room for one more graph), the next capture that succeeds does it.
+    """
+    raw, handle, began = musa.MUSAGraph(), pool.join(), False
+    capturing = musa.graph(raw, handle, side, "thread_local")
+    try:
+        capturing.__enter__()
+        began = True
         torch.zeros(1, device=side.device)
+        capturing.__exit__(None, None, None)
+    except Exception as error:
+        _log.warning("after a failed capture, a further one failed too: %s", error)
+    was_recording = end_recording(index, handle)
     raw.reset()
-    pool.leave()
+    pool.leave(began=began or was_recording, was_reset=not was_recording)
 
 
 def _explained(error: Exception) -> CaptureError:

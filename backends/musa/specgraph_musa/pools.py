@@ -54,7 +54,8 @@ class MusaGraphPool:
         self._graphs -= 1
         if self._graphs == 0:
             self._handle = None
-            self._musa.empty_cache()
+            if not self._musa.is_current_stream_capturing():
+                self._musa.empty_cache()
 
     def close(self) -> None:
         """Refuse new captures; the graphs in it stay until they are closed."""

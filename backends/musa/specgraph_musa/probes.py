@@ -33,7 +33,7 @@ def probe_capabilities(platform: MusaPlatform, find_release: Callable[[], None])
         graphs=graphs,
         shared_pool=on_graphs(pools_are_shared, "two graphs in one pool", "capture the largest graph first"),
         external_events=no("torch.musa.Event has no external events: enable_timing, blocking and interprocess are all"),
-        task_update=no("torch.musa.MUSAGraph can't update captured tasks; attention here reads lengths from the device"),
+        task_update=no("torch.musa.MUSAGraph updates no captured task; attention here reads lengths from the device"),
         merged_loop=on_graphs(loop_in_one_graph, "a loop of dependent steps in one graph"),
         collectives_in_graph=no(
             "not claimed: captured collectives lost their barrier state on one toolchain (vllm-musa #50)"

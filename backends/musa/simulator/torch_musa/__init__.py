@@ -14,9 +14,9 @@ import sys
 
 import torch
 
-from torch_musa import simulated
-from torch_musa.forms import form
+from torch_musa import simulated as simulated
 from torch_musa.device import *  # noqa: F403
+from torch_musa.forms import form
 from torch_musa.graphs import *  # noqa: F403
 from torch_musa.handles import *  # noqa: F403
 from torch_musa.memory import *  # noqa: F403

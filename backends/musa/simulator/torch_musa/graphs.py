@@ -2,27 +2,32 @@
 
 import gc
 import weakref
-
+from collections import Counter
+from dataclasses import dataclass, field
 
 from torch_musa import simulated
 from torch_musa.device import current_device, synchronize
 from torch_musa.forms import form
-from torch_musa.handles import Stream, current_stream, default_stream, stream as stream_context
+from torch_musa.handles import Stream, current_stream, default_stream
+from torch_musa.handles import stream as stream_context
 from torch_musa.memory import empty_cache
 
 __all__ = ["MUSAGraph", "graph", "graph_pool_handle", "is_current_stream_capturing", "update_musa_graph_with_profile"]
 
 
-class _Captures:
+@dataclass
+class Captures:
     """The process's captures, as the runtime knows them."""
 
-    current = None
-    instantiated = 0
-    debugging = False
-    in_pool = {}
+    current: "MUSAGraph | None" = None
+    instantiated: int = 0
+    debugging: bool = False
+    in_pool: Counter = field(default_factory=Counter)
+    """Live graphs by pool."""
 
 
-captures = _Captures()
+captures = Captures()
+_instances = weakref.WeakSet()
 
 
 def is_current_stream_capturing():
@@ -39,11 +44,9 @@ def update_musa_graph_with_profile():
 
 
 class MUSAGraph:
-    _graph_instances = weakref.WeakSet()
-
     def __new__(cls):
         instance = super().__new__(cls)
-        cls._graph_instances.add(instance)
+        _instances.add(instance)
         return instance
 
     def __init__(self):
@@ -81,8 +84,8 @@ class MUSAGraph:
         captures.instantiated += 1
         self._has_exec = True
         self._replays = 0
-        self._is_further = captures.in_pool.get(self.pool(), 0) > 0
-        captures.in_pool[self.pool()] = captures.in_pool.get(self.pool(), 0) + 1
+        self._is_further = captures.in_pool[self.pool()] > 0
+        captures.in_pool[self.pool()] += 1
 
     def reinstantiate_graph(self):
         if not self._has_exec:
@@ -133,7 +136,7 @@ class MUSAGraph:
 
     @classmethod
     def get_latest_instance(cls):
-        return list(cls._graph_instances)
+        return list(_instances)
 
     def __del__(self):
         if getattr(self, "_has_exec", False):

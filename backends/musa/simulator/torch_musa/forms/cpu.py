@@ -3,9 +3,9 @@
 from contextlib import contextmanager
 
 import torch
-
 from specgraph.errors import CaptureError, PlatformError
 from specgraph.reference import CpuPlatform
+
 from torch_musa import simulated
 
 NAME = "cpu"

@@ -1,0 +1,72 @@
+"""exec-budget: too many live graphs are refused early and clearly."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from draft_on import make_drafter
+from torch_musa import simulated
+
+from specgraph.errors import CaptureError
+from specgraph_musa.platform import MusaPlatform
+from specgraph_musa.policy import Policy
+
+
+def live(platform) -> int:
+    return len(platform.musa.MUSAGraph.get_latest_instance())
+
+
+def test_a_capture_over_the_budget_says_what_to_do(musa):
+    platform = MusaPlatform(0, Policy(max_live_graphs=live(musa) + 3))
+    graphs = [platform.graph() for _ in range(4)]
+    x = torch.ones(2, device=platform.device)
+    for graph in graphs[:3]:
+        with graph.capture():
+            x + 1
+    message = r"holds \d+ MUSA graphs, and the budget is \d+.*name fewer capture sizes"
+    with pytest.raises(CaptureError, match=message), graphs[3].capture():
+        x + 1
+    graphs[0].close()
+    with graphs[3].capture():
+        y = x + 1
+    graphs[3].replay()
+    assert y.tolist() == [2.0, 2.0]
+    for graph in graphs:
+        graph.close()
+    assert live(musa) <= platform.policy.max_live_graphs
+
+
+def test_the_budget_is_below_what_the_runtime_takes(musa):
+    assert musa.capabilities.max_live_graphs == 1900 < simulated.defects.max_live_graphs
+
+
+def test_a_drafter_over_the_budget_fails_at_start_up(pair, musa):
+    platform = MusaPlatform(0, Policy(max_live_graphs=live(musa) + 4))
+    with pytest.raises(CaptureError, match="name fewer capture sizes"):
+        make_drafter(pair, platform, "piecewise", 3)
+    gc.collect()
+    drafter = make_drafter(pair, platform, "step", 3, capture_sizes=[5])
+    drafter.close()
+
+
+def test_without_the_budget_the_runtime_fails_late(musa):
+    """exec-budget, put back: the runtime's own limit, hit at instantiation, is told too and leaves nothing behind."""
+    simulated.defects.max_live_graphs = 2
+    before, graphs = musa.memory().reserved, [musa.graph() for _ in range(4)]
+    x = torch.ones(2, device=musa.device)
+    with pytest.raises(CaptureError, match="holds no more graphs"):
+        for graph in graphs:
+            with graph.capture():
+                x + 1
+    for graph in graphs:
+        graph.close()
+    assert musa.memory().reserved == before
+    simulated.restore()
+    graph = musa.graph()
+    with graph.capture():
+        y = x + 1
+    graph.replay()
+    assert y.tolist() == [2.0, 2.0]
+    graph.close()

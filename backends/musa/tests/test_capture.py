@@ -1,0 +1,235 @@
+"""The Graph contract, and what torch_musa 2.7.1 leaves broken after a failed capture."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch_musa import simulated
+
+from specgraph.errors import CaptureError, PlatformError, UnsupportedError
+from specgraph.platforms import Event, Stream
+
+
+def works(platform) -> bool:
+    """Capture, replay on other input, look."""
+    x = torch.ones(4, device=platform.device)
+    graph = platform.graph()
+    with graph.capture():
+        y = x * 3
+    x.fill_(5)
+    graph.replay()
+    platform.synchronize()
+    answer = y.tolist()
+    graph.close()
+    return answer == [15.0] * 4
+
+
+def test_capture_replay_close(musa):
+    assert works(musa)
+    graph = musa.graph()
+    with pytest.raises(CaptureError, match="empty"):
+        graph.replay()
+    with graph.capture():
+        torch.zeros(2, device=musa.device)
+    with pytest.raises(CaptureError, match="reset"), graph.capture():
+        pass
+    graph.reset()
+    with graph.capture():
+        torch.zeros(2, device=musa.device)
+    graph.close()
+    graph.close()
+    assert graph.is_closed
+    with pytest.raises(CaptureError, match="closed"):
+        graph.replay()
+    with pytest.raises(CaptureError, match="closed"), graph.capture():
+        pass
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own-pool", "shared-pool"])
+def test_an_exception_in_the_captured_code_comes_out_as_it_is(musa, shared):
+    pool = musa.graph_pool() if shared else None
+    graph = musa.graph(pool)
+    before = musa.current_stream()
+    with pytest.raises(KeyError, match="mine"), graph.capture():
+        torch.ones(3, device=musa.device) + 1
+        raise KeyError("mine")
+    assert musa.current_stream() == before
+    assert not musa.is_capturing()
+    with graph.capture():
+        torch.ones(3, device=musa.device)
+    graph.close()
+    assert works(musa)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own-pool", "shared-pool"])
+@pytest.mark.parametrize("swallowed", [False, True])
+def test_a_host_read_fails_the_capture_and_nothing_else(musa, shared, swallowed):
+    pool = musa.graph_pool() if shared else None
+    other = musa.graph(pool)
+    x = torch.ones(3, device=musa.device)
+    with other.capture():
+        kept = x + 1
+    graph = musa.graph(pool)
+    before = musa.current_stream()
+    with pytest.raises(CaptureError), graph.capture():
+        y = torch.ones(3, device=musa.device) + 1
+        try:
+            y.sum().item()
+        except Exception:
+            if not swallowed:
+                raise
+    assert musa.current_stream() == before
+    assert not musa.is_capturing()
+    with graph.capture():
+        y = x * 7
+    other.replay()
+    graph.replay()
+    assert kept.tolist() == [2.0] * 3
+    assert y.tolist() == [7.0] * 3
+    torch.rand(2, device=musa.device)
+    graph.close()
+    other.close()
+    assert works(musa)
+
+
+def test_without_the_clean_up_the_next_capture_fails(musa, monkeypatch):
+    """capture-left-broken, put back: the simulator shows what 2.7.1 leaves behind."""
+    monkeypatch.setattr("specgraph_musa.graph.end_recording", lambda index, handle: False)
+    monkeypatch.setattr("specgraph_musa.graph.heal_generator", lambda *args: None)
+    pool = musa.graph_pool()
+    keeper, graph = musa.graph(pool), musa.graph(pool)
+    x = torch.ones(3, device=musa.device)
+    with keeper.capture():
+        x + 1
+    with pytest.raises(CaptureError), graph.capture():
+        x.sum().item()
+    with pytest.raises(CaptureError, match="recorded to already|already recording"), graph.capture():
+        x + 1
+    monkeypatch.undo()
+    from specgraph_musa.pools import end_recording
+
+    end_recording(musa.index, pool._handle)
+    keeper.close()
+
+
+def test_nested_captures_are_refused(musa):
+    graph, inner = musa.graph(), musa.graph()
+    x = torch.ones(3, device=musa.device)
+    with graph.capture():
+        y = x + 1
+        with pytest.raises(CaptureError, match="nested"), inner.capture():
+            pass
+        y = y + 1
+    graph.replay()
+    assert y.tolist() == [3.0] * 3
+    graph.close()
+
+
+def test_a_stream_of_the_caller_s_own(musa):
+    stream, graph = musa.stream(), musa.graph()
+    x = torch.ones(3, device=musa.device)
+    with graph.capture(stream=stream):
+        assert musa.current_stream() == stream
+        assert musa.is_capturing()
+        y = x + 1
+    graph.replay()
+    assert y.tolist() == [2.0] * 3
+    graph.close()
+
+
+def test_the_default_stream_is_refused_by_the_runtime(musa):
+    graph = musa.graph()
+    default = musa.musa.default_stream(musa.index)
+    with pytest.raises(CaptureError, match="default stream"), graph.capture(stream=default):
+        pass
+    assert works(musa)
+    graph.close()
+
+
+def test_memory_does_not_grow_with_failed_captures(musa):
+    gc.collect()
+    musa.musa.empty_cache()
+    before = musa.memory().reserved
+    for _ in range(3):
+        graph = musa.graph()
+        with pytest.raises(CaptureError), graph.capture():
+            torch.zeros(8 << 20, device=musa.device).sum().item()
+        graph.close()
+    gc.collect()
+    musa.musa.empty_cache()
+    assert musa.memory().reserved <= before
+
+
+def test_a_dump_does_not_destroy_twice(musa, tmp_path):
+    graph = musa.graph()
+    x = torch.ones(3, device=musa.device)
+    with graph.capture():
+        y = x + 1
+    graph.debug_dump(tmp_path / "graph.dot")
+    assert (tmp_path / "graph.dot").read_text().startswith("digraph")
+    x.fill_(4)
+    graph.replay()
+    assert y.tolist() == [5.0] * 3
+    with pytest.raises(CaptureError, match="dumped before"):
+        graph.debug_dump(tmp_path / "again.dot")
+    graph.close()
+    del graph
+    gc.collect()
+    assert simulated.faults == []
+
+
+def test_the_vendor_s_own_way_to_dump_destroys_twice(musa, tmp_path):
+    """The defect is there to be caught."""
+    raw = musa.musa.MUSAGraph()
+    with musa.musa.graph(raw):
+        torch.ones(3, device=musa.device)
+    raw.enable_debug_mode()
+    raw.debug_dump(str(tmp_path / "graph.dot"))
+    with pytest.raises(simulated.MemoryCorruption):
+        raw.reset()
+    assert len(simulated.faults) == 1
+    simulated.faults.clear()
+
+
+def test_a_graph_that_nobody_closes_gives_its_memory_back(musa):
+    gc.collect()
+    musa.musa.empty_cache()
+    before = musa.memory().reserved
+    graph = musa.graph()
+    with graph.capture():
+        torch.zeros(8 << 20, device=musa.device)
+    assert musa.memory().reserved > before
+    del graph
+    gc.collect()
+    musa.musa.empty_cache()
+    assert musa.memory().reserved == before
+
+
+def test_external_events_and_task_updates_are_absent(musa):
+    with pytest.raises(UnsupportedError, match="external"):
+        musa.event(external=True)
+    with pytest.raises(UnsupportedError, match="updates no captured task"):
+        musa.task_group()
+    with pytest.raises(UnsupportedError, match="updates no captured task"):
+        musa.task_update(object())
+
+
+def test_handles_follow_torch_s_protocols(musa):
+    assert isinstance(musa.stream(), Stream)
+    assert isinstance(musa.event(), Event)
+
+
+def test_a_closed_platform_makes_no_graphs(musa):
+    from specgraph_musa.platform import MusaPlatform
+
+    other = MusaPlatform(0)
+    other.close()
+    with pytest.raises(PlatformError, match="closed"):
+        other.graph()
+
+
+def test_a_foreign_pool_is_refused(musa, cpu):
+    with pytest.raises(PlatformError, match="no pool of the musa platform"):
+        musa.graph(cpu.graph_pool())
