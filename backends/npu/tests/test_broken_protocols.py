@@ -11,7 +11,8 @@ from draft_pairs import make_drafter, on_device, propose, rounds_for
 from specgraph_npu.attention import make_attention
 
 from specgraph.attention import HostLengths, PagedAttention, TaskKey
-from specgraph.drafting import host_lengths
+from specgraph.drafting.chain import ChainProgram
+from specgraph.drafting.host_lengths import HostRound
 from specgraph.errors import UpdateError
 from specgraph.graphs import UpdatePlan
 from specgraph.reference import CpuPlatform
@@ -166,22 +167,20 @@ def test_update_prefill_decode_mixed(npu, runtime):
 
 
 def test_rejected_tokens_in_lengths(pair, monkeypatch):
-    honest = host_lengths.draft_lengths
+    def without_rejections(self):
+        return [start + self.query_len for start in self.start_positions]
 
-    def without_rejections(starts, counts, step, query_len, padded):
-        return honest(starts, [query_len] * len(starts), step, query_len, padded)
-
-    monkeypatch.setattr(host_lengths, "draft_lengths", without_rejections)
+    monkeypatch.setattr(HostRound, "accepted_ends", without_rejections)
     assert disagreements(pair) > 0
 
 
 def test_per_step_lengths_not_updated(pair, monkeypatch):
-    honest = host_lengths.draft_lengths
+    honest = ChainProgram.host_lengths
 
-    def frozen(starts, counts, step, query_len, padded):
-        return honest(starts, counts, min(step, 1), query_len, padded)
+    def frozen(self, step, host_round):
+        return honest(self, min(step, 1), host_round)
 
-    monkeypatch.setattr(host_lengths, "draft_lengths", frozen)
+    monkeypatch.setattr(ChainProgram, "host_lengths", frozen)
     assert disagreements(pair) > 0
 
 
@@ -193,7 +192,7 @@ def test_step_ladder_overpadding(run_script):
         from draft_pairs import *
         from specgraph_npu.attention import make_attention
         from specgraph_npu.platform import NpuPlatform
-        from specgraph.drafting.program import ChainProgram
+        from specgraph.drafting.chain import ChainProgram
         def overpadded(self, buffers, make_attend, step):
             rows = buffers.hidden.repeat_interleave(4, 0), buffers.step_token_ids.repeat_interleave(4, 0)
             self.head.forward(rows[1], rows[0], make_attend(buffers.first, step))

@@ -1,0 +1,51 @@
+"""Whole rounds on npu: verify, accept, propose. The same text as on the cpu platform, in every lowering."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_checkpoints import VOCAB, write_eagle3, write_target
+
+from specgraph.decoding import Request, SpeculativeDecoder
+from specgraph.drafting import DraftConfig
+from specgraph.models.load import load_drafter, load_target
+from specgraph.platforms import LOWERINGS
+from specgraph.reference import CpuPlatform
+from specgraph_npu.attention import make_attention
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("pair")
+    return write_target(root / "target"), write_eagle3(root / "eagle3")
+
+
+def generate(folders, platform, lowering, k, attention=None):
+    target = load_target(folders[0], dtype=torch.float32, device=platform.device)
+    head = load_drafter(folders[1], target)
+    config = DraftConfig(
+        num_speculative_tokens=k, max_num_requests=3, max_model_len=64, block_size=4, lowering=lowering
+    )
+    decoder = SpeculativeDecoder(target, head, platform, config, attention=attention)
+    g = torch.Generator().manual_seed(9)
+    prompts = [torch.randint(0, VOCAB, (n,), generator=g).tolist() for n in (3, 9, 1, 14, 5)]
+    with torch.inference_mode():
+        decoder.capture()
+        results = decoder.generate([Request(prompt_token_ids=p, max_tokens=12 + 3 * i) for i, p in enumerate(prompts)])
+    decoder.close()
+    return [result.token_ids for result in results], decoder.metrics.acceptance_per_position
+
+
+@pytest.mark.parametrize("k", [1, 3, 5])
+def test_text_and_acceptance_as_on_cpu(npu, runtime, folders, k):
+    expected = generate(folders, CpuPlatform(), "eager", k)
+    assert len(expected[0]) == 5
+    for lowering in LOWERINGS:
+        assert generate(folders, npu, lowering, k, make_attention(npu, "fia")) == expected, lowering
+
+
+def test_text_under_random_schedules(npu, runtime, folders):
+    expected = generate(folders, CpuPlatform(), "eager", 3)
+    for seed in range(5):
+        runtime.schedule(seed, 300, 30)
+        assert generate(folders, npu, "merged", 3, make_attention(npu, "fia")) == expected, seed
