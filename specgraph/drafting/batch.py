@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from specgraph.attention import NULL_BLOCK
+from specgraph import kernels
 from specgraph.drafting.buffers import DraftBuffers
 from specgraph.errors import ConfigError
 from specgraph.graphs import Dispatch
@@ -75,13 +75,18 @@ def load_batch(buffers: DraftBuffers, batch: ProposeBatch) -> None:
     for name in ("temperature", "seeds"):
         if buffers.draft_probs is not None and getattr(batch, name) is None:
             raise ConfigError(f"a sampled drafter needs {name} with every batch")
-    sampled_token_ids[:n].copy_(batch.sampled_token_ids)
-    buffers.num_sampled[:n].copy_(batch.num_sampled)
-    buffers.num_sampled[n:].zero_()
-    buffers.start_positions[:n].copy_(batch.start_positions)
-    aux_hidden[: n * query_len].copy_(batch.aux_hidden)
-    buffers.block_table[:n, : batch.block_table.shape[1]].copy_(batch.block_table)
-    buffers.block_table[:n, batch.block_table.shape[1] :].fill_(NULL_BLOCK)
+    kernels.load_round(
+        batch.sampled_token_ids,
+        batch.num_sampled,
+        batch.start_positions,
+        batch.aux_hidden,
+        batch.block_table,
+        to_sampled_token_ids=sampled_token_ids,
+        to_num_sampled=buffers.num_sampled,
+        to_start_positions=buffers.start_positions,
+        to_aux_hidden=aux_hidden,
+        to_block_table=buffers.block_table,
+    )
     if batch.temperature is not None and batch.seeds is not None:
         buffers.temperature[:n].copy_(batch.temperature)
         buffers.seeds[:n].copy_(batch.seeds)

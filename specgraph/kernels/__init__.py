@@ -7,6 +7,7 @@ from specgraph.kernels.draft_sampling import draft_greedy, draft_gumbel
 from specgraph.kernels.fused_attention import rotate_store_attend
 from specgraph.kernels.kv_cache import rotate_and_store
 from specgraph.kernels.library import implement
+from specgraph.kernels.load import load_round
 from specgraph.kernels.paged_attention import paged_attention, paged_attention_host
 from specgraph.kernels.prompt import begin_prefill
 from specgraph.kernels.rejection import verify_greedy, verify_sampled
@@ -26,6 +27,7 @@ __all__ = [
     "draft_gumbel",
     "greedy_head",
     "implement",
+    "load_round",
     "norm_gate_up",
     "norm_linear",
     "paged_attention",

@@ -71,6 +71,10 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
         ),
         "shift_token_ids": ((i64(R * Q), torch.tensor([0, 3, 8]), ids, lengths, step), {}),
         "begin_prefill": ((i64(1), i64(1) + 2, TABLE[:1], 12, 4, i64(Q), i64(Q), i32(0), i64(1)), {}),
+        "load_round": (
+            (i64(2, Q) + 5, i32(1, 2), i64(2), f32(2 * Q, 8), TABLE[:2, :3], i64(R, Q), i32(7, 7, 7), i64(R),
+             f32(R * Q, 8), TABLE.clone()), {},
+        ),
         "take_rows": ((f32(R * Q, 8), i64(R) + 2, f32(R, 8)), {}),
     }  # fmt: skip
 

@@ -142,6 +142,13 @@ class CudaGraph(Graph):
         self._pool.count(0)
 
 
+_HOST_READS = (
+    "operation not permitted when stream is capturing",
+    "StreamCaptureUnsupported",
+    "Cannot copy between CPU and CUDA tensors during CUDA graph capture",
+)
+
+
 def _explained(error: Exception) -> CaptureError:
     """The driver's words for what a capture can't hold, in ours."""
     if isinstance(error, torch.cuda.OutOfMemoryError):
@@ -153,7 +160,7 @@ def _explained(error: Exception) -> CaptureError:
     text = str(error)
     if "capturing" in text or "StreamCaptureUnsupported" in text or "capture" in text.lower():
         first = text.strip().splitlines()[0]
-        if "operation not permitted when stream is capturing" in text or "StreamCaptureUnsupported" in text:
+        if any(words in text for words in _HOST_READS):
             return HostReadError(
                 f"captured code synchronises or reads a device value on the host ({first}). Keep the value on the "
                 "device: no .item(), .tolist(), .cpu(), boolean test or data-dependent shape in a capture."

@@ -82,11 +82,12 @@ def test_own_exception_passes_through_as_capture_error(platform: Platform) -> No
 def test_out_of_memory_in_capture_leaks_nothing(platform: Platform) -> None:
     torch.cuda.empty_cache()
     before = platform.memory().reserved
-    free, total = torch.cuda.mem_get_info()
+    _, total = torch.cuda.mem_get_info()
+    held: list[torch.Tensor] = []
     with pytest.raises(CaptureError, match="out of memory"), platform.graph().capture():
-        first = torch.empty(1 << 20, device=platform.device)
-        torch.empty(total * 2, dtype=torch.uint8, device=platform.device)
-        del first
+        held.append(torch.empty(1 << 20, device=platform.device))
+        held.append(torch.empty(total * 2, dtype=torch.uint8, device=platform.device))
+    held.clear()
     torch.cuda.empty_cache()
     assert platform.memory().reserved <= before
     _captures_and_replays(platform)

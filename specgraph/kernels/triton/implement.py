@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from specgraph.kernels import decoder, fused_attention
+from specgraph.kernels import decoder, fused_attention, load
 from specgraph.kernels.library import implement
 from specgraph.kernels.paged_attention import dense_attention
 from specgraph.kernels.triton import attention, linear, rows
@@ -251,6 +251,36 @@ class TritonOps:
                 WIDTH=triton.next_power_of_2(out.shape[1]), num_warps=8, **self._common(),
             )  # fmt: skip
 
+    def load_round(
+        self, sampled_token_ids: Tensor, num_sampled: Tensor, start_positions: Tensor, aux_hidden: Tensor,
+        block_table: Tensor, to_sampled_token_ids: Tensor, to_num_sampled: Tensor, to_start_positions: Tensor,
+        to_aux_hidden: Tensor, to_block_table: Tensor,
+    ) -> None:  # fmt: skip
+        """See `specgraph.kernels.load_round`."""
+        plain = (
+            sampled_token_ids.stride(1) == block_table.stride(1) == 1
+            and num_sampled.is_contiguous()
+            and start_positions.is_contiguous()
+            and aux_hidden.is_contiguous()
+            and to_aux_hidden.is_contiguous()
+            and num_sampled.dtype == to_num_sampled.dtype
+        )
+        if not plain:
+            load.load_round_reference(
+                sampled_token_ids, num_sampled, start_positions, aux_hidden, block_table, to_sampled_token_ids,
+                to_num_sampled, to_start_positions, to_aux_hidden, to_block_table,
+            )  # fmt: skip
+            return
+        n, query_len = sampled_token_ids.shape
+        elements, chunk = query_len * aux_hidden.shape[1], 8192
+        rows.load_round_kernel[(to_num_sampled.shape[0], 1 + triton.cdiv(elements, chunk))](
+            sampled_token_ids, num_sampled, start_positions, aux_hidden, block_table, to_sampled_token_ids,
+            to_num_sampled, to_start_positions, to_aux_hidden, to_block_table, n, query_len, block_table.shape[1],
+            to_block_table.shape[1], elements, sampled_token_ids.stride(0), block_table.stride(0),
+            to_sampled_token_ids.stride(0), to_block_table.stride(0), ROW=triton.next_power_of_2(query_len),
+            TABLE=triton.next_power_of_2(to_block_table.shape[1]), CHUNK=chunk, num_warps=4, **self._common(),
+        )  # fmt: skip
+
     def begin_propose(
         self, sampled_token_ids: Tensor, num_sampled: Tensor, start_positions: Tensor, block_table: Tensor,
         max_model_len: int, block_size: int, token_ids: Tensor, positions: Tensor, slot_mapping: Tensor,
@@ -345,6 +375,7 @@ _OPS: dict[str, Callable[[TritonOps], Callable[..., Any]]] = {
     "begin_verify": lambda ops: ops.begin_verify,
     "draft_greedy": lambda ops: ops.draft_greedy,
     "greedy_head": lambda ops: ops.greedy_head,
+    "load_round": lambda ops: ops.load_round,
     "norm_gate_up": lambda ops: ops.norm_gate_up,
     "norm_linear": lambda ops: ops.norm_linear,
     "paged_attention": lambda ops: ops.paged_attention,

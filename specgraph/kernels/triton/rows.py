@@ -71,6 +71,38 @@ def take_rows_kernel(
 
 
 @triton.jit
+def load_round_kernel(
+    sampled_token_ids, num_sampled, start_positions, aux_hidden, block_table, to_sampled_token_ids, to_num_sampled,
+    to_start_positions, to_aux_hidden, to_block_table, n, query_len, width, to_width, aux_elements, sampled_stride,
+    table_stride, to_sampled_stride, to_table_stride,
+    ROW: tl.constexpr, TABLE: tl.constexpr, CHUNK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One program a request and part: part 0 takes the small tensors, the others CHUNK elements of aux_hidden each."""
+    if OVERLAP:
+        start_next()
+        wait_previous()
+    request = tl.program_id(0)
+    part = tl.program_id(1)
+    live = request < n
+    if part == 0:
+        count = tl.load(num_sampled + request, mask=live, other=0)
+        tl.store(to_num_sampled + request, count)
+        if live:
+            tl.store(to_start_positions + request, tl.load(start_positions + request))
+            offset = tl.arange(0, ROW)
+            token = tl.load(sampled_token_ids + request * sampled_stride + offset, mask=offset < query_len, other=0)
+            tl.store(to_sampled_token_ids + request * to_sampled_stride + offset, token, mask=offset < query_len)
+            column = tl.arange(0, TABLE)
+            block = tl.load(block_table + request * table_stride + column, mask=column < width, other=0)
+            tl.store(to_block_table + request * to_table_stride + column, block, mask=column < to_width)
+    elif live:
+        at = (part - 1) * CHUNK + tl.arange(0, CHUNK)
+        inside = at < aux_elements
+        at += request.to(tl.int64) * aux_elements
+        tl.store(to_aux_hidden + at, tl.load(aux_hidden + at, mask=inside), mask=inside)
+
+
+@triton.jit
 def slots_of(position, block_table, valid, table_stride, table_width, max_model_len, BLOCK: tl.constexpr):
     """KV slots of unclamped positions of one request: -1 where not valid, past the end, or in the null block."""
     inside = valid & (position < max_model_len) & (position >= 0)

@@ -1,0 +1,216 @@
+"""The Triton ops against their plain torch references in float64, at sizes where tiles, blocks and splits end."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from specgraph import kernels
+from specgraph.kernels import decoder
+from specgraph.kernels.kv_cache import _rotate
+from specgraph.kernels.paged_attention import dense_attention
+from specgraph.platforms import Platform
+
+HALVES = [torch.bfloat16, torch.float16]
+TOLERANCE = {torch.bfloat16: 6e-3, torch.float16: 1e-3, torch.float32: 3e-6}
+
+
+@pytest.fixture(autouse=True)
+def _triton(platform: Platform) -> None:
+    if not platform.capabilities.triton:
+        pytest.skip(platform.capabilities.triton.reason)
+    torch.manual_seed(0)
+
+
+def close(got: Tensor, want: Tensor) -> None:
+    error = float((got.double() - want.double()).norm() / want.double().norm().clamp(min=1e-12))
+    assert error < TOLERANCE[got.dtype], error  # NaN fails too
+
+
+def make(*shape: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> Tensor:
+    return (torch.randn(*shape, device="cuda") * scale).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("rows", [1, 3, 16, 17, 33, 64, 65, 130])
+@pytest.mark.parametrize(("columns", "depth"), [(4096, 4096), (6144, 8192), (4096, 14336), (1000, 512), (96, 192)])
+def test_norm_linear(rows: int, columns: int, depth: int, dtype: torch.dtype) -> None:
+    x, norm = make(rows, depth, dtype=dtype), make(depth, dtype=dtype)
+    weight, bias = make(columns, depth, dtype=dtype, scale=depth**-0.5), make(columns, dtype=dtype)
+    residual = make(rows, columns, dtype=dtype)
+    wide = [t.double() for t in (x, norm, weight, bias, residual)]
+    close(
+        kernels.norm_linear(x, norm, 1e-5, weight, bias, residual),
+        decoder.norm_linear_reference(wide[0], wide[1], 1e-5, *wide[2:]),
+    )
+    close(kernels.norm_linear(x, None, 0.0, weight), wide[0] @ wide[2].T)
+    strided = make(rows, depth + 64, dtype=dtype)[:, :depth]
+    close(kernels.norm_linear(strided, None, 0.0, weight), strided.double() @ wide[2].T)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 40, 64, 100])
+@pytest.mark.parametrize(("inner", "depth"), [(14336, 4096), (12288, 4096), (200, 256)])
+def test_norm_gate_up(rows: int, inner: int, depth: int) -> None:
+    x, norm, weight = make(rows, depth), make(depth), make(2 * inner, depth, scale=depth**-0.5)
+    want = decoder.norm_gate_up_reference(x.double(), norm.double(), 1e-5, weight.double(), None)
+    close(kernels.norm_gate_up(x, norm, 1e-5, weight), want)
+
+
+@pytest.mark.parametrize("rows", [1, 17, 64, 200])
+def test_pair_linear(rows: int) -> None:
+    table, norms, hidden = make(100, 4096), (make(4096), make(4096)), make(rows, 4096)
+    weight, ids = make(6144, 8192, scale=8192**-0.5), torch.randint(0, 100, (rows,), device="cuda")
+    for first, second in (norms, (None, None), (norms[0], None)):
+        want = decoder.pair_linear_reference(
+            ids,
+            table.double(),
+            None if first is None else first.double(),
+            hidden.double(),
+            None if second is None else second.double(),
+            1e-5,
+            weight.double(),
+            None,
+        )
+        close(kernels.pair_linear(ids, table, first, hidden, second, 1e-5, weight), want)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 33, 64, 80])
+@pytest.mark.parametrize("vocab", [32000, 500])
+def test_greedy_head_picks_a_largest_logit(rows: int, vocab: int) -> None:
+    x, norm, weight = make(rows, 4096), make(4096), make(vocab, 4096, scale=4096**-0.5)
+    offsets = torch.randint(0, 50, (vocab,), device="cuda")
+    step = torch.tensor([2], device="cuda")
+    token_ids, result = torch.full((rows,), -7, device="cuda"), torch.full((rows, 4), -7, device="cuda")
+    kernels.greedy_head(x, norm, 1e-5, weight, None, step, token_ids, result)
+    logits = decoder.norm_linear_reference(x.double(), norm.double(), 1e-5, weight.double(), None, None)
+    picked = logits.gather(1, token_ids[:, None])[:, 0]
+    assert bool((picked >= logits.amax(1) - 0.05).all())  # half a step of bf16 at the size of the largest logits
+    assert torch.equal(result[:, 2], token_ids)
+    assert bool((result[:, [0, 1, 3]] == -7).all())
+    mapped = torch.empty_like(token_ids)
+    kernels.greedy_head(x, norm, 1e-5, weight, offsets, step, mapped, result)
+    assert torch.equal(mapped, token_ids + offsets[token_ids])
+
+
+@pytest.mark.parametrize("vocab", [5, 4096, 4097, 32000, 128256])
+def test_draft_greedy_takes_the_first_of_equals(vocab: int) -> None:
+    logits = make(6, vocab).round()
+    logits[1] = 0
+    logits[2] = float("-inf")
+    logits[2, vocab - 1] = -1e30
+    step = torch.tensor([0], device="cuda")
+    token_ids, result = torch.empty(6, dtype=torch.int64, device="cuda"), torch.zeros(6, 1, dtype=torch.int64).cuda()
+    kernels.draft_greedy(logits, None, step, token_ids, result)
+    best = logits.amax(1, keepdim=True)
+    first = torch.where(logits == best, torch.arange(vocab, device="cuda"), vocab).amin(1)
+    assert torch.equal(token_ids, first)
+
+
+CASES = [
+    # block size, rows a request, lengths, causal, heads, kv heads, head dim
+    (16, 1, [0, 1, 15, 16, 17, 63, 64, 65, 1000], True, 32, 8, 128),
+    (64, 1, [5, 64, 0, 129, 2048], True, 8, 8, 64),
+    (16, 6, [6, 0, 16, 17, 700, 7], True, 32, 8, 128),
+    (64, 6, [64, 65, 0, 9], True, 12, 2, 128),
+    (16, 16, [16, 40, 0, 300], False, 32, 8, 128),
+    (16, 1, [3, 33], True, 6, 2, 32),
+    (16, 1, [3, 33], True, 4, 1, 256),
+    (16, 40, [40, 100], True, 32, 8, 128),
+    (16, 2, [2, 37], True, 6, 2, 16),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"b{c[0]}q{c[1]}c{c[3]:d}h{c[4]}d{c[6]}")
+def test_attention(case: tuple, dtype: torch.dtype) -> None:
+    block, rows, lengths, causal, heads, kv_heads, dim = case
+    requests, width = len(lengths), -(-max(lengths) // block) + 3
+    keys = make(requests * width + 1, block, kv_heads, dim, dtype=dtype)
+    values = make(*keys.shape, dtype=dtype)
+    table = (torch.randperm(requests * width, device="cuda") + 1).view(requests, width).int()
+    seq_lens = torch.tensor(lengths, dtype=torch.int32, device="cuda")
+    starts = torch.arange(0, requests * rows + 1, rows, dtype=torch.int32, device="cuda")
+    packed = make(requests * rows, (heads + 2 * kv_heads) * dim, dtype=dtype)
+    sizes = (heads * dim, kv_heads * dim, kv_heads * dim)
+    query, key, value = (t.view(requests * rows, -1, dim) for t in packed.split(sizes, dim=-1))
+    scale = dim**-0.5
+
+    got = kernels.paged_attention(query, keys, values, table, seq_lens, starts, query_len=rows, scale=scale, causal=causal)
+    want = dense_attention(query.double(), keys.double(), values.double(), table, seq_lens, starts, rows, scale, causal)
+    close(got, want)
+    assert bool((got.view(requests, rows, heads, dim)[seq_lens == 0] == 0).all())
+
+    rotary = torch.randn(max(lengths) + 1, dim, device="cuda")
+    position = (seq_lens.long()[:, None] - rows + torch.arange(rows, device="cuda")).clamp(min=0).flatten()
+    request = torch.arange(requests, device="cuda").repeat_interleave(rows)
+    slots = table[request, position // block].long() * block + position % block
+    slots = torch.where(seq_lens.long()[request] > 0, slots, -1)
+    wide = [t.double() for t in (query, key, value, keys, values)]
+    turned = [_rotate(t, rotary.double(), position) for t in wide[:2]]
+    live = slots >= 0
+    wide[3].view(-1, kv_heads, dim)[slots[live]] = turned[1][live].to(dtype).double()
+    wide[4].view(-1, kv_heads, dim)[slots[live]] = wide[2][live]
+    before = keys.clone(), values.clone()
+    got = kernels.rotate_store_attend(
+        query, key, value, rotary, position, slots, keys, values, table, seq_lens, starts,
+        query_len=rows, scale=scale, causal=causal,
+    )  # fmt: skip
+    want = dense_attention(turned[0].to(dtype).double(), wide[3], wide[4], table, seq_lens, starts, rows, scale, causal)
+    close(got, want)
+    close(keys, wide[3])
+    assert torch.equal(values, wide[4].to(dtype))
+    untouched = torch.ones(keys.shape[0] * block, dtype=torch.bool, device="cuda")
+    untouched[slots[live]] = False
+    for now, then in zip((keys, values), before, strict=True):
+        assert torch.equal(now.flatten(0, 1)[untouched], then.flatten(0, 1)[untouched])
+
+
+def test_a_row_without_a_slot_reads_the_cache_as_it_is(platform: Platform) -> None:
+    keys, values = make(4, 16, 8, 128), make(4, 16, 8, 128)
+    table = torch.tensor([[1, 2]], dtype=torch.int32, device="cuda")
+    seq_lens, starts = torch.tensor([20], dtype=torch.int32).cuda(), torch.tensor([0, 1], dtype=torch.int32).cuda()
+    query, key, value = make(1, 32, 128), make(1, 8, 128), make(1, 8, 128)
+    before = keys.clone()
+    got = kernels.rotate_store_attend(
+        query, key, value, None, torch.tensor([19]).cuda(), torch.tensor([-1]).cuda(), keys, values, table, seq_lens,
+        starts, query_len=1, scale=0.1,
+    )  # fmt: skip
+    close(got, dense_attention(query.double(), keys.double(), values.double(), table, seq_lens, starts, 1, 0.1, True))
+    assert torch.equal(keys, before)
+
+
+def _same_on_both(name: str, arguments: list) -> None:
+    """Run one op on the device and, by its reference, on the CPU; every argument must end up equal."""
+    op = getattr(torch.ops.specgraph, name).default
+    host = [a.cpu() if isinstance(a, Tensor) else a for a in arguments]
+    op(*arguments)
+    op(*host)
+    for index, (device, cpu) in enumerate(zip(arguments, host, strict=True)):
+        if isinstance(device, Tensor):
+            assert torch.equal(device.cpu(), cpu), f"{name}, argument {index}"
+
+
+@pytest.mark.parametrize("requests", [1, 5, 64])
+@pytest.mark.parametrize("query_len", [1, 2, 6])
+def test_rows_positions_and_slots(requests: int, query_len: int) -> None:
+    def long(*shape: int, high: int = 90) -> Tensor:
+        return torch.randint(0, high, shape, device="cuda")
+
+    table = long(requests, 8, high=50).int()
+    counts = long(requests, high=query_len + 1).int()
+    rows = requests * query_len
+    outputs = [long(rows) for _ in range(3)] + [long(requests).int(), long(requests), long(requests), long(requests).int()]
+    step = long(1)
+    starts = long(requests, high=140) - 10
+    _same_on_both("begin_propose", [long(requests, query_len), counts, starts, table, 96, 16, *outputs, step])
+    _same_on_both("begin_verify", [long(requests), long(requests, query_len), starts, table, 96, 16,
+                                   *[long(requests * (query_len + 1)) for _ in range(3)], long(requests).int()])  # fmt: skip
+    for _ in range(3):
+        _same_on_both("advance", [long(requests, high=120).int(), long(requests), long(requests), step, table, 96, 16])
+    _same_on_both("take_rows", [make(rows, 4096), long(requests, high=rows), make(requests, 4096)])
+    _same_on_both("take_rows", [make(rows, 40), None, make(rows, 40)])
+    n = max(1, requests // 2)
+    _same_on_both("load_round", [long(n, query_len), counts[:n], starts[:n], make(n * query_len, 12288), table[:n, :5],
+                                 long(requests, query_len), long(requests).int(), long(requests),
+                                 make(rows, 12288), table.clone()])  # fmt: skip
