@@ -1,0 +1,268 @@
+"""Broken engine parts: buffers, dispatch, runner, update plan, host lengths, drafter."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+import specgraph.decoding.target_runner
+import specgraph.drafting.buffers
+import specgraph.drafting.config
+import specgraph.drafting.drafter
+from mutants.registry import mutant
+from specgraph.drafting import Drafter, DraftTokens
+from specgraph.drafting.chain import ChainProgram
+from specgraph.drafting.host_lengths import HostRound
+from specgraph.graphs import BatchDescriptor, Fingerprint, GraphRunner, UpdatePlan
+from specgraph.graphs.runner import Recording
+
+drafter = specgraph.drafting.drafter
+
+
+@mutant("stale-metadata-rebound", "engine")
+def stale_metadata_rebound(patch: pytest.MonkeyPatch) -> None:
+    """Each round's counts are a new tensor instead of the old one, written in place."""
+    real, kept = drafter.load_batch, list[Tensor]()
+
+    def load_batch(buffers: Any, batch: Any) -> None:
+        kept.append(buffers.num_sampled)
+        object.__setattr__(buffers, "num_sampled", buffers.num_sampled.clone())
+        real(buffers, batch)
+
+    patch.setattr(drafter, "load_batch", load_batch)
+
+
+@mutant("stale-metadata-copied-late", "engine")
+def stale_metadata_copied_late(patch: pytest.MonkeyPatch) -> None:
+    """The block table is copied after the replay that needs it."""
+    real_load, real_run, late = drafter.load_batch, Drafter.run, dict[int, Tensor]()
+
+    def load_batch(buffers: Any, batch: Any) -> None:
+        before = buffers.block_table.clone()
+        real_load(buffers, batch)
+        late[id(buffers)] = buffers.block_table.clone()
+        if before.any():
+            buffers.block_table.copy_(before)
+
+    def run(self: Drafter, *args: Any, **options: Any) -> None:
+        real_run(self, *args, **options)
+        self.buffers.block_table.copy_(late[id(self.buffers)])
+
+    patch.setattr(drafter, "load_batch", load_batch)
+    patch.setattr(Drafter, "run", run)
+
+
+@mutant("stale-padding-rows", "engine")
+def stale_padding_rows(patch: pytest.MonkeyPatch) -> None:
+    """The rows after a smaller batch keep the counts of the last, larger one."""
+    real = drafter.load_batch
+
+    def load_batch(buffers: Any, batch: Any) -> None:
+        tail = buffers.num_sampled[batch.num_requests :].clone()
+        real(buffers, batch)
+        buffers.num_sampled[batch.num_requests :].copy_(tail)
+
+    patch.setattr(drafter, "load_batch", load_batch)
+
+
+@mutant("capture-key-mismatch", "engine")
+def capture_key_mismatch(patch: pytest.MonkeyPatch) -> None:
+    """Graphs are captured under another key than requests are dispatched to."""
+    real = Drafter.capture
+
+    def capture(self: Drafter) -> None:
+        descriptor = Drafter._descriptor
+        with pytest.MonkeyPatch.context() as during:
+            during.setattr(Drafter, "_descriptor", lambda *a: replace(descriptor(*a), num_speculative_tokens=99))
+            real(self)
+
+    patch.setattr(Drafter, "capture", capture)
+
+
+@mutant("capture-at-request-time", "engine")
+def capture_at_request_time(patch: pytest.MonkeyPatch) -> None:
+    """Nothing is captured at start-up; the first request does it."""
+    real_capture, real_run = Drafter.capture, Drafter.run
+
+    def run(self: Drafter, *args: Any, **options: Any) -> None:
+        if self.runner is not None and not self.runner.descriptors:
+            real_capture(self)
+        real_run(self, *args, **options)
+
+    patch.setattr(Drafter, "capture", lambda self: None)
+    patch.setattr(Drafter, "run", run)
+
+
+@mutant("num-reqs-unpadded", "engine")
+def num_reqs_unpadded(patch: pytest.MonkeyPatch) -> None:
+    """Host lengths have one entry a real request, not one a request of the graph."""
+    real = HostRound.lengths
+
+    def lengths(self: HostRound, *args: Any) -> Any:
+        return real(replace(self, padded=len(self.start_positions)), *args)
+
+    patch.setattr(HostRound, "lengths", lengths)
+
+
+@mutant("k-equals-2", "engine")
+def k_equals_2(patch: pytest.MonkeyPatch) -> None:
+    """With two draft tokens the later step is left out, as if there were none."""
+    real = drafter.launches
+
+    def launches(lowering: Any, num_steps: int, *rest: Any) -> Any:
+        return real(lowering, 1 if num_steps == 2 else num_steps, *rest)
+
+    patch.setattr(drafter, "launches", launches)
+
+
+@mutant("step-ladder-overpadding", "engine")
+def step_ladder_overpadding(patch: pytest.MonkeyPatch) -> None:
+    """Later steps are padded on step 0's ladder: K + 1 times the rows."""
+    real = Drafter._body
+
+    def body(self: Drafter, launch: Any, batch: BatchDescriptor, *rest: Any) -> Any:
+        if launch.phase == "step":
+            rows = batch.num_requests * (batch.num_speculative_tokens + 1)
+            batch = replace(batch, num_requests=min(rows, self.config.max_num_requests))
+        return real(self, launch, batch, *rest)
+
+    patch.setattr(Drafter, "_body", body)
+
+
+@mutant("size-truncated", "engine")
+def size_truncated(patch: pytest.MonkeyPatch) -> None:
+    """Named sizes are cut to even numbers without a word."""
+    real = specgraph.drafting.config.capture_sizes
+
+    def capture_sizes(most: int, asked: Any = None) -> tuple[int, ...]:
+        sizes = real(most, asked)
+        return (*sorted({max(1, size // 2 * 2) for size in sizes[:-1]} - {sizes[-1]}), sizes[-1])
+
+    patch.setattr(specgraph.drafting.config, "capture_sizes", capture_sizes)
+
+
+@mutant("block-misaligned-sizes", "engine")
+def block_misaligned_sizes(patch: pytest.MonkeyPatch) -> None:
+    """Rows are padded to a multiple of eight on their own, whatever the rows of one request."""
+    patch.setattr(
+        BatchDescriptor, "num_tokens", property(lambda self: -(-self.num_requests * self.query_len // 8) * 8)
+    )
+
+
+@mutant("buffer-smaller-than-padded-size", "engine")
+def buffer_smaller(patch: pytest.MonkeyPatch) -> None:
+    """Buffers hold the largest default size below the maximum instead of the maximum."""
+    real = drafter.allocate_buffers
+
+    def allocate_buffers(config: Any, *args: Any, **options: Any) -> Any:
+        smaller = config.max_num_requests // 2
+        return real(replace(config, max_num_requests=smaller, capture_sizes=None), *args, **options)
+
+    patch.setattr(drafter, "allocate_buffers", allocate_buffers)
+
+
+@mutant("graph-reuses-target-metadata", "engine")
+def graph_reuses_target_metadata(patch: pytest.MonkeyPatch) -> None:
+    """The drafter's graphs use the target's metadata tensors where they have the same shape."""
+    real = specgraph.drafting.buffers.allocate_metadata
+    made: dict[Any, Any] = {}
+
+    def allocate_metadata(requests: int, query_len: int, block_table: Tensor) -> Any:
+        key = requests, query_len, block_table.shape, block_table.device
+        return made.setdefault(key, real(requests, query_len, block_table))
+
+    for module in (specgraph.drafting.buffers, specgraph.decoding.target_runner):
+        patch.setattr(module, "allocate_metadata", allocate_metadata)
+
+
+@mutant("update-key-ignored", "engine")
+def update_key_ignored(patch: pytest.MonkeyPatch) -> None:
+    """An update zips values with captured tasks: unknown keys and missing ones are passed over."""
+
+    def apply(self: UpdatePlan, values: Any) -> None:
+        for task, lengths in zip(self._tasks.values(), values.values(), strict=False):
+            with self.platform.task_update(task.group):
+                task.rewrite(lengths)
+
+    patch.setattr(UpdatePlan, "apply", apply)
+
+
+@mutant("update-prefill-decode-mixed", "engine")
+def update_prefill_decode_mixed(patch: pytest.MonkeyPatch) -> None:
+    """Captured tasks are kept in one table by size, so that graphs of one size share them."""
+    real, by_size = UpdatePlan.__init__, dict[int, Any]()
+
+    @functools.wraps(real)
+    def init(self: UpdatePlan, platform: Any, num_requests: int, *tasks: Any) -> None:
+        real(self, platform, num_requests, *tasks)
+        object.__setattr__(self, "_tasks", by_size.setdefault(num_requests, {}))
+
+    def add(self: UpdatePlan, key: Any, group: Any, rewrite: Any) -> None:
+        from specgraph.graphs.update_plan import _Task
+
+        self._tasks[key] = _Task(group, rewrite)
+
+    patch.setattr(UpdatePlan, "__init__", init)
+    patch.setattr(UpdatePlan, "add", add)
+
+
+@mutant("rejected-tokens-in-lengths", "engine")
+def rejected_tokens_in_lengths(patch: pytest.MonkeyPatch) -> None:
+    """Host lengths of the later steps count every row of the round, rejected ones too."""
+    patch.setattr(HostRound, "accepted_ends", lambda self: [start + self.query_len for start in self.start_positions])
+
+
+@mutant("per-step-lengths-not-updated", "engine")
+def per_step_lengths_not_updated(patch: pytest.MonkeyPatch) -> None:
+    """Every later step gets the host lengths of the first of them."""
+    real = ChainProgram.host_lengths
+    patch.setattr(ChainProgram, "host_lengths", lambda self, step, *rest: real(self, min(step, 1), *rest))
+
+
+@mutant("output-aliases-graph-buffer", "engine")
+def output_aliases_graph_buffer(patch: pytest.MonkeyPatch) -> None:
+    """propose hands out the buffers that the next replay writes."""
+    real = Drafter.propose
+
+    def propose(self: Drafter, batch: Any) -> DraftTokens:
+        drafts = real(self, batch)
+        n, k = drafts.token_ids.shape
+        b = self.buffers
+        probs = None if b.draft_probs is None else b.draft_probs[:n, :k]
+        return DraftTokens(b.draft_token_ids[:n, :k], probs, drafts.dispatch)
+
+    patch.setattr(Drafter, "propose", propose)
+
+
+@mutant("weights-moved", "engine")
+def weights_moved(patch: pytest.MonkeyPatch) -> None:
+    """Nobody compares where the weights stand now with where they stood at capture."""
+    patch.setattr(Fingerprint, "check", lambda self, named, graph: None)
+
+
+@mutant("exec-budget", "engine")
+def exec_budget(patch: pytest.MonkeyPatch) -> None:
+    """The runner doesn't count its graphs."""
+    patch.setattr(GraphRunner, "graph_count", property(lambda self: 0))
+    real = Recording.begin
+
+    def begin(self: Any) -> None:
+        self._others = 0
+        real(self)
+
+    patch.setattr(Recording, "begin", begin)
+
+
+@mutant("dynamic-k-negative", "engine")
+def dynamic_k_negative(patch: pytest.MonkeyPatch) -> None:
+    """The key of a captured graph leaves K out."""
+
+    def key(self: BatchDescriptor) -> tuple[Any, ...]:
+        return self.phase, self.num_requests, self.query_len
+
+    patch.setattr(BatchDescriptor, "__hash__", lambda self: hash(key(self)))
+    patch.setattr(BatchDescriptor, "__eq__", lambda self, other: key(self) == key(other))
