@@ -1,8 +1,8 @@
 """What a replay on the `cpu` platform costs beside eager: one decoder step with a paged KV cache, per recorded op.
 
 Eager and replay take turns in one run, so that both see the same machine; the least CPU time of each counts (one
-thread; waiting for other processes is left out). At this size
-the host's cost per op rules, as it does in a drafter's decode step.
+thread; waiting for other processes is left out). At this size the host's cost per op rules, as it does in a drafter's
+decode step.
 
     python benchmarks/cpu_replay.py [--json FILE]
 """

@@ -74,7 +74,7 @@ PROGRAMS = {
     "dtypes": lambda x, y, i: (x.to(torch.bfloat16) * y.to(torch.bfloat16)).float() + y.to(torch.int32),
     "factories": lambda x, y, i: torch.arange(6.0) + torch.ones(4, 6) * torch.full((6,), 0.5) - torch.zeros_like(x),
     "constants": lambda x, y, i: torch.cat(
-        [
+        (
             torch.ones_like(x),
             torch.ones(2, 6),
             x.new_ones(1, 6),
@@ -84,7 +84,7 @@ PROGRAMS = {
             torch.zeros_like(y),
             torch.full_like(y, 0.25),
             torch.full((1, 6), 4.0),
-        ]
+        )
     ),
     "ranges": lambda x, y, i: (torch.arange(6), torch.arange(1, 7), torch.arange(1, 7.0, 1), torch.arange(6) * x)[-1],
     "number in place": lambda x, y, i: (x.add_(1, alpha=2).sub_(2).mul_(3).div_(4), i.add_(1).sub_(1, alpha=1))[0],
