@@ -55,11 +55,19 @@ def shadow(target) -> DraftHead:
 
 
 @pytest.fixture(scope="session")
-def small_pair(tmp_path_factory) -> tuple[LlamaTarget, DraftHead]:
+def small_pair_folder(tmp_path_factory) -> Path:
     """A vocabulary of 6 and a draft vocabulary of 4, for statistics."""
     folder: Path = tmp_path_factory.mktemp("small")
-    target = load_target(write_target(folder / "target", vocab=6))
-    return target, load_drafter(write_eagle3(folder / "draft", vocab=6, draft_vocab=4), target)
+    write_target(folder / "target", vocab=6)
+    write_eagle3(folder / "draft", vocab=6, draft_vocab=4)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_pair(small_pair_folder) -> tuple[LlamaTarget, DraftHead]:
+    """The small pair, loaded."""
+    target = load_target(small_pair_folder / "target")
+    return target, load_drafter(small_pair_folder / "draft", target)
 
 
 @pytest.fixture
