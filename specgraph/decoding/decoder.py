@@ -20,7 +20,7 @@ from specgraph.decoding.sampling import sample_token
 from specgraph.decoding.target_runner import TargetRunner, VerifyOutputs, prompt_metadata
 from specgraph.drafting import DraftConfig, Drafter
 from specgraph.errors import CapacityError, ConfigError
-from specgraph.models.protocol import DraftHead, Target
+from specgraph.models.protocol import DraftHead, ParallelHead, Target
 from specgraph.platforms import Platform
 
 
@@ -34,7 +34,7 @@ class SpeculativeDecoder:
     def __init__(
         self,
         target: Target,
-        head: DraftHead | None,
+        head: DraftHead | ParallelHead | None,
         platform: Platform,
         config: DraftConfig,
         *,
@@ -168,7 +168,7 @@ class SpeculativeDecoder:
         if self.drafter is not None:
             self.drafter.close()
 
-    def _caches(self, model: Target | DraftHead) -> list[KVCache]:
+    def _caches(self, model: Target | DraftHead | ParallelHead) -> list[KVCache]:
         c = self.config
         blocks = self.allocator.num_blocks
         return allocate_caches(model.attention_layers, blocks, c.block_size, model.dtype, self.platform.device)

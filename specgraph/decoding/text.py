@@ -17,9 +17,8 @@ from specgraph.attention import AttentionBackend, PagedAttention, PagedHostAtten
 from specgraph.decoding.decoder import SpeculativeDecoder
 from specgraph.decoding.request import Chunk, Generation, Request
 from specgraph.drafting import DraftConfig
-from specgraph.errors import CheckpointError, UnsupportedError
-from specgraph.models.load import load_drafter, load_target
-from specgraph.models.protocol import ParallelHead
+from specgraph.errors import CheckpointError
+from specgraph.models.load import drafter_format, load_drafter, load_target
 from specgraph.platforms import Platform, open_platform
 
 AttentionFlavour = Literal["device", "host"]
@@ -125,8 +124,6 @@ def load_generator(
         dtype = torch.float32  # half precision is slower than float32 on most CPUs
     model = load_target(target_folder, opened.device, dtype, max_model_len)
     head = load_drafter(draft_folder, model) if speculate else None
-    if isinstance(head, ParallelHead):
-        raise UnsupportedError(f"{draft_folder} holds a parallel drafter; generation with those is not built yet")
     tokenizer = _tokenizer(target_folder)
     config = DraftConfig(
         num_speculative_tokens=num_speculative_tokens,
@@ -143,7 +140,8 @@ def load_generator(
         decoder.capture()
     took = time.perf_counter() - start
     resolution = decoder.drafter.resolution if decoder.drafter is not None else decoder.target.resolution
-    description = f"{opened.info.name}: lowering {resolution.explain()}; captured in {took:.2f} s"
+    drafter = f"; drafter {drafter_format(draft_folder)}" if speculate else ""
+    description = f"{opened.info.name}: lowering {resolution.explain()}; captured in {took:.2f} s{drafter}"
     return TextGenerator(decoder, tokenizer, _stop_tokens(target_folder), opened, description)
 
 
