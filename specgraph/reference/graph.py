@@ -38,6 +38,19 @@ class Part:
     accesses: list[Access] = field(default_factory=list[Access])
     then: EventNode | None = None
 
+    def run(self) -> None:
+        """Run the calls. An op that fails raises its own error, with a note of where it was captured."""
+        call = _not_compiled
+        try:
+            for call in self.calls:
+                call()
+        except Exception as error:
+            task = next(t for t in self.tasks if self.calls[t.place] is call)
+            add_note: Callable[[str], None] | None = getattr(error, "add_note", None)  # from Python 3.11 on
+            if add_note is not None:
+                add_note(f"raised by {task.func}, captured at {task.line}, during a graph's replay")
+            raise
+
 
 @dataclass(slots=True)
 class _Captured:
@@ -122,8 +135,7 @@ class CpuGraph(Graph):
         with torch.inference_mode():
             for number, part in enumerate(captured.parts):
                 self._platform.timeline.replay(self, number, part.accesses, stream)
-                for call in part.calls:
-                    call()
+                part.run()
                 if part.then is not None:
                     if part.then.kind == "record":
                         part.then.event.fire(stream)

@@ -272,3 +272,19 @@ def test_compiled_code_is_refused(platform):
         compiled(x)
     assert_usable(platform)
     assert torch.equal(compiled(x), x.sin() + 1)
+
+
+def test_an_op_that_fails_at_replay_is_named(platform):
+    table, index = torch.ones(3, 2), torch.tensor([0, 2])
+    graph = platform.graph()
+    with graph.capture():
+        y = table.index_select(0, index) + 1
+    index.fill_(7)
+    with pytest.raises(IndexError) as raised:
+        graph.replay()
+    if hasattr(raised.value, "__notes__"):
+        assert "aten.index_select" in raised.value.__notes__[0]
+        assert "test_refusals.py" in raised.value.__notes__[0]
+    index.fill_(1)
+    graph.replay()
+    assert (y == 2).all()
