@@ -176,3 +176,7 @@ def rules_as_markdown() -> str:
     lines = ["| what | decision | reason | seen in | held by |", "|---|---|---|---|---|"]
     lines += [f"| {r.name} | {r.decision} | {r.reason} | {r.source} | {r.held_by} |" for r in RULES]
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(rules_as_markdown())

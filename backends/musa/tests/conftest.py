@@ -6,27 +6,27 @@ SPECGRAPH_MUSA_SIMULATOR is what runs underneath: "cpu" (the default) or "cuda".
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
+if TYPE_CHECKING:
+    from specgraph.reference import CpuPlatform
+
+    from specgraph_musa.platform import MusaPlatform
+
+# Read when torch_musa is imported, so set before any test module is.
 os.environ.setdefault("SPECGRAPH_MUSA_SIMULATOR", "cpu")
 os.environ.pop("SPECGRAPH_MUSA_MERGED", None)
-sys.path[:0] = [str(HERE.parent / "simulator"), str(HERE.parents[2] / "tests"), str(HERE)]
-
-from torch_musa import simulated
-
-from specgraph.reference import CpuPlatform
-from specgraph_musa.platform import MusaPlatform
-from specgraph_musa.policy import Policy
 
 
 @pytest.fixture(autouse=True)
 def clean_simulator() -> Iterator[None]:
     """The defects of 2.7.1 before each test, and no corruption after it."""
+    from torch_musa import simulated
+
     simulated.restore()
     yield
     faults = list(simulated.faults)
@@ -34,23 +34,32 @@ def clean_simulator() -> Iterator[None]:
     assert not faults, faults
 
 
+def _opened(**choices: str) -> MusaPlatform:
+    from specgraph_musa.platform import MusaPlatform
+    from specgraph_musa.policy import Policy
+    from torch_musa import simulated
+
+    simulated.restore()
+    return MusaPlatform(0, Policy(**choices))  # type: ignore[arg-type]
+
+
 @pytest.fixture(scope="session")
 def musa() -> MusaPlatform:
     """Simulated device 0, with the policy of an empty environment."""
-    simulated.restore()
-    return MusaPlatform(0, Policy())
+    return _opened()
 
 
 @pytest.fixture(scope="session")
 def forced() -> MusaPlatform:
     """The same with SPECGRAPH_MUSA_MERGED=force."""
-    simulated.restore()
-    return MusaPlatform(0, Policy(merged="forced"))
+    return _opened(merged="forced")
 
 
 @pytest.fixture(scope="session")
 def cpu() -> CpuPlatform:
     """What the musa platform's tokens are compared with."""
+    from specgraph.reference import CpuPlatform
+
     return CpuPlatform()
 
 

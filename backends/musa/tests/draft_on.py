@@ -7,12 +7,11 @@ from pathlib import Path
 
 import torch
 from drafting.rounds import Rounds
-from torch import Tensor
-
 from specgraph.decoding import allocate_caches
 from specgraph.drafting import DraftConfig, Drafter, ProposeBatch
 from specgraph.models.load import load_drafter, load_target
 from specgraph.platforms import Platform
+from torch import Tensor
 
 VOCAB = 96
 

@@ -7,11 +7,11 @@ import gc
 import pytest
 import torch
 from draft_on import make_drafter
-from torch_musa import simulated
-
 from specgraph.errors import CaptureError
+
 from specgraph_musa.platform import MusaPlatform
 from specgraph_musa.policy import Policy
+from torch_musa import simulated
 
 
 def live(platform) -> int:

@@ -6,10 +6,10 @@ import gc
 
 import pytest
 import torch
-from torch_musa import simulated
-
 from specgraph.errors import CaptureError, PlatformError, UnsupportedError
 from specgraph.platforms import Event, Stream
+
+from torch_musa import simulated
 
 
 def works(platform) -> bool:
@@ -105,7 +105,7 @@ def test_without_the_clean_up_the_next_capture_fails(musa, monkeypatch):
         x + 1
     with pytest.raises(CaptureError), graph.capture():
         x.sum().item()
-    with pytest.raises(CaptureError, match="recorded to already|already recording"), graph.capture():
+    with pytest.raises(CaptureError, match=r"recorded to already|already recording"), graph.capture():
         x + 1
     monkeypatch.undo()
     from specgraph_musa.pools import end_recording

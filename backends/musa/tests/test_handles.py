@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch_musa import simulated
-
 from specgraph.errors import PlatformError
+
+from torch_musa import simulated
 
 
 def generic_stream() -> torch.Stream:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch_musa import simulated
 
 from specgraph_musa.platform import MusaPlatform
 from specgraph_musa.policy import Policy
 from specgraph_musa.pools import MusaGraphPool
+from torch_musa import simulated
 
 MIB = 1 << 20
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from draft_on import VOCAB, make_drafter, on, propose, rounds_for
-
 from specgraph.decoding import Request, SpeculativeDecoder
 from specgraph.drafting import DraftConfig
 from specgraph.errors import UnsupportedError
@@ -81,7 +80,7 @@ def test_a_stale_input_is_told_before_the_replay(pair, musa):
     batch = rounds_for(drafter, seed=1).next()
     moved = drafter.head.weights()
     name = next(iter(moved))
-    drafter.read_set = lambda: {}
+    drafter.read_set = dict
     drafter.runner._reads = lambda: {**type(drafter).read_set(drafter), f"weights.{name}": moved[name].clone()}
     with torch.inference_mode(), pytest.raises(StaleInputError, match="reassigned or moved"):
         drafter.propose(on(musa, batch))

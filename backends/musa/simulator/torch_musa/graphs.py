@@ -129,7 +129,7 @@ class MUSAGraph:
         if not captures.debugging or not self._has_exec:
             return
         with open(debug_path, "w") as file:
-            file.write(f"digraph simulated {{ nodes [label=\"{self._capture.num_nodes} nodes\"] }}\n")
+            file.write(f'digraph simulated {{ nodes [label="{self._capture.num_nodes} nodes"] }}\n')
         if self._graph_destroyed:
             simulated.corrupt("a graph destroyed by debug_dump is dumped again")
         self._graph_destroyed = simulated.defects.dump_destroys_graph
@@ -173,5 +173,3 @@ class graph:
             self.stream_ctx.abandon()
             raise
         self.stream_ctx.__exit__(exc_type, exc_value, traceback)
-
-

@@ -13,9 +13,9 @@ def present(module):
         if not hasattr(module, name):
             made = _function(name, entry) if isinstance(entry, str) else type(name, (), {"__new__": _refusing(name)})
             setattr(module, name, made)
-        elif isinstance(entry, dict):
+        if isinstance(entry, dict):
+            owner = getattr(module, name)
             for member, signature in entry.items():
-                owner = getattr(module, name)
                 if not hasattr(owner, member):
                     setattr(owner, member, _method(f"{name}.{member}", signature))
 

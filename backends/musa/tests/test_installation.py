@@ -1,0 +1,159 @@
+"""What can be wrong with an installation: one clear line each, before any device work."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib import import_module
+from types import SimpleNamespace
+
+import pytest
+import torch
+from specgraph.errors import PlatformError
+from specgraph.platforms import discover, open_platform
+from specgraph.platforms.discovery import Discovered
+
+from specgraph_musa import backend
+from specgraph_musa.installation import probe
+
+
+def loading(error: BaseException):
+    def load(name: str):
+        raise error
+
+    return load
+
+
+def package(version: str = "2.13.0", devices: int = 1, available: bool = True) -> SimpleNamespace:
+    return SimpleNamespace(__version__=version, device_count=lambda: devices, is_available=lambda: available)
+
+
+def refused(**answers) -> str:
+    answers = {"torch_version": "2.13.0", "installed_version": lambda: None, "load": lambda name: package(), **answers}
+    found = probe(**answers)
+    assert not found.available
+    assert found.device_count == 0
+    assert "\n" not in found.reason
+    return found.reason
+
+
+def test_a_sound_installation():
+    found = probe(load=lambda name: package(devices=4), torch_version="2.13.0", installed_version=lambda: "2.13.0")
+    assert found.available
+    assert found.device_count == 4
+    assert found.versions == {"torch": "2.13.0", "torch_musa": "2.13.0"}
+
+
+def test_torch_musa_missing():
+    reason = refused(load=loading(ModuleNotFoundError("No module named 'torch_musa'", name="torch_musa")))
+    assert "torch_musa is not installed" in reason
+    assert "https://github.com/MooreThreads/torch_musa" in reason
+    assert "not on PyPI" in reason
+    assert "never merged with PyPI's (--extra-index-url)" in reason
+
+
+def test_something_that_torch_musa_needs_missing():
+    reason = refused(load=loading(ModuleNotFoundError("No module named 'packaging'", name="packaging")))
+    assert "'packaging'" in reason
+
+
+def test_patched_torch_missing():
+    """torch_musa hides the loader's words behind advice of its own."""
+    error = ImportError("Please try another directory")
+    error.__cause__ = ImportError("_MUSAC.so: undefined symbol: _ZN3c1019something")
+    reason = refused(load=loading(error))
+    assert "patches and builds" in reason
+    assert "undefined symbol" in reason
+    assert "torch 2.13.0" in reason
+
+
+def test_a_library_of_the_toolkit_missing():
+    error = ImportError("libmusart.so.4: cannot open shared object file: No such file or directory")
+    reason = refused(load=loading(error))
+    assert "LD_LIBRARY_PATH" in reason
+    assert "libmusart" in reason
+
+
+def test_no_device():
+    for answers in (package(devices=0), package(available=False)):
+        reason = refused(load=lambda name, answers=answers: answers)
+        assert "sees no device" in reason
+        assert "MUSA_VISIBLE_DEVICES" in reason
+
+
+def test_a_runtime_that_fails():
+    def fail() -> bool:
+        raise RuntimeError("MUSA driver version is insufficient\nmore")
+
+    reason = refused(load=lambda name: SimpleNamespace(__version__="2.13.0", is_available=fail))
+    assert "driver version is insufficient" in reason
+
+
+def test_torch_too_old():
+    assert "older than 2.11" in refused(torch_version="2.7.1")
+
+
+@pytest.mark.parametrize("known_before_import", [True, False])
+def test_torch_of_another_release(known_before_import):
+    loads: list[str] = []
+
+    def load(name: str):
+        loads.append(name)
+        return package("2.11.0")
+
+    reason = refused(load=load, installed_version=lambda: "2.11.0" if known_before_import else None)
+    assert "torch_musa 2.11.0 does not fit torch 2.13.0" in reason
+    assert bool(loads) is not known_before_import  # a misfit known from metadata is never loaded: it could crash
+
+
+def test_opening_what_is_not_there_says_the_same(monkeypatch):
+    monkeypatch.setattr(backend, "probe", lambda: probe(load=loading(ModuleNotFoundError("no", name="torch_musa"))))
+    with pytest.raises(PlatformError, match="torch_musa is not installed"):
+        backend.open_device(0)
+
+
+def test_an_index_that_is_not_there():
+    item = Discovered("musa", "specgraph-musa", "0.1.0", backend.specgraph_backend())
+    with pytest.raises(PlatformError, match=r"has 1 device\(s\), index 3"):
+        open_platform("musa:3", found={"musa": item})
+    with pytest.raises(PlatformError, match="there are 1 MUSA devices, index 3"):
+        backend.open_device(3)
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    """In a Python of its own, with this one's path and nothing else of its environment."""
+    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run([sys.executable, "-c", code], check=False, env=path, capture_output=True, text=True)
+
+
+def test_the_plugin_imports_no_vendor_package():
+    done = run(
+        "import sys; import specgraph_musa.backend as b; b.specgraph_backend();"
+        "sys.exit(any(n.partition('.')[0] in ('torch_musa', 'triton') for n in sys.modules))"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_simulator_is_never_used_unasked():
+    done = run("import torch_musa")
+    assert done.returncode != 0
+    assert "drives no MUSA device" in done.stderr
+
+
+def test_musa_goes_before_the_api_that_imitates_it():
+    assert backend.specgraph_backend().supersedes == {"cuda"}
+
+
+def test_what_is_simulated_shows(musa):
+    assert "simulator" in musa.info.versions["torch_musa"]
+    assert "simulated" in musa.info.device_name
+    assert musa.info.device.type == import_module("torch_musa").forms.form.NAME
+    assert torch.empty(1, device=musa.device).device.type != "musa"
+
+
+def test_it_is_discovered_where_it_is_installed():
+    found = discover()
+    if "musa" not in found:
+        pytest.skip("specgraph-musa is on the path, not installed")
+    assert found["musa"].backend is not None

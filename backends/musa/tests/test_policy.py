@@ -1,0 +1,85 @@
+"""The policy is data with reasons, and the environment chooses within it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from specgraph.drafting import resolve
+from specgraph.errors import ConfigError, UnsupportedError
+
+import specgraph_musa.platform
+from specgraph_musa.platform import MusaPlatform
+from specgraph_musa.policy import MERGED_VARIABLE, RULES, Policy, policy_from, rules_as_markdown
+from torch_musa import simulated
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+
+
+@pytest.mark.parametrize(
+    ("value", "merged"), [(None, "off"), ("", "off"), ("0", "off"), ("1", "on"), ("force", "forced")]
+)
+def test_the_variable(value, merged):
+    assert policy_from({} if value is None else {MERGED_VARIABLE: value}).merged == merged
+
+
+def test_a_value_that_means_nothing_is_refused(monkeypatch):
+    monkeypatch.setenv(MERGED_VARIABLE, "yes")
+    with pytest.raises(ConfigError, match="0, 1 or force"):
+        MusaPlatform(0)
+
+
+def test_step_is_the_default_and_says_why_not_merged(musa):
+    assert musa.capabilities.default_lowering == "step"
+    resolution = resolve("auto", musa.capabilities, ())
+    assert resolution.lowering == "step"
+    assert "vllm-musa #50" in resolution.explain()
+
+
+def test_allowed_merged_is_a_quirk_with_a_reason(monkeypatch):
+    monkeypatch.setenv(MERGED_VARIABLE, "1")
+    platform = MusaPlatform(0)
+    assert platform.capabilities.merged_loop.level == "quirk"
+    assert "compare acceptance" in platform.capabilities.merged_loop.reason
+    assert resolve("merged", platform.capabilities, ()).lowering == "merged"
+
+
+def test_merged_with_collectives_is_refused_unless_forced(monkeypatch):
+    monkeypatch.setattr(specgraph_musa.platform, "has_collectives", lambda: True)
+    allowed, forced = MusaPlatform(0, Policy(merged="on")), MusaPlatform(0, Policy(merged="forced"))
+    assert resolve("auto", allowed.capabilities, ()).lowering == "step"
+    with pytest.raises(UnsupportedError, match=f"several ranks.*{MERGED_VARIABLE}=force"):
+        resolve("merged", allowed.capabilities, ())
+    assert resolve("merged", forced.capabilities, ()).lowering == "merged"
+
+
+def test_ranks_are_asked_for_when_it_matters(monkeypatch):
+    platform = MusaPlatform(0, Policy(merged="on"))
+    assert platform.capabilities.default_lowering == "merged"
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+    assert platform.capabilities.default_lowering == "step"
+    assert not platform.capabilities.merged_loop
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 1)
+    assert platform.capabilities.default_lowering == "merged"
+
+
+def test_a_policy_allows_nothing_that_a_probe_refused():
+    simulated.defects.loop_stops_short = True
+    platform = MusaPlatform(0, Policy(merged="forced"))
+    assert "its probe failed on this device" in platform.capabilities.merged_loop.reason
+    assert platform.capabilities.default_lowering == "step"
+
+
+def test_every_rule_says_why_where_and_by_what():
+    assert all(all((r.name, r.decision, r.reason, r.source, r.held_by)) for r in RULES)
+    assert len({r.name for r in RULES}) == len(RULES)
+
+
+def test_the_readme_shows_the_rules_as_they_are():
+    assert rules_as_markdown() in README.read_text()
+
+
+def test_every_capability_says_why_it_is_absent_or_limited(musa):
+    for name, support in musa.capabilities.supports().items():
+        assert support.level == "yes" or support.reason, name
