@@ -8,11 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
+
 from specgraph import kernels
 from specgraph.attention import AttentionLayer, AttentionMetadata, HostLengths, KVCache, StepContext, TaskKey
 from specgraph.errors import ConfigError, UnsupportedError, UpdateError
-from torch import Tensor
-
 from specgraph_npu.host_ops import HOST_OPS, HostOp, make_call
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from specgraph.platforms import Backend, Platform, hookimpl
-
 from specgraph_npu.probe import probe
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+
 from specgraph.errors import SpecgraphError
 from specgraph.platforms import Capabilities, Support, no, quirk, yes
-
 from specgraph_npu.probe import has_value_wait, library_loads
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from specgraph.errors import CaptureError, SpecgraphError, UpdateError
 from specgraph.platforms import ErrorMode, Graph, Stream
-
 from specgraph_npu.task_groups import NpuTaskGroup, reason_of
 
 if TYPE_CHECKING:
@@ -48,10 +47,14 @@ class NpuGraphPool:
             allocating: the capture never began, so allocations are still routed to the pool.
         """
         vendor, device = self._platform.torch_npu._C, self._platform.device.index
-        if allocating:
-            vendor._npu_endAllocateToPool(device, self._handle)
-        vendor._npu_releasePool(device, self._handle)
-        self.leave()
+        try:
+            if allocating:
+                vendor._npu_endAllocateToPool(device, self._handle)
+            vendor._npu_releasePool(device, self._handle)
+        except RuntimeError:
+            pass  # the capture was refused before it reached the pool
+        finally:
+            self.leave()
 
     def close(self) -> None:
         """Allow no new graph in this pool."""

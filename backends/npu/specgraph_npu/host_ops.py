@@ -12,11 +12,11 @@ from itertools import accumulate
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
+
 from specgraph.attention import HostLengths
 from specgraph.errors import ConfigError
 from specgraph.platforms import Support, yes
-from torch import Tensor
-
 from specgraph_npu.capabilities import has_atb
 
 LengthForm = Literal["cumulative_query_lens", "seq_lens", "seq_lens_tensor"]

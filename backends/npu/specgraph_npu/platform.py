@@ -8,10 +8,10 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from specgraph.errors import CaptureError, PlatformError, UnsupportedError
-from specgraph.platforms import Capabilities, Event, Graph, GraphPool, MemoryInfo, Platform, PlatformInfo, Stream
 from torch import Tensor
 
+from specgraph.errors import CaptureError, PlatformError, UnsupportedError
+from specgraph.platforms import Capabilities, Event, Graph, GraphPool, MemoryInfo, Platform, PlatformInfo, Stream
 from specgraph_npu.attention import attention_factories
 from specgraph_npu.capabilities import probe_capabilities
 from specgraph_npu.counters import Counters

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+
 from specgraph.errors import CaptureError, UpdateError
 
 if TYPE_CHECKING:

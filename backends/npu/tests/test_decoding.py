@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_checkpoints import VOCAB, write_eagle3, write_target
+from specgraph_npu.attention import make_attention
 
 from specgraph.decoding import Request, SpeculativeDecoder
 from specgraph.drafting import DraftConfig
 from specgraph.models.load import load_drafter, load_target
 from specgraph.platforms import LOWERINGS
 from specgraph.reference import CpuPlatform
-from specgraph_npu.attention import make_attention
+from tiny_checkpoints import VOCAB, write_eagle3, write_target
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,12 @@ from itertools import accumulate
 
 import pytest
 import torch
-
-from specgraph.attention import HostLengths
-from specgraph.errors import ConfigError, UnsupportedError
 from specgraph_npu.attention import make_attention
 from specgraph_npu.context_parallel import merge_partial_attention, split_lengths
 from specgraph_npu.host_ops import HOST_OPS, make_call
+
+from specgraph.attention import HostLengths
+from specgraph.errors import ConfigError, UnsupportedError
 
 HEADS, DIM, ROPE, BLOCK, BLOCKS, WIDTH = 4, 16, 8, 4, 24, 6
 ROUNDS = (HostLengths([1, 3, 2], [9, 17, 4]), HostLengths([3, 1, 2], [24, 3, 20]), HostLengths([2, 2, 2], [2, 0, 7]))
@@ -177,9 +177,7 @@ def test_workspace_that_is_too_small_is_refused(run_script):
 def test_table_refuses_what_a_row_does_not_take(npu, runtime):
     x = torch.zeros(1, 1, 1)
     with pytest.raises(ConfigError, match="takes no query_rope"):
-        make_call(
-            HOST_OPS["fia"], x, x, x, x, None, num_heads=1, num_kv_heads=1, scale=1.0, tensors={"query_rope": x}
-        )
+        make_call(HOST_OPS["fia"], x, x, x, x, None, num_heads=1, num_kv_heads=1, scale=1.0, tensors={"query_rope": x})
     with pytest.raises(ConfigError, match="gives no log-sum-exp"):
         make_call(HOST_OPS["paged"], x, x, x, x, x, num_heads=1, num_kv_heads=1, scale=1.0, tensors={})
     with pytest.raises(ConfigError, match="there are fia"):
