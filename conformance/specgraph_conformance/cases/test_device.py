@@ -1,0 +1,168 @@
+"""Device, memory and close."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from specgraph.errors import SpecgraphError
+from specgraph.platforms import Discovered, Platform
+from specgraph_conformance.case import case
+from specgraph_conformance.rig import captured, expect_equal, on_host
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8, torch.bool]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=[str(dtype).removeprefix("torch.") for dtype in DTYPES])
+@case(
+    "device.copies-round-trip",
+    "A tensor copied to the device and back has the same bits.",
+    cause="the device or its copy engine doesn't take this dtype",
+    quick=True,
+)
+def test_round_trip(platform: Platform, dtype: torch.dtype) -> None:
+    x = torch.arange(-300, 300).to(dtype)
+    y = x.to(platform.device)
+    assert y.device == platform.device
+    expect_equal(on_host(y), x)
+    expect_equal(on_host(y.clone()), x)
+
+
+@case(
+    "device.synchronize-waits",
+    "After synchronize() the host sees all work, and calling it again is harmless.",
+    cause="synchronize() waits for the current stream only",
+    quick=True,
+)
+def test_synchronize(platform: Platform) -> None:
+    x = torch.zeros(1 << 18, device=platform.device)
+    platform.synchronize()
+    side = platform.stream()
+    with platform.use(side):
+        for _ in range(50):
+            x.add_(1)
+    platform.synchronize()
+    platform.synchronize()
+    assert side.query()
+    assert on_host(x)[-1].item() == 50
+
+
+@case(
+    "device.memory-figures-agree",
+    "allocated <= reserved <= total (where total is known), in bytes.",
+    cause="MemoryInfo mixes units or counters",
+    quick=True,
+)
+def test_memory(platform: Platform) -> None:
+    memory = platform.memory()
+    assert 0 <= memory.allocated <= memory.reserved
+    assert memory.total == 0 or memory.reserved <= memory.total
+
+
+@case(
+    "device.memory-counts-graph-pools",
+    "reserved grows by what a captured graph keeps.",
+    cause="memory() leaves graph pools out",
+)
+def test_pool_memory(platform: Platform) -> None:
+    x = torch.ones(1 << 20, device=platform.device)
+    platform.synchronize()
+    before = platform.memory().reserved
+    graph = platform.graph()
+    kept = []
+    with graph.capture():
+        for i in range(8):  # 32 MiB: more than an allocator has lying about
+            kept.append(x * i)
+    assert platform.memory().reserved >= before + 16 * (1 << 20)
+    kept.clear()
+    graph.close()
+
+
+@case(
+    "device.dropped-tensors-give-memory-back",
+    "allocated doesn't grow over rounds that allocate and drop the same tensors.",
+    cause="the platform keeps references to what passes through it",
+)
+def test_dropped(platform: Platform) -> None:
+    def once() -> int:
+        x = torch.ones(1 << 18, device=platform.device)
+        (x * 2).sum()
+        platform.synchronize()
+        del x
+        gc.collect()
+        return platform.memory().allocated
+
+    settled = once()
+    assert max(once() for _ in range(5)) <= settled
+
+
+@case(
+    "device.same-work-same-bits",
+    "The same matmul of the same shape gives the same bits each time.",
+    hazard=None,
+    cause="a kernel that sums in a changing order: choose deterministic algorithms",
+    quick=True,
+)
+def test_bits(platform: Platform, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(24, 512, generator=generator).to(platform.device)
+    w = torch.randn(1024, 512, generator=generator).to(platform.device)
+    first = on_host(x @ w.T)
+    for _ in range(5):
+        expect_equal(on_host(x @ w.T), first)
+
+
+@case(
+    "device.float32-is-float32",
+    "A float32 matmul is as close to float64 as float32 can be.",
+    cause="the device runs float32 matmuls in a narrower format by default",
+)
+def test_precision(platform: Platform, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x, w = torch.randn(8, 512, generator=generator), torch.randn(256, 512, generator=generator)
+    seen = on_host(x.to(platform.device) @ w.to(platform.device).T).double()
+    assert (seen - x.double() @ w.double().T).abs().max() < 1e-3
+
+
+@case(
+    "device.closed-platform-refuses",
+    "A closed platform refuses new graphs, closing twice is harmless, and another open one goes on.",
+    cause="close() frees what other Platform objects of the device use, or leaves no mark",
+    quick=True,
+)
+def test_close(backend: Discovered, platform: Platform) -> None:
+    assert backend.backend is not None
+    other = backend.backend.open(0)
+    other.close()
+    other.close()
+    with pytest.raises(SpecgraphError):
+        other.graph()
+    x = torch.zeros(4, device=platform.device)
+    graph = captured(platform, lambda: x.add_(1), warm_up=False)
+    graph.replay()
+    platform.synchronize()
+    assert on_host(x).tolist() == [1.0] * 4
+    graph.close()
+
+
+@case(
+    "device.two-platform-objects",
+    "Two Platform objects of one device capture and replay side by side.",
+    cause="state of the module instead of the platform",
+)
+def test_two(backend: Discovered, platform: Platform) -> None:
+    assert backend.backend is not None
+    other = backend.backend.open(0)
+    x, y = torch.zeros(4, device=platform.device), torch.zeros(4, device=other.device)
+    one, two = captured(platform, lambda: x.add_(1), warm_up=False), captured(other, lambda: y.add_(2), warm_up=False)
+    for _ in range(3):
+        one.replay()
+        two.replay()
+    platform.synchronize()
+    other.synchronize()
+    assert (on_host(x)[0].item(), on_host(y)[0].item()) == (3.0, 6.0)
+    one.close()
+    two.close()
+    other.close()

@@ -1,0 +1,320 @@
+"""Streams and events: order, timing, events that reach into graphs, threads."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import Tensor
+
+from specgraph.errors import OrderError, UnsupportedError
+from specgraph.platforms import Platform
+from specgraph_conformance.case import Absent, case
+from specgraph_conformance.rig import captured, on_host
+
+SIZE = 1 << 18
+
+
+def zeros(platform: Platform) -> Tensor:
+    """A tensor large enough that a missing order can show."""
+    return torch.zeros(SIZE, device=platform.device)
+
+
+@case(
+    "streams.use-switches-and-restores",
+    "use(stream) makes it current inside the block, nested too, and restores the former one after an exception.",
+    cause="use() doesn't restore in a finally",
+    quick=True,
+)
+def test_use(platform: Platform) -> None:
+    default, one, two = platform.current_stream(), platform.stream(), platform.stream()
+    assert one != two
+    with platform.use(one):
+        assert platform.current_stream() == one
+        with platform.use(two):
+            assert platform.current_stream() == two
+        assert platform.current_stream() == one
+    assert platform.current_stream() == default
+    with pytest.raises(ZeroDivisionError), platform.use(one):
+        _ = 1 / 0
+    assert platform.current_stream() == default
+
+
+@case(
+    "streams.current-is-per-thread",
+    "A thread's current stream is its own.",
+    cause="the current stream is kept in the platform instead of the thread",
+    quick=True,
+)
+def test_per_thread(platform: Platform) -> None:
+    default, side, seen = platform.current_stream(), platform.stream(), list[object]()
+    with platform.use(side):
+        thread = threading.Thread(target=lambda: seen.append(platform.current_stream()))
+        thread.start()
+        thread.join()
+        assert platform.current_stream() == side
+    assert seen == [default]
+
+
+@case(
+    "streams.event-orders-two-streams",
+    "Work after wait_event sees what was done before the event was recorded.",
+    cause="record or wait goes to the wrong stream",
+    quick=True,
+)
+def test_event_order(platform: Platform) -> None:
+    one, two = platform.stream(), platform.stream()
+    x, y = zeros(platform), zeros(platform)
+    platform.synchronize()
+    for i in range(1, 11):
+        with platform.use(one):
+            x.fill_(i)
+            done = one.record_event()
+        two.wait_event(done)
+        with platform.use(two):
+            y.add_(x)
+            back = two.record_event()
+        one.wait_event(back)
+    platform.synchronize()
+    assert on_host(y).unique().tolist() == [55.0]
+
+
+@case(
+    "streams.wait-stream-orders",
+    "wait_stream orders all later work after all earlier work of the other stream.",
+    cause="wait_stream waits on the host's idea of the stream, or not at all",
+    quick=True,
+)
+def test_wait_stream(platform: Platform) -> None:
+    main, side = platform.current_stream(), platform.stream()
+    x, y = zeros(platform), zeros(platform)
+    for i in range(1, 6):
+        x.fill_(i)
+        side.wait_stream(main)
+        with platform.use(side):
+            y.add_(x)
+        main.wait_stream(side)
+    platform.synchronize()
+    assert on_host(y).unique().tolist() == [15.0]
+
+
+@case(
+    "streams.event-verbs",
+    "record(stream) and wait(stream) work as stream.record_event and wait_event do; a finished event queries true.",
+    cause="the event's stream argument is ignored",
+    quick=True,
+)
+def test_verbs(platform: Platform) -> None:
+    one, two = platform.stream(), platform.stream()
+    x, y = zeros(platform), zeros(platform)
+    platform.synchronize()
+    event = platform.event()
+    with platform.use(one):
+        x.fill_(4)
+    event.record(one)
+    event.wait(two)
+    with platform.use(two):
+        y.copy_(x)
+    two.synchronize()
+    event.synchronize()
+    assert event.query()
+    assert on_host(y).unique().tolist() == [4.0]
+
+
+@case(
+    "streams.event-is-reusable",
+    "An event recorded again stands for the later point.",
+    cause="record() keeps the first point",
+)
+def test_reuse(platform: Platform) -> None:
+    one, two = platform.stream(), platform.stream()
+    x, y = zeros(platform), zeros(platform)
+    platform.synchronize()
+    event = platform.event()
+    for i in range(1, 8):
+        with platform.use(one):
+            x.fill_(i)
+            event.record()
+        with platform.use(two):
+            event.wait()
+            y.copy_(x)
+        one.wait_stream(two)
+        platform.synchronize()
+        assert on_host(y).unique().tolist() == [float(i)]
+
+
+@case(
+    "streams.events-time",
+    "Two timing events give the milliseconds between them, never negative; without timing it is an error.",
+    cause="timing=True isn't passed on",
+    quick=True,
+)
+def test_timing(platform: Platform) -> None:
+    start, end = platform.event(timing=True), platform.event(timing=True)
+    x = zeros(platform)
+    start.record()
+    for _ in range(10):
+        x.add_(1)
+    end.record()
+    platform.synchronize()
+    assert start.elapsed_time(end) >= 0
+    plain = platform.event()
+    plain.record()
+    platform.synchronize()
+    with pytest.raises(Exception, match="."):
+        plain.elapsed_time(end)
+
+
+@case(
+    "streams.external-refused-if-absent",
+    "Without the capability, event(external=True) is an UnsupportedError with its reason.",
+    cause="the platform gives an ordinary event instead",
+    quick=True,
+)
+def test_external_absent(platform: Platform) -> None:
+    support = platform.capabilities.external_events
+    if support:
+        raise Absent("the platform has external events")
+    with pytest.raises(UnsupportedError) as caught:
+        platform.event(external=True)
+    assert support.reason in str(caught.value)
+
+
+@case(
+    "streams.external-record-is-seen-outside",
+    "An external event recorded inside a graph orders work outside of it, at each replay.",
+    cause="the captured record belongs to the capture only",
+    needs=("external_events",),
+)
+def test_external_record(platform: Platform) -> None:
+    x, y, seen = zeros(platform), zeros(platform), zeros(platform)
+    event, side = platform.event(external=True), platform.stream()
+
+    def body() -> None:
+        y.copy_(x * 2)
+        event.record()
+
+    graph = captured(platform, body, warm_up=False)
+    main = platform.current_stream()
+    for i in (3.0, 8.0):
+        x.fill_(i)
+        graph.replay()
+        with platform.use(side):
+            event.wait()
+            seen.copy_(y)
+        main.wait_stream(side)
+        platform.synchronize()
+        assert on_host(seen).unique().tolist() == [2 * i]
+    graph.close()
+
+
+@case(
+    "streams.external-wait-holds-the-graph",
+    "A graph that waits for an external event sees what was done before its record.",
+    hazard="update-dropped",
+    cause="a wait captured before the event's first record is dropped by the runtime",
+    needs=("external_events",),
+)
+def test_external_wait(platform: Platform) -> None:
+    x, y = zeros(platform), zeros(platform)
+    event, side = platform.event(external=True), platform.stream()
+    platform.synchronize()
+    graph = platform.graph()
+    with graph.capture():
+        event.wait()
+        y.copy_(x * 2)
+    main = platform.current_stream()
+    for i in (3.0, 8.0):
+        side.wait_stream(main)
+        with platform.use(side):
+            x.fill_(i)
+            event.record()
+        graph.replay()
+        side.wait_stream(main)
+        platform.synchronize()
+        assert on_host(y).unique().tolist() == [2 * i]
+    graph.close()
+
+
+@case(
+    "streams.missing-order-is-reported",
+    "Two streams that touch the same memory, one writing, without an order are an OrderError.",
+    cause="claimed, and the conflict isn't found",
+    needs=("order_detection",),
+)
+def test_missing_order(platform: Platform) -> None:
+    x = zeros(platform)
+    one, two = platform.stream(), platform.stream()
+    platform.synchronize()
+    with pytest.raises(OrderError):
+        with platform.use(one):
+            x.fill_(1)
+        with platform.use(two):
+            x.add_(1)
+        platform.synchronize()
+
+
+@case(
+    "streams.two-threads-work-at-once",
+    "Threads that work on streams of their own don't disturb each other.",
+    cause="state shared between threads without a lock",
+)
+def test_threads(platform: Platform) -> None:
+    results: dict[int, float] = {}
+    errors: list[BaseException] = []
+    tensors = [zeros(platform) for _ in range(4)]
+    platform.synchronize()
+
+    def work(number: int) -> None:
+        try:
+            stream = platform.stream()
+            with torch.no_grad(), platform.use(stream):
+                for _ in range(20):
+                    tensors[number].add_(number)
+            stream.synchronize()
+            results[number] = on_host(tensors[number])[-1].item()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert results == {i: 20.0 * i for i in range(4)}
+
+
+@case(
+    "streams.sixteen-streams",
+    "Sixteen streams can be had at once, and each works.",
+    hazard="exec-budget",
+    cause="streams are a scarce resource of this device: hand out from a fixed set",
+)
+def test_many(platform: Platform) -> None:
+    streams = [platform.stream() for _ in range(16)]
+    tensors = [torch.zeros(64, device=platform.device) for _ in streams]
+    platform.synchronize()
+    for i, (stream, tensor) in enumerate(zip(streams, tensors, strict=True)):
+        with platform.use(stream):
+            tensor.add_(i)
+    platform.synchronize()
+    assert [on_host(tensor)[0].item() for tensor in tensors] == [float(i) for i in range(16)]
+
+
+@case(
+    "streams.a-thousand-come-and-go",
+    "Making and dropping a thousand streams and events exhausts nothing.",
+    hazard="exec-budget",
+    cause="handles aren't released with their objects",
+)
+def test_come_and_go(platform: Platform) -> None:
+    x = torch.zeros(4, device=platform.device)
+    platform.synchronize()
+    for _ in range(1000):
+        stream, event = platform.stream(), platform.event()
+        with platform.use(stream):
+            event.record()
+    platform.synchronize()
+    assert on_host(x + 1)[0].item() == 1.0
