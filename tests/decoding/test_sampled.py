@@ -87,7 +87,8 @@ def small_decoder(make_decoder, small_pair):
 
 
 @pytest.mark.slow
-def test_the_output_follows_the_targets_distribution(small_decoder, small_model, temperature=0.5):
+def test_the_output_follows_the_targets_distribution(small_decoder, small_model):
+    temperature = 0.5
     got = counts(small_decoder, temperature, 1_000)
     assert 0 < small_decoder.metrics.accepted[1] < small_decoder.metrics.num_drafts
     assert follows(got, joint(small_model, temperature))
