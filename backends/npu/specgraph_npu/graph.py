@@ -103,13 +103,13 @@ class NpuGraph(Graph):
             raise CaptureError(f"graph {platform.capturing.number} is being captured: captures don't nest")
         if self._pool.is_closed:
             raise CaptureError("the graph's pool is closed")
-        stream = platform.capture_stream if stream is None else stream
+        on: Stream = platform.capture_stream if stream is None else stream
         outer = npu.current_stream()
-        stream.wait_stream(outer)
+        on.wait_stream(outer)
         platform.synchronize()  # the vendor's own capture does: memory still in use must not enter the pool
         platform.capturing = self
         try:
-            with npu.stream(stream), self._recording() as graph:
+            with npu.stream(on), self._recording() as graph:
                 yield
         except SpecgraphError:
             self._drop()
@@ -123,7 +123,7 @@ class NpuGraph(Graph):
         finally:
             platform.capturing = None
         self._graph = graph
-        outer.wait_stream(stream)
+        outer.wait_stream(on)
         platform.graphs.add(self)
 
     @contextmanager

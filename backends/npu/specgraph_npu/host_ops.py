@@ -62,54 +62,66 @@ class HostOp:
     available: Callable[[], Support] = _always
 
 
-_FIA = {
-    "overload": "out",
-    "layout": "TND",
-    "fixed": {"input_layout": "TND"},
-    "kv_heads": "num_key_value_heads",
-}
-_FIA1 = {
-    **_FIA,
-    "op": "npu_fused_infer_attention_score",
-    "workspace_op": "_npu_fused_infer_attention_score_get_max_workspace",
-    "host": {"actual_seq_lengths": "cumulative_query_lens", "actual_seq_lengths_kv": "seq_lens"},
-    "heads": "num_heads",
-    "scale": "scale",
-    "lse": "softmax_lse_flag",
-}
-_FIA2 = {
-    **_FIA,
-    "op": "npu_fused_infer_attention_score_v2",
-    "workspace_op": "_npu_fused_infer_attention_score_v2_get_max_workspace",
-    "host": {"actual_seq_qlen": "cumulative_query_lens", "actual_seq_kvlen": "seq_lens"},
-    "heads": "num_query_heads",
-    "scale": "softmax_scale",
-    "lse": "return_softmax_lse",
-}
-
-_ROWS = (
-    HostOp(name="fia", tensors=("block_table", "atten_mask"), **_FIA1),
-    HostOp(name="fia-mla", tensors=("block_table", "atten_mask", "query_rope", "key_rope"), **_FIA1),
-    HostOp(name="fia-v2", tensors=("block_table", "atten_mask", "learnable_sink"), **_FIA2),
-    HostOp(name="fia-v2-mla", tensors=("block_table", "atten_mask", "query_rope", "key_rope"), **_FIA2),
-    HostOp(
-        name="paged",
-        namespace="atb",
-        op="_npu_paged_attention",
-        overload="default",
-        workspace_op="_npu_paged_attention_get_workspace",
-        host={"context_lens": "seq_lens_tensor"},
+def _fia(name: str, *tensors: str) -> HostOp:
+    """A row of npu_fused_infer_attention_score."""
+    return HostOp(
+        name=name,
+        op="npu_fused_infer_attention_score",
+        overload="out",
+        workspace_op="_npu_fused_infer_attention_score_get_max_workspace",
+        host={"actual_seq_lengths": "cumulative_query_lens", "actual_seq_lengths_kv": "seq_lens"},
         layout="TND",
-        fixed={},
+        fixed={"input_layout": "TND"},
         heads="num_heads",
-        kv_heads="num_kv_heads",
-        scale="scale_value",
-        key="key_cache",
-        value="value_cache",
-        tensors=("block_table",),
-        rows_per_request="one",
-        available=has_atb,
-    ),
+        kv_heads="num_key_value_heads",
+        scale="scale",
+        lse="softmax_lse_flag",
+        tensors=("block_table", "atten_mask", *tensors),
+    )
+
+
+def _fia2(name: str, *tensors: str) -> HostOp:
+    """A row of npu_fused_infer_attention_score_v2."""
+    return HostOp(
+        name=name,
+        op="npu_fused_infer_attention_score_v2",
+        overload="out",
+        workspace_op="_npu_fused_infer_attention_score_v2_get_max_workspace",
+        host={"actual_seq_qlen": "cumulative_query_lens", "actual_seq_kvlen": "seq_lens"},
+        layout="TND",
+        fixed={"input_layout": "TND"},
+        heads="num_query_heads",
+        kv_heads="num_key_value_heads",
+        scale="softmax_scale",
+        lse="return_softmax_lse",
+        tensors=("block_table", "atten_mask", *tensors),
+    )
+
+
+_PAGED = HostOp(
+    name="paged",
+    namespace="atb",
+    op="_npu_paged_attention",
+    overload="default",
+    workspace_op="_npu_paged_attention_get_workspace",
+    host={"context_lens": "seq_lens_tensor"},
+    layout="TND",
+    fixed={},
+    heads="num_heads",
+    kv_heads="num_kv_heads",
+    scale="scale_value",
+    key="key_cache",
+    value="value_cache",
+    tensors=("block_table",),
+    rows_per_request="one",
+    available=has_atb,
+)
+_ROWS = (
+    _fia("fia"),
+    _fia("fia-mla", "query_rope", "key_rope"),
+    _fia2("fia-v2", "learnable_sink"),
+    _fia2("fia-v2-mla", "query_rope", "key_rope"),
+    _PAGED,
 )
 HOST_OPS: Mapping[str, HostOp] = {row.name: row for row in _ROWS}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -36,24 +35,28 @@ class NpuPlatform(Platform):
         self.graphs: set[NpuGraph] = set()
         self.capturing: NpuGraph | None = None
         self._index, self._graph_count, self._is_closed = index, 0, False
+        self._capabilities: Capabilities | None = None
         try:
             self.npu.set_device(index)
             self.update_stream: Any = self.npu.Stream()
             self.capture_stream: Any = self._stream_other_than(self.update_stream)
+            name: str = self.npu.get_device_name(index)
         except RuntimeError as error:
             raise PlatformError(f"NPU {index} can't be opened: {reason_of(error)}") from error
+        self._info = PlatformInfo("npu", torch.device("npu", index), name, versions(self.torch_npu))
         self.gates = Gates(self, created_at_once=has_value_wait())
 
-    @cached_property
+    @property
     def info(self) -> PlatformInfo:
         """See `Platform.info`. `device_name` is the SoC."""
-        name = self.npu.get_device_name(self._index)
-        return PlatformInfo("npu", torch.device("npu", self._index), name, versions(self.torch_npu))
+        return self._info
 
-    @cached_property
+    @property
     def capabilities(self) -> Capabilities:
         """See `Platform.capabilities`; probed at first use."""
-        return probe_capabilities(self)
+        if self._capabilities is None:
+            self._capabilities = probe_capabilities(self)
+        return self._capabilities
 
     def synchronize(self) -> None:
         """See `Platform.synchronize`.
