@@ -16,7 +16,7 @@ from specgraph.errors import CaptureError
 from specgraph.graphs.descriptor import BatchDescriptor
 from specgraph.graphs.read_set import Fingerprint, ReadSet, ReadSetGuard, fingerprint
 from specgraph.graphs.update_plan import UpdatePlan
-from specgraph.platforms import Graph, GraphPool, Platform
+from specgraph.platforms import Graph, GraphPool, Platform, Stream
 
 StepLengths = Mapping[int, HostLengths]
 """Host lengths by draft step as captured; empty for attention with device parameters."""
@@ -102,16 +102,21 @@ class Captured:
 class GraphRunner:
     """Owns the graphs of one model on one platform, all in one pool."""
 
-    def __init__(self, platform: Platform, reads: ReadSet, *, check_inputs: bool = False) -> None:
+    def __init__(
+        self, platform: Platform, reads: ReadSet, *, check_inputs: bool = False, pool: GraphPool | None = None
+    ) -> None:
         """
         Args:
             platform: where to capture.
             reads: the persistent tensors that bodies may touch.
             check_inputs: compare their addresses before every replay (a debugging aid; some microseconds each).
+            pool: of another runner whose graphs never run at the same time as this one's; a new one by default.
         """
         self._platform, self._reads, self._check_inputs = platform, reads, check_inputs
-        self._pool = platform.graph_pool()
+        self.pool = pool or platform.graph_pool()
+        """What its graphs allocate from; closed with the runner."""
         self._captured: dict[BatchDescriptor, Captured] = {}
+        self._stream: Stream | None = None
         self.launches = 0
         """Graph launches so far."""
 
@@ -142,8 +147,9 @@ class GraphRunner:
             raise CaptureError(f"{descriptor} is captured already")
         named = self._reads()
         guard = ReadSetGuard(named, self._platform.device)
-        recording = Recording(self._platform, self._pool, guard, descriptor.num_requests, self.graph_count)
-        stream = self._platform.stream()
+        recording = Recording(self._platform, self.pool, guard, descriptor.num_requests, self.graph_count)
+        # One stream for every capture: libraries keep a workspace, tens of MiB, for each stream that they ever saw.
+        stream, self._stream = self._stream or self._platform.stream(), None
         stream.wait_stream(self._platform.current_stream())
         try:
             with self._platform.use(stream):
@@ -151,6 +157,7 @@ class GraphRunner:
                 self._record(recording, body)
         finally:
             self._platform.current_stream().wait_stream(stream)  # after the warm-up, also where the capture failed
+        self._stream = stream
         inputs = fingerprint(named, guard.touched)
         self._captured[descriptor] = Captured(tuple(recording.pieces), recording.updates, inputs)
 
@@ -202,4 +209,4 @@ class GraphRunner:
             for graph in captured.graphs:
                 graph.close()
         self._captured.clear()
-        self._pool.close()
+        self.pool.close()
