@@ -122,9 +122,9 @@ def load_generator(
     opened = platform if isinstance(platform, Platform) else open_platform(platform)
     if dtype is None and opened.device.type == "cpu":
         dtype = torch.float32  # half precision is slower than float32 on most CPUs
+    tokenizer, stop_token_ids = _tokenizer(target_folder), _stop_tokens(target_folder)
     model = load_target(target_folder, opened.device, dtype, max_model_len)
     head = load_drafter(draft_folder, model) if speculate else None
-    tokenizer = _tokenizer(target_folder)
     config = DraftConfig(
         num_speculative_tokens=num_speculative_tokens,
         max_num_requests=max_num_requests,
@@ -142,7 +142,7 @@ def load_generator(
     resolution = decoder.drafter.resolution if decoder.drafter is not None else decoder.target.resolution
     drafter = f"; drafter {drafter_format(draft_folder)}" if speculate else ""
     description = f"{opened.info.name}: lowering {resolution.explain()}; captured in {took:.2f} s{drafter}"
-    return TextGenerator(decoder, tokenizer, _stop_tokens(target_folder), opened, description)
+    return TextGenerator(decoder, tokenizer, stop_token_ids, opened, description)
 
 
 def _tokenizer(folder: Path) -> Tokenizer:
@@ -158,6 +158,17 @@ def _tokenizer(folder: Path) -> Tokenizer:
 def _stop_tokens(folder: Path) -> tuple[int, ...]:
     for name in ("generation_config.json", "config.json"):
         path = folder / name
-        if path.is_file() and (ids := json.loads(path.read_text()).get("eos_token_id")) is not None:
-            return tuple(ids) if isinstance(ids, list) else (int(ids),)
+        if not path.is_file():
+            continue
+        try:
+            ids = json.loads(path.read_text()).get("eos_token_id")
+        except (OSError, ValueError, AttributeError) as error:
+            raise CheckpointError(f"{path} can't be read: {error}") from error
+        if ids is None:
+            continue
+        listed: list[object] = ids if isinstance(ids, list) else [ids]
+        tokens = [token for token in listed if isinstance(token, int)]
+        if len(tokens) != len(listed):
+            raise CheckpointError(f"{path}: eos_token_id is {ids!r}, expected a token id or a list of them")
+        return tuple(tokens)
     return ()

@@ -1,0 +1,106 @@
+"""From folders to text: the shipped pair, and folders that are not what they should be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from tiny_checkpoints import write_eagle3, write_target
+
+from specgraph.decoding.text import load_generator, shipped_pair
+from specgraph.errors import CheckpointError, ConfigError
+
+PROMPT = "class TestCase(unittest.TestCase):\n    def setUp(self):\n"
+
+
+@pytest.fixture(autouse=True)
+def _inference():
+    """Not here: the caller's grad mode is the caller's."""
+
+
+@pytest.fixture(scope="module")
+def generator():
+    generator = load_generator(platform="cpu", lowering="eager", max_num_requests=2, max_model_len=128)
+    yield generator
+    generator.close()
+
+
+def test_text_is_the_decoded_tokens_and_streams_alike(generator):
+    request = generator.request(PROMPT, max_tokens=24)
+    [result] = generator.generate([request])
+    streamed = [token for chunk in generator.stream([request]) for token in chunk.token_ids]
+    assert streamed == result.token_ids
+    assert 0 < len(streamed) <= 24
+    assert generator.text([PROMPT], max_tokens=24) == [generator.tokenizer.decode(streamed)]
+    assert generator.decoder.metrics.mean_acceptance_length > 1.5
+
+
+def test_a_stream_leaves_the_callers_grad_mode_alone(generator):
+    for _ in generator.stream([generator.request(PROMPT, max_tokens=4)]):
+        assert torch.is_grad_enabled()
+        assert not torch.is_inference_mode_enabled()
+
+
+def test_the_end_of_text_token_stops(generator):
+    assert generator.stop_token_ids == (0,)
+    assert generator.request("x").stop_token_ids == (0,)
+
+
+def test_an_empty_prompt_is_refused(generator):
+    with pytest.raises(ConfigError, match="no tokens"):
+        generator.request("")
+
+
+def test_without_drafting_the_text_is_the_same(generator):
+    alone = load_generator(platform="cpu", lowering="eager", speculate=False, max_model_len=128)
+    assert alone.decoder.drafter is None
+    assert alone.text([PROMPT], max_tokens=24) == generator.text([PROMPT], max_tokens=24)
+    alone.close()
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """A random pair that borrows the shipped tokenizer."""
+    target = write_target(tmp_path / "target", vocab=2048)
+    draft = write_eagle3(tmp_path / "draft", vocab=2048)
+    shutil.copy(shipped_pair()[0] / "tokenizer.json", target)
+    return target, draft
+
+
+def test_any_folders(folders):
+    generator = load_generator(*folders, platform="cpu", lowering="merged", num_speculative_tokens=2)
+    assert len(generator.generate([generator.request("import os", max_tokens=5)])[0].token_ids) <= 5
+    assert "merged" in generator.description
+    generator.close()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda target: (target / "tokenizer.json").unlink(), "has no tokenizer.json"),
+        (lambda target: (target / "tokenizer.json").write_text("{"), "tokenizer.json can't be read"),
+        (lambda target: (target / "generation_config.json").write_text("{"), "generation_config.json"),
+        (lambda target: (target / "generation_config.json").write_text('{"eos_token_id": "end"}'), "eos_token_id"),
+        (lambda target: (target / "model.safetensors").unlink(), "safetensors"),
+    ],
+)
+def test_a_spoilt_folder_is_one_clear_error(folders, spoil, says):
+    spoil(folders[0])
+    with pytest.raises(CheckpointError, match=says):
+        load_generator(*folders, platform="cpu")
+
+
+def test_one_folder_without_the_other_is_refused(folders):
+    for kwargs in ({"target": folders[0]}, {"draft": folders[1]}):
+        with pytest.raises(CheckpointError, match="both"):
+            load_generator(**kwargs, platform="cpu")
+
+
+@pytest.mark.parametrize(("ids", "wanted"), [(5, (5,)), ([5, 7], (5, 7)), (None, (0,))])
+def test_stop_tokens_come_from_the_generation_config_else_from_the_config(folders, ids, wanted):
+    (folders[0] / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+    generator = load_generator(*folders, platform="cpu", lowering="eager")
+    assert generator.stop_token_ids == wanted
+    generator.close()
