@@ -18,9 +18,16 @@ $(NPU_VENV)/done: $(NPU_DIR)/pyproject.toml
 npu-simulator: $(NPU_VENV)/done
 	$(MAKE) -C $(NPU_DIR)/simulator -j2 PYTHON=$(NPU_PYTHON) OUT=$(NPU_BUILD)
 
-test-npu: npu-simulator
+test-npu: npu-simulator npu-wheels
 	set -e; for flavour in values events; do for queue in 1 0; do \
 	  echo "== external events by $$flavour, TASK_QUEUE_ENABLE=$$queue"; \
 	  ASCENDSIM_BUILD=$(NPU_BUILD) ASCENDSIM_FLAVOUR=$$flavour TASK_QUEUE_ENABLE=$$queue OMP_NUM_THREADS=1 \
-	    TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(NPU_PYTHON) -m pytest -q $(NPU_DIR)/tests; \
+	    TORCH_DEVICE_BACKEND_AUTOLOAD=0 ASCENDSIM_WHEELS=$(NPU_WHEELS) $(NPU_PYTHON) -m pytest -q $(NPU_DIR)/tests; \
 	done; done
+
+# The published wheels that the backend claims, to be read, not installed
+NPU_WHEELS ?= $(abspath $(NPU_VENV))/wheels
+.PHONY: npu-wheels
+npu-wheels: $(NPU_VENV)/done
+	for version in 2.12.0.post3 2.13.0 2.14.0; do \
+	  $(NPU_PYTHON) -m pip download -q --no-deps -d $(NPU_WHEELS) torch_npu==$$version || exit 1; done

@@ -48,8 +48,8 @@ class NpuGraphPool:
         """
         vendor, device = self._platform.torch_npu._C, self._platform.device.index
         try:
-            if allocating:
-                vendor._npu_endAllocateToPool(device, self._handle)
+            if allocating and (end := getattr(vendor, "_npu_endAllocateToPool", None)) is not None:
+                end(device, self._handle)  # absent in torch_npu 2.12
             vendor._npu_releasePool(device, self._handle)
         except RuntimeError:
             pass  # the capture was refused before it reached the pool

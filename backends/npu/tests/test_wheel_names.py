@@ -1,0 +1,112 @@
+"""Every torch_npu name and keyword that the backend uses exists in the published wheels it claims.
+
+The wheels are read, not installed: Python names from their sources, op schemas from the text inside libtorch_npu.so.
+ASCENDSIM_WHEELS is a folder of them (`make npu-wheels`); `python test_wheel_names.py FOLDER` prints the table.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from specgraph_npu.host_ops import HOST_OPS, HostOp
+from specgraph_npu.probe import KNOWN_WHEELS
+
+PACKAGE = Path(__file__).resolve().parents[1] / "specgraph_npu"
+FOLDER = Path(os.environ.get("ASCENDSIM_WHEELS", "/nonexistent"))
+
+
+def wheel_files(folder: Path) -> dict[str, Path]:
+    """Wheel by version."""
+    return {path.name.split("-")[1]: path for path in sorted(folder.glob("torch_npu-*.whl"))}
+
+
+def names_used() -> tuple[set[str], set[str]]:
+    """(names of torch.npu, names of torch_npu._C) in the backend's sources."""
+    text = "\n".join(path.read_text() for path in PACKAGE.glob("*.py"))
+    code = re.sub(r'""".*?"""|#[^\n]*', "", text, flags=re.S)
+    public = set(re.findall(r"\bnpu\.([A-Za-z]\w+)", code)) - {"py"}
+    private = set(re.findall(r"(?:_C|vendor)\.(_\w+)", code)) | set(re.findall(r'vendor, "(_\w+)"', code))
+    quoted = set(re.findall(r'"(graph_task_\w+)"', code))
+    return public | quoted, private
+
+
+class Wheel:
+    """What can be read off one wheel."""
+
+    def __init__(self, path: Path) -> None:
+        with zipfile.ZipFile(path) as archive:
+            sources = [n for n in archive.namelist() if n.startswith("torch_npu/npu/") and n.endswith(".py")]
+            self.python = "\n".join(archive.read(name).decode("utf-8", "replace") for name in sources)
+            binaries = [n for n in archive.namelist() if n.endswith("libtorch_npu.so") or "/_C." in n]
+            self.binary = b"\n".join(archive.read(name) for name in binaries)
+            atb = [n for n in archive.namelist() if n.endswith("libop_plugin_atb.so")]
+            self.binary += b"\n".join(archive.read(name) for name in atb)
+
+    def has_public(self, name: str) -> bool:
+        return re.search(rf"\b{name}\b", self.python) is not None
+
+    def has_private(self, name: str) -> bool:
+        return name.encode() + b"\0" in self.binary
+
+    def arguments(self, op: str) -> set[str]:
+        """Argument names of all overloads of an op; empty when its schema is not readable text in the wheel."""
+        found: set[str] = set()
+        start = 0
+        while (start := self.binary.find(op.encode(), start)) >= 0:
+            text = self.binary[start : self.binary.find(b"\0", start)].decode("utf-8", "replace")
+            start += len(op)
+            if schema := re.match(r"\w+(?:\.\w+)?\((.*)\) ?->", text):
+                found |= set(re.findall(r"(\w+)(?:=[^,]*)?(?:,|$)", schema[1]))
+        return found
+
+
+def keywords(row: HostOp) -> set[str]:
+    """The arguments that the row passes by name."""
+    named = {*row.host, row.heads, row.kv_heads, row.scale, *row.fixed, *row.tensors, row.query, row.key, row.value}
+    return named | {"workspace", "out"} | ({row.lse, "sparse_mode", "block_size"} if row.lse else set())
+
+
+OPTIONAL = {"2.12.0.post3": ["torch_npu._C._npu_endAllocateToPool"]}
+"""Names that a wheel lacks and that the backend does without: it asks for them with getattr."""
+
+
+def missing_names(wheel: Wheel) -> list[str]:
+    """What the backend uses and the wheel lacks."""
+    public, private = names_used()
+    missing = [f"torch.npu.{name}" for name in sorted(public) if not wheel.has_public(name)]
+    missing += [f"torch_npu._C.{name}" for name in sorted(private) if not wheel.has_private(name)]
+    for row in HOST_OPS.values():
+        missing += [name for name in (row.op, row.workspace_op) if not wheel.has_private(name)]
+        known = wheel.arguments(row.op)
+        if row.namespace == "npu":  # the schema of the ATB row is no contiguous text: its name is all that can be read
+            missing += [f"{row.op}({name}=)" for name in sorted(keywords(row) - known)]
+    return missing
+
+
+@pytest.mark.parametrize("version", KNOWN_WHEELS)
+def test_names_exist_in_the_wheel(version):
+    path = wheel_files(FOLDER).get(version)
+    if path is None:
+        pytest.skip("no such wheel in ASCENDSIM_WHEELS")
+    assert missing_names(Wheel(path)) == OPTIONAL.get(version, [])
+
+
+def test_the_check_can_fail(monkeypatch):
+    path = wheel_files(FOLDER).get(KNOWN_WHEELS[1])
+    if path is None:
+        pytest.skip("no such wheel in ASCENDSIM_WHEELS")
+    wheel = Wheel(path)
+    assert not wheel.has_public("graph_task_group_began")
+    assert not wheel.has_private("_npu_releasePools")
+    assert "actual_seq_length_kv" not in wheel.arguments("npu_fused_infer_attention_score")
+    assert "actual_seq_lengths_kv" in wheel.arguments("npu_fused_infer_attention_score")
+
+
+if __name__ == "__main__":
+    for number, path in wheel_files(Path(sys.argv[1])).items():
+        print(f"| {number} | {', '.join(missing_names(Wheel(path))) or 'none'} |")
