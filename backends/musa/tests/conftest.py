@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -61,12 +60,3 @@ def cpu() -> CpuPlatform:
     from specgraph.reference import CpuPlatform
 
     return CpuPlatform()
-
-
-@pytest.fixture(scope="session")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Folders of a tiny random target and its EAGLE-3 head."""
-    from tiny_checkpoints import write_eagle3, write_target
-
-    root = tmp_path_factory.mktemp("pair")
-    return write_target(root / "target"), write_eagle3(root / "eagle3")

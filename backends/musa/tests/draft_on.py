@@ -1,27 +1,45 @@
-"""A drafter of the tiny pair on any platform, and simulated rounds moved to it."""
+"""Drafters of small random models on any platform, and simulated rounds moved to it."""
 
 from __future__ import annotations
 
+import io
 from dataclasses import fields, replace
-from pathlib import Path
+from typing import Any
 
 import torch
+from drafting.pairs import VOCAB, make_head, make_target
 from drafting.rounds import Rounds
 from specgraph.decoding import allocate_caches
 from specgraph.drafting import DraftConfig, Drafter, ProposeBatch
-from specgraph.models.load import load_drafter, load_target
 from specgraph.platforms import Platform
 from torch import Tensor
 
-VOCAB = 96
+KINDS = ("eagle", "eagle3", "mtp", "mtp-modules", "dflash", "draft-model")
 
 
-def make_drafter(pair: tuple[Path, Path], platform: Platform, lowering: str, k: int, **settings: object) -> Drafter:
+def moved(model: Any, device: torch.device) -> Any:
+    """A copy of a model with every tensor on `device`."""
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, map_location=device, weights_only=False)
+
+
+def target_and_head(kind: str, platform: Platform) -> tuple[Any, Any]:
+    """A target and a drafter of a kind for it, on the platform's device."""
+    target = make_target()
+    return moved((target, make_head(kind, target)), platform.device)
+
+
+def make_drafter(platform: Platform, lowering: str, k: int, kind: str = "eagle3", **settings: object) -> Drafter:
     """A captured drafter."""
     limits = {"max_num_requests": 5, "max_model_len": 64, "block_size": 4, "capture_sizes": [1, 2, 5], **settings}
     config = DraftConfig(num_speculative_tokens=k, lowering=lowering, check_inputs=True, **limits)  # type: ignore[arg-type]
-    target = load_target(pair[0], device=platform.device, dtype=torch.float32)
-    head = load_drafter(pair[1], target)
+    return captured_drafter(target_and_head(kind, platform)[1], platform, config)
+
+
+def captured_drafter(head: Any, platform: Platform, config: DraftConfig) -> Drafter:
+    """A drafter with a KV cache for its largest batch, captured."""
     blocks = 1 + -(-config.max_model_len // config.block_size) * config.max_num_requests
     caches = allocate_caches(head.attention_layers, blocks, config.block_size, head.dtype, platform.device)
     drafter = Drafter(head, caches, platform, config)
@@ -37,8 +55,8 @@ def rounds_for(drafter: Drafter, seed: int) -> Rounds:
 
 def on(platform: Platform, batch: ProposeBatch) -> ProposeBatch:
     """The batch with its tensors on the platform's device."""
-    moved = {f.name: v.to(platform.device) for f in fields(batch) if isinstance(v := getattr(batch, f.name), Tensor)}
-    return replace(batch, **moved)
+    tensors = {f.name: v.to(platform.device) for f in fields(batch) if isinstance(v := getattr(batch, f.name), Tensor)}
+    return replace(batch, **tensors)
 
 
 def propose(drafter: Drafter, batch: ProposeBatch) -> Tensor:

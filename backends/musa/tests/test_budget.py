@@ -42,12 +42,12 @@ def test_the_budget_is_below_what_the_runtime_takes(musa):
     assert musa.capabilities.max_live_graphs == 1900 < simulated.defects.max_live_graphs
 
 
-def test_a_drafter_over_the_budget_fails_at_start_up(pair, musa):
+def test_a_drafter_over_the_budget_fails_at_start_up(musa):
     platform = MusaPlatform(0, Policy(max_live_graphs=live(musa) + 4))
     with pytest.raises(CaptureError, match="name fewer capture sizes"):
-        make_drafter(pair, platform, "piecewise", 3)
+        make_drafter(platform, "piecewise", 3)
     gc.collect()
-    drafter = make_drafter(pair, platform, "step", 3, capture_sizes=[5])
+    drafter = make_drafter(platform, "step", 3, capture_sizes=[5])
     drafter.close()
 
 

@@ -112,6 +112,7 @@ def test_without_the_clean_up_the_next_capture_fails(musa, monkeypatch):
 
     end_recording(musa.index, pool._handle)
     keeper.close()
+    assert works(musa)
 
 
 def test_nested_captures_are_refused(musa):

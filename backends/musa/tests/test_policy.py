@@ -12,6 +12,7 @@ import specgraph_musa.platform
 from specgraph_musa.platform import MusaPlatform
 from specgraph_musa.policy import MERGED_VARIABLE, RULES, Policy, policy_from, rules_as_markdown
 from torch_musa import simulated
+from torch_musa.forms import form
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 
@@ -64,6 +65,7 @@ def test_ranks_are_asked_for_when_it_matters(monkeypatch):
     assert platform.capabilities.default_lowering == "merged"
 
 
+@pytest.mark.skipif(form.NAME != "cpu", reason="this form does not count a graph's nodes")
 def test_a_policy_allows_nothing_that_a_probe_refused():
     simulated.defects.loop_stops_short = True
     platform = MusaPlatform(0, Policy(merged="forced"))

@@ -9,6 +9,9 @@ from specgraph_musa.platform import MusaPlatform
 from specgraph_musa.policy import Policy
 from specgraph_musa.probes import claim
 from torch_musa import simulated
+from torch_musa.forms import form
+
+COUNTED = pytest.mark.skipif(form.NAME != "cpu", reason="this form does not count a graph's nodes")
 
 
 def opened() -> MusaPlatform:
@@ -27,7 +30,7 @@ def test_on_a_sound_device_all_is_claimed():
         ("replays_once", "graphs", "replay 1 gave a wrong product"),
         ("pool_overlaps", "shared_pool", "second graph"),
         ("random_baked", "random_in_graph", "the same numbers"),
-        ("loop_stops_short", "merged_loop", "step 0 of replay 0"),
+        pytest.param("loop_stops_short", "merged_loop", "step 0 of replay 0", marks=COUNTED),
     ],
 )
 def test_a_drifted_claim_is_withdrawn_with_what_was_seen(defect, capability, told):

@@ -66,7 +66,7 @@ class MUSAGraph:
         if current_stream() == default_stream():
             raise RuntimeError("MUSA error (simulated): the default stream can't be captured")
         self._stream = current_stream()
-        self._rng = form.get_rng_state(self._index)
+        self._rng = form.get_rng_state(self._index) if simulated.defects.random_baked else None
         self._capture = form.Capture()
         self.collectives.clear()
         self._capture.begin(pool, capture_error_mode)
@@ -102,7 +102,7 @@ class MUSAGraph:
             return
         if defects.loop_stops_short and self._capture.num_nodes >= 64:
             return
-        if defects.random_baked:
+        if defects.random_baked and self._rng is not None:
             form.set_rng_state(self._rng, self._index)
         self._capture.replay()
 

@@ -1,6 +1,9 @@
 """Streams and events. As in 2.7.1, an event casts what it is given without a look."""
 
+from contextlib import nullcontext
+
 from torch_musa import simulated
+from torch_musa.device import device as device_context
 from torch_musa.device import index_of
 from torch_musa.forms import form
 
@@ -11,7 +14,8 @@ __all__ = [
 
 class Stream(form.StreamBase):
     def __new__(cls, device=None, priority=0, **kwargs):
-        return super().__new__(cls, priority=priority, **kwargs)
+        with nullcontext() if device is None else device_context(device):
+            return super().__new__(cls, priority=priority, **kwargs)
 
     def wait_event(self, event):
         event.wait(self)
