@@ -4,7 +4,8 @@ from specgraph.decoding.blocks import BlockAllocator, allocate_caches
 from specgraph.decoding.decoder import SpeculativeDecoder
 from specgraph.decoding.metrics import AcceptanceMetrics
 from specgraph.decoding.request import Chunk, FinishReason, Generation, Request
-from specgraph.decoding.target_runner import TargetRunner, VerifyBuffers, VerifyOutputs
+from specgraph.decoding.target_runner import TargetRunner
+from specgraph.decoding.verify_buffers import VerifyBuffers, VerifyOutputs
 
 __all__ = [
     "AcceptanceMetrics",

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from specgraph.attention import NULL_BLOCK, AttentionBackend, HostLengths, KVCache, PagedAttention
+from specgraph.attention import NULL_BLOCK, AttentionBackend, KVCache, PagedAttention
 from specgraph.decoding.blocks import BlockAllocator, allocate_caches
 from specgraph.decoding.metrics import AcceptanceMetrics
 from specgraph.decoding.request import Chunk, FinishReason, Generation, Request, Running
 from specgraph.decoding.sampling import sample_token
-from specgraph.decoding.target_runner import TargetRunner, VerifyOutputs, prompt_metadata
+from specgraph.decoding.target_runner import TargetRunner
+from specgraph.decoding.verify_buffers import VerifyOutputs
 from specgraph.drafting import DraftConfig, Drafter
 from specgraph.errors import CapacityError, ConfigError
 from specgraph.models.protocol import DraftHead, ParallelHead, Target
@@ -41,15 +42,15 @@ class SpeculativeDecoder:
         num_blocks: int | None = None,
         query_len: int | None = None,
         attention: AttentionBackend | None = None,
-        prefill_chunk: int = 512,
+        prefill_chunk: int | None = None,
     ) -> None:
         """
         Args:
             config: limits and choices, for the target's graphs too.
             num_blocks: KV blocks, shared by target and drafter block tables; enough for every request by default.
-            query_len: rows a request in a target pass: K + 1 with a drafter, 1 without, by default.
+            query_len: rows a request in a target pass without a drafter, 1 by default; with one it is K + 1.
             attention: for target and drafter; the core's paged attention by default.
-            prefill_chunk: prompt tokens a prefill pass.
+            prefill_chunk: prompt tokens a prefill pass, at most; the config's largest prompt size by default.
 
         Raises:
             ConfigError: max_model_len is more than the target has positions for.
@@ -57,18 +58,19 @@ class SpeculativeDecoder:
         """
         if config.max_model_len > target.max_model_len:
             raise ConfigError(f"max_model_len {config.max_model_len} exceeds the target's {target.max_model_len}")
-        if prefill_chunk < 1:
+        if prefill_chunk is not None and prefill_chunk < 1:
             raise ConfigError(f"prefill_chunk must be at least 1, got {prefill_chunk}")
-        self.platform, self.config, self.prefill_chunk = platform, config, prefill_chunk
+        self.platform, self.config = platform, config
+        self.prefill_chunk = min(prefill_chunk or config.prompt_sizes[-1], config.prompt_sizes[-1])
         per_request = -(-config.max_model_len // config.block_size)
         self.allocator = BlockAllocator(1 + per_request * config.max_num_requests if num_blocks is None else num_blocks)
         backend = attention or PagedAttention()
         self.drafter: Drafter | None = None
-        outputs, aux_layers, draft_vocab, vocab_map = None, (), None, None
+        outputs, prompt_aux, aux_layers, draft_vocab, vocab_map = None, None, (), None, None
         if head is not None:
             caches = self._caches(head)
             self.drafter = Drafter(head, caches, platform, config, attention=backend)
-            b = self.drafter.buffers
+            b, prompt_aux = self.drafter.buffers, self.drafter.prompts.buffers.aux_hidden
             outputs = VerifyOutputs(b.sampled_token_ids, b.num_sampled, b.aux_hidden)
             aux_layers, draft_vocab, vocab_map = head.aux_layers, head.draft_vocab_size, head.draft_to_target
         self.query_len = query_len if query_len is not None else config.query_len if head is not None else 1
@@ -81,15 +83,18 @@ class SpeculativeDecoder:
             self._caches(target),
             platform,
             config,
-            query_len=self.query_len,
+            query_lens=(self.query_len,) if head is None else config.query_lens,
             aux_layers=aux_layers,
             outputs=outputs,
+            prompt_aux=prompt_aux,
             draft_vocab_size=draft_vocab,
             draft_to_target=vocab_map,
             attention=backend,
         )
         self.metrics = AcceptanceMetrics(config.num_speculative_tokens if head is not None else 0)
         self._is_streaming = False
+        self._rows = self.query_len
+        """Rows a request in the next verify: one more than were drafted last. Without a drafter always the same."""
 
     def capture(self) -> None:
         """Capture all graphs. Call once before generating; never happens at request time."""
@@ -192,34 +197,31 @@ class SpeculativeDecoder:
     def _prefill(self, state: Running, row: int) -> None:
         """Target and drafter KV of the prompt, and the first token; the prompt's last row is left to the propose."""
         prompt, last = state.token_ids, len(state.token_ids) - 1
-        aux = logits = None
+        logits = None
         for start in range(0, len(prompt), self.prefill_chunk):
             chunk = prompt[start : start + self.prefill_chunk]
-            logits, aux = self.target.prefill(chunk, start, state.blocks)
+            logits = self.target.prefill(chunk, start, state.blocks)
             if self.drafter is not None:
                 count = min(len(chunk), last - start)
-                following = torch.tensor(prompt[start + 1 : start + 1 + count], dtype=torch.int64)
-                metadata = prompt_metadata(start, count, state.blocks, self.config, self.platform.device)
-                lengths = HostLengths([count], [start + count])
-                self.drafter.prefill(following.to(self.platform.device), aux[:count], metadata, lengths)
+                self.drafter.prefill_prompt(prompt[start + 1 : start + 1 + count], start, state.blocks)
+                if count < len(chunk):
+                    _, aux_hidden = self.drafter.buffers.handed_over(self._rows)
+                    aux_hidden[row * self._rows].copy_(self.drafter.prompts.buffers.aux_hidden[count])
         assert logits is not None
-        assert aux is not None
         token = sample_token(logits, state.request.temperature, state.request.seed, len(prompt))
         state.token_ids.append(int(token))
-        if self.drafter is not None:
-            buffers, q = self.drafter.buffers, self.query_len
-            buffers.aux_hidden[row * q].copy_(aux[-1])
 
     def _round(self, running: list[Running], waiting: deque[tuple[int, Request]]) -> list[Chunk]:
         """One pass over the batch; leaves in `running` what goes on, and gives each request's new tokens."""
         verified = len(running)
         self._verify(running)
+        results = self.target.buffers.sliced(verified, self._rows)
         # After the verify: that writes hidden states of padded rows too, and who joins needs its own for the propose.
         self._admit(running, waiting)
         if self.drafter is not None:
             self._propose(self.drafter, running[:verified], running[verified:])
-        sampled: list[list[int]] = self.target.buffers.sampled_token_ids[:verified].tolist()
-        counts: list[int] = self.target.buffers.num_sampled[:verified].tolist()
+        sampled: list[list[int]] = results.sampled_token_ids.tolist()
+        counts: list[int] = results.num_sampled.tolist()
         chunks: list[Chunk] = []
         for row, state in enumerate(running):
             state.row = row
@@ -241,35 +243,39 @@ class SpeculativeDecoder:
     def _verify(self, running: list[Running]) -> None:
         if not running:
             return
-        n, b, device = len(running), self.target.buffers, self.platform.device
-        b.last_token_ids[:n].copy_(torch.tensor([state.token_ids[-1] for state in running]))
+        n, device = len(running), self.platform.device
+        b = self.target.buffers.sliced(n, self._rows)
+        b.last_token_ids.copy_(torch.tensor([state.token_ids[-1] for state in running]))
         starts = [state.position for state in running]
-        b.start_positions[:n].copy_(torch.tensor(starts))
+        b.start_positions.copy_(torch.tensor(starts))
         self._write_blocks(b.block_table, running)
         self._write_sampling(b.temperature, b.seeds, running)
         if self.drafter is None:
-            b.draft_token_ids[:n].fill_(-1)
+            b.draft_token_ids.fill_(-1)
         else:
-            rows = torch.tensor([state.row for state in running], device=device)
-            b.draft_token_ids[:n].copy_(self.drafter.buffers.draft_token_ids[rows])
-            if b.draft_probs is not None and self.drafter.buffers.draft_probs is not None:
-                b.draft_probs[:n].copy_(self.drafter.buffers.draft_probs[rows])
-        self.target.verify(n, starts)
+            rows, drafts, k = torch.tensor([state.row for state in running]), self.drafter.buffers, self._rows - 1
+            rows = rows.to(device)
+            b.draft_token_ids.copy_(drafts.draft_token_ids[rows, :k])
+            if b.draft_probs is not None and drafts.draft_probs is not None:
+                b.draft_probs.copy_(drafts.draft_probs[rows, :k])
+        self.target.verify(n, starts, self._rows)
         self.metrics.rounds += 1
 
     def _propose(self, drafter: Drafter, running: list[Running], fresh: list[Running]) -> None:
         """Draft for the verified rows, where they stand, and for the fresh ones after them."""
         n, m, b = len(running), len(running) + len(fresh), drafter.buffers
-        plan = drafter.dispatch(m)
+        plan = drafter.dispatch(m, self._rows)
         starts = [state.position for state in running] + [state.position - 1 for state in fresh]
         b.start_positions[:m].copy_(torch.tensor(starts))
         if fresh:
-            b.sampled_token_ids[n:m, 0] = torch.tensor([s.token_ids[-1] for s in fresh]).to(self.platform.device)
+            sampled, _ = b.handed_over(self._rows)
+            sampled[n:m, 0] = torch.tensor([s.token_ids[-1] for s in fresh]).to(self.platform.device)
             b.num_sampled[n:m].fill_(1)
         b.num_sampled[m : plan.descriptor.num_requests].zero_()
         self._write_blocks(b.block_table, [*running, *fresh])
         self._write_sampling(b.temperature, b.seeds, [*running, *fresh])
         drafter.run(plan, start_positions=starts)
+        self._rows = plan.descriptor.num_speculative_tokens + 1
 
     def _write_blocks(self, table: Tensor, states: Iterable[Running]) -> None:
         width = table.shape[1]

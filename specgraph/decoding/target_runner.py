@@ -1,73 +1,30 @@
-"""The target on a platform: prefill of prompts, and verify passes of K + 1 rows a request through captured graphs."""
+"""The target on a platform: prompt passes, and verify passes of K + 1 rows a request, from graphs as the mode says."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from specgraph import kernels
-from specgraph.attention import (
-    AttentionBackend,
-    AttentionMetadata,
-    HostLengths,
-    KVCache,
-    PagedAttention,
-    allocate_block_table,
-    allocate_metadata,
-    named_cache_tensors,
+from specgraph.attention import AttentionBackend, HostLengths, KVCache, PagedAttention, named_cache_tensors
+from specgraph.decoding.verify_buffers import VerifyOutputs, allocate_verify
+from specgraph.drafting import DraftConfig, PromptBuffers, PromptPasses, allocate_prompt, resolve
+from specgraph.graphs import (
+    AttentionStack,
+    BatchDescriptor,
+    Body,
+    Dispatch,
+    GraphMode,
+    GraphRunner,
+    MakeAttend,
+    Recording,
+    StepLengths,
+    dispatch,
 )
-from specgraph.drafting import DraftConfig, resolve
-from specgraph.graphs import AttentionStack, BatchDescriptor, Body, Dispatch, GraphRunner, Recording, dispatch
 from specgraph.models.protocol import Target, TargetOutput
 from specgraph.platforms import Platform
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyBuffers:
-    """The target's persistent tensors for R requests of q = K + 1 rows. The first group is written before a verify."""
-
-    last_token_ids: Tensor
-    """int64 [R]"""
-    draft_token_ids: Tensor
-    """int64 [R, K]; -1 is no draft token."""
-    draft_probs: Tensor | None
-    """float32 [R, K, draft_vocab]; None when drafts are greedy."""
-    start_positions: Tensor
-    """int64 [R]: position of the last token; -1 makes the request inert."""
-    block_table: Tensor
-    """int32 [R, max_blocks]"""
-    temperature: Tensor
-    """float32 [R]"""
-    seeds: Tensor
-    """int64 [R]"""
-
-    token_ids: Tensor
-    """int64 [R * q]"""
-    metadata: AttentionMetadata
-
-    sampled_token_ids: Tensor
-    """int64 [R, q]: the result. A drafter's own buffer when there is one."""
-    num_sampled: Tensor
-    """int32 [R]: the result."""
-    aux_hidden: Tensor
-    """[R * q, aux_size]: the result."""
-
-    def named_tensors(self) -> dict[str, Tensor]:
-        """Every tensor by name, for the read-set."""
-        own = {f"verify.{f.name}": v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
-        return own | self.metadata.named_tensors("verify.metadata")
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyOutputs:
-    """Where a verify leaves its results; shapes as in `VerifyBuffers`."""
-
-    sampled_token_ids: Tensor
-    num_sampled: Tensor
-    aux_hidden: Tensor
 
 
 class TargetRunner:
@@ -80,190 +37,161 @@ class TargetRunner:
         platform: Platform,
         config: DraftConfig,
         *,
-        query_len: int,
+        query_lens: Sequence[int],
         aux_layers: Sequence[int] = (),
         outputs: VerifyOutputs | None = None,
+        prompt_aux: Tensor | None = None,
         draft_vocab_size: int | None = None,
         draft_to_target: Tensor | None = None,
         attention: AttentionBackend | None = None,
     ) -> None:
         """
         Args:
-            config: limits, capture sizes and lowering; `sampled` decides the verify op.
-            query_len: rows a request, K + 1.
+            config: limits, capture sizes, mode and lowering; `sampled` decides the verify op.
+            query_lens: rows a request that a verify may have: K + 1 for every K, ascending.
             aux_layers: hidden states that the drafter takes; the final one when empty.
-            outputs: where to put results; tensors of its own, without hidden states, by default.
+            outputs: where a verify puts its results; tensors of its own, without hidden states, by default.
+            prompt_aux: [rows, aux_size], where a prompt pass puts hidden states; nowhere by default.
             draft_vocab_size: columns of the draft distributions, for a sampled drafter.
             draft_to_target: the drafter's vocabulary map.
             attention: the core's paged attention by default.
         """
         self.target, self.caches, self.platform, self.config = target, tuple(caches), platform, config
-        self.query_len, self.aux_layers, self.draft_to_target = query_len, tuple(aux_layers), draft_to_target
+        self.query_lens, self.aux_layers, self.draft_to_target = tuple(query_lens), tuple(aux_layers), draft_to_target
         self.attention: AttentionBackend = attention or PagedAttention()
         self.stack = AttentionStack(self.attention, target.attention_layers, self.caches)
-        self.resolution = resolve(config.lowering, platform.capabilities, self.attention.host_parameters)
-        self.buffers = self._allocate(outputs, draft_vocab_size)
+        self.resolution = resolve(config.lowering, platform.capabilities, self.attention.host_parameters, config.mode)
+        device, dtype = platform.device, target.dtype
+        self.buffers = allocate_verify(config, self.query_lens, outputs, draft_vocab_size, dtype, device)
+        self._prompt_logits = torch.zeros(1, target.vocab_size, dtype=dtype, device=device)
         self.runner: GraphRunner | None = None
-        if self.resolution.lowering != "eager":
+        if self.resolution.mode is not GraphMode.NONE:
             self.runner = GraphRunner(platform, self.read_set, check_inputs=config.check_inputs)
+        self.prompts = PromptPasses(
+            allocate_prompt(config, 0, dtype, device, prompt_aux),
+            self.stack,
+            config,
+            self._prefill,
+            mode=self.resolution.mode.prefill,
+            num_steps=1,
+            runner=self.runner
+            and GraphRunner(platform, self.read_set, check_inputs=config.check_inputs, pool=self.runner.pool),
+        )
 
     def read_set(self) -> dict[str, Tensor]:
-        """Every persistent tensor that a verify graph may touch, by name."""
+        """Every persistent tensor that a target graph may touch, by name."""
         named = {f"weights.{name}": tensor for name, tensor in self.target.weights().items()}
         if self.draft_to_target is not None:
             named["draft_to_target"] = self.draft_to_target
         named |= self.attention.named_tensors()
-        return {**named, **named_cache_tensors(self.caches, "kv_cache"), **self.buffers.named_tensors()}
+        named |= {**self.buffers.named_tensors(), **self.prompts.buffers.named_tensors()}
+        return {"prompt.logits": self._prompt_logits, **named, **named_cache_tensors(self.caches, "kv_cache")}
 
     def capture(self) -> None:
-        """Capture a verify graph for every size, largest first; does nothing in the eager lowering."""
+        """Capture every size that the mode asks for, largest first; does nothing in mode NONE."""
         if self.runner is None:
             return
+        self.prompts.capture()
         self.buffers.start_positions.fill_(-1)
         for size in reversed(self.config.sizes):
-            self.runner.capture(self._descriptor(size), self._body(size, None))
+            for query_len in reversed(self.query_lens):
+                batch = BatchDescriptor("verify", size, query_len, query_len - 1)
+                self.runner.capture(batch, self._verify_body(batch))
 
-    def dispatch(self, num_requests: int) -> Dispatch:
-        """The padded size that a batch runs at."""
-        steps = self.query_len - 1
-        return dispatch("verify", num_requests, self.query_len, steps, self.config.sizes)
+    def dispatch(self, num_requests: int, query_len: int) -> Dispatch:
+        """The padded size that a verify runs at."""
+        return dispatch("verify", num_requests, query_len, query_len - 1, self.config.sizes)
 
-    def verify(self, num_requests: int, start_positions: Sequence[int]) -> None:
+    def verify(self, num_requests: int, start_positions: Sequence[int], query_len: int | None = None) -> None:
         """One target pass over what stands in the buffers; results are in `buffers` until the next pass.
 
         Args:
             num_requests: real requests, in the first rows.
             start_positions: the same numbers as in the buffers, for attention with host parameters.
+            query_len: rows a request; the most by default.
         """
-        plan = self.dispatch(num_requests)
-        size = plan.descriptor.num_requests
-        self.buffers.start_positions[num_requests:size].fill_(-1)
-        lengths = self._lengths(start_positions, size)
+        plan = self.dispatch(num_requests, query_len or self.query_lens[-1])
+        batch = plan.descriptor
+        self.buffers.start_positions[num_requests : batch.num_requests].fill_(-1)
+        lengths = self._lengths(start_positions, batch)
         if self.runner is not None and plan.captured:
-            self.runner.replay(plan.descriptor, lengths)
+            self.runner.replay(batch, lengths)
         else:
-            self._body(size, lengths)(None)
+            self._verify_body(batch, lengths)(None)
 
-    def prefill(self, token_ids: Sequence[int], first_position: int, blocks: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Run one request's prompt chunk eagerly, writing its KV.
+    def prefill(self, token_ids: Sequence[int], first_position: int, blocks: Sequence[int]) -> Tensor:
+        """Run one request's prompt chunk, writing its KV, and its hidden states to the drafter.
 
         Args:
-            token_ids: T consecutive prompt tokens.
+            token_ids: consecutive prompt tokens, at most the largest prompt size.
             first_position: position of the first of them.
             blocks: the request's KV blocks from position 0 on.
 
         Returns:
-            (logits of the last row [vocab], aux hidden states [T, aux_size])
+            Logits of the last row, [vocab]; overwritten by the next prefill.
+
+        Raises:
+            CapacityError: more tokens than the largest prompt size; nothing was run.
         """
-        metadata = prompt_metadata(first_position, len(token_ids), blocks, self.config, self.platform.device)
-        lengths = HostLengths([len(token_ids)], [first_position + len(token_ids)])
-        ids = torch.tensor(token_ids, dtype=torch.int64, device=self.platform.device)
-        out = self.target.forward(ids, self.stack.eager({0: lengths})(metadata, 0), self.aux_layers)
-        return self.target.logits(out.hidden[-1:])[0], self._for_drafter(out)
+        self.prompts.run(token_ids, first_position, blocks)
+        return self._prompt_logits[0]
 
     def close(self) -> None:
         """Release graphs and their memory."""
-        if self.runner is not None:
-            self.runner.close()
+        for runner in (self.runner, self.prompts.runner):
+            if runner is not None:
+                runner.close()
 
     def _for_drafter(self, out: TargetOutput) -> Tensor:
         return out.aux_hidden if self.aux_layers else out.hidden
 
-    def _descriptor(self, size: int) -> BatchDescriptor:
-        return BatchDescriptor("verify", size, self.query_len, self.query_len - 1)
-
-    def _lengths(self, start_positions: Sequence[int], size: int) -> dict[int, HostLengths]:
+    def _lengths(self, start_positions: Sequence[int], batch: BatchDescriptor) -> StepLengths:
         if not self.attention.host_parameters:
             return {}
-        seq_lens = [start + self.query_len for start in start_positions]
-        return {0: HostLengths([self.query_len] * size, seq_lens + [0] * (size - len(seq_lens)))}
+        size, rows = batch.num_requests, batch.query_len
+        seq_lens = [start + rows for start in start_positions]
+        return {0: HostLengths([rows] * size, seq_lens + [0] * (size - len(seq_lens)))}
 
-    def _body(self, size: int, lengths: dict[int, HostLengths] | None) -> Body:
-        b, rows = self.buffers, size * self.query_len
-        metadata = b.metadata.sliced(size)
-        probs = None if b.draft_probs is None else b.draft_probs[:size]
+    def _verify_body(self, batch: BatchDescriptor, lengths: StepLengths | None = None) -> Body:
+        b, mode = self.buffers.sliced(batch.num_requests, batch.query_len), self.resolution.mode.decode
 
         def body(recording: Recording | None) -> None:
-            if recording is None:
-                make_attend = self.stack.eager(lengths or {})
-            elif self.resolution.lowering == "piecewise":
-                make_attend = self.stack.split(recording)
-            else:
-                make_attend = self.stack.captured(recording)
+            make_attend = self.stack.attend_in(recording, mode, lengths)
             kernels.begin_verify(
-                b.last_token_ids[:size],
-                b.draft_token_ids[:size],
-                b.start_positions[:size],
-                metadata.block_table,
+                b.last_token_ids,
+                b.draft_token_ids,
+                b.start_positions,
+                b.block_table,
                 max_model_len=self.config.max_model_len,
                 block_size=self.config.block_size,
-                token_ids=b.token_ids[:rows],
-                positions=metadata.positions,
-                slot_mapping=metadata.slot_mapping,
-                seq_lens=metadata.seq_lens,
+                token_ids=b.token_ids,
+                positions=b.metadata.positions,
+                slot_mapping=b.metadata.slot_mapping,
+                seq_lens=b.metadata.seq_lens,
             )
-            out = self.target.forward(b.token_ids[:rows], make_attend(metadata, 0), self.aux_layers)
+            out = self.target.forward(b.token_ids, make_attend(b.metadata, 0), self.aux_layers)
             if b.aux_hidden.shape[1]:
-                b.aux_hidden[:rows].copy_(self._for_drafter(out))
+                b.aux_hidden.copy_(self._for_drafter(out))
             logits = self.target.logits(out.hidden)
-            results = b.sampled_token_ids[:size], b.num_sampled[:size]
             if self.config.sampled:
                 kernels.verify_sampled(
                     logits,
-                    b.draft_token_ids[:size],
-                    probs,
+                    b.draft_token_ids,
+                    b.draft_probs,
                     self.draft_to_target,
-                    b.temperature[:size],
-                    b.seeds[:size],
-                    b.start_positions[:size],
-                    *results,
+                    b.temperature,
+                    b.seeds,
+                    b.start_positions,
+                    b.sampled_token_ids,
+                    b.num_sampled,
                 )
             else:
-                kernels.verify_greedy(logits, b.draft_token_ids[:size], b.start_positions[:size], *results)
+                kernels.verify_greedy(logits, b.draft_token_ids, b.start_positions, b.sampled_token_ids, b.num_sampled)
 
         return body
 
-    def _allocate(self, outputs: VerifyOutputs | None, draft_vocab_size: int | None) -> VerifyBuffers:
-        requests, q, device = self.config.max_num_requests, self.query_len, self.platform.device
-
-        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        if outputs is None:
-            no_aux = zeros(requests * q, 0, dtype=self.target.dtype)
-            outputs = VerifyOutputs(zeros(requests, q), zeros(requests, dtype=torch.int32), no_aux)
-        probs = None
-        if self.config.sampled and draft_vocab_size is not None:
-            probs = zeros(requests, q - 1, draft_vocab_size, dtype=torch.float32)
-        table = allocate_block_table(requests, self.config.max_blocks, device)
-        return VerifyBuffers(
-            last_token_ids=zeros(requests),
-            draft_token_ids=zeros(requests, q - 1),
-            draft_probs=probs,
-            start_positions=zeros(requests) - 1,
-            block_table=table,
-            temperature=zeros(requests, dtype=torch.float32),
-            seeds=zeros(requests),
-            token_ids=zeros(requests * q),
-            metadata=allocate_metadata(requests, q, table),
-            sampled_token_ids=outputs.sampled_token_ids,
-            num_sampled=outputs.num_sampled,
-            aux_hidden=outputs.aux_hidden,
-        )
-
-
-def prompt_metadata(
-    first_position: int, count: int, blocks: Sequence[int], config: DraftConfig, device: torch.device
-) -> AttentionMetadata:
-    """Metadata of `count` consecutive rows of one request."""
-    size = config.block_size
-    positions = range(first_position, first_position + count)
-    slots = [blocks[position // size] * size + position % size for position in positions]
-    return AttentionMetadata(
-        query_start_loc=torch.tensor([0, count], dtype=torch.int32, device=device),
-        seq_lens=torch.tensor([first_position + count], dtype=torch.int32, device=device),
-        positions=torch.tensor(positions, dtype=torch.int64, device=device),
-        slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
-        block_table=torch.tensor([list(blocks)], dtype=torch.int32, device=device),
-        query_len=count,
-    )
+    def _prefill(self, prompt: PromptBuffers, make_attend: MakeAttend) -> None:
+        out = self.target.forward(prompt.token_ids, make_attend(prompt.metadata, 0), self.aux_layers)
+        if prompt.aux_hidden.shape[1]:
+            prompt.aux_hidden.copy_(self._for_drafter(out))
+        self._prompt_logits.copy_(self.target.logits(out.hidden[prompt.last_row]))

@@ -8,6 +8,8 @@ from specgraph.drafting.drafter import Drafter
 from specgraph.drafting.lowering import Launch, Resolution, launches, resolve
 from specgraph.drafting.parallel import ParallelProgram
 from specgraph.drafting.program import DraftProgram
+from specgraph.drafting.prompt import PromptBuffers, allocate_prompt, prompt_metadata
+from specgraph.drafting.prompt_passes import PromptPasses
 from specgraph.drafting.stepwise import StepwiseProgram
 
 __all__ = [
@@ -19,10 +21,14 @@ __all__ = [
     "Drafter",
     "Launch",
     "ParallelProgram",
+    "PromptBuffers",
+    "PromptPasses",
     "ProposeBatch",
     "Resolution",
     "StepwiseProgram",
     "allocate_buffers",
+    "allocate_prompt",
     "launches",
+    "prompt_metadata",
     "resolve",
 ]

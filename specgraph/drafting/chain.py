@@ -24,6 +24,7 @@ class ChainProgram:
     attention: AttentionBackend
     config: DraftConfig
     steps_differ: bool = False
+    prefill_steps: int = 1
 
     def num_steps(self, num_speculative_tokens: int) -> int:
         """K."""

@@ -1,9 +1,11 @@
-"""Which program drafts with a head: told from what the head offers."""
+"""What a head asks for: the program that drafts with it, told from what it offers, and KV caches that fit it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
+from specgraph.attention import KVCache
 from specgraph.drafting.chain import ChainProgram
 from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.parallel import ParallelProgram
@@ -36,3 +38,22 @@ def choose_program(head: DraftHead | ParallelHead, stack: AttentionStack, config
             )
         return StepwiseProgram(cast(ModuleHead, head), config)
     return ChainProgram(head, stack.backend, config)
+
+
+def check_caches(head: DraftHead | ParallelHead, caches: Sequence[KVCache], config: DraftConfig) -> None:
+    """
+    Raises:
+        ConfigError: the caches don't fit the head's attention layers or the block size.
+    """
+    if len(caches) != len(head.attention_layers):
+        raise ConfigError(
+            f"the drafter has {len(head.attention_layers)} attention layer(s), got {len(caches)} KV caches"
+        )
+    for layer, cache in zip(head.attention_layers, caches, strict=True):
+        wanted = (config.block_size, layer.num_kv_heads, layer.head_dim)
+        for name, tensor in (("key", cache.key), ("value", cache.value)):
+            if tuple(tensor.shape[1:]) != wanted:
+                raise ConfigError(
+                    f"the drafter's {name} cache is {list(tensor.shape)}; needed is [num_blocks, block_size, "
+                    f"num_kv_heads, head_dim] = [*, {', '.join(map(str, wanted))}]"
+                )

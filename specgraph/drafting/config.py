@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from specgraph.errors import ConfigError
-from specgraph.graphs import capture_sizes
+from specgraph.graphs import GraphMode, capture_sizes, prefill_sizes
 
 LoweringChoice = Literal["auto", "eager", "piecewise", "step", "merged"]
+ModeChoice = Literal["auto", "NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"]
 Fallback = Literal["error", "eager"]
 
 
@@ -34,7 +35,12 @@ class DraftConfig:
     draft_schedule: Mapping[int, int] | None = None
     """K by batch: {largest number of requests: K}. A batch takes the K of the first entry that holds its padded size,
     so that every captured size has one K. None drafts num_speculative_tokens always."""
+    prefill_sizes: Sequence[int] | None = None
+    """Rows of prompt passes to capture, the last one the longest; a default ladder up to 512."""
+    mode: ModeChoice = "auto"
+    """Which passes run from graphs, of target and drafter alike; the fastest that the platform allows."""
     lowering: LoweringChoice = "auto"
+    """How the draft loop becomes graphs; the strongest that goes with the mode."""
     sampled: bool = False
     """Draw drafts by temperature and keep their distributions; otherwise drafts are greedy."""
     fallback: Fallback = "error"
@@ -53,13 +59,22 @@ class DraftConfig:
                 f"num_speculative_tokens is {self.num_speculative_tokens}, and max_model_len only {self.max_model_len}"
             )
         self._check_schedule()
+        prefill_sizes(self.max_model_len, self.prefill_sizes)
         sizes = capture_sizes(self.max_num_requests, self.capture_sizes)
-        if self.fallback == "error" and self.lowering != "eager" and sizes[-1] < self.max_num_requests:
+        if (
+            self.fallback == "error"
+            and "eager" not in (self.lowering, self._decode)
+            and sizes[-1] < self.max_num_requests
+        ):
             raise ConfigError(
                 f"the largest capture size is {sizes[-1]}, batches go up to max_num_requests = "
                 f"{self.max_num_requests}, and fallback is 'error'. Capture {self.max_num_requests} too, lower "
                 "max_num_requests, or allow fallback='eager'."
             )
+
+    @property
+    def _decode(self) -> str:
+        return "auto" if self.mode == "auto" else GraphMode.named(self.mode).decode
 
     def _check_schedule(self) -> None:
         if self.draft_schedule is None:
@@ -98,6 +113,11 @@ class DraftConfig:
     def sizes(self) -> tuple[int, ...]:
         """Request counts to capture, ascending."""
         return capture_sizes(self.max_num_requests, self.capture_sizes)
+
+    @property
+    def prompt_sizes(self) -> tuple[int, ...]:
+        """Rows of prompt passes, ascending."""
+        return prefill_sizes(self.max_model_len, self.prefill_sizes)
 
     @property
     def max_blocks(self) -> int:

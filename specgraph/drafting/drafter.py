@@ -6,8 +6,9 @@ writes the buffers itself and calls `run`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
@@ -21,17 +22,21 @@ from specgraph.attention import (
 )
 from specgraph.drafting.batch import DraftTokens, ProposeBatch, load_batch
 from specgraph.drafting.buffers import allocate_buffers
-from specgraph.drafting.choose import choose_program
+from specgraph.drafting.choose import check_caches, choose_program
 from specgraph.drafting.config import DraftConfig
-from specgraph.drafting.host_lengths import AcceptedCounts, HostRound, LateLengths
+from specgraph.drafting.host_lengths import HostRounds, LateLengths
 from specgraph.drafting.lowering import Launch, launches, resolve
+from specgraph.drafting.prompt import PromptBuffers, allocate_prompt
+from specgraph.drafting.prompt_passes import PromptPasses
 from specgraph.errors import CapacityError, ConfigError
 from specgraph.graphs import (
     AttentionStack,
     BatchDescriptor,
     Body,
     Dispatch,
+    GraphMode,
     GraphRunner,
+    MakeAttend,
     Recording,
     StepLengths,
     dispatch,
@@ -68,10 +73,10 @@ class Drafter:
             ConfigError: the caches don't fit the head or the config, or the head can't draft K tokens.
             UnsupportedError: the asked lowering is not possible on this platform.
         """
-        _check_caches(head, caches, config)
+        check_caches(head, caches, config)
         self.head, self.caches, self.platform, self.config = head, tuple(caches), platform, config
         self.attention: AttentionBackend = attention or PagedAttention()
-        self.resolution = resolve(config.lowering, platform.capabilities, self.attention.host_parameters)
+        self.resolution = resolve(config.lowering, platform.capabilities, self.attention.host_parameters, config.mode)
         self.stack = AttentionStack(self.attention, head.attention_layers, self.caches)
         self.program = choose_program(head, self.stack, config)
         self.buffers = allocate_buffers(
@@ -85,19 +90,30 @@ class Drafter:
         )
         self.num_proposes = 0
         """Proposes so far."""
-        self._accepted = AcceptedCounts(platform, config.max_num_requests)
+        self._host_rounds = HostRounds(platform, config.max_num_requests)
         self.runner: GraphRunner | None = None
-        if self.resolution.lowering != "eager":
+        if self.resolution.mode is not GraphMode.NONE:
             self.runner = GraphRunner(platform, self.read_set, check_inputs=config.check_inputs)
+        self.prompts = PromptPasses(
+            allocate_prompt(config, head.aux_size, head.dtype, platform.device),
+            self.stack,
+            config,
+            self._prefill,
+            mode=self.resolution.mode.prefill,
+            num_steps=self.program.prefill_steps,
+            runner=self.runner
+            and GraphRunner(platform, self.read_set, check_inputs=config.check_inputs, pool=self.runner.pool),
+        )
 
     def read_set(self) -> dict[str, Tensor]:
         """Every persistent tensor that a draft graph may touch, by name."""
         weights = {f"weights.{name}": tensor for name, tensor in self.head.weights().items()}
         caches = named_cache_tensors(self.caches, "kv_cache")
-        return {**weights, **caches, **self.buffers.named_tensors(), **self.attention.named_tensors()}
+        buffers = {**self.buffers.named_tensors(), **self.prompts.buffers.named_tensors()}
+        return {**weights, **caches, **buffers, **self.attention.named_tensors()}
 
     def capture(self) -> None:
-        """Capture every size, largest first; does nothing in the eager lowering.
+        """Capture every size that the mode asks for, largest first; does nothing in mode NONE.
 
         Raises:
             CaptureError: a capture failed. With fallback 'eager' the caller may go on with a drafter whose lowering is
@@ -105,6 +121,7 @@ class Drafter:
         """
         if self.runner is None:
             return
+        self.prompts.capture()
         self.buffers.num_sampled.zero_()  # warm-up really runs: every request is inert
         self.buffers.step.seq_lens.zero_()
         for plan in self.captures():
@@ -184,37 +201,67 @@ class Drafter:
                 without `start_positions` both are read from the device, which waits for it.
         """
         batch = plan.descriptor
-        lengths = self._lengths(batch, start_positions, num_sampled)
+        at = None
+        if self.attention.host_parameters:
+            now = self._host_rounds.round(batch, self.buffers, start_positions, num_sampled)
+            at = partial(self.program.host_lengths, host_round=now)
         self.num_proposes += 1
         for launch in self._launches(batch):
-            captured = {} if lengths is None else lengths(launch)
+            captured: StepLengths = {}
+            if at is not None:
+                captured = LateLengths(at, dict(zip(launch.captured_steps, launch.steps, strict=True)))
             if self.runner is not None and plan.captured:
                 self.runner.replay(self._descriptor(launch, batch), captured)
             else:
                 self._body(launch, batch, captured)(None)
 
-    def prefill(
-        self, token_ids: Tensor, aux_hidden: Tensor, metadata: AttentionMetadata, lengths: HostLengths | None = None
+    def prefill_prompt(
+        self,
+        token_ids: Sequence[int],
+        first_position: int,
+        blocks: Sequence[int],
+        aux_hidden: Tensor | None = None,
     ) -> None:
-        """Write the drafter's KV for prompt rows, eagerly; drafts nothing.
+        """Write the drafter's KV for consecutive rows of one prompt, as the mode says; drafts nothing.
 
         A prompt's last row is not prefilled: it enters the next propose as a request with num_sampled 1.
 
         Args:
+            token_ids: the token after each row's position; at most the largest prompt size.
+            first_position: position of the first row.
+            blocks: the request's KV blocks from position 0 on.
+            aux_hidden: [rows, aux_size], the target's hidden states; None where they stand in `prompts.buffers`.
+
+        Raises:
+            CapacityError: more rows than the largest prompt size; nothing was run.
+        """
+        if not token_ids:
+            return
+        if aux_hidden is not None:
+            self.prompts.buffers.aux_hidden[: len(token_ids)].copy_(aux_hidden)
+        self.prompts.run(token_ids, first_position, blocks)
+
+    def prefill(
+        self, token_ids: Tensor, aux_hidden: Tensor, metadata: AttentionMetadata, lengths: HostLengths | None = None
+    ) -> None:
+        """As `prefill_prompt` for a batch with metadata of the engine's own, ragged or not; always eager.
+
+        Args:
             token_ids: int64 [T], the token after each row's position.
             aux_hidden: [T, aux_size], the target's hidden states of the rows.
-            metadata: ragged or uniform, T rows.
+            metadata: T rows.
             lengths: for attention with host parameters.
         """
         if token_ids.shape[0] == 0:
             return
-        every = {} if lengths is None else dict.fromkeys(range(self.config.num_speculative_tokens), lengths)
+        every = {} if lengths is None else dict.fromkeys(range(self.program.prefill_steps), lengths)
         self.program.prefill(token_ids, aux_hidden, metadata, self.stack.eager(every), None)
 
     def close(self) -> None:
         """Release graphs and their memory."""
-        if self.runner is not None:
-            self.runner.close()
+        for runner in (self.runner, self.prompts.runner):
+            if runner is not None:
+                runner.close()
 
     def _launches(self, batch: BatchDescriptor) -> list[Launch]:
         steps = self.program.num_steps(batch.num_speculative_tokens)
@@ -227,40 +274,13 @@ class Drafter:
             return replace(batch, phase="step", step=launch.captured_steps[0])
         return replace(batch, phase="step", query_len=1)
 
-    def _lengths(
-        self, batch: BatchDescriptor, start_positions: Sequence[int] | None, num_sampled: Sequence[int] | None
-    ) -> Callable[[Launch], StepLengths] | None:
-        """Host lengths of each launch, None for attention without host parameters. What is not given is read late."""
-        if not self.attention.host_parameters:
-            return None
-        size = batch.num_requests
-        if start_positions is None:
-            counts: list[int] = self.buffers.num_sampled[:size].tolist()
-            live = max((i + 1 for i, count in enumerate(counts) if count > 0), default=0)
-            start_positions, num_sampled = self.buffers.start_positions[:live].tolist(), counts[:live]
-        given = num_sampled
-        if given is None:
-            self._accepted.start(self.buffers.num_sampled[: len(start_positions)])
-        read = self._accepted.read if given is None else lambda: given
-        now = HostRound(start_positions, read, batch.query_len, batch.num_speculative_tokens, size)
-
-        def at(step: int) -> HostLengths:
-            return self.program.host_lengths(step, now)
-
-        return lambda launch: LateLengths(at, dict(zip(launch.captured_steps, launch.steps, strict=True)))
-
     def _body(self, launch: Launch, batch: BatchDescriptor, lengths: StepLengths | None = None) -> Body:
         """The device work of one launch: called with None to run it, with a recording to have it captured."""
-        k = batch.num_speculative_tokens
+        k, mode = batch.num_speculative_tokens, self.resolution.mode.decode
         buffers = self.buffers.sliced(batch.num_requests, self.program.rows(batch.query_len, k), k)
 
         def body(recording: Recording | None) -> None:
-            if recording is None:
-                make_attend = self.stack.eager(lengths or {})
-            elif self.resolution.lowering == "piecewise":
-                make_attend = self.stack.split(recording)
-            else:
-                make_attend = self.stack.captured(recording)
+            make_attend = self.stack.attend_in(recording, mode, lengths)
             for step in launch.captured_steps:
                 if step == 0:
                     self.program.first(buffers, make_attend)
@@ -269,17 +289,5 @@ class Drafter:
 
         return body
 
-
-def _check_caches(head: DraftHead | ParallelHead, caches: Sequence[KVCache], config: DraftConfig) -> None:
-    if len(caches) != len(head.attention_layers):
-        raise ConfigError(
-            f"the drafter has {len(head.attention_layers)} attention layer(s), got {len(caches)} KV caches"
-        )
-    for layer, cache in zip(head.attention_layers, caches, strict=True):
-        wanted = (config.block_size, layer.num_kv_heads, layer.head_dim)
-        for name, tensor in (("key", cache.key), ("value", cache.value)):
-            if tuple(tensor.shape[1:]) != wanted:
-                raise ConfigError(
-                    f"the drafter's {name} cache is {list(tensor.shape)}; needed is [num_blocks, block_size, "
-                    f"num_kv_heads, head_dim] = [*, {', '.join(map(str, wanted))}]"
-                )
+    def _prefill(self, prompt: PromptBuffers, make_attend: MakeAttend) -> None:
+        self.program.prefill(prompt.token_ids, prompt.aux_hidden, prompt.metadata, make_attend, prompt.last_row)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from specgraph.attention import HostLengths
+from specgraph.drafting.buffers import DraftBuffers
+from specgraph.graphs import BatchDescriptor
 from specgraph.platforms import Platform
 
 
@@ -61,6 +63,31 @@ class LateLengths(Mapping[int, HostLengths]):
 
     def __len__(self) -> int:
         return len(self.steps)
+
+
+class HostRounds:
+    """Brings to the host what attention with host parameters needs of a round, and no sooner than it is needed."""
+
+    def __init__(self, platform: Platform, max_num_requests: int) -> None:
+        self._accepted = AcceptedCounts(platform, max_num_requests)
+
+    def round(
+        self,
+        batch: BatchDescriptor,
+        buffers: DraftBuffers,
+        start_positions: Sequence[int] | None,
+        num_sampled: Sequence[int] | None,
+    ) -> HostRound:
+        """The round that stands in `buffers`; what is not given as host integers is read from them."""
+        if start_positions is None:
+            counts: list[int] = buffers.num_sampled[: batch.num_requests].tolist()
+            live = max((i + 1 for i, count in enumerate(counts) if count > 0), default=0)
+            start_positions, num_sampled = buffers.start_positions[:live].tolist(), counts[:live]
+        given = num_sampled
+        if given is None:
+            self._accepted.start(buffers.num_sampled[: len(start_positions)])
+        read = self._accepted.read if given is None else lambda: given
+        return HostRound(start_positions, read, batch.query_len, batch.num_speculative_tokens, batch.num_requests)
 
 
 class AcceptedCounts:

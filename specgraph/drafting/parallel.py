@@ -27,6 +27,7 @@ class ParallelProgram:
     stack: AttentionStack
     config: DraftConfig
     steps_differ: bool = False
+    prefill_steps: int = 0
 
     def num_steps(self, num_speculative_tokens: int) -> int:
         """1."""

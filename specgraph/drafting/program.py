@@ -26,6 +26,11 @@ class DraftProgram(Protocol):
         """Whether each later step is a computation of its own. If not, one captured step is replayed for all."""
         ...
 
+    @property
+    def prefill_steps(self) -> int:
+        """Passes with attention in a prefill: the modules that a prompt runs through."""
+        ...
+
     def num_steps(self, num_speculative_tokens: int) -> int:
         """Passes of a propose of K tokens: K for a chain, 1 for a parallel drafter."""
         ...

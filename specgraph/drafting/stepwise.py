@@ -29,6 +29,11 @@ class StepwiseProgram:
     config: DraftConfig
     steps_differ: bool = True
 
+    @property
+    def prefill_steps(self) -> int:
+        """One a module that is used."""
+        return self.config.num_speculative_tokens
+
     def num_steps(self, num_speculative_tokens: int) -> int:
         """K: one module each."""
         return num_speculative_tokens
@@ -61,7 +66,7 @@ class StepwiseProgram:
         hidden = self.head.combine(aux_hidden)
         row = torch.arange(token_ids.shape[0], device=token_ids.device)
         last = row[-1:] if last_row is None else last_row
-        for module in range(self.config.num_speculative_tokens):
+        for module in range(self.prefill_steps):
             ids = token_ids[torch.minimum(row + module, last)]
             hidden = self.head.forward_step(module, ids, hidden, make_attend(metadata, module)).carry
 

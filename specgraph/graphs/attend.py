@@ -20,6 +20,7 @@ from specgraph.attention import (
     bind,
     store_rows,
 )
+from specgraph.graphs.mode import PassMode
 from specgraph.graphs.runner import Recording, StepLengths
 
 MakeAttend = Callable[[AttentionMetadata, int], Attend]
@@ -33,6 +34,12 @@ class AttentionStack:
     backend: AttentionBackend
     layers: Sequence[AttentionLayer]
     caches: Sequence[KVCache]
+
+    def attend_in(self, recording: Recording | None, mode: PassMode, lengths: StepLengths | None = None) -> MakeAttend:
+        """What a body attends with: it runs now when `recording` is None, else it is being captured as `mode` says."""
+        if recording is None:
+            return self.eager(lengths or {})
+        return self.split(recording) if mode == "piecewise" else self.captured(recording)
 
     def eager(self, lengths: StepLengths) -> MakeAttend:
         """Run at once. `lengths` by step, for attention with host parameters; inert requests where they lack."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Phase = Literal["verify", "propose", "first", "step"]
-"""verify: the target over K + 1 rows a request. propose: a drafter's whole loop. first: its step 0 over K + 1 rows.
-step: one later step, one row a request."""
+Phase = Literal["prefill", "verify", "propose", "first", "step"]
+"""prefill: rows of one prompt, for target or drafter. verify: the target over K + 1 rows a request. propose: a
+drafter's whole loop. first: its step 0 over K + 1 rows. step: one later step, mostly one row a request."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -9,8 +9,7 @@ from tiny_checkpoints import VOCAB, write_eagle3, write_target
 
 from specgraph.attention import HostLengths, PagedAttention, PagedHostAttention
 from specgraph.decoding import allocate_caches
-from specgraph.decoding.target_runner import prompt_metadata
-from specgraph.drafting import DraftConfig, Drafter, ProposeBatch
+from specgraph.drafting import DraftConfig, Drafter, ProposeBatch, prompt_metadata
 from specgraph.models.load import load_drafter, load_target
 from specgraph.reference import CpuPlatform
 

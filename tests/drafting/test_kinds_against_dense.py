@@ -9,8 +9,7 @@ from drafting.test_against_dense import dense_attend
 from drafting.test_drafters_bit_equal import make_drafter
 
 from specgraph.attention import HostLengths
-from specgraph.decoding.target_runner import prompt_metadata
-from specgraph.drafting import ProposeBatch
+from specgraph.drafting import ProposeBatch, prompt_metadata
 
 K, LENGTH, BLOCK = 3, 64, 4
 
@@ -85,7 +84,13 @@ def test_drafts_follow_the_whole_accepted_history(kind, dense, flavour):
     g = torch.Generator().manual_seed(3)
     head, oracle = make_head(kind, make_target()), make_head(kind, make_target(torch.float64))
     drafter = make_drafter(
-        head, "merged", flavour, num_speculative_tokens=K, max_num_requests=3, max_model_len=LENGTH, capture_sizes=[1, 3]
+        head,
+        "merged",
+        flavour,
+        num_speculative_tokens=K,
+        max_num_requests=3,
+        max_model_len=LENGTH,
+        capture_sizes=[1, 3],
     )
     order = (torch.randperm(3 * LENGTH // BLOCK, generator=g) + 1).view(3, -1).int()
     prompts = [1, 4, 9]
@@ -128,5 +133,3 @@ def test_drafts_follow_the_whole_accepted_history(kind, dense, flavour):
             starts[r] += counts[r]
             compared += 1
     assert compared > 12
-
-
