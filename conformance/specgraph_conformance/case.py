@@ -1,4 +1,4 @@
-"""What a conformance case says about itself: which property it holds, and which failure of the field it guards against."""
+"""What a conformance case says about itself: the property it holds, the failure of the field it guards against."""
 
 from __future__ import annotations
 

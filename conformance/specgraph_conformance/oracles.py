@@ -32,7 +32,7 @@ def rotate(x: Tensor, rotary: Tensor | None, positions: Tensor) -> Tensor:
 
 
 def attention(query: Tensor, keys: Tensor, values: Tensor, scale: float, causal: bool = True) -> Tensor:
-    """One request: query float64 [q, heads, dim]; keys, values float64 [n, kv_heads, dim], n >= q -> [q, heads, dim]."""
+    """One request, float64: query [q, heads, dim]; keys, values [n, kv_heads, dim], n >= q -> [q, heads, dim]."""
     rows, heads, _ = query.shape
     length, kv_heads, _ = keys.shape
     keys = keys.repeat_interleave(heads // kv_heads, dim=1)

@@ -1,9 +1,9 @@
 """What a running suite writes down as it goes, one JSON object a line, so that a crash or hang loses nothing.
 
-    {"event": "session", ...Subject, "problems": [...], "planned": [{"id", "property", ..., "xfail": reason | null}]}
-    {"event": "start", "id": ...}
-    {"event": "result", ...CaseResult}
-    {"event": "unhealthy", "id": ..., "reason": ...}       the device did not survive this case
+{"event": "session", ...Subject, "problems": [...], "planned": [{"id", "property", ..., "xfail": reason | null}]}
+{"event": "start", "id": ...}
+{"event": "result", ...CaseResult}
+{"event": "unhealthy", "id": ..., "reason": ...}       the device did not survive this case
 """
 
 from __future__ import annotations

@@ -50,7 +50,9 @@ def verdict(report: Report) -> str:
     """One line."""
     name, counts = report.subject.platform, report.counts
     if report.is_green:
-        return f"{name} conforms: {counts['passed']} passed, {counts['xfailed']} declared gaps, {counts['absent']} absent"
+        return (
+            f"{name} conforms: {counts['passed']} passed, {counts['xfailed']} declared gaps, {counts['absent']} absent"
+        )
     if report.failures:
         return f"{name} does not conform: {counts['failed']} failed; begin with {report.failures[0].id}"
     return f"{name} does not conform: " + ("; ".join(report.problems) or "no case ran")
@@ -67,7 +69,9 @@ def as_markdown(report: Report) -> str:
     lines += ["", "## Results", "", f"| group | {' | '.join(OUTCOMES)} |", "|---|" + "---:|" * len(OUTCOMES)]
     by_group = _by_group(report)
     lines += [
-        f"| {group} | {' | '.join(str(by_group[group][o]) for o in OUTCOMES)} |" for group in GROUPS if group in by_group
+        f"| {group} | {' | '.join(str(by_group[group][o]) for o in OUTCOMES)} |"
+        for group in GROUPS
+        if group in by_group
     ]
     lines.append(f"| **all** | {' | '.join(str(report.counts[o]) for o in OUTCOMES)} |")
     for result in report.failures:

@@ -67,10 +67,12 @@ def weights(seed: int, device: torch.device, rounded_to: torch.dtype, dtype: tor
     return Weights(device, rounded_to, dtype or rounded_to, torch.Generator().manual_seed(seed))
 
 
-def make_target(seed: int, device: torch.device, dtype: torch.dtype = torch.float32) -> LlamaTarget:
-    """A two-layer Llama-shaped target."""
-    embed, lm_head = _vocabulary(seed, device, dtype, dtype)
-    w = weights(seed + 1, device, dtype)
+def make_target(
+    seed: int, device: torch.device, dtype: torch.dtype = torch.float32, compute: torch.dtype | None = None
+) -> LlamaTarget:
+    """A two-layer Llama-shaped target; arguments as in `make_head`."""
+    embed, lm_head = _vocabulary(seed, device, dtype, compute or dtype)
+    w = weights(seed + 1, device, dtype, compute)
     layers = [_layer(w, HIDDEN, gain=1.2) for _ in range(CONFIG.num_layers)]
     return LlamaTarget(CONFIG, embed, layers, w.place(torch.ones(HIDDEN)), lm_head)
 
@@ -120,9 +122,7 @@ _HEADS: dict[str, Callable[[int, torch.device, torch.dtype, torch.dtype], DraftH
 }
 
 
-def _vocabulary(
-    seed: int, device: torch.device, rounded_to: torch.dtype, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+def _vocabulary(seed: int, device: torch.device, rounded_to: torch.dtype, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Embedding, and the head that reads token t's embedding as its successor."""
     w = weights(seed, device, rounded_to, dtype)
     embed = torch.randn(VOCAB, HIDDEN, generator=w.generator, dtype=torch.float64)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from mutants.registry import mutant
 from torch import Tensor
 
-from mutants.registry import mutant
 from specgraph import kernels
 from specgraph.graphs import AttentionStack
 

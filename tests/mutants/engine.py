@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from mutants.registry import mutant
 from torch import Tensor
 
 import specgraph.decoding.target_runner
 import specgraph.drafting.buffers
 import specgraph.drafting.config
 import specgraph.drafting.drafter
-from mutants.registry import mutant
 from specgraph.drafting import Drafter, DraftTokens
 from specgraph.drafting.chain import ChainProgram
 from specgraph.drafting.host_lengths import HostRound
@@ -148,9 +148,7 @@ def size_truncated(patch: pytest.MonkeyPatch) -> None:
 @mutant("block-misaligned-sizes", "engine")
 def block_misaligned_sizes(patch: pytest.MonkeyPatch) -> None:
     """Rows are padded to a multiple of eight on their own, whatever the rows of one request."""
-    patch.setattr(
-        BatchDescriptor, "num_tokens", property(lambda self: -(-self.num_requests * self.query_len // 8) * 8)
-    )
+    patch.setattr(BatchDescriptor, "num_tokens", property(lambda self: -(-self.num_requests * self.query_len // 8) * 8))
 
 
 @mutant("buffer-smaller-than-padded-size", "engine")

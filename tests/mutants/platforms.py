@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-
 import specgraph_conformance.session
 from mutants.registry import mutant
+
 from specgraph.platforms import Graph, Platform
 
 

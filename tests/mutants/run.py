@@ -1,6 +1,6 @@
 """Runs the suite's cases for one hazard against its mutant, in a process of its own.
 
-    python -m mutants.run NAME          (with tests/ on the path) shows how one mutant is failed
+python -m mutants.run NAME          (with tests/ on the path) shows how one mutant is failed
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ def run_mutant(name: str, platform: str, records: str) -> None:
     import os
 
     import pytest
-
     from mutants.all import MUTANTS
     from specgraph_conformance.run import Selection
 

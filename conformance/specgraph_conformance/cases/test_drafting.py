@@ -16,7 +16,16 @@ from specgraph.graphs import BatchDescriptor, GraphRunner
 from specgraph.platforms import LOWERINGS, Platform
 from specgraph_conformance.case import case
 from specgraph_conformance.oracles import chain_draft, gather_request
-from specgraph_conformance.rig import DraftRig, HostBatch, Round, expect_equal, make_batches, make_config, num_blocks, on_host
+from specgraph_conformance.rig import (
+    DraftRig,
+    HostBatch,
+    Round,
+    expect_equal,
+    make_batches,
+    make_config,
+    num_blocks,
+    on_host,
+)
 from specgraph_conformance.tiny_models import HEADS, make_head
 
 CAPTURED = [name for name in LOWERINGS if name != "eager"]
@@ -78,7 +87,10 @@ def compare(
 
 def oracle_rounds(platform: Platform, config: DraftConfig, attention: str, seed: int, sizes: Sequence[int]) -> None:
     """Rounds against the float64 chain, each from the KV that the device had before it."""
-    made, reference = rig(platform, config, attention), make_head("eagle", 1, torch.device("cpu"), compute=torch.float64)
+    made, reference = (
+        rig(platform, config, attention),
+        make_head("eagle", 1, torch.device("cpu"), compute=torch.float64),
+    )
     compared = 0
     for batch in make_batches(config, made.head.aux_size, seed, sizes):
         before = [(on_host(c.key), on_host(c.value)) for c in made.caches]
@@ -404,12 +416,12 @@ class RowCount:
 )
 def test_rows(platform: Platform, lowering: str, seed: int) -> None:
     head = RowCount(make_head("eagle", 1, platform.device))
-    config = make_config(lowering=lowering, k=3, max_num_requests=2, capture_sizes=[2])
+    config = make_config(lowering=lowering, k=3, max_num_requests=5, capture_sizes=[2, 5])
     made = DraftRig(platform, head, config)
-    (batch,) = make_batches(config, head.aux_size, seed, [2])
-    made.round(batch)
-    assert set(head.rows) == {2 * config.query_len, 2}
-    assert head.rows[-1] == 2
+    for batch in make_batches(config, head.aux_size, seed, [2, 5]):
+        made.round(batch)
+    q = config.query_len
+    assert set(head.rows) == {2 * q, 2, 5 * q, 5}
     made.close()
 
 

@@ -66,11 +66,11 @@ class Tasks:
         self.out = torch.zeros(self.steps, self.layers, REQUESTS, HEADS, DIM, device=device)
         self.plan = UpdatePlan(platform, REQUESTS)
         inert = HostLengths([1] * REQUESTS, [0] * REQUESTS)
-        self._run({step: inert for step in range(self.steps)}, None)
+        self._run(dict.fromkeys(range(self.steps), inert), None)
         platform.synchronize()
         self.graph = platform.graph()
         with self.graph.capture():
-            self._run({step: inert for step in range(self.steps)}, self.plan)
+            self._run(dict.fromkeys(range(self.steps), inert), self.plan)
         platform.synchronize()
 
     def _run(self, lengths: dict[int, HostLengths], updates: UpdatePlan | None) -> None:
@@ -124,7 +124,7 @@ def test_absent(platform: Platform) -> None:
     if support:
         raise Absent("the platform has task updates")
     for make in (platform.task_group, lambda: platform.task_update(object())):
-        with pytest.raises(UnsupportedError, match=".") as caught:
+        with pytest.raises(UnsupportedError) as caught:
             make()
         assert support.reason in str(caught.value)
 
@@ -220,7 +220,7 @@ def test_keys(tasks: Tasks, wrong: str) -> None:
 def test_counts(tasks: Tasks, seq_lens: list[int]) -> None:
     value = HostLengths([1] * len(seq_lens), seq_lens)
     with pytest.raises(UpdateError):
-        tasks.plan.apply({key: value for key in tasks.plan.keys})
+        tasks.plan.apply(dict.fromkeys(tasks.plan.keys, value))
 
 
 @case(
@@ -251,9 +251,7 @@ def test_many(platform: Platform) -> None:
 def test_back_to_back(platform: Platform) -> None:
     tasks = Tasks(platform, steps=2)
     generator = torch.Generator().manual_seed(5)
-    rounds = [
-        tasks.lengths(*torch.randint(1, 64, (2, REQUESTS), generator=generator).tolist()) for _ in range(30)
-    ]
+    rounds = [tasks.lengths(*torch.randint(1, 64, (2, REQUESTS), generator=generator).tolist()) for _ in range(30)]
     log = torch.zeros(len(rounds), *tasks.out.shape, device=platform.device)
     for i, lengths in enumerate(rounds):
         tasks.replay(lengths)

@@ -1,0 +1,265 @@
+"""Faults: what goes wrong in a capture, an update or another thread costs that, and nothing else."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+import torch
+
+from specgraph.errors import CaptureError, ReadSetError, SpecgraphError
+from specgraph.graphs import BatchDescriptor, GraphRunner
+from specgraph.platforms import Platform
+from specgraph_conformance.case import case
+from specgraph_conformance.cases.test_capture import assert_usable
+from specgraph_conformance.cases.test_task_update import Tasks
+from specgraph_conformance.rig import DraftRig, captured, expect_equal, make_batches, make_config, on_host
+from specgraph_conformance.tiny_models import make_head
+
+
+class Failure(Exception):
+    """Raised by captured code on purpose."""
+
+
+class FailingHead:
+    """A head whose n-th pass fails."""
+
+    def __init__(self, head: object, passes: int) -> None:
+        self.head, self.left = head, passes
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.head, name)
+
+    def forward(self, *args: object) -> object:
+        """Count down, then fail."""
+        self.left -= 1
+        if self.left < 0:
+            raise Failure
+        return self.head.forward(*args)  # pyright: ignore
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 5, 11])
+@case(
+    "faults.capture-fails-at-an-op",
+    "A capture that fails at its n-th op leaves the platform usable, and the same graph captures again.",
+    hazard="capture-left-broken",
+    cause="capture() ends the driver's capture only on some paths",
+)
+def test_nth_op(platform: Platform, place: int) -> None:
+    x, out = torch.ones(32, device=platform.device), torch.zeros(32, device=platform.device)
+    platform.synchronize()
+    graph = platform.graph()
+
+    def body(fail_at: int) -> None:
+        y = x
+        for i in range(12):
+            if i == fail_at:
+                raise Failure
+            y = y * 2
+        out.copy_(y)
+
+    with pytest.raises(Failure), graph.capture():
+        body(place)
+    assert_usable(platform)
+    with graph.capture():
+        body(-1)
+    graph.replay()
+    platform.synchronize()
+    assert on_host(out)[0].item() == 4096.0
+    graph.close()
+
+
+@pytest.mark.parametrize("lowering", ["piecewise", "step", "merged"])
+@pytest.mark.parametrize("passes", [0, 1, 2, 5])
+@case(
+    "faults.drafter-capture-fails",
+    "A drafter whose capture fails at any pass leaves the platform usable for another.",
+    hazard="capture-left-broken",
+    cause="the runner doesn't close what it captured of the failed descriptor",
+)
+def test_drafter(platform: Platform, lowering: str, passes: int, seed: int) -> None:
+    config = make_config(lowering=lowering)
+    head = make_head("eagle", 1, platform.device)
+    with pytest.raises(Failure):
+        DraftRig(platform, FailingHead(head, passes), config)  # pyright: ignore
+    assert_usable(platform)
+    made, eager = DraftRig(platform, head, config), DraftRig(platform, head, make_config())
+    (batch,) = make_batches(config, head.aux_size, seed, [3])
+    expect_equal(made.round(batch).token_ids, eager.round(batch).token_ids)
+    made.close()
+
+
+@case(
+    "faults.failed-captures-give-memory-back",
+    "Failed captures take no more memory than the first of them.",
+    hazard="reset-leaks-pool",
+    cause="a failed capture keeps its pool blocks",
+)
+def test_failed_memory(platform: Platform) -> None:
+    x = torch.ones(1 << 20, device=platform.device)
+    platform.synchronize()
+
+    def once() -> int:
+        graph = platform.graph()
+        with pytest.raises(Failure), graph.capture():
+            (x * 2).exp()
+            raise Failure
+        graph.close()
+        gc.collect()
+        return platform.memory().reserved
+
+    once()
+    settled = once()
+    assert max(once() for _ in range(5)) <= settled
+
+
+@case(
+    "faults.memory-runs-out-in-a-capture",
+    "An allocation that can't be had in a capture is an error, and smaller graphs can still be captured.",
+    hazard="capture-left-broken",
+    cause="the allocator's error leaves the pool in recording",
+)
+def test_out_of_memory(platform: Platform) -> None:
+    x = torch.ones(4, device=platform.device)
+    platform.synchronize()
+    graph = platform.graph()
+    with pytest.raises(Exception, match=r".") as caught, graph.capture():
+        x.add_(1)
+        torch.empty(1 << 46, device=platform.device).fill_(1)
+    assert not isinstance(caught.value, AssertionError)
+    assert_usable(platform)
+
+
+@case(
+    "faults.second-capture-in-another-thread",
+    "A capture in another thread meanwhile works or is refused with a CaptureError; the first one is right.",
+    cause="captures of two threads share a pool, a stream or a flag",
+)
+def test_other_thread(platform: Platform) -> None:
+    x, y = torch.ones(16, device=platform.device), torch.ones(16, device=platform.device)
+    platform.synchronize()
+    graph, errors, made = platform.graph(), list[BaseException](), list[object]()
+
+    def other() -> None:
+        try:
+            second = platform.graph()
+            with torch.no_grad(), second.capture():
+                y.mul_(7)
+            made.append(second)
+        except BaseException as error:
+            errors.append(error)
+
+    with graph.capture():
+        x.mul_(3)
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        x.add_(1)
+    assert all(isinstance(error, CaptureError) for error in errors), errors
+    graph.replay()
+    for second in made:
+        second.replay()  # pyright: ignore
+    platform.synchronize()
+    assert on_host(x)[0].item() == 4.0
+    assert on_host(y)[0].item() == (7.0 if made else 1.0)
+    graph.close()
+
+
+@case(
+    "faults.eager-work-in-another-thread",
+    "Another thread's eager work during a thread-local capture runs, and isn't captured.",
+    cause="a capture mode that is global whatever was asked",
+)
+def test_eager_thread(platform: Platform) -> None:
+    x, y = torch.ones(16, device=platform.device), torch.ones(16, device=platform.device)
+    platform.synchronize()
+    side, graph, errors = platform.stream(), platform.graph(), list[BaseException]()
+
+    def other() -> None:
+        try:
+            with torch.no_grad(), platform.use(side):
+                y.add_(1)
+        except BaseException as error:
+            errors.append(error)
+
+    with graph.capture(error_mode="thread_local"):
+        x.mul_(3)
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    platform.synchronize()
+    assert errors == []
+    assert on_host(y)[0].item() == 2.0
+    graph.replay()
+    platform.synchronize()
+    assert (on_host(x)[0].item(), on_host(y)[0].item()) == (3.0, 2.0)
+    graph.close()
+
+
+@case(
+    "faults.killed-update",
+    "An update that dies in the middle rewrites nothing; the next one, with its replay, is right.",
+    hazard="update-missing",
+    cause="task_update() commits on exceptions, or leaves its stream in update mode",
+    needs=("task_update",),
+    timeout=30,
+)
+def test_killed_update(platform: Platform) -> None:
+    tasks = Tasks(platform, steps=2)
+    tasks.replay(tasks.lengths([3, 4, 5], [6, 7, 8]))
+    tasks.result()
+    group = next(iter(tasks.plan._tasks.values())).group  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(Failure), platform.task_update(group):
+        raise Failure
+    lengths = tasks.lengths([9, 1, 40], [2, 30, 8])
+    tasks.replay(lengths)
+    expect_equal(tasks.result(), tasks.eager(lengths))
+    tasks.graph.close()
+
+
+@case(
+    "faults.undeclared-read-refused",
+    "Captured code that touches a tensor outside the read-set is an error at capture, naming the op.",
+    hazard="stale-metadata-rebound",
+    cause="the read-set guard doesn't see ops on this device",
+    quick=True,
+)
+def test_read_set(platform: Platform) -> None:
+    named, other = torch.zeros(4, device=platform.device), torch.ones(4, device=platform.device)
+    runner = GraphRunner(platform, lambda: {"named": named})
+    descriptor = BatchDescriptor("step", 4, 1, 3)
+    with pytest.raises(ReadSetError) as caught:
+        runner.capture(descriptor, lambda recording: named.add_(other))
+    assert "add" in str(caught.value)
+    assert_usable(platform)
+    runner.capture(descriptor, lambda recording: named.add_(1))
+    runner.close()
+
+
+@case(
+    "faults.replay-in-a-capture-refused",
+    "Replaying one graph inside the capture of another is an error or is captured; the platform stays usable.",
+    hazard="capture-left-broken",
+    cause="a replay inside a capture runs at once, outside of both graphs",
+)
+def test_replay_in_capture(platform: Platform) -> None:
+    x, y = torch.zeros(4, device=platform.device), torch.zeros(4, device=platform.device)
+    inner = captured(platform, lambda: x.add_(1), warm_up=False)
+    outer = platform.graph()
+    try:
+        with outer.capture():
+            y.add_(1)
+            inner.replay()
+    except SpecgraphError:
+        platform.synchronize()
+        assert on_host(x).tolist() == [0.0] * 4
+    else:
+        platform.synchronize()
+        assert on_host(x).tolist() == [0.0] * 4, "the replay ran during the capture"
+        outer.replay()
+        platform.synchronize()
+        assert on_host(x).tolist() == [1.0] * 4
+    assert_usable(platform)
+    inner.close()
+    outer.close()

@@ -1,0 +1,213 @@
+"""The hazard table: how graph-captured drafters went wrong in public projects.
+
+Each row: where it was seen, how it showed, why it happened. `docs/hazards.md` is made from it (`write_hazards.py`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Hazard(NamedTuple):
+    """One failure of the field."""
+
+    seen: str
+    symptom: str
+    cause: str
+
+
+HAZARDS: dict[str, Hazard] = {
+    "stale-metadata-rebound": Hazard(
+        "vLLM #20190; #34880; vllm-musa #50",
+        "mean acceptance length 2.82 -> 2.08; positions 1-4 fall to 7/3/1/0.6 %",
+        "metadata tensor reassigned (`x = arange[:n]`) instead of written in place; the graph reads the old address",
+    ),
+    "stale-metadata-copied-late": Hazard(
+        "vLLM #20190",
+        "2.82 -> 2.46 after copying some tensors",
+        "one of seq_lens, slot_mapping, query_start_loc, block_table not copied before replay",
+    ),
+    "metadata-none-at-capture": Hazard(
+        "vLLM #20190",
+        "2.08 -> 1.53",
+        "captured with no attention metadata",
+    ),
+    "metadata-not-rebuilt-between-steps": Hazard(
+        "vLLM #41162",
+        "illegal memory access with more than 2 draft tokens",
+        "position-dependent builder state moved on for lengths and slots only",
+    ),
+    "capture-key-mismatch": Hazard(
+        "vllm-musa #52",
+        'capture at request time, "inappropriate time" error',
+        "dummy run captured under uniform=True, request dispatched under uniform=False",
+    ),
+    "capture-at-request-time": Hazard(
+        "vllm-musa (step 4)",
+        "first request captures, or asserts",
+        "wrapper engaged, boot capture not wired",
+    ),
+    "wrapper-hides-type": Hazard(
+        "vllm-musa (step 3 fix)",
+        "first request dies on an isinstance assert",
+        "graph wrapper not unwrapped before a type check",
+    ),
+    "padded-rows-write-kv": Hazard(
+        "vLLM #56734, #43682",
+        "zero acceptance that stays in the prefix cache; access at block_table[-1]",
+        "padded or idle rows run with stale rows or length 1",
+    ),
+    "stale-padding-rows": Hazard(
+        "SGLang #10892, #28569",
+        "illegal access as the batch shrinks",
+        "buffers' tail keeps the last, larger batch",
+    ),
+    "query-len-zero": Hazard(
+        "vLLM #34880",
+        "wrong token index for padded requests",
+        "no early return for query_len == 0",
+    ),
+    "num-reqs-unpadded": Hazard(
+        "vLLM #34880",
+        "crash in cu_num_draft_tokens",
+        "spec metadata not padded to the graph's request count",
+    ),
+    "k-equals-2": Hazard(
+        "vLLM #34880",
+        "wrong shapes at num_speculative_tokens=2",
+        "capture sizes not rounded to K+1 for that case",
+    ),
+    "step-ladder-overpadding": Hazard(
+        "vLLM #34880 review; vllm-ascend",
+        "(K+1) x rows in every later step",
+        "step 0's size ladder reused for one-token steps",
+    ),
+    "size-truncated": Hazard(
+        "vLLM #54933, #55004",
+        "25 tok/s instead of 133",
+        "a maximum of 42 silently became 40, so batches ran eager",
+    ),
+    "block-misaligned-sizes": Hazard(
+        "vllm-musa #52",
+        "illegal access in a parallel (DFlash) draft capture; or 9 tokens padded to 72",
+        "capture sizes not multiples of 1+K, or only large ones kept",
+    ),
+    "buffer-smaller-than-padded-size": Hazard(
+        "vLLM #50065",
+        "short slices",
+        "buffers sized by the asked maximum, not the padded one",
+    ),
+    "merged-chain-collectives": Hazard(
+        "vllm-musa #43 -> #50",
+        "acceptance 3.49 %, positions 1-4 at 0 %, device reboot",
+        "collectives' barrier state baked between steps of one giant capture (toolchain)",
+    ),
+    "chain-without-slots": Hazard(
+        "vllm-musa #43",
+        "draft KV never written",
+        "chain captured without slot_mapping",
+    ),
+    "graph-reuses-target-metadata": Hazard(
+        "vLLM #48261",
+        "illegal access in attention's combine",
+        "capture kept the target's metadata, overwritten later",
+    ),
+    "update-dropped": Hazard(
+        "torch_npu (no value-wait in the runtime)",
+        "stale attention lengths, no error",
+        "external event's wait/reset captured before its first record are dropped",
+    ),
+    "update-missing": Hazard(
+        "Ascend",
+        "hang at replay",
+        "a task group's event is never recorded",
+    ),
+    "update-key-ignored": Hazard(
+        "torch_npu `NPUGraph.update`",
+        "lengths never change",
+        "unknown key ignored; count mismatch handled by zip",
+    ),
+    "update-before-previous-replay-ends": Hazard(
+        "vllm-ascend #4233, #8354",
+        "hang at event wait",
+        "update of round i recorded before replay i-1 finished",
+    ),
+    "update-prefill-decode-mixed": Hazard(
+        "vllm-ascend #8365, #10374",
+        "acceptance wrong",
+        "two graphs of one size share one parameter list",
+    ),
+    "rejected-tokens-in-lengths": Hazard(
+        "vllm-ascend (admitted in a note)",
+        "draft attends to rejected tokens",
+        "host lengths ignore this round's num_rejected",
+    ),
+    "per-step-lengths-not-updated": Hazard(
+        "SGLang #21255; vllm-ascend #3892",
+        "acceptance falls at positions 2-3",
+        "every step got step 0's lengths",
+    ),
+    "pool-clash": Hazard(
+        "vLLM (eagle pool), SGLang #22930",
+        "corrupted outputs",
+        "drafter and target share a pool while their lifetimes overlap",
+    ),
+    "output-aliases-graph-buffer": Hazard(
+        "SGLang #25512, #23037",
+        "last round's result changes",
+        "a static output handed out, overwritten by the next replay",
+    ),
+    "draft-step-column": Hazard(
+        "vLLM #41162",
+        "sampled logits in the wrong column",
+        "`t[:, step]` with a tensor step is a copy, not a view",
+    ),
+    "gumbel-seed-position": Hazard(
+        "vLLM",
+        "accepted distribution biased",
+        "draft and target use different positions for the noise",
+    ),
+    "weights-moved": Hazard(
+        "vLLM #55013; vllm-ascend #14687",
+        "illegal access after sleep/wake or reload",
+        "graph holds old weight addresses",
+    ),
+    "capture-left-broken": Hazard(
+        "many",
+        "every later op fails",
+        "exception or host read inside capture leaves the stream capturing",
+    ),
+    "exec-budget": Hazard(
+        "torchada (2048 live graphs on MUSA); vllm-ascend #2472 (streams, 207008)",
+        "late failure at capture",
+        "too many live graphs",
+    ),
+    "reset-leaks-pool": Hazard(
+        "torch_musa `MUSAGraph::reset`",
+        "memory never comes back",
+        "pool release commented out",
+    ),
+    "max-len-clamp": Hazard(
+        "vLLM",
+        "out-of-range position near max_model_len",
+        "later draft steps pass the end",
+    ),
+    "dynamic-k-negative": Hazard(
+        "vLLM #48494",
+        "capture assert, query length -5",
+        "K changed between capture and replay",
+    ),
+    "acceptance-hidden": Hazard(
+        "all",
+        'graph "works", tokens differ',
+        "nobody compares tokens with eager",
+    ),
+}
+
+NOT_PUT_BACK: dict[str, str] = {
+    "merged-chain-collectives": (
+        "needs a device whose collectives can be captured: the cases of the group `collectives` run where a platform "
+        "claims them, and the MUSA backend's policy refuses the combination"
+    ),
+}
+"""Hazards without a mutant, and why."""

@@ -1,0 +1,30 @@
+"""Each bug of the field, put back on purpose, is failed by the suite, by a case that names it."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import pytest
+from mutants.all import MUTANTS
+from mutants.hazards import HAZARDS, NOT_PUT_BACK
+from mutants.run import SECONDS, Verdict, judge_all
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> dict[str, Future[Verdict]]:
+    """All mutants, judged two at a time while the tests below wait for them."""
+    return judge_all(list(MUTANTS))
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant_is_killed_by_name(name: str, verdicts: dict[str, Future[Verdict]]) -> None:
+    verdict = verdicts[name].result(timeout=len(MUTANTS) * SECONDS)
+    assert verdict.num_cases > 0, "no case names this hazard, or the suite could not start"
+    assert verdict.killed_by, f"{verdict.num_cases} cases passed although: {MUTANTS[name].bug}"
+
+
+def test_every_hazard_is_put_back_or_says_why_not() -> None:
+    assert set(HAZARDS) == set(MUTANTS) | set(NOT_PUT_BACK)
+    assert not set(MUTANTS) & set(NOT_PUT_BACK)
+    assert len(MUTANTS) >= 30
+    assert all(mutant.bug for mutant in MUTANTS.values())
