@@ -7,6 +7,7 @@ from specgraph.models.config_source import ConfigSource
 from specgraph.models.decoder_layer import load_decoder_layer
 from specgraph.models.dflash import DFlashConfig, DFlashHead, DFlashWeights
 from specgraph.models.fit import check_aux_layers, check_same, draft_to_target, drafter_config, shared_or_own
+from specgraph.models.formats import DrafterFolder, DrafterFormat, DrafterReader
 from specgraph.models.llama import LlamaTarget
 
 
@@ -45,14 +46,23 @@ def dflash_config(head: ConfigSource, layers: ConfigSource, target: LlamaTarget)
     )
 
 
-def load_dflash(
-    folder: CheckpointFolder, config: DFlashConfig, target: LlamaTarget, source: ConfigSource
-) -> DFlashHead:
+def recognise_dflash(source: ConfigSource, checkpoint: CheckpointFolder) -> DrafterFormat | None:
+    """By its own section of config.json."""
+    if not source.has("dflash_config"):
+        return None
+    holder = source if source.has("block_size") else source.section("dflash_config")
+    tokens = holder.integer("block_size", minimum=2) - 1 if holder.has("block_size") else None
+    return DrafterFormat("dflash", "authors", "config.json has dflash_config", tokens)
+
+
+def load_dflash(opened: DrafterFolder, target: LlamaTarget) -> DFlashHead:
     """Read a head.
 
     Raises:
         CheckpointError: a missing tensor, one of another shape, or a head that does not fit the target.
     """
+    folder, source = opened.checkpoint, opened.head
+    config = dflash_config(source, opened.layers, target)
     model = config.model
     hidden, vocabulary = model.hidden_size, target.vocab_size
     check_same("hidden size", config.target_hidden_size, target.hidden_size, source.name)
@@ -67,3 +77,6 @@ def load_dflash(
     )
     layers = [load_decoder_layer(folder, f"layers.{i}", model) for i in range(model.num_layers)]
     return DFlashHead(config, weights, layers, target.max_model_len)
+
+
+READER = DrafterReader("dflash", recognise_dflash, load_dflash)

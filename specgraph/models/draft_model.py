@@ -10,9 +10,11 @@ from torch import Tensor
 from specgraph.attention import Attend, AttentionLayer
 from specgraph.errors import CheckpointError
 from specgraph.models.checkpoint_folder import CheckpointFolder
-from specgraph.models.config import ModelConfig
+from specgraph.models.config import ARCHITECTURES, model_config
+from specgraph.models.config_source import ConfigSource
 from specgraph.models.decoder_layer import taken
 from specgraph.models.fit import check_same
+from specgraph.models.formats import DrafterFolder, DrafterFormat, DrafterReader
 from specgraph.models.llama import LlamaTarget, load_llama
 from specgraph.models.protocol import DraftOutput
 
@@ -76,12 +78,21 @@ class DraftModelHead:
         return self.model.weights()
 
 
-def load_draft_model(folder: CheckpointFolder, config: ModelConfig, target: LlamaTarget, source: str) -> DraftModelHead:
+def recognise_draft_model(source: ConfigSource, checkpoint: CheckpointFolder) -> DrafterFormat | None:
+    """A whole model of an architecture that is read here."""
+    model_type = source.values.get("model_type")
+    if model_type in ARCHITECTURES and "model.embed_tokens.weight" in checkpoint:
+        return DrafterFormat("draft_model", "transformers", f"a whole {model_type} model")
+    return None
+
+
+def load_draft_model(opened: DrafterFolder, target: LlamaTarget) -> DraftModelHead:
     """Read a small model as a drafter, with as many positions as the target has.
 
     Raises:
         CheckpointError: another vocabulary than the target's, fewer positions, or a missing or misshapen tensor.
     """
+    config, source = model_config(opened.layers), opened.layers.name
     check_same("vocabulary", config.vocab_size, target.vocab_size, source)
     if config.max_position_embeddings < target.max_model_len:
         raise CheckpointError(
@@ -90,5 +101,8 @@ def load_draft_model(folder: CheckpointFolder, config: ModelConfig, target: Llam
         )
     config = config.with_max_position(target.max_model_len)
     config.require_full_attention(source)
-    model = load_llama(folder, config)
+    model = load_llama(opened.checkpoint, config)
     return DraftModelHead(model, target.hidden_size)
+
+
+READER = DrafterReader("draft_model", recognise_draft_model, load_draft_model, speculators=False)

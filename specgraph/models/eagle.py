@@ -18,6 +18,7 @@ from specgraph.models.config import ModelConfig
 from specgraph.models.config_source import ConfigSource
 from specgraph.models.decoder_layer import DecoderLayer, attention_layers, decoder_block, load_decoder_layer
 from specgraph.models.fit import check_same, drafter_config, shared_or_own
+from specgraph.models.formats import DrafterFolder, DrafterFormat, DrafterReader
 from specgraph.models.layers import greedy_head, linear, pair_linear
 from specgraph.models.llama import LlamaTarget
 from specgraph.models.protocol import DraftOutput
@@ -118,17 +119,20 @@ class EagleHead:
         return named
 
 
-def load_eagle(folder: CheckpointFolder, head: ConfigSource, layers: ConfigSource, target: LlamaTarget) -> EagleHead:
-    """Read a head in the authors' layout (`fc`, `layers.0`) or that of speculators (`fusion_fc`, `transformer`).
+def recognise_eagle(source: ConfigSource, checkpoint: CheckpointFolder) -> DrafterFormat | None:
+    """Their config.json looks like any small Llama's; the fusing matrix and the missing final norm tell."""
+    if "fc.weight" in checkpoint and "layers.0.mlp.down_proj.weight" in checkpoint and "norm.weight" not in checkpoint:
+        return DrafterFormat("eagle", "authors", "tensors fc and layers.0, no final norm")
+    return None
 
-    Args:
-        folder: the checkpoint.
-        head, layers: where to read the head's own keys, and the decoder's sizes; the same file in the authors' layout.
-        target: the model it drafts for.
+
+def load_eagle(opened: DrafterFolder, target: LlamaTarget) -> EagleHead:
+    """Read a head in the authors' layout (`fc`, `layers.0`) or that of speculators (`fusion_fc`, `transformer`).
 
     Raises:
         CheckpointError: a missing tensor, one of another shape, or a head that does not fit the target.
     """
+    folder, head, layers = opened.checkpoint, opened.head, opened.layers
     config = drafter_config(layers, target, "llama")
     if head.boolean("layernorms", False):
         raise head.fail("layernorms", "is true; EAGLE heads with extra layer norms are not supported")
@@ -149,3 +153,6 @@ def load_eagle(folder: CheckpointFolder, head: ConfigSource, layers: ConfigSourc
     # The first layer's input norm is the identity; folders that still hold one never used it.
     loaded = [load_decoder_layer(folder, name, config, input_norm=i > 0) for i, name in enumerate(names)]
     return EagleHead(config, weights, loaded, target.max_model_len)
+
+
+READER = DrafterReader("eagle", recognise_eagle, load_eagle)

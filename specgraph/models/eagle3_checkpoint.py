@@ -16,6 +16,7 @@ from specgraph.models.fit import (
     drafter_config,
     shared_or_own,
 )
+from specgraph.models.formats import DrafterFolder, DrafterFormat, DrafterReader, architectures
 from specgraph.models.llama import LlamaTarget
 
 
@@ -53,14 +54,27 @@ def eagle3_config(
     )
 
 
-def load_eagle3(
-    folder: CheckpointFolder, config: Eagle3Config, target: LlamaTarget, source: ConfigSource
-) -> Eagle3Head:
+def recognise_eagle3(source: ConfigSource, checkpoint: CheckpointFolder) -> DrafterFormat | None:
+    """By its architecture's name, else by the authors' name for the first layer."""
+    for name in architectures(source):
+        if "eagle3" in name.lower():
+            return DrafterFormat("eagle3", "authors", f"architectures names {name}")
+    for name in ("midlayer.mlp.down_proj.weight", "model.midlayer.mlp.down_proj.weight"):
+        if name in checkpoint:
+            return DrafterFormat("eagle3", "authors", f"tensor {name}")
+    return None
+
+
+def load_eagle3(opened: DrafterFolder, target: LlamaTarget) -> Eagle3Head:
     """Read a head whose first layer is `midlayer.*` (the authors' name) or `layers.0.*`.
 
     Raises:
         CheckpointError: a missing tensor, one of another shape, or a head that does not fit the target.
     """
+    folder, source = opened.checkpoint, opened.head
+    # A speculators folder that leaves the key out means true, as the engines that serve them read it.
+    from_speculators = opened.format.layout == "speculators"
+    config = eagle3_config(source, opened.layers, target, norm_before_residual=from_speculators)
     model = config.model
     hidden, vocabulary = model.hidden_size, target.vocab_size
     check_same("hidden size", config.target_hidden_size, target.hidden_size, source.name)
@@ -106,3 +120,6 @@ def _fc_norms(folder: CheckpointFolder, prefix: str, source: ConfigSource, confi
         return ()
     names = [f"{prefix}fc_norm.{i}.weight" for i in range(len(config.aux_layers))]
     return tuple(folder.weight(name, (config.target_hidden_size,)) for name in names)
+
+
+READER = DrafterReader("eagle3", recognise_eagle3, load_eagle3)

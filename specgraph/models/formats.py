@@ -1,18 +1,16 @@
-"""Which drafter a checkpoint folder holds, told from its config.json and tensor names."""
+"""Which drafter a checkpoint folder holds: each kind of drafter brings a reader, and says by what it is recognised."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specgraph.errors import CheckpointError
 from specgraph.models.checkpoint_folder import CheckpointFolder
-from specgraph.models.config import ARCHITECTURES
 from specgraph.models.config_source import ConfigSource
-from specgraph.models.mtp_checkpoint import mtp_family
+from specgraph.models.llama import LlamaTarget
+from specgraph.models.protocol import DraftHead, ParallelHead
 from specgraph.models.speculators_format import is_speculators, speculators_source
-
-ALGORITHMS = ("eagle", "eagle3", "mtp", "dflash", "draft_model")
-"""Drafters that `load_drafter` reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +18,7 @@ class DrafterFormat:
     """What a drafter's folder holds."""
 
     algorithm: str
-    """One of ALGORITHMS."""
+    """eagle, eagle3, mtp, dflash, draft_model, ..."""
     layout: str
     """Whose names the folder uses: authors (of the algorithm), speculators, transformers, or an MTP family's."""
     evidence: str
@@ -32,47 +30,63 @@ class DrafterFormat:
         return f"{self.algorithm}, {self.layout} layout ({self.evidence})"
 
 
-def detect_format(source: ConfigSource, checkpoint: CheckpointFolder) -> DrafterFormat:
-    """Find out what a folder holds.
+@dataclass(frozen=True, slots=True)
+class DrafterFolder:
+    """A drafter's folder, opened."""
+
+    checkpoint: CheckpointFolder
+    head: ConfigSource
+    """The top level of config.json: how the head uses its target."""
+    layers: ConfigSource
+    """Where the draft decoder's sizes are: the same, or a section of it."""
+    format: DrafterFormat
+    num_modules: int | None = None
+    """MTP modules that the caller asked for; None for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterReader:
+    """What one kind of drafter brings to be loaded."""
+
+    algorithm: str
+    recognise: Callable[[ConfigSource, CheckpointFolder], DrafterFormat | None]
+    """Looks at a folder in any layout but that of `speculators`, which names its algorithm itself."""
+    load: Callable[[DrafterFolder, LlamaTarget], DraftHead | ParallelHead]
+    """Raises CheckpointError: a missing or misshapen tensor, or a head that does not fit the target."""
+    speculators: bool = True
+    """Whether the `speculators` format has this algorithm, under the same name."""
+
+
+def detect_format(
+    source: ConfigSource, checkpoint: CheckpointFolder, readers: Sequence[DrafterReader]
+) -> DrafterFormat:
+    """Find out what a folder holds; the first reader that recognises it wins.
 
     Raises:
         CheckpointError: nothing that is known here; the message says what was looked at.
     """
     if is_speculators(source):
-        return _speculators_format(source)
-    architectures = [str(name) for name in source.values.get("architectures") or []]
-    if source.has("dflash_config"):
-        return DrafterFormat("dflash", "authors", "config.json has dflash_config", _block(source))
-    for name in architectures:
-        if "eagle3" in name.lower():
-            return DrafterFormat("eagle3", "authors", f"architectures names {name}")
-    for name in ("midlayer.mlp.down_proj.weight", "model.midlayer.mlp.down_proj.weight"):
-        if name in checkpoint:
-            return DrafterFormat("eagle3", "authors", f"tensor {name}")
-    if "fc.weight" in checkpoint and "layers.0.mlp.down_proj.weight" in checkpoint and "norm.weight" not in checkpoint:
-        return DrafterFormat("eagle", "authors", "tensors fc and layers.0, no final norm")
-    family = mtp_family(checkpoint)
-    if family is not None:
-        return DrafterFormat("mtp", family.family, f"tensors named as {family.projection}")
-    model_type = source.values.get("model_type")
-    if model_type in ARCHITECTURES and "model.embed_tokens.weight" in checkpoint:
-        return DrafterFormat("draft_model", "transformers", f"a whole {model_type} model")
+        return _speculators_format(source, [reader.algorithm for reader in readers if reader.speculators])
+    for reader in readers:
+        found = reader.recognise(source, checkpoint)
+        if found is not None:
+            return found
     raise CheckpointError(
-        f"{source.name}: no known drafter (model_type {model_type!r}, architectures {architectures}, "
-        f"{len(checkpoint.files)} tensors, such as {', '.join(checkpoint.names()[:3])}); "
-        f"known are {', '.join(ALGORITHMS)}"
+        f"{source.name}: no known drafter (model_type {source.values.get('model_type')!r}, "
+        f"architectures {architectures(source)}, {len(checkpoint.files)} tensors, such as "
+        f"{', '.join(checkpoint.names()[:3])}); known are {', '.join(reader.algorithm for reader in readers)}"
     )
 
 
-def _speculators_format(source: ConfigSource) -> DrafterFormat:
+def architectures(source: ConfigSource) -> list[str]:
+    """`architectures` of a configuration; empty when absent."""
+    return [str(name) for name in source.values.get("architectures") or []]
+
+
+def _speculators_format(source: ConfigSource, known: Sequence[str]) -> DrafterFormat:
     found = speculators_source(source)
-    if found.algorithm not in ALGORITHMS:
-        known = ", ".join(name for name in ALGORITHMS if name != "draft_model")
-        raise source.fail("speculators_model_type", f"is {found.algorithm!r}; supported are {known}")
+    if found.algorithm not in known:
+        problem = f"is {found.algorithm!r}; supported are {', '.join(sorted(known))}"
+        raise source.fail("speculators_model_type", problem)
     evidence = f"speculators_model_type is {found.algorithm}"
     return DrafterFormat(found.algorithm, "speculators", evidence, found.num_speculative_tokens)
-
-
-def _block(source: ConfigSource) -> int | None:
-    holder = source if source.has("block_size") else source.section("dflash_config")
-    return holder.integer("block_size", minimum=2) - 1 if holder.has("block_size") else None

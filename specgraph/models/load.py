@@ -7,18 +7,23 @@ from pathlib import Path
 import torch
 
 from specgraph.errors import ConfigError
+from specgraph.models import dflash_checkpoint, draft_model, eagle, eagle3_checkpoint, mtp_checkpoint
 from specgraph.models.checkpoint_folder import open_checkpoint
 from specgraph.models.config import model_config
 from specgraph.models.config_source import read_config, refuse_quantised
-from specgraph.models.dflash_checkpoint import dflash_config, load_dflash
-from specgraph.models.draft_model import load_draft_model
-from specgraph.models.eagle import load_eagle
-from specgraph.models.eagle3_checkpoint import eagle3_config, load_eagle3
-from specgraph.models.formats import DrafterFormat, detect_format
+from specgraph.models.formats import DrafterFolder, DrafterFormat, DrafterReader, detect_format
 from specgraph.models.llama import LlamaTarget, load_llama
-from specgraph.models.mtp_checkpoint import load_mtp, mtp_family
 from specgraph.models.protocol import DraftHead, ParallelHead
 from specgraph.models.speculators_format import speculators_source
+
+READERS: tuple[DrafterReader, ...] = (
+    dflash_checkpoint.READER,
+    eagle3_checkpoint.READER,
+    eagle.READER,
+    mtp_checkpoint.READER,
+    draft_model.READER,
+)
+"""Every kind of drafter, in the order in which a folder is tried; a whole model may carry MTP modules, so it is last."""
 
 _HOST = torch.device("cpu")
 
@@ -63,7 +68,7 @@ def drafter_format(folder: Path | str) -> DrafterFormat:
         CheckpointError: not a folder with weights, or nothing that is known here.
     """
     folder = Path(folder)
-    return detect_format(read_config(folder), open_checkpoint(folder, _HOST, torch.float32))
+    return detect_format(read_config(folder), open_checkpoint(folder, _HOST, torch.float32), READERS)
 
 
 def load_drafter(
@@ -85,21 +90,10 @@ def load_drafter(
     source = read_config(folder)
     refuse_quantised(source)
     checkpoint = open_checkpoint(folder, target.embed_tokens.device, dtype or target.dtype)
-    found = detect_format(source, checkpoint)
+    found = detect_format(source, checkpoint, READERS)
     if num_modules is not None and (num_modules < 1 or found.algorithm != "mtp"):
         raise ConfigError(f"num_modules {num_modules}: {folder} holds {found}; it takes 1 or more, and only for mtp")
-    speculators = found.layout == "speculators"
-    layers = speculators_source(source).layers if speculators else source
+    layers = speculators_source(source).layers if found.layout == "speculators" else source
     refuse_quantised(layers)
-    if found.algorithm == "eagle":
-        return load_eagle(checkpoint, source, layers, target)
-    if found.algorithm == "eagle3":
-        # A speculators folder that leaves the key out means true, as the engines that serve them read it.
-        config = eagle3_config(source, layers, target, norm_before_residual=speculators)
-        return load_eagle3(checkpoint, config, target, source)
-    if found.algorithm == "dflash":
-        return load_dflash(checkpoint, dflash_config(source, layers, target), target, source)
-    family = mtp_family(checkpoint)
-    if family is not None:
-        return load_mtp(checkpoint, family, layers, target, num_modules)
-    return load_draft_model(checkpoint, model_config(source), target, source.name)
+    reader = next(reader for reader in READERS if reader.algorithm == found.algorithm)
+    return reader.load(DrafterFolder(checkpoint, source, layers, found, num_modules), target)

@@ -21,6 +21,7 @@ from specgraph.models.config import ModelConfig
 from specgraph.models.config_source import ConfigSource
 from specgraph.models.decoder_layer import load_decoder_layer
 from specgraph.models.fit import check_same, drafter_config
+from specgraph.models.formats import DrafterFolder, DrafterFormat, DrafterReader
 from specgraph.models.llama import LlamaTarget
 from specgraph.models.mtp import MtpHead, MtpModule
 
@@ -87,25 +88,22 @@ def mtp_family(folder: CheckpointFolder) -> MtpNames | None:
     return None
 
 
-def load_mtp(
-    folder: CheckpointFolder,
-    names: MtpNames,
-    layers: ConfigSource,
-    target: LlamaTarget,
-    num_modules: int | None = None,
-) -> MtpHead:
-    """Read a checkpoint's MTP modules; embedding and head are the target's.
+def recognise_mtp(source: ConfigSource, checkpoint: CheckpointFolder) -> DrafterFormat | None:
+    """By the name of the projection, wherever the family keeps it."""
+    names = mtp_family(checkpoint)
+    return None if names is None else DrafterFormat("mtp", names.family, f"tensors named as {names.projection}")
 
-    Args:
-        folder: the checkpoint.
-        names: from `mtp_family`.
-        layers: the configuration with the decoder's sizes.
-        target: the model that it was trained with.
-        num_modules: take only the first so many; all when None. 1 reuses the first module at every step.
+
+def load_mtp(opened: DrafterFolder, target: LlamaTarget) -> MtpHead:
+    """Read a checkpoint's MTP modules, or the first `num_modules`; embedding and head are the target's.
 
     Raises:
         CheckpointError: a missing tensor, one of another shape, fewer modules than asked, or another target's.
     """
+    folder, layers, num_modules = opened.checkpoint, opened.layers, opened.num_modules
+    names = mtp_family(folder)
+    if names is None:
+        raise CheckpointError(f"{folder.folder} has no MTP projection in the names of {', '.join(_families())}")
     config = drafter_config(layers, target, target.config.architecture)
     check_same("hidden size", config.hidden_size, target.hidden_size, layers.name)
     check_same("vocabulary", config.vocab_size, target.vocab_size, layers.name)
@@ -145,3 +143,10 @@ def _load_module(
         layer=load_decoder_layer(folder, _name(names.layer, index, target), config),
         norm=norm(names.norm),
     )
+
+
+def _families() -> list[str]:
+    return [names.family for names in FAMILIES]
+
+
+READER = DrafterReader("mtp", recognise_mtp, load_mtp)

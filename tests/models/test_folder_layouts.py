@@ -96,7 +96,7 @@ def test_unsupported_algorithm_of_speculators(tmp_path):
     config = json.loads((FIXTURES / "eagle" / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "speculators_model_type": "peagle"}))
     save_file({"x": torch.ones(1)}, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"'peagle'.*supported are eagle, eagle3"):
+    with pytest.raises(CheckpointError, match=r"'peagle'.*supported are dflash, eagle, eagle3, mtp"):
         drafter_format(tmp_path)
 
 
