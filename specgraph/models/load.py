@@ -23,7 +23,7 @@ READERS: tuple[DrafterReader, ...] = (
     mtp_checkpoint.READER,
     draft_model.READER,
 )
-"""Every kind of drafter, in the order in which a folder is tried; a whole model may carry MTP modules, so it is last."""
+"""Every kind of drafter, in the order in which a folder is tried: a whole model may carry MTP modules, so last."""
 
 _HOST = torch.device("cpu")
 
