@@ -60,9 +60,7 @@ class Round:
 def check(platform: Platform, shape: str, rounds: int, requests: int, k: int, max_model_len: int, dtype) -> dict:
     """Run, compare, and count."""
     head = random_head(shape_named(shape), platform.device, dtype, max_model_len)
-    state = Round(
-        requests, k, max_model_len, 16, head.tensors.embed_tokens.shape[0], head.aux_size, platform.device
-    )
+    state = Round(requests, k, max_model_len, 16, shape_named(shape).vocab_size, head.aux_size, platform.device)
     drafters, caches, capture = {}, {}, {}
     for name in LOWERINGS:
         config = DraftConfig(

@@ -118,7 +118,10 @@ def bandwidth() -> dict[str, float]:
     a = torch.empty(2 << 30, dtype=torch.uint8, device="cuda").random_()
     b = torch.empty_like(a)
     found = {}
-    for name, run, moved in (("copy", lambda: b.copy_(a), 2 * a.numel()), ("read", lambda: a.view(torch.float32).amax(), a.numel())):
+    for name, run, moved in (
+        ("copy", lambda: b.copy_(a), 2 * a.numel()),
+        ("read", lambda: a.view(torch.float32).amax(), a.numel()),
+    ):
         times = []
         for _ in range(20):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -141,7 +144,9 @@ def main() -> None:
     parser.add_argument("--no-overlap", action="store_true")
     arguments = parser.parse_args()
     overlap = not arguments.no_overlap
-    work = [(kind, rows, tile) for kind in arguments.kinds for rows in arguments.rows for tile in candidates(kind, rows)]
+    work = [
+        (kind, rows, tile) for kind in arguments.kinds for rows in arguments.rows for tile in candidates(kind, rows)
+    ]
     print(len(work), "candidates", flush=True)
     context = multiprocessing.get_context("spawn")
     with context.Pool(arguments.workers) as pool:

@@ -11,13 +11,12 @@ from typing import Any
 import torch
 
 from specgraph.attention import AttentionBackend
-from specgraph.benchmarking.shapes import bytes_per_propose, random_head, shape_named
-from specgraph.benchmarking.timing import count_host_reads, device_time, host_time
+from specgraph.benchmarking.shapes import RandomHead, bytes_per_propose, random_head, shape_named
+from specgraph.benchmarking.timing import count_host_reads, count_kernels, device_time, host_time
 from specgraph.decoding import allocate_caches
 from specgraph.drafting import DraftConfig, Drafter, ProposeBatch
 from specgraph.drafting.config import LoweringChoice
 from specgraph.errors import UnsupportedError
-from specgraph.models.eagle3 import Eagle3Head
 from specgraph.platforms import Platform
 
 
@@ -65,6 +64,8 @@ def bench_propose(
             for way in prepared:
                 way.device += device_time(platform, way.call, repeats=1, warmup=1)
                 way.host += host_time(platform, way.call, repeats=1, warmup=0)
+                way.propose_device += device_time(platform, way.propose, repeats=1, warmup=1)
+                way.propose_host += host_time(platform, way.propose, repeats=1, warmup=0)
         for way in prepared:
             rows.append(way.row | _times(head, case, way, bandwidth))
             way.drafter.close()
@@ -77,14 +78,19 @@ class _Prepared:
 
     drafter: Drafter
     call: Callable[[], None]
+    """The draft loop over what stands in the buffers."""
+    propose: Callable[[], Any]
+    """The same, with the batch handed over and the result copied out."""
     row: dict[str, Any]
     device: list[float] = field(default_factory=list[float])
     host: list[float] = field(default_factory=list[float])
+    propose_device: list[float] = field(default_factory=list[float])
+    propose_host: list[float] = field(default_factory=list[float])
 
 
 def _drafter(
     platform: Platform,
-    head: Eagle3Head,
+    head: RandomHead,
     case: BenchCase,
     lowering: LoweringChoice,
     length: int,
@@ -126,12 +132,20 @@ def _prepare(platform: Platform, case: BenchCase, lowering: str, drafter: Drafte
         "graphs": drafter.runner.graph_count if drafter.runner else 0,
         "graph_memory_bytes": platform.memory().reserved - reserved,
     }
-    return _Prepared(drafter, call, row)
+    kernels = count_kernels(platform, call)
+    if kernels is not None:
+        row["kernels"] = kernels
+    return _Prepared(drafter, call, lambda: drafter.propose(batch), row)
 
 
-def _times(head: Eagle3Head, case: BenchCase, way: _Prepared, bandwidth: float | None) -> dict[str, Any]:
+def _times(head: RandomHead, case: BenchCase, way: _Prepared, bandwidth: float | None) -> dict[str, Any]:
     device = statistics.median(way.device)
-    times = {"device_us": round(device, 1), "host_us": round(statistics.median(way.host), 1)}
+    times = {
+        "device_us": round(device, 1),
+        "host_us": round(statistics.median(way.host), 1),
+        "propose_device_us": round(statistics.median(way.propose_device), 1),
+        "propose_host_us": round(statistics.median(way.propose_host), 1),
+    }
     if bandwidth is None:
         return times
     floor = bytes_per_propose(head, case.requests, case.k, case.context) / bandwidth * 1e6
@@ -148,7 +162,7 @@ def _names(case: BenchCase, lowering: str) -> dict[str, Any]:
     }
 
 
-def _batch(head: Eagle3Head, case: BenchCase, device: torch.device) -> ProposeBatch:
+def _batch(head: RandomHead, case: BenchCase, device: torch.device) -> ProposeBatch:
     """A round in which every other request had one draft token accepted, ending at `context` tokens."""
     n, q = case.requests, case.k + 1
     length = case.context + 2 * q
@@ -156,7 +170,7 @@ def _batch(head: Eagle3Head, case: BenchCase, device: torch.device) -> ProposeBa
     counts = [1 + r % 2 for r in range(n)]
     starts = [case.context - count for count in counts]
     g = torch.Generator().manual_seed(0)
-    vocab = head.tensors.embed_tokens.shape[0]
+    vocab = shape_named(case.shape).vocab_size
     return ProposeBatch(
         sampled_token_ids=torch.randint(0, vocab, (n, q), generator=g).to(device),
         num_sampled=torch.tensor(counts, dtype=torch.int32, device=device),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -10,12 +11,17 @@ from torch import Tensor
 from specgraph.errors import ConfigError
 from specgraph.models.config import ModelConfig, RotaryConfig
 from specgraph.models.decoder_layer import DecoderLayer
+from specgraph.models.dflash import DFlashConfig, DFlashHead, DFlashWeights
+from specgraph.models.eagle import EagleHead, EagleWeights
 from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
+from specgraph.models.mtp import MtpHead, MtpModule
+
+RandomHead = Eagle3Head | EagleHead | MtpHead | DFlashHead
 
 
 @dataclass(frozen=True, slots=True)
 class BenchShape:
-    """An EAGLE-3 head of one decoder layer."""
+    """The sizes of a drafter."""
 
     hidden_size: int
     intermediate_size: int
@@ -25,13 +31,24 @@ class BenchShape:
     vocab_size: int
     draft_vocab_size: int
     num_aux: int = 3
+    """Target hidden states that the drafter combines; 0 where it takes the final one as it is."""
     rope_theta: float = 500000.0
+    kind: Literal["eagle3", "eagle1", "mtp", "dflash"] = "eagle3"
+    num_layers: int = 1
+    block_size: int = 16
+    """Rows of a DFlash block."""
 
+
+_LLAMA3 = BenchShape(4096, 14336, 32, 8, 128, 128256, 32000)
+_QWEN3 = BenchShape(4096, 12288, 32, 8, 128, 151936, 32000, rope_theta=1000000.0)
 
 SHAPES: dict[str, BenchShape] = {
     "eagle3-tiny-python": BenchShape(192, 512, 6, 2, 32, 2048, 1024, rope_theta=10000.0),
-    "eagle3-llama3-8b": BenchShape(4096, 14336, 32, 8, 128, 128256, 32000),
-    "eagle3-qwen3-8b": BenchShape(4096, 12288, 32, 8, 128, 151936, 32000, rope_theta=1000000.0),
+    "eagle3-llama3-8b": _LLAMA3,
+    "eagle3-qwen3-8b": _QWEN3,
+    "eagle1-llama3-8b": replace(_LLAMA3, kind="eagle1", draft_vocab_size=128256, num_aux=0),
+    "mtp-7b": BenchShape(4096, 11008, 32, 8, 128, 151680, 151680, num_aux=0, kind="mtp"),
+    "dflash-qwen3-8b": replace(_QWEN3, kind="dflash", draft_vocab_size=151936, num_aux=5, num_layers=5),
 }
 """Shapes that `specgraph bench --shape` knows."""
 
@@ -43,41 +60,88 @@ def shape_named(name: str) -> BenchShape:
     return SHAPES[name]
 
 
-def random_head(shape: BenchShape, device: torch.device, dtype: torch.dtype, max_model_len: int) -> Eagle3Head:
-    """A head of that shape; weights are normal with variance 1 / columns, so activations neither vanish nor grow."""
-    g = torch.Generator(device=device).manual_seed(0)
+class _Weights:
+    """Normal weights with variance 1 / columns, so activations neither vanish nor grow."""
 
-    def weight(rows: int, columns: int) -> Tensor:
-        return (torch.randn(rows, columns, generator=g, device=device) * columns**-0.5).to(dtype)
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._device, self._dtype = device, dtype
+        self._g = torch.Generator(device=device).manual_seed(0)
 
-    def norm(size: int) -> Tensor:
-        return torch.ones(size, device=device, dtype=dtype)
+    def matrix(self, rows: int, columns: int) -> Tensor:
+        """[rows, columns]"""
+        values = torch.randn(rows, columns, generator=self._g, device=self._device)
+        return (values * columns**-0.5).to(self._dtype)
 
-    hidden, inner = shape.hidden_size, shape.intermediate_size
-    query, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    layer = DecoderLayer(
-        qkv=weight(query + 2 * kv, 2 * hidden),
-        output=weight(hidden, query),
-        post_norm=norm(hidden),
-        gate_up=weight(2 * inner, hidden),
-        down=weight(hidden, inner),
-        input_norm=norm(hidden),
-    )
-    chosen = torch.randperm(shape.vocab_size, generator=g, device=device)[: shape.draft_vocab_size].sort().values
+    def norm(self, size: int) -> Tensor:
+        """[size], all 1."""
+        return torch.ones(size, device=self._device, dtype=self._dtype)
+
+    def vocabulary(self, shape: BenchShape) -> Tensor | None:
+        """Offsets of a random choice of the target's tokens; None where the drafter has them all."""
+        if shape.draft_vocab_size == shape.vocab_size:
+            return None
+        chosen = torch.randperm(shape.vocab_size, generator=self._g, device=self._device)
+        chosen = chosen[: shape.draft_vocab_size].sort().values
+        return chosen - torch.arange(shape.draft_vocab_size, device=self._device)
+
+    def layer(self, shape: BenchShape, input_size: int, input_norm: bool = True) -> DecoderLayer:
+        """One decoder layer."""
+        hidden, inner = shape.hidden_size, shape.intermediate_size
+        query, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        return DecoderLayer(
+            qkv=self.matrix(query + 2 * kv, input_size),
+            output=self.matrix(hidden, query),
+            post_norm=self.norm(hidden),
+            gate_up=self.matrix(2 * inner, hidden),
+            down=self.matrix(hidden, inner),
+            input_norm=self.norm(hidden) if input_norm else None,
+        )
+
+
+def random_head(shape: BenchShape, device: torch.device, dtype: torch.dtype, max_model_len: int) -> RandomHead:
+    """A drafter of that shape."""
+    make, hidden = _Weights(device, dtype), shape.hidden_size
+    model = _model(shape, dtype, max_model_len)
+    if shape.kind == "eagle1":
+        layer = make.layer(shape, hidden, input_norm=False)
+        table, fc = make.matrix(shape.vocab_size, hidden), make.matrix(hidden, 2 * hidden)
+        head = make.matrix(shape.vocab_size, hidden)
+        return EagleHead(model, EagleWeights(table, fc, None, head), [layer], max_model_len)
+    if shape.kind == "mtp":
+        module = MtpModule(
+            make.norm(hidden), make.norm(hidden), make.matrix(hidden, 2 * hidden), make.layer(shape, hidden),
+            make.norm(hidden),
+        )  # fmt: skip
+        table, head = make.matrix(shape.vocab_size, hidden), make.matrix(shape.vocab_size, hidden)
+        return MtpHead(model, [module], table, head, max_model_len)
+    aux = tuple(range(shape.num_aux))
+    if shape.kind == "dflash":
+        layers = [make.layer(shape, hidden) for _ in range(shape.num_layers)]
+        config = DFlashConfig(model, hidden, shape.draft_vocab_size, aux, shape.block_size, mask_token_id=0)
+        weights = DFlashWeights(
+            make.matrix(shape.vocab_size, hidden), make.matrix(hidden, shape.num_aux * hidden), make.norm(hidden),
+            make.norm(hidden), make.matrix(shape.draft_vocab_size, hidden), make.vocabulary(shape),
+        )  # fmt: skip
+        return DFlashHead(config, weights, layers, max_model_len)
+    layer = make.layer(shape, 2 * hidden)
     weights = Eagle3Weights(
-        embed_tokens=weight(shape.vocab_size, hidden),
-        hidden_norm=norm(hidden),
-        norm=norm(hidden),
-        lm_head=weight(shape.draft_vocab_size, hidden),
-        fc=weight(hidden, shape.num_aux * hidden),
-        draft_to_target=chosen - torch.arange(shape.draft_vocab_size, device=device),
+        embed_tokens=make.matrix(shape.vocab_size, hidden),
+        hidden_norm=make.norm(hidden),
+        norm=make.norm(hidden),
+        lm_head=make.matrix(shape.draft_vocab_size, hidden),
+        fc=make.matrix(hidden, shape.num_aux * hidden),
+        draft_to_target=make.vocabulary(shape),
     )
-    model = ModelConfig(
+    return Eagle3Head(Eagle3Config(model, hidden, shape.draft_vocab_size, aux), weights, [layer], max_model_len)
+
+
+def _model(shape: BenchShape, dtype: torch.dtype, max_model_len: int) -> ModelConfig:
+    return ModelConfig(
         architecture="llama",
         vocab_size=shape.vocab_size,
-        hidden_size=hidden,
-        intermediate_size=inner,
-        num_layers=1,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_layers=shape.num_layers,
         num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
@@ -87,20 +151,33 @@ def random_head(shape: BenchShape, device: torch.device, dtype: torch.dtype, max
         dtype=dtype,
         rotary=RotaryConfig(theta=shape.rope_theta),
     )
-    config = Eagle3Config(model, hidden, shape.draft_vocab_size, tuple(range(shape.num_aux)))
-    return Eagle3Head(config, weights, [layer], max_model_len)
 
 
-def bytes_per_propose(head: Eagle3Head, requests: int, k: int, context: int) -> int:
-    """The least that K draft steps must read: the layer and lm_head once a step, fc once, the KV of every request.
+def bytes_per_propose(head: RandomHead, requests: int, k: int, context: int) -> int:
+    """The least that one propose of K tokens must read: weights once a step, and the KV of every request.
 
-    Embedding rows, norms and activations are left out: they are under a thousandth of it.
+    A chain reads its layer, its way in and lm_head at every step and the projection of the target's hidden states
+    once; a parallel drafter reads everything once. Embedding rows, norms and activations are left out: they are under
+    a thousandth of it.
     """
-    layer_bytes = sum(
-        matrix.nbytes for layer in head.layers for matrix in (layer.qkv, layer.output, layer.gate_up, layer.down)
-    )
-    once = head.tensors.fc.nbytes if head.tensors.fc is not None else 0
-    element = head.dtype.itemsize
-    kv_row = sum(2 * a.num_kv_heads * a.head_dim * element for a in head.attention_layers)
-    kv = sum(requests * (context + step) * kv_row for step in range(k))
-    return once + k * (layer_bytes + head.tensors.lm_head.nbytes) + kv
+    once, each = _matrices(head)
+    steps = 1 if isinstance(head, DFlashHead) else k
+    kv_row = sum(2 * a.num_kv_heads * a.head_dim * head.dtype.itemsize for a in head.attention_layers)
+    kv = sum(requests * (context + step) * kv_row for step in range(steps))
+    return sum(m.nbytes for m in once) + steps * sum(m.nbytes for m in each) + kv
+
+
+def _matrices(head: RandomHead) -> tuple[list[Tensor], list[Tensor]]:
+    """What is read once a propose, and what at each step."""
+    if isinstance(head, MtpHead):
+        module = head.modules[0]
+        return [], [module.projection, *_layer_matrices(module.layer), head.lm_head]
+    layers = [matrix for layer in head.layers for matrix in _layer_matrices(layer)]
+    if isinstance(head, EagleHead):
+        return [], [head.tensors.fc, *layers, head.tensors.lm_head]
+    fc = head.tensors.fc
+    return ([] if fc is None else [fc]), [*layers, head.tensors.lm_head]
+
+
+def _layer_matrices(layer: DecoderLayer) -> list[Tensor]:
+    return [layer.qkv, layer.output, layer.gate_up, layer.down]

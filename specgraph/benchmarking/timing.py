@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.profiler import ProfilerActivity, profile, supported_activities
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specgraph.platforms import Platform
@@ -47,6 +48,18 @@ def host_time(platform: Platform, call: Callable[[], Any], *, repeats: int, warm
         times.append((time.perf_counter() - start) * 1e6)
     platform.synchronize()
     return times
+
+
+def count_kernels(platform: Platform, call: Callable[[], Any]) -> int | None:
+    """Kernels that one call runs on the device, from a profiler trace; None where torch's profiler sees no device."""
+    devices = [a for a in supported_activities() if a is not ProfilerActivity.CPU]
+    if platform.device.type == "cpu" or not devices:
+        return None
+    with profile(activities=devices, acc_events=True) as trace:
+        call()
+    skipped = ("Memcpy", "Memset", "Activity Buffer")
+    events = [e for e in trace.events() or [] if e.device_type.name != "CPU"]
+    return sum(not e.name.startswith(skipped) for e in events) or None
 
 
 class HostReads(TorchDispatchMode):

@@ -1,4 +1,4 @@
-"""What the GPU at hand offers: tried where a trial is cheap, read off versions where it is not, each with its reason."""
+"""What the GPU at hand offers: tried where that is cheap, else read off versions; each with its reason."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def found_capabilities(device: torch.device) -> Capabilities:
         collectives_in_graph=_collectives(),
         conditional_nodes=_conditional_nodes(),
         random_in_graph=quirk("the default generator, and generators registered with the graph"),
-        host_read_detection=quirk("a synchronising read is refused; a non_blocking copy to pageable memory is captured"),
+        host_read_detection=quirk("synchronising reads are refused; a non_blocking copy to pinned memory is captured"),
         order_detection=no("use compute-sanitizer's racecheck, or run on the cpu platform"),
         triton=_triton(device),
         max_live_graphs=None,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from specgraph_cuda.backend import open_device, probe
 
 from specgraph.platforms import Platform
-from specgraph_cuda.backend import open_device, probe
 
 
 @pytest.fixture(scope="session")

@@ -73,9 +73,13 @@ def test_device_synchronise_in_capture(platform: Platform) -> None:
 
 def test_own_exception_passes_through_as_capture_error(platform: Platform) -> None:
     x = torch.ones(4, device=platform.device)
-    with pytest.raises(CaptureError, match="mistake"), platform.graph().capture():
-        x + 1
+
+    def fail() -> None:
+        x.add(1)
         raise ValueError("mistake")
+
+    with pytest.raises(CaptureError, match="mistake"), platform.graph().capture():
+        fail()
     _captures_and_replays(platform)
 
 
@@ -84,9 +88,13 @@ def test_out_of_memory_in_capture_leaks_nothing(platform: Platform) -> None:
     before = platform.memory().reserved
     _, total = torch.cuda.mem_get_info()
     held: list[torch.Tensor] = []
+
+    def allocate() -> None:
+        for size in (1 << 22, total * 2):
+            held.append(torch.empty(size, dtype=torch.uint8, device=platform.device))
+
     with pytest.raises(CaptureError, match="out of memory"), platform.graph().capture():
-        held.append(torch.empty(1 << 20, device=platform.device))
-        held.append(torch.empty(total * 2, dtype=torch.uint8, device=platform.device))
+        allocate()
     held.clear()
     torch.cuda.empty_cache()
     assert platform.memory().reserved <= before

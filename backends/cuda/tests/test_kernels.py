@@ -136,7 +136,8 @@ def test_attention(case: tuple, dtype: torch.dtype) -> None:
     query, key, value = (t.view(requests * rows, -1, dim) for t in packed.split(sizes, dim=-1))
     scale = dim**-0.5
 
-    got = kernels.paged_attention(query, keys, values, table, seq_lens, starts, query_len=rows, scale=scale, causal=causal)
+    how = {"query_len": rows, "scale": scale, "causal": causal}
+    got = kernels.paged_attention(query, keys, values, table, seq_lens, starts, **how)
     want = dense_attention(query.double(), keys.double(), values.double(), table, seq_lens, starts, rows, scale, causal)
     close(got, want)
     assert bool((got.view(requests, rows, heads, dim)[seq_lens == 0] == 0).all())
@@ -153,9 +154,8 @@ def test_attention(case: tuple, dtype: torch.dtype) -> None:
     wide[4].view(-1, kv_heads, dim)[slots[live]] = wide[2][live]
     before = keys.clone(), values.clone()
     got = kernels.rotate_store_attend(
-        query, key, value, rotary, position, slots, keys, values, table, seq_lens, starts,
-        query_len=rows, scale=scale, causal=causal,
-    )  # fmt: skip
+        query, key, value, rotary, position, slots, keys, values, table, seq_lens, starts, **how
+    )
     want = dense_attention(turned[0].to(dtype).double(), wide[3], wide[4], table, seq_lens, starts, rows, scale, causal)
     close(got, want)
     close(keys, wide[3])
@@ -200,12 +200,14 @@ def test_rows_positions_and_slots(requests: int, query_len: int) -> None:
     table = long(requests, 8, high=50).int()
     counts = long(requests, high=query_len + 1).int()
     rows = requests * query_len
-    outputs = [long(rows) for _ in range(3)] + [long(requests).int(), long(requests), long(requests), long(requests).int()]
+    outputs = [long(rows), long(rows), long(rows), long(requests).int(), long(requests), long(requests)]
+    outputs.append(long(requests).int())
     step = long(1)
     starts = long(requests, high=140) - 10
     _same_on_both("begin_propose", [long(requests, query_len), counts, starts, table, 96, 16, *outputs, step])
-    _same_on_both("begin_verify", [long(requests), long(requests, query_len), starts, table, 96, 16,
-                                   *[long(requests * (query_len + 1)) for _ in range(3)], long(requests).int()])  # fmt: skip
+    rows_of = [long(requests * (query_len + 1)) for _ in range(3)]
+    verified = [long(requests), long(requests, query_len), starts, table, 96, 16, *rows_of, long(requests).int()]
+    _same_on_both("begin_verify", verified)
     for _ in range(3):
         _same_on_both("advance", [long(requests, high=120).int(), long(requests), long(requests), step, table, 96, 16])
     _same_on_both("take_rows", [make(rows, 4096), long(requests, high=rows), make(requests, 4096)])

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 import torch
+from specgraph_cuda.backend import open_device, probe
 
 from specgraph.errors import PlatformError
 from specgraph.platforms import discover
-from specgraph_cuda.backend import open_device, probe
 
 
 def test_importing_the_plugin_imports_no_torch() -> None:

@@ -1,10 +1,10 @@
+# type: ignore  (what Triton compiles is not what a type checker reads)
 """Paged attention: the work follows the lengths on the device, the grid only the shapes.
 
 The context of each request is cut into the same number of splits, whatever its length, so that the launch never
 depends on a length; each split covers an equal part of the actual context, and a second kernel adds the parts in order.
 """
 
-# pyright: basic, reportMissingImports=false
 from __future__ import annotations
 
 import triton

@@ -1,6 +1,7 @@
 """The Triton implementations of the draft ops, and their registration under a device's dispatch key."""
 
-# pyright: basic, reportMissingImports=false
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
+# pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -18,7 +19,6 @@ from specgraph.kernels.triton import attention, linear, rows
 from specgraph.kernels.triton import norm as norm_kernels
 from specgraph.kernels.triton.launch import LaunchOptions, Tile
 
-_KEYS = None
 MAX_ROWS = 64
 """Above this many rows a linear is no longer bound by its weights, and the library's matmul is as good."""
 
@@ -87,7 +87,14 @@ class TritonOps:
             return decoder.normed(x, norm, eps)
         out = x.new_empty(x.shape)
         norm_kernels.norm_kernel[(x.shape[0],)](
-            x, norm, out, x.shape[1], x.stride(0), eps, WIDTH=triton.next_power_of_2(x.shape[1]), num_warps=8,
+            x,
+            norm,
+            out,
+            x.shape[1],
+            x.stride(0),
+            eps,
+            WIDTH=triton.next_power_of_2(x.shape[1]),
+            num_warps=8,
             **self._common(),
         )
         return out
@@ -212,7 +219,7 @@ class TritonOps:
         tile_rows = min(max(triton.next_power_of_2(query_len * group), 16), 32 if wide else 64)
         tiles = triton.cdiv(query_len * group, tile_rows)
         splits = attention_splits(requests * kv_heads * tiles, self.options.compute_units)
-        keys, warps, stages = _KEYS or ((32, 4, 2) if wide else (64, 4, 2))
+        keys = 32 if wide else 64
         if splits > 1:
             shape = (count * heads, splits)
             partial = torch.empty((*shape, dim), dtype=torch.float32, device=query.device)
@@ -230,7 +237,7 @@ class TritonOps:
             0 if rotary is None else rotary.stride(0), block_table.stride(0), block_table.shape[1], heads, scale,
             GROUP=group, HALF=dim // 2, KV_HEADS=kv_heads, BLOCK=block, ROWS=tile_rows, KEYS=keys, SPLITS=splits,
             TILES=tiles, CAUSAL=causal, FUSED=key is not None, ROTATED=rotary is not None,
-            PRECISION="ieee" if wide else "tf32", num_warps=warps, num_stages=stages, **self._common(),
+            PRECISION="ieee" if wide else "tf32", num_warps=4, num_stages=2, **self._common(),
         )  # fmt: skip
         if splits > 1:
             attention.combine_kernel[(triton.cdiv(count * heads, 4),)](
@@ -257,15 +264,9 @@ class TritonOps:
         to_aux_hidden: Tensor, to_block_table: Tensor,
     ) -> None:  # fmt: skip
         """See `specgraph.kernels.load_round`."""
-        plain = (
-            sampled_token_ids.stride(1) == block_table.stride(1) == 1
-            and num_sampled.is_contiguous()
-            and start_positions.is_contiguous()
-            and aux_hidden.is_contiguous()
-            and to_aux_hidden.is_contiguous()
-            and num_sampled.dtype == to_num_sampled.dtype
-        )
-        if not plain:
+        whole = (sampled_token_ids, num_sampled, start_positions, aux_hidden, to_sampled_token_ids, to_aux_hidden,
+                 to_block_table)  # fmt: skip
+        if block_table.stride(1) != 1 or not all(tensor.is_contiguous() for tensor in whole):
             load.load_round_reference(
                 sampled_token_ids, num_sampled, start_positions, aux_hidden, block_table, to_sampled_token_ids,
                 to_num_sampled, to_start_positions, to_aux_hidden, to_block_table,
@@ -276,8 +277,7 @@ class TritonOps:
         rows.load_round_kernel[(to_num_sampled.shape[0], 1 + triton.cdiv(elements, chunk))](
             sampled_token_ids, num_sampled, start_positions, aux_hidden, block_table, to_sampled_token_ids,
             to_num_sampled, to_start_positions, to_aux_hidden, to_block_table, n, query_len, block_table.shape[1],
-            to_block_table.shape[1], elements, sampled_token_ids.stride(0), block_table.stride(0),
-            to_sampled_token_ids.stride(0), to_block_table.stride(0), ROW=triton.next_power_of_2(query_len),
+            to_block_table.shape[1], elements, block_table.stride(0), ROW=triton.next_power_of_2(query_len),
             TABLE=triton.next_power_of_2(to_block_table.shape[1]), CHUNK=chunk, num_warps=4, **self._common(),
         )  # fmt: skip
 

@@ -1,6 +1,6 @@
+# type: ignore  (what Triton compiles is not what a type checker reads)
 """How Triton kernels are launched on one device: extra options, overlap with the kernel before, tile choices."""
 
-# pyright: basic, reportMissingImports=false
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping

@@ -1,3 +1,4 @@
+# type: ignore  (what Triton compiles is not what a type checker reads)
 """Linears of few rows: the weights stream through once, and what can ride along does.
 
 At the rows of a draft step a linear's time is its weights over the memory bandwidth: residual, activation and the
@@ -6,7 +7,6 @@ operand out of the copy pipeline and cost 4 to 30 us on an H200, its own small k
 prefetches its weights meanwhile.
 """
 
-# pyright: basic, reportMissingImports=false
 from __future__ import annotations
 
 import triton
@@ -123,9 +123,7 @@ def head_kernel(
 
 
 @triton.jit
-def best_kernel(
-    logits, best_value, best_index, rows, columns, stride, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr
-):
+def best_kernel(logits, best_value, best_index, rows, columns, stride, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr):
     """As `head_kernel`, of logits that exist. One program a block of columns and a row."""
     if OVERLAP:
         start_next()

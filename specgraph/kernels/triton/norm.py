@@ -1,6 +1,6 @@
+# type: ignore  (what Triton compiles is not what a type checker reads)
 """Norms of few rows, one program a row."""
 
-# pyright: basic, reportMissingImports=false
 from __future__ import annotations
 
 import triton
@@ -46,9 +46,7 @@ def pair_kernel(
     row = tl.program_id(0).to(tl.int64)
     to = out + row * (width + hidden_width)
     if tl.program_id(1) == 0:
-        result = normed_row(
-            table + tl.load(token_ids + row) * width, table_norm, width, eps, TABLE_NORMED, WIDTH
-        )
+        result = normed_row(table + tl.load(token_ids + row) * width, table_norm, width, eps, TABLE_NORMED, WIDTH)
         column = tl.arange(0, WIDTH)
         tl.store(to + column, result.to(out.dtype.element_ty), mask=column < width)
     else:

@@ -1,6 +1,6 @@
+# type: ignore  (what Triton compiles is not what a type checker reads)
 """Small kernels over rows: rotation and cache writes, a pass's first node, and advancing."""
 
-# pyright: basic, reportMissingImports=false
 from __future__ import annotations
 
 import triton
@@ -48,7 +48,8 @@ def rotate_and_store_kernel(
     if slot >= 0:
         at = slot * kv_heads * DIM + (head - heads) * DIM + dim
         tl.store(key_cache + at, k.to(key_cache.dtype.element_ty), mask=is_key & inside)
-        v = tl.load(value + row * value_stride + (head - heads - kv_heads) * DIM + dim, mask=is_value & inside, other=0.0)
+        v_at = value + row * value_stride + (head - heads - kv_heads) * DIM
+        v = tl.load(v_at + dim, mask=is_value & inside, other=0.0)
         tl.store(value_cache + at - kv_heads * DIM, v.to(value_cache.dtype.element_ty), mask=is_value & inside)
 
 
@@ -73,8 +74,7 @@ def take_rows_kernel(
 @triton.jit
 def load_round_kernel(
     sampled_token_ids, num_sampled, start_positions, aux_hidden, block_table, to_sampled_token_ids, to_num_sampled,
-    to_start_positions, to_aux_hidden, to_block_table, n, query_len, width, to_width, aux_elements, sampled_stride,
-    table_stride, to_sampled_stride, to_table_stride,
+    to_start_positions, to_aux_hidden, to_block_table, n, query_len, width, to_width, aux_elements, table_stride,
     ROW: tl.constexpr, TABLE: tl.constexpr, CHUNK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program a request and part: part 0 takes the small tensors, the others CHUNK elements of aux_hidden each."""
@@ -90,11 +90,11 @@ def load_round_kernel(
         if live:
             tl.store(to_start_positions + request, tl.load(start_positions + request))
             offset = tl.arange(0, ROW)
-            token = tl.load(sampled_token_ids + request * sampled_stride + offset, mask=offset < query_len, other=0)
-            tl.store(to_sampled_token_ids + request * to_sampled_stride + offset, token, mask=offset < query_len)
+            token = tl.load(sampled_token_ids + request * query_len + offset, mask=offset < query_len, other=0)
+            tl.store(to_sampled_token_ids + request * query_len + offset, token, mask=offset < query_len)
             column = tl.arange(0, TABLE)
             block = tl.load(block_table + request * table_stride + column, mask=column < width, other=0)
-            tl.store(to_block_table + request * to_table_stride + column, block, mask=column < to_width)
+            tl.store(to_block_table + request * to_width + column, block, mask=column < to_width)
     elif live:
         at = (part - 1) * CHUNK + tl.arange(0, CHUNK)
         inside = at < aux_elements
@@ -133,7 +133,8 @@ def begin_propose_kernel(
     raw = start + offset
     clamped = tl.minimum(tl.maximum(tl.where(live, raw, 0), 0), max_model_len - 1)
     tl.store(positions + at, clamped, mask=row)
-    slot = slots_of(raw, block_table + request * table_stride, live & row, table_stride, table_width, max_model_len, BLOCK)
+    table = block_table + request * table_stride
+    slot = slots_of(raw, table, live & row, table_stride, table_width, max_model_len, BLOCK)
     tl.store(slot_mapping + at, slot, mask=row)
     tl.store(seq_lens + request, tl.where(live, start + query_len, 0).to(tl.int32))
     tl.store(last_rows + request, (request * query_len + tl.maximum(count - 1, 0)).to(tl.int64))
@@ -166,7 +167,8 @@ def begin_verify_kernel(
     raw = start + offset
     clamped = tl.minimum(tl.maximum(tl.where(live, raw, 0), 0), max_model_len - 1)
     tl.store(positions + at, clamped, mask=row)
-    slot = slots_of(raw, block_table + request * table_stride, live & row, table_stride, table_width, max_model_len, BLOCK)
+    table = block_table + request * table_stride
+    slot = slots_of(raw, table, live & row, table_stride, table_width, max_model_len, BLOCK)
     tl.store(slot_mapping + at, slot, mask=row)
     tl.store(seq_lens + request, tl.where(live, start + query_len, 0).to(tl.int32))
 
