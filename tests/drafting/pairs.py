@@ -1,7 +1,7 @@
 """A small random target and a drafter of every kind for it, made in memory.
 
 The token map dominates: target and chain drafters mostly answer with the same permutation of the last token, while
-every key and value still moves every logit. So drafts are accepted at many lengths, and a wrong read still shows.
+every key and value still moves every logit. So chain drafts are accepted at many lengths, and a wrong read still shows.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CONFIG = ModelConfig(
 class Draw:
     """Random tensors of one seed."""
 
-    def __init__(self, seed: int, dtype: torch.dtype, gain: float = 1.0) -> None:
+    def __init__(self, seed: int, dtype: torch.dtype, gain: float = 0.5) -> None:
         self.g, self.dtype, self.gain = torch.Generator().manual_seed(seed), dtype, gain
 
     def weight(self, out: int, columns: int) -> Tensor:
@@ -74,7 +74,7 @@ def vocabulary(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def make_target(dtype: torch.dtype = torch.float32) -> LlamaTarget:
     """Three layers; most answers are the last token's successor."""
     embed, head = vocabulary(dtype)
-    draw = Draw(1, dtype, gain=1.5)
+    draw = Draw(1, dtype)
     return LlamaTarget(CONFIG, embed, [draw.layer() for _ in range(3)], draw.norm(), head)
 
 
