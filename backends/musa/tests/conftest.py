@@ -5,6 +5,7 @@ SPECGRAPH_MUSA_SIMULATOR is what runs underneath: "cpu" (the default) or "cuda".
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -39,7 +40,10 @@ def _opened(**choices: str) -> MusaPlatform:
     from torch_musa import simulated
 
     simulated.restore()
-    return MusaPlatform(0, Policy(**choices))  # type: ignore[arg-type]
+    platform = MusaPlatform(0, Policy(**choices))  # type: ignore[arg-type]
+    gc.collect()
+    gc.freeze()  # torch.musa.graph() collects garbage before every capture: spare it the modules imported so far
+    return platform
 
 
 @pytest.fixture(scope="session")
