@@ -202,11 +202,12 @@ class SpeculativeDecoder:
             chunk = prompt[start : start + self.prefill_chunk]
             logits = self.target.prefill(chunk, start, state.blocks)
             if self.drafter is not None:
-                count = min(len(chunk), last - start)
-                self.drafter.prefill_prompt(prompt[start + 1 : start + 1 + count], start, state.blocks)
-                if count < len(chunk):
+                offset = self.drafter.position_offset
+                first, count = start + 1 - offset, min(len(chunk), last - start + offset)
+                self.drafter.prefill_prompt(prompt[first : first + count], start, state.blocks)
+                if last < start + len(chunk):
                     _, aux_hidden = self.drafter.buffers.handed_over(self._rows)
-                    aux_hidden[row * self._rows].copy_(self.drafter.prompts.buffers.aux_hidden[count])
+                    aux_hidden[row * self._rows].copy_(self.drafter.prompts.buffers.aux_hidden[last - start])
         assert logits is not None
         token = sample_token(logits, state.request.temperature, state.request.seed, len(prompt))
         state.token_ids.append(int(token))
@@ -286,6 +287,8 @@ class SpeculativeDecoder:
         if self.config.sampled:
             temperature[: len(states)].copy_(torch.tensor([s.request.temperature for s in states]))
             seeds[: len(states)].copy_(torch.tensor([s.request.seed for s in states]))
+        elif self.config.synthetic_acceptance is not None:  # requests of one seed must not all accept alike
+            seeds[: len(states)].copy_(torch.tensor([s.request.seed + s.index for s in states]))
 
     def _finish(self, state: Running, tokens: list[int], accepted: int) -> Chunk:
         """Cut the round's tokens at a stop token or limit."""

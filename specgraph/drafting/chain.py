@@ -23,6 +23,8 @@ class ChainProgram:
     head: DraftHead
     attention: AttentionBackend
     config: DraftConfig
+    position_offset: int = 0
+    """How much further than the target's the rows stand (`OffsetHead`)."""
     steps_differ: bool = False
     prefill_steps: int = 1
 
@@ -36,7 +38,7 @@ class ChainProgram:
 
     def first(self, buffers: DraftBuffers, make_attend: MakeAttend) -> None:
         """See `DraftProgram.first`."""
-        begin_rows(buffers, self.config.max_model_len, self.config.block_size)
+        begin_rows(buffers, self.config.max_model_len, self.config.block_size, self.position_offset)
         hidden = self.head.combine(buffers.aux_hidden)
         out = self.head.forward(buffers.token_ids, hidden, make_attend(buffers.first, 0), buffers.last_rows)
         kernels.take_rows(out.carry, None, buffers.hidden)
@@ -62,6 +64,8 @@ class ChainProgram:
 
     def host_lengths(self, step: int, host_round: HostRound) -> HostLengths:
         """See `DraftProgram.host_lengths`. Only later steps need the accepted counts."""
+        offset = self.position_offset
         if step == 0:
-            return host_round.first()
-        return host_round.lengths(1, [end + step for end in host_round.accepted_ends()])
+            ends = [start + host_round.query_len + offset for start in host_round.start_positions]
+            return host_round.lengths(host_round.query_len, ends)
+        return host_round.lengths(1, [end + step + offset for end in host_round.accepted_ends()])

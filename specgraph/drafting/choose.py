@@ -13,7 +13,7 @@ from specgraph.drafting.program import DraftProgram
 from specgraph.drafting.stepwise import ModuleHead, StepwiseProgram
 from specgraph.errors import ConfigError
 from specgraph.graphs import AttentionStack
-from specgraph.models.protocol import DraftHead, ParallelHead, StepwiseHead
+from specgraph.models.protocol import DraftHead, OffsetHead, ParallelHead, StepwiseHead
 
 
 def choose_program(head: DraftHead | ParallelHead, stack: AttentionStack, config: DraftConfig) -> DraftProgram:
@@ -37,7 +37,12 @@ def choose_program(head: DraftHead | ParallelHead, stack: AttentionStack, config
                 "ask for fewer tokens, or load it with num_modules=1 to reuse the first module at every step"
             )
         return StepwiseProgram(cast(ModuleHead, head), config)
-    return ChainProgram(head, stack.backend, config)
+    return ChainProgram(head, stack.backend, config, position_offset(head))
+
+
+def position_offset(head: DraftHead | ParallelHead) -> int:
+    """How much further than the target's the head's rows stand; also how many tokens earlier its prompts begin."""
+    return head.position_offset if isinstance(head, OffsetHead) else 0
 
 
 def check_caches(head: DraftHead | ParallelHead, caches: Sequence[KVCache], config: DraftConfig) -> None:

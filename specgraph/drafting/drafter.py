@@ -22,7 +22,7 @@ from specgraph.attention import (
 )
 from specgraph.drafting.batch import DraftTokens, ProposeBatch, load_batch
 from specgraph.drafting.buffers import allocate_buffers
-from specgraph.drafting.choose import check_caches, choose_program
+from specgraph.drafting.choose import check_caches, choose_program, position_offset
 from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.host_lengths import HostRounds, LateLengths
 from specgraph.drafting.lowering import Launch, launches, resolve
@@ -104,6 +104,11 @@ class Drafter:
             runner=self.runner
             and GraphRunner(platform, self.read_set, check_inputs=config.check_inputs, pool=self.runner.pool),
         )
+
+    @property
+    def position_offset(self) -> int:
+        """0: prompt rows take the token after their position. 1 (`OffsetHead`): each its own, the last one too."""
+        return position_offset(self.head)
 
     def read_set(self) -> dict[str, Tensor]:
         """Every persistent tensor that a draft graph may touch, by name."""
@@ -224,10 +229,11 @@ class Drafter:
     ) -> None:
         """Write the drafter's KV for consecutive rows of one prompt, as the mode says; drafts nothing.
 
-        A prompt's last row is not prefilled: it enters the next propose as a request with num_sampled 1.
+        A prompt's last row is not prefilled: it enters the next propose as a request with num_sampled 1. Where
+        `position_offset` is 1, rows take their own tokens instead, and the last one is prefilled too.
 
         Args:
-            token_ids: the token after each row's position; at most the largest prompt size.
+            token_ids: the token after each row's position (see above); at most the largest prompt size.
             first_position: position of the first row.
             blocks: the request's KV blocks from position 0 on.
             aux_hidden: [rows, aux_size], the target's hidden states; None where they stand in `prompts.buffers`.

@@ -94,12 +94,15 @@ def draft_one(head: DraftHead, buffers: DraftBuffers, hidden: Tensor) -> None:
         )
 
 
-def begin_rows(buffers: DraftBuffers, max_model_len: int, block_size: int) -> None:
-    """Step 0's rows, and the later steps' starting metadata, from the target's round."""
+def begin_rows(buffers: DraftBuffers, max_model_len: int, block_size: int, position_offset: int = 0) -> None:
+    """Step 0's rows, and the later steps' starting metadata, from the target's round.
+
+    `position_offset`: how much further than the target's the rows stand (`OffsetHead`).
+    """
     kernels.begin_propose(
         buffers.sampled_token_ids,
         buffers.num_sampled,
-        buffers.start_positions,
+        buffers.start_positions + position_offset if position_offset else buffers.start_positions,
         buffers.block_table,
         max_model_len=max_model_len,
         block_size=block_size,

@@ -20,12 +20,13 @@ from specgraph.models.protocol import DraftOutput
 
 
 class DraftModelHead:
-    """A small model with the target's vocabulary. Implements `DraftHead`; the hidden state it is handed is not read.
+    """A small model with the target's vocabulary; the hidden state it is handed is not read.
 
-    Rows follow a drafter's convention, in which a row takes the token *after* its position. Rotary attention sees only
-    distances, so this equals running the model by itself, except that it never sees a sequence's very first token.
+    Implements `DraftHead` and `OffsetHead`: a row takes the token *after* its position, as with any drafter, and the
+    model's keys and values stand at that token's own position.
     """
 
+    position_offset: int = 1
     aux_layers: Sequence[int] = ()
     draft_to_target: Tensor | None = None
 

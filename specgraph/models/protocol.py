@@ -115,6 +115,20 @@ class GreedyHead(Protocol):
 
 
 @runtime_checkable
+class OffsetHead(Protocol):
+    """A `DraftHead` that keeps each key and value at the position of the token that it takes, not of the row.
+
+    So a whole language model drafts as it was trained, from a sequence's first token on. Its prompts are prefilled with
+    their own tokens, every one of them; in a propose, rows stand `position_offset` places further.
+    """
+
+    @property
+    def position_offset(self) -> int:
+        """1: a row takes the token after its position."""
+        ...
+
+
+@runtime_checkable
 class StepwiseHead(Protocol):
     """A `DraftHead` with one module a step (MTP with several modules): K may not exceed `num_modules`.
 

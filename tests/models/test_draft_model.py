@@ -1,10 +1,19 @@
 """An independent small model as drafter."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from specgraph.attention import PagedAttention, PagedHostAttention
+from specgraph.decoding.decoder import SpeculativeDecoder
+from specgraph.decoding.request import Request
+from specgraph.drafting import DraftConfig
 from specgraph.errors import CheckpointError, ConfigError
 from specgraph.models.load import drafter_format, load_drafter, load_target
+from specgraph.reference import CpuPlatform
+
+FIXTURES = Path(__file__).parent / "speculators_fixtures"
 
 
 @torch.no_grad()
@@ -49,3 +58,34 @@ def test_it_has_no_modules(tmp_path, random_model):
     random_model("Llama", tmp_path / "target")
     with pytest.raises(ConfigError, match=r"num_modules 1.*draft_model"):
         load_drafter(tmp_path / "target", load_target(tmp_path / "target"), num_modules=1)
+
+
+@pytest.mark.parametrize("attention", [PagedAttention, PagedHostAttention])
+@pytest.mark.parametrize("lowering", ["eager", "step", "merged"])
+@pytest.mark.parametrize("prefill_chunk", [3, 64])
+@torch.inference_mode()
+def test_a_model_that_drafts_for_itself_is_always_right(lowering, prefill_chunk, attention):
+    """Every draft token is accepted, from the first round to max_model_len: nothing of the sequence is missing."""
+    platform = CpuPlatform()
+    target = load_target(FIXTURES / "target")
+    config = DraftConfig(
+        num_speculative_tokens=3, max_num_requests=3, max_model_len=64, block_size=8, lowering=lowering
+    )
+    backend = attention(platform) if attention is PagedHostAttention else attention()
+    decoder = SpeculativeDecoder(
+        target,
+        load_drafter(FIXTURES / "target", target),
+        platform,
+        config,
+        attention=backend,
+        prefill_chunk=prefill_chunk,
+    )
+    decoder.capture()
+    prompts = [[5, 9, 2, 7, 1], [3], [8] * 11]
+    requests = [Request(prompt_token_ids=prompt, max_tokens=64) for prompt in prompts]
+    for result, prompt in zip(decoder.generate(requests), prompts, strict=True):
+        assert len(prompt) + len(result.token_ids) == 64
+    assert decoder.metrics.num_drafts > 0
+    # Only what stands past max_model_len may go unaccepted: nothing can be drafted there.
+    short = [decoder.metrics.num_drafts - accepted for accepted in decoder.metrics.accepted]
+    assert max(short) <= len(prompts)
