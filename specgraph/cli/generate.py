@@ -15,7 +15,7 @@ from rich.table import Table
 from specgraph.cli.json_output import write_json
 from specgraph.decoding.request import Request
 from specgraph.decoding.text import AttentionFlavour, TextGenerator, load_generator
-from specgraph.drafting.config import LoweringChoice
+from specgraph.drafting.config import LoweringChoice, ModeChoice
 from specgraph.errors import CapacityError, ConfigError
 from specgraph.platforms import Platform, open_platform
 
@@ -48,6 +48,10 @@ def generate(
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate.")] = 200,
     max_model_len: Annotated[int | None, typer.Option(help="Tokens of prompt and output together.")] = None,
     lowering: Annotated[LoweringChoice, typer.Option(help="How the draft loop becomes graphs.")] = "auto",
+    mode: Annotated[ModeChoice, typer.Option(help="Which passes run from graphs.")] = "auto",
+    synthetic_acceptance: Annotated[
+        str | None, typer.Option(help="For speed tests: accept by this rate, or these comma-separated shares.")
+    ] = None,
     attention: Annotated[
         AttentionFlavour, typer.Option(help="Where lengths come from: device tensors, host.")
     ] = "device",
@@ -59,6 +63,7 @@ def generate(
 ) -> None:
     """Generate text with speculative decoding; accepted draft tokens are shown green."""
     text = _prompt(prompt, prompt_file)
+    acceptance = _acceptance(synthetic_acceptance)
     opened = open_platform(platform)
 
     def load(speculate: bool) -> TextGenerator:
@@ -69,6 +74,8 @@ def generate(
             num_speculative_tokens=num_speculative_tokens,
             max_model_len=max_model_len,
             lowering=lowering,
+            mode=mode,
+            synthetic_acceptance=acceptance if speculate else None,
             sampled=temperature > 0,
             attention=attention,
             speculate=speculate,
@@ -97,6 +104,19 @@ def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
         return prompt_file.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the prompt file can't be read: {error}") from error
+
+
+def _acceptance(text: str | None) -> float | list[float] | None:
+    """A rate, or shares by position."""
+    if text is None:
+        return None
+    try:
+        shares = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(
+            f"--synthetic-acceptance {text}: give a rate (0.7), or a share a position (0.8,0.6,0.5)"
+        ) from None
+    return shares[0] if len(shares) == 1 else shares
 
 
 def _run(generator: TextGenerator, request: Request, console: Console) -> Timed:
@@ -142,6 +162,7 @@ def _report(generator: TextGenerator, run: Timed, plain: Timed | None, platform:
         "acceptance_per_position": metrics.acceptance_per_position,
         "rounds": metrics.rounds,
         "graph_launches_per_propose": launches,
+        "mode": drafter.resolution.mode.name,
         "lowering": drafter.resolution.lowering,
         "lowering_refusals": drafter.resolution.refusals,
         "platform": platform.info.name,

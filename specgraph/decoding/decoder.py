@@ -288,7 +288,7 @@ class SpeculativeDecoder:
             temperature[: len(states)].copy_(torch.tensor([s.request.temperature for s in states]))
             seeds[: len(states)].copy_(torch.tensor([s.request.seed for s in states]))
         elif self.config.synthetic_acceptance is not None:  # requests of one seed must not all accept alike
-            seeds[: len(states)].copy_(torch.tensor([s.request.seed + s.index for s in states]))
+            seeds[: len(states)].copy_(torch.tensor([(s.request.seed + s.index) % 2**63 for s in states]))
 
     def _finish(self, state: Running, tokens: list[int], accepted: int) -> Chunk:
         """Cut the round's tokens at a stop token or limit."""

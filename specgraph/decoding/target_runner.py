@@ -10,7 +10,14 @@ from torch import Tensor
 from specgraph import kernels
 from specgraph.attention import AttentionBackend, HostLengths, KVCache, PagedAttention, named_cache_tensors
 from specgraph.decoding.verify_buffers import VerifyOutputs, allocate_verify
-from specgraph.drafting import DraftConfig, PromptBuffers, PromptPasses, allocate_prompt, resolve
+from specgraph.drafting import (
+    DraftConfig,
+    PromptBuffers,
+    PromptPasses,
+    acceptance_chances,
+    allocate_prompt,
+    resolve,
+)
 from specgraph.graphs import (
     AttentionStack,
     BatchDescriptor,
@@ -63,6 +70,10 @@ class TargetRunner:
         self.resolution = resolve(config.lowering, platform.capabilities, self.attention.host_parameters, config.mode)
         device, dtype = platform.device, target.dtype
         self.buffers = allocate_verify(config, self.query_lens, outputs, draft_vocab_size, dtype, device)
+        chances = (0.0,) * (self.query_lens[-1] - 1)
+        if config.synthetic_acceptance is not None and chances:
+            chances = acceptance_chances(config.synthetic_acceptance, len(chances))
+        self._chances = torch.tensor(chances, dtype=torch.float32, device=device)
         self._prompt_logits = torch.zeros(1, target.vocab_size, dtype=dtype, device=device)
         self.runner: GraphRunner | None = None
         if self.resolution.mode is not GraphMode.NONE:
@@ -85,7 +96,12 @@ class TargetRunner:
             named["draft_to_target"] = self.draft_to_target
         named |= self.attention.named_tensors()
         named |= {**self.buffers.named_tensors(), **self.prompts.buffers.named_tensors()}
-        return {"prompt.logits": self._prompt_logits, **named, **named_cache_tensors(self.caches, "kv_cache")}
+        return {
+            "prompt.logits": self._prompt_logits,
+            "synthetic_acceptance": self._chances,
+            **named,
+            **named_cache_tensors(self.caches, "kv_cache"),
+        }
 
     def capture(self) -> None:
         """Capture every size that the mode asks for, largest first; does nothing in mode NONE."""
@@ -173,7 +189,17 @@ class TargetRunner:
             if b.aux_hidden.shape[1]:
                 b.aux_hidden.copy_(self._for_drafter(out))
             logits = self.target.logits(out.hidden)
-            if self.config.sampled:
+            if self.config.synthetic_acceptance is not None:
+                kernels.verify_synthetic(
+                    logits,
+                    b.draft_token_ids,
+                    self._chances[: batch.query_len - 1],
+                    b.seeds,
+                    b.start_positions,
+                    b.sampled_token_ids,
+                    b.num_sampled,
+                )
+            elif self.config.sampled:
                 kernels.verify_sampled(
                     logits,
                     b.draft_token_ids,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -17,6 +17,7 @@ from specgraph.attention import AttentionBackend, PagedAttention, PagedHostAtten
 from specgraph.decoding.decoder import SpeculativeDecoder
 from specgraph.decoding.request import Chunk, Generation, Request
 from specgraph.drafting import DraftConfig
+from specgraph.drafting.config import LoweringChoice, ModeChoice
 from specgraph.errors import CheckpointError
 from specgraph.models.load import drafter_format, load_drafter, load_target
 from specgraph.platforms import Platform, open_platform
@@ -92,7 +93,10 @@ def load_generator(
     max_num_requests: int = 1,
     max_model_len: int | None = None,
     block_size: int = 16,
-    lowering: Literal["auto", "eager", "piecewise", "step", "merged"] = "auto",
+    lowering: LoweringChoice = "auto",
+    mode: ModeChoice = "auto",
+    draft_schedule: Mapping[int, int] | None = None,
+    synthetic_acceptance: float | Sequence[float] | None = None,
     sampled: bool = False,
     dtype: torch.dtype | None = None,
     attention: AttentionFlavour = "device",
@@ -108,6 +112,9 @@ def load_generator(
         max_num_requests: the largest batch.
         max_model_len: tokens per request; the target's maximum by default.
         lowering: how the draft loop becomes graphs; "auto" takes the strongest that the platform allows.
+        mode: which passes run from graphs, of target and drafter alike.
+        draft_schedule: K by batch, {largest number of requests: K}; always num_speculative_tokens by default.
+        synthetic_acceptance: accept by chance, for measuring speed; see `DraftConfig`.
         sampled: allow temperatures above 0.
         dtype: of weights and activations; the platform's habit by default (float32 on the host, else the target's).
         attention: which flavour of the core's paged attention.
@@ -131,6 +138,9 @@ def load_generator(
         max_model_len=max_model_len or model.max_model_len,
         block_size=block_size,
         lowering=lowering,
+        mode=mode,
+        draft_schedule=draft_schedule,
+        synthetic_acceptance=synthetic_acceptance,
         sampled=sampled,
         check_inputs=check_inputs,
     )
@@ -141,7 +151,8 @@ def load_generator(
     took = time.perf_counter() - start
     resolution = decoder.drafter.resolution if decoder.drafter is not None else decoder.target.resolution
     drafter = f"; drafter {drafter_format(draft_folder)}" if speculate else ""
-    description = f"{opened.info.name}: lowering {resolution.explain()}; captured in {took:.2f} s{drafter}"
+    how = f"mode {resolution.mode}, lowering {resolution.explain()}"
+    description = f"{opened.info.name}: {how}; captured in {took:.2f} s{drafter}"
     return TextGenerator(decoder, tokenizer, stop_token_ids, opened, description)
 
 

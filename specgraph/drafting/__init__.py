@@ -3,7 +3,7 @@
 from specgraph.drafting.batch import DraftTokens, ProposeBatch
 from specgraph.drafting.buffers import DraftBuffers, allocate_buffers
 from specgraph.drafting.chain import ChainProgram
-from specgraph.drafting.config import DraftConfig
+from specgraph.drafting.config import DraftConfig, acceptance_chances
 from specgraph.drafting.drafter import Drafter
 from specgraph.drafting.lowering import Launch, Resolution, launches, resolve
 from specgraph.drafting.parallel import ParallelProgram
@@ -26,6 +26,7 @@ __all__ = [
     "ProposeBatch",
     "Resolution",
     "StepwiseProgram",
+    "acceptance_chances",
     "allocate_buffers",
     "allocate_prompt",
     "launches",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from specgraph.errors import ConfigError
@@ -43,6 +44,10 @@ class DraftConfig:
     """How the draft loop becomes graphs; the strongest that goes with the mode."""
     sampled: bool = False
     """Draw drafts by temperature and keep their distributions; otherwise drafts are greedy."""
+    synthetic_acceptance: float | Sequence[float] | None = None
+    """For measuring speed: accept drafts by chance instead of by the target. A number is the chance that a draft token
+    stands when all before it do; a list gives, for each of the K positions, the share of drafts accepted there. The
+    output is then not the target's."""
     fallback: Fallback = "error"
     """What to do with a batch larger than every captured size."""
     check_inputs: bool = False
@@ -59,6 +64,8 @@ class DraftConfig:
                 f"num_speculative_tokens is {self.num_speculative_tokens}, and max_model_len only {self.max_model_len}"
             )
         self._check_schedule()
+        if self.synthetic_acceptance is not None:
+            acceptance_chances(self.synthetic_acceptance, self.num_speculative_tokens)
         prefill_sizes(self.max_model_len, self.prefill_sizes)
         sizes = capture_sizes(self.max_num_requests, self.capture_sizes)
         if (
@@ -124,3 +131,27 @@ class DraftConfig:
         """Columns of the block table: room for every row that a padded pass can reach, so that lengths past
         max_model_len read the null block and never past the table."""
         return -(-(self.max_model_len + 2 * self.query_len) // self.block_size)
+
+
+def acceptance_chances(synthetic: float | Sequence[float], num_speculative_tokens: int) -> tuple[float, ...]:
+    """For each position, the chance that its token stands when all before it do.
+
+    Args:
+        synthetic: as `DraftConfig.synthetic_acceptance`.
+
+    Raises:
+        ConfigError: not a share, not one a position, or rising: a token stands only where those before it do.
+    """
+    k = num_speculative_tokens
+    if isinstance(synthetic, int | float):
+        if not 0 <= synthetic <= 1:
+            raise ConfigError(f"synthetic_acceptance {synthetic} is not in 0..1")
+        return (float(synthetic),) * k
+    shares = [1.0, *synthetic]
+    if len(shares) != k + 1 or any(not 0 <= share <= 1 for share in shares):
+        raise ConfigError(f"synthetic_acceptance {list(synthetic)}: give {k} shares (one a draft token), each in 0..1")
+    if any(after > before for before, after in pairwise(shares)):
+        raise ConfigError(
+            f"synthetic_acceptance {list(synthetic)} rises; a draft token is accepted only where all before it are"
+        )
+    return tuple(after / before if before else 0.0 for before, after in pairwise(shares))

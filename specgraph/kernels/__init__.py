@@ -13,6 +13,7 @@ from specgraph.kernels.prompt import begin_prefill
 from specgraph.kernels.rejection import verify_greedy, verify_sampled
 from specgraph.kernels.shift import shift_token_ids
 from specgraph.kernels.slots import advance
+from specgraph.kernels.synthetic import verify_synthetic
 from specgraph.kernels.take_rows import take_rows
 
 __all__ = [
@@ -39,4 +40,5 @@ __all__ = [
     "take_rows",
     "verify_greedy",
     "verify_sampled",
+    "verify_synthetic",
 ]

@@ -14,7 +14,7 @@ from specgraph.kernels import noise
 from specgraph.kernels.library import define
 
 
-def _commit(
+def commit(
     accept: Tensor, chosen: Tensor, draft_token_ids: Tensor, live: Tensor, sampled: Tensor, num_sampled: Tensor
 ) -> None:
     """accept bool [R, K], chosen int64 [R, K + 1]: the target's own token wherever the chain ends."""
@@ -31,7 +31,7 @@ def _greedy(
 ) -> None:
     requests, steps = draft_token_ids.shape
     chosen = target_logits.argmax(dim=-1).view(requests, steps + 1)
-    _commit(chosen[:, :-1] == draft_token_ids, chosen, draft_token_ids, start_positions >= 0, sampled, num_sampled)
+    commit(chosen[:, :-1] == draft_token_ids, chosen, draft_token_ids, start_positions >= 0, sampled, num_sampled)
 
 
 _greedy_op = define(
@@ -101,7 +101,7 @@ def _sampled(
     best = logits.argmax(dim=-1)
     chosen = torch.where(warm[:, None], keys.argmax(dim=-1), best)
     accept = torch.where(warm[:, None], accept, best[:, :steps] == draft_token_ids)
-    _commit(accept & given, chosen, draft_token_ids, start_positions >= 0, sampled_token_ids, num_sampled)
+    commit(accept & given, chosen, draft_token_ids, start_positions >= 0, sampled_token_ids, num_sampled)
 
 
 _sampled_op = define(

@@ -53,6 +53,7 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
         "draft_greedy": ((f32(R, DV), OFFSETS, step, ids, drafts), {}),
         "draft_gumbel": ((f32(R, DV), OFFSETS, torch.ones(R), i64(R), lengths, step, ids, drafts, f32(R, K, DV)), {}),
         "verify_greedy": ((f32(R * Q, V), drafts, i64(R), i64(R, Q), i32(0, 0, 0)), {}),
+        "verify_synthetic": ((f32(R * Q, V), drafts, torch.ones(K) / 2, i64(R), i64(R), i64(R, Q), i32(0, 0, 0)), {}),
         "verify_sampled": (
             (f32(R * Q, V), drafts, torch.softmax(f32(R, K, DV), -1), OFFSETS, torch.ones(R), i64(R), i64(R), i64(R, Q),
              i32(0, 0, 0)), {},
