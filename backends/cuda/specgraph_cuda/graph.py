@@ -31,8 +31,11 @@ class CudaGraphPool:
         """A graph in this pool was captured (+1) or dropped (-1)."""
         self._graphs += change
         if self._graphs == 0:
-            # torch retires a pool when its last graph goes: the next capture starts a new one.
+            # torch retires a pool when its last graph goes, and keeps its memory until the cache is emptied. The next
+            # capture starts a new pool.
             self.handle = torch.cuda.graph_pool_handle()
+            if not torch.cuda.is_current_stream_capturing():
+                torch.cuda.empty_cache()
 
     def close(self) -> None:
         """Refuse new captures; the graphs in it stay until they are closed."""
@@ -76,14 +79,14 @@ class CudaGraph(Graph):
                         yield
                     except BaseException as error:
                         self._abandon(graph, side)
-                        if isinstance(error, SpecgraphError) or not isinstance(error, Exception):
+                        if (explained := _explained(error)) is None:
                             raise
-                        raise _explained(error) from error
+                        raise explained from error
                     try:
                         graph.capture_end()
                     except Exception as error:
                         self._abandon(graph, side)
-                        raise _explained(error) from error
+                        raise _explained(error) or CaptureError(f"capture failed: {error}") from error
             finally:
                 if collecting:
                     gc.enable()
@@ -149,21 +152,23 @@ _HOST_READS = (
 )
 
 
-def _explained(error: Exception) -> CaptureError:
-    """The driver's words for what a capture can't hold, in ours."""
+def _explained(error: BaseException) -> CaptureError | None:
+    """The driver's words for what a capture can't hold, in ours; None for an exception of the captured code's own."""
     if isinstance(error, torch.cuda.OutOfMemoryError):
         free, total = (value / 2**30 for value in torch.cuda.mem_get_info())
         return CaptureError(
             f"out of memory during capture ({free:.1f} of {total:.1f} GiB free): what was captured of this graph is "
-            f"released; capture smaller sizes, or give the KV cache less. {str(error).splitlines()[0]}"
+            f"released; capture smaller sizes, or give the KV cache less. {_first_line(error)}"
         )
-    text = str(error)
-    if "capturing" in text or "StreamCaptureUnsupported" in text or "capture" in text.lower():
-        first = text.strip().splitlines()[0]
-        if any(words in text for words in _HOST_READS):
-            return HostReadError(
-                f"captured code synchronises or reads a device value on the host ({first}). Keep the value on the "
-                "device: no .item(), .tolist(), .cpu(), boolean test or data-dependent shape in a capture."
-            )
-        return CaptureError(f"capture failed: {first}")
-    return CaptureError(f"capture failed: {type(error).__name__}: {error}")
+    if isinstance(error, SpecgraphError) or not isinstance(error, RuntimeError) or "captur" not in str(error).lower():
+        return None
+    if any(words in str(error) for words in _HOST_READS):
+        return HostReadError(
+            f"captured code synchronises or reads a device value on the host ({_first_line(error)}). Keep the value on "
+            "the device: no .item(), .tolist(), .cpu(), boolean test or data-dependent shape in a capture."
+        )
+    return CaptureError(f"capture failed: {_first_line(error)}")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -33,6 +33,7 @@ class CudaPlatform(Platform):
         self._info = PlatformInfo("cuda", device, properties.name, versions(device))
         self._total = int(properties.total_memory)
         self._capture_stream: torch.cuda.Stream | None = None
+        self._is_closed = False
         self._capabilities = found_capabilities(device)
         if self._capabilities.triton:
             from specgraph_cuda.kernels import register_kernels
@@ -79,10 +80,12 @@ class CudaPlatform(Platform):
 
     def graph_pool(self) -> CudaGraphPool:
         """See `Platform.graph_pool`."""
+        self._refuse_closed()
         return CudaGraphPool()
 
     def graph(self, pool: GraphPool | None = None) -> CudaGraph:
         """See `Platform.graph`."""
+        self._refuse_closed()
         if pool is not None and not isinstance(pool, CudaGraphPool):
             raise PlatformError(f"{pool!r} is no pool of the cuda platform")
         return CudaGraph(self, pool or CudaGraphPool())
@@ -94,6 +97,11 @@ class CudaPlatform(Platform):
     def close(self) -> None:
         """See `Platform.close`. Graphs and tensors belong to those who made them."""
         self._capture_stream = None
+        self._is_closed = True
+
+    def _refuse_closed(self) -> None:
+        if self._is_closed:
+            raise PlatformError("this cuda platform is closed: open another one")
 
     def capture_stream(self, asked: Stream | None) -> torch.cuda.Stream:
         """Where a capture runs: as asked, else the current stream, which may not be the default one."""

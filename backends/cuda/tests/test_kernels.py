@@ -107,6 +107,19 @@ def test_draft_greedy_takes_the_first_of_equals(vocab: int) -> None:
     assert torch.equal(token_ids, first)
 
 
+def test_a_row_of_nan_still_gives_a_token_that_exists() -> None:
+    logits = make(3, 5000)
+    logits[1] = float("nan")
+    step, result = torch.tensor([0], device="cuda"), torch.zeros(3, 1, dtype=torch.int64, device="cuda")
+    token_ids, offsets = torch.empty(3, dtype=torch.int64, device="cuda"), torch.zeros(5000, dtype=torch.int64).cuda()
+    kernels.draft_greedy(logits, offsets, step, token_ids, result)
+    assert token_ids[1] == 0
+    weight = make(5000, 512)
+    x = torch.full((3, 512), float("nan"), device="cuda", dtype=torch.bfloat16)
+    kernels.greedy_head(x, None, 0.0, weight, offsets, step, token_ids, result)
+    assert token_ids.tolist() == [0, 0, 0]
+
+
 CASES = [
     # block size, rows a request, lengths, causal, heads, kv heads, head dim
     (16, 1, [0, 1, 15, 16, 17, 63, 64, 65, 1000], True, 32, 8, 128),

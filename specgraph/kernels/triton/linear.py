@@ -116,7 +116,8 @@ def head_kernel(
         a = tl.load(x_rows + k, mask=live[:, None], other=0.0)
         acc = tl.dot(a, tl.trans(tl.load(w_rows + k, eviction_policy="evict_first")), acc)
     logits = acc.to(x.dtype.element_ty).to(tl.float32)
-    logits = tl.where((column < columns)[None, :], logits, float("-inf"))
+    # A NaN never wins (it differs from itself): a padded row of garbage still gives a token that exists.
+    logits = tl.where((column < columns)[None, :] & (logits == logits), logits, float("-inf"))
     value, index = tl.max(logits, axis=1, return_indices=True, return_indices_tie_break_left=True)
     tl.store(best_value + block * rows + row, value, mask=live)
     tl.store(best_index + block * rows + row, block * COLUMNS + index, mask=live)
@@ -133,6 +134,7 @@ def best_kernel(logits, best_value, best_index, rows, columns, stride, COLUMNS: 
     column = block * COLUMNS + tl.arange(0, COLUMNS)
     at = logits + row.to(tl.int64) * stride + column
     value = tl.load(at, mask=column < columns, other=float("-inf")).to(tl.float32)
+    value = tl.where(value == value, value, float("-inf"))  # as in `head_kernel`
     best, index = tl.max(value, axis=0, return_indices=True, return_indices_tie_break_left=True)
     tl.store(best_value + block * rows + row, best)
     tl.store(best_index + block * rows + row, block * COLUMNS + index)
