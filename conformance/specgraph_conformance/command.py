@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from specgraph.errors import ConfigError
+
 from specgraph_conformance.case import GROUPS
 from specgraph_conformance.render import as_json, check_writable, print_report, write_report
 from specgraph_conformance.run import Selection, run_suite

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-
 from specgraph.attention import AttentionLayer
 from specgraph.models.protocol import DraftHead
+from torch import Tensor
 
 
 def rotate(x: Tensor, rotary: Tensor | None, positions: Tensor) -> Tensor:

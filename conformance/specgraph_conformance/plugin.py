@@ -43,6 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if name is None:
         return
     from specgraph.errors import SpecgraphError
+
     from specgraph_conformance.session import open_session
 
     try:

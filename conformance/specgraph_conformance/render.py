@@ -14,8 +14,8 @@ from rich.console import Console, Group
 from rich.markup import escape as plain
 from rich.table import Table
 from rich.text import Text
-
 from specgraph.errors import ConfigError
+
 from specgraph_conformance.case import GROUPS
 from specgraph_conformance.report import OUTCOMES, Report
 

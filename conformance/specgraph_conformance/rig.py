@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from specgraph.attention import NULL_BLOCK, AttentionBackend, KVCache, PagedAttention, PagedHostAttention
 from specgraph.decoding import allocate_caches
 from specgraph.drafting import DraftConfig, Drafter, DraftTokens, ProposeBatch
 from specgraph.errors import UnsupportedError
 from specgraph.models.protocol import DraftHead
 from specgraph.platforms import Graph, GraphPool, Platform
+from torch import Tensor
+
 from specgraph_conformance.case import Absent
 from specgraph_conformance.tiny_models import VOCAB
 
@@ -105,7 +105,7 @@ def make_config(
 ) -> DraftConfig:
     """A small drafter's limits; captures 1, 2 and `max_num_requests` requests."""
     sizes = sorted({1, min(2, max_num_requests), max_num_requests})
-    options = {"capture_sizes": sizes, "block_size": 16, **options}
+    options = {"capture_sizes": tuple(sizes), "block_size": 16, **options}
     return DraftConfig(
         num_speculative_tokens=k,
         max_num_requests=max_num_requests,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specgraph.errors import ConfigError, SpecgraphError
+
 from specgraph_conformance.plugin import UNHEALTHY
 from specgraph_conformance.records import RecordFile
 from specgraph_conformance.report import CaseResult, Report, Subject

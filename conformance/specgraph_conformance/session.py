@@ -7,9 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-
 from specgraph.errors import ConfigError, PlatformError
 from specgraph.platforms import Discovered, Platform, discover, open_platform
+
 from specgraph_conformance.case import Case
 from specgraph_conformance.records import RecordFile
 from specgraph_conformance.render import check_writable, write_report

@@ -10,14 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-
 from specgraph.models.config import ModelConfig
 from specgraph.models.decoder_layer import DecoderLayer
 from specgraph.models.eagle import EagleHead, EagleWeights
 from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
 from specgraph.models.llama import LlamaTarget
 from specgraph.models.protocol import DraftHead
+from torch import Tensor
 
 VOCAB = 64
 HIDDEN = 128

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from torch import Tensor
-
 from specgraph.attention import (
     NULL_SLOT,
     AttentionLayer,
@@ -22,6 +20,8 @@ from specgraph.errors import UnsupportedError
 from specgraph.models.config import RotaryConfig
 from specgraph.models.rotary import rotary_table
 from specgraph.platforms import Platform
+from torch import Tensor
+
 from specgraph_conformance import oracles
 from specgraph_conformance.case import Absent, case
 from specgraph_conformance.rig import attention_backend, captured, expect_equal, on_host

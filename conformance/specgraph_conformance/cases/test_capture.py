@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
 from specgraph.errors import CaptureError
 from specgraph.platforms import Graph, Platform
+from torch import Tensor
+
 from specgraph_conformance.case import case
 from specgraph_conformance.rig import captured, expect_equal, on_host
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
-
 from specgraph.platforms import Platform
+
 from specgraph_conformance.case import case
 from specgraph_conformance.rig import captured, expect_equal, on_host
 

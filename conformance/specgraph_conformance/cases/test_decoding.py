@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
 from specgraph.attention import AttentionMetadata
 from specgraph.decoding import Request, SpeculativeDecoder
 from specgraph.errors import UnsupportedError
 from specgraph.platforms import LOWERINGS, Platform
+from torch import Tensor
+
 from specgraph_conformance.case import Absent, case
 from specgraph_conformance.oracles import DenseKeys
 from specgraph_conformance.rig import attention_backend, make_config
@@ -32,7 +32,7 @@ def decoder(
     One capture size, so that every pass has one shape and bits don't depend on who else is in the batch.
     """
     keep = {name: options.pop(name) for name in ("num_blocks", "prefill_chunk") if name in options}
-    config = make_config(lowering=lowering, **{"k": 4, "max_num_requests": 3, "capture_sizes": [3]} | options)
+    config = make_config(lowering=lowering, **{"k": 4, "max_num_requests": 3, "capture_sizes": (3,)} | options)
     target = make_target(MODEL_SEED, platform.device)
     head = None if kind is None else make_head(kind, MODEL_SEED, platform.device)
     try:
@@ -228,7 +228,7 @@ def test_sampled(platform: Platform) -> None:
     asked = [
         Request(prompt_token_ids=prompt, max_tokens=3, temperature=temperature, seed=1000 + i) for i in range(draws)
     ]
-    with decoder(platform, sampled=True, k=2, max_num_requests=16, capture_sizes=[16], max_model_len=32) as made:
+    with decoder(platform, sampled=True, k=2, max_num_requests=16, capture_sizes=(16,), max_model_len=32) as made:
         results = generate(made, asked)
         assert sum(made.metrics.accepted) > draws // 10
     first = (target_logits(prompt, [])[-1] / temperature).softmax(-1)

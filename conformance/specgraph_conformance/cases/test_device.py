@@ -6,9 +6,9 @@ import gc
 
 import pytest
 import torch
-
 from specgraph.errors import SpecgraphError
 from specgraph.platforms import Discovered, Platform
+
 from specgraph_conformance.case import case
 from specgraph_conformance.rig import captured, expect_equal, on_host
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
 from specgraph.attention import NULL_SLOT
 from specgraph.drafting import DraftConfig
 from specgraph.errors import CapacityError, CaptureError, ConfigError, StaleInputError
 from specgraph.graphs import BatchDescriptor, GraphRunner
 from specgraph.platforms import LOWERINGS, Platform
+from torch import Tensor
+
 from specgraph_conformance.case import case
 from specgraph_conformance.oracles import chain_draft, gather_request
 from specgraph_conformance.rig import (
@@ -74,15 +76,24 @@ def compare(
     batches = make_batches(config, ours.head.aux_size, seed, sizes)
     rounds = run(ours, batches)
     assert all(r.from_graph for r in rounds[0]), "a batch ran without its graph"
-    eager_config = make_config(
-        lowering="eager",
-        k=config.num_speculative_tokens,
-        max_num_requests=config.max_num_requests,
-        max_model_len=config.max_model_len,
-        sampled=config.sampled,
-        capture_sizes=config.capture_sizes,
-    )
-    assert_same(rounds, run(rig(platform, eager_config, attention, kind, dtype), batches))
+    # Keyed without the lowering, so that every lowering is compared with one eager run.
+    config = replace(config, lowering="eager")
+    assert_same(rounds, eager_rounds(platform, config, attention, seed, kind, dtype or torch.float32, tuple(sizes)))
+
+
+@lru_cache
+def eager_rounds(
+    platform: Platform,
+    config: DraftConfig,
+    attention: str,
+    seed: int,
+    kind: str,
+    dtype: torch.dtype,
+    sizes: tuple[int, ...],
+) -> tuple[list[Round], list[tuple[Tensor, Tensor]]]:
+    """The same rounds in eager: one run for all lowerings."""
+    eager = rig(platform, config, attention, kind, dtype)
+    return run(eager, make_batches(config, eager.head.aux_size, seed, sizes))
 
 
 def oracle_rounds(platform: Platform, config: DraftConfig, attention: str, seed: int, sizes: Sequence[int]) -> None:
@@ -270,7 +281,7 @@ def test_attends(platform: Platform, lowering: str, seed: int) -> None:
     cause="padded rows run with a slot of a real block instead of -1",
 )
 def test_padding_writes(platform: Platform, attention: str, lowering: str, seed: int) -> None:
-    config = make_config(lowering=lowering, capture_sizes=[4])
+    config = make_config(lowering=lowering, capture_sizes=(4,))
     made = rig(platform, config, attention)
     full, small = make_batches(config, made.head.aux_size, seed, [4, 1])
     made.round(full)
@@ -296,7 +307,7 @@ def test_padding_writes(platform: Platform, attention: str, lowering: str, seed:
     cause="the tail of the buffers keeps the last, larger batch",
 )
 def test_shrinking(platform: Platform, lowering: str, seed: int) -> None:
-    config = make_config(lowering=lowering, capture_sizes=[4])
+    config = make_config(lowering=lowering, capture_sizes=(4,))
     made, alone = rig(platform, config, "paged"), rig(platform, config, "paged")
     full, small = make_batches(config, made.head.aux_size, seed, [4, 2])
     (expected,) = [alone.round(small)]
@@ -416,12 +427,14 @@ class RowCount:
 )
 def test_rows(platform: Platform, lowering: str, seed: int) -> None:
     head = RowCount(make_head("eagle", 1, platform.device))
-    config = make_config(lowering=lowering, k=3, max_num_requests=5, capture_sizes=[2, 5])
+    config = make_config(lowering=lowering, k=3, max_num_requests=5, capture_sizes=(2, 5))
     made = DraftRig(platform, head, config)
     for batch in make_batches(config, head.aux_size, seed, [2, 5]):
         made.round(batch)
     q = config.query_len
-    assert set(head.rows) == {2 * q, 2, 5 * q, 5}
+    # Prompts are captured too, at sizes of their own.
+    assert set(head.rows) >= {2 * q, 2, 5 * q, 5}
+    assert head.rows.count(2) >= head.rows.count(2 * q)
     made.close()
 
 
@@ -433,11 +446,11 @@ def test_rows(platform: Platform, lowering: str, seed: int) -> None:
     cause="sizes are rounded or cut to a multiple without a word",
 )
 def test_sizes(platform: Platform, lowering: str) -> None:
-    sizes = [1, 3, 5, 7]
+    sizes = (1, 3, 5, 7)
     made = rig(platform, make_config(lowering=lowering, max_num_requests=7, capture_sizes=sizes), "paged")
     assert made.drafter.runner is not None
     seen = made.drafter.runner.descriptors
-    assert sorted({d.num_requests for d in seen}) == sizes
+    assert sorted({d.num_requests for d in seen}) == list(sizes)
     made.close()
 
 
@@ -468,7 +481,7 @@ def test_alignment(platform: Platform, k: int) -> None:
     cause="a buffer is allocated for the asked maximum and sliced at the padded one",
 )
 def test_largest(platform: Platform, lowering: str, seed: int) -> None:
-    config = make_config(lowering=lowering, max_num_requests=5, capture_sizes=[2, 5])
+    config = make_config(lowering=lowering, max_num_requests=5, capture_sizes=(2, 5))
     oracle_rounds(platform, config, "paged", seed, [5, 3])
 
 
@@ -635,7 +648,7 @@ def test_repeats(platform: Platform, lowering: str, seed: int) -> None:
     cause="host lengths are computed before the accepted counts are known",
 )
 def test_rejected(platform: Platform, attention: str, lowering: str, numbers: str, seed: int) -> None:
-    config = make_config(lowering=lowering, k=4)
+    config = make_config(lowering=lowering, k=4, capture_sizes=(4,))
     made, other = rig(platform, config, attention), rig(platform, config, attention)
     (batch,) = make_batches(config, made.head.aux_size, seed, [3])
     fields = {n: getattr(batch, n) for n in HostBatch.__slots__} | {"num_sampled": [1, 2, 1]}
@@ -669,7 +682,7 @@ def test_each_step(platform: Platform, attention: str, lowering: str, seed: int)
     cause="graphs, updates or pools are kept by size in a table that both share",
 )
 def test_two(platform: Platform, attention: str, lowering: str, seed: int) -> None:
-    config = make_config(lowering=lowering)
+    config = make_config(lowering=lowering, capture_sizes=(2, 4))
     one, other = rig(platform, config, attention), rig(platform, config, attention, kind="eagle3")
     alone = rig(platform, config, attention)
     batches = make_batches(config, one.head.aux_size, seed, [4, 2, 3])

@@ -7,10 +7,10 @@ import threading
 
 import pytest
 import torch
-
 from specgraph.errors import CaptureError, ReadSetError, SpecgraphError
 from specgraph.graphs import BatchDescriptor, GraphRunner
 from specgraph.platforms import Platform
+
 from specgraph_conformance.case import case
 from specgraph_conformance.cases.test_capture import assert_usable
 from specgraph_conformance.cases.test_task_update import Tasks

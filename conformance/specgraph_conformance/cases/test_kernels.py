@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
 from specgraph import kernels
 from specgraph.attention import NULL_SLOT
 from specgraph.platforms import Platform
+from torch import Tensor
+
 from specgraph_conformance.case import case
 from specgraph_conformance.rig import captured, expect_equal, on_host
 

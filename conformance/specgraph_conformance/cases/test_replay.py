@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from specgraph.platforms import Graph, Platform
 from torch import Tensor
 from torch.nn import functional
 
-from specgraph.platforms import Graph, Platform
 from specgraph_conformance.case import case
 from specgraph_conformance.rig import captured, expect_equal, on_host
 

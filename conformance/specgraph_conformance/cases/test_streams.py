@@ -6,10 +6,10 @@ import threading
 
 import pytest
 import torch
-from torch import Tensor
-
 from specgraph.errors import OrderError, UnsupportedError
 from specgraph.platforms import Platform
+from torch import Tensor
+
 from specgraph_conformance.case import Absent, case
 from specgraph_conformance.rig import captured, on_host
 

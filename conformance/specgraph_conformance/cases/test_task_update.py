@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from torch import Tensor
-
 from specgraph.attention import (
     AttentionBackend,
     AttentionLayer,
@@ -23,6 +21,8 @@ from specgraph.attention import (
 from specgraph.errors import SpecgraphError, UnsupportedError, UpdateError
 from specgraph.graphs import UpdatePlan
 from specgraph.platforms import Graph, Platform
+from torch import Tensor
+
 from specgraph_conformance.case import Absent, case
 from specgraph_conformance.rig import expect_equal, on_host
 
