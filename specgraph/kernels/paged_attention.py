@@ -58,7 +58,7 @@ def _request(query: Tensor, keys: Tensor, values: Tensor, scale: float, causal: 
     grouped = grouped.reshape(kv_heads, -1, dim)
     scores = torch.bmm(grouped * scale, keys.float().permute(1, 2, 0))
     if causal and rows > 1:
-        hidden = torch.ones(rows, length, dtype=torch.bool).triu_(length - rows + 1)
+        hidden = torch.ones(rows, length, dtype=torch.bool, device=scores.device).triu_(length - rows + 1)
         scores.view(kv_heads, -1, rows, length).masked_fill_(hidden, float("-inf"))
     out = torch.bmm(torch.softmax(scores, dim=-1), values.float().permute(1, 0, 2))
     return out.view(kv_heads, -1, rows, dim).permute(2, 0, 1, 3).reshape(rows, heads, dim).to(query.dtype)

@@ -134,6 +134,9 @@ def make_attention(platform: NpuPlatform, name: str) -> HostOpAttention:
 
 
 def attention_factories() -> Mapping[str, Callable[..., HostOpAttention]]:
-    """By name, for `Platform.attention_backends`. MLA rows need rope parts, which the core's layers don't have."""
-    names = [name for name, row in HOST_OPS.items() if "query_rope" not in row.tensors]
+    """By name, for `Platform.attention_backends`: what is installed here, and works with the core's layers.
+
+    MLA rows need rope parts, which those layers don't have.
+    """
+    names = [name for name, row in HOST_OPS.items() if "query_rope" not in row.tensors and row.available()]
     return {name: partial(make_attention, name=name) for name in names}

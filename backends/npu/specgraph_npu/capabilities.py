@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from specgraph_npu.platform import NpuPlatform
 
 _TASK_NAMES = ("graph_task_group_begin", "graph_task_group_end", "graph_task_update_begin", "graph_task_update_end")
+_ONE_WAIT = "torch_npu takes one wait for each record that is issued; a record captured in a graph is issued once"
 
 
 def probe_capabilities(platform: NpuPlatform) -> Capabilities:
     """Try out what can be tried in some milliseconds; the rest is answered by what is installed."""
     graphs = _try_graph(platform)
     missing = [name for name in _TASK_NAMES if not hasattr(platform.npu, name)]
-    events = yes() if hasattr(platform.npu, "ExternalEvent") else no("torch_npu has no ExternalEvent")
+    events = quirk(_ONE_WAIT) if hasattr(platform.npu, "ExternalEvent") else no("torch_npu has no ExternalEvent")
     if events and not has_value_wait():
         events = quirk("the runtime has no aclrtValueWait: an event must be recorded once before it is captured")
     if missing:

@@ -39,6 +39,7 @@ class NpuGraphPool:
         self._users -= 1
         if self._users == 0:
             self._handle = None
+            self._platform.npu.empty_cache()  # torch_npu only marks the pool as free to go
 
     def give_up(self, *, allocating: bool) -> None:
         """Release the share of a graph whose capture failed, which torch_npu does not do itself.
@@ -73,7 +74,8 @@ class NpuGraph(Graph):
         self._error_mode: ErrorMode = "thread_local"
         self._done = (platform.npu.Event(), platform.npu.Event())
         """Recorded after even and odd launches: the updates of launch i wait for launch i - 1."""
-        self._launches = 0
+        self.launches = 0
+        """Replays since the capture."""
         self._ordered_for = -1
         """The launch whose updates were put behind the one before it."""
 
@@ -166,16 +168,16 @@ class NpuGraph(Graph):
         if self._is_closed or self._graph is None:
             state = "is closed" if self._is_closed else "holds no capture"
             raise CaptureError(f"graph {self.number} {state}: nothing to replay")
-        if self._launches:
+        if self.launches:
             self.require_updates()
         stream = self._platform.npu.current_stream()
-        if self.groups and not self._launches:
+        if self.groups and not self.launches:
             stream.wait_stream(self._platform.update_stream)  # the gates' first reset
         for group in self.groups:
             group.updates = 0
         self._graph.replay()
-        self._done[self._launches % 2].record(stream)
-        self._launches += 1
+        self._done[self.launches % 2].record(stream)
+        self.launches += 1
         self._platform.counters.graph_launches += 1
 
     def require_updates(self) -> None:
@@ -184,27 +186,27 @@ class NpuGraph(Graph):
         Raises:
             UpdateError: names the groups without an update.
         """
-        if not self._launches:
+        if not self.launches:
             return
         waiting = [group for group in self.groups if not group.updates]
         if waiting:
             raise UpdateError(
-                f"launch {self._launches} of graph {self.number} stands at {len(waiting)} of {len(self.groups)} task "
+                f"launch {self.launches} of graph {self.number} stands at {len(waiting)} of {len(self.groups)} task "
                 f"groups, first at {waiting[0]}: no update was issued for them. Issue one platform.task_update(group) "
                 "for each group and replay"
             )
 
     def order_updates(self, stream: Stream) -> None:
         """Put the updates of the last launch behind the launch before it, on the device."""
-        if self._ordered_for == self._launches:
+        if self._ordered_for == self.launches:
             return
-        self._ordered_for = self._launches
-        if self._launches >= 2:
-            stream.wait_event(self._done[self._launches % 2])
+        self._ordered_for = self.launches
+        if self.launches >= 2:
+            stream.wait_event(self._done[self.launches % 2])
 
     def release(self) -> None:
         """Open the gates that the last launch stands at, so that it ends, with stale parameters."""
-        if not self._launches:
+        if not self.launches:
             return
         for group in self.groups:
             if not group.updates:
@@ -231,4 +233,4 @@ class NpuGraph(Graph):
         self._platform.graphs.discard(self)
         self._graph = None
         self.groups.clear()
-        self._launches, self._ordered_for = 0, -1
+        self.launches, self._ordered_for = 0, -1

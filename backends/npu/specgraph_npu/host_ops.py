@@ -99,7 +99,7 @@ def _fia2(name: str, *tensors: str) -> HostOp:
 
 
 _PAGED = HostOp(
-    name="paged",
+    name="atb-paged",
     namespace="atb",
     op="_npu_paged_attention",
     overload="default",

@@ -100,6 +100,8 @@ class NpuPlatform(Platform):
 
     def graph(self, pool: GraphPool | None = None) -> Graph:
         """See `Platform.graph`."""
+        if self._is_closed:
+            raise PlatformError("this platform is closed: open it again")
         own = self.graph_pool() if pool is None else pool
         if not isinstance(own, NpuGraphPool):
             raise CaptureError(f"a pool of another platform: {own!r}")

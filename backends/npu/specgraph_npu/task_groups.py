@@ -68,10 +68,11 @@ def update_group(platform: NpuPlatform, group: NpuTaskGroup) -> Generator[None]:
     graph, npu, stream = group.graph, platform.npu, platform.update_stream
     if graph.is_closed or not graph.is_captured:
         raise UpdateError(f"{group}: its graph was {'closed' if graph.is_closed else 'reset'}; capture again")
-    if group.updates:
+    if group.updates or not graph.launches:
+        done = "was updated already since its graph's last launch" if graph.launches else "was not launched yet"
         raise UpdateError(
-            f"{group} was updated already since its graph's last launch: its gate would stay open and the next "
-            "replay would run with stale parameters. Issue one update a replay"
+            f"{group} {done}: its gate would stay open, and the next replay would pass it before its update. Replay "
+            "first, then issue one update"
         )
     with npu.stream(stream):
         graph.order_updates(stream)

@@ -179,14 +179,14 @@ def test_table_refuses_what_a_row_does_not_take(npu, runtime):
     with pytest.raises(ConfigError, match="takes no query_rope"):
         make_call(HOST_OPS["fia"], x, x, x, x, None, num_heads=1, num_kv_heads=1, scale=1.0, tensors={"query_rope": x})
     with pytest.raises(ConfigError, match="gives no log-sum-exp"):
-        make_call(HOST_OPS["paged"], x, x, x, x, x, num_heads=1, num_kv_heads=1, scale=1.0, tensors={})
+        make_call(HOST_OPS["atb-paged"], x, x, x, x, x, num_heads=1, num_kv_heads=1, scale=1.0, tensors={})
     with pytest.raises(ConfigError, match="there are fia"):
         make_attention(npu, "nonsense")
 
 
 def test_paged_attention_without_atb_says_what_is_missing(npu, runtime):
     with pytest.raises(UnsupportedError, match=r"libatb\.so is missing"):
-        make_attention(npu, "paged")
+        make_attention(npu, "atb-paged")
 
 
 @pytest.mark.parametrize("name", [name for name, row in HOST_OPS.items() if row.namespace == "npu"])

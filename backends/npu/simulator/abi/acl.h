@@ -23,6 +23,7 @@ enum Code : int {
   kOpNotFound = 100024,
   kInvalidDevice = 107001,
   kContextNull = 107002,
+  kEventTimestampInvalid = 107006,
   kInvalidHandle = 107017,
   kCaptureDependency = 107024,
   kStreamUnjoined = 107025,
@@ -56,6 +57,7 @@ enum CaptureMode : int { kGlobal = 0, kThreadLocal = 1, kRelaxed = 2 };
 enum CaptureStatus : int { kNotCapturing = 0, kCapturing = 1, kInvalidated = 2 };
 
 constexpr uint32_t kEventExternal = 0x20;
+constexpr uint32_t kEventTimeLine = 0x08;
 
 struct PointerAttributes {
   uint32_t location_id;

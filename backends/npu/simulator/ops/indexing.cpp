@@ -65,3 +65,5 @@ OP(aclnnSplitTensor, (Tensor a, int64_t size, int64_t d, Tensors out), {
   for (size_t k = 0; k < parts.size(); k++) put(out[k], parts[k]);
 })
 OP(aclnnConstantPadNd, (Tensor a, Ints pad, Scalar v, Tensor out), put(out, at::constant_pad_nd(a, pad, v)))
+OP(aclnnInplaceTriu, (Tensor a, int64_t diagonal), a.triu_(diagonal))
+OP(aclnnInplaceTril, (Tensor a, int64_t diagonal), a.tril_(diagonal))

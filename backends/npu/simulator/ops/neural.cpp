@@ -64,3 +64,16 @@ OP(aclnnInplaceRandom, (Tensor a, int64_t low, int64_t high, int64_t seed, int64
    a.random_(low, high, seeded(seed, offset)))
 OP(aclnnMultinomial, (Tensor p, int64_t n, bool replace, int64_t seed, int64_t offset, Tensor out),
    put(out, at::multinomial(p, n, replace, seeded(seed, offset))))
+
+// In capture, seed and offset are device tensors, and the graph adds its own offset.
+static at::Generator seeded(const Tensor& seed, const Tensor& offset, int64_t more) {
+  return seeded(seed.item<int64_t>(), offset.item<int64_t>() + more);
+}
+OP(aclnnInplaceNormalTensor, (Tensor a, float mean, float std, Tensor seed, Tensor offset, int64_t more),
+   a.normal_(mean, std, seeded(seed, offset, more)))
+OP(aclnnInplaceUniformTensor, (Tensor a, double low, double high, Tensor seed, Tensor offset, int64_t more),
+   a.uniform_(low, high, seeded(seed, offset, more)))
+OP(aclnnInplaceRandomTensor, (Tensor a, int64_t low, int64_t high, Tensor seed, Tensor offset, int64_t more),
+   a.random_(low, high, seeded(seed, offset, more)))
+OP(aclnnMultinomialTensor, (Tensor p, int64_t n, bool replace, Tensor seed, Tensor offset, int64_t more, Tensor out),
+   put(out, at::multinomial(p, n, replace, seeded(seed, offset, more))))

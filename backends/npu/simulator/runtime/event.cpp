@@ -210,6 +210,9 @@ aclError aclrtQueryEventWaitStatus(aclrtEvent handle, int* status) {
 aclError aclrtEventElapsedTime(float* out, aclrtEvent from, aclrtEvent to) {
   auto first = event_of(from), last = event_of(to);
   if (!first || !last) return unknown("aclrtEventElapsedTime", first ? to : from);
+  for (auto& event : {first, last})
+    if (event->flag && !(event->flag & acl::kEventTimeLine))
+      return fail(acl::kEventTimestampInvalid, "aclrtEventElapsedTime of an event that keeps no time");
   std::lock_guard lock(world());
   *out = static_cast<float>(last->milliseconds - first->milliseconds);
   return acl::kSuccess;
