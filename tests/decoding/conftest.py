@@ -49,9 +49,14 @@ def eagle3(tmp_path_factory, target) -> DraftHead:
 
 
 @pytest.fixture(scope="session")
-def shadow(target) -> DraftHead:
-    """The target as its own drafter. It never sees a sequence's first token: some drafts are accepted, some not."""
-    return DraftModelHead(target, target.hidden_size)
+def shadow(target_folder, target) -> DraftHead:
+    """The target with a disturbed vocabulary head as its own drafter: some drafts are accepted, some not."""
+    model = load_target(target_folder)
+    g = torch.Generator().manual_seed(5)
+    for name, weight in model.weights().items():
+        if "lm_head" in name:
+            weight.add_(torch.randn(weight.shape, generator=g) * 0.12)
+    return DraftModelHead(model, target.hidden_size)
 
 
 @pytest.fixture(scope="session")
