@@ -7,7 +7,9 @@ import sys
 import typer
 
 from specgraph.cli.bench import bench
+from specgraph.cli.conformance import conformance
 from specgraph.cli.generate import generate
+from specgraph.cli.new_backend import new_backend
 from specgraph.cli.platforms import platforms
 from specgraph.errors import SpecgraphError
 
@@ -17,7 +19,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (generate, platforms, bench):
+for command in (generate, platforms, bench, conformance, new_backend):
     app.command()(command)
 
 
