@@ -8,6 +8,7 @@ import typer
 
 from specgraph.cli.bench import bench
 from specgraph.cli.conformance import conformance
+from specgraph.cli.explain import explain
 from specgraph.cli.generate import generate
 from specgraph.cli.new_backend import new_backend
 from specgraph.cli.platforms import platforms
@@ -19,7 +20,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (generate, platforms, bench, conformance, new_backend):
+for command in (generate, platforms, explain, bench, conformance, new_backend):
     app.command()(command)
 
 

@@ -128,6 +128,10 @@ class GraphRunner:
         """What is captured, in order of capture."""
         return list(self._captured)
 
+    def graphs_of(self, descriptor: BatchDescriptor) -> int:
+        """Graphs that one replay of `descriptor` launches."""
+        return len(self._captured[descriptor].graphs)
+
     @property
     def graph_count(self) -> int:
         """Live graphs."""

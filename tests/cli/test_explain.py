@@ -1,0 +1,116 @@
+"""`specgraph explain`: what it says is captured is what is captured, and each refusal has its reason."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from cli.test_commands import specgraph
+from drafting.pairs import make_head, make_target
+
+from specgraph.attention import PagedAttention, PagedHostAttention
+from specgraph.cli.explain import describe
+from specgraph.decoding import SpeculativeDecoder
+from specgraph.drafting import DraftConfig
+from specgraph.platforms import no
+from specgraph.reference import CpuPlatform
+from specgraph.reference.platform import CAPABILITIES
+
+
+class NoTaskUpdate(CpuPlatform):
+    """A platform that can't rewrite host parameters of captured tasks."""
+
+    @property
+    def capabilities(self):
+        return replace(CAPABILITIES, task_update=no("this device has no such call"))
+
+
+def report_of(kind="eagle", platform=None, host=False, **settings):
+    platform = platform or CpuPlatform()
+    options = {"num_speculative_tokens": 3, "max_num_requests": 4, "max_model_len": 40, "prefill_sizes": [8]}
+    config = DraftConfig(**{**options, "capture_sizes": [1, 4], **settings})
+    target = make_target()
+    attention = PagedHostAttention(platform) if host else PagedAttention()
+    with torch.inference_mode():
+        decoder = SpeculativeDecoder(target, make_head(kind, target), platform, config, attention=attention)
+        report = describe(platform, config, decoder.target, decoder.drafter)
+    decoder.close()
+    return report
+
+
+def rows(report):
+    return [
+        (r["model"], r["phase"], r["requests"], r["rows"], r["k"], r["step"], r["graphs"]) for r in report["captured"]
+    ]
+
+
+def test_every_size_by_phase_and_model():
+    assert rows(report_of()) == [
+        ("target", "prefill", 1, 8, 0, 0, 4),  # three attention layers between four graphs
+        ("target", "verify", 4, 16, 3, 0, 1),
+        ("target", "verify", 1, 4, 3, 0, 1),
+        ("drafter", "prefill", 1, 8, 0, 0, 2),
+        ("drafter", "propose", 4, 16, 3, 0, 1),
+        ("drafter", "propose", 1, 4, 3, 0, 1),
+    ]
+
+
+def test_one_step_graph_serves_all_steps_and_rounds_unless_steps_differ():
+    schedule = {"lowering": "step", "mode": "FULL_DECODE_ONLY", "draft_schedule": {1: 3, 4: 2}}
+    drafter = [row[1:6] for row in rows(report_of(**schedule)) if row[0] == "drafter"]
+    assert drafter == [
+        ("first", 4, 16, 2, 0), ("step", 4, 4, 2, 0), ("first", 4, 12, 2, 0),
+        ("first", 1, 4, 3, 0), ("step", 1, 1, 3, 0), ("first", 1, 3, 3, 0),
+    ]  # fmt: skip
+    modules = [row[1:6] for row in rows(report_of("mtp-modules", **schedule)) if row[0] == "drafter"]
+    assert [row for row in modules if row[0] == "step" and row[1] == 1] == [
+        ("step", 1, 4, 3, 1), ("step", 1, 4, 3, 2), ("step", 1, 3, 3, 1), ("step", 1, 3, 3, 2),
+    ]  # fmt: skip
+
+
+def test_refusals_have_the_capability_s_reason():
+    report = report_of(platform=NoTaskUpdate(), host=True)
+    assert (report["mode"], report["lowering"]) == ("PIECEWISE", "piecewise")
+    assert report["host_parameters"] == ["query_lens", "seq_lens"]
+    for name in ("FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"):
+        assert "this device has no such call" in report["modes"][name]
+    assert report["modes"]["PIECEWISE"] == report["lowerings"]["piecewise"] == "yes"
+    assert "this device has no such call" in report["refusals"]["merged"]
+    assert report["eager"] == ["attention in decode and prefill passes: mode PIECEWISE"]
+
+
+def test_nothing_captured():
+    report = report_of(mode="NONE")
+    assert report["graph_count"] == 0
+    assert report["captured"] == []
+    assert report["eager"] == ["verify and propose: mode NONE", "prompts: mode NONE"]
+
+
+def test_command():
+    run = specgraph("explain", "--sizes", "1", "--max-num-requests", 1, "--prefill-sizes", 64, "--json", "-")
+    assert run.returncode == 0, run.stderr
+    report = json.loads(run.stdout)
+    assert report["graph_count"] == sum(row["graphs"] for row in report["captured"]) > 3
+    assert report["memory_bytes"]["drafter"]["weights"] > 1e6
+    assert "FULL_AND_PIECEWISE" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--draft-schedule", "4"), "REQUESTS:K"),
+        (("--sizes", "a"), "whole numbers"),
+        (("--sizes", "99"), "outside 1..8"),
+        (("--mode", "PIECEWISE", "--lowering", "merged"), "contradicts graph mode PIECEWISE"),
+        (("--draft-schedule", "2:5"), "add an entry"),
+        (("--draft-schedule", "8:0"), "K is 1 to"),
+        (("--shape", "no-such-shape"), "unknown shape"),
+    ],
+)
+def test_bad_input_is_one_message(arguments, message):
+    run = specgraph("explain", *arguments)
+    assert run.returncode == 1
+    assert message in run.stderr
+    assert "Traceback" not in run.stderr
