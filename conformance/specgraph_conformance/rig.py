@@ -62,6 +62,10 @@ def attention_backend(platform: Platform, name: str) -> AttentionBackend:
     if name == "paged":
         return PagedAttention()
     if name == "paged-host":
+        own = [factory(platform) for factory in platform.attention_backends().values()]
+        if any(backend.host_parameters for backend in own):
+            # The core's is plain torch on a device without an op for it: many tasks, and how many depends on lengths.
+            raise Absent("the device has attention with host parameters of its own")
         return PagedHostAttention(platform)
     return platform.attention_backends()[name](platform)
 
