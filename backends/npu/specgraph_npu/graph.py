@@ -168,8 +168,7 @@ class NpuGraph(Graph):
         if self._is_closed or self._graph is None:
             state = "is closed" if self._is_closed else "holds no capture"
             raise CaptureError(f"graph {self.number} {state}: nothing to replay")
-        if self.launches:
-            self.require_updates()
+        self.require_updates()
         stream = self._platform.npu.current_stream()
         if self.groups and not self.launches:
             stream.wait_stream(self._platform.update_stream)  # the gates' first reset
@@ -181,20 +180,21 @@ class NpuGraph(Graph):
         self._platform.counters.graph_launches += 1
 
     def require_updates(self) -> None:
-        """Refuse to go on while the last launch stands at a gate that nobody will open.
+        """Refuse to go on while the last launch stands at a gate that nobody will open. Its gates are opened then, so
+        that the launch ends, with stale parameters, and the device can be used.
 
         Raises:
             UpdateError: names the groups without an update.
         """
-        if not self.launches:
+        waiting = [group for group in self.groups if not group.updates] if self.launches else []
+        if not waiting:
             return
-        waiting = [group for group in self.groups if not group.updates]
-        if waiting:
-            raise UpdateError(
-                f"launch {self.launches} of graph {self.number} stands at {len(waiting)} of {len(self.groups)} task "
-                f"groups, first at {waiting[0]}: no update was issued for them. Issue one platform.task_update(group) "
-                "for each group and replay"
-            )
+        self.release()
+        raise UpdateError(
+            f"launch {self.launches} of graph {self.number} stood at {len(waiting)} of {len(self.groups)} task groups, "
+            f"first at {waiting[0]}: no update was issued for them. What it computed is wrong. Issue one "
+            "platform.task_update(group) for each group and replay"
+        )
 
     def order_updates(self, stream: Stream) -> None:
         """Put the updates of the last launch behind the launch before it, on the device."""

@@ -40,6 +40,7 @@ class NpuPlatform(Platform):
             self.npu.set_device(index)
             self.update_stream: Any = self.npu.Stream()
             self.capture_stream: Any = self._stream_other_than(self.update_stream)
+            self.scratch = torch.zeros(1, device=f"npu:{index}")
             name: str = self.npu.get_device_name(index)
         except RuntimeError as error:
             raise PlatformError(f"NPU {index} can't be opened: {reason_of(error)}") from error

@@ -16,8 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from specgraph.errors import CaptureError, UpdateError
 
 if TYPE_CHECKING:
@@ -68,21 +66,24 @@ def update_group(platform: NpuPlatform, group: NpuTaskGroup) -> Generator[None]:
     graph, npu, stream = group.graph, platform.npu, platform.update_stream
     if graph.is_closed or not graph.is_captured:
         raise UpdateError(f"{group}: its graph was {'closed' if graph.is_closed else 'reset'}; capture again")
-    if group.updates or not graph.launches:
-        done = "was updated already since its graph's last launch" if graph.launches else "was not launched yet"
-        raise UpdateError(
-            f"{group} {done}: its gate would stay open, and the next replay would pass it before its update. Replay "
-            "first, then issue one update"
-        )
+    stands = bool(graph.launches) and not group.updates
     with npu.stream(stream):
         graph.order_updates(stream)
         npu.graph_task_update_begin(stream, group.handle)
         try:
             yield
         except BaseException:
-            _close_update(npu, stream)
-            _open_gate(platform, group)
+            _void_update(platform)
+            if stands:
+                _open_gate(platform, group)
             raise
+        if not stands:
+            _void_update(platform)
+            done = "was updated already since its graph's last launch" if graph.launches else "was not launched yet"
+            raise UpdateError(
+                f"{group} {done}: its gate would stay open, and the next replay would pass it before its update. "
+                "Replay first, then issue one update"
+            )
         try:
             npu.graph_task_update_end(stream)
         except RuntimeError as error:
@@ -102,10 +103,11 @@ def _open_gate(platform: NpuPlatform, group: NpuTaskGroup) -> None:
     platform.counters.event_records += 1
 
 
-def _close_update(npu: Any, stream: torch.Stream) -> None:
-    """Leave the stream usable after a failure between begin and end; the update itself is refused or void."""
+def _void_update(platform: NpuPlatform) -> None:
+    """End an update so that it rewrites nothing: with one op more than was captured, the runtime refuses it."""
+    platform.scratch.sin_()
     try:
-        npu.graph_task_update_end(stream)
+        platform.npu.graph_task_update_end(platform.update_stream)
     except RuntimeError:
         return
 
