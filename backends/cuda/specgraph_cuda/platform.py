@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -13,6 +14,8 @@ from specgraph_cuda.capabilities import found_capabilities, versions
 from specgraph_cuda.graph import CudaGraph, CudaGraphPool
 
 OLDEST_COMPUTE_CAPABILITY = (7, 0)
+
+_log = logging.getLogger(__name__)
 
 
 class CudaPlatform(Platform):
@@ -39,6 +42,8 @@ class CudaPlatform(Platform):
             from specgraph_cuda.kernels import register_kernels
 
             register_kernels(device)
+        else:
+            _log.warning("draft ops run as plain torch ops, several times slower: %s", self._capabilities.triton.reason)
 
     @property
     def info(self) -> PlatformInfo:

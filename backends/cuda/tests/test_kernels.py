@@ -219,7 +219,10 @@ def test_rows_positions_and_slots(requests: int, query_len: int) -> None:
     starts = long(requests, high=140) - 10
     _same_on_both("begin_propose", [long(requests, query_len), counts, starts, table, 96, 16, *outputs, step])
     rows_of = [long(requests * (query_len + 1)) for _ in range(3)]
-    verified = [long(requests), long(requests, query_len), starts, table, 96, 16, *rows_of, long(requests).int()]
+    drafts = long(requests, query_len) - 5  # some are negative: no draft token
+    verified = [long(requests), drafts, starts, table, 96, 16, *rows_of, long(requests).int()]
+    _same_on_both("begin_verify", verified)
+    verified[0], verified[2] = long(requests, 3)[:, 1], long(requests, 2, high=140)[:, 0] - 10  # columns of others
     _same_on_both("begin_verify", verified)
     for _ in range(3):
         _same_on_both("advance", [long(requests, high=120).int(), long(requests), long(requests), step, table, 96, 16])

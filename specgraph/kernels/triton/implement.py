@@ -287,9 +287,10 @@ class TritonOps:
         seq_lens: Tensor, last_rows: Tensor, step_positions: Tensor, step_seq_lens: Tensor, draft_step: Tensor,
     ) -> None:  # fmt: skip
         """See `specgraph.kernels.begin_propose`."""
+        sampled_token_ids = _rows(sampled_token_ids)
         requests, query_len = sampled_token_ids.shape
         rows.begin_propose_kernel[(requests,)](
-            sampled_token_ids, num_sampled, start_positions, block_table, token_ids, positions, slot_mapping,
+            sampled_token_ids, num_sampled.contiguous(), start_positions.contiguous(), block_table, token_ids, positions, slot_mapping,
             seq_lens, last_rows, step_positions, step_seq_lens, draft_step, query_len, sampled_token_ids.stride(0),
             block_table.stride(0), block_table.shape[1], max_model_len, BLOCK=block_size,
             WIDTH=triton.next_power_of_2(query_len), num_warps=1, **self._common(),
@@ -301,9 +302,11 @@ class TritonOps:
         seq_lens: Tensor,
     ) -> None:  # fmt: skip
         """See `specgraph.kernels.begin_verify`."""
+        draft_token_ids = _rows(draft_token_ids)
         query_len = draft_token_ids.shape[1] + 1
         rows.begin_verify_kernel[(last_token_ids.shape[0],)](
-            last_token_ids, draft_token_ids, start_positions, block_table, token_ids, positions, slot_mapping,
+            last_token_ids.contiguous(), draft_token_ids, start_positions.contiguous(), block_table, token_ids,
+            positions, slot_mapping,
             seq_lens, query_len, draft_token_ids.stride(0), block_table.stride(0), block_table.shape[1],
             max_model_len, BLOCK=block_size, WIDTH=triton.next_power_of_2(query_len), num_warps=1, **self._common(),
         )  # fmt: skip

@@ -163,7 +163,8 @@ def begin_verify_kernel(
     draft = tl.load(draft_token_ids + request * draft_stride + offset - 1, mask=row & (offset > 0), other=0)
     token = tl.where(offset == 0, tl.load(last_token_ids + request), draft)
     at = request * query_len + offset
-    tl.store(token_ids + at, tl.where(live, token, 0), mask=row)
+    token = tl.maximum(tl.where(live, token, 0), 0)  # -1, no draft token, is a row that verification rejects
+    tl.store(token_ids + at, token, mask=row)
     raw = start + offset
     clamped = tl.minimum(tl.maximum(tl.where(live, raw, 0), 0), max_model_len - 1)
     tl.store(positions + at, clamped, mask=row)
