@@ -290,7 +290,8 @@ class TritonOps:
         sampled_token_ids = _rows(sampled_token_ids)
         requests, query_len = sampled_token_ids.shape
         rows.begin_propose_kernel[(requests,)](
-            sampled_token_ids, num_sampled.contiguous(), start_positions.contiguous(), block_table, token_ids, positions, slot_mapping,
+            sampled_token_ids, num_sampled.contiguous(), start_positions.contiguous(), block_table, token_ids,
+            positions, slot_mapping,
             seq_lens, last_rows, step_positions, step_seq_lens, draft_step, query_len, sampled_token_ids.stride(0),
             block_table.stride(0), block_table.shape[1], max_model_len, BLOCK=block_size,
             WIDTH=triton.next_power_of_2(query_len), num_warps=1, **self._common(),
