@@ -19,6 +19,9 @@ from specgraph.errors import ConfigError
 from specgraph_conformance.case import GROUPS
 from specgraph_conformance.report import OUTCOMES, Report
 
+SHOWN = 8
+"""Failures that the terminal shows in full: the first are those to mend first."""
+
 
 def as_table(report: Report) -> Group:
     """Counts by group, then each failure with what to do about it, then what is absent and why."""
@@ -34,11 +37,14 @@ def as_table(report: Report) -> Group:
     table.add_section()
     table.add_row("all", *(str(report.counts[outcome]) for outcome in OUTCOMES))
     lines = [Text(f"versions: {_pairs(subject.versions)}; seed {subject.seed}")]
-    for result in report.failures:
+    for result in report.failures[:SHOWN]:
         lines.append(Text(f"\nfailed {result.id}", style="bold red"))
         lines.append(Text(f"  property: {result.property}\n  hazard:   {result.hazard or 'none'}"))
         lines.append(Text(f"  seen:     {result.reason}\n  look at:  {result.cause}"))
         lines.append(Text(f"  again:    {report.rerun_command(result)}"))
+    if rest := report.failures[SHOWN:]:
+        names = dict.fromkeys(result.id.partition("[")[0] for result in rest)
+        lines.append(Text(f"\nand {len(rest)} more, in the JSON and Markdown reports: {', '.join(names)}\n"))
     for outcome in ("xfailed", "absent"):
         for reason, count in Counter(r.reason for r in report.cases if r.outcome == outcome).items():
             lines.append(Text(f"{outcome} ({count}): {reason}", style="dim"))

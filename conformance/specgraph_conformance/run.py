@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ class Selection:
     quick: bool = False
     seed: int = 0
     xfails: Path | None = None
-    pytest_args: Sequence[str] = field(default=("-q", "--no-header", "--tb=short", "--show-capture=no"))
+    pytest_args: Sequence[str] = ("-q", "--no-header", "-rN")
 
     def arguments(self, platform: str) -> list[str]:
         """Arguments for pytest."""
@@ -45,7 +45,8 @@ class Selection:
         out += ["-k", self.keyword] if self.keyword else []
         out += ["--specgraph-quick"] if self.quick else []
         out += ["--specgraph-xfails", str(self.xfails)] if self.xfails else []
-        return [*out, "--specgraph-seed", str(self.seed), *self.pytest_args]
+        traceback = "short" if self.cases else "no"  # the report says what failed; one case is looked into
+        return [*out, "--specgraph-seed", str(self.seed), f"--tb={traceback}", *self.pytest_args]
 
 
 def run_suite(platform: str, selection: Selection, *, quiet: bool = False) -> Report:

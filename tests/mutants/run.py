@@ -44,7 +44,7 @@ def run_mutant(name: str, platform: str, records: str) -> None:
             os.dup2(quiet.fileno(), 2)
         with pytest.MonkeyPatch.context() as patch:
             MUTANTS[name].apply(patch)
-            selection = Selection(hazards=[name], pytest_args=["-q", "-x", "--no-header", "--tb=short"])
+            selection = Selection(hazards=[name], pytest_args=["-q", "-x", "--no-header"])
             pytest.main([*selection.arguments(platform), "--specgraph-records", records])
 
 
