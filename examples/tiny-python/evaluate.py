@@ -40,7 +40,7 @@ class Drafter:
 
     def __init__(self, head: Eagle3Head, embedding: torch.nn.Embedding) -> None:
         self.head, self.embedding, self.target_ids = head, embedding, head.target_ids().tolist()
-        shape = (1, head.config.kv_heads, 0, head.config.head_dim)
+        shape = (1, head.config.layer.kv_heads, 0, head.config.layer.head_dim)
         self.keys, self.values = torch.empty(shape), torch.empty(shape)
 
     def rows(self, tokens: list[int], hidden: torch.Tensor) -> tuple[int, torch.Tensor]:

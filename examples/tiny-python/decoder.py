@@ -1,0 +1,192 @@
+"""Parts that every drafter here is made of, in plain torch: attention, MLP, rotation, a chain's attention, saving."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn import functional as F
+from transformers import LlamaConfig
+
+QueryKeyValue = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class LayerSizes:
+    """Sizes of one decoder layer, and how it rotates."""
+
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rope_theta: float = 10000.0
+    eps: float = 1e-5
+
+    def to_json(self) -> dict[str, Any]:
+        """Their keys in a config.json."""
+        return {
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "mlp_bias": False,
+            "rope_theta": self.rope_theta,
+            "rms_norm_eps": self.eps,
+        }
+
+    @classmethod
+    def of_target(cls, config: LlamaConfig, intermediate_size: int | None = None) -> "LayerSizes":
+        """Those of a layer of the target, with another MLP if one is given."""
+        return cls(
+            hidden_size=config.hidden_size,
+            intermediate_size=intermediate_size or config.intermediate_size,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            eps=config.rms_norm_eps,
+        )
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "LayerSizes":
+        """Read what to_json wrote, out of a whole config.json."""
+        return cls(
+            hidden_size=values["hidden_size"],
+            intermediate_size=values["intermediate_size"],
+            heads=values["num_attention_heads"],
+            kv_heads=values["num_key_value_heads"],
+            head_dim=values["head_dim"],
+            rope_theta=values["rope_theta"],
+            eps=values["rms_norm_eps"],
+        )
+
+
+class Attention(nn.Module):
+    """Projections of an attention; queries, keys and values read `inputs` columns. Head norms as in Qwen3 or none."""
+
+    def __init__(self, sizes: LayerSizes, inputs: int, head_norms: bool = False) -> None:
+        super().__init__()
+        self.sizes = sizes
+        rows, kv_rows = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+        self.q_proj = nn.Linear(inputs, rows, bias=False)
+        self.k_proj = nn.Linear(inputs, kv_rows, bias=False)
+        self.v_proj = nn.Linear(inputs, kv_rows, bias=False)
+        self.o_proj = nn.Linear(rows, sizes.hidden_size, bias=False)
+        if head_norms:
+            self.q_norm = nn.RMSNorm(sizes.head_dim, eps=sizes.eps)
+            self.k_norm = nn.RMSNorm(sizes.head_dim, eps=sizes.eps)
+        self.head_norms = head_norms
+
+    def query(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Rotated queries [B, heads, T, D] of x [B, T, inputs]."""
+        query = self._per_head(self.q_proj(x), self.sizes.heads)
+        return rotate(self.q_norm(query) if self.head_norms else query, positions, self.sizes.rope_theta)
+
+    def key_value(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rotated keys, and values, [B, kv heads, T, D]."""
+        key = self._per_head(self.k_proj(x), self.sizes.kv_heads)
+        key = rotate(self.k_norm(key) if self.head_norms else key, positions, self.sizes.rope_theta)
+        return key, self._per_head(self.v_proj(x), self.sizes.kv_heads)
+
+    def project(self, x: torch.Tensor, positions: torch.Tensor) -> QueryKeyValue:
+        """Queries, keys and values."""
+        return self.query(x, positions), *self.key_value(x, positions)
+
+    def _per_head(self, x: torch.Tensor, heads: int) -> torch.Tensor:
+        return x.unflatten(-1, (heads, self.sizes.head_dim)).transpose(1, 2)
+
+
+class GatedMLP(nn.Module):
+    """Llama's MLP."""
+
+    def __init__(self, sizes: LayerSizes) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(sizes.hidden_size, sizes.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(sizes.hidden_size, sizes.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(sizes.intermediate_size, sizes.hidden_size, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DecoderLayer(nn.Module):
+    """A pre-norm layer, its attention left to the caller: `project`, then attend, then `finish`."""
+
+    def __init__(
+        self, sizes: LayerSizes, inputs: int | None = None, input_norm: bool = True, head_norms: bool = False
+    ) -> None:
+        super().__init__()
+        self.self_attn = Attention(sizes, inputs or sizes.hidden_size, head_norms)
+        self.mlp = GatedMLP(sizes)
+        if input_norm:
+            self.input_layernorm = nn.RMSNorm(sizes.hidden_size, eps=sizes.eps)
+        self.post_attention_layernorm = nn.RMSNorm(sizes.hidden_size, eps=sizes.eps)
+
+    def finish(self, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """From attention's output [B, heads, T, D] to the residual stream [B, T, H] after the layer."""
+        residual = residual + self.self_attn.o_proj(attended.transpose(1, 2).flatten(2))
+        return residual + self.mlp(self.post_attention_layernorm(residual))
+
+
+class ChainAttention:
+    """Attention of a chain drafter in the training-time test of EAGLE-3 (arXiv 2503.01840): one call a draft step.
+
+    Row t of step k sees the keys of step 0 up to row t, and those of steps 1 to k of row t alone: what it sees when a
+    chain of k drafts starts there.
+    """
+
+    def __init__(self) -> None:
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
+
+    def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """query [B, heads, T, D], key and value [B, kv heads, T, D], rotated; returns [B, heads, T, D]."""
+        group = query.shape[1] // key.shape[1]
+        self.keys.append(key.repeat_interleave(group, dim=1))
+        self.values.append(value.repeat_interleave(group, dim=1))
+        rows = query.shape[2]
+        future = torch.ones(rows, rows, dtype=torch.bool, device=query.device).triu(1)
+        scores = (query @ self.keys[0].transpose(-1, -2)).masked_fill(future, float("-inf"))
+        own = [(query * key).sum(-1, keepdim=True) for key in self.keys[1:]]
+        weights = (torch.cat([scores, *own], dim=-1).float() * query.shape[-1] ** -0.5).softmax(-1).to(query.dtype)
+        attended = weights[..., :rows] @ self.values[0]
+        for index, value in enumerate(self.values[1:]):
+            attended = attended + weights[..., rows + index, None] * value
+        return attended
+
+
+def rotate(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tensor:
+    """Llama's rotary embedding in the half-split layout; x [B, heads, T, D], positions [T]."""
+    half = x.shape[-1] // 2
+    frequencies = theta ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
+    angles = positions[:, None].float() * frequencies
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    first, second = x[..., :half], x[..., half:]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def initialise(module: nn.Module) -> None:
+    """Matrices from a normal distribution of deviation 0.02; norms stay ones."""
+    for parameter in module.parameters():
+        if parameter.dim() == 2:
+            nn.init.normal_(parameter, std=0.02)
+
+
+def save_folder(folder: Path, config: dict[str, Any], state: dict[str, torch.Tensor]) -> None:
+    """Write config.json and model.safetensors; floating point becomes float16."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {name: value.detach().cpu().contiguous() for name, value in state.items()}
+    state = {name: value.half() if value.is_floating_point() else value for name, value in state.items()}
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a folder."""
+    return json.loads((folder / "config.json").read_text())
