@@ -1,0 +1,97 @@
+"""What a drafter refuses: one clear error, before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from drafting.pairs import VOCAB, make_head, make_target
+from drafting.rounds import Rounds
+from drafting.test_drafters_bit_equal import make_drafter
+
+from specgraph.drafting import DraftConfig, resolve
+from specgraph.errors import CapacityError, ConfigError, UnsupportedError
+from specgraph.platforms import no
+from specgraph.reference.platform import CAPABILITIES
+
+LIMITS = {"max_num_requests": 2, "max_model_len": 48, "capture_sizes": [2]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"), [("mtp-modules", "has 8 modules, one a draft token"), ("dflash", "trained to fill 8 masked")]
+)
+def test_more_tokens_than_the_head_can_draft(kind, message):
+    with pytest.raises(ConfigError, match=message):
+        make_drafter(make_head(kind, make_target()), "merged", "device", num_speculative_tokens=9, **LIMITS)
+
+
+def test_rounds_of_a_length_that_no_k_makes():
+    schedule = {1: 4, 2: 2}
+    head = make_head("eagle", make_target())
+    drafter = make_drafter(head, "merged", "device", num_speculative_tokens=4, draft_schedule=schedule, **LIMITS)
+    before = drafter.buffers.num_sampled.clone()
+    batch = Rounds(DraftConfig(num_speculative_tokens=3, **LIMITS), head.aux_size, VOCAB, head.dtype, seed=0).next(2)
+    with pytest.raises(ConfigError, match=r"a round of 4 rows a request; with this drafter's K they are 3, 5"):
+        drafter.propose(batch)
+    assert torch.equal(drafter.buffers.num_sampled, before)
+    assert drafter.num_proposes == 0
+
+
+def test_every_k_of_a_schedule_is_captured_at_start_up():
+    """Whatever rounds follow one another, nothing is captured at request time, and K is never other than asked."""
+    schedule = {1: 4, 2: 2}
+    head = make_head("eagle", make_target())
+    drafter = make_drafter(head, "merged", "device", num_speculative_tokens=4, draft_schedule=schedule, **LIMITS)
+    captured = list(drafter.runner.descriptors)
+    for k in (4, 2):
+        limits = {**LIMITS, "capture_sizes": None}
+        rounds = Rounds(DraftConfig(num_speculative_tokens=k, **limits), head.aux_size, VOCAB, head.dtype, seed=k)
+        for n in (1, 2, 1):
+            drafts = drafter.propose(rounds.next(n))
+            # One size is captured, 2, and a size has one K.
+            assert drafts.token_ids.shape == (n, 2)
+            assert drafts.dispatch.captured
+    assert drafter.runner.descriptors == captured
+
+
+def test_a_prompt_pass_longer_than_the_largest_size():
+    drafter = make_drafter(
+        make_head("eagle", make_target()), "merged", "device", num_speculative_tokens=2, prefill_sizes=[8], **LIMITS
+    )
+    with pytest.raises(CapacityError, match="9 rows: passes have 1 to 8; cut the prompt into chunks"):
+        drafter.prefill_prompt(list(range(9)), 0, [1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"draft_schedule": {1: 2}}, "ends at 1 requests"),
+        ({"draft_schedule": {2: 0}}, "K is 1 to num_speculative_tokens = 3"),
+        ({"draft_schedule": {2: 4}}, "K is 1 to num_speculative_tokens = 3"),
+        ({"draft_schedule": {2: -5}}, "K is 1 to"),
+        ({"prefill_sizes": []}, "prefill sizes: the list is empty"),
+        ({"prefill_sizes": [64]}, r"\[64\] are outside 1..48"),
+        ({"mode": "FULLY"}, "unknown graph mode 'FULLY'"),
+    ],
+)
+def test_settings(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        DraftConfig(num_speculative_tokens=3, **LIMITS, **settings)
+
+
+@pytest.mark.parametrize("mode", ["FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"])
+def test_a_mode_that_the_platform_can_t_run(mode):
+    capabilities = replace(CAPABILITIES, task_update=no("no such call here"))
+    with pytest.raises(UnsupportedError, match=f"graph mode {mode} is not possible here.*no such call here"):
+        resolve("auto", capabilities, ("seq_lens",), mode)
+    without = replace(CAPABILITIES, graphs=no("capture fails"))
+    with pytest.raises(UnsupportedError, match="capture fails"):
+        resolve("auto", without, (), mode)
+
+
+def test_lowering_and_mode_that_contradict():
+    with pytest.raises(ConfigError, match="lowering 'piecewise' contradicts graph mode FULL"):
+        resolve("piecewise", CAPABILITIES, (), "FULL")
+    assert resolve("step", CAPABILITIES, (), "FULL").lowering == "step"
+    assert resolve("auto", CAPABILITIES, (), "NONE").lowering == "eager"
