@@ -10,7 +10,7 @@ import torch
 from specgraph.benchmarking.timing import device_time
 from specgraph.platforms import Platform
 
-_BURST = 4
+_BURST = 24
 
 
 def read_bandwidth(platform: Platform, gigabytes: float = 4.0) -> float:

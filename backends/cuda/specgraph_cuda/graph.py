@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class CudaGraphPool:
     """A private pool of torch's caching allocator. Its memory goes back when it and its graphs are closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, platform: CudaPlatform) -> None:
+        self._platform = platform
         self.handle: Any = torch.cuda.graph_pool_handle()
         self.is_closed = False
         self._graphs = 0
@@ -34,7 +35,7 @@ class CudaGraphPool:
             # torch retires a pool when its last graph goes, and keeps its memory until the cache is emptied. The next
             # capture starts a new pool.
             self.handle = torch.cuda.graph_pool_handle()
-            if not torch.cuda.is_current_stream_capturing():
+            if not self._platform.capture_lock.locked():  # freeing memory would break another thread's capture
                 torch.cuda.empty_cache()
 
     def close(self) -> None:
@@ -67,6 +68,20 @@ class CudaGraph(Graph):
         Warm the work up on the same stream first: compilers and libraries initialise, and allocate, on first use.
         """
         self._refuse_unless_empty()
+        if not self._platform.capture_lock.acquire(blocking=False):
+            raise CaptureError("another thread is capturing on this device: capture one graph at a time")
+        try:
+            with self._recorded(stream, error_mode):
+                yield
+        except BaseException:
+            self._platform.capture_lock.release()
+            self._pool.count(0)
+            raise
+        self._platform.capture_lock.release()
+        self._pool.count(+1)
+
+    @contextmanager
+    def _recorded(self, stream: Stream | None, error_mode: ErrorMode) -> Iterator[None]:
         with torch.cuda.device(self._platform.device):
             side = self._platform.capture_stream(stream)
             graph = torch.cuda.CUDAGraph()
@@ -91,7 +106,6 @@ class CudaGraph(Graph):
                 if collecting:
                     gc.enable()
         self._graph = graph
-        self._pool.count(+1)
 
     def replay(self) -> None:
         """See `Graph.replay`."""
@@ -142,7 +156,6 @@ class CudaGraph(Graph):
                 swap_capture(side.cuda_stream)
                 graph.capture_end()
         graph.reset()
-        self._pool.count(0)
 
 
 _HOST_READS = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -37,6 +38,8 @@ class CudaPlatform(Platform):
         self._total = int(properties.total_memory)
         self._capture_stream: torch.cuda.Stream | None = None
         self._is_closed = False
+        self.capture_lock = threading.Lock()
+        """Held during a capture: torch's generator and allocator know one capture of a device at a time."""
         self._capabilities = found_capabilities(device)
         if self._capabilities.triton:
             from specgraph_cuda.kernels import register_kernels
@@ -86,14 +89,14 @@ class CudaPlatform(Platform):
     def graph_pool(self) -> CudaGraphPool:
         """See `Platform.graph_pool`."""
         self._refuse_closed()
-        return CudaGraphPool()
+        return CudaGraphPool(self)
 
     def graph(self, pool: GraphPool | None = None) -> CudaGraph:
         """See `Platform.graph`."""
         self._refuse_closed()
         if pool is not None and not isinstance(pool, CudaGraphPool):
             raise PlatformError(f"{pool!r} is no pool of the cuda platform")
-        return CudaGraph(self, pool or CudaGraphPool())
+        return CudaGraph(self, pool or CudaGraphPool(self))
 
     def is_capturing(self) -> bool:
         """See `Platform.is_capturing`."""

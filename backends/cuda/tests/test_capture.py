@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -167,6 +168,30 @@ def test_random_numbers_advance_as_in_eager(platform: Platform) -> None:
     torch.cuda.manual_seed(5)
     for value in drawn:
         assert torch.equal(value, torch.rand(8, device=platform.device))
+
+
+def test_another_threads_capture_is_refused_and_harmless(platform: Platform) -> None:
+    x = torch.ones(4, device=platform.device)
+    graph, errors = platform.graph(), list[BaseException]()
+
+    def other() -> None:
+        try:
+            with platform.graph().capture():
+                x.mul(5)
+        except BaseException as error:
+            errors.append(error)
+
+    with graph.capture():
+        y = x * 3
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert len(errors) == 1
+    assert isinstance(errors[0], CaptureError)
+    assert "another thread" in str(errors[0])
+    graph.replay()
+    assert y.tolist() == [3.0] * 4
+    graph.close()
 
 
 def test_strangers_are_refused(platform: Platform) -> None:
