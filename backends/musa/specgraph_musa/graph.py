@@ -29,6 +29,7 @@ class MusaGraph(Graph):
     def __init__(self, platform: MusaPlatform, pool: MusaGraphPool, *, owns_pool: bool) -> None:
         self._platform, self._pool, self._owns_pool = platform, pool, owns_pool
         self._raw: Any = None
+        self._handle: Any = None
         self._is_dumped = False
         self._is_closed = False
 
@@ -64,7 +65,7 @@ class MusaGraph(Graph):
             except BaseException as error:
                 if self._end(capturing) is None:  # the captured code's own error: the capture itself was sound
                     raw.reset()
-                    self._pool.leave()
+                    self._pool.leave(handle)
                     raise
                 self._abandon(raw, handle, side, began=True)
                 if isinstance(error, SpecgraphError) or not isinstance(error, Exception):
@@ -73,7 +74,7 @@ class MusaGraph(Graph):
             if (failure := self._end(capturing)) is not None:
                 self._abandon(raw, handle, side, began=True)
                 raise _explained(failure) from failure
-        self._raw = raw
+        self._raw, self._handle = raw, handle
 
     def replay(self) -> None:
         """See `Graph.replay`."""
@@ -89,7 +90,7 @@ class MusaGraph(Graph):
             return
         if not self._is_dumped:
             raw.reset()
-        self._pool.leave(was_reset=not self._is_dumped)
+        self._pool.leave(self._handle, was_reset=not self._is_dumped)
         self._is_dumped = False
 
     def close(self) -> None:
@@ -118,7 +119,7 @@ class MusaGraph(Graph):
             raise CaptureError("no captured graph to dump")
         if self._is_dumped:
             raise CaptureError("this graph was dumped before, and torch_musa destroys what it dumps: capture it again")
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._raw))  # never collected, so never destroyed again
+        _keep_for_good(self._raw)
         self._raw.enable_debug_mode()
         self._is_dumped = True
         self._raw.debug_dump(str(path))
@@ -148,15 +149,46 @@ class MusaGraph(Graph):
         return None
 
     def _abandon(self, raw: Any, handle: Any, side: Any, *, began: bool) -> None:
-        """After a failed capture: no recording to the pool, no share of it, no graph, and a sound generator.
-
-        Where the allocator was still recording, the capture had taken its share and reset() knows of nothing.
-        """
-        was_recording = end_recording(self._platform.index, handle)
-        raw.reset()
-        self._pool.leave(began=began or was_recording, was_reset=not was_recording)
+        """After a failed capture: no recording to the pool, no share of it, no graph, and a sound generator."""
+        self._pool.spoil(handle)
+        _undo(raw, handle, self._pool, self._platform.index, began=began)
         if began:
             heal_generator(self._platform.musa, self._platform.index, self._platform.graph_pool(), side)
+
+
+def _undo(raw: Any, handle: Any, pool: MusaGraphPool, index: int, *, began: bool) -> None:
+    """Where the allocator was still recording, the capture had taken its share and reset() knows of nothing.
+
+    Allocators keep a pointer to the graph that records, and not all of them can be told to drop it: it stays alive.
+    """
+    was_recording = end_recording(index, handle)
+    raw.reset()
+    if was_recording:
+        _keep_for_good(raw)
+    pool.leave(handle, began=began or was_recording, was_reset=not was_recording)
+
+
+def heal_generator(musa: Any, index: int, pool: MusaGraphPool, side: Any) -> None:
+    """The default generator believes that a failed capture goes on: a small sound one tells it otherwise.
+
+    Where even that fails (no room for one more graph), the next capture that succeeds does it.
+    """
+    raw, handle = musa.MUSAGraph(), pool.join()
+    capturing = musa.graph(raw, handle, side, "thread_local")
+    began = False
+    try:
+        capturing.__enter__()
+        began = True
+        torch.zeros(1, device=side.device)
+        capturing.__exit__(None, None, None)
+    except Exception as error:
+        _log.warning("after a failed capture, a further one failed too: %s", error)
+    _undo(raw, handle, pool, index, began=began)
+
+
+def _keep_for_good(raw: Any) -> None:
+    """Never collected, so never destroyed."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(raw))
 
 
 @contextmanager
@@ -169,25 +201,6 @@ def _no_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def heal_generator(musa: Any, index: int, pool: MusaGraphPool, side: Any) -> None:
-    """The default generator believes that a failed capture goes on: a small sound one tells it otherwise.
-
-    Where even that fails (no room for one more graph), the next capture that succeeds does it.
-    """
-    raw, handle, began = musa.MUSAGraph(), pool.join(), False
-    capturing = musa.graph(raw, handle, side, "thread_local")
-    try:
-        capturing.__enter__()
-        began = True
-        torch.zeros(1, device=side.device)
-        capturing.__exit__(None, None, None)
-    except Exception as error:
-        _log.warning("after a failed capture, a further one failed too: %s", error)
-    was_recording = end_recording(index, handle)
-    raw.reset()
-    pool.leave(began=began or was_recording, was_reset=not was_recording)
 
 
 def _explained(error: Exception) -> CaptureError:

@@ -80,9 +80,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "failed captures",
-        "the pool's recording is ended and its share given back by own calls, and the stream is put back",
-        "in 2.7.1 capture_end() stops at the first error, before both, and graph() then leaves its stream current",
-        "torch_musa 2.7.1, MUSAGraph.cpp and graphs.py",
+        "the pool's recording is ended and its share given back by own calls, the stream is put back, and the next "
+        "capture gets a new handle of the pool",
+        "in 2.7.1 capture_end() stops at the first error, before both, and graph() then leaves its stream current; "
+        "newer torch also has a host allocator that can't be told",
+        "torch_musa 2.7.1, MUSAGraph.cpp and graphs.py; torch 2.11 on the simulator over torch.cuda",
         "`MusaGraph.capture`",
     ),
     Rule(

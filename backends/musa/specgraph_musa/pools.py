@@ -8,6 +8,7 @@ torch_musa at hand is tried once, when the platform opens.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import Any, Literal
 
 import torch
@@ -21,16 +22,20 @@ _TRIAL_BYTES = 32 << 20
 
 
 class MusaGraphPool:
-    """A pool of torch_musa's caching allocator. Its memory goes back when it and its graphs are closed."""
+    """A pool of torch_musa's caching allocator. Its memory goes back when it and its graphs are closed.
+
+    It has one handle of the allocator at a time, and each graph keeps the one it was captured with. After a failed
+    capture, and once its last graph is gone, a handle takes no further captures: the next one gets a new handle.
+    """
 
     def __init__(self, musa: Any, index: int, release: Release) -> None:
         self._musa, self._index, self._release = musa, index, release
         self._handle: Any = None
-        self._graphs = 0
+        self._graphs: Counter[Any] = Counter()
         self.is_closed = False
 
     def join(self) -> Any:
-        """The handle for one more capture. A pool whose last graph is gone starts anew: its old handle is dead.
+        """The handle for one more capture.
 
         Raises:
             CaptureError: the pool is closed.
@@ -39,23 +44,30 @@ class MusaGraphPool:
             raise CaptureError("the graph pool is closed: make a new one with platform.graph_pool()")
         if self._handle is None:
             self._handle = self._musa.graph_pool_handle()
-        self._graphs += 1
+        self._graphs[self._handle] += 1
         return self._handle
 
-    def leave(self, *, began: bool = True, was_reset: bool = True) -> None:
-        """One capture is gone.
+    def leave(self, handle: Any, *, began: bool = True, was_reset: bool = True) -> None:
+        """One graph is gone.
 
         Args:
-            began: it got as far as taking its share of the pool.
+            handle: what `join` gave for it.
+            began: its capture got as far as taking its share of the pool.
             was_reset: it had a graph, which was reset; on some torch_musa that gives the share back.
         """
         if began and (self._release == "by_own_call" or (self._release == "by_reset" and not was_reset)):
-            release_share(self._index, self._handle)
-        self._graphs -= 1
-        if self._graphs == 0:
-            self._handle = None
+            release_share(self._index, handle)
+        self._graphs[handle] -= 1
+        if self._graphs[handle] == 0:
+            del self._graphs[handle]
+            self.spoil(handle)
             if not self._musa.is_current_stream_capturing():
                 self._musa.empty_cache()
+
+    def spoil(self, handle: Any) -> None:
+        """No further capture gets `handle`: the allocator, or one beside it, may believe a failed one goes on."""
+        if self._handle == handle:
+            self._handle = None
 
     def close(self) -> None:
         """Refuse new captures; the graphs in it stay until they are closed."""

@@ -72,7 +72,9 @@ def replays_compute(platform: MusaPlatform) -> Answer:
     weight = torch.randn(16, 4, generator=g)
     x, w = inputs[0].to(platform.device), weight.to(platform.device)
     total = torch.zeros(8, device=platform.device)
-    (x @ w).sum()  # libraries initialise on first use
+    platform.synchronize()
+    with platform.use(platform.capture_stream(None)):
+        (x @ w).sum()  # libraries allocate for good on a stream's first use: not in a graph's pool
     graph = platform.graph()
     try:
         with graph.capture():

@@ -6,9 +6,11 @@ import gc
 
 import pytest
 import torch
+from device_memory import reserved
 from specgraph.errors import CaptureError, PlatformError, UnsupportedError
 from specgraph.platforms import Event, Stream
 
+from specgraph_musa.pools import end_recording
 from torch_musa import simulated
 
 
@@ -98,6 +100,7 @@ def test_without_the_clean_up_the_next_capture_fails(musa, monkeypatch):
     """capture-left-broken, put back: the simulator shows what 2.7.1 leaves behind."""
     monkeypatch.setattr("specgraph_musa.graph.end_recording", lambda index, handle: False)
     monkeypatch.setattr("specgraph_musa.graph.heal_generator", lambda *args: None)
+    monkeypatch.setattr("specgraph_musa.pools.MusaGraphPool.spoil", lambda pool, handle: None)
     pool = musa.graph_pool()
     keeper, graph = musa.graph(pool), musa.graph(pool)
     x = torch.ones(3, device=musa.device)
@@ -108,9 +111,7 @@ def test_without_the_clean_up_the_next_capture_fails(musa, monkeypatch):
     with pytest.raises(CaptureError, match=r"recorded to already|already recording"), graph.capture():
         x + 1
     monkeypatch.undo()
-    from specgraph_musa.pools import end_recording
-
-    end_recording(musa.index, pool._handle)
+    end_recording(musa.index, keeper._handle)
     keeper.close()
     assert works(musa)
 
@@ -150,17 +151,13 @@ def test_the_default_stream_is_refused_by_the_runtime(musa):
 
 
 def test_memory_does_not_grow_with_failed_captures(musa):
-    gc.collect()
-    musa.musa.empty_cache()
-    before = musa.memory().reserved
+    before = reserved(musa)
     for _ in range(3):
         graph = musa.graph()
         with pytest.raises(CaptureError), graph.capture():
             torch.zeros(8 << 20, device=musa.device).sum().item()
         graph.close()
-    gc.collect()
-    musa.musa.empty_cache()
-    assert musa.memory().reserved <= before
+    assert reserved(musa) <= before
 
 
 def test_a_dump_does_not_destroy_twice(musa, tmp_path):
@@ -195,17 +192,37 @@ def test_the_vendor_s_own_way_to_dump_destroys_twice(musa, tmp_path):
 
 
 def test_a_graph_that_nobody_closes_gives_its_memory_back(musa):
-    gc.collect()
-    musa.musa.empty_cache()
-    before = musa.memory().reserved
+    before = reserved(musa)
     graph = musa.graph()
     with graph.capture():
         torch.zeros(8 << 20, device=musa.device)
-    assert musa.memory().reserved > before
+    assert reserved(musa) > before
     del graph
-    gc.collect()
-    musa.musa.empty_cache()
-    assert musa.memory().reserved == before
+    assert reserved(musa) == before
+
+
+def test_graphs_of_a_pool_outlive_a_failed_capture_in_it(musa):
+    """A failed capture spoils the pool's handle, not its graphs, and what comes after shares a new handle."""
+    before = reserved(musa)
+    pool = musa.graph_pool()
+    x = torch.ones(3, device=musa.device)
+    graphs = [musa.graph(pool) for _ in range(4)]
+    with graphs[0].capture():
+        first = x + 1
+    with pytest.raises(CaptureError), graphs[1].capture():
+        x.sum().item()
+    with graphs[2].capture():
+        second = x + 2
+    with graphs[3].capture():
+        third = x + 3
+    assert graphs[2]._handle == graphs[3]._handle
+    for graph in (graphs[3], graphs[0], graphs[2]):
+        graph.replay()
+    assert [first[0].item(), second[0].item(), third[0].item()] == [2.0, 3.0, 4.0]
+    for graph in graphs:
+        graph.close()
+    del first, second, third, x
+    assert reserved(musa) <= before
 
 
 def test_external_events_and_task_updates_are_absent(musa):

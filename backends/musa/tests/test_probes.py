@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from device_memory import live, reserved
 from specgraph.drafting import resolve
 
 from specgraph_musa.platform import MusaPlatform
@@ -62,11 +63,9 @@ def test_probing_leaves_the_generator_where_it_was(musa):
 
 
 def test_probing_leaves_no_graph_and_no_memory_behind(musa):
-    musa.musa.empty_cache()
-    before = len(musa.musa.MUSAGraph.get_latest_instance()), musa.memory().reserved
+    before = live(musa), reserved(musa)
     opened()
-    musa.musa.empty_cache()
-    assert (len(musa.musa.MUSAGraph.get_latest_instance()), musa.memory().reserved) == before
+    assert (live(musa), reserved(musa)) == before
 
 
 def test_a_probe_that_raises_is_a_probe_that_failed():
