@@ -15,7 +15,7 @@ from torch import Tensor
 from specgraph.attention import NULL_BLOCK, AttentionBackend, KVCache, PagedAttention
 from specgraph.decoding.blocks import BlockAllocator, allocate_caches
 from specgraph.decoding.metrics import AcceptanceMetrics
-from specgraph.decoding.request import Chunk, FinishReason, Generation, Request, Running
+from specgraph.decoding.request import Chunk, Generation, Request, Running
 from specgraph.decoding.sampling import sample_token
 from specgraph.decoding.target_runner import TargetRunner
 from specgraph.decoding.verify_buffers import VerifyOutputs
@@ -233,7 +233,7 @@ class SpeculativeDecoder:
                 state.token_ids += tokens
             else:
                 tokens, accepted = state.token_ids[-1:], 0
-            chunks.append(self._finish(state, tokens, accepted))
+            chunks.append(state.cut(tokens, accepted, self.config.max_model_len))
         finished = [chunk.finish_reason is not None for chunk in chunks]
         for state, over in zip(running, finished, strict=True):
             if over:
@@ -289,14 +289,3 @@ class SpeculativeDecoder:
             seeds[: len(states)].copy_(torch.tensor([s.request.seed for s in states]))
         elif self.config.synthetic_acceptance is not None:  # requests of one seed must not all accept alike
             seeds[: len(states)].copy_(torch.tensor([(s.request.seed + s.index) % 2**63 for s in states]))
-
-    def _finish(self, state: Running, tokens: list[int], accepted: int) -> Chunk:
-        """Cut the round's tokens at a stop token or limit."""
-        room = state.request.max_tokens - (state.num_output - len(tokens))
-        room = min(room, self.config.max_model_len - (len(state.token_ids) - len(tokens)))
-        reason: FinishReason | None = "length" if len(tokens) >= room else None
-        for i, token in enumerate(tokens[:room]):
-            if token in state.request.stop_token_ids:
-                room, reason = i + 1, "stop"
-                break
-        return Chunk(state.index, tokens[:room], min(accepted, room), reason)

@@ -87,3 +87,14 @@ class Running:
     def num_output(self) -> int:
         """Tokens generated so far."""
         return len(self.token_ids) - len(self.request.prompt_token_ids)
+
+    def cut(self, tokens: list[int], num_accepted: int, max_model_len: int) -> Chunk:
+        """A round's tokens, which stand at the end of `token_ids`, cut at a stop token or a limit."""
+        room = self.request.max_tokens - (self.num_output - len(tokens))
+        room = min(room, max_model_len - (len(self.token_ids) - len(tokens)))
+        reason: FinishReason | None = "length" if len(tokens) >= room else None
+        for i, token in enumerate(tokens[:room]):
+            if token in self.request.stop_token_ids:
+                room, reason = i + 1, "stop"
+                break
+        return Chunk(self.index, tokens[:room], min(num_accepted, room), reason)

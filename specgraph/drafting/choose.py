@@ -13,7 +13,7 @@ from specgraph.drafting.program import DraftProgram
 from specgraph.drafting.stepwise import ModuleHead, StepwiseProgram
 from specgraph.errors import ConfigError
 from specgraph.graphs import AttentionStack
-from specgraph.models.protocol import DraftHead, OffsetHead, ParallelHead, StepwiseHead
+from specgraph.models.protocol import DraftHead, OffsetHead, ParallelHead
 
 
 def choose_program(head: DraftHead | ParallelHead, stack: AttentionStack, config: DraftConfig) -> DraftProgram:
@@ -23,17 +23,21 @@ def choose_program(head: DraftHead | ParallelHead, stack: AttentionStack, config
         ConfigError: K is more than the head's modules, or than a parallel head was trained for.
     """
     k = config.num_speculative_tokens
-    if isinstance(head, ParallelHead):
+    # Asked of attributes, not of the type: a wrapper that hands them through must not hide what it wraps.
+    if hasattr(head, "store_context"):
+        head = cast(ParallelHead, head)
         if k > head.max_speculative_tokens:
             raise ConfigError(
                 f"num_speculative_tokens is {k}, and this parallel drafter was trained to fill "
                 f"{head.max_speculative_tokens} masked positions; ask for at most that many"
             )
         return ParallelProgram(head, stack, config)
-    if isinstance(head, StepwiseHead) and head.num_modules > 1:
-        if k > head.num_modules:
+    head = cast(DraftHead, head)
+    num_modules: int = getattr(head, "num_modules", 1)
+    if num_modules > 1:
+        if k > num_modules:
             raise ConfigError(
-                f"num_speculative_tokens is {k}, and the drafter has {head.num_modules} modules, one a draft token; "
+                f"num_speculative_tokens is {k}, and the drafter has {num_modules} modules, one a draft token; "
                 "ask for fewer tokens, or load it with num_modules=1 to reuse the first module at every step"
             )
         return StepwiseProgram(cast(ModuleHead, head), config)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from drafting.pairs import VOCAB, make_head, make_target
+from drafting.pairs import DRAFTERS, VOCAB, make_head, make_target
 from drafting.rounds import Rounds
 from drafting.test_drafters_bit_equal import make_drafter
 
@@ -95,3 +95,24 @@ def test_lowering_and_mode_that_contradict():
         resolve("piecewise", CAPABILITIES, (), "FULL")
     assert resolve("step", CAPABILITIES, (), "FULL").lowering == "step"
     assert resolve("auto", CAPABILITIES, (), "NONE").lowering == "eager"
+
+
+class Wrapped:
+    """A head behind an object that hands every attribute through."""
+
+    def __init__(self, head):
+        self._head = head
+
+    def __getattr__(self, name):
+        return getattr(self._head, name)
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_a_wrapper_does_not_hide_the_kind_of_a_head(kind):
+    head = make_head(kind, make_target())
+    settings = {"num_speculative_tokens": 3, **LIMITS}
+    plain, wrapped = (make_drafter(h, "merged", "device", **settings) for h in (head, Wrapped(head)))
+    assert type(wrapped.program) is type(plain.program)
+    batch = Rounds(plain.config, head.aux_size, VOCAB, head.dtype, seed=1).next(2)
+    with torch.inference_mode():
+        assert torch.equal(wrapped.propose(batch).token_ids, plain.propose(batch).token_ids)
