@@ -235,7 +235,7 @@ def _show(console: Console, report: Mapping[str, Any]) -> None:
     for line in report["eager"]:
         summary.add_row("eager", line)
     limit = report["max_live_graphs"]
-    summary.add_row("graphs", f"{report['graph_count']}" + (f" of at most {limit} a runner" if limit else ""))
+    summary.add_row("graphs", f"{report['graph_count']}" + (f" of at most {limit} a model" if limit else ""))
     summary.add_row("captured in", f"{report['capture_seconds']:.2f} s")
     for model, sizes in report["memory_bytes"].items():
         summary.add_row(f"{model} memory", ", ".join(f"{kind} {_mib(size)}" for kind, size in sizes.items()))

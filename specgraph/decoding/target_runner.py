@@ -86,7 +86,7 @@ class TargetRunner:
             mode=self.resolution.mode.prefill,
             num_steps=1,
             runner=self.runner
-            and GraphRunner(platform, self.read_set, check_inputs=config.check_inputs, pool=self.runner.pool),
+            and GraphRunner(platform, self.read_set, check_inputs=config.check_inputs, beside=self.runner),
         )
 
     def read_set(self) -> dict[str, Tensor]:

@@ -102,7 +102,7 @@ class Drafter:
             mode=self.resolution.mode.prefill,
             num_steps=self.program.prefill_steps,
             runner=self.runner
-            and GraphRunner(platform, self.read_set, check_inputs=config.check_inputs, pool=self.runner.pool),
+            and GraphRunner(platform, self.read_set, check_inputs=config.check_inputs, beside=self.runner),
         )
 
     @property

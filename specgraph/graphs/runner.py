@@ -35,7 +35,7 @@ class Recording:
     ) -> None:
         """
         Args:
-            live_graphs: graphs that the runner holds already.
+            live_graphs: graphs that the runner and those beside it hold already.
         """
         self.updates = UpdatePlan(platform, num_requests)
         self.pieces: list[Graph | EagerPiece] = []
@@ -53,7 +53,7 @@ class Recording:
         held = self._live_graphs + sum(isinstance(piece, Graph) for piece in self.pieces)
         if limit is not None and held >= limit:
             raise CaptureError(
-                f"platform '{self._platform.info.name}' holds at most {limit} graphs and this runner has {held}; name "
+                f"platform '{self._platform.info.name}' holds at most {limit} graphs and this model has {held}; name "
                 "fewer capture sizes"
             )
         graph = self._platform.graph(self._pool)
@@ -103,18 +103,20 @@ class GraphRunner:
     """Owns the graphs of one model on one platform, all in one pool."""
 
     def __init__(
-        self, platform: Platform, reads: ReadSet, *, check_inputs: bool = False, pool: GraphPool | None = None
+        self, platform: Platform, reads: ReadSet, *, check_inputs: bool = False, beside: GraphRunner | None = None
     ) -> None:
         """
         Args:
             platform: where to capture.
             reads: the persistent tensors that bodies may touch.
             check_inputs: compare their addresses before every replay (a debugging aid; some microseconds each).
-            pool: of another runner whose graphs never run at the same time as this one's; a new one by default.
+            beside: another runner, whose graphs never run at the same time as this one's: they share one pool, and
+                count against the platform's limit together.
         """
         self._platform, self._reads, self._check_inputs = platform, reads, check_inputs
-        self.pool = pool or platform.graph_pool()
-        """What its graphs allocate from; closed with the runner."""
+        self._pool = platform.graph_pool() if beside is None else beside._pool
+        self._family: list[GraphRunner] = [] if beside is None else beside._family
+        self._family.append(self)
         self._captured: dict[BatchDescriptor, Captured] = {}
         self._stream: Stream | None = None
         self.launches = 0
@@ -151,7 +153,8 @@ class GraphRunner:
             raise CaptureError(f"{descriptor} is captured already")
         named = self._reads()
         guard = ReadSetGuard(named, self._platform.device)
-        recording = Recording(self._platform, self.pool, guard, descriptor.num_requests, self.graph_count)
+        live = sum(runner.graph_count for runner in self._family)
+        recording = Recording(self._platform, self._pool, guard, descriptor.num_requests, live)
         # One stream for every capture: libraries keep a workspace, tens of MiB, for each stream that they ever saw.
         stream, self._stream = self._stream or self._platform.stream(), None
         stream.wait_stream(self._platform.current_stream())
@@ -213,4 +216,4 @@ class GraphRunner:
             for graph in captured.graphs:
                 graph.close()
         self._captured.clear()
-        self.pool.close()
+        self._pool.close()

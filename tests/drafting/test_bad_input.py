@@ -11,8 +11,9 @@ from drafting.rounds import Rounds
 from drafting.test_drafters_bit_equal import make_drafter
 
 from specgraph.drafting import DraftConfig, resolve
-from specgraph.errors import CapacityError, ConfigError, UnsupportedError
+from specgraph.errors import CapacityError, CaptureError, ConfigError, UnsupportedError
 from specgraph.platforms import no
+from specgraph.reference import CpuPlatform
 from specgraph.reference.platform import CAPABILITIES
 
 LIMITS = {"max_num_requests": 2, "max_model_len": 48, "capture_sizes": [2]}
@@ -116,3 +117,16 @@ def test_a_wrapper_does_not_hide_the_kind_of_a_head(kind):
     batch = Rounds(plain.config, head.aux_size, VOCAB, head.dtype, seed=1).next(2)
     with torch.inference_mode():
         assert torch.equal(wrapped.propose(batch).token_ids, plain.propose(batch).token_ids)
+
+
+@pytest.mark.parametrize(("limit", "enough"), [(3, True), (2, False)])
+def test_prompt_and_propose_graphs_count_against_one_limit(limit, enough, monkeypatch):
+    """One prompt size with one attention layer is two graphs, one propose is the third."""
+    monkeypatch.setattr(CpuPlatform, "capabilities", replace(CAPABILITIES, max_live_graphs=limit))
+    settings = {"num_speculative_tokens": 2, "prefill_sizes": [8], **LIMITS}
+    if enough:
+        drafter = make_drafter(make_head("eagle", make_target()), "merged", "device", **settings)
+        assert drafter.runner.graph_count + drafter.prompts.runner.graph_count == limit
+    else:
+        with pytest.raises(CaptureError, match="holds at most 2 graphs"):
+            make_drafter(make_head("eagle", make_target()), "merged", "device", **settings)
