@@ -25,6 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--specgraph-hazard", action="append", metavar="ID", default=[], help="only cases of this hazard")
     group.addoption("--specgraph-quick", action="store_true", help="the quick selection")
     group.addoption("--specgraph-seed", type=int, default=0, metavar="N", help="seed of all generated inputs")
+    group.addoption("--specgraph-timeout", type=float, metavar="SECONDS", help="no case may take longer")
     group.addoption("--specgraph-xfails", type=Path, metavar="FILE", help="instead of the backend's own xfails.toml")
     group.addoption("--specgraph-records", type=Path, metavar="FILE", help="append results here as they come")
     group.addoption(
@@ -70,7 +71,8 @@ class Plugin:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         marked = [(item, with_parameters(item)) for item in items]
-        cases = [(item, found) for item, found in marked if found is not None]
+        most = config.getoption("--specgraph-timeout") or float("inf")
+        cases = [(item, replace(c, timeout=min(c.timeout, most))) for item, c in marked if c is not None]
         order = {id(item): (GROUPS.index(found.group), number) for number, (item, found) in enumerate(cases)}
         cases.sort(key=lambda pair: order[id(pair[0])])
         try:

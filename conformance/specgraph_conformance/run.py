@@ -33,6 +33,8 @@ class Selection:
     quick: bool = False
     seed: int = 0
     xfails: Path | None = None
+    timeout: float | None = None
+    """Seconds that no case may take longer than; each has a limit of its own besides."""
     pytest_args: Sequence[str] = ("-q", "--no-header", "-rN")
 
     def arguments(self, platform: str) -> list[str]:
@@ -43,6 +45,7 @@ class Selection:
             for value in values:
                 out += [f"--specgraph-{option}", value]
         out += ["-k", self.keyword] if self.keyword else []
+        out += ["--specgraph-timeout", str(self.timeout)] if self.timeout else []
         out += ["--specgraph-quick"] if self.quick else []
         out += ["--specgraph-xfails", str(self.xfails)] if self.xfails else []
         traceback = "short" if self.cases else "no"  # the report says what failed; one case is looked into
@@ -61,7 +64,7 @@ def run_suite(platform: str, selection: Selection, *, quiet: bool = False) -> Re
         command += ["--specgraph-records", str(records.path)]
         while True:
             finished = len(records.results())
-            status, tail = _run(command, quiet)
+            status, tail = _run(command, records, quiet)
             planned = _planned(records)
             if planned is None:
                 _explain(platform, selection, tail)
@@ -76,15 +79,15 @@ def run_suite(platform: str, selection: Selection, *, quiet: bool = False) -> Re
                 return _report(planned, results)  # interrupted
 
 
-def _run(command: Sequence[str], quiet: bool) -> tuple[int, str]:
-    """Exit status, and the last lines of the output; the output is passed on as it comes."""
+def _run(command: Sequence[str], records: RecordFile, quiet: bool) -> tuple[int, str]:
+    """Exit status, and the last lines of the output, which is passed on once cases run."""
     tail: list[str] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as p:
         assert p.stdout is not None
         try:
             for line in p.stdout:
                 tail = [*tail[-40:], line]
-                if not quiet:
+                if not quiet and records.path.exists():
                     sys.stderr.write(line)
         except KeyboardInterrupt:
             p.send_signal(signal.SIGINT)
@@ -99,7 +102,8 @@ def _planned(records: RecordFile) -> dict[str, Any] | None:
 def _explain(platform: str, selection: Selection, tail: str) -> Any:
     """The process gave up before it had a plan: say why, by opening the platform here."""
     open_session(platform, seed=selection.seed, xfails=selection.xfails)
-    raise ConfigError(f"the suite could not start:\n{tail}")
+    errors = [line.removeprefix("ERROR: ") for line in tail.splitlines() if line.startswith("ERROR: ")]
+    raise ConfigError(errors[0] if errors else f"the suite could not start:\n{tail}")
 
 
 def _record_lost(records: RecordFile, planned: dict[str, Any], case_id: str, status: int, tail: str) -> None:

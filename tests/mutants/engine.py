@@ -218,7 +218,11 @@ def rejected_tokens_in_lengths(patch: pytest.MonkeyPatch) -> None:
 def per_step_lengths_not_updated(patch: pytest.MonkeyPatch) -> None:
     """Every later step gets the host lengths of the first of them."""
     real = ChainProgram.host_lengths
-    patch.setattr(ChainProgram, "host_lengths", lambda self, step, *rest: real(self, min(step, 1), *rest))
+
+    def host_lengths(self: ChainProgram, step: int, host_round: HostRound) -> Any:
+        return real(self, min(step, 1), host_round)
+
+    patch.setattr(ChainProgram, "host_lengths", host_lengths)
 
 
 @mutant("output-aliases-graph-buffer", "engine")

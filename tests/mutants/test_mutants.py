@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
-
 import pytest
 from mutants.all import MUTANTS
 from mutants.hazards import HAZARDS, NOT_PUT_BACK
-from mutants.run import SECONDS, Verdict, judge_all
-
-
-@pytest.fixture(scope="module")
-def verdicts() -> dict[str, Future[Verdict]]:
-    """All mutants, judged two at a time while the tests below wait for them."""
-    return judge_all(list(MUTANTS))
+from mutants.run import judge
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_mutant_is_killed_by_name(name: str, verdicts: dict[str, Future[Verdict]]) -> None:
-    verdict = verdicts[name].result(timeout=len(MUTANTS) * SECONDS)
+def test_mutant_is_killed_by_name(name: str) -> None:
+    verdict = judge(name)
     assert verdict.num_cases > 0, "no case names this hazard, or the suite could not start"
     assert verdict.killed_by, f"{verdict.num_cases} cases passed although: {MUTANTS[name].bug}"
 

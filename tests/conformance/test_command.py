@@ -1,0 +1,167 @@
+"""`specgraph conformance` on backends of others: reports, exit status, declared gaps, hangs, crashes, bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from conformance.third_party import GOOD, install, specgraph
+
+
+def load(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())
+
+
+def outcomes(report: dict[str, Any]) -> dict[str, str]:
+    return {case["id"]: case["outcome"] for case in report["cases"]}
+
+
+def test_a_good_backend_gets_its_report(tmp_path: Path) -> None:
+    folder = install(tmp_path / "site")
+    paths = [tmp_path / f"report.{suffix}" for suffix in ("json", "md", "svg")]
+    groups = ["--group", "discovery", "--group", "device", "--group", "collectives"]
+    files = ["--json", str(paths[0]), "--markdown", str(paths[1]), "--badge", str(paths[2])]
+    done = specgraph(folder, "conformance", "acme", *groups, *files)
+    assert done.returncode == 0, done.stderr
+    report = load(paths[0])
+    assert set(report) >= {"platform", "device", "versions", "capabilities", "seed", "counts", "cases"}
+    assert (report["platform"], report["device"], report["seed"]) == ("acme", "a device", 0)
+    assert report["versions"]["acme-backend"] == "1.2"
+    assert report["capabilities"]["collectives_in_graph"]["level"] == "no"
+    assert report["counts"]["passed"] >= 25
+    assert report["counts"]["failed"] == report["counts"]["xfailed"] == 0
+    assert sum(report["counts"].values()) == len(report["cases"])
+    for case in report["cases"]:
+        assert set(case) >= {"id", "group", "property", "hazard", "outcome", "reason"}
+        if case["group"] == "collectives":
+            assert case["outcome"] == "absent"
+            assert "not recorded" in case["reason"]
+    assert "acme conforms" in done.stdout
+    assert "not recorded" in done.stdout  # what is absent is shown with its reason
+    assert "# Conformance of `acme`" in paths[1].read_text()
+    assert ElementTree.fromstring(paths[2].read_text()).tag.endswith("svg")
+
+
+def test_a_failure_names_property_hazard_cause_and_how_to_run_it_again(tmp_path: Path) -> None:
+    folder = install(tmp_path / "site", extra="Platform.event = lambda self, **options: 1 / 0\n")
+    case = "streams.event-is-reusable"
+    done = specgraph(folder, "conformance", "acme", "--case", case, "--json", str(tmp_path / "r.json"))
+    assert done.returncode == 1
+    (result,) = load(tmp_path / "r.json")["cases"]
+    assert result["outcome"] == "failed"
+    assert "ZeroDivisionError" in result["reason"]
+    assert result["cause"]
+    assert result["rerun"] == f"specgraph conformance acme --case {case}"
+    assert result["rerun"] in done.stdout
+    assert f"begin with {case}" in done.stdout
+
+
+def test_declared_gaps_are_strict(tmp_path: Path) -> None:
+    gap = '[[xfail]]\ncase = "{}"\nowner = "vendor"\nreason = "known"\nlink = ""\n'
+    gaps = gap.format("streams.event-is-reusable") + gap.format("streams.wait-stream-orders") + gap.format("no.such")
+    extra = "Platform.event = lambda self, **options: 1 / 0\n"
+    folder = install(tmp_path / "site", extra=extra, xfails=gaps)
+    cases = ["--case", "streams.event-is-reusable", "--case", "streams.wait-stream-orders"]
+    done = specgraph(folder, "conformance", "acme", *cases, "--json", str(tmp_path / "r.json"))
+    report = load(tmp_path / "r.json")
+    assert outcomes(report) == {"streams.event-is-reusable": "xfailed", "streams.wait-stream-orders": "failed"}
+    assert done.returncode == 1  # a declared case passed, and an entry matches nothing
+    assert "no.such" in report["problems"][0]
+    declared = gap.format("streams.event-is-reusable")
+    (folder / "acme_backend" / "xfails.toml").write_text(declared)
+    assert specgraph(folder, "conformance", "acme", *cases).returncode == 0
+
+
+def test_a_hang_and_a_crash_cost_their_cases_only(tmp_path: Path) -> None:
+    folder = install(
+        tmp_path / "site",
+        extra="""
+    import os, time
+    real = Platform.memory
+    Platform.memory = lambda self: time.sleep(600)
+    Platform.event = lambda self, *, timing=False, external=False: os._exit(11) if timing else CpuPlatform.event(self)
+    """,
+    )
+    asked = ["device.memory-figures-agree", "streams.events-time", "streams.event-verbs"]
+    options = [word for case in asked for word in ("--case", case)]
+    done = specgraph(folder, "conformance", "acme", *options, "--timeout", "5", "--json", str(tmp_path / "r.json"))
+    report = load(tmp_path / "r.json")
+    assert done.returncode == 1
+    assert outcomes(report) == dict(zip(asked, ["failed", "failed", "passed"], strict=True))
+    reasons = {case["id"]: case["reason"] for case in report["cases"]}
+    assert "did not finish within 5 s" in reasons[asked[0]]
+    assert "status 11" in reasons[asked[1]]
+
+
+def test_a_device_that_is_left_capturing_is_replaced(tmp_path: Path) -> None:
+    stuck = """
+    from contextlib import contextmanager
+    real_capture, STUCK = CpuGraph.capture, []
+
+    @contextmanager
+    def capture(self, **options):
+        try:
+            with real_capture(self, **options):
+                yield
+        except BaseException:
+            STUCK.append(1)
+            raise
+
+    CpuGraph.capture = capture
+    Platform.is_capturing = lambda self: bool(STUCK) or CpuPlatform.is_capturing(self)
+    """
+    folder = install(tmp_path / "site", extra=stuck)
+    asked = ["capture.exception-passes-through", "capture.scalars-are-baked"]
+    options = [word for case in asked for word in ("--case", case)]
+    specgraph(folder, "conformance", "acme", *options, "--json", str(tmp_path / "r.json"))
+    assert outcomes(load(tmp_path / "r.json")) == dict(zip(asked, ["failed", "passed"], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nosuch"], "unknown platform 'nosuch'"),
+        (["acme", "--group", "nosuch"], "there is no group nosuch"),
+        (["acme", "--case", "capture.nosuch"], "there is no case 'capture.nosuch'"),
+        (["acme", "--json", "missing/report.json"], "there is no folder missing"),
+        (["acme:4"], "index 4 was asked for"),
+    ],
+)
+def test_bad_input_is_one_error(tmp_path: Path, words: list[str], said: str) -> None:
+    done = specgraph(install(tmp_path / "site"), "conformance", *words)
+    assert done.returncode == 1
+    assert done.stderr.startswith("specgraph: ")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"code": "raise OSError('libacme.so is missing')\n"}, "libacme.so is missing"),
+        ({"code": GOOD.replace("accelerator=False", "accelerator=False, api=99")}, "speaks platform API 99"),
+        ({"xfails": "[[xfail]\n"}, "not a readable TOML file"),
+        ({"xfails": '[[xfail]]\ncase = "capture.runs-nothing"\n'}, "must have the strings case, owner, reason, link"),
+        (
+            {
+                "extra": """
+    from dataclasses import replace
+    from specgraph.platforms import no
+    without = replace(CpuPlatform().capabilities, graphs=no("the driver is too old"))
+    Platform.capabilities = property(lambda self: without)
+    """
+            },
+            "platform 'acme' has no graphs: the driver is too old",
+        ),
+    ],
+    ids=["import", "api", "toml", "entry", "graphs"],
+)
+def test_a_bad_backend_is_one_error(tmp_path: Path, options: dict[str, str], said: str) -> None:
+    done = specgraph(install(tmp_path / "site", **options), "conformance", "acme", "--quick")
+    assert done.returncode == 1
+    assert done.stderr.startswith("specgraph: ")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr

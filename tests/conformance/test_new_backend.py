@@ -1,0 +1,85 @@
+"""A backend from empty to green: the skeleton, installed into a fresh venv, and the guide applied to it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+import specgraph_conformance
+from conformance.guide import blocks, follow
+
+import specgraph
+from specgraph.cli.new_backend import write_backend
+from specgraph.errors import ConfigError
+
+GUIDE = Path(__file__).parents[2] / "docs" / "writing-a-backend.md"
+
+
+@pytest.fixture(scope="module")
+def author(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the skeleton `acme` and a fresh venv that has torch, specgraph, the suite, and acme from pip."""
+    folder = tmp_path_factory.mktemp("author")
+    write_backend("acme", folder / "specgraph-acme")
+    venv.create(folder / "venv", with_pip=True)
+    # torch and the packages under test come from this environment's folders; only acme is installed.
+    shared = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    shared += [str(Path(module.__file__ or "").parents[1]) for module in (specgraph, specgraph_conformance)]
+    site = next((folder / "venv").rglob("site-packages"))
+    (site / "shared.pth").write_text("\n".join(dict.fromkeys(shared)) + "\n")
+    command = [folder / "venv/bin/python", "-m", "pip", "install", "-q", "--no-deps", "-e", folder / "specgraph-acme"]
+    subprocess.run(command, check=True, cwd=folder)
+    return folder
+
+
+def run(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    """The `specgraph` command of the fresh venv."""
+    command = [folder / "venv/bin/python", "-c", "from specgraph.cli import main; main()", *args]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+
+
+@pytest.mark.slow
+def test_the_skeleton_is_found_and_its_failures_lead_in_order(author: Path) -> None:
+    listed = run(author, "platforms", "--json", "-")
+    (found,) = [entry for entry in json.loads(listed.stdout) if entry["name"] == "acme"]
+    assert found["distribution"] == "specgraph-acme"
+    assert found["available"]
+    done = run(author, "conformance", "acme", "--quick", "--json", "first.json")
+    assert done.returncode == 1
+    assert "begin with discovery.handles-have-torchs-verbs" in done.stdout
+    report = json.loads((author / "first.json").read_text())
+    failed = [case for case in report["cases"] if case["outcome"] == "failed"]
+    assert all("NotImplementedError" in case["reason"] or "[]" in case["reason"] for case in failed)
+
+
+@pytest.mark.slow
+def test_the_guide_leads_to_green(author: Path) -> None:
+    """Runs after the test above, on the same skeleton."""
+    assert len(blocks(GUIDE.read_text())) >= 6
+    follow(GUIDE.read_text(), author / "specgraph-acme")
+    done = run(author, "conformance", "acme", "--quick", "--json", "last.json")
+    assert done.returncode == 0, done.stdout
+    counts = json.loads((author / "last.json").read_text())["counts"]
+    assert counts["passed"] >= 80
+    assert counts["failed"] == 0
+
+
+@pytest.mark.parametrize("name", ["Acme", "a-b", "1a", "", "cpu"])
+def test_a_bad_name_is_refused(name: str, tmp_path: Path) -> None:
+    from specgraph.cli.new_backend import new_backend
+
+    with pytest.raises(ConfigError):
+        new_backend(name, tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_folder_with_files_is_left_alone(tmp_path: Path) -> None:
+    from specgraph.cli.new_backend import new_backend
+
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(ConfigError):
+        new_backend("acme", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]

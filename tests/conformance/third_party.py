@@ -1,0 +1,49 @@
+"""Backends that know nothing of this repository: distributions on a path of their own, with or without faults."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+GOOD = """
+    from specgraph.platforms import Backend, PlatformInfo, Probe, hookimpl
+    from specgraph.reference import CpuGraph, CpuPlatform
+
+    class Platform(CpuPlatform):
+        def __init__(self):
+            super().__init__()
+            i = self._info
+            self._info = PlatformInfo("acme", i.device, "a device", i.versions)
+
+    def _open(index):
+        return Platform()
+
+    @hookimpl
+    def specgraph_backend():
+        return Backend(name="acme", probe=lambda: Probe(True, "", 1, {"driver": "7"}), open=_open, accelerator=False)
+"""
+
+
+def install(folder: Path, code: str = GOOD, extra: str = "", xfails: str | None = None) -> Path:
+    """Put a distribution `acme-backend` 1.2 with the module `acme_backend.plugin` under `folder`; returns `folder`."""
+    package, info = folder / "acme_backend", folder / "acme_backend-1.2.dist-info"
+    package.mkdir(parents=True)
+    info.mkdir()
+    (package / "__init__.py").touch()
+    (package / "plugin.py").write_text(dedent(code) + dedent(extra))
+    if xfails is not None:
+        (package / "xfails.toml").write_text(dedent(xfails))
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-backend\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text("[specgraph.backends]\nacme = acme_backend.plugin\n")
+    return folder
+
+
+def specgraph(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    """Run the command with the distribution under `folder` installed."""
+    path = os.pathsep.join([str(folder), *(p for p in [os.environ.get("PYTHONPATH")] if p)])
+    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", "from specgraph.cli import main; main()", *args]
+    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder, check=False)

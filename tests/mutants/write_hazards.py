@@ -1,0 +1,55 @@
+"""Writes docs/hazards.md: each failure of the field, the bug put back, and the case that fails it.
+
+python tests/mutants/write_hazards.py        (runs all mutants on `cpu`, some minutes)
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+HEAD = """# Hazards: how graph-captured drafters went wrong, and what catches each
+
+Each row happened in a public project. For each one that a single machine can show, the repository keeps a *mutant*: the
+bug put back on purpose, as small as possible, in a platform, in attention or in the engine (`tests/mutants/`). The
+conformance suite runs against all of them, and each must be failed by a case that names its hazard. Made by
+`tests/mutants/write_hazards.py`.
+
+## Mutants and the cases that kill them
+
+| mutant | broken part | the bug put back | killed by |
+|---|---|---|---|
+"""
+FIELD = """
+## Where they were seen
+
+| id | seen in | symptom | cause |
+|---|---|---|---|
+"""
+
+
+def main() -> int:
+    """Judge every mutant and write the document; the number of survivors."""
+    sys.path[:0] = [str(ROOT / "tests")]
+    from mutants.all import MUTANTS
+    from mutants.hazards import HAZARDS, NOT_PUT_BACK
+    from mutants.run import judge_all
+
+    verdicts = {name: future.result() for name, future in judge_all(list(MUTANTS)).items()}
+    text = HEAD
+    for name in HAZARDS:
+        if name in MUTANTS:
+            killer = f"`{verdicts[name].killed_by}`" if verdicts[name].killed_by else "**survives**"
+            text += f"| {name} | {MUTANTS[name].part} | {MUTANTS[name].bug} | {killer} |\n"
+        else:
+            text += f"| {name} | - | not put back: {NOT_PUT_BACK[name]} | - |\n"
+    text += FIELD + "".join(f"| {name} | {h.seen} | {h.symptom} | {h.cause} |\n" for name, h in HAZARDS.items())
+    (ROOT / "docs" / "hazards.md").write_text(text, encoding="utf-8")
+    survivors = [name for name, verdict in verdicts.items() if not verdict.killed_by]
+    print(f"{len(verdicts)} mutants, survivors: {', '.join(survivors) or 'none'}")
+    return len(survivors)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
