@@ -1,0 +1,143 @@
+"""Acceptance of every shipped drafter on the held-out prompts, decoded by specgraph: a table in Markdown, and figures.
+
+Greedy, float32 on the CPU. Every output must equal the target's alone; on the first prompts every lowering must give
+the same tokens and counts as eager. Metrics are vLLM's: mean acceptance length = 1 + accepted / drafts; acceptance at
+position i = drafts whose token i was accepted / drafts.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import corpus
+import figures
+import torch
+from tokenizers import Tokenizer
+
+from specgraph.decoding import AcceptanceMetrics, Request, SpeculativeDecoder
+from specgraph.drafting import DraftConfig
+from specgraph.models.llama import LlamaTarget
+from specgraph.models.load import drafter_format, load_drafter, load_target
+from specgraph.models.protocol import DraftHead, ParallelHead
+from specgraph.reference.platform import CpuPlatform
+
+HERE = Path(__file__).parent
+PAIR = HERE.parent.parent / "specgraph" / "pairs" / "tiny-python"
+DRAFTERS = [("eagle1", 5), ("eagle3", 5), ("mtp", 5), ("draft-model", 5), ("dflash", 5), ("dflash", 7)]
+LOWERINGS = ("eager", "step", "merged")
+MAX_MODEL_LEN, BATCH = 384, 8
+
+
+class Run(NamedTuple):
+    """Tokens of every request, and what was accepted."""
+
+    token_ids: list[list[int]]
+    metrics: AcceptanceMetrics
+
+
+def decode(
+    target: LlamaTarget, head: DraftHead | ParallelHead | None, requests: list[Request], k: int, lowering: Any
+) -> Run:
+    """Generate for all requests, in batches of up to BATCH."""
+    platform = CpuPlatform()
+    config = DraftConfig(
+        num_speculative_tokens=k,
+        max_num_requests=BATCH,
+        max_model_len=MAX_MODEL_LEN,
+        capture_sizes=[BATCH],
+        lowering=lowering,
+    )
+    with torch.inference_mode():
+        decoder = SpeculativeDecoder(target, head, platform, config, query_len=k + 1)
+        decoder.capture()
+        token_ids = [result.token_ids for result in decoder.generate(requests)]
+        run = Run(token_ids, decoder.metrics)
+        decoder.close()
+    platform.close()
+    return run
+
+
+def table(rows: list[dict[str, Any]], settings: str) -> str:
+    """The document."""
+    most = max(row["num_speculative_tokens"] for row in rows)
+    lines = [
+        "# Acceptance of the shipped drafters",
+        "",
+        settings,
+        "",
+        f"| drafter | format found | K | mean length | {' | '.join(str(i + 1) for i in range(most))} | MiB |",
+        "|" + "---|" * (most + 5),
+    ]
+    for row in rows:
+        rates = [f"{rate:.3f}" for rate in row["acceptance_per_position"]]
+        cells = [row["drafter"], row["format"], str(row["num_speculative_tokens"])]
+        cells += [f"**{row['mean_acceptance_length']:.2f}**", *rates, *[""] * (most - len(rates)), f"{row['mib']:.2f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--limit", type=int, help="only so many prompts")
+    parser.add_argument("--new-tokens", type=int, default=96)
+    parser.add_argument("--compared", type=int, default=8, help="prompts on which the lowerings are compared")
+    parser.add_argument("--table", type=Path, help="write the table to this file")
+    parser.add_argument("--figures", type=Path, help="record the figures in this file")
+    arguments = parser.parse_args()
+
+    target = load_target(PAIR / "target", dtype=torch.float32, max_model_len=MAX_MODEL_LEN)
+    encoder = Tokenizer.from_file(str(PAIR / "target" / "tokenizer.json"))
+    prompts = corpus.read_prompts(HERE / "prompts.jsonl")[: arguments.limit]
+    requests = [
+        Request(
+            prompt_token_ids=encoder.encode(prompt["text"]).ids, max_tokens=arguments.new_tokens, stop_token_ids=(0,)
+        )
+        for prompt in prompts
+    ]
+    alone: dict[int, list[list[int]]] = {}
+    rows: list[dict[str, Any]] = []
+    for name, k in DRAFTERS:
+        if k not in alone:
+            alone[k] = decode(target, None, requests, k, "eager").token_ids
+        head = load_drafter(PAIR / name, target)
+        runs = {way: decode(target, head, requests[: arguments.compared], k, way) for way in LOWERINGS}
+        for way in LOWERINGS[1:]:
+            if runs[way] != runs["eager"]:
+                raise SystemExit(f"{name}: {way} decodes other tokens or accepts others than eager")
+        run = decode(target, head, requests, k, "merged")
+        equal = sum(mine == theirs for mine, theirs in zip(run.token_ids, alone[k], strict=True))
+        if equal != len(requests):
+            raise SystemExit(f"{name}: {len(requests) - equal} of {len(requests)} outputs are not the target's")
+        rows.append(
+            {
+                "drafter": name,
+                "format": str(drafter_format(PAIR / name)).split(" (")[0],
+                "num_speculative_tokens": k,
+                "prompts": len(requests),
+                "new_tokens": arguments.new_tokens,
+                "rounds": run.metrics.num_drafts,
+                "mean_acceptance_length": round(run.metrics.mean_acceptance_length, 4),
+                "acceptance_per_position": [round(rate, 4) for rate in run.metrics.acceptance_per_position],
+                "outputs_equal_to_target_only": equal,
+                "mib": round(sum(file.stat().st_size for file in (PAIR / name).iterdir()) / 2**20, 2),
+            }
+        )
+        print(rows[-1], flush=True)
+
+    settings = (
+        f"The tiny-python target, {len(requests)} held-out prompts, {arguments.new_tokens} new tokens each, greedy, "
+        "float32 on a CPU.\nEvery output equals the target's alone. On the first "
+        f"{min(arguments.compared, len(requests))} prompts {', '.join(LOWERINGS)} give the same tokens and counts.\n"
+        "Numbered columns are positions: drafts whose token there was accepted / drafts; mean length = 1 + accepted / "
+        "drafts.\nWritten by `python examples/tiny-python/acceptance.py --table docs/acceptance.md`."
+    )
+    document = table(rows, settings)
+    print(document)
+    if arguments.table:
+        arguments.table.write_text(document)
+    if arguments.figures:
+        figures.record(arguments.figures, "acceptance", {"drafters": rows}, torch.device("cpu"))
+
+
+if __name__ == "__main__":
+    main()
