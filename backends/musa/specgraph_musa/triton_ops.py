@@ -47,7 +47,7 @@ def agree_with_reference(platform: MusaPlatform) -> str | None:
     table = torch.tensor([[5, 2, 0], [1, 3, 4]], dtype=torch.int32, device=device)
     lens = torch.tensor([7, 9], dtype=torch.int32, device=device)
     starts = torch.tensor([0, 2, 4], dtype=torch.int32, device=device)
-    args = query, *caches, table, lens, starts, 2, 32**-0.5, True
+    args = (query, caches[0], caches[1], table, lens, starts, 2, 32**-0.5, True)
     if not torch.allclose(ops.paged_attention(*args), dense_attention(*args), atol=2e-2, rtol=2e-2):
         return "paged attention differs from the reference"
     logits = torch.randn(3, 500, generator=g).to(device)

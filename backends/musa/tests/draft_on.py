@@ -33,7 +33,14 @@ def target_and_head(kind: str, platform: Platform) -> tuple[Any, Any]:
 
 def make_drafter(platform: Platform, lowering: str, k: int, kind: str = "eagle3", **settings: object) -> Drafter:
     """A captured drafter."""
-    limits = {"max_num_requests": 5, "max_model_len": 64, "block_size": 4, "capture_sizes": [1, 2, 5], **settings}
+    limits = {
+        "max_num_requests": 5,
+        "max_model_len": 64,
+        "block_size": 4,
+        "capture_sizes": [1, 2, 5],
+        "prefill_sizes": [16],
+        **settings,
+    }
     config = DraftConfig(num_speculative_tokens=k, lowering=lowering, check_inputs=True, **limits)  # type: ignore[arg-type]
     return captured_drafter(target_and_head(kind, platform)[1], platform, config)
 

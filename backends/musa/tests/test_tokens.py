@@ -84,8 +84,13 @@ def test_generation_gives_what_cpu_gives(musa, forced, cpu, kind, lowering):
     def generate(platform, name):
         target, head = target_and_head(kind, platform)
         config = DraftConfig(
-            num_speculative_tokens=3, max_num_requests=3, max_model_len=64, block_size=4, lowering=name
-        )  # fmt: skip
+            num_speculative_tokens=3,
+            max_num_requests=3,
+            max_model_len=64,
+            block_size=4,
+            lowering=name,
+            prefill_sizes=[4, 16],
+        )
         with torch.inference_mode():
             decoder = SpeculativeDecoder(target, head, platform, config)
             decoder.capture()
