@@ -30,6 +30,8 @@ class BenchCase:
     context: int
     lowerings: tuple[LoweringChoice, ...] = ("eager", "step", "merged")
     repeats: int = 50
+    count_kernels: bool = False
+    """Also count kernels with a profiler, which makes the host slower for the rest of the process."""
 
 
 def bench_propose(
@@ -67,8 +69,7 @@ def bench_propose(
                 way.propose_device += device_time(platform, way.propose, repeats=1, warmup=1)
                 way.propose_host += host_time(platform, way.propose, repeats=1, warmup=0)
         for way in prepared:
-            # Counted last: a profiler slows what comes after it.
-            kernels = count_kernels(platform, way.call)
+            kernels = count_kernels(platform, way.call) if case.count_kernels else None
             counted = {} if kernels is None else {"kernels": kernels}
             rows.append(way.row | counted | _times(head, case, way, bandwidth))
             way.drafter.close()
