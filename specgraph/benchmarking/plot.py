@@ -30,7 +30,8 @@ def plot_rows(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
         axes.text(left + width / 2, row["device_us"], f"{row['device_us']:.0f}", ha="center", va="bottom", fontsize=7)
         if "floor_us" in row:
             axes.plot([group - 0.42, group + 0.42], [row["floor_us"]] * 2, color="black", linewidth=1, linestyle="--")
-    axes.set_xticks(range(len(cases)), [f"{requests} request{'s' * (requests > 1)}\nK = {k}" for _, requests, k in cases])
+    labels = [f"{requests} request{'s' * (requests > 1)}\nK = {k}" for _, requests, k in cases]
+    axes.set_xticks(range(len(cases)), labels)
     axes.set_ylabel("microseconds per propose")
     axes.set_title(title, fontsize=10)
     handles = [axes.bar(0, 0, color=_COLOURS.get(name, "#888888"), label=name) for name in lowerings]
