@@ -43,10 +43,10 @@ def make_drafter(folders, platform, lowering, flavour, dtype, **settings):
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
 def test_bit_equal(folders, k, dtype, sampled):
     platform = CpuPlatform()
-    settings = dict(
-        num_speculative_tokens=k, max_num_requests=9, max_model_len=64, block_size=4, sampled=sampled,
-        capture_sizes=[1, 4, 9],
-    )  # fmt: skip
+    settings = {
+        "num_speculative_tokens": k, "max_num_requests": 9, "max_model_len": 64, "block_size": 4, "sampled": sampled,
+        "capture_sizes": [1, 4, 9],
+    }  # fmt: skip
     drafters = {way: make_drafter(folders, platform, *way, dtype, **settings) for way in WAYS}
     eager = drafters["eager", "device"]
     rounds = Rounds(eager.config, eager.head.aux_size, VOCAB, dtype, seed=k)
@@ -74,7 +74,7 @@ def test_bit_equal(folders, k, dtype, sampled):
 
 def test_null_block_is_never_written(folders):
     platform = CpuPlatform()
-    settings = dict(num_speculative_tokens=3, max_num_requests=4, max_model_len=32, block_size=4)
+    settings = {"num_speculative_tokens": 3, "max_num_requests": 4, "max_model_len": 32, "block_size": 4}
     drafter = make_drafter(folders, platform, "merged", "device", torch.float32, **settings)
     rounds = Rounds(drafter.config, drafter.head.aux_size, VOCAB, torch.float32, seed=0)
     with torch.inference_mode():
