@@ -129,7 +129,7 @@ def main() -> None:
         "float32 on a CPU.\nEvery output equals the target's alone. On the first "
         f"{min(arguments.compared, len(requests))} prompts {', '.join(LOWERINGS)} give the same tokens and counts.\n"
         "Numbered columns are positions: drafts whose token there was accepted / drafts; mean length = 1 + accepted / "
-        "drafts.\nWritten by `python examples/tiny-python/acceptance.py --table docs/acceptance.md`."
+        "drafts.\nTo write it again: `python examples/tiny-python/acceptance.py --table docs/acceptance.md`."
     )
     document = table(rows, settings)
     print(document)
