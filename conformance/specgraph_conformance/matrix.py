@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from specgraph_conformance.case import GROUPS
-from specgraph_conformance.report import OUTCOMES
+from specgraph_conformance.report import OUTCOMES, UNSTATED
 
 
 def support_matrix(reports: Sequence[dict[str, Any]]) -> str:
@@ -26,6 +26,7 @@ def support_matrix(reports: Sequence[dict[str, Any]]) -> str:
         f"| | {' | '.join(report['platform'] for report in reports)} |",
         "|---|" + "---|" * len(reports),
         f"| device | {' | '.join(report['device'] for report in reports)} |",
+        f"| kind of device | {' | '.join(report.get('device_kind', UNSTATED) for report in reports)} |",
         f"| torch | {' | '.join(report['versions'].get('torch', '') for report in reports)} |",
     ]
     lines += [f"| {o} | {' | '.join(str(report['counts'][o]) for report in reports)} |" for o in OUTCOMES]

@@ -26,7 +26,7 @@ SHOWN = 8
 def as_table(report: Report) -> Group:
     """Counts by group, then each failure with what to do about it, then what is absent and why."""
     subject = report.subject
-    table = Table(title=plain(f"{subject.platform} on {subject.device}"), title_justify="left")
+    table = Table(title=plain(_title(report)), title_justify="left")
     table.add_column("group")
     for outcome in OUTCOMES:
         table.add_column(outcome, justify="right")
@@ -69,6 +69,7 @@ def as_markdown(report: Report) -> str:
     subject = report.subject
     lines = [f"# Conformance of `{subject.platform}`", "", verdict(report) + ".", ""]
     lines += ["| | |", "|---|---|", f"| device | {_cell(subject.device)} |"]
+    lines.append(f"| kind of device | {_cell(subject.device_kind)} |")
     lines += [f"| {_cell(name)} | {_cell(version)} |" for name, version in subject.versions.items()]
     lines += [f"| seed | {subject.seed} |", "", "## Capabilities", "", "| capability | | reason |", "|---|---|---|"]
     lines += [f"| {n} | {c['level']} | {_cell(c['reason'])} |" for n, c in subject.capabilities.items()]
@@ -93,7 +94,10 @@ def as_markdown(report: Report) -> str:
 
 
 def as_badge(report: Report) -> str:
-    """A flat two-part SVG badge."""
+    """A flat two-part SVG badge; what was tested stands in its title, which viewers show at the pointer."""
+    subject = report.subject
+    has = ", ".join(name for name, support in subject.capabilities.items() if support["level"] != "no")
+    about = f"{_title(report)}; {_pairs(subject.versions)}; seed {subject.seed}; capabilities: {has}"
     label, counts = f"specgraph {report.subject.platform}", report.counts
     text = f"{counts['passed']} passed" if report.is_green else f"{counts['failed']} failed"
     if report.is_green and counts["xfailed"]:
@@ -104,6 +108,7 @@ def as_badge(report: Report) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="20" role="img" '
         f'aria-label="{escape(label)}: {escape(text)}">'
+        f"<title>{escape(about)}</title>"
         f'<rect width="{left}" height="20" fill="#444"/>'
         f'<rect x="{left}" width="{right}" height="20" fill="{colour}"/>'
         f'<g {style}><text x="{left / 2}" y="14">{escape(label)}</text>'
@@ -145,6 +150,11 @@ def write_report(report: Report, path: Path, form: str | None = None) -> None:
 def print_report(report: Report, file: TextIO) -> None:
     """The table."""
     Console(file=file, soft_wrap=True).print(as_table(report))
+
+
+def _title(report: Report) -> str:
+    subject = report.subject
+    return f"{subject.platform} on {subject.device} ({subject.device_kind})"
 
 
 def _by_group(report: Report) -> dict[str, Counter[str]]:

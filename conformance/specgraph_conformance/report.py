@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 Outcome = Literal["passed", "failed", "xfailed", "absent"]
+UNSTATED = "not said by the backend"
+"""Stands for an empty `PlatformInfo.device_kind`."""
 OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "xfailed", "absent")
 
 
@@ -33,6 +35,8 @@ class Subject:
 
     platform: str
     device: str
+    device_kind: str
+    """What stands behind the device's name, in the backend's words: hardware, or what stands in for it."""
     versions: Mapping[str, str]
     capabilities: Mapping[str, Any]
     seed: int

@@ -13,7 +13,7 @@ from specgraph.platforms import Discovered, Platform, discover, open_platform
 from specgraph_conformance.case import Case
 from specgraph_conformance.records import RecordFile
 from specgraph_conformance.render import check_writable, write_report
-from specgraph_conformance.report import CaseResult, Outcome, Report, Subject
+from specgraph_conformance.report import UNSTATED, CaseResult, Outcome, Report, Subject
 from specgraph_conformance.xfails import Xfail, find_xfails, read_xfails, unmatched
 
 
@@ -143,4 +143,5 @@ def describe(item: Discovered, platform: Platform, seed: int) -> Subject:
     versions = {"torch": torch.__version__, item.distribution: item.version, **platform.info.versions}
     supports = platform.capabilities.supports()
     capabilities = {name: {"level": s.level, "reason": s.reason} for name, s in supports.items()}
-    return Subject(item.name, platform.info.device_name, versions, capabilities, seed)
+    info = platform.info
+    return Subject(item.name, info.device_name, info.device_kind or UNSTATED, versions, capabilities, seed)

@@ -64,6 +64,7 @@ class CpuPlatform(Platform):
             torch.device("cpu"),
             host.processor() or host.machine(),
             {"torch": torch.__version__, "python": host.python_version()},
+            "host CPU; its graphs are recorded ops, not a device's",
         )
         self._memory = MemoryCount()
         self._stream_ids = itertools.count(1)

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 from conformance.third_party import GOOD, install, specgraph
+from specgraph_conformance.matrix import support_matrix
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -29,6 +30,9 @@ def test_a_good_backend_gets_its_report(tmp_path: Path) -> None:
     report = load(paths[0])
     assert set(report) >= {"platform", "device", "versions", "capabilities", "seed", "counts", "cases"}
     assert (report["platform"], report["device"], report["seed"]) == ("acme", "a device", 0)
+    assert report["device_kind"] == "a stand-in"
+    assert all("a stand-in" in text for text in (done.stdout, paths[1].read_text(), paths[2].read_text()))
+    assert "| kind of device | a stand-in |" in support_matrix([report])
     assert report["versions"]["acme-backend"] == "1.2"
     assert report["capabilities"]["collectives_in_graph"]["level"] == "no"
     assert report["counts"]["passed"] >= 25

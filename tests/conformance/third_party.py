@@ -16,7 +16,7 @@ GOOD = """
         def __init__(self):
             super().__init__()
             i = self._info
-            self._info = PlatformInfo("acme", i.device, "a device", i.versions)
+            self._info = PlatformInfo("acme", i.device, "a device", i.versions, "a stand-in")
 
     def _open(index):
         return Platform()

@@ -34,7 +34,7 @@ class CudaPlatform(Platform):
                 f"{'.'.join(map(str, OLDEST_COMPUTE_CAPABILITY))} or newer is needed"
             )
         device = torch.device("cuda", index)
-        self._info = PlatformInfo("cuda", device, properties.name, versions(device))
+        self._info = PlatformInfo("cuda", device, properties.name, versions(device), "GPU")
         self._total = int(properties.total_memory)
         self._capture_stream: torch.cuda.Stream | None = None
         self._is_closed = False
