@@ -33,8 +33,8 @@ class PlatformInfo:
     device_name: str
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
     device_kind: str = ""
-    """What stands behind the name, in a few words: "GPU", or "simulated runtime under torch_npu 2.13.0". Reports show it,
-    so that nobody takes a stand-in for the device."""
+    """What stands behind the name, in a few words: "GPU", or "simulated runtime under torch_npu 2.13.0". Reports show
+    it, so that nobody takes a stand-in for the device."""
 
 
 @dataclass(frozen=True, slots=True)
