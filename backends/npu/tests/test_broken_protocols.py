@@ -47,6 +47,8 @@ try:
             results = [drafter.propose(batch).token_ids for batch in moved]
         for batch, result in zip(batches, results):
             different += not torch.equal(result.cpu(), propose(reference, batch))
+        if different:
+            break
 except RuntimeError as error:
     print("error:", str(error).strip().splitlines()[-1])
 print("different:", different)
@@ -93,6 +95,7 @@ class Dropped:
     def reset(self, stream): self.event.reset(stream)
     def record(self, stream): self.event.record(stream)
 npu.gates.take = Dropped
+work = torch.ones(2400, 2400, device="npu")  # most of a second: a busy machine must not let the update come first
 """
     done = run_script(MANY_ROUNDS.format(mutation=pretend), flavour="events", hang_seconds=3)
     assert caught(done), done.stdout
