@@ -4,7 +4,8 @@
 
 It checks, over many rounds of changing batches, that every lowering drafts what eager drafts, bit for bit, and counts
 where the `cpu` platform drafts another token (two devices promise no equal bits); and it times `step` against `merged`.
-No Moore Threads device takes part, and the times say nothing about one.
+The exit status is 1 where a lowering drafted something else. No Moore Threads device takes part, and the times say
+nothing about one.
 """
 
 from __future__ import annotations
@@ -143,6 +144,7 @@ def main() -> None:
             "say nothing about one."
         ),
         "device": platform.info.device_name,
+        "device_kind": platform.info.device_kind,
         "versions": dict(platform.info.versions),
         "capabilities": {n: f"{s.level} {s.reason}".strip() for n, s in platform.capabilities.supports().items()},
         "rounds": [],
@@ -157,6 +159,12 @@ def main() -> None:
     result["faults"] = list(simulated.faults)
     _write(result, asked.json)
     print(json.dumps(result, indent=1))
+    is_sound = (
+        not any(count for rounds in result["rounds"] for count in rounds["rounds_different_from_eager"].values())
+        and all(row["same_tokens"] for row in result["times"])
+        and not result["faults"]
+    )
+    sys.exit(0 if is_sound else 1)
 
 
 def _write(result: dict[str, Any], path: Path | None) -> None:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_FROZEN_AT_START = 1000
+"""More than any interpreter freezes by itself: CPython 3.12 starts with a few hundred, others with none."""
+
 
 class MusaGraph(Graph):
     """See `specgraph.platforms.Graph`. Made by `MusaPlatform.graph()`."""
@@ -46,10 +49,20 @@ class MusaGraph(Graph):
     @contextmanager
     def capture(self, *, stream: Stream | None = None, error_mode: ErrorMode = "thread_local") -> Iterator[None]:
         """See `Graph.capture`. Without a stream: one of the platform's own, the same for all captures, so that graphs
-        of one pool share memory (the allocator keeps free blocks by stream). The device is waited for first."""
+        of one pool share memory (the allocator keeps free blocks by stream). The device is waited for first, which
+        would break another thread's capture: one thread captures at a time."""
         self._refuse_unless_empty()
+        if not self._platform.captures.acquire(blocking=False):
+            raise CaptureError("another thread is capturing on this device: capture one graph at a time")
+        try:
+            with self._recorded(self._platform.capture_stream(stream), error_mode):
+                yield
+        finally:
+            self._platform.captures.release()
+
+    @contextmanager
+    def _recorded(self, side: Any, error_mode: ErrorMode) -> Iterator[None]:
         musa, index = self._platform.musa, self._platform.index
-        side = self._platform.capture_stream(stream)
         self._refuse_over_budget(musa)
         raw = musa.MUSAGraph()
         handle = self._pool.join()
@@ -66,6 +79,8 @@ class MusaGraph(Graph):
                 if self._end(capturing) is None:  # the captured code's own error: the capture itself was sound
                     raw.reset()
                     self._pool.leave(handle)
+                    if isinstance(error, torch.OutOfMemoryError):
+                        raise _explained(error) from error
                     raise
                 self._abandon(raw, handle, side, began=True)
                 if isinstance(error, SpecgraphError) or not isinstance(error, Exception):
@@ -135,6 +150,9 @@ class MusaGraph(Graph):
     def _refuse_over_budget(self, musa: Any) -> None:
         live, budget = len(musa.MUSAGraph.get_latest_instance()), self._platform.policy.max_live_graphs
         if live >= budget:
+            gc.collect()  # some may be garbage
+            live = len(musa.MUSAGraph.get_latest_instance())
+        if live >= budget:
             raise CaptureError(
                 f"this process holds {live} MUSA graphs, and the budget is {budget} (the runtime fails near 2048): "
                 "name fewer capture sizes, use lowering 'step' instead of 'piecewise', or close drafters that are done"
@@ -193,12 +211,21 @@ def _keep_for_good(raw: Any) -> None:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """A garbage collection could free another graph's memory, which a capture must not see."""
-    was_enabled = gc.isenabled()
+    """A garbage collection could free another graph's memory, which a capture must not see.
+
+    torch.musa.graph() also collects before each capture, which takes as long as the process has objects: a drafter's
+    hundred graphs took half a minute. (Newer torch has dropped that from its own graph context.) Frozen, there is
+    nothing to look through. Where the application froze its objects itself, that stays.
+    """
+    was_enabled, freeze = gc.isenabled(), gc.get_freeze_count() < _FROZEN_AT_START
     gc.disable()
+    if freeze:
+        gc.freeze()
     try:
         yield
     finally:
+        if freeze:
+            gc.unfreeze()
         if was_enabled:
             gc.enable()
 

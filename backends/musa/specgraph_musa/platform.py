@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,8 @@ from specgraph_musa.probes import probe_capabilities
 class MusaPlatform(Platform):
     """GPU `index` of this process.
 
-    `musa` is the module torch.musa, for this package's own files; `policy` the choices in force.
+    `musa` is the module torch.musa, for this package's own files; `policy` the choices in force; `captures` is held by
+    the thread that captures.
     """
 
     def __init__(self, index: int, policy: Policy | None = None) -> None:
@@ -50,11 +52,14 @@ class MusaPlatform(Platform):
             "musa": str(getattr(torch.version, "musa", "unknown")),
             "architecture": f"{properties.major}.{properties.minor}",
         }
-        self._info = PlatformInfo("musa", device, properties.name, versions)
+        stand_in = getattr(torch_musa, "simulated", None)  # specgraph's test equipment names itself
+        kind = "Moore Threads GPU" if stand_in is None else stand_in.device_kind()
+        self._info = PlatformInfo("musa", device, properties.name, versions, kind)
         self._total = int(properties.total_memory)
         self._handles = handle_types(musa)
         with musa.device(index):
             self._side: Any = self._handles.stream(index)
+        self.captures = threading.RLock()
         self._release: Release = "never"
         self._is_closed = False
         self._probed = probe_capabilities(self, self._find_release)
@@ -107,7 +112,7 @@ class MusaPlatform(Platform):
     def graph_pool(self) -> MusaGraphPool:
         """See `Platform.graph_pool`."""
         self._refuse_closed()
-        return MusaGraphPool(self.musa, self.index, self._release)
+        return MusaGraphPool(self.musa, self.index, self._release, self.captures)
 
     def graph(self, pool: GraphPool | None = None) -> MusaGraph:
         """See `Platform.graph`."""

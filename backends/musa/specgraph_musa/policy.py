@@ -35,7 +35,7 @@ class Rule:
 RULES: tuple[Rule, ...] = (
     Rule(
         "default lowering",
-        "`auto` resolves to `step`: one full graph a draft step",
+        f"`auto` resolves to `step`, one full graph a draft step, unless {MERGED_VARIABLE} allows the merged loop",
         "on a device, one graph a step was faster than the whole loop in one graph (+10.2 % against +8.2 % over no "
         "graphs) and kept eager's acceptance (47.95 %)",
         "vllm-musa #50",
@@ -43,7 +43,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "merged loop",
-        f"off; {MERGED_VARIABLE}=1 allows it, and makes `auto` take it",
+        f"off unless {MERGED_VARIABLE}=1, which also makes `auto` take it",
         "one capture of the whole loop gave equal acceptance on one toolchain and corrupted state on the next (mcc "
         "5.1.0): acceptance fell to 3.49 %, positions 1 to 4 to 0 %, and devices rebooted",
         "vllm-musa #43, #50",
@@ -85,6 +85,21 @@ RULES: tuple[Rule, ...] = (
         "in 2.7.1 capture_end() stops at the first error, before both, and graph() then leaves its stream current; "
         "newer torch also has a host allocator that can't be told",
         "torch_musa 2.7.1, MUSAGraph.cpp and graphs.py; torch 2.11 on the simulator over torch.cuda",
+        "`MusaGraph.capture`",
+    ),
+    Rule(
+        "threads",
+        "one thread captures at a time; another's capture is refused, and cached memory stays until it is over",
+        "graph() waits for the device and empties the cache first, which can break a capture that is under way",
+        "torch_musa 2.7.1, graphs.py",
+        "`MusaGraph.capture`",
+    ),
+    Rule(
+        "garbage collection",
+        "not before each capture: the process's objects are frozen meanwhile",
+        "graph() collects before each capture, which takes as long as there are objects: more than half of the CPU "
+        "time of a start with 78 graphs",
+        "torch_musa 2.7.1, graphs.py; measured on the simulator over the CPU",
         "`MusaGraph.capture`",
     ),
     Rule(

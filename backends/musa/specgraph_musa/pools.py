@@ -28,8 +28,15 @@ class MusaGraphPool:
     capture, and once its last graph is gone, a handle takes no further captures: the next one gets a new handle.
     """
 
-    def __init__(self, musa: Any, index: int, release: Release) -> None:
-        self._musa, self._index, self._release = musa, index, release
+    def __init__(self, musa: Any, index: int, release: Release, captures: Any) -> None:
+        """
+        Args:
+            musa: the module torch.musa.
+            index: the device.
+            release: what gives a closed graph's share back.
+            captures: the lock that a capturing thread holds.
+        """
+        self._musa, self._index, self._release, self._captures = musa, index, release, captures
         self._handle: Any = None
         self._graphs: Counter[Any] = Counter()
         self.is_closed = False
@@ -61,8 +68,12 @@ class MusaGraphPool:
         if self._graphs[handle] == 0:
             del self._graphs[handle]
             self.spoil(handle)
-            if not self._musa.is_current_stream_capturing():
-                self._musa.empty_cache()
+            if self._captures.acquire(blocking=False):  # freeing memory would break another thread's capture
+                try:
+                    if not self._musa.is_current_stream_capturing():
+                        self._musa.empty_cache()
+                finally:
+                    self._captures.release()
 
     def spoil(self, handle: Any) -> None:
         """No further capture gets `handle`: the allocator, or one beside it, may believe a failed one goes on."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+import weakref
 
 import pytest
 import torch
@@ -114,6 +116,79 @@ def test_without_the_clean_up_the_next_capture_fails(musa, monkeypatch):
     end_recording(musa.index, keeper._handle)
     keeper.close()
     assert works(musa)
+
+
+def test_memory_that_runs_out_is_a_capture_error(musa):
+    graph = musa.graph()
+    with pytest.raises(CaptureError, match="capture smaller sizes"), graph.capture():
+        torch.ones(3, device=musa.device)
+        raise torch.OutOfMemoryError("MUSA out of memory. Tried to allocate 8 GiB")
+    assert works(musa)
+
+
+def test_another_thread_s_capture_is_refused(musa):
+    """Its graph() would wait for the device and free cached memory, and so break the capture that is under way."""
+    x, told = torch.ones(3, device=musa.device), list[BaseException]()
+    graph, second, third = musa.graph(), musa.graph(), musa.graph()
+    with third.capture():
+        x + 3
+
+    def other() -> None:
+        try:
+            with second.capture():
+                x + 2
+        except BaseException as error:
+            told.append(error)
+        third.close()  # gives its pool back, and leaves memory to be freed later
+
+    with graph.capture():
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        y = x + 1
+    assert [type(error) for error in told] == [CaptureError]
+    assert "another thread is capturing" in str(told[0])
+    graph.replay()
+    assert y.tolist() == [2.0] * 3
+    with second.capture():
+        z = x + 2
+    second.replay()
+    assert z.tolist() == [3.0] * 3
+    graph.close()
+    second.close()
+
+
+def test_a_capture_looks_through_none_of_the_process_s_objects(musa):
+    """torch_musa's graph() collects garbage each time: with a hundred graphs and many objects, that took minutes."""
+
+    class Cycle:
+        pass
+
+    cycle = Cycle()
+    cycle.itself = cycle
+    seen, before, graph = weakref.ref(cycle), gc.get_freeze_count(), musa.graph()
+    gc.disable()  # no collection of Python's own in between
+    try:
+        del cycle
+        with graph.capture():
+            torch.ones(3, device=musa.device)
+        assert seen() is not None, "the capture collected garbage"
+    finally:
+        gc.enable()
+    assert gc.get_freeze_count() <= before
+    gc.collect()
+    assert seen() is None
+    graph.close()
+
+
+def test_objects_that_the_application_froze_stay_frozen(musa):
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        assert works(musa)
+        assert gc.get_freeze_count() >= frozen
+    finally:
+        gc.unfreeze()
 
 
 def test_nested_captures_are_refused(musa):

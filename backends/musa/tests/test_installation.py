@@ -148,6 +148,7 @@ def test_musa_goes_before_the_api_that_imitates_it():
 def test_what_is_simulated_shows(musa):
     assert "simulator" in musa.info.versions["torch_musa"]
     assert "simulated" in musa.info.device_name
+    assert "stand-in for torch_musa over" in musa.info.device_kind
     assert musa.info.device.type == import_module("torch_musa").forms.form.NAME
     assert torch.empty(1, device=musa.device).device.type != "musa"
 

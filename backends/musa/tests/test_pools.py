@@ -79,7 +79,7 @@ def test_a_pool_goes_on_after_its_last_graph(musa):
 def test_reset_leaks_pool_put_back_is_seen(musa):
     """Trusting reset(), as one would, keeps the memory: the check above can fail."""
     before = reserved(musa)
-    pool = MusaGraphPool(musa.musa, musa.index, "by_reset")
+    pool = MusaGraphPool(musa.musa, musa.index, "by_reset", musa.captures)
     graph = capture_in(musa, pool)
     handle = graph._handle
     graph.close()

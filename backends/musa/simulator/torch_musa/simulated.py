@@ -46,6 +46,13 @@ faults: list[str] = []
 """Every corruption so far, also those in destructors, whose exceptions nobody sees."""
 
 
+def device_kind() -> str:
+    """What reports call this device."""
+    from torch_musa.forms import form
+
+    return f"stand-in for torch_musa over {form.WHAT}, no Moore Threads device"
+
+
 def corrupt(what: str) -> None:
     """Report it."""
     faults.append(what)

@@ -9,6 +9,7 @@ from specgraph.reference import CpuPlatform
 from torch_musa import simulated
 
 NAME = "cpu"
+WHAT = "the CPU recorder"
 STREAMS = 32
 
 _platform = CpuPlatform()

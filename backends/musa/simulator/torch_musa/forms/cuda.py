@@ -5,6 +5,7 @@ import torch
 from torch_musa import simulated
 
 NAME = "cuda"
+WHAT = "torch.cuda"
 
 
 def torch_device(index):
