@@ -7,7 +7,8 @@ host reads. A device adds faster implementations under its own dispatch key with
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,7 +16,10 @@ from torch import Tensor
 
 NAMESPACE = "specgraph"
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
-_implemented: set[tuple[str, str]] = set()
+_implemented: dict[str, dict[str, Callable[..., Any]]] = {}
+"""By dispatch key: what `implement` was given for each op."""
+_devices: dict[str, torch.library.Library] = {}
+"""By dispatch key: what holds those registrations in torch's dispatcher."""
 
 
 def define(
@@ -48,9 +52,37 @@ def implement(name: str, dispatch_key: str, function: Callable[..., Any]) -> Non
 
     Doing it twice for one op and key keeps the first, so that opening a platform twice is harmless.
     """
-    if (name, dispatch_key) not in _implemented:
-        _LIBRARY.impl(name, function, dispatch_key)
-        _implemented.add((name, dispatch_key))
+    known = _implemented.setdefault(dispatch_key, {})
+    if name not in known:
+        known[name] = function
+        _register(dispatch_key, {name: function})
+
+
+@contextmanager
+def plain_torch(dispatch_key: str) -> Generator[None]:
+    """Within it the ops run their plain torch references under that key: what implementations are compared with.
+
+    For benchmarks and tests. It changes what the whole process runs, so nothing else may use the device meanwhile;
+    graphs captured before keep what they were captured with.
+    """
+    if (held := _devices.pop(dispatch_key, None)) is not None:
+        held._destroy()  # pyright: ignore[reportPrivateUsage]  (torch has no public way to take a registration back)
+    try:
+        yield
+    finally:
+        _register(dispatch_key, _implemented.get(dispatch_key, {}))
+
+
+def _register(dispatch_key: str, functions: dict[str, Callable[..., Any]]) -> None:
+    if functions and dispatch_key not in _devices:
+        _devices[dispatch_key] = torch.library.Library(NAMESPACE, "IMPL", dispatch_key)
+    for name, function in functions.items():
+        _devices[dispatch_key].impl(name, function)
+
+
+def dispatch_key_of(device: torch.device) -> str:
+    """The key under which `implement` serves tensors of that device."""
+    return torch._C._dispatch_key_for_device(device.type)  # pyright: ignore
 
 
 def like_query(query: Tensor, *args: Any) -> Tensor:

@@ -13,8 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from specgraph.kernels.library import define, like_query
+
+GATHER_BYTES = 256 << 20
+"""Keys and values that `dense_attention` gathers at a time, at most, unless one request alone has more."""
 
 
 def dense_attention(
@@ -28,26 +32,56 @@ def dense_attention(
     scale: float,
     causal: bool,
 ) -> Tensor:
-    """Capturable on any device: every row looks at the whole width of its block table, masked."""
+    """Capturable on any device: every request looks at the whole width of its block table, masked.
+
+    The shapes alone decide how much is done, since nothing here may read a length: with tables much wider than the
+    requests are long, most of it is for nothing. A few requests at a time, so that memory stays bounded.
+    """
     rows, heads, dim = query.shape
-    kv_heads, block_size = key_cache.shape[2], key_cache.shape[1]
-    width = block_table.shape[1] * block_size
+    requests, blocks = block_table.shape
     row = torch.arange(rows, device=query.device)
-    request = torch.searchsorted(query_start_loc[1:].long(), row, right=True).clamp(max=block_table.shape[0] - 1)
-    end = query_start_loc[1:].long()[request]
-    seq_len = seq_lens.long()[request]
-    visible = seq_len - (end - 1 - row) if causal else seq_len
-    visible = torch.where(seq_len > 0, visible, 0)
-    blocks = block_table.long()[request]
-    keys = key_cache[blocks].view(rows, width, kv_heads, dim).float()
-    values = value_cache[blocks].view(rows, width, kv_heads, dim).float()
-    mask = torch.arange(width, device=query.device) < visible[:, None]
-    grouped = query.view(rows, kv_heads, heads // kv_heads, dim).float()
-    scores = torch.einsum("tkgd,twkd->tkgw", grouped, keys) * scale
-    scores = scores.masked_fill(~mask[:, None, None, :], float("-inf"))
-    weights = torch.softmax(scores, dim=-1).nan_to_num(0.0)
-    values = values.masked_fill(~mask[:, :, None, None], 0.0)
-    return torch.einsum("tkgw,twkd->tkgd", weights, values).reshape(rows, heads, dim).to(query.dtype)
+    if rows == requests * query_len:
+        request = row // query_len
+    else:  # ragged: every row is a request of its own
+        request = torch.searchsorted(query_start_loc[1:].long(), row, right=True).clamp(max=requests - 1)
+        block_table, query_len = block_table[request], 1
+    visible = seq_lens[request]
+    if causal:
+        visible = torch.where(visible > 0, visible - (query_start_loc[1:][request] - 1 - row), 0)
+    visible = visible.view(-1, query_len)
+    query = query.reshape(-1, query_len, heads, dim)
+    size = 2 * blocks * key_cache[0].numel() * key_cache.element_size()
+    at_once = max(1, GATHER_BYTES // size)
+    split = zip(query.split(at_once), visible.split(at_once), block_table.split(at_once), strict=True)
+    parts = [_attend_gathered(q, v, t, key_cache, value_cache, scale) for q, v, t in split]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts)).view(rows, heads, dim)
+
+
+def _attend_gathered(
+    query: Tensor, visible: Tensor, block_table: Tensor, key_cache: Tensor, value_cache: Tensor, scale: float
+) -> Tensor:
+    """query [R, q, heads, dim], visible [R, q] keys of each row, block_table [R, blocks] -> [R, q, heads, dim]."""
+    requests, query_len, heads, dim = query.shape
+    block_size, kv_heads = key_cache.shape[1], key_cache.shape[2]
+    width = block_table.shape[1] * block_size
+    group = heads // kv_heads
+    key = torch.arange(width, device=query.device)
+    # What no row may see is cleared, not only masked: it may hold anything, and 0 * NaN is NaN.
+    unseen = (key >= visible.amax(dim=1)[:, None])[:, :, None, None]
+    keys = key_cache[block_table].view(requests, width, kv_heads, dim).masked_fill_(unseen, 0.0)
+    values = value_cache[block_table].view(requests, width, kv_heads, dim).masked_fill_(unseen, 0.0)
+    # Query heads of one KV head become rows of one matrix, so that no key is repeated.
+    grouped = query.view(requests, query_len, kv_heads, group, dim).permute(0, 2, 3, 1, 4)
+    mask = key < visible.clamp(min=1)[:, :, None]  # a row that sees nothing is cleared below
+    out = functional.scaled_dot_product_attention(
+        grouped.reshape(requests, kv_heads, group * query_len, dim),
+        keys.transpose(1, 2).to(query.dtype),
+        values.transpose(1, 2).to(query.dtype),
+        attn_mask=mask[:, None, None].expand(-1, 1, group, -1, -1).reshape(requests, 1, group * query_len, width),
+        scale=scale,
+    )
+    out = out.view(requests, kv_heads, group, query_len, dim).permute(0, 3, 1, 2, 4)
+    return out.masked_fill((visible <= 0)[:, :, None, None, None], 0.0).reshape(requests, query_len, heads, dim)
 
 
 def _request(query: Tensor, keys: Tensor, values: Tensor, scale: float, causal: bool) -> Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing._internal.optests import opcheck
 
-from specgraph.kernels.library import NAMESPACE, implement
+from specgraph.kernels.library import NAMESPACE, implement, plain_torch
 
 R, K, Q, V, DV, H, KVH, D = 3, 2, 3, 11, 7, 4, 2, 8
 
@@ -131,3 +131,23 @@ def test_implementing_an_op_twice_keeps_the_first():
     key = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse3)
     torch.ops.specgraph.draft_greedy.default.redispatch(key, *arguments()["draft_greedy"][0])
     assert calls == ["first"]
+
+
+def test_plain_torch_takes_implementations_away_and_gives_them_back():
+    calls: list[int] = []
+
+    def kernel(x, norm, eps, weight, bias):
+        calls.append(1)
+        return x.new_zeros(x.shape[0], weight.shape[0] // 2)
+
+    key = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse3)  # a key that no test's tensors have
+
+    def run() -> torch.Tensor:
+        return torch.ops.specgraph.norm_gate_up.default.redispatch(key, *arguments()["norm_gate_up"][0])
+
+    implement("norm_gate_up", "PrivateUse3", kernel)
+    assert run().count_nonzero() == 0
+    with plain_torch("PrivateUse3"):
+        assert torch.equal(run(), torch.ops.specgraph.norm_gate_up.default(*arguments()["norm_gate_up"][0]))
+    assert run().count_nonzero() == 0
+    assert len(calls) == 2
