@@ -1,7 +1,8 @@
 """The round: prefill who is new, verify, propose, read what came out. One user of `drafting/`.
 
 A round's device work needs nothing that the host learns in that round: the propose reads accepted counts and hidden
-states where the verify left them. The host reads the sampled tokens once, after both were launched.
+states where the verify left them. One transfer brings the finished tokens to the host, those of prompts that join too;
+it is queued before the propose, so that tokens are there while the drafter still runs.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from specgraph.decoding.sampling import sample_token
 from specgraph.decoding.target_runner import TargetRunner
 from specgraph.decoding.verify_buffers import VerifyOutputs
 from specgraph.drafting import DraftConfig, Drafter
+from specgraph.drafting.transfers import HostCopy, write
 from specgraph.errors import CapacityError, ConfigError
 from specgraph.models.protocol import DraftHead, ParallelHead, Target
 from specgraph.platforms import Platform
@@ -93,6 +95,9 @@ class SpeculativeDecoder:
         )
         self.metrics = AcceptanceMetrics(config.num_speculative_tokens if head is not None else 0)
         self._is_streaming = False
+        rows = self.target.query_lens[-1]
+        self._finished = HostCopy(platform, config.max_num_requests * (rows + 1), torch.int64)
+        self._draft_rows = torch.zeros(config.max_num_requests, dtype=torch.int64, device=platform.device)
         self._rows = self.query_len
         """Rows a request in the next verify: one more than were drafted last. Without a drafter always the same."""
 
@@ -210,30 +215,28 @@ class SpeculativeDecoder:
                     aux_hidden[row * self._rows].copy_(self.drafter.prompts.buffers.aux_hidden[last - start])
         assert logits is not None
         token = sample_token(logits, state.request.temperature, state.request.seed, len(prompt))
-        state.token_ids.append(int(token))
+        results = self.target.buffers.sliced(row + 1, self._rows)  # as if a verify had accepted nothing
+        results.sampled_token_ids[row, 0].copy_(token)
+        results.num_sampled[row].fill_(1)
 
     def _round(self, running: list[Running], waiting: deque[tuple[int, Request]]) -> list[Chunk]:
         """One pass over the batch; leaves in `running` what goes on, and gives each request's new tokens."""
         verified = len(running)
         self._verify(running)
-        results = self.target.buffers.sliced(verified, self._rows)
         # After the verify: that writes hidden states of padded rows too, and who joins needs its own for the propose.
         self._admit(running, waiting)
+        results = self.target.buffers.sliced(len(running), self._rows)
+        self._finished.start(torch.cat([results.sampled_token_ids, results.num_sampled[:, None].long()], dim=1))
         if self.drafter is not None:
-            self._propose(self.drafter, running[:verified], running[verified:])
-        sampled: list[list[int]] = results.sampled_token_ids.tolist()
-        counts: list[int] = results.num_sampled.tolist()
+            self._propose(self.drafter, running)
         chunks: list[Chunk] = []
-        for row, state in enumerate(running):
+        rounds: list[list[int]] = self._finished.read().tolist()
+        for row, (state, (*sampled, count)) in enumerate(zip(running, rounds, strict=True)):
+            if self.drafter is not None and row < verified:
+                self.metrics.observe(count - 1)
             state.row = row
-            if row < verified:
-                tokens, accepted = sampled[row][: counts[row]], counts[row] - 1
-                if self.drafter is not None:
-                    self.metrics.observe(accepted)
-                state.token_ids += tokens
-            else:
-                tokens, accepted = state.token_ids[-1:], 0
-            chunks.append(state.cut(tokens, accepted, self.config.max_model_len))
+            state.token_ids += sampled[:count]
+            chunks.append(state.cut(sampled[:count], count - 1, self.config.max_model_len))
         finished = [chunk.finish_reason is not None for chunk in chunks]
         for state, over in zip(running, finished, strict=True):
             if over:
@@ -244,48 +247,48 @@ class SpeculativeDecoder:
     def _verify(self, running: list[Running]) -> None:
         if not running:
             return
-        n, device = len(running), self.platform.device
+        n = len(running)
         b = self.target.buffers.sliced(n, self._rows)
-        b.last_token_ids.copy_(torch.tensor([state.token_ids[-1] for state in running]))
+        write(b.last_token_ids, [state.token_ids[-1] for state in running])
         starts = [state.position for state in running]
-        b.start_positions.copy_(torch.tensor(starts))
+        write(b.start_positions, starts)
         self._write_blocks(b.block_table, running)
         self._write_sampling(b.temperature, b.seeds, running)
         if self.drafter is None:
             b.draft_token_ids.fill_(-1)
         else:
-            rows, drafts, k = torch.tensor([state.row for state in running]), self.drafter.buffers, self._rows - 1
-            rows = rows.to(device)
+            rows, drafts, k = self._draft_rows[:n], self.drafter.buffers, self._rows - 1
+            write(rows, [state.row for state in running])
             b.draft_token_ids.copy_(drafts.draft_token_ids[rows, :k])
             if b.draft_probs is not None and drafts.draft_probs is not None:
                 b.draft_probs.copy_(drafts.draft_probs[rows, :k])
         self.target.verify(n, starts, self._rows)
         self.metrics.rounds += 1
 
-    def _propose(self, drafter: Drafter, running: list[Running], fresh: list[Running]) -> None:
-        """Draft for the verified rows, where they stand, and for the fresh ones after them."""
-        n, m, b = len(running), len(running) + len(fresh), drafter.buffers
-        plan = drafter.dispatch(m, self._rows)
-        starts = [state.position for state in running] + [state.position - 1 for state in fresh]
-        b.start_positions[:m].copy_(torch.tensor(starts))
-        if fresh:
-            sampled, _ = b.handed_over(self._rows)
-            sampled[n:m, 0] = torch.tensor([s.token_ids[-1] for s in fresh]).to(self.platform.device)
-            b.num_sampled[n:m].fill_(1)
-        b.num_sampled[m : plan.descriptor.num_requests].zero_()
-        self._write_blocks(b.block_table, [*running, *fresh])
-        self._write_sampling(b.temperature, b.seeds, [*running, *fresh])
-        drafter.run(plan, start_positions=starts)
+    def _propose(self, drafter: Drafter, running: list[Running]) -> None:
+        """Draft for the verified rows, where they stand, and for those after them that have just joined."""
+        n, b = len(running), drafter.buffers
+        plan = drafter.dispatch(n, self._rows)
+        starts = [state.position for state in running]
+        write(b.start_positions[:n], starts)
+        b.num_sampled[n : plan.descriptor.num_requests].zero_()
+        self._write_blocks(b.block_table, running)
+        self._write_sampling(b.temperature, b.seeds, running)
+        drafter.run(plan, start_positions=starts, num_sampled=self._counts)
         self._rows = plan.descriptor.num_speculative_tokens + 1
+
+    def _counts(self) -> list[int]:
+        return self._finished.read()[:, -1].tolist()
 
     def _write_blocks(self, table: Tensor, states: Iterable[Running]) -> None:
         width = table.shape[1]
         rows = [state.blocks + [NULL_BLOCK] * (width - len(state.blocks)) for state in states]
-        table[: len(rows)].copy_(torch.tensor(rows, dtype=torch.int32))
+        write(table[: len(rows)], rows)
 
     def _write_sampling(self, temperature: Tensor, seeds: Tensor, states: Sequence[Running]) -> None:
+        n = len(states)
         if self.config.sampled:
-            temperature[: len(states)].copy_(torch.tensor([s.request.temperature for s in states]))
-            seeds[: len(states)].copy_(torch.tensor([s.request.seed for s in states]))
+            write(temperature[:n], [s.request.temperature for s in states])
+            write(seeds[:n], [s.request.seed for s in states])
         elif self.config.synthetic_acceptance is not None:  # requests of one seed must not all accept alike
-            seeds[: len(states)].copy_(torch.tensor([(s.request.seed + s.index) % 2**63 for s in states]))
+            write(seeds[:n], [(s.request.seed + s.index) % 2**63 for s in states])

@@ -21,6 +21,6 @@ def sample_token(logits: Tensor, temperature: float, seed: int, position: int) -
     """
     if temperature == 0:
         return logits.argmax()
-    at = torch.tensor([position], dtype=torch.int64, device=logits.device)
-    seeds = torch.tensor([seed], dtype=torch.int64, device=logits.device)
+    at = torch.full((1,), position, dtype=torch.int64, device=logits.device)
+    seeds = torch.full((1,), seed, dtype=torch.int64, device=logits.device)
     return (logits.float() / temperature + noise.gumbel(seeds, at, noise.RESAMPLE, logits.shape[-1])[0]).argmax()

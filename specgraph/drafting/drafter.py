@@ -24,7 +24,7 @@ from specgraph.drafting.batch import DraftTokens, ProposeBatch, load_batch
 from specgraph.drafting.buffers import allocate_buffers
 from specgraph.drafting.choose import check_caches, choose_program, position_offset
 from specgraph.drafting.config import DraftConfig
-from specgraph.drafting.host_lengths import HostRounds, LateLengths
+from specgraph.drafting.host_lengths import Counts, HostRounds, LateLengths
 from specgraph.drafting.lowering import Launch, launches, resolve
 from specgraph.drafting.prompt import PromptBuffers, allocate_prompt
 from specgraph.drafting.prompt_passes import PromptPasses
@@ -193,7 +193,7 @@ class Drafter:
         plan: Dispatch,
         *,
         start_positions: Sequence[int] | None = None,
-        num_sampled: Sequence[int] | None = None,
+        num_sampled: Counts | None = None,
     ) -> None:
         """Draft from what stands in the buffers; the result is in `buffers.draft_token_ids` until the next run.
 
@@ -202,8 +202,9 @@ class Drafter:
         Args:
             plan: from `dispatch`.
             start_positions, num_sampled: the same numbers as in the buffers, one a real request; needed by attention
-                with host parameters. Without `num_sampled` they are copied to the host while the propose starts;
-                without `start_positions` both are read from the device, which waits for it.
+                with host parameters. `num_sampled` may be a function, called when they are needed. Without it they are
+                copied to the host while the propose starts; without `start_positions` both are read from the device,
+                which waits for it.
         """
         batch = plan.descriptor
         at = None

@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from specgraph.attention import HostLengths
 from specgraph.drafting.buffers import DraftBuffers
+from specgraph.drafting.transfers import HostCopy
 from specgraph.graphs import BatchDescriptor
 from specgraph.platforms import Platform
+
+Counts = Sequence[int] | Callable[[], Sequence[int]]
+"""Accepted + 1 of each request. The host doesn't know it when a propose is launched: asking for it may wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +23,8 @@ class HostRound:
 
     start_positions: Sequence[int]
     """Position of each real request's first row in the target's pass."""
-    num_sampled: Callable[[], Sequence[int]]
-    """Accepted + 1 of each real request. The host doesn't know it when the propose is launched: calling may wait."""
+    num_sampled: Counts
+    """Accepted + 1 of each real request."""
     query_len: int
     """Rows a request in the target's pass."""
     num_speculative_tokens: int
@@ -39,8 +42,9 @@ class HostRound:
 
     def accepted_ends(self) -> list[int]:
         """One past the last accepted row's position: this round's rejected tokens are counted out."""
-        counts = self.num_sampled()[: len(self.start_positions)]
-        return [start + count for start, count in zip(self.start_positions, counts, strict=True)]
+        counts = self.num_sampled() if callable(self.num_sampled) else self.num_sampled
+        real = counts[: len(self.start_positions)]
+        return [start + count for start, count in zip(self.start_positions, real, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -69,50 +73,30 @@ class HostRounds:
     """Brings to the host what attention with host parameters needs of a round, and no sooner than it is needed."""
 
     def __init__(self, platform: Platform, max_num_requests: int) -> None:
-        self._accepted = AcceptedCounts(platform, max_num_requests)
+        self._accepted = HostCopy(platform, max_num_requests, torch.int32)
 
     def round(
         self,
         batch: BatchDescriptor,
         buffers: DraftBuffers,
         start_positions: Sequence[int] | None,
-        num_sampled: Sequence[int] | None,
+        num_sampled: Counts | None,
     ) -> HostRound:
-        """The round that stands in `buffers`; what is not given as host integers is read from them."""
+        """The round that stands in `buffers`; what is not given as host integers is read from them.
+
+        The copy that this takes is ordered before the propose in the stream, so reading it waits for the target's round
+        and not for the propose.
+        """
         if start_positions is None:
             counts: list[int] = buffers.num_sampled[: batch.num_requests].tolist()
             live = max((i + 1 for i, count in enumerate(counts) if count > 0), default=0)
             start_positions, num_sampled = buffers.start_positions[:live].tolist(), counts[:live]
-        given = num_sampled
-        if given is None:
+        if num_sampled is None:
             self._accepted.start(buffers.num_sampled[: len(start_positions)])
-        read = self._accepted.read if given is None else lambda: given
-        return HostRound(start_positions, read, batch.query_len, batch.num_speculative_tokens, batch.num_requests)
+            num_sampled = self._read
+        return HostRound(
+            start_positions, num_sampled, batch.query_len, batch.num_speculative_tokens, batch.num_requests
+        )
 
-
-class AcceptedCounts:
-    """This round's accepted counts on their way to the host: one asynchronous copy, waited for when they are read.
-
-    The copy is ordered before the propose on the same stream, so reading waits for the target's round and not for the
-    propose.
-    """
-
-    def __init__(self, platform: Platform, max_num_requests: int) -> None:
-        pinned = platform.device.type != "cpu"
-        self._host = torch.zeros(max_num_requests, dtype=torch.int32, device="cpu", pin_memory=pinned)
-        self._platform, self._copied = platform, platform.event()
-        self._counts: list[int] | None = None
-        self._size = 0
-
-    def start(self, num_sampled: Tensor) -> None:
-        """Begin to copy int32 [n] to the host."""
-        self._size, self._counts = num_sampled.shape[0], None
-        self._host[: self._size].copy_(num_sampled, non_blocking=True)
-        self._copied.record(self._platform.current_stream())
-
-    def read(self) -> list[int]:
-        """The counts; waits until they are there."""
-        if self._counts is None:
-            self._copied.synchronize()
-            self._counts = self._host[: self._size].tolist()
-        return self._counts
+    def _read(self) -> list[int]:
+        return self._accepted.read().tolist()

@@ -15,6 +15,7 @@ from torch import Tensor
 from specgraph import kernels
 from specgraph.attention import NULL_BLOCK, AttentionMetadata, HostLengths, allocate_block_table, allocate_metadata
 from specgraph.drafting.config import DraftConfig
+from specgraph.drafting.transfers import write
 from specgraph.errors import CapacityError
 from specgraph.graphs import BatchDescriptor, padded_size
 
@@ -70,11 +71,11 @@ class PromptBuffers:
         """Write one pass's rows, in place."""
         count, width = len(token_ids), self.block_table.shape[1]
         row = [*blocks, *[NULL_BLOCK] * (width - len(blocks))]
-        self.token_ids[:count].copy_(torch.tensor(token_ids, dtype=torch.int64))
+        write(self.token_ids[:count], token_ids)
         self.token_ids[count:].zero_()
         self.first_position.fill_(first_position)
         self.num_rows.fill_(count)
-        self.block_table.copy_(torch.tensor([row], dtype=torch.int32))
+        write(self.block_table, [row])
 
 
 def allocate_prompt(
