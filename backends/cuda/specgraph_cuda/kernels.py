@@ -18,5 +18,6 @@ def register_kernels(device: torch.device) -> None:
         extra={"launch_pdl": True} if overlap else {},
         tile=tile_for,
         compute_units=properties.multi_processor_count,
+        keep_compiled=True,
     )
     register("CUDA", options)

@@ -232,3 +232,33 @@ def test_rows_positions_and_slots(requests: int, query_len: int) -> None:
     _same_on_both("load_round", [long(n, query_len), counts[:n], starts[:n], make(n * query_len, 12288), table[:n, :5],
                                  long(requests, query_len), long(requests).int(), long(requests),
                                  make(rows, 12288), table.clone()])  # fmt: skip
+    block = requests * 4
+    rows_of = [long(rows), long(rows), long(block), long(block), long(block), long(requests).int()]
+    _same_on_both("begin_block", [long(requests, query_len), counts, starts, table, 7, 96, 16, *rows_of])
+
+
+def test_a_round_of_any_alignment_is_loaded() -> None:
+    """The first launch compiles for aligned tensors, and what it compiled must not serve others."""
+    table = torch.arange(8, dtype=torch.int32, device="cuda").view(2, 4)
+    for shift in (0, 1, 0, 3):
+        flat = torch.randn(12 * 40 + shift, device="cuda").bfloat16()[shift:]
+        starts = torch.arange(2 + shift, device="cuda")[shift:]
+        counts = torch.ones(2 + shift, dtype=torch.int32, device="cuda")[shift:]
+        buffers = [torch.zeros(3, 6, dtype=torch.int64), torch.zeros(3, dtype=torch.int32), torch.zeros(3).long()]
+        written = [t.cuda() for t in (*buffers, torch.zeros(18, 40).bfloat16(), torch.zeros(3, 6).int())]
+        sampled = torch.randint(0, 9, (2, 6), device="cuda")
+        _same_on_both("load_round", [sampled, counts, starts, flat.view(12, 40), table, *written])
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_block_of_drafts(mapped: bool) -> None:
+    for requests, steps, vocab in ((1, 15, 151936), (5, 3, 4096), (2, 2, 7)):
+        logits = make(requests * steps, vocab).round()
+        offsets = torch.randint(0, 50, (vocab,), device="cuda") if mapped else None
+        whole = torch.full((requests, steps + 2), -7, device="cuda")
+        kernels.draft_block_greedy(logits, offsets, whole[:, :steps])
+        best = logits.amax(1, keepdim=True)
+        first = torch.where(logits == best, torch.arange(vocab, device="cuda"), vocab).amin(1)
+        wanted = first if offsets is None else first + offsets[first]
+        assert torch.equal(whole[:, :steps].flatten(), wanted)
+        assert bool((whole[:, steps:] == -7).all())

@@ -141,15 +141,8 @@ def best_kernel(logits, best_value, best_index, rows, columns, stride, COLUMNS: 
 
 
 @triton.jit
-def finish_greedy_kernel(
-    best_value, best_index, draft_to_target, draft_step, token_ids, draft_token_ids, blocks, rows, draft_stride,
-    MAPPED: tl.constexpr, BLOCKS: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """One program a row: the best block's token, the lowest id among equals, mapped and written where it belongs."""
-    if OVERLAP:
-        start_next()
-        wait_previous()
-    row = tl.program_id(0)
+def best_token(best_value, best_index, draft_to_target, row, blocks, rows, MAPPED: tl.constexpr, BLOCKS: tl.constexpr):
+    """The best block's token of one row, the lowest id among equals, in the target's vocabulary."""
     block = tl.arange(0, BLOCKS)
     known = block < blocks
     value = tl.load(best_value + block * rows + row, mask=known, other=float("-inf"))
@@ -158,5 +151,48 @@ def finish_greedy_kernel(
     token = tl.min(tl.where(value == best, index, 2147483647), axis=0).to(tl.int64)
     if MAPPED:
         token += tl.load(draft_to_target + token)
+    return token
+
+
+@triton.jit
+def finish_greedy_kernel(
+    best_value, best_index, draft_to_target, draft_step, token_ids, draft_token_ids, blocks, rows, draft_stride,
+    MAPPED: tl.constexpr, BLOCKS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One program a row: its token to the next step's input and to column `draft_step` of the result."""
+    if OVERLAP:
+        start_next()
+        wait_previous()
+    row = tl.program_id(0)
+    token = best_token(best_value, best_index, draft_to_target, row, blocks, rows, MAPPED, BLOCKS)
     tl.store(token_ids + row, token)
     tl.store(draft_token_ids + row * draft_stride + tl.load(draft_step), token)
+
+
+@triton.jit
+def finish_block_kernel(
+    best_value, best_index, draft_to_target, draft_token_ids, blocks, rows, steps, draft_stride,
+    MAPPED: tl.constexpr, BLOCKS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One program a row: row i is column i % steps of request i // steps."""
+    if OVERLAP:
+        start_next()
+        wait_previous()
+    row = tl.program_id(0)
+    token = best_token(best_value, best_index, draft_to_target, row, blocks, rows, MAPPED, BLOCKS)
+    tl.store(draft_token_ids + (row // steps) * draft_stride + row % steps, token)
+
+
+@triton.jit
+def gate_kernel(packed, out, columns, packed_stride, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr):
+    """out [rows, columns] = silu(gate) * up of rows (gate | up); one program a row and COLUMNS of them."""
+    if OVERLAP:
+        start_next()
+        wait_previous()
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < columns
+    at = packed + row * packed_stride + column
+    gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(at + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * columns + column, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=inside)

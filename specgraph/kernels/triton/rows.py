@@ -71,7 +71,7 @@ def take_rows_kernel(
     tl.store(out + row * out_stride + column, value, mask=column < size)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "query_len", "width", "to_width", "aux_elements", "table_stride"])
 def load_round_kernel(
     sampled_token_ids, num_sampled, start_positions, aux_hidden, block_table, to_sampled_token_ids, to_num_sampled,
     to_start_positions, to_aux_hidden, to_block_table, n, query_len, width, to_width, aux_elements, table_stride,
@@ -143,6 +143,46 @@ def begin_propose_kernel(
     tl.store(step_positions + request, tl.minimum(tl.maximum(length - 1, 0), max_model_len - 1))
     if request == 0:
         tl.store(draft_step, tl.zeros((), tl.int64))
+
+
+@triton.jit
+def begin_block_kernel(
+    sampled_token_ids, num_sampled, start_positions, block_table, context_positions, context_slots, token_ids,
+    positions, slot_mapping, seq_lens, query_len, length, sampled_stride, table_stride, table_width, mask_token_id,
+    max_model_len, BLOCK: tl.constexpr, WIDTH: tl.constexpr, LENGTH: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One program a request: its context rows, then its block of `length` rows."""
+    if OVERLAP:
+        start_next()
+        wait_previous()
+    request = tl.program_id(0)
+    count = tl.load(num_sampled + request)
+    start = tl.load(start_positions + request)
+    live = count > 0
+    table = block_table + request * table_stride
+    offset = tl.arange(0, WIDTH)
+    row = offset < query_len
+    known = row & (offset < count)
+    at = request * query_len + offset
+    raw = start + offset
+    clamped = tl.minimum(tl.maximum(tl.where(known, raw, 0), 0), max_model_len - 1)
+    tl.store(context_positions + at, clamped, mask=row)
+    slot = slots_of(raw, table, known, table_stride, table_width, max_model_len, BLOCK)
+    tl.store(context_slots + at, slot, mask=row)
+    latest = tl.load(sampled_token_ids + request * sampled_stride + tl.maximum(count - 1, 0))
+    column = tl.arange(0, LENGTH)
+    inside = column < length
+    at = request * length + column
+    token = tl.where(live & (column == 0), latest, mask_token_id)
+    tl.store(token_ids + at, token, mask=inside)
+    begin = start + count
+    raw = begin + column
+    clamped = tl.minimum(tl.maximum(tl.where(live, raw, 0), 0), max_model_len - 1)
+    tl.store(positions + at, clamped, mask=inside)
+    slot = slots_of(raw, table, live & inside, table_stride, table_width, max_model_len, BLOCK)
+    tl.store(slot_mapping + at, slot, mask=inside)
+    end = tl.where(live, tl.minimum(begin + length, max_model_len), 0)
+    tl.store(seq_lens + request, end.to(tl.int32))
 
 
 @triton.jit

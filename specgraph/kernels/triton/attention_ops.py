@@ -1,0 +1,138 @@
+"""Paged attention and cache writes, launched as Triton kernels."""
+
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
+# pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from specgraph.kernels import fused_attention
+from specgraph.kernels.paged_attention import dense_attention
+from specgraph.kernels.triton import attention, rows
+from specgraph.kernels.triton.launch import Launcher
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOps(Launcher):
+    """See `specgraph.kernels.kv_cache`, `paged_attention` and `fused_attention`."""
+
+    def rotate_and_store(
+        self, query: Tensor, key: Tensor, value: Tensor, rotary: Tensor | None, positions: Tensor,
+        slot_mapping: Tensor, key_cache: Tensor, value_cache: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """See `specgraph.kernels.rotate_and_store`."""
+        query, key, value = _heads(query), _heads(key), _heads(value)
+        count, heads, dim = query.shape
+        out = torch.empty((count, heads, dim), dtype=query.dtype, device=query.device)
+        total = heads + 2 * key.shape[1]
+        per_program = 16
+        if count:
+            rows.rotate_and_store_kernel[(count, triton.cdiv(total, per_program))](
+                query, key, value, rotary, positions.contiguous(), slot_mapping.contiguous(), out, key_cache,
+                value_cache, query.stride(0), key.stride(0), value.stride(0),
+                0 if rotary is None else rotary.stride(0), heads, key.shape[1], DIM=dim,
+                DIMS=triton.next_power_of_2(dim), HALF=0 if rotary is None else rotary.shape[1] // 2,
+                HEADS=per_program, ROTATED=rotary is not None, num_warps=4, **self.common(),
+            )  # fmt: skip
+        return out
+
+    def paged_attention(
+        self, query: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Tensor, seq_lens: Tensor,
+        query_start_loc: Tensor, query_len: int, scale: float, causal: bool,
+    ) -> Tensor:  # fmt: skip
+        """See `specgraph.kernels.paged_attention`."""
+        return self._attend(
+            query, None, None, None, None, None, key_cache, value_cache, block_table, seq_lens, query_start_loc,
+            query_len, scale, causal,
+        )  # fmt: skip
+
+    def rotate_store_attend(
+        self, query: Tensor, key: Tensor, value: Tensor, rotary: Tensor | None, positions: Tensor,
+        slot_mapping: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Tensor, seq_lens: Tensor,
+        query_start_loc: Tensor, query_len: int, scale: float, causal: bool,
+    ) -> Tensor:  # fmt: skip
+        """See `specgraph.kernels.rotate_store_attend`: one kernel when every request has one row."""
+        single = query_len == 1 and query.shape[0] == seq_lens.shape[0]
+        if single and (rotary is None or rotary.shape[1] == query.shape[2]):
+            return self._attend(
+                query, key, value, rotary, positions, slot_mapping, key_cache, value_cache, block_table, seq_lens,
+                query_start_loc, query_len, scale, causal,
+            )  # fmt: skip
+        return fused_attention.rotate_store_attend_reference(
+            query, key, value, rotary, positions, slot_mapping, key_cache, value_cache, block_table, seq_lens,
+            query_start_loc, query_len, scale, causal,
+        )  # fmt: skip
+
+    def _attend(
+        self, query: Tensor, key: Tensor | None, value: Tensor | None, rotary: Tensor | None,
+        positions: Tensor | None, slot_mapping: Tensor | None, key_cache: Tensor, value_cache: Tensor,
+        block_table: Tensor, seq_lens: Tensor, query_start_loc: Tensor, query_len: int, scale: float, causal: bool,
+    ) -> Tensor:  # fmt: skip
+        query = _heads(query)
+        count, heads, dim = query.shape
+        kv_heads, block = key_cache.shape[2], key_cache.shape[1]
+        if not _attends(dim, key_cache, value_cache):
+            if key is None or value is None or positions is None or slot_mapping is None:
+                return dense_attention(
+                    query, key_cache, value_cache, block_table, seq_lens, query_start_loc, query_len, scale, causal
+                )
+            return fused_attention.rotate_store_attend_reference(
+                query, key, value, rotary, positions, slot_mapping, key_cache, value_cache, block_table, seq_lens,
+                query_start_loc, query_len, scale, causal,
+            )  # fmt: skip
+        requests, group = seq_lens.shape[0], heads // kv_heads
+        out = torch.empty((count, heads, dim), dtype=query.dtype, device=query.device)
+        if count == 0:
+            return out
+        wide = query.dtype == torch.float32
+        tile_rows = min(max(triton.next_power_of_2(query_len * group), 16), 32 if wide else 64)
+        tiles = triton.cdiv(query_len * group, tile_rows)
+        splits = attention_splits(requests * kv_heads * tiles, self.options.compute_units)
+        keys = 32 if wide else 64
+        if splits > 1:
+            shape = (count * heads, splits)
+            partial = torch.empty((*shape, dim), dtype=torch.float32, device=query.device)
+            top = torch.empty(shape, dtype=torch.float32, device=query.device)
+            total = torch.empty(shape, dtype=torch.float32, device=query.device)
+        else:
+            partial = top = total = None
+        if key is not None and value is not None:
+            key, value = _heads(key), _heads(value)
+            if key.stride(0) != value.stride(0):
+                key, value = key.contiguous(), value.contiguous()
+        attention.attend_kernel[(requests * tiles, kv_heads, splits)](
+            query, key, value, rotary, positions, slot_mapping, key_cache, value_cache, block_table, seq_lens,
+            query_start_loc, out, partial, top, total, query.stride(0), 0 if key is None else key.stride(0),
+            0 if rotary is None else rotary.stride(0), block_table.stride(0), block_table.shape[1], heads, scale,
+            GROUP=group, HALF=dim // 2, KV_HEADS=kv_heads, BLOCK=block, ROWS=tile_rows, KEYS=keys, SPLITS=splits,
+            TILES=tiles, CAUSAL=causal, FUSED=key is not None, ROTATED=rotary is not None,
+            PRECISION="ieee" if wide else "tf32", num_warps=4, num_stages=2, **self.common(),
+        )  # fmt: skip
+        if splits > 1:
+            attention.combine_kernel[(triton.cdiv(count * heads, 4),)](
+                partial, top, total, out, count * heads, DIM=dim, SPLITS=splits, ITEMS=4, num_warps=4,
+                **self.common(),
+            )  # fmt: skip
+        return out
+
+
+def attention_splits(programs: int, compute_units: int) -> int:
+    """Splits of the context: a power of two that gives up to four programs a compute unit, at most 16."""
+    splits = 1
+    while splits < 16 and programs * splits * 2 <= 4 * compute_units:
+        splits *= 2
+    return splits
+
+
+def _attends(dim: int, key_cache: Tensor, value_cache: Tensor) -> bool:
+    power_of_two = dim >= 32 and dim & (dim - 1) == 0
+    return power_of_two and key_cache.is_contiguous() and value_cache.is_contiguous()
+
+
+def _heads(x: Tensor) -> Tensor:
+    """[T, heads, dim] with heads side by side: a view of a packed projection will do."""
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

@@ -1,0 +1,189 @@
+"""The linears of few rows, what rides along with them, and greedy sampling, launched as Triton kernels."""
+
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
+# pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from specgraph.kernels import decoder
+from specgraph.kernels.triton import linear
+from specgraph.kernels.triton import norm as norm_kernels
+from specgraph.kernels.triton.launch import Launcher, Tile, contiguous_rows
+
+MAX_ROWS = 64
+"""Above this many rows a linear is no longer bound by its weights, and the library's matmul is as good."""
+
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearOps(Launcher):
+    """See `specgraph.kernels.decoder` and `specgraph.kernels.draft_sampling`."""
+
+    def norm_linear(
+        self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, bias: Tensor | None, residual: Tensor | None
+    ) -> Tensor:
+        """See `specgraph.kernels.norm_linear`."""
+        x = self._normed(x, norm, eps)
+        tile = self._tile("linear", x, weight, weight.shape[0])
+        if tile is None:
+            return decoder.norm_linear_reference(x, None, eps, weight, bias, residual)
+        out = x.new_empty(x.shape[0], weight.shape[0])
+        residual = None if residual is None else contiguous_rows(residual)
+        linear.linear_kernel[(triton.cdiv(weight.shape[0], tile.columns),)](
+            x, weight, bias, residual, out, x.shape[0], weight.shape[0], weight.shape[1], x.stride(0),
+            0 if residual is None else residual.stride(0), BIASED=bias is not None, RESIDUAL=residual is not None,
+            **self._shape(tile, x),
+        )  # fmt: skip
+        return out
+
+    def norm_gate_up(self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """See `specgraph.kernels.norm_gate_up`."""
+        columns = weight.shape[0] // 2
+        x = self._normed(x, norm, eps)
+        tile = self._tile("gate_up", x, weight, columns)
+        if tile is None:
+            if x.dtype not in _HALVES:
+                return decoder.norm_gate_up_reference(x, None, eps, weight, bias)
+            return self._gated(decoder.norm_linear_reference(x, None, eps, weight, bias, None))
+        out = x.new_empty(x.shape[0], columns)
+        linear.gate_up_kernel[(triton.cdiv(columns, tile.columns),)](
+            x, weight, bias, out, x.shape[0], columns, weight.shape[1], x.stride(0), BIASED=bias is not None,
+            **self._shape(tile, x),
+        )  # fmt: skip
+        return out
+
+    def _gated(self, packed: Tensor) -> Tensor:
+        rows, columns = packed.shape[0], packed.shape[1] // 2
+        out = packed.new_empty(rows, columns)
+        if rows:
+            linear.gate_kernel[(rows, triton.cdiv(columns, 2048))](
+                packed, out, columns, packed.stride(0), COLUMNS=2048, num_warps=4, **self.common()
+            )
+        return out
+
+    def pair_linear(
+        self, token_ids: Tensor, table: Tensor, table_norm: Tensor | None, hidden: Tensor,
+        hidden_norm: Tensor | None, eps: float, weight: Tensor, bias: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        """See `specgraph.kernels.pair_linear`."""
+        hidden, table = contiguous_rows(hidden), table.contiguous()
+        rows_, width, hidden_width = hidden.shape[0], table.shape[1], hidden.shape[1]
+        pair = hidden.new_empty(rows_, width + hidden_width)
+        if rows_:
+            norm_kernels.pair_kernel[(rows_, 2)](
+                token_ids.contiguous(), table, table_norm, hidden, hidden_norm, pair, width, hidden_width,
+                hidden.stride(0), eps, TABLE_NORMED=table_norm is not None, HIDDEN_NORMED=hidden_norm is not None,
+                WIDTH=triton.next_power_of_2(width), HIDDEN_WIDTH=triton.next_power_of_2(hidden_width), num_warps=8,
+                **self.common(),
+            )  # fmt: skip
+        return self.norm_linear(pair, None, eps, weight, bias, None)
+
+    def _normed(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
+        x = contiguous_rows(x)
+        if norm is None or x.shape[0] == 0 or x.dim() != 2:
+            return decoder.normed(x, norm, eps)
+        out = x.new_empty(x.shape)
+        norm_kernels.norm_kernel[(x.shape[0],)](
+            x,
+            norm,
+            out,
+            x.shape[1],
+            x.stride(0),
+            eps,
+            WIDTH=triton.next_power_of_2(x.shape[1]),
+            num_warps=8,
+            **self.common(),
+        )
+        return out
+
+    def greedy_head(
+        self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, draft_to_target: Tensor | None,
+        draft_step: Tensor, token_ids: Tensor, draft_token_ids: Tensor,
+    ) -> None:  # fmt: skip
+        """See `specgraph.kernels.greedy_head`."""
+        x = self._normed(x, norm, eps)
+        tile = self._tile("head", x, weight, weight.shape[0])
+        if tile is None:
+            logits = decoder.norm_linear_reference(x, None, eps, weight, None, None)
+            return self.draft_greedy(logits, draft_to_target, draft_step, token_ids, draft_token_ids)
+        blocks = triton.cdiv(weight.shape[0], tile.columns)
+        value = x.new_empty(blocks, x.shape[0], dtype=torch.float32)
+        index = x.new_empty(blocks, x.shape[0], dtype=torch.int32)
+        linear.head_kernel[(blocks,)](
+            x, weight, value, index, x.shape[0], weight.shape[0], weight.shape[1], x.stride(0), **self._shape(tile, x)
+        )
+        return self._finish(value, index, draft_to_target, draft_step, token_ids, draft_token_ids)
+
+    def draft_greedy(
+        self, logits: Tensor, draft_to_target: Tensor | None, draft_step: Tensor, token_ids: Tensor,
+        draft_token_ids: Tensor,
+    ) -> None:  # fmt: skip
+        """See `specgraph.kernels.draft_greedy`."""
+        value, index = self._best(logits)
+        self._finish(value, index, draft_to_target, draft_step, token_ids, draft_token_ids)
+
+    def draft_block_greedy(self, logits: Tensor, draft_to_target: Tensor | None, draft_token_ids: Tensor) -> None:
+        """See `specgraph.kernels.draft_block_greedy`."""
+        if draft_token_ids.stride(1) != 1:
+            raise ValueError("the rows of draft_token_ids must be contiguous")
+        value, index = self._best(logits)
+        blocks, count = value.shape
+        linear.finish_block_kernel[(count,)](
+            value, index, draft_to_target, draft_token_ids, blocks, count, draft_token_ids.shape[1],
+            draft_token_ids.stride(0), MAPPED=draft_to_target is not None, BLOCKS=triton.next_power_of_2(blocks),
+            num_warps=4, **self.common(),
+        )  # fmt: skip
+
+    def _best(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The largest logit of each 4096 columns, and its column: [blocks, rows] both."""
+        logits = contiguous_rows(logits)
+        count, vocab = logits.shape
+        blocks = triton.cdiv(vocab, 4096)
+        value = logits.new_empty(blocks, count, dtype=torch.float32)
+        index = logits.new_empty(blocks, count, dtype=torch.int32)
+        linear.best_kernel[(blocks, count)](
+            logits, value, index, count, vocab, logits.stride(0), COLUMNS=4096, num_warps=8, **self.common()
+        )
+        return value, index
+
+    def _finish(
+        self, value: Tensor, index: Tensor, draft_to_target: Tensor | None, draft_step: Tensor, token_ids: Tensor,
+        draft_token_ids: Tensor,
+    ) -> None:  # fmt: skip
+        if not token_ids.is_contiguous() or draft_token_ids.stride(1) != 1:
+            raise ValueError("token_ids and the rows of draft_token_ids must be contiguous")
+        blocks, count = value.shape
+        linear.finish_greedy_kernel[(count,)](
+            value, index, draft_to_target, draft_step, token_ids, draft_token_ids, blocks, count,
+            draft_token_ids.stride(0), MAPPED=draft_to_target is not None, BLOCKS=triton.next_power_of_2(blocks),
+            num_warps=4, **self.common(),
+        )  # fmt: skip
+
+    def _tile(self, kind: str, x: Tensor, weight: Tensor, columns: int) -> Tile | None:
+        count, depth = x.shape[0], weight.shape[1]
+        if not 0 < count <= MAX_ROWS or x.dtype not in _HALVES or weight.dtype != x.dtype or not weight.is_contiguous():
+            return None
+        tile = self.options.tile(kind, _padded(count), columns, depth)
+        return tile if tile is not None and depth % tile.depth == 0 else None
+
+    def _shape(self, tile: Tile, x: Tensor) -> dict[str, Any]:
+        return {
+            "ROWS": _padded(x.shape[0]),
+            "COLUMNS": tile.columns,
+            "DEPTH": tile.depth,
+            "PREFETCH": tile.prefetch,
+            "num_warps": tile.warps,
+            "num_stages": tile.stages,
+            **self.common(),
+        }
+
+
+def _padded(count: int) -> int:
+    return max(16, triton.next_power_of_2(count))
