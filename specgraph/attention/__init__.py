@@ -1,5 +1,6 @@
 """Paged attention as the drafting engine sees it: metadata, backends, device and host parameters."""
 
+from specgraph.attention.choose import choose_attention
 from specgraph.attention.interface import (
     Attend,
     AttentionBackend,
@@ -42,6 +43,7 @@ __all__ = [
     "allocate_block_table",
     "allocate_metadata",
     "bind",
+    "choose_attention",
     "named_cache_tensors",
     "store_rows",
 ]

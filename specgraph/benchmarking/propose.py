@@ -5,14 +5,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from specgraph.attention import AttentionBackend
 from specgraph.benchmarking.shapes import RandomHead, bytes_per_propose, random_head, shape_named
-from specgraph.benchmarking.timing import count_host_reads, count_kernels, device_time, host_time
+from specgraph.benchmarking.timing import count_host_reads, count_issued, count_kernels, device_time, host_time
 from specgraph.decoding import allocate_caches
 from specgraph.drafting import DraftConfig, Drafter, ProposeBatch
 from specgraph.drafting.config import LoweringChoice
@@ -136,6 +136,9 @@ def _prepare(platform: Platform, case: BenchCase, lowering: str, drafter: Drafte
         "graphs": drafter.runner.graph_count if drafter.runner else 0,
         "graph_memory_bytes": platform.memory().reserved - reserved,
     }
+    late = replace(batch, host_num_sampled=None)  # as an engine that does not wait for its round hands it over
+    if issued := count_issued(platform, lambda: drafter.propose(late)):
+        row["issued"] = issued
     return _Prepared(drafter, call, lambda: drafter.propose(batch), row)
 
 

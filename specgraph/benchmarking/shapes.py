@@ -80,9 +80,10 @@ class _Weights:
         """Offsets of a random choice of the target's tokens; None where the drafter has them all."""
         if shape.draft_vocab_size == shape.vocab_size:
             return None
-        chosen = torch.randperm(shape.vocab_size, generator=self._g, device=self._device)
+        # Drawn on the host: not every device permutes and sorts.
+        chosen = torch.randperm(shape.vocab_size, generator=torch.Generator().manual_seed(0))
         chosen = chosen[: shape.draft_vocab_size].sort().values
-        return chosen - torch.arange(shape.draft_vocab_size, device=self._device)
+        return (chosen - torch.arange(shape.draft_vocab_size)).to(self._device)
 
     def layer(self, shape: BenchShape, input_size: int, input_norm: bool = True) -> DecoderLayer:
         """One decoder layer."""

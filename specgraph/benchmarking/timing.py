@@ -100,6 +100,36 @@ def _copies_to_host(args: tuple[Any, ...], out: Any) -> bool:
     return out.device.type == "cpu" and source.device.type != "cpu"
 
 
+class _Copies(TorchDispatchMode):
+    """Counts copies between host and device by direction."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = {"copies_to_host": 0, "copies_to_device": 0}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default):
+            source = args[1] if func is torch.ops.aten.copy_.default else args[0]
+            if source.device.type != out.device.type:
+                self.count["copies_to_host" if out.device.type == "cpu" else "copies_to_device"] += 1
+        return out
+
+
+def count_issued(platform: Platform, call: Callable[[], Any]) -> dict[str, int]:
+    """What one call issues by the platform's counts, and copies between host and device; empty if it counts none."""
+    before = platform.counts()
+    if not before:
+        return {}
+    copies = _Copies()
+    with copies:
+        call()
+    after = platform.counts()
+    return {name: after[name] - before[name] for name in after} | copies.count
+
+
 def count_host_reads(call: Callable[[], Any]) -> int:
     """How many times one call reads device values on the host."""
     reads = HostReads()

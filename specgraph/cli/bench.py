@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from specgraph.attention import choose_attention
 from specgraph.benchmarking.bandwidth import read_bandwidth
 from specgraph.benchmarking.decoding import bench_decoding
 from specgraph.benchmarking.plot import plot_rows
@@ -44,17 +45,24 @@ def bench(
     if chosen is None:
         raise ConfigError(f"unknown dtype '{dtype}'; there are {', '.join(_DTYPES)}")
     ways: Any = tuple(lowerings.split(","))
-    bandwidth = read_bandwidth(opened) if accelerator else None
+    bandwidth = read_bandwidth(opened) if accelerator and not opened.info.simulated else None
+    attention = choose_attention("auto", opened)
     rows: list[dict[str, Any]] = []
     for count in _numbers("requests", requests):
         for steps in _numbers("k", k):
             case = BenchCase(shape=shape, requests=count, k=steps, context=context, lowerings=ways, repeats=repeats)
-            rows += bench_propose(opened, case, dtype=chosen, bandwidth=bandwidth)
+            rows += bench_propose(opened, case, dtype=chosen, bandwidth=bandwidth, attention=attention)
     report = _environment(opened) | {"command": "specgraph " + " ".join(sys.argv[1:]), "dtype": str(chosen)}
     if bandwidth is not None:
         report["bandwidth_bytes_per_second"] = bandwidth
     console = Console(file=sys.stderr if json == "-" else sys.stdout)
-    _show(console, f"propose, {shape}, {opened.info.device_name}", rows, _TABLE)
+    device = f"{opened.info.device_name}, {opened.info.device_kind}"
+    _show(console, f"propose, {shape}, {device}", rows, _TABLE)
+    if any("issued" in row for row in rows):
+        issued = [{**row, **row.get("issued", {})} for row in rows]
+        names = dict.fromkeys(name for row in rows for name in row.get("issued", {}))
+        columns = ("requests", "k", "lowering", *names, "propose_host_us")
+        _show(console, f"issued per propose, accepted counts on the device only, {device}", issued, columns)
     report["rows"] = rows
     if decoding:
         generated = bench_decoding(opened, k=_numbers("k", k)[0], lowerings=ways)
@@ -72,6 +80,7 @@ def _environment(platform: Platform) -> dict[str, Any]:
     return {
         "platform": info.name,
         "device": info.device_name,
+        "device_kind": info.device_kind,
         "versions": {**info.versions, "threads": str(torch.get_num_threads())},
     }
 

@@ -8,20 +8,22 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
-from specgraph.attention import AttentionBackend
+from specgraph.attention import AttentionBackend, choose_attention
 from specgraph.benchmarking.shapes import random_head, shape_named
 from specgraph.cli.json_output import write_json
 from specgraph.decoding import SpeculativeDecoder, TargetRunner, allocate_caches
-from specgraph.decoding.text import AttentionFlavour, attention_backend, shipped_pair
+from specgraph.decoding.text import shipped_pair
 from specgraph.drafting import DraftConfig, Drafter, resolve
 from specgraph.drafting.config import LoweringChoice, ModeChoice
 from specgraph.errors import ConfigError, UnsupportedError
@@ -45,8 +47,8 @@ def explain(
     mode: Annotated[ModeChoice, typer.Option(help="Which passes run from graphs.")] = "auto",
     lowering: Annotated[LoweringChoice, typer.Option(help="How the draft loop becomes graphs.")] = "auto",
     attention: Annotated[
-        AttentionFlavour, typer.Option(help="Where lengths come from: device tensors, host.")
-    ] = "device",
+        str, typer.Option(help="device, host (where lengths come from), or one of the platform's own.")
+    ] = "auto",
     platform: Annotated[str | None, typer.Option(help="NAME or NAME:INDEX; see `specgraph platforms`.")] = None,
     json: Annotated[str | None, typer.Option(help="Write JSON to this file, or - for standard output.")] = None,
 ) -> None:
@@ -56,7 +58,7 @@ def explain(
     if (target is None) != (draft is None):
         raise ConfigError("give both the target's and the drafter's folder, or neither for the shipped pair")
     opened = open_platform(platform)
-    backend = attention_backend(attention, opened)
+    backend = choose_attention(attention, opened)
 
     def config(limit: int) -> DraftConfig:
         return DraftConfig(
@@ -127,6 +129,7 @@ def describe(platform: Platform, config: DraftConfig, target: TargetRunner | Non
         "captured": captured,
         "graph_count": sum(row["graphs"] for row in captured),
         "max_live_graphs": capabilities.max_live_graphs,
+        "policy": [asdict(rule) for rule in capabilities.rules],
         "memory_bytes": memory,
         "capture_seconds": time.perf_counter() - start,
     }
@@ -245,6 +248,11 @@ def _show(console: Console, report: Mapping[str, Any]) -> None:
         table.add_row(*(str(row[column]) for column in _COLUMNS))
     if report["captured"]:
         console.print(table)
+    if report["policy"]:
+        policy = Table("policy", "decision", "reason", "seen in", show_lines=True)
+        for rule in report["policy"]:
+            policy.add_row(*(escape(rule[column]) for column in ("name", "decision", "reason", "source")))
+        console.print(policy)
 
 
 def _mib(size: int) -> str:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from specgraph.cli.json_output import write_json
 from specgraph.decoding.request import Request
-from specgraph.decoding.text import AttentionFlavour, TextGenerator, load_generator
+from specgraph.decoding.text import TextGenerator, load_generator
 from specgraph.drafting.config import LoweringChoice, ModeChoice
 from specgraph.errors import CapacityError, ConfigError
 from specgraph.platforms import Platform, open_platform
@@ -53,8 +53,8 @@ def generate(
         str | None, typer.Option(help="For speed tests: accept by this rate, or these comma-separated shares.")
     ] = None,
     attention: Annotated[
-        AttentionFlavour, typer.Option(help="Where lengths come from: device tensors, host.")
-    ] = "device",
+        str, typer.Option(help="device, host (where lengths come from), or one of the platform's own.")
+    ] = "auto",
     platform: Annotated[str | None, typer.Option(help="NAME or NAME:INDEX; see `specgraph platforms`.")] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Sampling repeats for the same seed.")] = 0,

@@ -8,12 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Literal
 
 import torch
 from tokenizers import Tokenizer
 
-from specgraph.attention import AttentionBackend, PagedAttention, PagedHostAttention
+from specgraph.attention import choose_attention
 from specgraph.decoding.decoder import SpeculativeDecoder
 from specgraph.decoding.request import Chunk, Generation, Request
 from specgraph.drafting import DraftConfig
@@ -21,9 +20,6 @@ from specgraph.drafting.config import LoweringChoice, ModeChoice
 from specgraph.errors import CheckpointError
 from specgraph.models.load import drafter_format, load_drafter, load_target
 from specgraph.platforms import Platform, open_platform
-
-AttentionFlavour = Literal["device", "host"]
-"""Whether attention reads lengths from device tensors, or takes them as host integers through task updates."""
 
 
 def shipped_pair() -> tuple[Path, Path]:
@@ -79,11 +75,6 @@ class TextGenerator:
         self.decoder.close()
 
 
-def attention_backend(flavour: AttentionFlavour, platform: Platform) -> AttentionBackend:
-    """The core's paged attention in one of its two flavours."""
-    return PagedHostAttention(platform) if flavour == "host" else PagedAttention()
-
-
 def load_generator(
     target: Path | str | None = None,
     draft: Path | str | None = None,
@@ -99,7 +90,7 @@ def load_generator(
     synthetic_acceptance: float | Sequence[float] | None = None,
     sampled: bool = False,
     dtype: torch.dtype | None = None,
-    attention: AttentionFlavour = "device",
+    attention: str = "auto",
     speculate: bool = True,
     check_inputs: bool = False,
 ) -> TextGenerator:
@@ -117,7 +108,7 @@ def load_generator(
         synthetic_acceptance: accept by chance, for measuring speed; see `DraftConfig`.
         sampled: allow temperatures above 0.
         dtype: of weights and activations; the platform's habit by default (float32 on the host, else the target's).
-        attention: which flavour of the core's paged attention.
+        attention: by name; see `choose_attention`.
         speculate: False decodes with the target alone.
 
     Raises:
@@ -145,7 +136,7 @@ def load_generator(
         check_inputs=check_inputs,
     )
     with torch.inference_mode():
-        decoder = SpeculativeDecoder(model, head, opened, config, attention=attention_backend(attention, opened))
+        decoder = SpeculativeDecoder(model, head, opened, config, attention=choose_attention(attention, opened))
         start = time.perf_counter()
         decoder.capture()
     took = time.perf_counter() - start

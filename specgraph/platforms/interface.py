@@ -33,8 +33,10 @@ class PlatformInfo:
     device_name: str
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
     device_kind: str = ""
-    """What stands behind the name, in a few words: "GPU", or "simulated runtime under torch_npu 2.13.0". Reports show
-    it, so that nobody takes a stand-in for the device."""
+    """What stands behind the name, in a few words: "GPU", or "simulated runtime, no device". Reports show it,
+    so that nobody takes a stand-in for the device."""
+    simulated: bool = False
+    """The device is a simulation: what it computes can be looked at, how long it takes says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ class Platform(ABC):
     """One opened device. At most 15 abstract members, counted by a test.
 
     Beyond the abstract ones, `task_group` and `task_update` matter only where `capabilities.task_update`, and
-    `attention_backends` only where the device has attention of its own.
+    `attention_backends` only where the device has attention of its own, and `counts` only where it counts.
     """
 
     @property
@@ -211,5 +213,13 @@ class Platform(ABC):
         """Attention of the device's own, by name: factories `(platform) -> specgraph.attention.AttentionBackend`.
 
         The core's paged attention in both flavours is there without being named here.
+        """
+        return {}
+
+    def counts(self) -> Mapping[str, int]:
+        """What was issued to the device through this platform since it was opened, by name; empty if it is not counted.
+
+        For accounts such as "one launch and no synchronise a propose": names are the platform's own, such as
+        "graph_launches" or "task_updates", and their numbers only grow.
         """
         return {}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -12,7 +13,11 @@ class Counters:
     graph_launches: int = 0
     task_updates: int = 0
     event_records: int = 0
+    """Gates opened, ends of launches, and records of events that the platform handed out."""
+    event_synchronizes: int = 0
+    """Host waits for one event."""
     synchronizes: int = 0
+    """Host waits for the whole device."""
 
     def snapshot(self) -> Counters:
         """The numbers now."""
@@ -21,3 +26,22 @@ class Counters:
     def since(self, earlier: Counters) -> Counters:
         """What was issued after `earlier`."""
         return Counters(**{f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)})
+
+    def as_dict(self) -> dict[str, int]:
+        """The numbers by name."""
+        return asdict(self)
+
+
+def counted_event(event_type: Any, counters: Counters) -> Any:
+    """The vendor's event type, with records and host waits counted."""
+
+    class CountedEvent(event_type):
+        def record(self, stream: Any = None) -> None:
+            counters.event_records += 1
+            super().record(stream)
+
+        def synchronize(self) -> None:
+            counters.event_synchronizes += 1
+            super().synchronize()
+
+    return CountedEvent

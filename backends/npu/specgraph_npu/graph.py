@@ -72,7 +72,7 @@ class NpuGraph(Graph):
         self._graph: Any = None
         self._is_closed = False
         self._error_mode: ErrorMode = "thread_local"
-        self._done = (platform.npu.Event(), platform.npu.Event())
+        self._done = (platform.event_type(), platform.event_type())
         """Recorded after even and odd launches: the updates of launch i wait for launch i - 1."""
         self.launches = 0
         """Replays since the capture."""
@@ -175,7 +175,8 @@ class NpuGraph(Graph):
         for group in self.groups:
             group.updates = 0
         self._graph.replay()
-        self._done[self.launches % 2].record(stream)
+        if self.groups:
+            self._done[self.launches % 2].record(stream)
         self.launches += 1
         self._platform.counters.graph_launches += 1
 

@@ -13,9 +13,9 @@ from specgraph.errors import CaptureError, PlatformError, UnsupportedError
 from specgraph.platforms import Capabilities, Event, Graph, GraphPool, MemoryInfo, Platform, PlatformInfo, Stream
 from specgraph_npu.attention import attention_factories
 from specgraph_npu.capabilities import probe_capabilities
-from specgraph_npu.counters import Counters
+from specgraph_npu.counters import Counters, counted_event
 from specgraph_npu.graph import NpuGraph, NpuGraphPool
-from specgraph_npu.probe import has_value_wait, import_torch_npu, missing, versions
+from specgraph_npu.probe import has_value_wait, import_torch_npu, is_simulated, missing, versions
 from specgraph_npu.task_groups import Gates, NpuTaskGroup, capture_group, reason_of, update_group
 
 
@@ -32,6 +32,7 @@ class NpuPlatform(Platform):
         self.torch_npu: Any = import_torch_npu()
         self.npu: Any = torch.npu  # type: ignore[attr-defined]
         self.counters = Counters()
+        self.event_type = counted_event(self.npu.Event, self.counters)
         self.graphs: set[NpuGraph] = set()
         self.capturing: NpuGraph | None = None
         self._index, self._graph_count, self._is_closed = index, 0, False
@@ -44,7 +45,11 @@ class NpuPlatform(Platform):
             name: str = self.npu.get_device_name(index)
         except RuntimeError as error:
             raise PlatformError(f"NPU {index} can't be opened: {reason_of(error)}") from error
-        self._info = PlatformInfo("npu", torch.device("npu", index), name, versions(self.torch_npu))
+        simulated = is_simulated()
+        kind = f"simulated runtime under torch_npu {self.torch_npu.__version__}, no NPU" if simulated else "NPU"
+        name += " (simulated)" if simulated else ""
+        found = versions(self.torch_npu)
+        self._info = PlatformInfo("npu", torch.device("npu", index), name, found, kind, simulated)
         self.gates = Gates(self, created_at_once=has_value_wait())
 
     @property
@@ -90,7 +95,7 @@ class NpuPlatform(Platform):
     def event(self, *, timing: bool = False, external: bool = False) -> Event:
         """See `Platform.event`."""
         if not external:
-            return self.npu.Event(enable_timing=timing)
+            return self.event_type(enable_timing=timing)
         if not self.capabilities.external_events:
             raise UnsupportedError(f"no external events on this NPU: {self.capabilities.external_events.reason}")
         return self.gates.take()
@@ -135,6 +140,10 @@ class NpuPlatform(Platform):
     def attention_backends(self) -> Mapping[str, Any]:
         """See `Platform.attention_backends`."""
         return attention_factories()
+
+    def counts(self) -> Mapping[str, int]:
+        """See `Platform.counts`."""
+        return self.counters.as_dict()
 
     def close(self) -> None:
         """See `Platform.close`."""

@@ -86,6 +86,11 @@ def has_value_wait() -> bool:
     return hasattr(runtime, "aclrtValueWait") and hasattr(runtime, "aclrtValueWrite")
 
 
+def is_simulated() -> bool:
+    """Whether the runtime is this project's simulation for tests (`simulator/`) and no NPU is behind it."""
+    return hasattr(ctypes.CDLL("libascendcl.so"), "ascendsim_report")
+
+
 def import_torch_npu() -> Any:
     """torch_npu, imported.
 

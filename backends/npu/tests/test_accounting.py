@@ -1,0 +1,65 @@
+"""What a propose issues: counted by the platform, shown by the bench, checked against the runtime's call counters."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from draft_pairs import make_drafter, on_device, propose, rounds_for
+from specgraph_npu.attention import make_attention
+from typer.testing import CliRunner
+
+from specgraph.cli import app
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("k", [2, 3, 5])
+def test_cost_of_one_merged_propose(npu, runtime, k, layers):
+    """1 launch, K x layers updates, no device synchronise, at most 1 asynchronous copy to the host."""
+    drafter = make_drafter(npu, make_attention(npu, "fia"), "merged", k, layers)
+    rounds = rounds_for(drafter, seed=3)
+    propose(drafter, rounds.next(num_requests=2))
+    batch = on_device(rounds.next(num_requests=2), npu.device)
+    npu.synchronize()
+    runtime.reset_report()
+    before = npu.counters.snapshot()
+    with torch.inference_mode():
+        drafter.propose(batch)
+    torch.npu.current_stream().query()  # drains torch_npu's own task queue; no wait
+    calls, spent = runtime.report()["calls"], npu.counters.since(before)
+    assert (spent.graph_launches, spent.task_updates) == (1, k * layers)
+    assert spent.event_records == k * layers + 2  # the gates, the end of the launch, the accepted counts
+    assert (spent.event_synchronizes, spent.synchronizes) == (1, 0)
+    assert calls["aclmdlRIExecuteAsync"] == 1
+    assert calls["aclmdlRICaptureTaskUpdateEnd"] == k * layers
+    assert calls["aclrtRecordEvent"] + calls.get("aclrtValueWrite", 0) == spent.event_records
+    assert calls["aclrtSynchronizeEvent"] == spent.event_synchronizes
+    assert calls.get("aclrtSynchronizeDevice", 0) == 0
+    assert calls.get("aclrtSynchronizeStream", 0) == 0
+    assert calls.get("copy_device_to_host", 0) <= 1
+    assert calls.get("aclrtMemcpy", 0) == 0
+    npu.synchronize()
+    drafter.close()
+
+
+def test_bench_shows_what_a_propose_issues(npu, runtime, tmp_path):
+    """One table row a lowering, at K = 3 and one draft layer; the output says that the device is simulated."""
+    path = tmp_path / "bench.json"
+    options = ["--shape", "eagle3-tiny-python", "--requests", "2", "-k", "3", "--context", "40", "--dtype", "float32"]
+    options += ["--lowerings", "eager,piecewise,step,merged", "--repeats", "1", "--no-decoding", "--json", str(path)]
+    done = CliRunner().invoke(app, ["bench", "--platform", "npu", *options], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    assert "issued per propose" in done.output
+    assert "simulated runtime under torch_npu" in done.output
+    report = json.loads(path.read_text())
+    assert report["device_kind"].startswith("simulated runtime")
+    issued = {row["lowering"]: row["issued"] for row in report["rows"]}
+    names = ("graph_launches", "task_updates", "event_records", "event_synchronizes", "synchronizes", "copies_to_host")
+    assert {lowering: tuple(counts[name] for name in names) for lowering, counts in issued.items()} == {
+        "eager": (0, 0, 1, 1, 0, 1),
+        "piecewise": (6, 0, 1, 1, 0, 1),  # each step in two, around its eager attention
+        "step": (3, 3, 7, 1, 0, 1),
+        "merged": (1, 3, 5, 1, 0, 1),
+    }
+    assert "floor_us" not in report["rows"][0]  # a bandwidth of a simulated device would mean nothing
