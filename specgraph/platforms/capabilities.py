@@ -46,6 +46,19 @@ def quirk(reason: str) -> Support:
     return Support("quirk", reason)
 
 
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One decision of a backend that the device itself would not force: a default, a limit, a detour."""
+
+    name: str
+    decision: str
+    reason: str
+    source: str
+    """Where the reason was seen: a public thread, a source file, a measurement."""
+    held_by: str
+    """The code that enforces it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """What one opened platform offers. Claim only what a probe has shown on the device at hand."""
@@ -78,6 +91,8 @@ class Capabilities:
     """Whether task updates are issued before the replay or while it runs (gated by external events)."""
     default_lowering: LoweringName = "merged"
     """What `auto` resolves to when nothing refuses it."""
+    rules: tuple[Rule, ...] = ()
+    """The backend's policy, for `specgraph explain`."""
 
     def supports(self) -> dict[str, Support]:
         """All yes/no/quirk capabilities by name, in declaration order."""

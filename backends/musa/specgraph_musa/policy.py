@@ -1,7 +1,7 @@
 """What this backend does differently from what the device would let it do: data, each with its reason and source.
 
-`RULES` is what a person reads (the README's table is made from it); `Policy` holds the numbers and choices that the
-code reads.
+`RULES` is what a person reads (`specgraph explain` shows it, the README's table is made from it); `Policy` holds the
+numbers and choices that the code reads.
 """
 
 from __future__ import annotations
@@ -12,24 +12,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from specgraph.errors import ConfigError
-from specgraph.platforms import LoweringName, Support, no, quirk
+from specgraph.platforms import LoweringName, Rule, Support, no, quirk
 
 MERGED_VARIABLE = "SPECGRAPH_MUSA_MERGED"
 
 MergedLoop = Literal["off", "on", "forced"]
 
 _MERGED_VALUES: Mapping[str, MergedLoop] = {"": "off", "0": "off", "1": "on", "force": "forced"}
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One decision. `source` is where its reason was seen; `held_by` is the code that enforces it."""
-
-    name: str
-    decision: str
-    reason: str
-    source: str
-    held_by: str
 
 
 RULES: tuple[Rule, ...] = (

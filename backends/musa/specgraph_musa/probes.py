@@ -10,6 +10,7 @@ import torch
 from specgraph.platforms import Capabilities, Support, no, quirk, yes
 
 from specgraph_musa.kernels import probe_triton
+from specgraph_musa.policy import RULES
 
 if TYPE_CHECKING:
     from specgraph_musa.platform import MusaPlatform
@@ -48,6 +49,7 @@ def probe_capabilities(platform: MusaPlatform, find_release: Callable[[], None])
         max_live_graphs=platform.policy.max_live_graphs,
         update_order="before_replay",
         default_lowering="step",
+        rules=RULES,
     )
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+from specgraph.cli import app
 from specgraph.drafting import resolve
 from specgraph.errors import ConfigError, UnsupportedError
+from specgraph.platforms import Discovered, open_platform
+from typer.testing import CliRunner
 
 import specgraph_musa.platform
+from specgraph_musa.backend import specgraph_backend
 from specgraph_musa.platform import MusaPlatform
 from specgraph_musa.policy import MERGED_VARIABLE, RULES, Policy, policy_from, rules_as_markdown
 from torch_musa import simulated
@@ -76,6 +81,23 @@ def test_a_policy_allows_nothing_that_a_probe_refused():
 def test_every_rule_says_why_where_and_by_what():
     assert all(all((r.name, r.decision, r.reason, r.source, r.held_by)) for r in RULES)
     assert len({r.name for r in RULES}) == len(RULES)
+
+
+def test_explain_shows_every_rule_with_its_reason_and_source(monkeypatch):
+    """As a person runs it; the reader's console is wide, so that no cell is broken."""
+    monkeypatch.setenv("COLUMNS", "2000")
+    found = {"musa": Discovered("musa", "specgraph-musa", "0.1.0", specgraph_backend())}
+    command = import_module("specgraph.cli.explain")
+    monkeypatch.setattr(command, "open_platform", lambda name: open_platform(name, found=found))
+    small = "--sizes 1 --max-num-requests 1 -k 2 --prefill-sizes 8 --mode FULL_DECODE_ONLY --max-model-len 64"
+    done = CliRunner().invoke(app, ["explain", "--platform", "musa", *small.split()])
+    assert done.exit_code == 0, done.output
+    for rule in RULES:
+        line = next(line for line in done.output.splitlines() if line.startswith(f"│ {rule.name} "))
+        assert all(text in line for text in (rule.decision, rule.reason, rule.source)), rule.name
+    refused = next(line for line in done.output.splitlines() if line.startswith("│ merged: refused"))
+    assert f"set {MERGED_VARIABLE}=1" in refused
+    assert "vllm-musa #50" in refused
 
 
 def test_the_readme_shows_the_rules_as_they_are():
