@@ -150,11 +150,11 @@ def main() -> None:
         "rounds": [],
         "times": [],
     }
-    for kind in ("eagle3", "dflash"):
-        result["rounds"].append(many_rounds(platform, kind, 3, asked.rounds, asked.host_rounds))
-        _write(result, asked.json)
     for requests in (1, 8):
         result["times"].append(timed(platform, asked.shape, 5, requests, 1024))
+        _write(result, asked.json)
+    for kind in ("eagle3", "dflash"):
+        result["rounds"].append(many_rounds(platform, kind, 3, asked.rounds, asked.host_rounds))
         _write(result, asked.json)
     result["faults"] = list(simulated.faults)
     _write(result, asked.json)

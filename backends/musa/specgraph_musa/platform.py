@@ -54,7 +54,7 @@ class MusaPlatform(Platform):
         }
         stand_in = getattr(torch_musa, "simulated", None)  # specgraph's test equipment names itself
         kind = "Moore Threads GPU" if stand_in is None else stand_in.device_kind()
-        self._info = PlatformInfo("musa", device, properties.name, versions, kind)
+        self._info = PlatformInfo("musa", device, properties.name, versions, kind, simulated=stand_in is not None)
         self._total = int(properties.total_memory)
         self._handles = handle_types(musa)
         with musa.device(index):

@@ -8,6 +8,7 @@ from draft_on import KINDS, VOCAB, make_drafter, on, propose, rounds_for, target
 from specgraph.decoding import Request, SpeculativeDecoder
 from specgraph.drafting import DraftConfig
 from specgraph.errors import StaleInputError, UnsupportedError
+from specgraph.graphs import BatchDescriptor
 
 LOWERINGS = ["eager", "piecewise", "step", "merged"]
 
@@ -42,17 +43,35 @@ def test_so_for_the_other_kinds(forced, cpu, kind, lowering):
     drafter.close()
 
 
+def captured_rows(platform, k):
+    """Rows of a DFlash drafter's graphs, ascending, and those that one request is padded to."""
+    drafter = make_drafter(platform, "auto", k, "dflash", max_num_requests=8, capture_sizes=None)
+    assert drafter.buffers.step_token_ids.shape[0] == 8 * (1 + k)
+    rows = sorted(descriptor.num_tokens for descriptor in drafter.runner.descriptors)
+    smallest = drafter.dispatch(1).descriptor.num_tokens
+    drafter.close()
+    return rows, smallest
+
+
 @pytest.mark.parametrize("k", [1, 2, 3, 5, 8])
 def test_parallel_rows_are_multiples_of_1_plus_k_from_the_smallest_on(musa, k):
     """block-misaligned-sizes: on this device, other sizes gave an illegal access, and only large ones a slow draft."""
-    drafter = make_drafter(musa, "auto", k, "dflash", max_num_requests=8, capture_sizes=None)
-    block = drafter.buffers.step_token_ids.shape[0] // 8
-    assert block == 1 + k
-    rows = sorted(d.num_requests * block for d in drafter.runner.descriptors)
+    rows, smallest = captured_rows(musa, k)
     assert rows == [(1 + k) * n for n in (1, 2, 4, 8)]  # K = 8: 9, 18, 36, 72
-    assert all(d.num_tokens % (1 + k) == 0 for d in drafter.runner.descriptors)
-    assert drafter.dispatch(1).descriptor.num_requests == 1
-    drafter.close()
+    assert smallest == 1 + k
+
+
+def test_block_misaligned_sizes_put_back_are_seen(musa, monkeypatch):
+    """Rows rounded to eights on their own, and only large sizes kept: the check above fails on both."""
+    with monkeypatch.context() as patch:
+        rounded = property(lambda self: -(-self.num_requests * self.query_len // 8) * 8)
+        patch.setattr(BatchDescriptor, "num_tokens", rounded)
+        rows, smallest = captured_rows(musa, 8)
+    assert rows != [9, 18, 36, 72]
+    assert smallest % 9
+    with monkeypatch.context() as patch:
+        patch.setattr("specgraph.drafting.config.capture_sizes", lambda most, asked=None: (most,))
+        assert captured_rows(musa, 8) == ([72], 72)
 
 
 def test_auto_is_step(musa):
