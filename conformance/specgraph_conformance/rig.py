@@ -1,22 +1,16 @@
-"""Capturing and drafting as the cases need it: what several of them set up the same way."""
+"""Comparing, capturing and choosing attention as the cases need it: what all groups set up the same way."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from specgraph.attention import NULL_BLOCK, AttentionBackend, KVCache, PagedAttention, PagedHostAttention
-from specgraph.decoding import allocate_caches
-from specgraph.drafting import DraftConfig, Drafter, DraftTokens, ProposeBatch
-from specgraph.errors import UnsupportedError
-from specgraph.models.protocol import DraftHead
+from specgraph.attention import AttentionBackend, PagedAttention, PagedHostAttention
 from specgraph.platforms import Graph, GraphPool, Platform
 from torch import Tensor
 
 from specgraph_conformance.case import Absent
-from specgraph_conformance.tiny_models import VOCAB
 
 CORE_ATTENTION = ("paged", "paged-host")
 
@@ -68,160 +62,3 @@ def attention_backend(platform: Platform, name: str) -> AttentionBackend:
             raise Absent("the device has attention with host parameters of its own")
         return PagedHostAttention(platform)
     return platform.attention_backends()[name](platform)
-
-
-@dataclass(frozen=True, slots=True)
-class HostBatch:
-    """One target round in host memory."""
-
-    sampled_token_ids: Tensor
-    num_sampled: list[int]
-    start_positions: list[int]
-    aux_hidden: Tensor
-    blocks: list[list[int]]
-    temperature: Tensor
-    seeds: Tensor
-
-    @property
-    def num_requests(self) -> int:
-        """Requests in the batch."""
-        return len(self.num_sampled)
-
-    def on(self, device: torch.device, dtype: torch.dtype, *, host_numbers: bool = True) -> ProposeBatch:
-        """As an engine hands it over; `host_numbers` False leaves out what only the device knows."""
-        width = max(len(row) for row in self.blocks)
-        table = [row + [NULL_BLOCK] * (width - len(row)) for row in self.blocks]
-        return ProposeBatch(
-            sampled_token_ids=self.sampled_token_ids.to(device),
-            num_sampled=torch.tensor(self.num_sampled, dtype=torch.int32, device=device),
-            start_positions=torch.tensor(self.start_positions, device=device),
-            aux_hidden=self.aux_hidden.to(device, dtype),
-            block_table=torch.tensor(table, dtype=torch.int32, device=device),
-            temperature=self.temperature.to(device),
-            seeds=self.seeds.to(device),
-            host_start_positions=self.start_positions if host_numbers else None,
-            host_num_sampled=self.num_sampled if host_numbers else None,
-        )
-
-
-def make_config(
-    *, lowering: Any = "eager", k: int = 3, max_num_requests: int = 4, max_model_len: int = 96, **options: Any
-) -> DraftConfig:
-    """A small drafter's limits; captures 1, 2 and `max_num_requests` requests."""
-    sizes = sorted({1, min(2, max_num_requests), max_num_requests})
-    options = {"capture_sizes": tuple(sizes), "block_size": 16, **options}
-    return DraftConfig(
-        num_speculative_tokens=k,
-        max_num_requests=max_num_requests,
-        max_model_len=max_model_len,
-        lowering=lowering,
-        **options,
-    )
-
-
-def make_batches(config: DraftConfig, aux_size: int, seed: int, sizes: Sequence[int]) -> list[HostBatch]:
-    """Random rounds of the given numbers of requests: any lengths, accepted counts and block orders.
-
-    The first request of each batch stands on a block border, the second (if any) at the end of max_model_len; the
-    first accepted everything, the last nothing.
-    """
-    generator = torch.Generator().manual_seed(seed)
-
-    def randint(low: int, high: int) -> int:
-        return int(torch.randint(low, high, (), generator=generator))
-
-    batches: list[HostBatch] = []
-    q, k, block = config.query_len, config.num_speculative_tokens, config.block_size
-    for n in sizes:
-        starts = [randint(0, config.max_model_len - 2 * q) for _ in range(n)]
-        starts[0] = block * randint(1, config.max_model_len // block) - randint(1, min(q, block) + 1)
-        if n > 1:
-            starts[1] = config.max_model_len - q
-        counts = [randint(1, q + 1) for _ in range(n)]
-        counts[0] = q
-        if n > 1:
-            counts[-1] = 1
-        free = (torch.randperm(num_blocks(config) - 1, generator=generator) + 1).tolist()
-        blocks: list[list[int]] = []
-        for start in starts:
-            needed = -(-min(start + 2 * k + 1, config.max_model_len) // block)
-            blocks.append([free.pop() for _ in range(needed)])
-        batches.append(
-            HostBatch(
-                torch.randint(0, VOCAB, (n, q), generator=generator),
-                counts,
-                starts,
-                torch.randn(n * q, aux_size, generator=generator),
-                blocks,
-                torch.tensor([(0.0, 0.7, 1.0)[i % 3] for i in range(n)]),
-                torch.randint(0, 1 << 40, (n,), generator=generator),
-            )
-        )
-    return batches
-
-
-def num_blocks(config: DraftConfig) -> int:
-    """KV blocks with room for every request at its longest, and the null block."""
-    return 1 + config.max_num_requests * config.max_blocks
-
-
-def random_caches(head: DraftHead, config: DraftConfig, device: torch.device, seed: int) -> list[KVCache]:
-    """Caches full of values that differ everywhere, so that a read of a wrong slot shows. The null block is zero."""
-    caches = allocate_caches(head.attention_layers, num_blocks(config), config.block_size, head.dtype, device)
-    generator = torch.Generator().manual_seed(seed)
-    for cache in caches:
-        for tensor in cache:
-            values = torch.randn(tensor.shape, generator=generator)
-            values[NULL_BLOCK] = 0
-            tensor.copy_(values.to(tensor.dtype))
-    return caches
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """What one propose left, in host memory."""
-
-    token_ids: Tensor
-    probs: Tensor | None
-    hidden: Tensor
-    """[n, hidden_size]: the state carried out of the last step."""
-    from_graph: bool
-
-
-class DraftRig:
-    """A drafter on a platform with caches of its own."""
-
-    def __init__(
-        self, platform: Platform, head: DraftHead, config: DraftConfig, attention: str = "paged", seed: int = 0
-    ) -> None:
-        """
-        Raises:
-            Absent: the platform can't run this lowering with this attention, and says why.
-        """
-        self.platform, self.head, self.config = platform, head, config
-        self.caches = random_caches(head, config, platform.device, seed)
-        try:
-            backend = attention_backend(platform, attention)
-            self.drafter = Drafter(head, self.caches, platform, config, attention=backend)
-            self.drafter.capture()
-        except UnsupportedError as error:
-            raise Absent(str(error)) from error
-
-    def propose(self, batch: HostBatch, **options: Any) -> DraftTokens:
-        """Draft for one round."""
-        return self.drafter.propose(batch.on(self.platform.device, self.head.dtype, **options))
-
-    def round(self, batch: HostBatch, **options: Any) -> Round:
-        """Draft for one round and bring what it left to the host."""
-        drafts = self.propose(batch, **options)
-        probs = None if drafts.probs is None else on_host(drafts.probs)
-        hidden = on_host(self.drafter.buffers.hidden[: batch.num_requests])
-        return Round(on_host(drafts.token_ids), probs, hidden, drafts.dispatch.captured)
-
-    def host_caches(self) -> list[tuple[Tensor, Tensor]]:
-        """The caches without the null block, which holds whatever inert rows left there."""
-        return [(on_host(cache.key)[1:], on_host(cache.value)[1:]) for cache in self.caches]
-
-    def close(self) -> None:
-        """Release the drafter's graphs."""
-        self.drafter.close()

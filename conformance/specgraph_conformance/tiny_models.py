@@ -1,7 +1,8 @@
-"""Small models with random weights, made in memory: a target, and drafters that agree with it often but not always.
+"""Small models with random weights, made in memory: a target, and a drafter of every kind for it.
 
-The token map dominates and the context disturbs it: both target and EAGLE head mostly answer with the same permutation
-of the last token, so drafts are accepted at many lengths, while every key and value still moves every logit.
+The token map dominates and the context disturbs it: target and chain drafters mostly answer with the same permutation
+of the last token, so drafts are accepted at many lengths, while every key and value still moves every logit. Heads of
+kinds eagle3 and dflash seldom agree with it.
 """
 
 from __future__ import annotations
@@ -12,17 +13,24 @@ from dataclasses import dataclass
 import torch
 from specgraph.models.config import ModelConfig
 from specgraph.models.decoder_layer import DecoderLayer
+from specgraph.models.dflash import DFlashConfig, DFlashHead, DFlashWeights
+from specgraph.models.draft_model import DraftModelHead
 from specgraph.models.eagle import EagleHead, EagleWeights
 from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
 from specgraph.models.llama import LlamaTarget
-from specgraph.models.protocol import DraftHead
+from specgraph.models.mtp import MtpHead, MtpModule
+from specgraph.models.protocol import DraftHead, ParallelHead
 from torch import Tensor
 
 VOCAB = 64
 HIDDEN = 128
 MAX_POSITIONS = 256
-HEADS = ("eagle", "eagle3")
+MODULES = 5
+"""Of `mtp-modules`: the largest K that it can draft."""
+HEADS = ("eagle", "eagle3", "mtp", "mtp-modules", "dflash", "draft-model")
 AUX_LAYERS = (0, 1, 2)
+
+Head = DraftHead | ParallelHead
 
 CONFIG = ModelConfig(
     architecture="llama",
@@ -78,12 +86,13 @@ def make_target(
 
 def make_head(
     kind: str, seed: int, device: torch.device, dtype: torch.dtype = torch.float32, compute: torch.dtype | None = None
-) -> DraftHead:
+) -> Head:
     """A drafter for `make_target` of the same seed.
 
     Args:
-        kind: one of HEADS. `eagle` agrees with the target most of the time, `eagle3` seldom, and has a vocabulary of
-            its own and three auxiliary hidden states.
+        kind: one of HEADS. `eagle3` has a vocabulary of its own and three auxiliary hidden states; `mtp` reuses its
+            one module at every step, `mtp-modules` has one a step; `dflash` fills blocks of up to MODULES masks;
+            `draft-model` is a whole small model.
         compute: dtype of the tensors, holding values rounded to `dtype`.
     """
     return _HEADS[kind](seed, device, dtype, compute or dtype)
@@ -92,9 +101,7 @@ def make_head(
 def _eagle(seed: int, device: torch.device, dtype: torch.dtype, compute: torch.dtype) -> DraftHead:
     embed, lm_head = _vocabulary(seed, device, dtype, compute)
     w = weights(seed + 2, device, dtype, compute)
-    mix = torch.randn(HIDDEN, HIDDEN, generator=w.generator, dtype=torch.float64) * (0.8 * HIDDEN**-0.5)
-    fc = w.place(torch.cat([torch.eye(HIDDEN, dtype=torch.float64), mix], dim=1))
-    tensors = EagleWeights(embed_tokens=embed, fc=fc, fc_bias=None, lm_head=lm_head)
+    tensors = EagleWeights(embed_tokens=embed, fc=_fuse(w), fc_bias=None, lm_head=lm_head)
     return EagleHead(CONFIG, tensors, [_layer(w, HIDDEN, gain=0.8)], MAX_POSITIONS)
 
 
@@ -115,10 +122,57 @@ def _eagle3(seed: int, device: torch.device, dtype: torch.dtype, compute: torch.
     return Eagle3Head(config, tensors, [_layer(w, 2 * HIDDEN, gain=1.5)], MAX_POSITIONS)
 
 
-_HEADS: dict[str, Callable[[int, torch.device, torch.dtype, torch.dtype], DraftHead]] = {
+def _mtp(seed: int, device: torch.device, dtype: torch.dtype, compute: torch.dtype, num_modules: int = 1) -> MtpHead:
+    embed, lm_head = _vocabulary(seed, device, dtype, compute)
+    w = weights(seed + 4, device, dtype, compute)
+    one = torch.ones(HIDDEN)
+    modules = [
+        MtpModule(w.place(one), w.place(one), _fuse(w), _layer(w, HIDDEN, gain=0.8), w.place(one))
+        for _ in range(num_modules)
+    ]
+    return MtpHead(CONFIG, modules, embed, lm_head, MAX_POSITIONS)
+
+
+def _mtp_modules(seed: int, device: torch.device, dtype: torch.dtype, compute: torch.dtype) -> MtpHead:
+    return _mtp(seed, device, dtype, compute, MODULES)
+
+
+def _dflash(seed: int, device: torch.device, dtype: torch.dtype, compute: torch.dtype) -> DFlashHead:
+    embed, lm_head = _vocabulary(seed, device, dtype, compute)
+    w = weights(seed + 5, device, dtype, compute)
+    tensors = DFlashWeights(
+        embed_tokens=embed,
+        fc=w.random(HIDDEN, 2 * HIDDEN, scale=(2 * HIDDEN) ** -0.5),
+        hidden_norm=w.place(torch.ones(HIDDEN)),
+        norm=w.place(torch.ones(HIDDEN)),
+        lm_head=lm_head,
+        draft_to_target=None,
+    )
+    config = DFlashConfig(CONFIG, HIDDEN, VOCAB, (0, 2), block_size=1 + MODULES, mask_token_id=VOCAB - 1)
+    return DFlashHead(config, tensors, [_layer(w, HIDDEN, gain=1.2) for _ in range(2)], MAX_POSITIONS)
+
+
+def _draft_model(seed: int, device: torch.device, dtype: torch.dtype, compute: torch.dtype) -> DraftModelHead:
+    embed, lm_head = _vocabulary(seed, device, dtype, compute)
+    w = weights(seed + 6, device, dtype, compute)
+    model = LlamaTarget(CONFIG, embed, [_layer(w, HIDDEN, gain=0.8)], w.place(torch.ones(HIDDEN)), lm_head)
+    return DraftModelHead(model, HIDDEN)
+
+
+_HEADS: dict[str, Callable[[int, torch.device, torch.dtype, torch.dtype], Head]] = {
     "eagle": _eagle,
     "eagle3": _eagle3,
+    "mtp": _mtp,
+    "mtp-modules": _mtp_modules,
+    "dflash": _dflash,
+    "draft-model": _draft_model,
 }
+
+
+def _fuse(w: Weights) -> Tensor:
+    """[HIDDEN, 2 * HIDDEN]: the embedding, disturbed by the hidden state."""
+    mix = torch.randn(HIDDEN, HIDDEN, generator=w.generator, dtype=torch.float64) * (0.8 * HIDDEN**-0.5)
+    return w.place(torch.cat([torch.eye(HIDDEN, dtype=torch.float64), mix], dim=1))
 
 
 def _vocabulary(seed: int, device: torch.device, rounded_to: torch.dtype, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -15,8 +15,9 @@ from specgraph.platforms import LOWERINGS, Platform
 from torch import Tensor
 
 from specgraph_conformance.case import Absent, case
+from specgraph_conformance.draft_rig import make_config
 from specgraph_conformance.oracles import DenseKeys
-from specgraph_conformance.rig import attention_backend, make_config
+from specgraph_conformance.rig import attention_backend
 from specgraph_conformance.tiny_models import CONFIG, HEADS, VOCAB, make_head, make_target
 
 CAPTURED = [name for name in LOWERINGS if name != "eager"]
@@ -344,7 +345,7 @@ def test_full_cache(platform: Platform, seed: int) -> None:
 def test_chunks(platform: Platform, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     asked = [Request(prompt_token_ids=torch.randint(0, VOCAB, (50,), generator=generator).tolist(), max_tokens=12)]
-    with decoder(platform) as whole, decoder(platform, prefill_chunk=7) as chunked:
+    with decoder(platform, prefill_sizes=(64,)) as whole, decoder(platform, prefill_chunk=7) as chunked:
         assert generate(chunked, asked) == generate(whole, asked)
         assert chunked.metrics.accepted == whole.metrics.accepted
 

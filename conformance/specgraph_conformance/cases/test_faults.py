@@ -14,7 +14,8 @@ from specgraph.platforms import Platform
 from specgraph_conformance.case import case
 from specgraph_conformance.cases.test_capture import assert_usable
 from specgraph_conformance.cases.test_task_update import Tasks
-from specgraph_conformance.rig import DraftRig, captured, expect_equal, make_batches, make_config, on_host
+from specgraph_conformance.draft_rig import DraftRig, make_batches, make_config
+from specgraph_conformance.rig import captured, expect_equal, on_host
 from specgraph_conformance.tiny_models import make_head
 
 

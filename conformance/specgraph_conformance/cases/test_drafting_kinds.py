@@ -1,0 +1,186 @@
+"""Each kind of drafter: the bits of eager, the drafts of float64, prompts in every graph mode, K by batch, sampling."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import pytest
+import torch
+from specgraph.graphs import GraphMode
+from specgraph.platforms import Platform
+from torch import Tensor
+
+from specgraph_conformance.case import case
+from specgraph_conformance.draft_comparison import (
+    CAPTURED,
+    Rounds,
+    assert_same,
+    away_from_the_end,
+    compare,
+    expect_oracle,
+    follow_oracle,
+    rig,
+    run,
+)
+from specgraph_conformance.draft_oracles import dense_prompt
+from specgraph_conformance.draft_rig import DraftRig, HostBatch, make_batches, make_config
+from specgraph_conformance.oracles import DenseKeys
+from specgraph_conformance.rig import expect_equal, on_host
+from specgraph_conformance.tiny_models import HEADS, VOCAB, make_head
+
+PROGRAMS = ("eagle3", "mtp-modules", "dflash", "draft-model")
+"""One kind for each way to draft: a chain, one module a step, all at once, and a chain at positions of its own."""
+
+
+@pytest.mark.parametrize("lowering", CAPTURED)
+@pytest.mark.parametrize("kind", [kind for kind in HEADS if kind != "eagle"])
+@case(
+    "drafting.every-head-equals-eager",
+    "Each kind of drafter gives the same bits in every lowering.",
+    hazard="acceptance-hidden",
+    cause="an op that only this head uses (auxiliary states, a vocabulary map) under capture",
+)
+def test_heads(platform: Platform, attention: str, lowering: str, kind: str, seed: int) -> None:
+    compare(platform, make_config(lowering=lowering), attention, seed, kind)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in HEADS if kind != "eagle"])
+@case(
+    "drafting.every-head-follows-float64",
+    "Drafts and KV of each kind of drafter are those of a dense float64 one, from the accepted tokens alone.",
+    cause="rows, positions or slots of this kind: modules over all rows, a block after the accepted ones, an offset",
+)
+def test_oracle(platform: Platform, attention: str, kind: str, seed: int) -> None:
+    follow_oracle(platform, make_config(lowering="auto", k=4), attention, seed, [3, 1], kind)
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+@case(
+    "drafting.k-follows-the-batch",
+    "With a schedule of K by batch size, each batch drafts its K after rounds of the former K, as float64 does.",
+    hazard="dynamic-k-negative",
+    cause="a graph, a view or a host length that has the largest K instead of the batch's",
+)
+def test_schedule(platform: Platform, attention: str, kind: str, seed: int) -> None:
+    schedule = {1: 5, 2: 3, 4: 1}
+    made = rig(platform, make_config(lowering="auto", k=5, draft_schedule=schedule), attention, kind)
+    rows = made.config.query_len
+    for batch in make_batches(made.config, made.head.aux_size, seed, [4, 1, 2, 1]):
+        drafts = expect_oracle(made, _of_rows(away_from_the_end(made.config, batch), rows), kind)
+        k = schedule[min(size for size in schedule if size >= batch.num_requests)]
+        assert drafts.token_ids.shape == (batch.num_requests, k)
+        assert drafts.dispatch.captured
+        rows = k + 1
+    made.close()
+
+
+def _of_rows(batch: HostBatch, rows: int) -> HostBatch:
+    """The round of a smaller K: the first rows of each request."""
+    aux = batch.aux_hidden.view(batch.num_requests, -1, batch.aux_hidden.shape[1])
+    return replace(
+        batch,
+        sampled_token_ids=batch.sampled_token_ids[:, :rows],
+        num_sampled=[min(count, rows) for count in batch.num_sampled],
+        aux_hidden=aux[:, :rows].flatten(0, 1),
+    )
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+@case(
+    "drafting.prompts-follow-float64",
+    "A prompt prefilled in padded passes leaves the KV of a dense float64 drafter, and touches nothing else.",
+    cause="padded rows of a prompt pass that write, rows of its later modules, positions that restart with a pass",
+)
+def test_prompts(platform: Platform, attention: str, kind: str, seed: int) -> None:
+    made = rig(platform, make_config(lowering="auto"), attention, kind)
+    head = make_head(kind, 1, torch.device("cpu"), compute=torch.float64)
+    before = made.host_caches()
+    (batch,) = make_batches(made.config, head.aux_size, seed, [1])
+    prompt, blocks = make_prompt(made, batch.start_positions[0], seed), batch.blocks[0]
+    dense = DenseKeys.empty(head.attention_layers)
+    for first, tokens, aux in prompt:
+        made.drafter.prefill_prompt(tokens, first, blocks, aux)
+        dense_prompt(head, dense, torch.tensor(tokens), on_host(aux), first, made.config.num_speculative_tokens)
+    length, size = batch.start_positions[0], made.config.block_size
+    slots = [(blocks[p // size] - 1) * size + p % size for p in range(length)]
+    for layer, (now, old) in enumerate(zip(made.host_caches(), before, strict=True)):
+        for name, new, kept, wanted in zip(
+            ("keys", "values"), now, old, (dense.keys[layer], dense.values[layer]), strict=True
+        ):
+            new, kept = new.flatten(0, 1), kept.flatten(0, 1)
+            written = slots[: wanted.shape[0]]  # none in a module that is not used
+            close = torch.isclose(new[written].double(), wanted, atol=2e-2, rtol=2e-2).flatten(1).all(dim=1)
+            assert close.all(), f"{name} of layer {layer} differ at positions {(~close).nonzero().flatten().tolist()}"
+            rest = [slot for slot in range(new.shape[0]) if slot not in written]
+            expect_equal(new[rest], kept[rest], f"{name} of layer {layer} that are no prompt row's")
+    made.close()
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+@pytest.mark.parametrize("mode", [mode.name for mode in GraphMode])
+@case(
+    "drafting.graph-modes",
+    "In each graph mode prompts and rounds leave the bits of eager, from the graphs that the mode names and no others.",
+    hazard="acceptance-hidden",
+    cause="a prompt pass that differs under capture, or a mode that captures what it says runs eagerly",
+)
+def test_modes(platform: Platform, attention: str, mode: Any, kind: str, seed: int) -> None:
+    named = GraphMode.named(mode)
+    made = rig(platform, make_config(lowering="auto", mode=mode), attention, kind)
+    runner, prompts = made.drafter.runner, made.drafter.prompts.runner
+    assert (runner is None) == (named.decode == "eager")
+    assert (prompts is None) == (named.prefill == "eager")
+    launched = [0 if r is None else r.launches for r in (runner, prompts)]
+    ours = prompt_and_round(made, seed)
+    for r, before, how in zip((runner, prompts), launched, (named.decode, named.prefill), strict=True):
+        assert r is None or r.launches > before, f"a {how} pass ran without its graph"
+    assert_same(ours, _eager_prompt_and_round(platform, attention, kind, seed))
+
+
+@lru_cache
+def _eager_prompt_and_round(platform: Platform, attention: str, kind: str, seed: int) -> Rounds:
+    return prompt_and_round(rig(platform, make_config(lowering="eager"), attention, kind), seed)
+
+
+def prompt_and_round(made: DraftRig, seed: int) -> Rounds:
+    """Prefill the first of three requests, propose for all, and close the rig."""
+    (batch,) = make_batches(made.config, made.head.aux_size, seed, [3])
+    for first, tokens, aux in make_prompt(made, batch.start_positions[0], seed):
+        made.drafter.prefill_prompt(tokens, first, batch.blocks[0], aux)
+    return run(made, [batch])
+
+
+def make_prompt(made: DraftRig, length: int, seed: int) -> list[tuple[int, list[int], Tensor]]:
+    """A prompt in passes of the largest size, the last one shorter: first position, tokens, hidden states each."""
+    generator, most = torch.Generator().manual_seed(seed), made.config.prompt_sizes[-1]
+    tokens = torch.randint(0, VOCAB, (length,), generator=generator).tolist()
+    aux = torch.randn(length, made.head.aux_size, generator=generator).to(made.platform.device, made.head.dtype)
+    return [(first, tokens[first : first + most], aux[first : first + most]) for first in range(0, length, most)]
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@case(
+    "drafting.every-head-samples-repeatably",
+    "Sampled drafts of each kind are those of eager, repeat with their seeds, and change with others.",
+    hazard="gumbel-seed-position",
+    cause="noise of this kind's draft op: of the row or the block instead of seed and position",
+)
+def test_samples(platform: Platform, kind: str, seed: int) -> None:
+    config = make_config(lowering="auto", k=5, sampled=True)
+    made, eager = rig(platform, config, "paged", kind), rig(platform, replace(config, lowering="eager"), "paged", kind)
+    (batch,) = make_batches(config, made.head.aux_size, seed, [4])
+    hot = replace(batch, temperature=torch.full((4,), 1e6))  # every token equally likely: only the noise decides
+    first, wanted = made.round(hot), eager.round(hot)
+    assert first.probs is not None
+    assert wanted.probs is not None
+    expect_equal(first.token_ids, wanted.token_ids)
+    expect_equal(first.probs, wanted.probs)
+    expect_equal(made.round(hot).token_ids, first.token_ids)
+    assert not torch.equal(made.round(replace(hot, seeds=hot.seeds + 1)).token_ids, first.token_ids)
+    one_seed = made.round(replace(hot, seeds=torch.full((4,), 9))).token_ids
+    assert len({tuple(row) for row in one_seed.tolist()}) > 1, "other positions, the same noise"
+    assert any(len(set(row)) > 1 for row in one_seed.tolist()), "every draft step has the same noise"
+    made.close()
+    eager.close()

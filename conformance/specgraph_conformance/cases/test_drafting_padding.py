@@ -1,0 +1,140 @@
+"""Padded batches: rows beyond the real requests are inert, and each pass has the rows it should have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from specgraph.attention import NULL_SLOT
+from specgraph.platforms import LOWERINGS, Platform
+from torch import Tensor
+
+from specgraph_conformance.case import case
+from specgraph_conformance.draft_comparison import follow_oracle, rig
+from specgraph_conformance.draft_rig import DraftRig, make_batches, make_config, num_blocks
+from specgraph_conformance.rig import expect_equal, on_host
+from specgraph_conformance.tiny_models import make_head
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@case(
+    "drafting.padded-rows-write-nothing",
+    "A padded batch writes KV only where its requests' drafts stand: every other slot keeps its bits.",
+    hazard="padded-rows-write-kv",
+    cause="padded rows run with a slot of a real block instead of -1",
+)
+def test_padding_writes(platform: Platform, attention: str, lowering: str, seed: int) -> None:
+    config = make_config(lowering=lowering, capture_sizes=(4,))
+    made = rig(platform, config, attention)
+    full, small = make_batches(config, made.head.aux_size, seed, [4, 1])
+    made.round(full)
+    before = made.host_caches()
+    made.round(small)
+    q, k, block = config.query_len, config.num_speculative_tokens, config.block_size
+    allowed: set[int] = set()
+    for start, count, blocks in zip(small.start_positions, small.num_sampled, small.blocks, strict=True):
+        for position in range(start, min(start + max(q, count + k), config.max_model_len)):
+            allowed.add((blocks[position // block] - 1) * block + position % block)
+    for (key, value), (old_key, old_value) in zip(made.host_caches(), before, strict=True):
+        for new, old in ((key, old_key), (value, old_value)):
+            changed = (new != old).flatten(2).any(dim=-1).flatten().nonzero().flatten().tolist()
+            assert set(changed) <= allowed, f"slots {sorted(set(changed) - allowed)} were written"
+    made.close()
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@case(
+    "drafting.smaller-batch-after-larger",
+    "After a larger batch, a smaller one drafts what it drafts alone, and the rows after it are inert.",
+    hazard="stale-padding-rows",
+    cause="the tail of the buffers keeps the last, larger batch",
+)
+def test_shrinking(platform: Platform, lowering: str, seed: int) -> None:
+    config = make_config(lowering=lowering, capture_sizes=(4,))
+    made, alone = rig(platform, config, "paged"), rig(platform, config, "paged")
+    full, small = make_batches(config, made.head.aux_size, seed, [4, 2])
+    (expected,) = [alone.round(small)]
+    made.round(full)
+    for mine, other in zip(made.caches, alone.caches, strict=True):
+        for tensor, fresh in zip(mine, other, strict=True):
+            tensor[small.blocks[0]] = fresh[small.blocks[0]]
+            tensor[small.blocks[1]] = fresh[small.blocks[1]]
+    before = made.host_caches()
+    ours = made.round(small)
+    assert ours.token_ids.tolist() == expected.token_ids.tolist()
+    assert on_host(made.drafter.buffers.num_sampled).tolist()[2:] == [0, 0]
+    assert on_host(made.drafter.buffers.first.slot_mapping)[2 * config.query_len :].unique().tolist() == [NULL_SLOT]
+    mine = {block - 1 for row in small.blocks for block in row}
+    others = [block for block in range(num_blocks(config) - 1) if block not in mine]
+    for (key, value), (old_key, old_value) in zip(made.host_caches(), before, strict=True):
+        expect_equal(key[others], old_key[others])
+        expect_equal(value[others], old_value[others])
+    made.close()
+    alone.close()
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@case(
+    "drafting.largest-batch-fits",
+    "The largest batch drafts what the float64 chain drafts: every buffer holds the padded maximum.",
+    hazard="buffer-smaller-than-padded-size",
+    cause="a buffer is allocated for the asked maximum and sliced at the padded one",
+)
+def test_largest(platform: Platform, lowering: str, seed: int) -> None:
+    config = make_config(lowering=lowering, max_num_requests=5, capture_sizes=(2, 5))
+    follow_oracle(platform, config, "paged", seed, [5, 3])
+
+
+class RowCount:
+    """A head that notes how many rows each pass has. Wraps another."""
+
+    def __init__(self, head: Any) -> None:
+        self.head = head
+        self.rows: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.head, name)
+
+    def forward(self, token_ids: Tensor, *args: Any) -> Any:
+        """Count and pass on."""
+        self.rows.append(token_ids.shape[0])
+        return self.head.forward(token_ids, *args)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@case(
+    "drafting.later-steps-have-one-row-a-request",
+    "Step 0 runs K + 1 rows a request, and each later step one.",
+    hazard="step-ladder-overpadding",
+    cause="later steps are captured with the size ladder of step 0",
+)
+def test_rows(platform: Platform, lowering: str, seed: int) -> None:
+    head = RowCount(make_head("eagle", 1, platform.device))
+    config = make_config(lowering=lowering, k=3, max_num_requests=5, capture_sizes=(2, 5))
+    made = DraftRig(platform, head, config)
+    for batch in make_batches(config, head.aux_size, seed, [2, 5]):
+        made.round(batch)
+    q = config.query_len
+    # Prompts are captured too, at sizes of their own.
+    assert set(head.rows) >= {2 * q, 2, 5 * q, 5}
+    assert head.rows.count(2) >= head.rows.count(2 * q)
+    made.close()
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5, 7])
+@case(
+    "drafting.rows-are-aligned",
+    "A captured size's rows are its requests times the rows of one, never rounded on their own.",
+    hazard="block-misaligned-sizes",
+    cause="row counts are rounded to a multiple of something else than K + 1",
+    quick=True,
+)
+def test_alignment(platform: Platform, k: int) -> None:
+    made = rig(platform, make_config(lowering="auto", k=k), "paged")
+    assert made.drafter.runner is not None
+    for descriptor in made.drafter.runner.descriptors:
+        rows = 1 if descriptor.phase == "step" else k + 1
+        assert descriptor.num_tokens == descriptor.num_requests * rows
+    for n in range(1, made.config.max_num_requests + 1):
+        assert made.drafter.dispatch(n).descriptor.num_tokens % (k + 1) == 0
+    made.close()

@@ -1,0 +1,144 @@
+"""What one propose reads and what it hands out: each input is seen, wrong ones are refused, results stay."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from specgraph.errors import CapacityError, ConfigError, StaleInputError
+from specgraph.platforms import LOWERINGS, Platform
+
+from specgraph_conformance.case import case
+from specgraph_conformance.draft_comparison import CAPTURED, assert_same, rig, run
+from specgraph_conformance.draft_rig import make_batches, make_config, num_blocks
+from specgraph_conformance.rig import expect_equal, on_host
+from specgraph_conformance.tiny_models import make_head
+
+
+@pytest.mark.parametrize("lowering", CAPTURED)
+@case(
+    "drafting.blocks-may-move",
+    "The same requests, handed over again with other KV blocks, draft the same tokens.",
+    hazard="stale-metadata-copied-late",
+    cause="the block table is copied after the replay, or the slots are computed from an old one",
+)
+def test_blocks(platform: Platform, lowering: str, seed: int) -> None:
+    config = make_config(lowering=lowering)
+    made = rig(platform, config, "paged")
+    (batch,) = make_batches(config, made.head.aux_size, seed, [4])
+    first = made.round(batch)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(2):
+        order = (torch.randperm(num_blocks(config) - 1, generator=generator) + 1).tolist()
+        moved = [[order.pop() for _ in row] for row in batch.blocks]
+        for cache in made.caches:
+            for tensor in cache:
+                old = tensor.clone()
+                for before, after in zip(batch.blocks, moved, strict=True):
+                    tensor[after] = old[before]
+        batch = replace(batch, blocks=moved)
+        again = made.round(batch)
+        assert again.token_ids.tolist() == first.token_ids.tolist()
+        expect_equal(again.hidden, first.hidden)
+    made.close()
+
+
+@pytest.mark.parametrize("lowering", CAPTURED)
+@case(
+    "drafting.every-input-is-seen",
+    "Changing one input of a round (tokens, accepted counts, positions, hidden states, blocks) changes what eager "
+    "changes, and nothing else.",
+    hazard="stale-metadata-rebound",
+    cause="a buffer is reassigned instead of written in place: the graph reads the old address",
+)
+def test_inputs(platform: Platform, lowering: str, seed: int) -> None:
+    config, eager = make_config(lowering=lowering), make_config()
+    head = make_head("eagle", 1, platform.device)
+    (a, b) = make_batches(config, head.aux_size, seed, [4, 4])
+    batches = [a]
+    for name in ("sampled_token_ids", "num_sampled", "aux_hidden"):
+        batches.append(replace(a, **{name: getattr(b, name)}))
+    batches += [replace(b, start_positions=a.start_positions, blocks=a.blocks), b]
+    assert_same(run(rig(platform, config, "paged"), batches), run(rig(platform, eager, "paged"), batches))
+
+
+@pytest.mark.parametrize("lowering", CAPTURED)
+@case(
+    "drafting.attention-is-captured",
+    "The KV written in earlier rounds moves the drafts of a captured lowering.",
+    hazard="metadata-none-at-capture",
+    cause="the graph was captured without attention metadata, so attention was left out",
+)
+def test_attends(platform: Platform, lowering: str, seed: int) -> None:
+    config = make_config(lowering=lowering)
+    made = rig(platform, config, "paged")
+    (batch,) = make_batches(config, made.head.aux_size, seed, [4])
+    first = made.round(batch)
+    for cache in made.caches:
+        cache.value.mul_(-2)
+    assert not torch.equal(made.round(batch).hidden, first.hidden)
+    made.close()
+
+
+@pytest.mark.parametrize("lowering", CAPTURED)
+@case(
+    "drafting.moved-weights-are-noticed",
+    "With check_inputs, a replay after the weights were replaced by other tensors is a StaleInputError.",
+    hazard="weights-moved",
+    cause="addresses aren't compared with those of the capture",
+)
+def test_weights(platform: Platform, lowering: str, seed: int) -> None:
+    made = rig(platform, make_config(lowering=lowering, check_inputs=True), "paged")
+    (batch,) = make_batches(made.config, made.head.aux_size, seed, [2])
+    made.round(batch)
+    head: Any = made.head
+    kept = head.layers[0]
+    moved = type(kept)(**{n: None if (t := getattr(kept, n)) is None else t.clone() for n in type(kept).__slots__})
+    head.layers = (moved,)
+    with pytest.raises(StaleInputError):
+        made.propose(batch)
+    made.close()
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@case(
+    "drafting.results-belong-to-the-caller",
+    "The drafts and distributions of a round don't change with the next one.",
+    hazard="output-aliases-graph-buffer",
+    cause="propose hands out the graph's own buffer instead of a copy",
+    quick=True,
+)
+def test_results(platform: Platform, lowering: str, seed: int) -> None:
+    made = rig(platform, make_config(lowering=lowering, sampled=True), "paged")
+    batches = make_batches(made.config, made.head.aux_size, seed, [4, 4])
+    first = made.propose(batches[0])
+    assert first.probs is not None
+    kept, kept_probs = on_host(first.token_ids), on_host(first.probs)
+    made.propose(batches[1])
+    platform.synchronize()
+    expect_equal(on_host(first.token_ids), kept)
+    expect_equal(on_host(first.probs), kept_probs)
+    made.close()
+
+
+@case(
+    "drafting.wrong-shapes-refused",
+    "A batch of wrong shapes, or too many requests, is one error of specgraph before any device work.",
+    cause="shapes aren't checked before the buffers are written",
+    quick=True,
+)
+def test_wrong_shapes(platform: Platform, seed: int) -> None:
+    made = rig(platform, make_config(lowering="auto"), "paged")
+    (batch,) = make_batches(made.config, made.head.aux_size, seed, [2])
+    with pytest.raises(ConfigError):
+        made.propose(replace(batch, aux_hidden=batch.aux_hidden[:-1]))
+    with pytest.raises(ConfigError):
+        made.propose(replace(batch, sampled_token_ids=batch.sampled_token_ids[:, :-1]))
+    larger = make_config(k=made.config.num_speculative_tokens, max_num_requests=5)
+    with pytest.raises(CapacityError):
+        made.propose(make_batches(larger, made.head.aux_size, seed, [5])[0])
+    expected = made.round(batch)
+    expect_equal(made.round(batch).token_ids, expected.token_ids)
+    made.close()

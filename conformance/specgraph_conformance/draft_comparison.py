@@ -1,0 +1,138 @@
+"""Rounds of drafts, compared with the same rounds in eager, and with a dense float64 drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+from specgraph.drafting import DraftConfig, DraftTokens
+from specgraph.platforms import LOWERINGS, Platform
+from torch import Tensor
+
+from specgraph_conformance.draft_oracles import dense_draft
+from specgraph_conformance.draft_rig import DraftRig, HostBatch, Round, make_batches
+from specgraph_conformance.oracles import gather_request
+from specgraph_conformance.rig import expect_equal, on_host
+from specgraph_conformance.tiny_models import make_head
+
+CAPTURED = [name for name in LOWERINGS if name != "eager"]
+BATCHES = (4, 1, 3, 4, 2)
+"""Requests a round: shrinking and growing, at captured sizes and padded to them."""
+
+Rounds = tuple[list[Round], list[tuple[Tensor, Tensor]]]
+"""What each round left, and the KV caches after the last."""
+
+
+def rig(
+    platform: Platform, config: DraftConfig, attention: str, kind: str = "eagle", dtype: torch.dtype = torch.float32
+) -> DraftRig:
+    """A drafter with its head on the platform."""
+    return DraftRig(platform, make_head(kind, 1, platform.device, dtype), config, attention)
+
+
+def run(made: DraftRig, batches: Sequence[HostBatch]) -> Rounds:
+    """All rounds and the caches after them; the rig is closed."""
+    rounds = [made.round(batch) for batch in batches]
+    caches = made.host_caches()
+    made.close()
+    return rounds, caches
+
+
+def assert_same(ours: Rounds, eager: Rounds) -> None:
+    """Same bits: draft tokens, distributions, carried hidden states, and KV caches at the end."""
+    for number, (a, b) in enumerate(zip(ours[0], eager[0], strict=True)):
+        assert a.token_ids.tolist() == b.token_ids.tolist(), f"draft tokens of round {number}"
+        expect_equal(a.hidden, b.hidden, f"hidden states of round {number}")
+        if b.probs is not None:
+            assert a.probs is not None
+            expect_equal(a.probs, b.probs, f"draft distributions of round {number}")
+    for layer, (a, b) in enumerate(zip(ours[1], eager[1], strict=True)):
+        expect_equal(a[0], b[0], f"keys of layer {layer}")
+        expect_equal(a[1], b[1], f"values of layer {layer}")
+
+
+def compare(
+    platform: Platform,
+    config: DraftConfig,
+    attention: str,
+    seed: int,
+    kind: str = "eagle",
+    dtype: torch.dtype = torch.float32,
+    sizes: Sequence[int] = BATCHES,
+) -> None:
+    """Run the same rounds in `config.lowering` and in eager, and expect the same bits from graphs."""
+    ours = rig(platform, config, attention, kind, dtype)
+    rounds = run(ours, make_batches(config, ours.head.aux_size, seed, sizes))
+    assert all(r.from_graph for r in rounds[0]), "a batch ran without its graph"
+    # Keyed without the lowering, so that every lowering is compared with one eager run.
+    config = replace(config, lowering="eager")
+    assert_same(rounds, _eager_rounds(platform, config, attention, seed, kind, dtype, tuple(sizes)))
+
+
+@lru_cache
+def _eager_rounds(
+    platform: Platform,
+    config: DraftConfig,
+    attention: str,
+    seed: int,
+    kind: str,
+    dtype: torch.dtype,
+    sizes: tuple[int, ...],
+) -> Rounds:
+    eager = rig(platform, config, attention, kind, dtype)
+    return run(eager, make_batches(config, eager.head.aux_size, seed, sizes))
+
+
+def follow_oracle(
+    platform: Platform, config: DraftConfig, attention: str, seed: int, sizes: Sequence[int], kind: str = "eagle"
+) -> None:
+    """Rounds against the dense float64 drafter, each from the KV that the device had before it."""
+    made = rig(platform, config, attention, kind)
+    for batch in make_batches(config, made.head.aux_size, seed, sizes):
+        if kind != "eagle":
+            batch = away_from_the_end(config, batch)
+        expect_oracle(made, batch, kind)
+    made.close()
+
+
+def expect_oracle(made: DraftRig, batch: HostBatch, kind: str) -> DraftTokens:
+    """Propose for one round; drafts and KV must be those of a float64 drafter of that kind, up to float32's rounding.
+
+    A token may differ from the oracle's only where the two are as good as tied; the oracle goes on with the device's.
+    """
+    reference = make_head(kind, 1, torch.device("cpu"), compute=torch.float64)
+    before = [(on_host(cache.key), on_host(cache.value)) for cache in made.caches]
+    proposed = made.propose(batch)
+    drafts = on_host(proposed.token_ids)
+    after = [(on_host(cache.key), on_host(cache.value)) for cache in made.caches]
+    q, offset = batch.sampled_token_ids.shape[1], made.drafter.position_offset
+    for r in range(batch.num_requests):
+        start, count, blocks = batch.start_positions[r], batch.num_sampled[r], batch.blocks[r]
+        room = max(made.config.max_model_len - start - count + 1, 1)  # draft steps with a position of their own
+        draft = dense_draft(
+            reference,
+            batch.sampled_token_ids[r, :count],
+            batch.aux_hidden[r * q : r * q + count],
+            start,
+            [gather_request(key, blocks, start + offset) for key, _ in before],
+            [gather_request(value, blocks, start + offset) for _, value in before],
+            drafts[r, :room].tolist(),
+            offset,
+        )
+        short = [f"{value:.3f}" for value in draft.short]
+        assert (draft.short < 0.02).all(), f"request {r}: logits of drafts {drafts[r].tolist()} fall {short} short"
+        for layer, (key, value) in enumerate(after):
+            for name, cache, wanted in (("keys", key, draft.keys[layer]), ("values", value, draft.values[layer])):
+                stored = gather_request(cache, blocks, wanted.shape[0]).double()
+                torch.testing.assert_close(
+                    stored, wanted, atol=2e-2, rtol=2e-2, msg=lambda text, n=name, i=layer: f"{n} of layer {i}: {text}"
+                )
+    return proposed
+
+
+def away_from_the_end(config: DraftConfig, batch: HostBatch) -> HostBatch:
+    """Every row and draft has a position: what drafters do past the last one is no matter of the oracle."""
+    last = config.max_model_len - 2 * config.query_len - 1
+    return replace(batch, start_positions=[min(start, last) for start in batch.start_positions])

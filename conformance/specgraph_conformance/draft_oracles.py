@@ -1,0 +1,133 @@
+"""What drafts are compared with: each kind of drafter for one request, dense, in float64, on the host.
+
+Independent of kernels, buffers, padding, block arithmetic and lowerings. The drafted tokens are given: an oracle says
+how far each falls short of the best, so that a near tie on the device is no difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from specgraph.drafting.stepwise import ModuleHead
+from specgraph.models.protocol import DraftHead, ParallelHead
+from torch import Tensor
+
+from specgraph_conformance.oracles import DenseKeys
+from specgraph_conformance.tiny_models import Head
+
+
+@dataclass(frozen=True, slots=True)
+class DenseDraft:
+    """One request's drafts by the oracle."""
+
+    short: Tensor
+    """float64 [K]: how much lower than the best each drafted token's logit is."""
+    keys: list[Tensor]
+    """Per layer, all keys that stand after the propose, [n, kv_heads, dim]."""
+    values: list[Tensor]
+
+
+def dense_draft(
+    head: Head,
+    token_ids: Tensor,
+    aux_hidden: Tensor,
+    start: int,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    drafted: Sequence[int],
+    position_offset: int = 0,
+) -> DenseDraft:
+    """Draft for one request, as the head's protocol says.
+
+    Args:
+        head: in float64, on the host.
+        token_ids: int64 [n], the accepted tokens and the target's own, one a row.
+        aux_hidden: [n, aux_size], the target's hidden states of these rows.
+        start: the target's position of the first row.
+        keys, values: per layer, what stands before the first row.
+        drafted: the device's drafts, which the oracle goes on with.
+        position_offset: see `OffsetHead`.
+    """
+    dense = DenseKeys(head.attention_layers, keys, values)
+    aux_hidden = aux_hidden.double()
+    if hasattr(head, "store_context"):
+        logits = _block(cast(ParallelHead, head), dense, token_ids, aux_hidden, start, len(drafted))
+    elif getattr(head, "num_modules", 1) > 1:
+        logits = _modules(cast(ModuleHead, head), dense, token_ids, aux_hidden, start, drafted)
+    else:
+        logits = _chain(cast(DraftHead, head), dense, token_ids, aux_hidden, start + position_offset, drafted)
+    ids = torch.arange(logits.shape[1])
+    if head.draft_to_target is not None:
+        ids = ids + head.draft_to_target
+    taken = (ids == torch.tensor(drafted)[:, None]).double().argmax(dim=1)
+    assert ids[taken].tolist() == list(drafted), "a drafted token is not of the drafter's vocabulary"
+    short = logits.max(dim=1).values - logits.gather(1, taken[:, None])[:, 0]
+    return DenseDraft(short, dense.keys, dense.values)
+
+
+def dense_prompt(
+    head: Head, dense: DenseKeys, token_ids: Tensor, aux_hidden: Tensor, start: int, num_modules: int
+) -> None:
+    """Run one pass of a prompt, as `DraftProgram.prefill` says, into `dense`.
+
+    Args:
+        token_ids: int64 [n], what the rows take.
+        aux_hidden: [n, aux_size].
+        start: position of the first row.
+        num_modules: those that are used, of a head with one a step.
+    """
+    dense.at(range(start, start + len(token_ids)))
+    hidden = head.combine(aux_hidden.double())
+    if hasattr(head, "store_context"):
+        cast(ParallelHead, head).store_context(hidden, dense.store)
+    elif getattr(head, "num_modules", 1) == 1:
+        cast(DraftHead, head).forward(token_ids, hidden, dense.attend)
+    else:
+        for module in range(num_modules):
+            hidden = cast(ModuleHead, head).forward_step(module, token_ids, hidden, dense.attend).carry
+            token_ids = torch.cat([token_ids[1:], token_ids[-1:]])
+
+
+def _chain(
+    head: DraftHead, dense: DenseKeys, token_ids: Tensor, aux_hidden: Tensor, start: int, drafted: Sequence[int]
+) -> Tensor:
+    """Rows of the round, then one row a step, each with the token and the hidden state of the one before."""
+    dense.at(range(start, start + len(token_ids)))
+    out = head.forward(token_ids, head.combine(aux_hidden), dense.attend)
+    logits = [head.logits(out.hidden[-1:])]
+    carry = out.carry[-1:]
+    for step, token in enumerate(drafted[:-1]):
+        dense.at([start + len(token_ids) + step])
+        out = head.forward(torch.tensor([token]), carry, dense.attend)
+        carry = out.carry
+        logits.append(head.logits(out.hidden))
+    return torch.cat(logits)
+
+
+def _modules(
+    head: ModuleHead, dense: DenseKeys, token_ids: Tensor, aux_hidden: Tensor, start: int, drafted: Sequence[int]
+) -> Tensor:
+    """Rows of the round through each module in turn, their tokens moved up by one, the latest draft last."""
+    hidden, logits = head.combine(aux_hidden), list[Tensor]()
+    for module, token in enumerate(drafted):
+        dense.at(range(start, start + len(token_ids)))
+        out = head.forward_step(module, token_ids, hidden, dense.attend)
+        hidden = out.carry
+        logits.append(head.logits(out.hidden[-1:]))
+        token_ids = torch.cat([token_ids[1:], torch.tensor([token])])
+    return torch.cat(logits)
+
+
+def _block(
+    head: ParallelHead, dense: DenseKeys, token_ids: Tensor, aux_hidden: Tensor, start: int, num_drafts: int
+) -> Tensor:
+    """Context keys from the round's hidden states, then one pass over the sampled token and K masks."""
+    dense.at(range(start, start + len(token_ids)))
+    head.store_context(head.combine(aux_hidden), dense.store)
+    begin = start + len(token_ids)
+    dense.at(range(begin, begin + 1 + num_drafts))
+    block = torch.tensor([int(token_ids[-1]), *[head.mask_token_id] * num_drafts])
+    return head.logits(head.forward(block, dense.attend)[1:])
