@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command import in_a_process, specgraph
 
 from specgraph import shipped_pair
 
 
-def specgraph(*arguments, **environ):
-    """Run the command in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-c", "from specgraph.cli import main; main()", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env={"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "SPECGRAPH_PLATFORM": "cpu", **environ},
-        timeout=300,
-    )
+@pytest.fixture(autouse=True)
+def _on_the_cpu(monkeypatch):
+    monkeypatch.setenv("SPECGRAPH_PLATFORM", "cpu")
 
 
 @pytest.mark.parametrize("lowering", ["auto", "eager", "piecewise", "step", "merged"])
@@ -29,7 +22,7 @@ def test_generate(lowering, tmp_path):
     prompt = tmp_path / "prompt.py"
     prompt.write_text("def main():\n    import sys\n")
     quick = () if lowering == "auto" else ("--no-compare",)
-    run = specgraph(
+    run = (in_a_process if lowering == "auto" else specgraph)(
         "generate", "--prompt-file", prompt, "--lowering", lowering, "-k", 3, "--max-tokens", 24, "--json", "-", *quick
     )
     assert run.returncode == 0, run.stderr
@@ -98,7 +91,7 @@ def refused(run, *words):
 
 
 def test_unknown_and_unavailable_platforms():
-    refused(specgraph("generate", "--platform", "abacus"), "abacus", "cpu")
+    refused(in_a_process("generate", "--platform", "abacus"), "abacus", "cpu")
     refused(specgraph("generate", SPECGRAPH_PLATFORM="cpu:7"), "1 device", "7")
 
 

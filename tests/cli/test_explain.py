@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cli.test_commands import specgraph
+from command import specgraph
 from drafting.pairs import make_head, make_target
 
 from specgraph.attention import PagedAttention, PagedHostAttention

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
+
+import command
+import pytest
+from command import Done
 
 GOOD = """
     from specgraph.platforms import Backend, PlatformInfo, Probe, hookimpl
@@ -41,9 +44,13 @@ def install(folder: Path, code: str = GOOD, extra: str = "", xfails: str | None 
     return folder
 
 
-def specgraph(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    """Run the command with the distribution under `folder` installed."""
+def specgraph(folder: Path, *args: str) -> Done:
+    """Run the command with the distribution under `folder` installed; the suite itself runs in a process of its own."""
     path = os.pathsep.join([str(folder), *(p for p in [os.environ.get("PYTHONPATH")] if p)])
-    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", "from specgraph.cli import main; main()", *args]
-    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder, check=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        try:
+            return command.specgraph(*args, cwd=folder, PYTHONPATH=path, OMP_NUM_THREADS="1")
+        finally:
+            for name in [name for name in sys.modules if name.partition(".")[0] == "acme_backend"]:
+                del sys.modules[name]

@@ -32,7 +32,10 @@ def make_drafter(head, lowering, flavour, **settings):
 @pytest.mark.parametrize("kind", [kind for kind in DRAFTERS if kind != "eagle3"])
 def test_bit_equal(kind, sampled):
     head = make_head(kind, make_target())
-    settings = {"num_speculative_tokens": 3, "max_num_requests": 5, "max_model_len": 48, "capture_sizes": [1, 2, 5]}
+    settings = {
+        "num_speculative_tokens": 3, "max_num_requests": 5, "max_model_len": 48, "capture_sizes": [1, 2, 5],
+        "prefill_sizes": [4],  # prompts are test_matrix.py's
+    }  # fmt: skip
     drafters = {way: make_drafter(head, *way, sampled=sampled, **settings) for way in WAYS}
     eager = drafters["eager", "device"]
     rounds = Rounds(eager.config, head.aux_size, VOCAB, head.dtype, seed=5)

@@ -45,7 +45,7 @@ def test_bit_equal(folders, k, dtype, sampled):
     platform = CpuPlatform()
     settings = {
         "num_speculative_tokens": k, "max_num_requests": 9, "max_model_len": 64, "block_size": 4, "sampled": sampled,
-        "capture_sizes": [1, 4, 9],
+        "capture_sizes": [1, 4, 9], "prefill_sizes": [4],  # prompts are test_matrix.py's
     }  # fmt: skip
     drafters = {way: make_drafter(folders, platform, *way, dtype, **settings) for way in WAYS}
     eager = drafters["eager", "device"]

@@ -1,0 +1,47 @@
+"""The `specgraph` command run in this process, and seen as the caller of a process sees it.
+
+Starting Python and torch takes longer than most commands. What is tested of the process itself (the entry point, its
+exit status) starts one: `in_a_process`.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import traceback
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from specgraph.cli import main
+
+Done = subprocess.CompletedProcess[str]
+
+
+def specgraph(*arguments: object, cwd: Path | None = None, **environ: str) -> Done:
+    """Run the command here: what it printed, and the exit status that its process would have."""
+    out, err, status = io.StringIO(), io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["specgraph", *map(str, arguments)])
+        for name, value in environ.items():
+            patch.setenv(name, value)
+        if cwd is not None:
+            patch.chdir(cwd)
+        try:
+            main()
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except Exception:
+            traceback.print_exc(file=err)  # as the interpreter would
+            status = 1
+    return subprocess.CompletedProcess(sys.argv, status, out.getvalue(), err.getvalue())
+
+
+def in_a_process(*arguments: object, cwd: Path | None = None, **environ: str) -> Done:
+    """Run the command in a process of its own."""
+    command = [sys.executable, "-c", "from specgraph.cli import main; main()", *map(str, arguments)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **environ}
+    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=cwd, timeout=300, check=False)
