@@ -221,18 +221,18 @@ class SpeculativeDecoder:
 
     def _round(self, running: list[Running], waiting: deque[tuple[int, Request]]) -> list[Chunk]:
         """One pass over the batch; leaves in `running` what goes on, and gives each request's new tokens."""
-        verified = len(running)
+        verified, num_drafts = len(running), self._rows - 1
         self._verify(running)
         # After the verify: that writes hidden states of padded rows too, and who joins needs its own for the propose.
         self._admit(running, waiting)
-        results = self.target.buffers.sliced(len(running), self._rows)
+        results = self.target.buffers.sliced(len(running), num_drafts + 1)
         self._finished.start(torch.cat([results.sampled_token_ids, results.num_sampled[:, None].long()], dim=1))
         if self.drafter is not None:
             self._propose(self.drafter, running)
         chunks: list[Chunk] = []
         rounds: list[list[int]] = self._finished.read().tolist()
         for row, (state, (*sampled, count)) in enumerate(zip(running, rounds, strict=True)):
-            if self.drafter is not None and row < verified:
+            if self.drafter is not None and num_drafts and row < verified:
                 self.metrics.observe(count - 1)
             state.row = row
             state.token_ids += sampled[:count]

@@ -156,5 +156,6 @@ def allocate_buffers(
         draft_step=zeros(1),
         draft_token_ids=zeros(requests, steps),
         draft_probs=zeros(requests, steps, draft_vocab_size, dtype=torch.float32) if config.sampled else None,
-        query_start_locs={n: start_loc(n) for n in (1, *config.query_lens)},
+        # 2 rows: a parallel drafter's block where a schedule has K 0.
+        query_start_locs={n: start_loc(n) for n in (1, 2, *config.query_lens)},
     )

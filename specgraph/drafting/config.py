@@ -35,7 +35,10 @@ class DraftConfig:
     """Request counts to capture; a default ladder up to max_num_requests."""
     draft_schedule: Mapping[int, int] | None = None
     """K by batch: {largest number of requests: K}. A batch takes the K of the first entry that holds its padded size,
-    so that every captured size has one K. None drafts num_speculative_tokens always."""
+    so that every captured size has one K. None drafts num_speculative_tokens always.
+
+    K 0 hands out no drafts, and the next round is plain decode. The drafter's first pass still runs, so that its KV is
+    complete and drafting can go on when the batch is small again."""
     prefill_sizes: Sequence[int] | None = None
     """Rows of prompt passes to capture, the last one the longest; a default ladder up to 512."""
     mode: ModeChoice = "auto"
@@ -88,11 +91,13 @@ class DraftConfig:
             return
         most = self.num_speculative_tokens
         for limit, k in self.draft_schedule.items():
-            if limit < 1 or not 1 <= k <= most:
+            if limit < 1 or not 0 <= k <= most:
                 raise ConfigError(
-                    f"draft_schedule {{{limit}: {k}}}: batches have at least 1 request, and K is 1 to "
+                    f"draft_schedule {{{limit}: {k}}}: batches have at least 1 request, and K is 0 to "
                     f"num_speculative_tokens = {most}"
                 )
+        if not any(self.draft_schedule.values()):
+            raise ConfigError("draft_schedule drafts no token at any size: decode without a drafter instead")
         if max(self.draft_schedule, default=0) < self.max_num_requests:
             raise ConfigError(
                 f"draft_schedule ends at {max(self.draft_schedule, default=0)} requests, batches go up to "

@@ -209,7 +209,8 @@ class Drafter:
         batch = plan.descriptor
         at = None
         if self.attention.host_parameters:
-            now = self._host_rounds.round(batch, self.buffers, start_positions, num_sampled)
+            computed = replace(batch, num_speculative_tokens=_computed_tokens(batch))
+            now = self._host_rounds.round(computed, self.buffers, start_positions, num_sampled)
             at = partial(self.program.host_lengths, host_round=now)
         self.num_proposes += 1
         for launch in self._launches(batch):
@@ -271,7 +272,7 @@ class Drafter:
                 runner.close()
 
     def _launches(self, batch: BatchDescriptor) -> list[Launch]:
-        steps = self.program.num_steps(batch.num_speculative_tokens)
+        steps = self.program.num_steps(_computed_tokens(batch))
         return launches(self.resolution.lowering, steps, self.program.steps_differ)
 
     def _descriptor(self, launch: Launch, batch: BatchDescriptor) -> BatchDescriptor:
@@ -283,7 +284,7 @@ class Drafter:
 
     def _body(self, launch: Launch, batch: BatchDescriptor, lengths: StepLengths | None = None) -> Body:
         """The device work of one launch: called with None to run it, with a recording to have it captured."""
-        k, mode = batch.num_speculative_tokens, self.resolution.mode.decode
+        k, mode = _computed_tokens(batch), self.resolution.mode.decode
         buffers = self.buffers.sliced(batch.num_requests, self.program.rows(batch.query_len, k), k)
 
         def body(recording: Recording | None) -> None:
@@ -298,3 +299,8 @@ class Drafter:
 
     def _prefill(self, prompt: PromptBuffers, make_attend: MakeAttend) -> None:
         self.program.prefill(prompt.token_ids, prompt.aux_hidden, prompt.metadata, make_attend, prompt.last_row)
+
+
+def _computed_tokens(batch: BatchDescriptor) -> int:
+    """Draft tokens that the passes make. With K 0 the first pass runs for its KV, and its token is handed to nobody."""
+    return max(1, batch.num_speculative_tokens)

@@ -68,9 +68,9 @@ def test_a_prompt_pass_longer_than_the_largest_size():
     ("settings", "message"),
     [
         ({"draft_schedule": {1: 2}}, "ends at 1 requests"),
-        ({"draft_schedule": {2: 0}}, "K is 1 to num_speculative_tokens = 3"),
-        ({"draft_schedule": {2: 4}}, "K is 1 to num_speculative_tokens = 3"),
-        ({"draft_schedule": {2: -5}}, "K is 1 to"),
+        ({"draft_schedule": {2: 0}}, "drafts no token at any size: decode without a drafter"),
+        ({"draft_schedule": {2: 4}}, "K is 0 to num_speculative_tokens = 3"),
+        ({"draft_schedule": {2: -5}}, "K is 0 to"),
         ({"prefill_sizes": []}, "prefill sizes: the list is empty"),
         ({"prefill_sizes": [64]}, r"\[64\] are outside 1..48"),
         ({"mode": "FULLY"}, "unknown graph mode 'FULLY'"),

@@ -68,10 +68,8 @@ def requests():
 
 def decode(kind, way, k, flavour, query_len=None, **settings):
     platform, target = CpuPlatform(), make_target()
-    config = DraftConfig(
-        num_speculative_tokens=k, max_num_requests=3, max_model_len=56, block_size=4, capture_sizes=[1, 3],
-        prefill_sizes=[8, 16], mode=way[0], lowering=way[1], **settings,
-    )  # fmt: skip
+    limits = {"max_num_requests": 3, "max_model_len": 56, "block_size": 4, "capture_sizes": [1, 3]} | settings
+    config = DraftConfig(num_speculative_tokens=k, prefill_sizes=[8, 16], mode=way[0], lowering=way[1], **limits)
     attention = PagedHostAttention(platform) if flavour == "host" else PagedAttention()
     head = None if kind is None else make_head(kind, target)
     with torch.inference_mode():
@@ -122,8 +120,8 @@ def test_the_cover_has_every_pair_and_acceptance_of_every_length():
 @pytest.mark.parametrize("kind", DRAFTERS)
 @pytest.mark.parametrize(("way", "flavour"), [(WAYS[3], "device"), (WAYS[4], "host")])
 def test_k_follows_the_batch(kind, way, flavour):
-    """K 5, 3 and 1 for 1, 2 and 3 requests: each change of the batch changes the rows of a round and the drafts."""
-    schedule = {"draft_schedule": {1: 5, 2: 3, 3: 1}}
+    """K 5, 3 and 0 for 1, 2 and 3 requests: each change of the batch changes the rows of a round and the drafts."""
+    schedule = {"draft_schedule": {1: 5, 2: 3, 3: 0}, "capture_sizes": [1, 2, 3]}
     wanted = decode(kind, WAYS[0], 5, "device", **schedule)
     got = decode(kind, way, 5, flavour, **schedule)
     assert wanted.tokens == target_alone(5)
