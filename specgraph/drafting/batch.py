@@ -93,5 +93,5 @@ def load_batch(buffers: DraftBuffers, batch: ProposeBatch) -> None:
 
 
 def _expect(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    if tuple(tensor.shape) != shape:
+    if tensor.shape != shape:
         raise ConfigError(f"{name} is {list(tensor.shape)}, expected {list(shape)}")

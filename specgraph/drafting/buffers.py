@@ -68,6 +68,8 @@ class DraftBuffers:
     """float32 [R, K, draft_vocab]: what sampled drafts were drawn from."""
     query_start_locs: Mapping[int, Tensor]
     """int32 [R + 1] for each number of rows a request that a batch may have: constants."""
+    rounds: Mapping[int, tuple[Tensor, Tensor]]
+    """What `handed_over` gives for each q that a round may have: views, made once."""
 
     def named_tensors(self) -> dict[str, Tensor]:
         """Every tensor by name, for the read-set."""
@@ -82,9 +84,7 @@ class DraftBuffers:
 
     def handed_over(self, query_len: int) -> tuple[Tensor, Tensor]:
         """(sampled_token_ids [R, q], aux_hidden [R * q, aux_size]) for rounds of q = `query_len` rows a request."""
-        requests = self.num_sampled.shape[0]
-        rows = requests * query_len
-        return self.sampled_token_ids.flatten()[:rows].view(requests, query_len), self.aux_hidden[:rows]
+        return self.rounds[query_len]
 
     def sliced(self, num_requests: int, rows: PassRows, num_speculative_tokens: int) -> DraftBuffers:
         """The first `num_requests` requests of a batch with these rows and K: views of the same memory."""
@@ -108,6 +108,7 @@ class DraftBuffers:
             draft_token_ids=self.draft_token_ids[:n, :k],
             draft_probs=None if self.draft_probs is None else self.draft_probs[:n, :k],
             query_start_locs=self.query_start_locs,
+            rounds=self.rounds,
         )
 
     def _metadata(self, of: AttentionMetadata, num_requests: int, query_len: int) -> AttentionMetadata:
@@ -139,11 +140,12 @@ def allocate_buffers(
     def start_loc(query_len: int) -> Tensor:
         return torch.arange(0, requests * query_len + 1, query_len, dtype=torch.int32, device=device)
 
+    sampled, aux_hidden = zeros(requests * rows.first), zeros(requests * rows.first, aux_size, dtype=dtype)
     return DraftBuffers(
-        sampled_token_ids=zeros(requests, rows.first),
+        sampled_token_ids=sampled.view(requests, rows.first),
         num_sampled=zeros(requests, dtype=torch.int32),
         start_positions=zeros(requests),
-        aux_hidden=zeros(requests * rows.first, aux_size, dtype=dtype),
+        aux_hidden=aux_hidden,
         block_table=table,
         temperature=zeros(requests, dtype=torch.float32),
         seeds=zeros(requests),
@@ -158,4 +160,5 @@ def allocate_buffers(
         draft_probs=zeros(requests, steps, draft_vocab_size, dtype=torch.float32) if config.sampled else None,
         # 2 rows: a parallel drafter's block where a schedule has K 0.
         query_start_locs={n: start_loc(n) for n in (1, 2, *config.query_lens)},
+        rounds={n: (sampled[: requests * n].view(requests, n), aux_hidden[: requests * n]) for n in config.query_lens},
     )
