@@ -1,0 +1,146 @@
+"""Speculative greedy output is the target's own, in every lowering and graph mode, with every drafter and K."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from specgraph.graphs import GraphMode
+from specgraph.platforms import LOWERINGS, Platform
+
+from specgraph_conformance.case import case
+from specgraph_conformance.decode_rig import decoder, expect_targets_tokens, generate, requests
+from specgraph_conformance.draft_comparison import CAPTURED
+from specgraph_conformance.tiny_models import HEADS
+
+
+@case(
+    "decoding.quick-check",
+    "Speculative greedy output is the target's own in the platform's default lowering.",
+    cause="run the other decoding cases: each looks at one thing",
+    quick=True,
+)
+def test_quick(platform: Platform, seed: int) -> None:
+    asked = requests(seed, count=3, tokens=12)
+    with decoder(platform) as speculative, decoder(platform, kind=None) as plain:
+        assert generate(speculative, asked) == generate(plain, asked)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@case(
+    "decoding.greedy-is-lossless",
+    "Speculative greedy output is the target's own, token for token, at the verify pass's shape.",
+    cause="a rejected draft that stays in the output or the KV, or a verify graph with old lengths",
+)
+def test_lossless(platform: Platform, attention: str, lowering: str, seed: int) -> None:
+    asked = requests(seed)
+    with decoder(platform, lowering=lowering, attention=attention) as speculative:
+        ours = generate(speculative, asked)
+        assert speculative.metrics.mean_acceptance_length > 1.3, "the pair accepts too little for this to say much"
+    with decoder(platform, lowering=lowering, attention=attention, kind=None) as plain:
+        assert ours == generate(plain, asked)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 7])
+@case(
+    "decoding.lossless-for-every-k",
+    "Output is the target's own for every number of draft tokens.",
+    hazard="k-equals-2",
+    cause="shapes or columns that assume one K",
+)
+def test_every_k(platform: Platform, k: int, seed: int) -> None:
+    asked = requests(seed, count=3)
+    with decoder(platform, k=k) as speculative, decoder(platform, k=k, kind=None) as plain:
+        assert generate(speculative, asked) == generate(plain, asked)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in HEADS if kind != "eagle"])
+@pytest.mark.parametrize("lowering", CAPTURED)
+@case(
+    "decoding.lossless-with-every-head",
+    "Output is the target's own with every kind of drafter, auxiliary hidden states and own vocabularies included.",
+    cause="hidden states handed over from the wrong rows or layers",
+)
+def test_heads(platform: Platform, lowering: str, kind: str, seed: int) -> None:
+    asked = requests(seed, count=3)
+    with (
+        decoder(platform, lowering=lowering, kind=kind) as speculative,
+        decoder(platform, lowering=lowering, kind=None) as plain,
+    ):
+        assert generate(speculative, asked) == generate(plain, asked)
+
+
+@case(
+    "decoding.tokens-are-the-targets",
+    "Each greedy token is the most likely one of a dense float64 target, up to ties in float32.",
+    cause="the target itself on this device: attention, positions or KV of verify and prefill",
+)
+def test_target(platform: Platform, attention: str, seed: int) -> None:
+    asked = requests(seed, count=4)
+    with decoder(platform, attention=attention) as speculative:
+        results = generate(speculative, asked)
+    expect_targets_tokens(asked, results)
+
+
+@pytest.mark.parametrize("lowering", CAPTURED)
+@case(
+    "decoding.acceptance-per-position",
+    "The acceptance at each draft position is the same as in eager, to the last draft.",
+    hazard="acceptance-hidden",
+    cause="a graph that works and drafts other tokens: run the group drafting",
+)
+def test_acceptance(platform: Platform, attention: str, lowering: str, seed: int) -> None:
+    asked, counts = requests(seed), []
+    for way in ("eager", lowering):
+        with decoder(platform, lowering=way, attention=attention) as made:
+            made.generate(asked)
+            counts.append((made.metrics.num_drafts, made.metrics.accepted, made.metrics.rounds))
+    assert counts[1] == counts[0]
+    assert sum(counts[0][1]) > 0
+
+
+@case(
+    "decoding.merged-propose-is-one-launch",
+    "Over whole generations the merged lowering launches one draft graph a round.",
+    cause="the propose is split over several graphs, or run once a request",
+    needs=("merged_loop",),
+    quick=True,
+)
+def test_launches(platform: Platform, seed: int) -> None:
+    with decoder(platform, lowering="merged") as made:
+        assert made.drafter is not None
+        assert made.drafter.runner is not None
+        made.generate(requests(seed, count=2, tokens=12))
+        # The first propose of a request may come in a round without a verify.
+        assert made.metrics.rounds <= made.drafter.runner.launches <= made.metrics.rounds + 2
+
+
+@pytest.mark.parametrize("mode", [mode.name for mode in GraphMode if mode is not GraphMode.NONE])
+@case(
+    "decoding.graph-modes",
+    "In each graph mode, target and drafter together decode what they decode without graphs, with equal acceptance.",
+    cause="prompt passes of the target in this mode, or a mode that target and drafter don't share",
+)
+def test_modes(platform: Platform, attention: str, mode: str, seed: int) -> None:
+    asked, seen = requests(seed, count=3, tokens=12), list[Any]()
+    for name in (GraphMode.NONE.name, mode):
+        with decoder(platform, mode=name, attention=attention) as made:
+            seen.append((generate(made, asked), made.metrics.accepted, made.metrics.rounds))
+    assert seen[1] == seen[0]
+
+
+@pytest.mark.parametrize("kind", ["eagle", "mtp-modules", "dflash"])
+@case(
+    "decoding.k-follows-the-batch",
+    "With a schedule of K by batch size, output is the target's as requests come and go, and drafts of each K stand.",
+    hazard="dynamic-k-negative",
+    cause="a verify of the wrong number of rows after the batch, and with it K, changed",
+)
+def test_schedule(platform: Platform, kind: str, seed: int) -> None:
+    asked = requests(seed, count=4)
+    schedule = {1: 4, 2: 2, 3: 1}
+    with decoder(platform, kind=kind, draft_schedule=schedule, capture_sizes=(1, 2, 3)) as made:
+        expect_targets_tokens(asked, generate(made, asked))
+        if kind == "eagle":
+            accepted = made.metrics.accepted
+            assert accepted[0] > accepted[1] >= accepted[3] > 0, "drafts of each K must be accepted"

@@ -1,0 +1,144 @@
+"""Requests that come and go: padding, company, chunks, stops, the end of the context, a full cache."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from specgraph.attention import AttentionMetadata
+from specgraph.decoding import Request
+from specgraph.platforms import Platform
+
+from specgraph_conformance.case import case
+from specgraph_conformance.decode_rig import decoder, generate, requests
+from specgraph_conformance.tiny_models import VOCAB
+
+
+@case(
+    "decoding.target-and-drafter-share-no-metadata",
+    "The drafter's metadata is none of the target's: each graph owns what it reads between replays.",
+    hazard="graph-reuses-target-metadata",
+    cause="the drafter was captured with the target's metadata, which the next verify overwrites",
+    quick=True,
+)
+def test_metadata(platform: Platform) -> None:
+    with decoder(platform) as made:
+        assert made.drafter is not None
+        buffers = made.drafter.buffers
+        own = _storages(buffers.first) | _storages(buffers.step)
+        assert own.isdisjoint(_storages(made.target.buffers.metadata))
+
+
+def _storages(metadata: AttentionMetadata) -> set[int]:
+    return {tensor.untyped_storage().data_ptr() for tensor in metadata.named_tensors("").values()}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@case(
+    "decoding.padded-batches",
+    "Batches padded to a larger captured size decode what they decode at any padding.",
+    hazard="num-reqs-unpadded",
+    cause="host lengths, counts or tables with one entry a real request instead of one a padded one",
+)
+def test_padded(platform: Platform, attention: str, count: int, seed: int) -> None:
+    asked = requests(seed, count=count, tokens=12)
+    with decoder(platform, attention=attention) as speculative:
+        ours = generate(speculative, asked)
+    with decoder(platform, attention=attention, kind=None) as plain:
+        assert ours == generate(plain, asked)
+
+
+@case(
+    "decoding.company-changes-nothing",
+    "A request decodes the same alone and in a batch that others join and leave.",
+    hazard="stale-padding-rows",
+    cause="rows that keep something of the request that had them before",
+)
+def test_company(platform: Platform, seed: int) -> None:
+    asked = requests(seed, count=6)
+    with decoder(platform) as made:
+        together = generate(made, asked)
+        alone = [generate(made, [request])[0] for request in asked]
+    assert together == alone
+
+
+@case(
+    "decoding.chunked-prompts",
+    "A prompt prefilled in small chunks decodes the same tokens as in one.",
+    cause="the drafter's KV at chunk borders, or positions that restart with a chunk",
+)
+def test_chunks(platform: Platform, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    asked = [Request(prompt_token_ids=torch.randint(0, VOCAB, (50,), generator=generator).tolist(), max_tokens=12)]
+    with decoder(platform, prefill_sizes=(64,)) as whole, decoder(platform, prefill_chunk=7) as chunked:
+        assert generate(chunked, asked) == generate(whole, asked)
+        assert chunked.metrics.accepted == whole.metrics.accepted
+
+
+@case(
+    "decoding.stops-where-asked",
+    "Generation ends at max_tokens exactly, or after the first stop token, however many drafts stood beyond it.",
+    cause="accepted drafts past the stop are handed out",
+    quick=True,
+)
+def test_stop(platform: Platform, seed: int) -> None:
+    (request,) = requests(seed, count=1, tokens=15)
+    with decoder(platform) as made:
+        (full,) = generate(made, [request])
+        assert len(full) == 15
+        for limit in (1, 2, 6):
+            cut = Request(prompt_token_ids=request.prompt_token_ids, max_tokens=limit)
+            assert generate(made, [cut]) == [full[:limit]]
+        stop = full[7]
+        stopping = Request(prompt_token_ids=request.prompt_token_ids, max_tokens=15, stop_token_ids=[stop])
+        (result,) = made.generate([stopping])
+        assert result.token_ids == full[: full.index(stop) + 1]
+        assert result.finish_reason == "stop"
+
+
+@case(
+    "decoding.up-to-max-model-len",
+    "A request that runs into max_model_len ends there with the target's tokens.",
+    hazard="max-len-clamp",
+    cause="draft steps past the end that write another request's KV or read past the rotary table",
+)
+def test_end(platform: Platform, attention: str, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    prompts = [torch.randint(0, VOCAB, (n,), generator=generator).tolist() for n in (20, 29, 31)]
+    asked = [Request(prompt_token_ids=prompt, max_tokens=50) for prompt in prompts]
+    with decoder(platform, attention=attention, max_model_len=32) as speculative:
+        ours = speculative.generate(asked)
+    with decoder(platform, attention=attention, max_model_len=32, kind=None) as plain:
+        theirs = plain.generate(asked)
+    assert [r.token_ids for r in ours] == [r.token_ids for r in theirs]
+    assert [len(r.token_ids) for r in ours] == [12, 3, 1]
+    assert {r.finish_reason for r in ours} == {"length"}
+
+
+@case(
+    "decoding.too-long-is-refused-alone",
+    "A prompt that can never fit is refused with a message; the others are decoded.",
+    cause="one request's error ends the batch",
+    quick=True,
+)
+def test_refused(platform: Platform, seed: int) -> None:
+    asked = requests(seed, count=2, tokens=8)
+    bad = Request(prompt_token_ids=[1] * 500, max_tokens=4)
+    with decoder(platform) as made:
+        results = made.generate([asked[0], bad, asked[1]])
+        assert results[1].finish_reason == "refused"
+        assert results[1].message
+        assert [results[0].token_ids, results[2].token_ids] == generate(made, asked)
+
+
+@case(
+    "decoding.full-cache-waits",
+    "With blocks for one request at a time, requests wait for each other and decode the same tokens.",
+    cause="blocks handed out twice, or not given back",
+)
+def test_full_cache(platform: Platform, seed: int) -> None:
+    asked = requests(seed, count=4, tokens=12)
+    with decoder(platform) as roomy:
+        expected = generate(roomy, asked)
+    with decoder(platform, num_blocks=6) as tight:
+        assert generate(tight, asked) == expected
+        assert tight.allocator.num_free == tight.allocator.capacity
