@@ -14,6 +14,7 @@ from specgraph import kernels
 from specgraph.attention import AttentionLayer, AttentionMetadata, HostLengths, KVCache, StepContext, TaskKey
 from specgraph.errors import ConfigError, UnsupportedError, UpdateError
 from specgraph_npu.host_ops import HOST_OPS, HostOp, make_call
+from specgraph_npu.rows import store_heads, store_latent
 
 if TYPE_CHECKING:
     from specgraph_npu.platform import NpuPlatform
@@ -65,22 +66,20 @@ class HostOpAttention:
                 f"attention '{self.name}' takes one row a request, step {context.step} has {metadata.query_len}: "
                 "use 'fia'"
             )
-        query = kernels.rotate_and_store(
-            query, key, value, layer.rotary, metadata.positions, metadata.slot_mapping, cache.key, cache.value
-        )
-        out = torch.empty_like(query)
+        store = store_latent if self.row.is_latent else store_heads
+        rows = store(layer, query, key, value, cache, metadata)
         flat = self.row.lse != ""  # the FIA ops take caches with heads and head_dim in one dimension
         options: dict[str, Any] = {"block_size": cache.block_size} if flat else {}
-        tensors = {"block_table": metadata.block_table}
+        tensors = {"block_table": metadata.block_table, **rows.rope}
         if layer.causal and metadata.query_len > 1:
             options["sparse_mode"] = 3
             tensors["atten_mask"] = self._causal_mask()
         call = make_call(
             self.row,
-            query,
-            cache.key.flatten(2) if flat else cache.key,
-            cache.value.flatten(2) if flat else cache.value,
-            out,
+            rows.query,
+            rows.key.flatten(2) if flat else rows.key,
+            rows.value.flatten(2) if flat else rows.value,
+            rows.out,
             None,
             num_heads=layer.num_heads,
             num_kv_heads=layer.num_kv_heads,
@@ -91,13 +90,13 @@ class HostOpAttention:
         workspace = call.workspace(lengths)
         if context.updates is None:
             call.issue(lengths, workspace)
-            return out
+            return rows.result()
         with self.platform.task_group() as group:
             call.issue(lengths, workspace)
         weak = call.weak(self.platform.weak_reference)
         rewrite: Callable[[HostLengths], None] = partial(_issue, weak, self.platform.weak_reference(workspace))
         context.updates.add(TaskKey(context.step, index), group, rewrite)
-        return out
+        return rows.result()
 
     def advance(self, metadata: AttentionMetadata, draft_step: Tensor, max_model_len: int, block_size: int) -> None:
         """See `AttentionBackend.advance`: positions and slots stay device parameters."""
@@ -134,9 +133,9 @@ def make_attention(platform: NpuPlatform, name: str) -> HostOpAttention:
 
 
 def attention_factories() -> Mapping[str, Callable[..., HostOpAttention]]:
-    """By name, for `Platform.attention_backends`: what is installed here, and works with the core's layers.
+    """By name, for `Platform.attention_backends`: what is installed here and takes any layer's heads.
 
-    MLA rows need rope parts, which those layers don't have.
+    MLA rows are left out: they are for heads that put latents into query and key (`store_latent`), and only those.
     """
-    names = [name for name, row in HOST_OPS.items() if "query_rope" not in row.tensors and row.available()]
+    names = [name for name, row in HOST_OPS.items() if not row.is_latent and row.available()]
     return {name: partial(make_attention, name=name) for name in names}

@@ -61,6 +61,11 @@ class HostOp:
     rows_per_request: Literal["any", "one"] = "any"
     available: Callable[[], Support] = _always
 
+    @property
+    def is_latent(self) -> bool:
+        """Whether it is an MLA op: keys and values are one latent, rotated parts come apart."""
+        return "query_rope" in self.tensors
+
 
 def _fia(name: str, *tensors: str) -> HostOp:
     """A row of npu_fused_infer_attention_score."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from specgraph.drafting import DraftConfig, Drafter, ProposeBatch
 from specgraph.models.config import ModelConfig
 from specgraph.models.decoder_layer import DecoderLayer
 from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
+from specgraph.models.protocol import DraftHead
 from specgraph.platforms import Platform
 
 VOCAB, DRAFT_VOCAB, HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM = 96, 40, 32, 48, 4, 2, 8
@@ -55,11 +58,25 @@ def random_head(layers: int, device: torch.device, dtype: torch.dtype = torch.fl
     return Eagle3Head(config, weights, [layer(2 * HIDDEN), *(layer(HIDDEN) for _ in range(layers - 1))], 128)
 
 
+def moved(model: Any, device: torch.device) -> Any:
+    """A model with all its tensors on a device; what shares memory goes on sharing it."""
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, map_location=device, weights_only=False)
+
+
 def make_drafter(
-    platform: Platform, attention: AttentionBackend, lowering: str, k: int, layers: int = 1, **settings: object
+    platform: Platform,
+    attention: AttentionBackend,
+    lowering: str,
+    k: int,
+    layers: int = 1,
+    head: DraftHead | None = None,
+    **settings: object,
 ) -> Drafter:
-    """A captured drafter."""
-    head = random_head(layers, platform.device)
+    """A captured drafter: EAGLE-3 with `layers` layers, or `head`."""
+    head = moved(head, platform.device) if head else random_head(layers, platform.device)
     limits = {"max_num_requests": MAX_REQUESTS, "max_model_len": MAX_LEN, "block_size": BLOCK}
     config = DraftConfig(
         num_speculative_tokens=k, lowering=lowering, **{**limits, "capture_sizes": [1, 2, 5], **settings}

@@ -1,0 +1,86 @@
+"""What an attention op is called with: rows rotated and stored in the cache, in the form that the op's row wants."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from specgraph import kernels
+from specgraph.attention import AttentionLayer, AttentionMetadata, KVCache
+from specgraph.errors import UnsupportedError
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Operands of one call, its output, and how that becomes the layer's output."""
+
+    query: Tensor
+    """[T, num_heads, dim]"""
+    key: Tensor
+    """[num_blocks, block_size, num_kv_heads, dim]"""
+    value: Tensor
+    out: Tensor
+    """[T, num_heads, dim], written by the op."""
+    rope: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """MLA: query_rope [T, num_heads, rope_dim] and key_rope [num_blocks, block_size, rope_dim]."""
+    pad: int = 0
+    """Columns of zeros in front of the output."""
+
+    def result(self) -> Tensor:
+        """[T, num_heads, head_dim]; call it after the op was issued."""
+        return torch.nn.functional.pad(self.out, (self.pad, 0)) if self.pad else self.out
+
+
+def store_heads(
+    layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, cache: KVCache, metadata: AttentionMetadata
+) -> Rows:
+    """Heads as the core's attention takes them; see `AttentionBackend.forward`."""
+    query = kernels.rotate_and_store(
+        query, key, value, layer.rotary, metadata.positions, metadata.slot_mapping, cache.key, cache.value
+    )
+    return Rows(query, cache.key, cache.value, torch.empty_like(query))
+
+
+def store_latent(
+    layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, cache: KVCache, metadata: AttentionMetadata
+) -> Rows:
+    """Multi-head latent attention with absorbed projections (DeepSeek-V2, arXiv:2405.04434, section 2.1).
+
+    One key head of [rotated part, latent], and its value is the same row, of which only the latent counts. So a head
+    written this way also runs on the core's paged attention, which attends over whole rows. Here the latents lie packed
+    at the start of the value cache's memory and the rotated parts at the start of the key cache's.
+
+    Args:
+        query: [T, num_heads, rope_dim + latent_dim], rope_dim being the columns of the rotary table.
+        key, value: [T, 1, rope_dim + latent_dim].
+
+    Returns:
+        Rows whose result has zeros in the first rope_dim columns.
+
+    Raises:
+        UnsupportedError: more than one key head, or nothing to rotate.
+    """
+    if layer.num_kv_heads != 1 or layer.rotary is None or layer.rotary.shape[1] >= layer.head_dim:
+        rotated = "none" if layer.rotary is None else layer.rotary.shape[1]
+        raise UnsupportedError(
+            f"latent attention takes one key head of a rotated part and a latent; this layer has {layer.num_kv_heads} "
+            f"key heads of {layer.head_dim} with {rotated} rotated: use 'fia'"
+        )
+    rope = layer.rotary.shape[1]
+    key_rope, latent = _packed(cache.key, rope), _packed(cache.value, layer.head_dim - rope)
+    query_rope = kernels.rotate_and_store(
+        query[..., :rope].contiguous(), key[..., :rope].contiguous(), value[..., rope:].contiguous(), layer.rotary,
+        metadata.positions, metadata.slot_mapping, key_rope, latent,
+    )  # fmt: skip
+    query = query[..., rope:].contiguous()
+    ropes = {"query_rope": query_rope, "key_rope": key_rope.flatten(2)}
+    return Rows(query, latent, latent, torch.empty_like(query), ropes, pad=rope)
+
+
+def _packed(cache: Tensor, columns: int) -> Tensor:
+    """[num_blocks, block_size, 1, columns] at the start of a cache's memory."""
+    blocks, size = cache.shape[:2]
+    return cache.view(-1)[: blocks * size * columns].view(blocks, size, 1, columns)

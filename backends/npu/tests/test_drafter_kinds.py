@@ -1,0 +1,84 @@
+"""Every kind of drafter on npu: the tokens of the cpu platform in float32, in every lowering."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from draft_pairs import MAX_LEN, make_drafter, moved, propose, rounds_for
+from latent_head import LatentMtpHead
+from specgraph_npu.attention import make_attention
+from specgraph_npu.host_ops import Call
+from specgraph_npu.rows import store_latent
+
+from drafting.pairs import VOCAB, make_head, make_target
+from specgraph.attention import AttentionLayer, PagedAttention
+from specgraph.decoding import Request, SpeculativeDecoder
+from specgraph.drafting import DraftConfig
+from specgraph.errors import UnsupportedError
+from specgraph.platforms import LOWERINGS
+from specgraph.reference import CpuPlatform
+
+
+def generate(platform, kind, lowering, k, attention=None):
+    """(tokens, acceptance, rounds) of four prompts in a batch of three."""
+    target = make_target()
+    head = moved(make_head(kind, target), platform.device)
+    config = DraftConfig(
+        num_speculative_tokens=k, max_num_requests=3, max_model_len=48, block_size=4, lowering=lowering,
+        capture_sizes=[3], prefill_sizes=[16],
+    )  # fmt: skip
+    decoder = SpeculativeDecoder(moved(target, platform.device), head, platform, config, attention=attention)
+    g = torch.Generator().manual_seed(9)
+    prompts = [torch.randint(0, VOCAB, (n,), generator=g).tolist() for n in (3, 9, 1, 14)]
+    with torch.inference_mode():
+        decoder.capture()
+        before = platform.counts()
+        results = decoder.generate([Request(prompt_token_ids=p, max_tokens=8 + 2 * i) for i, p in enumerate(prompts)])
+        spent = {name: count - before[name] for name, count in platform.counts().items()}
+    decoder.close()
+    return ([result.token_ids for result in results], decoder.metrics.acceptance_per_position), spent
+
+
+@pytest.mark.parametrize(
+    ("kind", "k"), [("eagle", 2), ("mtp", 3), ("mtp-modules", 3), ("dflash", 5), ("draft-model", 3)]
+)
+def test_tokens_and_acceptance_as_on_cpu(npu, runtime, kind, k):
+    """Verify passes and all steps of `mtp-modules` run K + 1 rows a request; `dflash` is not causal."""
+    expected, _ = generate(CpuPlatform(), kind, "eager", k)
+    assert sum(map(len, expected[0])) == 44
+    for lowering in LOWERINGS:
+        seen, spent = generate(npu, kind, lowering, k, make_attention(npu, "fia"))
+        assert seen == expected, lowering
+        assert spent["synchronizes"] == 0
+
+
+@pytest.mark.parametrize("name", ["fia-mla", "fia-v2-mla"])
+def test_latent_attention(npu, runtime, name, monkeypatch):
+    """An MTP head with MLA: the op with rope parts on npu, plain attention over whole rows on cpu."""
+    head, issued, issue = LatentMtpHead(MAX_LEN), [], Call.issue
+    reference = make_drafter(CpuPlatform(), PagedAttention(), "eager", 3, head=head)
+    rounds = rounds_for(reference, seed=8)
+    drafters = {way: make_drafter(npu, make_attention(npu, name), way, 3, head=head) for way in LOWERINGS}
+
+    def watched(call, lengths, workspace):
+        issued.append(lengths)
+        issue(call, lengths, workspace)
+
+    monkeypatch.setattr(Call, "issue", watched)
+    for number in range(6):
+        batch = rounds.next(num_requests=(1, 5, 2, 4, 3, None)[number])
+        expected = propose(reference, batch)
+        for way, drafter in drafters.items():
+            issued.clear()
+            assert torch.equal(propose(drafter, batch), expected), (way, number)
+            padded = len(issued[0].query_lens)
+            assert [lengths.query_lens for lengths in issued] == [[rows] * padded for rows in (4, 1, 1)]
+    for drafter in drafters.values():
+        drafter.close()
+
+
+def test_latent_attention_of_other_layers_is_refused():
+    x = torch.zeros(1)
+    for layer in (AttentionLayer(4, 2, 16, 1.0, torch.zeros(8, 8)), AttentionLayer(4, 1, 16, 1.0)):
+        with pytest.raises(UnsupportedError, match="one key head of a rotated part and a latent"):
+            store_latent(layer, x, x, x, None, None)
