@@ -8,7 +8,13 @@ from typing import Any
 
 from specgraph.errors import ConfigError
 
-_COLOURS = {"eager": "#9aa0a6", "piecewise": "#c9a227", "step": "#4a90c2", "merged": "#1a7f4b"}
+_COLOURS = {
+    "eager, torch ops": "#d7dade",
+    "eager": "#9aa0a6",
+    "piecewise": "#c9a227",
+    "step": "#4a90c2",
+    "merged": "#1a7f4b",
+}
 
 
 def plot_rows(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from specgraph.decoding import allocate_caches
 from specgraph.drafting import DraftConfig, Drafter, ProposeBatch
 from specgraph.drafting.config import LoweringChoice
 from specgraph.errors import UnsupportedError
+from specgraph.kernels.library import dispatch_key_of, has_implementations, plain_torch
 from specgraph.platforms import Platform
 
 
@@ -29,6 +31,8 @@ class BenchCase:
     k: int
     context: int
     lowerings: tuple[LoweringChoice, ...] = ("eager", "step", "merged")
+    torch_ops: bool = True
+    """Also time eager with plain torch ops in the place of the device's own kernels, where it has some."""
     repeats: int = 50
     count_kernels: bool = False
     """Also count kernels with a profiler, which makes the host slower for the rest of the process."""
@@ -42,7 +46,7 @@ def bench_propose(
     bandwidth: float | None = None,
     attention: AttentionBackend | None = None,
 ) -> list[dict[str, Any]]:
-    """One row per lowering, all timed in turns.
+    """One row per way to run it, all timed in turns: each lowering, and eager with plain torch ops.
 
     Args:
         bandwidth: bytes a second; with it rows have `floor_us` and `ratio` (device time over the floor).
@@ -54,32 +58,54 @@ def bench_propose(
     prepared: list[_Prepared] = []
     rows: list[dict[str, Any]] = []
     with torch.inference_mode():
-        for lowering in case.lowerings:
+        for way in _ways(platform, case):
             try:
-                drafter = _drafter(platform, head, case, lowering, length, attention)
+                drafter = _drafter(platform, head, case, way.lowering, length, attention)
             except UnsupportedError as error:
-                rows.append(_names(case, lowering) | {"refused": str(error)})
+                rows.append(_names(case, way) | {"refused": str(error)})
                 continue
-            prepared.append(_prepare(platform, case, lowering, drafter, batch))
-        # Lowerings take turns, so that a machine whose speed drifts slows all of them alike.
+            with way.ops():
+                prepared.append(_prepare(platform, case, way, drafter, batch))
+        # Ways take turns, so that a machine whose speed drifts slows all of them alike.
         for _ in range(case.repeats):
-            for way in prepared:
-                way.device += device_time(platform, way.call, repeats=1, warmup=1)
-                way.host += host_time(platform, way.call, repeats=1, warmup=0)
-                way.propose_device += device_time(platform, way.propose, repeats=1, warmup=1)
-                way.propose_host += host_time(platform, way.propose, repeats=1, warmup=0)
-        for way in prepared:
-            kernels = count_kernels(platform, way.call) if case.count_kernels else None
+            for ready in prepared:
+                with ready.way.ops():
+                    ready.device += device_time(platform, ready.call, repeats=1, warmup=1)
+                    ready.host += host_time(platform, ready.call, repeats=1, warmup=0)
+                    ready.propose_device += device_time(platform, ready.propose, repeats=1, warmup=1)
+                    ready.propose_host += host_time(platform, ready.propose, repeats=1, warmup=0)
+        for ready in prepared:
+            with ready.way.ops():
+                kernels = count_kernels(platform, ready.call) if case.count_kernels else None
             counted = {} if kernels is None else {"kernels": kernels}
-            rows.append(way.row | counted | _times(head, case, way, bandwidth))
-            way.drafter.close()
+            rows.append(ready.row | counted | _times(head, case, ready, bandwidth))
+            ready.drafter.close()
     return rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A lowering, and what its ops run."""
+
+    name: str
+    lowering: LoweringChoice
+    ops: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Around every call of it."""
+
+
+def _ways(platform: Platform, case: BenchCase) -> list[_Way]:
+    ways = [_Way(lowering, lowering) for lowering in case.lowerings]
+    key = dispatch_key_of(platform.device)
+    if case.torch_ops and "eager" in case.lowerings and has_implementations(key):
+        ways.insert(0, _Way("eager, torch ops", "eager", lambda: plain_torch(key)))
+    return ways
 
 
 @dataclass(slots=True)
 class _Prepared:
     """A captured drafter with the batch in its buffers, and its times."""
 
+    way: _Way
     drafter: Drafter
     call: Callable[[], None]
     """The draft loop over what stands in the buffers."""
@@ -115,7 +141,7 @@ def _drafter(
     return Drafter(head, caches, platform, config, attention=attention)
 
 
-def _prepare(platform: Platform, case: BenchCase, lowering: str, drafter: Drafter, batch: ProposeBatch) -> _Prepared:
+def _prepare(platform: Platform, case: BenchCase, way: _Way, drafter: Drafter, batch: ProposeBatch) -> _Prepared:
     reserved = platform.memory().reserved
     start = time.perf_counter()
     drafter.capture()
@@ -129,7 +155,7 @@ def _prepare(platform: Platform, case: BenchCase, lowering: str, drafter: Drafte
 
     before = drafter.runner.launches if drafter.runner else 0
     call()
-    row = _names(case, lowering) | {
+    row = _names(case, way) | {
         "launches": (drafter.runner.launches if drafter.runner else 0) - before,
         "syncs": count_host_reads(call),
         "capture_seconds": round(capture_seconds, 3),
@@ -139,16 +165,16 @@ def _prepare(platform: Platform, case: BenchCase, lowering: str, drafter: Drafte
     late = replace(batch, host_num_sampled=None)  # as an engine that does not wait for its round hands it over
     if issued := count_issued(platform, lambda: drafter.propose(late)):
         row["issued"] = issued
-    return _Prepared(drafter, call, lambda: drafter.propose(batch), row)
+    return _Prepared(way, drafter, call, lambda: drafter.propose(batch), row)
 
 
-def _times(head: RandomHead, case: BenchCase, way: _Prepared, bandwidth: float | None) -> dict[str, Any]:
-    device = statistics.median(way.device)
+def _times(head: RandomHead, case: BenchCase, ready: _Prepared, bandwidth: float | None) -> dict[str, Any]:
+    device = statistics.median(ready.device)
     times = {
         "device_us": round(device, 1),
-        "host_us": round(statistics.median(way.host), 1),
-        "propose_device_us": round(statistics.median(way.propose_device), 1),
-        "propose_host_us": round(statistics.median(way.propose_host), 1),
+        "host_us": round(statistics.median(ready.host), 1),
+        "propose_device_us": round(statistics.median(ready.propose_device), 1),
+        "propose_host_us": round(statistics.median(ready.propose_host), 1),
     }
     if bandwidth is None:
         return times
@@ -156,13 +182,13 @@ def _times(head: RandomHead, case: BenchCase, way: _Prepared, bandwidth: float |
     return times | {"floor_us": round(floor, 1), "ratio": round(device / floor, 3)}
 
 
-def _names(case: BenchCase, lowering: str) -> dict[str, Any]:
+def _names(case: BenchCase, way: _Way) -> dict[str, Any]:
     return {
         "shape": case.shape,
         "requests": case.requests,
         "k": case.k,
         "context": case.context,
-        "lowering": lowering,
+        "lowering": way.name,
     }
 
 

@@ -60,7 +60,7 @@ def shape_named(name: str) -> BenchShape:
     return SHAPES[name]
 
 
-class _Weights:
+class RandomWeights:
     """Normal weights with variance 1 / columns, so activations neither vanish nor grow."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
@@ -101,8 +101,8 @@ class _Weights:
 
 def random_head(shape: BenchShape, device: torch.device, dtype: torch.dtype, max_model_len: int) -> RandomHead:
     """A drafter of that shape."""
-    make, hidden = _Weights(device, dtype), shape.hidden_size
-    model = _model(shape, dtype, max_model_len)
+    make, hidden = RandomWeights(device, dtype), shape.hidden_size
+    model = model_config(shape, dtype, max_model_len)
     if shape.kind == "eagle1":
         layer = make.layer(shape, hidden, input_norm=False)
         table, fc = make.matrix(shape.vocab_size, hidden), make.matrix(hidden, 2 * hidden)
@@ -136,7 +136,8 @@ def random_head(shape: BenchShape, device: torch.device, dtype: torch.dtype, max
     return Eagle3Head(Eagle3Config(model, hidden, shape.draft_vocab_size, aux), weights, [layer], max_model_len)
 
 
-def _model(shape: BenchShape, dtype: torch.dtype, max_model_len: int) -> ModelConfig:
+def model_config(shape: BenchShape, dtype: torch.dtype, max_model_len: int) -> ModelConfig:
+    """The sizes as a model of ours takes them."""
     return ModelConfig(
         architecture="llama",
         vocab_size=shape.vocab_size,

@@ -16,11 +16,13 @@ from specgraph.benchmarking.bandwidth import read_bandwidth
 from specgraph.benchmarking.decoding import bench_decoding
 from specgraph.benchmarking.plot import plot_rows
 from specgraph.benchmarking.propose import BenchCase, bench_propose
+from specgraph.benchmarking.rounds import RoundsCase, bench_rounds
 from specgraph.cli.json_output import write_json
 from specgraph.errors import ConfigError
 from specgraph.platforms import Platform, open_platform
 
 _TABLE = ("requests", "k", "context", "lowering", "device_us", "host_us", "launches", "syncs", "floor_us", "ratio")
+_ROUNDS = ("requests", "k", "lowering", "tokens_per_second", "round_ms", "mean_acceptance_length", "same_tokens")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -32,6 +34,9 @@ def bench(
     context: Annotated[int, typer.Option(help="Tokens per request.")] = 256,
     lowerings: Annotated[str, typer.Option(help="Comma-separated.")] = "eager,step,merged",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    torch_ops: Annotated[bool, typer.Option(help="Also time eager with plain torch ops.")] = True,
+    target: Annotated[str | None, typer.Option(help="Also whole rounds with a target by name, random weights.")] = None,
+    acceptance: Annotated[float, typer.Option(help="Chance that a draft token stands, in whole rounds.")] = 0.7,
     repeats: Annotated[int, typer.Option(help="Timed calls; the median counts.")] = 50,
     decoding: Annotated[bool, typer.Option(help="Also generate with the shipped pair.")] = True,
     json: Annotated[str | None, typer.Option(help="Write JSON to this file, or - for standard output.")] = None,
@@ -50,7 +55,10 @@ def bench(
     rows: list[dict[str, Any]] = []
     for count in _numbers("requests", requests):
         for steps in _numbers("k", k):
-            case = BenchCase(shape=shape, requests=count, k=steps, context=context, lowerings=ways, repeats=repeats)
+            case = BenchCase(
+                shape=shape, requests=count, k=steps, context=context, lowerings=ways, torch_ops=torch_ops,
+                repeats=repeats,
+            )  # fmt: skip
             rows += bench_propose(opened, case, dtype=chosen, bandwidth=bandwidth, attention=attention)
     report = _environment(opened) | {"command": "specgraph " + " ".join(sys.argv[1:]), "dtype": str(chosen)}
     if bandwidth is not None:
@@ -64,6 +72,16 @@ def bench(
         columns = ("requests", "k", "lowering", *names, "propose_host_us")
         _show(console, f"issued per propose, accepted counts on the device only, {device}", issued, columns)
     report["rows"] = rows
+    if target is not None:
+        whole: list[dict[str, Any]] = []
+        for count in _numbers("requests", requests):
+            rounds = RoundsCase(
+                target=target, shape=shape, requests=count, k=_numbers("k", k)[0], context=context,
+                acceptance=acceptance, lowerings=ways,
+            )  # fmt: skip
+            whole += bench_rounds(opened, rounds, dtype=chosen, attention=attention)
+        _show(console, f"whole rounds, {target} and {shape}, {device}", whole, _ROUNDS)
+        report["rounds"] = whole
     if decoding:
         generated = bench_decoding(opened, k=_numbers("k", k)[0], lowerings=ways)
         columns = ("k", "lowering", "tokens_per_second", "mean_acceptance_length")

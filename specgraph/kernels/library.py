@@ -85,6 +85,11 @@ def dispatch_key_of(device: torch.device) -> str:
     return torch._C._dispatch_key_for_device(device.type)  # pyright: ignore
 
 
+def has_implementations(dispatch_key: str) -> bool:
+    """Whether a device has implementations of its own under that key."""
+    return bool(_implemented.get(dispatch_key))
+
+
 def like_query(query: Tensor, *args: Any) -> Tensor:
     """Fake of the attention ops: one new tensor in the query's shape."""
     return query.new_empty(query.shape)

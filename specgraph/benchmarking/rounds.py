@@ -1,0 +1,158 @@
+"""Whole rounds (verify, accept, draft) of a target with random weights that accepts by chance: tokens a second."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from specgraph.attention import AttentionBackend
+from specgraph.benchmarking.shapes import SHAPES, BenchShape, RandomHead, RandomWeights, model_config, random_head
+from specgraph.benchmarking.shapes import shape_named as drafter_named
+from specgraph.decoding import Chunk, Request, SpeculativeDecoder
+from specgraph.drafting import DraftConfig
+from specgraph.drafting.config import LoweringChoice
+from specgraph.errors import ConfigError
+from specgraph.models.llama import LlamaTarget
+from specgraph.platforms import Platform
+
+TARGETS: dict[str, BenchShape] = {
+    "llama3-8b": replace(SHAPES["eagle3-llama3-8b"], num_layers=32),
+    "qwen3-8b": replace(SHAPES["eagle3-qwen3-8b"], num_layers=36),
+    "tiny-python": replace(SHAPES["eagle3-tiny-python"], num_layers=4),
+}
+"""Targets that `specgraph bench --target` knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundsCase:
+    """What is timed: rounds of `requests` requests that start with `context` tokens each, K = `k`."""
+
+    target: str
+    shape: str
+    requests: int
+    k: int
+    context: int
+    acceptance: float
+    """The chance that a draft token stands when all before it do."""
+    lowerings: tuple[LoweringChoice, ...] = ("eager", "step", "merged")
+    rounds: int = 20
+    """Rounds in a row that one time covers."""
+    repeats: int = 5
+
+
+def bench_rounds(
+    platform: Platform, case: RoundsCase, *, dtype: torch.dtype, attention: AttentionBackend | None = None
+) -> list[dict[str, Any]]:
+    """One row a lowering and one of the target alone, in turns, after the prompts are in.
+
+    `eager` runs target and drafter without graphs; the others capture the verify and the propose. All must generate
+    the same tokens: `same_tokens` says whether they did.
+
+    Raises:
+        ConfigError: there is no target of that name.
+    """
+    if case.target not in TARGETS:
+        raise ConfigError(f"unknown target '{case.target}'; there are {', '.join(TARGETS)}")
+    rounds = 2 + case.repeats * case.rounds
+    length = case.context + (rounds + 2) * (case.k + 1)
+    target = random_target(TARGETS[case.target], platform.device, dtype, length)
+    head = random_head(drafter_named(case.shape), platform.device, dtype, length)
+    g = torch.Generator().manual_seed(0)
+    prompts: list[list[int]] = torch.randint(0, target.vocab_size, (case.requests, case.context), generator=g).tolist()
+    requests = [Request(prompt_token_ids=prompt, max_tokens=length - case.context) for prompt in prompts]
+    with torch.inference_mode():
+        ways = [_way(platform, case, target, head, lowering, length, attention) for lowering in case.lowerings]
+        ways.append(_way(platform, case, target, None, case.lowerings[-1], length, attention))
+        for way in ways:
+            way.stream = way.decoder.stream(requests)
+            way.advance(2 * case.requests)
+        for _ in range(case.repeats):
+            for way in ways:
+                platform.synchronize()
+                start = time.perf_counter()
+                tokens = way.advance(case.rounds * case.requests)
+                platform.synchronize()
+                way.seconds.append(time.perf_counter() - start)
+                way.rates.append(tokens / way.seconds[-1])
+        rows = [way.row | _figures(case, way, ways[0]) for way in ways]
+        for way in ways:
+            way.decoder.close()
+    return rows
+
+
+def random_target(shape: BenchShape, device: torch.device, dtype: torch.dtype, max_model_len: int) -> LlamaTarget:
+    """A target of those sizes with random weights."""
+    make = RandomWeights(device, dtype)
+    return LlamaTarget(
+        model_config(shape, dtype, max_model_len),
+        make.matrix(shape.vocab_size, shape.hidden_size),
+        [make.layer(shape, shape.hidden_size) for _ in range(shape.num_layers)],
+        make.norm(shape.hidden_size),
+        make.matrix(shape.vocab_size, shape.hidden_size),
+    )
+
+
+@dataclass(slots=True)
+class _Way:
+    """A decoder in the middle of a batch."""
+
+    decoder: SpeculativeDecoder
+    row: dict[str, Any]
+    stream: Iterator[Chunk] = field(default_factory=lambda: iter(()))
+    tokens: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    seconds: list[float] = field(default_factory=list[float])
+    rates: list[float] = field(default_factory=list[float])
+
+    def advance(self, chunks: int) -> int:
+        """Take so many chunks (one a request and round); how many tokens they brought."""
+        count = 0
+        for _ in range(chunks):
+            chunk = next(self.stream)
+            self.tokens.setdefault(chunk.request, []).extend(chunk.token_ids)
+            count += len(chunk.token_ids)
+        return count
+
+
+def _way(
+    platform: Platform,
+    case: RoundsCase,
+    target: LlamaTarget,
+    head: RandomHead | None,
+    lowering: LoweringChoice,
+    length: int,
+    attention: AttentionBackend | None,
+) -> _Way:
+    config = DraftConfig(
+        num_speculative_tokens=case.k,
+        max_num_requests=case.requests,
+        max_model_len=length,
+        capture_sizes=[case.requests],
+        prefill_sizes=[min(512, length)],
+        lowering=lowering,
+        mode="NONE" if lowering == "eager" else "PIECEWISE" if lowering == "piecewise" else "FULL_DECODE_ONLY",
+        synthetic_acceptance=case.acceptance,
+    )
+    decoder = SpeculativeDecoder(target, head, platform, config, attention=attention)
+    decoder.capture()
+    names = {"target": case.target, "shape": case.shape if head else None, "requests": case.requests}
+    k = case.k if head else 0
+    return _Way(decoder, names | {"k": k, "context": case.context, "lowering": lowering if head else "target alone"})
+
+
+def _figures(case: RoundsCase, way: _Way, first: _Way) -> dict[str, Any]:
+    figures: dict[str, Any] = {
+        "tokens_per_second": round(statistics.median(way.rates), 1),
+        "round_ms": round(statistics.median(way.seconds) / case.rounds * 1e3, 3),
+    }
+    if way.decoder.drafter is None:
+        return figures
+    return figures | {
+        "acceptance": case.acceptance,
+        "mean_acceptance_length": round(way.decoder.metrics.mean_acceptance_length, 3),
+        "same_tokens": way.tokens == first.tokens,
+    }
