@@ -11,6 +11,8 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 
+import torch
+
 from specgraph.attention import HostLengths
 from specgraph.errors import CaptureError
 from specgraph.graphs.descriptor import BatchDescriptor
@@ -162,6 +164,11 @@ class GraphRunner:
             with self._platform.use(stream):
                 body(None)
                 self._record(recording, body)
+        except torch.OutOfMemoryError as error:  # in the warm-up; inside a capture the platform explains it
+            raise CaptureError(
+                f"out of memory while warming up {descriptor}: nothing of it is kept; capture smaller sizes, or give "
+                f"the KV cache less. {str(error).splitlines()[0]}"
+            ) from error
         finally:
             self._platform.current_stream().wait_stream(stream)  # after the warm-up, also where the capture failed
         self._stream = stream

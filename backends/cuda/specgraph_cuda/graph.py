@@ -89,7 +89,11 @@ class CudaGraph(Graph):
             gc.disable()  # a collection could free another graph's memory, which a capture must not see
             try:
                 with torch.cuda.stream(side):
-                    graph.capture_begin(pool=self._pool.handle, capture_error_mode=error_mode)
+                    try:
+                        graph.capture_begin(pool=self._pool.handle, capture_error_mode=error_mode)
+                    except Exception as error:
+                        self._abandon(graph, side)
+                        raise CaptureError(f"capture could not begin: {_first_line(error)}") from error
                     try:
                         yield
                     except BaseException as error:

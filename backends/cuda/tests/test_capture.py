@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 
 import pytest
 import torch
 
+from specgraph.benchmarking.shapes import SHAPES, random_head
+from specgraph.decoding import allocate_caches
+from specgraph.drafting import DraftConfig, Drafter, ProposeBatch
 from specgraph.errors import CaptureError, HostReadError, PlatformError, UnsupportedError
 from specgraph.platforms import Platform
 
@@ -121,6 +125,100 @@ def test_states_of_a_graph(platform: Platform) -> None:
     assert graph.is_closed
     with pytest.raises(CaptureError, match="closed"):
         graph.replay()
+
+
+def _out_of_memory(x: torch.Tensor) -> object:
+    return torch.empty(torch.cuda.mem_get_info()[1] * 2, dtype=torch.uint8, device=x.device)
+
+
+def _own_mistake(x: torch.Tensor) -> object:
+    raise ValueError("mistake")
+
+
+@pytest.mark.parametrize("bad", [_read, _out_of_memory, _own_mistake], ids=lambda f: f.__name__)
+def test_a_pool_serves_on_after_a_failed_capture(platform: Platform, bad: Callable[[torch.Tensor], object]) -> None:
+    """The next capture takes what the failed one had, graphs captured before replay, and nothing stays."""
+    torch.cuda.empty_cache()
+    before, size = platform.memory().reserved, 64 << 20
+    x = torch.ones(4, device=platform.device)
+    pool = platform.graph_pool()
+    first, failed, last = (platform.graph(pool) for _ in range(3))
+    with first.capture():
+        y = x * 3
+
+    def half_way() -> None:
+        kept = torch.empty(size, dtype=torch.uint8, device=platform.device).fill_(1)
+        bad(kept)
+
+    with pytest.raises((CaptureError, ValueError)), failed.capture():
+        half_way()
+    with last.capture():
+        z = torch.empty(size, dtype=torch.uint8, device=platform.device).fill_(2)
+        w = x * 5
+    assert platform.memory().reserved < before + 1.5 * size  # one buffer, not two
+    first.replay()
+    last.replay()
+    assert (y.tolist(), w.tolist(), int(z[-1])) == ([3.0] * 4, [5.0] * 4, 2)
+    del y, z, w
+    for graph in (first, failed, last):
+        graph.close()
+    pool.close()
+    torch.cuda.empty_cache()
+    assert platform.memory().reserved <= before + (2 << 20)  # `x` and the allocator's smallest segment
+
+
+def test_a_capture_that_cannot_begin(platform: Platform) -> None:
+    stream = torch.cuda.default_stream(platform.device)
+    with pytest.raises(CaptureError, match="could not begin"), platform.graph().capture(stream=stream):
+        pass
+    assert not platform.is_capturing()
+    _captures_and_replays(platform)
+
+
+def test_smaller_sizes_after_out_of_memory(platform: Platform) -> None:
+    """A drafter whose largest size does not fit says so and leaves nothing; one of smaller sizes then works."""
+    head = random_head(SHAPES["eagle3-tiny-python"], platform.device, torch.bfloat16, 4096)
+    caches = allocate_caches(head.attention_layers, 300, 16, torch.bfloat16, platform.device)
+
+    def drafter(sizes: list[int]) -> Drafter:
+        config = DraftConfig(
+            num_speculative_tokens=5,
+            max_num_requests=sizes[-1],
+            max_model_len=4096,
+            capture_sizes=sizes,
+            prefill_sizes=[16],
+            lowering="merged",
+        )
+        return Drafter(head, caches, platform, config)
+
+    with torch.inference_mode():
+        small = drafter([8])
+        small.capture()  # libraries take their workspaces once a process
+        small.close()
+        torch.cuda.empty_cache()
+        large = drafter([8, 4096])
+        before, total = platform.memory().reserved, platform.memory().total
+        torch.cuda.set_per_process_memory_fraction((before + (24 << 20)) / total, platform.device)
+        try:
+            with pytest.raises(CaptureError, match="out of memory"):
+                large.capture()
+            large.close()
+            gc.collect()  # the error's frames hold what the capture had made
+            torch.cuda.empty_cache()
+            assert platform.memory().reserved <= before
+            small = drafter([8])
+            small.capture()
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0, platform.device)
+        batch = ProposeBatch(
+            sampled_token_ids=torch.zeros(2, 6, dtype=torch.int64, device=platform.device),
+            num_sampled=torch.ones(2, dtype=torch.int32, device=platform.device),
+            start_positions=torch.zeros(2, dtype=torch.int64, device=platform.device),
+            aux_hidden=torch.randn(12, head.aux_size, device=platform.device).bfloat16(),
+            block_table=torch.tensor([[1], [2]], dtype=torch.int32, device=platform.device),
+        )
+        assert small.propose(batch).token_ids.shape == (2, 5)
+        small.close()
 
 
 def test_pool_memory_comes_back(platform: Platform) -> None:
