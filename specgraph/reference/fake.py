@@ -3,6 +3,7 @@
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,14 +28,33 @@ class Inferred:
     """The index of an input whose storage the call would resize."""
 
 
+_KNOWN_LIMIT = 8192
+_known: dict[Hashable, Inferred] = {}
+"""Results by call: captures repeat the same few calls over and over, and a fake run costs more than all the rest."""
+
+
 class Shapes:
-    """Shape inference by fake tensors. One fake mode, so repeated calls hit its cache."""
+    """Shape inference by fake tensors."""
 
     def __init__(self) -> None:
         self._mode = FakeTensorMode()
 
     def infer(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inferred:
-        """Run `func` on fakes of its arguments; raises what torch's fake tensor mode raises."""
+        """Run `func` on fakes of its arguments; raises what torch's fake tensor mode raises.
+
+        What is known is not run again: an op's fake may look at nothing but its arguments and the default dtype.
+        """
+        key = _key(func, args, kwargs)
+        found = None if key is None else _known.get(key)
+        if found is None:
+            found = self._infer(func, args, kwargs)
+            if key is not None:
+                if len(_known) >= _KNOWN_LIMIT:
+                    _known.clear()
+                _known[key] = found
+        return found
+
+    def _infer(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inferred:
         storages: dict[int, torch.UntypedStorage] = {}
         fakes: list[FakeTensor] = []
 
@@ -66,3 +86,37 @@ class Shapes:
                 aliases.append(index)
             resized = next((i for i, f in enumerate(fakes) if f.untyped_storage().nbytes() != before[i]), None)
         return Inferred(outputs, spec, aliases, is_same, resized)
+
+
+_PLAIN = (int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+def _key(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable | None:
+    """All that a fake run can see of a call; None if it has an argument of another kind."""
+    parts: list[Hashable] = [func, torch.get_default_dtype()]
+    storages: dict[int, int] = {}
+
+    def add(value: Any) -> bool:
+        if value is None:
+            parts.append(None)
+        elif isinstance(value, torch.Tensor):
+            storage = value.untyped_storage()
+            shared = storages.setdefault(storage._cdata, len(storages))
+            place = value.storage_offset(), tuple(value.size()), value.stride()
+            parts.append((value.dtype, value.device, place, shared, storage.nbytes()))
+        elif isinstance(value, (list, tuple)):
+            parts.append((type(value), len(value)))
+            return all(map(add, value))
+        elif isinstance(value, _PLAIN):
+            parts.append((type(value), value))  # 1, 1.0 and True are equal, and give different dtypes
+        else:
+            return False
+        return True
+
+    if not all(map(add, args)):
+        return None
+    for name, value in kwargs.items():
+        parts.append(name)
+        if not add(value):
+            return None
+    return tuple(parts)
