@@ -33,8 +33,9 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
+# worksteal: tests of one file mostly stay together and share what its fixtures made; nobody idles at the end
 unit: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 conformance: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/specgraph conformance cpu

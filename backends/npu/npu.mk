@@ -18,15 +18,18 @@ $(NPU_VENV)/done: $(NPU_DIR)/pyproject.toml
 npu-simulator: $(NPU_VENV)/done
 	$(MAKE) -C $(NPU_DIR)/simulator -j2 PYTHON=$(NPU_PYTHON) OUT=$(NPU_BUILD)
 
-# Everything once; what depends on how events are built and ops are queued, in the three other ways too
 NPU_PYTEST = ASCENDSIM_BUILD=$(NPU_BUILD) ASCENDSIM_WHEELS=$(NPU_WHEELS) OMP_NUM_THREADS=1 \
   TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(NPU_PYTHON) -m pytest -q
 NPU_PROTOCOL := $(addprefix $(NPU_DIR)/tests/test_,drafting.py broken_protocols.py simulator_capture.py leaks.py)
-test-npu: npu-simulator npu-wheels
+# Everything once; what depends on how events are built and ops are queued, in the three other ways too.
+# Targets of their own, so that `make -j2` runs two at a time.
+NPU_OTHER_WAYS := test-npu-values-0 test-npu-events-1 test-npu-events-0
+.PHONY: test-npu-values-1 $(NPU_OTHER_WAYS)
+test-npu: test-npu-values-1 $(NPU_OTHER_WAYS)
+test-npu-values-1: npu-simulator npu-wheels
 	ASCENDSIM_FLAVOUR=values TASK_QUEUE_ENABLE=1 $(NPU_PYTEST) $(NPU_DIR)/tests
-	ASCENDSIM_FLAVOUR=values TASK_QUEUE_ENABLE=0 $(NPU_PYTEST) $(NPU_PROTOCOL)
-	ASCENDSIM_FLAVOUR=events TASK_QUEUE_ENABLE=1 $(NPU_PYTEST) $(NPU_PROTOCOL)
-	ASCENDSIM_FLAVOUR=events TASK_QUEUE_ENABLE=0 $(NPU_PYTEST) $(NPU_PROTOCOL)
+$(NPU_OTHER_WAYS): test-npu-%: npu-simulator
+	ASCENDSIM_FLAVOUR=$(word 1,$(subst -, ,$*)) TASK_QUEUE_ENABLE=$(word 2,$(subst -, ,$*)) $(NPU_PYTEST) $(NPU_PROTOCOL)
 
 # The published wheels that the backend claims, to be read, not installed
 NPU_WHEELS ?= $(abspath $(NPU_VENV))/wheels
