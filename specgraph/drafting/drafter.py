@@ -90,6 +90,7 @@ class Drafter:
         )
         self.num_proposes = 0
         """Proposes so far."""
+        self._plans: dict[tuple[int, int], Dispatch] = {}
         self._host_rounds = HostRounds(platform, config.max_num_requests)
         self.runner: GraphRunner | None = None
         if self.resolution.mode is not GraphMode.NONE:
@@ -170,7 +171,12 @@ class Drafter:
             CapacityError: as in `propose`.
             ConfigError: no K of this drafter makes rounds of that many rows.
         """
-        query_len = self.config.query_len if query_len is None else query_len
+        key = num_requests, self.config.query_len if query_len is None else query_len
+        if (plan := self._plans.get(key)) is None:
+            plan = self._plans[key] = self._plan(*key)
+        return plan
+
+    def _plan(self, num_requests: int, query_len: int) -> Dispatch:
         if query_len not in self.config.query_lens:
             raise ConfigError(
                 f"a round of {query_len} rows a request; with this drafter's K they are "

@@ -13,7 +13,7 @@ from torch import Tensor
 from specgraph.kernels import fused_attention
 from specgraph.kernels.paged_attention import dense_attention
 from specgraph.kernels.triton import attention, rows
-from specgraph.kernels.triton.launch import Launcher
+from specgraph.kernels.triton.launch import AttentionTile, Launcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +91,8 @@ class AttentionOps(Launcher):
         wide = query.dtype == torch.float32
         tile_rows = min(max(triton.next_power_of_2(query_len * group), 16), 32 if wide else 64)
         tiles = triton.cdiv(query_len * group, tile_rows)
-        splits = attention_splits(requests * kv_heads * tiles, self.options.compute_units)
-        keys = 32 if wide else 64
+        splits = attention_splits(requests * kv_heads * tiles, tile_rows, self.options.compute_units)
+        walk = AttentionTile(keys=32) if wide else self.options.attention if tile_rows == 16 else AttentionTile()
         if splits > 1:
             shape = (count * heads, splits)
             partial = torch.empty((*shape, dim), dtype=torch.float32, device=query.device)
@@ -108,9 +108,9 @@ class AttentionOps(Launcher):
             query, key, value, rotary, positions, slot_mapping, key_cache, value_cache, block_table, seq_lens,
             query_start_loc, out, partial, top, total, query.stride(0), 0 if key is None else key.stride(0),
             0 if rotary is None else rotary.stride(0), block_table.stride(0), block_table.shape[1], heads, scale,
-            GROUP=group, HALF=dim // 2, KV_HEADS=kv_heads, BLOCK=block, ROWS=tile_rows, KEYS=keys, SPLITS=splits,
+            GROUP=group, HALF=dim // 2, KV_HEADS=kv_heads, BLOCK=block, ROWS=tile_rows, KEYS=walk.keys, SPLITS=splits,
             TILES=tiles, CAUSAL=causal, FUSED=key is not None, ROTATED=rotary is not None,
-            PRECISION="ieee" if wide else "tf32", num_warps=4, num_stages=2, **self.common(),
+            PRECISION="ieee" if wide else "tf32", num_warps=walk.warps, num_stages=walk.stages, **self.common(),
         )  # fmt: skip
         if splits > 1:
             attention.combine_kernel[(triton.cdiv(count * heads, 4),)](
@@ -120,10 +120,13 @@ class AttentionOps(Launcher):
         return out
 
 
-def attention_splits(programs: int, compute_units: int) -> int:
-    """Splits of the context: a power of two that gives up to four programs a compute unit, at most 16."""
-    splits = 1
-    while splits < 16 and programs * splits * 2 <= 4 * compute_units:
+def attention_splits(programs: int, rows: int, compute_units: int) -> int:
+    """Splits of the context: a power of two, at most 16, that gives up to four programs a compute unit.
+
+    Two where a tile has more than 32 rows: each split writes its rows once more, and a second kernel adds them.
+    """
+    splits, wanted = 1, (4 if rows <= 32 else 2) * compute_units
+    while splits < 16 and programs * splits * 2 <= wanted:
         splits *= 2
     return splits
 
