@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -48,7 +49,7 @@ class Case:
     timeout: float = 60.0
     """Seconds after which the case has failed."""
 
-    @property
+    @builtins.property
     def group(self) -> str:
         """The part of the id before the first dot."""
         return self.id.partition(".")[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,13 +24,14 @@ MODEL_SEED = 3
 @contextmanager
 def decoder(
     platform: Platform, *, lowering: str = "auto", kind: str | None = "eagle", attention: str = "paged", **options: Any
-) -> Iterator[SpeculativeDecoder]:
+) -> Generator[SpeculativeDecoder]:
     """A decoder over the tiny pair; `kind` None decodes with the target alone at the verify pass's shape.
 
     One capture size, so that every pass has one shape and bits don't depend on who else is in the batch.
     """
     keep = {name: options.pop(name) for name in ("num_blocks", "prefill_chunk") if name in options}
-    config = make_config(lowering=lowering, **{"k": 4, "max_num_requests": 3, "capture_sizes": (3,)} | options)
+    limits: dict[str, Any] = {"k": 4, "max_num_requests": 3, "capture_sizes": (3,)}
+    config = make_config(lowering=lowering, **limits | options)
     target = make_target(MODEL_SEED, platform.device)
     head = None if kind is None else make_head(kind, MODEL_SEED, platform.device)
     try:

@@ -52,18 +52,19 @@ def dense_draft(
         position_offset: see `OffsetHead`.
     """
     dense = DenseKeys(head.attention_layers, keys, values)
-    aux_hidden = aux_hidden.double()
+    aux_hidden, steps = aux_hidden.double(), list(drafted) or [0]  # with K 0 the first pass runs for its KV
     if hasattr(head, "store_context"):
-        logits = _block(cast(ParallelHead, head), dense, token_ids, aux_hidden, start, len(drafted))
+        logits = _block(cast(ParallelHead, head), dense, token_ids, aux_hidden, start, len(steps))
     elif getattr(head, "num_modules", 1) > 1:
-        logits = _modules(cast(ModuleHead, head), dense, token_ids, aux_hidden, start, drafted)
+        logits = _modules(cast(ModuleHead, head), dense, token_ids, aux_hidden, start, steps)
     else:
-        logits = _chain(cast(DraftHead, head), dense, token_ids, aux_hidden, start + position_offset, drafted)
+        logits = _chain(cast(DraftHead, head), dense, token_ids, aux_hidden, start + position_offset, steps)
     ids = torch.arange(logits.shape[1])
     if head.draft_to_target is not None:
         ids = ids + head.draft_to_target
-    taken = (ids == torch.tensor(drafted)[:, None]).double().argmax(dim=1)
+    taken = (ids == torch.tensor(drafted, dtype=torch.int64)[:, None]).double().argmax(dim=1)
     assert ids[taken].tolist() == list(drafted), "a drafted token is not of the drafter's vocabulary"
+    logits = logits[: len(drafted)]
     short = logits.max(dim=1).values - logits.gather(1, taken[:, None])[:, 0]
     return DenseDraft(short, dense.keys, dense.values)
 

@@ -40,7 +40,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{MARKER}(case): a conformance case of specgraph")
-    name = config.getoption(PLATFORM_OPTION)
+    option: Any = config.getoption
+    name = option(PLATFORM_OPTION)
     if name is None:
         return
     from specgraph.errors import SpecgraphError
@@ -50,10 +51,10 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         session = open_session(
             name,
-            seed=config.getoption("--specgraph-seed"),
-            xfails=config.getoption("--specgraph-xfails"),
-            records=config.getoption("--specgraph-records"),
-            reports=config.getoption("--specgraph-report"),
+            seed=option("--specgraph-seed"),
+            xfails=option("--specgraph-xfails"),
+            records=option("--specgraph-records"),
+            reports=option("--specgraph-report"),
         )
     except SpecgraphError as error:
         raise pytest.UsageError(str(error)) from error
@@ -190,7 +191,7 @@ def _failure(report: pytest.TestReport, call: pytest.CallInfo[None]) -> str:
     if call.excinfo is None:
         return str(report.longrepr)  # an unexpected pass
     text = call.excinfo.exconly()
-    where = call.excinfo.traceback[-1]
+    where: Any = call.excinfo.traceback[-1]
     if report.when != "call":
         text = f"in {report.when}: {text}"
     return f"{text[:1500]} (at {where.path.name}:{where.lineno + 1})"

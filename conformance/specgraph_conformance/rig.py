@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from specgraph.attention import AttentionBackend, PagedAttention, PagedHostAttention
+from specgraph.graphs import Body, Recording
 from specgraph.platforms import Graph, GraphPool, Platform
 from torch import Tensor
 
@@ -49,6 +50,15 @@ def captured(platform: Platform, body: Callable[[], Any], pool: GraphPool | None
         body()
     platform.synchronize()
     return graph
+
+
+def adding(x: Tensor, value: Tensor | float) -> Body:
+    """A body for `GraphRunner.capture` that adds to `x` in place."""
+
+    def body(recording: Recording | None) -> None:
+        x.add_(value)
+
+    return body
 
 
 def attention_backend(platform: Platform, name: str) -> AttentionBackend:

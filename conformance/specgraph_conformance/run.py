@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from specgraph.errors import ConfigError, SpecgraphError
 
@@ -99,7 +99,7 @@ def _planned(records: RecordFile) -> dict[str, Any] | None:
     return sessions[-1] if sessions else None
 
 
-def _explain(platform: str, selection: Selection, tail: str) -> Any:
+def _explain(platform: str, selection: Selection, tail: str) -> NoReturn:
     """The process gave up before it had a plan: say why, by opening the platform here."""
     open_session(platform, seed=selection.seed, xfails=selection.xfails)
     errors = [line.removeprefix("ERROR: ") for line in tail.splitlines() if line.startswith("ERROR: ")]

@@ -26,7 +26,7 @@ from specgraph.platforms.hookspecs import ENTRY_POINT_GROUP
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib
+    import tomli as tomllib  # pyright: ignore[reportMissingImports]
 
 FILE_NAME = "xfails.toml"
 _KEYS = ("case", "owner", "reason", "link")

@@ -26,7 +26,8 @@ class ProposeBatch:
     aux_hidden: Tensor
     """[n * q, aux_size]: the target's hidden states of those rows."""
     block_table: Tensor
-    """int32 [n, b]: blocks of each request in order, covering start + 2 * K + 1 tokens or max_model_len."""
+    """int32 [n, b]: blocks of each request in order, covering start + 2 * K + 2 tokens (a parallel drafter's block
+    may end there) or max_model_len."""
     temperature: Tensor | None = None
     """float32 [n]; needed by a sampled drafter."""
     seeds: Tensor | None = None

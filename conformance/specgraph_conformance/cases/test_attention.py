@@ -75,9 +75,10 @@ class Rows:
         rows = sum(self.query_lens)
         packed = random(rows, num_heads + 2 * kv_heads, self.dim)
         self.query, self.key, self.value = packed.split((num_heads, kv_heads, kv_heads), dim=1)
-        self.device_rows = packed.to(device).split((num_heads, kv_heads, kv_heads), dim=1)
+        query, key, value = packed.to(device).split((num_heads, kv_heads, kv_heads), dim=1)
+        self.device_rows = query, key, value
         if not self.strided:
-            self.device_rows = tuple(t.contiguous() for t in self.device_rows)
+            self.device_rows = query.contiguous(), key.contiguous(), value.contiguous()
         positions, slots = [], []
         for row, (query_len, seq_len) in enumerate(zip(self.query_lens, self.seq_lens, strict=True)):
             for i in range(query_len):
@@ -300,11 +301,11 @@ def test_captured(platform: Platform, attention: str, seed: int) -> None:
     large = Rows(platform, attention, [2] * 3, [150, 33, 64], seed=seed + 1)
     table = torch.zeros_like(large.metadata.block_table)
     held = allocate_metadata(3, 2, table)
-    rows = [torch.zeros_like(t) for t in large.device_rows]
+    query, key, value = rows = [torch.zeros_like(t) for t in large.device_rows]
     cache = KVCache(*(torch.zeros_like(t) for t in large.cache))
     out = torch.zeros_like(rows[0])
     context = StepContext(held)
-    graph = captured(platform, lambda: out.copy_(backend.forward(large.layer, 0, *rows, cache, context)))
+    graph = captured(platform, lambda: out.copy_(backend.forward(large.layer, 0, query, key, value, cache, context)))
     for source in (large, small, large):
         fresh = Rows(platform, attention, source.query_lens, source.seq_lens, seed=source.seed)
         for mine, theirs in zip(cache, fresh.cache, strict=True):

@@ -18,7 +18,7 @@ from specgraph_conformance.rig import captured, expect_equal, on_host
 HOST_READS: dict[str, Callable[[Tensor], Any]] = {
     "item": lambda x: x[0].item(),
     "bool": lambda x: bool(x[0] > 0),
-    "tolist": lambda x: x.tolist(),
+    "tolist": lambda x: str(x.tolist()),
     "cpu": lambda x: x.cpu(),
     "numpy": lambda x: x.cpu().numpy(),
     "nonzero": lambda x: x.nonzero(),

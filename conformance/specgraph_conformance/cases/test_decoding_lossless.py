@@ -138,7 +138,7 @@ def test_modes(platform: Platform, attention: str, mode: str, seed: int) -> None
 )
 def test_schedule(platform: Platform, kind: str, seed: int) -> None:
     asked = requests(seed, count=4)
-    schedule = {1: 4, 2: 2, 3: 1}
+    schedule = {1: 4, 2: 2, 3: 0}
     with decoder(platform, kind=kind, draft_schedule=schedule, capture_sizes=(1, 2, 3)) as made:
         expect_targets_tokens(asked, generate(made, asked))
         if kind == "eagle":

@@ -13,7 +13,7 @@ from specgraph.platforms import Platform
 from specgraph_conformance.case import case
 from specgraph_conformance.draft_comparison import CAPTURED, rig
 from specgraph_conformance.draft_rig import make_batches, make_config
-from specgraph_conformance.rig import on_host
+from specgraph_conformance.rig import adding, on_host
 
 
 @pytest.mark.parametrize("lowering", CAPTURED)
@@ -80,10 +80,10 @@ def test_request_time(platform: Platform, lowering: str, seed: int) -> None:
 def test_other_k(platform: Platform) -> None:
     x = torch.zeros(4, device=platform.device)
     runner = GraphRunner(platform, lambda: {"x": x})
-    runner.capture(BatchDescriptor("step", 4, 1, 3), lambda recording: x.add_(1))
+    runner.capture(BatchDescriptor("step", 4, 1, 3), adding(x, 1))
     with pytest.raises(CaptureError):
         runner.replay(BatchDescriptor("step", 4, 1, 2))
-    runner.capture(BatchDescriptor("step", 4, 1, 2), lambda recording: x.add_(100))
+    runner.capture(BatchDescriptor("step", 4, 1, 2), adding(x, 100))
     x.zero_()
     runner.replay(BatchDescriptor("step", 4, 1, 2))
     platform.synchronize()
@@ -104,9 +104,9 @@ def test_budget(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.zeros(4, device=platform.device)
     runner = GraphRunner(platform, lambda: {"x": x})
     for n in (1, 2):
-        runner.capture(BatchDescriptor("step", n, 1, 3), lambda recording: x.add_(1))
+        runner.capture(BatchDescriptor("step", n, 1, 3), adding(x, 1))
     with pytest.raises(CaptureError):
-        runner.capture(BatchDescriptor("step", 3, 1, 3), lambda recording: x.add_(1))
+        runner.capture(BatchDescriptor("step", 3, 1, 3), adding(x, 1))
     runner.close()
 
 

@@ -109,7 +109,7 @@ class RowCount:
     cause="later steps are captured with the size ladder of step 0",
 )
 def test_rows(platform: Platform, lowering: str, seed: int) -> None:
-    head = RowCount(make_head("eagle", 1, platform.device))
+    head: Any = RowCount(make_head("eagle", 1, platform.device))
     config = make_config(lowering=lowering, k=3, max_num_requests=5, capture_sizes=(2, 5))
     made = DraftRig(platform, head, config)
     for batch in make_batches(config, head.aux_size, seed, [2, 5]):

@@ -15,7 +15,7 @@ from specgraph_conformance.case import case
 from specgraph_conformance.cases.test_capture import assert_usable
 from specgraph_conformance.cases.test_task_update import Tasks
 from specgraph_conformance.draft_rig import DraftRig, make_batches, make_config
-from specgraph_conformance.rig import captured, expect_equal, on_host
+from specgraph_conformance.rig import adding, captured, expect_equal, on_host
 from specgraph_conformance.tiny_models import make_head
 
 
@@ -231,10 +231,10 @@ def test_read_set(platform: Platform) -> None:
     runner = GraphRunner(platform, lambda: {"named": named})
     descriptor = BatchDescriptor("step", 4, 1, 3)
     with pytest.raises(ReadSetError) as caught:
-        runner.capture(descriptor, lambda recording: named.add_(other))
+        runner.capture(descriptor, adding(named, other))
     assert "add" in str(caught.value)
     assert_usable(platform)
-    runner.capture(descriptor, lambda recording: named.add_(1))
+    runner.capture(descriptor, adding(named, 1))
     runner.close()
 
 

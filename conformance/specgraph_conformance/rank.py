@@ -1,0 +1,118 @@
+"""Collectives inside a captured graph, as one rank of a group; and several ranks, one process and one device each.
+
+python -m specgraph_conformance.rank PLATFORM RANK WORLD_SIZE STORE SEED      (what `run_ranks` starts)
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+
+import torch
+import torch.distributed as dist
+from specgraph.platforms import Platform, open_platform
+from torch import Tensor
+
+from specgraph_conformance.rig import captured, expect_equal, on_host
+
+ROWS, WIDTH, REPLAYS = 8, 64, 5
+
+
+@contextmanager
+def process_group(platform: Platform, rank: int, world_size: int, store: str) -> Generator[None]:
+    """The default process group, over the device's own communication library; `store`: a file that all ranks share."""
+    library = dist.get_default_backend_for_device(platform.device)
+    dist.init_process_group(library, init_method=f"file://{store}", rank=rank, world_size=world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def check_chain(platform: Platform, count: int, seed: int) -> None:
+    """`count` times a matmul, an all-reduce and an all-gather, each on the one before it, in one graph.
+
+    Raises:
+        AssertionError: a replay gives other bits than eager, or eager other values than float64.
+    """
+    rank, world = dist.get_rank(), dist.get_world_size()
+    generator = torch.Generator().manual_seed(seed)
+    w = torch.randn(WIDTH, WIDTH, generator=generator) / 8
+    weight = w.to(platform.device)
+    x, out = (torch.zeros(ROWS, WIDTH, device=platform.device) for _ in range(2))
+
+    def chain() -> Tensor:
+        y = x
+        for _ in range(count):
+            y = torch.tanh(y @ weight)
+            dist.all_reduce(y)
+            parts = [torch.zeros_like(y) for _ in range(world)]  # out of place: a copy even in a group of one
+            dist.all_gather(parts, y * (rank + 1))
+            y = torch.stack(parts).mean(dim=0)
+        return y
+
+    def dense(inputs: list[Tensor]) -> Tensor:
+        ys = [each.double() for each in inputs]
+        for _ in range(count):
+            total = torch.stack([torch.tanh(y @ w.double()) for y in ys]).sum(dim=0)
+            ys = [total * (world + 1) / 2] * world
+        return ys[rank]
+
+    chain()
+    platform.synchronize()
+    graph = captured(platform, lambda: out.copy_(chain()))
+    for _ in range(REPLAYS):
+        inputs = [torch.randn(ROWS, WIDTH, generator=generator) for _ in range(world)]
+        x.copy_(inputs[rank])
+        out.zero_()
+        graph.replay()
+        platform.synchronize()
+        seen = on_host(out)
+        torch.testing.assert_close(seen.double(), dense(inputs), atol=2e-2, rtol=2e-2)
+        expect_equal(seen, on_host(chain()))
+    graph.close()
+
+
+def run_ranks(platform: str, world_size: int, store: str, seed: int, seconds: float) -> None:
+    """`main` on devices 0 to `world_size` - 1, a process each.
+
+    Raises:
+        AssertionError: a rank failed, with its last words, or they did not end within `seconds`.
+    """
+    command = [sys.executable, "-m", "specgraph_conformance.rank", platform]
+    rest = [str(world_size), store, str(seed)]
+    ranks = [
+        subprocess.Popen([*command, str(rank), *rest], stderr=subprocess.PIPE, text=True, errors="replace")
+        for rank in range(world_size)
+    ]
+    end = time.monotonic() + seconds
+    try:
+        # A rank that fails leaves the others waiting for it: the first failure ends all.
+        while any(rank.poll() is None for rank in ranks) and not any(rank.poll() for rank in ranks):
+            assert time.monotonic() < end, f"the ranks did not end within {seconds:g} s"
+            time.sleep(0.1)
+        for number, rank in enumerate(ranks):
+            if rank.poll():
+                assert rank.stderr is not None
+                raise AssertionError(f"rank {number}: {' '.join(rank.stderr.read().strip().splitlines()[-3:])}")
+    finally:
+        for rank in ranks:
+            with suppress(ProcessLookupError):
+                rank.kill()
+            rank.communicate()
+
+
+def main(platform: str, rank: str, world_size: str, store: str, seed: str) -> None:
+    """One rank: chains of one, two and eight."""
+    opened = open_platform(f"{platform}:{rank}")
+    with torch.no_grad(), process_group(opened, int(rank), int(world_size), store):
+        for count in (1, 2, 8):
+            check_chain(opened, count, int(seed))
+    opened.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
