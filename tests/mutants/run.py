@@ -13,9 +13,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from pathlib import Path
+from pkgutil import iter_modules
+
+from specgraph_conformance import cases
 
 SECONDS = 120
 PRELOAD = ["mutants.all", "specgraph_conformance.plugin", "specgraph.reference.platform"]
+PRELOAD += [f"{cases.__name__}.{module.name}" for module in iter_modules(cases.__path__)]
 
 
 @dataclass(frozen=True, slots=True)
