@@ -96,6 +96,8 @@ class MusaGraph(Graph):
         if self._raw is None:
             state = "closed" if self._is_closed else "empty: capture it first"
             raise CaptureError(f"replay of a graph that is {state}")
+        if self._platform.is_capturing():
+            raise CaptureError("replay of a graph inside the capture of another: torch.musa records no child graphs")
         self._raw.replay()
 
     def reset(self) -> None:
