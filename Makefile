@@ -9,7 +9,7 @@ PARTS := . $(wildcard conformance backends/cuda backends/npu backends/musa)
 INSTALLABLE := $(foreach part,$(PARTS),$(if $(wildcard $(part)/pyproject.toml),-e ./$(part)))
 JOBS ?= 2
 
-.PHONY: demo test lint types unit conformance clean
+.PHONY: demo test lint types unit conformance mutation clean
 
 demo: $(BIN)/specgraph
 	$(BIN)/specgraph generate
@@ -39,6 +39,20 @@ unit: $(VENV)/.dev
 
 conformance: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/specgraph conformance cpu
+
+# A sample of cosmic-ray's mutants, in a copy of the last commit (docs/testing.md); goes on where it was stopped
+MUTATION := $(abspath build/mutation)
+MUTATED := PYTHONPATH=$(MUTATION)/code:$(MUTATION)/code/conformance:$(MUTATION)/code/tests OMP_NUM_THREADS=1 \
+  nice -n 10 $(abspath $(BIN))/python tests/mutation
+mutation: $(MUTATION)/session.sqlite
+	cd $(MUTATION)/code && $(MUTATED)/judge.py $<
+	cd $(MUTATION)/code && $(MUTATED)/report.py $<
+
+$(MUTATION)/session.sqlite: | $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check cosmic-ray==8.7.0
+	rm -rf $(MUTATION) && mkdir -p $(MUTATION)/code
+	git archive HEAD | tar -x -C $(MUTATION)/code
+	cd $(MUTATION)/code && $(MUTATED)/sample.py $@
 
 -include backends/npu/npu.mk
 -include backends/musa/musa.mk
