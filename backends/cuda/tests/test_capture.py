@@ -164,6 +164,7 @@ def test_a_pool_serves_on_after_a_failed_capture(platform: Platform, bad: Callab
     for graph in (first, failed, last):
         graph.close()
     pool.close()
+    gc.collect()  # the error's frames hold what the capture had made
     torch.cuda.empty_cache()
     assert platform.memory().reserved <= before + (2 << 20)  # `x` and the allocator's smallest segment
 
@@ -197,9 +198,9 @@ def test_smaller_sizes_after_out_of_memory(platform: Platform) -> None:
         small.capture()  # libraries take their workspaces once a process
         small.close()
         torch.cuda.empty_cache()
-        large = drafter([8, 4096])
+        large = drafter([8, 16384])
         before, total = platform.memory().reserved, platform.memory().total
-        torch.cuda.set_per_process_memory_fraction((before + (24 << 20)) / total, platform.device)
+        torch.cuda.set_per_process_memory_fraction((before + (128 << 20)) / total, platform.device)
         try:
             with pytest.raises(CaptureError, match="out of memory"):
                 large.capture()

@@ -91,8 +91,11 @@ class AttentionOps(Launcher):
         wide = query.dtype == torch.float32
         tile_rows = min(max(triton.next_power_of_2(query_len * group), 16), 32 if wide else 64)
         tiles = triton.cdiv(query_len * group, tile_rows)
-        splits = attention_splits(requests * kv_heads * tiles, tile_rows, self.options.compute_units)
-        walk = AttentionTile(keys=32) if wide else self.options.attention if tile_rows == 16 else AttentionTile()
+        walk = AttentionTile(keys=32) if wide else AttentionTile()
+        if tile_rows == 16 and dim <= 128 and not wide:
+            walk = self.options.attention
+        wanted = self.options.compute_units * (walk.programs // 2 if tile_rows > 32 else walk.programs)
+        splits = attention_splits(requests * kv_heads * tiles, wanted)
         if splits > 1:
             shape = (count * heads, splits)
             partial = torch.empty((*shape, dim), dtype=torch.float32, device=query.device)
@@ -120,12 +123,9 @@ class AttentionOps(Launcher):
         return out
 
 
-def attention_splits(programs: int, rows: int, compute_units: int) -> int:
-    """Splits of the context: a power of two, at most 16, that gives up to four programs a compute unit.
-
-    Two where a tile has more than 32 rows: each split writes its rows once more, and a second kernel adds them.
-    """
-    splits, wanted = 1, (4 if rows <= 32 else 2) * compute_units
+def attention_splits(programs: int, wanted: int) -> int:
+    """Splits of the context: a power of two, at most 16, that gives up to `wanted` programs."""
+    splits = 1
     while splits < 16 and programs * splits * 2 <= wanted:
         splits *= 2
     return splits

@@ -1,0 +1,56 @@
+"""What a merged propose asks of the driver, counted in a profiler's trace of the host."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from specgraph.benchmarking.shapes import SHAPES, random_head
+from specgraph.decoding import allocate_caches
+from specgraph.drafting import DraftConfig, Drafter, ProposeBatch
+from specgraph.platforms import Platform
+
+
+def _calls(drafter: Drafter, batch: ProposeBatch) -> Counter[str]:
+    """Driver and runtime calls of one propose, by name."""
+    drafter.propose(batch)
+    drafter.platform.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as trace:
+        drafter.propose(batch)
+        drafter.platform.synchronize()  # of the trace's own, one more than the propose has
+    return Counter(event.name for event in trace.events() or [] if event.name.startswith("cu"))
+
+
+def test_one_graph_launch_and_no_wait(platform: Platform) -> None:
+    head = random_head(SHAPES["eagle3-tiny-python"], platform.device, torch.bfloat16, 256)
+    seen: dict[tuple[str, int], Counter[str]] = {}
+    with torch.inference_mode():
+        for lowering in ("step", "merged"):
+            for k in (3, 7):
+                caches = allocate_caches(head.attention_layers, 40, 16, torch.bfloat16, platform.device)
+                config = DraftConfig(
+                    num_speculative_tokens=k,
+                    max_num_requests=2,
+                    max_model_len=256,
+                    capture_sizes=[2],
+                    prefill_sizes=[16],
+                    lowering=lowering,
+                )
+                drafter = Drafter(head, caches, platform, config)
+                drafter.capture()
+                batch = ProposeBatch(
+                    sampled_token_ids=torch.zeros(2, k + 1, dtype=torch.int64, device=platform.device),
+                    num_sampled=torch.ones(2, dtype=torch.int32, device=platform.device),
+                    start_positions=torch.tensor([5, 9], device=platform.device),
+                    aux_hidden=torch.randn(2 * (k + 1), head.aux_size, device=platform.device).bfloat16(),
+                    block_table=torch.tensor([[1, 2], [3, 4]], dtype=torch.int32, device=platform.device),
+                )
+                seen[lowering, k] = _calls(drafter, batch)
+                drafter.close()
+    for (lowering, k), calls in seen.items():
+        assert calls["cudaGraphLaunch"] == (1 if lowering == "merged" else k), calls
+        assert calls["cudaDeviceSynchronize"] <= 2, calls  # ours above, and the profiler's at its end
+        assert not any("StreamSynchronize" in name or "EventSynchronize" in name for name in calls), calls
+    assert seen["merged", 3] == seen["merged", 7]
