@@ -212,7 +212,9 @@ class SpeculativeDecoder:
                 self.drafter.prefill_prompt(prompt[first : first + count], start, state.blocks)
                 if last < start + len(chunk):
                     _, aux_hidden = self.drafter.buffers.handed_over(self._rows)
-                    aux_hidden[row * self._rows].copy_(self.drafter.prompts.buffers.aux_hidden[last - start])
+                    own = aux_hidden[row * self._rows : (row + 1) * self._rows]
+                    own.zero_()  # rows without a token: what they leave past the request's end is alike in every mode
+                    own[0].copy_(self.drafter.prompts.buffers.aux_hidden[last - start])
         assert logits is not None
         token = sample_token(logits, state.request.temperature, state.request.seed, len(prompt))
         results = self.target.buffers.sliced(row + 1, self._rows)  # as if a verify had accepted nothing

@@ -26,7 +26,7 @@ CONFIG = ModelConfig(
     vocab_size=VOCAB,
     hidden_size=HIDDEN,
     intermediate_size=40,
-    num_layers=3,
+    num_layers=2,
     num_heads=4,
     num_kv_heads=2,
     head_dim=8,
@@ -72,10 +72,10 @@ def vocabulary(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def make_target(dtype: torch.dtype = torch.float32) -> LlamaTarget:
-    """Three layers; most answers are the last token's successor."""
+    """Two layers; most answers are the last token's successor."""
     embed, head = vocabulary(dtype)
     draw = Draw(1, dtype)
-    return LlamaTarget(CONFIG, embed, [draw.layer() for _ in range(3)], draw.norm(), head)
+    return LlamaTarget(CONFIG, embed, [draw.layer() for _ in range(2)], draw.norm(), head)
 
 
 def make_head(kind: str, target: LlamaTarget) -> DraftHead | ParallelHead:
@@ -96,7 +96,7 @@ def make_head(kind: str, target: LlamaTarget) -> DraftHead | ParallelHead:
             fc=draw.weight(HIDDEN, 3 * HIDDEN),
             draft_to_target=ids - torch.arange(VOCAB // 2),
         )
-        config = Eagle3Config(CONFIG, HIDDEN, VOCAB // 2, (0, 1, 3))
+        config = Eagle3Config(CONFIG, HIDDEN, VOCAB // 2, (0, 1, 2))
         return Eagle3Head(config, weights, [draw.layer(2 * HIDDEN)], POSITIONS)
     if kind in ("mtp", "mtp-modules"):
         modules = [
@@ -106,7 +106,7 @@ def make_head(kind: str, target: LlamaTarget) -> DraftHead | ParallelHead:
         return MtpHead(CONFIG, modules, embed, head, POSITIONS)
     if kind == "dflash":
         weights = DFlashWeights(embed, draw.weight(HIDDEN, 2 * HIDDEN), draw.norm(), draw.norm(), head, None)
-        config = DFlashConfig(CONFIG, HIDDEN, VOCAB, (1, 3), block_size=9, mask_token_id=VOCAB - 1)
+        config = DFlashConfig(CONFIG, HIDDEN, VOCAB, (1, 2), block_size=9, mask_token_id=VOCAB - 1)
         return DFlashHead(config, weights, [draw.layer(), draw.layer()], POSITIONS)
     assert kind == "draft-model"
     small = LlamaTarget(CONFIG, embed, [draw.layer()], draw.norm(), head)

@@ -1,14 +1,13 @@
 """Drafter x graph mode and lowering x attention flavour x K, over ragged prompts and batches that shrink and grow.
 
-The whole matrix has 480 cells. A fixed cover runs every *pair* of values of any two dimensions at least once (a test
-counts them). Each cell decodes the same requests as the eager decoder of its drafter and K, and must leave the same
-tokens, the same acceptance and the same bits in both KV caches; and the tokens are those of the target alone.
+All 480 cells. Each decodes the same requests as the eager decoder of its drafter and K, and must leave the same tokens,
+the same acceptance and the same bits in both KV caches; and the tokens are those of the target alone.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from itertools import combinations, product
+from itertools import product
 from typing import NamedTuple
 
 import pytest
@@ -32,24 +31,9 @@ WAYS = (
 )
 KS = (1, 2, 3, 5, 8)
 FLAVOURS = ("device", "host")
-DIMENSIONS = (DRAFTERS, WAYS, KS, FLAVOURS)
-PROMPTS = ((1, 9), (5, 14), (23, 6), (12, 11))
-"""Rows and tokens to generate, a request: with prompt passes of up to 16 rows the third comes in chunks."""
-
-
-def pairs_of(cell):
-    return {(i, cell[i], j, cell[j]) for i, j in combinations(range(len(cell)), 2)}
-
-
-@cache
-def cover():
-    """Greedy: take the cell that covers the most pairs not yet covered, until none is left. Always the same cells."""
-    missing = set().union(*(pairs_of(cell) for cell in product(*DIMENSIONS)))
-    cells = []
-    while missing:
-        cells.append(max(product(*DIMENSIONS), key=lambda cell: len(pairs_of(cell) & missing)))
-        missing -= pairs_of(cells[-1])
-    return cells
+CELLS = [(way, flavour) for way, flavour in product(WAYS, FLAVOURS) if (way, flavour) != (WAYS[0], "device")]
+PROMPTS = ((1, 7), (5, 12), (19, 4), (12, 9))
+"""Rows and tokens to generate, a request: with prompt passes of up to 8 rows the last two come in chunks."""
 
 
 class Decoded(NamedTuple):
@@ -69,7 +53,7 @@ def requests():
 def decode(kind, way, k, flavour, query_len=None, **settings):
     platform, target = CpuPlatform(), make_target()
     limits = {"max_num_requests": 3, "max_model_len": 56, "block_size": 4, "capture_sizes": [1, 3]} | settings
-    config = DraftConfig(num_speculative_tokens=k, prefill_sizes=[8, 16], mode=way[0], lowering=way[1], **limits)
+    config = DraftConfig(num_speculative_tokens=k, prefill_sizes=[8], mode=way[0], lowering=way[1], **limits)
     attention = PagedHostAttention(platform) if flavour == "host" else PagedAttention()
     head = None if kind is None else make_head(kind, target)
     with torch.inference_mode():
@@ -83,38 +67,32 @@ def decode(kind, way, k, flavour, query_len=None, **settings):
 
 
 @cache
-def eager(kind, k):
-    return decode(kind, WAYS[0], k, "device")
-
-
-@cache
 def target_alone(k):
     """At the shape of a verify pass: one kept token a pass, K + 1 rows."""
     return decode(None, WAYS[0], k, "device", query_len=k + 1).tokens
 
 
-def name(cell):
-    kind, (mode, lowering), k, flavour = cell
-    return f"{kind}-{mode}-{lowering}-k{k}-{flavour}"
-
-
-@pytest.mark.parametrize("cell", cover(), ids=name)
-def test_same_as_eager_and_as_the_target_alone(cell):
-    kind, _, k, _ = cell
-    wanted, got = eager(kind, k), decode(*cell)
-    assert wanted.tokens == target_alone(k)
-    assert got.tokens == wanted.tokens
-    assert got.accepted == wanted.accepted
+def assert_same(got, wanted, cell):
+    assert got.tokens == wanted.tokens, cell
+    assert got.accepted == wanted.accepted, cell
     for a, b in zip(got.caches, wanted.caches, strict=True):
-        assert torch.equal(a, b)
+        assert torch.equal(a, b), cell
 
 
-def test_the_cover_has_every_pair_and_acceptance_of_every_length():
-    every = set().union(*(pairs_of(cell) for cell in product(*DIMENSIONS)))
-    assert every == set().union(*map(pairs_of, cover()))
-    assert len(cover()) < 60
-    accepted = eager("eagle", 5).accepted
-    assert accepted[0] > accepted[4] > 0, "drafts of the pair must be accepted at many lengths"
+@pytest.mark.parametrize("k", KS)
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_every_way_is_as_eager_and_as_the_target_alone(kind, k):
+    wanted = decode(kind, WAYS[0], k, "device")
+    assert wanted.tokens == target_alone(k)
+    for cell in CELLS:
+        way, flavour = cell
+        assert_same(decode(kind, way, k, flavour), wanted, cell)
+
+
+def test_drafts_are_accepted_at_many_lengths():
+    """Otherwise the matrix would say little."""
+    accepted = decode("eagle", WAYS[0], 5, "device").accepted
+    assert accepted[0] > accepted[4] > 0
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
@@ -125,7 +103,4 @@ def test_k_follows_the_batch(kind, way, flavour):
     wanted = decode(kind, WAYS[0], 5, "device", **schedule)
     got = decode(kind, way, 5, flavour, **schedule)
     assert wanted.tokens == target_alone(5)
-    assert got.tokens == wanted.tokens
-    assert got.accepted == wanted.accepted
-    for a, b in zip(got.caches, wanted.caches, strict=True):
-        assert torch.equal(a, b)
+    assert_same(got, wanted, (way, flavour))
