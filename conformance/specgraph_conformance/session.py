@@ -50,7 +50,8 @@ class Session:
 
     def xfail_of(self, case_id: str) -> Xfail | None:
         """The declared gap that covers a case."""
-        return next((xfail for xfail in self._xfails if xfail.matches(case_id)), None)
+        supports = self.platform.capabilities.supports()
+        return next((xfail for xfail in self._xfails if xfail.matches(case_id) and xfail.applies(supports)), None)
 
     def plan(self, cases: Sequence[Case]) -> None:
         """All selected cases, in order; those finished by an earlier process too."""

@@ -138,18 +138,18 @@ def _mtp_modules(seed: int, device: torch.device, dtype: torch.dtype, compute: t
 
 
 def _dflash(seed: int, device: torch.device, dtype: torch.dtype, compute: torch.dtype) -> DFlashHead:
-    embed, lm_head = _vocabulary(seed, device, dtype, compute)
+    embed, _ = _vocabulary(seed, device, dtype, compute)
     w = weights(seed + 5, device, dtype, compute)
     tensors = DFlashWeights(
         embed_tokens=embed,
         fc=w.random(HIDDEN, 2 * HIDDEN, scale=(2 * HIDDEN) ** -0.5),
         hidden_norm=w.place(torch.ones(HIDDEN)),
         norm=w.place(torch.ones(HIDDEN)),
-        lm_head=lm_head,
+        lm_head=w.random(VOCAB, HIDDEN, scale=0.3),
         draft_to_target=None,
     )
     config = DFlashConfig(CONFIG, HIDDEN, VOCAB, (0, 2), block_size=1 + MODULES, mask_token_id=VOCAB - 1)
-    return DFlashHead(config, tensors, [_layer(w, HIDDEN, gain=1.2) for _ in range(2)], MAX_POSITIONS)
+    return DFlashHead(config, tensors, [_layer(w, HIDDEN, gain=4) for _ in range(2)], MAX_POSITIONS)
 
 
 def _draft_model(seed: int, device: torch.device, dtype: torch.dtype, compute: torch.dtype) -> DraftModelHead:

@@ -5,6 +5,7 @@
     owner = "vendor"                           # whose job it is
     reason = "the generator's offset is baked"
     link = "https://..."
+    when = "no aclrtValueWait"                 # optional: only where a capability's reason has these words
 
 Strict: a declared case that passes fails the run, and so does an entry that matches no case.
 """
@@ -12,7 +13,7 @@ Strict: a declared case that passes fails the run, and so does an entry that mat
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from specgraph.errors import ConfigError
-from specgraph.platforms import Discovered
+from specgraph.platforms import Discovered, Support
 from specgraph.platforms.hookspecs import ENTRY_POINT_GROUP
 
 if sys.version_info >= (3, 11):
@@ -30,6 +31,7 @@ else:
 
 FILE_NAME = "xfails.toml"
 _KEYS = ("case", "owner", "reason", "link")
+_OPTIONAL = ("when",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,12 @@ class Xfail:
     owner: str
     reason: str
     link: str
+    when: str = ""
+    """Words in the reason of one of the platform's capabilities: the gap of only some devices, drivers or runtimes."""
+
+    def applies(self, supports: Mapping[str, Support]) -> bool:
+        """Whether the gap is to be expected of a platform with these capabilities."""
+        return any(self.when in support.reason for support in supports.values())
 
     def matches(self, case_id: str) -> bool:
         """Whether `case_id` is this case, or one of its parameter sets."""
@@ -74,7 +82,8 @@ def read_xfails(path: Path) -> tuple[Xfail, ...]:
 
 
 def _entry(path: Path, number: int, entry: Any) -> Xfail:
-    if not isinstance(entry, dict) or set(entry) != set(_KEYS) or not all(isinstance(v, str) for v in entry.values()):
+    keys: set[Any] = set(entry) - set(_OPTIONAL) if isinstance(entry, dict) else set()
+    if keys != set(_KEYS) or not all(isinstance(v, str) for v in entry.values()):
         raise ConfigError(f"{path}: entry {number} must have the strings {', '.join(_KEYS)}, got {entry!r}")
     if not entry["case"] or not entry["reason"] or not entry["owner"]:
         raise ConfigError(f"{path}: entry {number} has an empty case, owner or reason")

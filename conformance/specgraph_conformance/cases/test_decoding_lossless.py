@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 from specgraph.graphs import GraphMode
 from specgraph.platforms import LOWERINGS, Platform
+from torch import Tensor
 
 from specgraph_conformance.case import case
 from specgraph_conformance.decode_rig import decoder, expect_targets_tokens, generate, requests
 from specgraph_conformance.draft_comparison import CAPTURED
+from specgraph_conformance.rig import expect_equal, on_host
 from specgraph_conformance.tiny_models import HEADS
 
 
@@ -118,15 +120,20 @@ def test_launches(platform: Platform, seed: int) -> None:
 @pytest.mark.parametrize("mode", [mode.name for mode in GraphMode if mode is not GraphMode.NONE])
 @case(
     "decoding.graph-modes",
-    "In each graph mode, target and drafter together decode what they decode without graphs, with equal acceptance.",
+    "In each graph mode, target and drafter decode what they decode without graphs, and leave the same bits of KV.",
     cause="prompt passes of the target in this mode, or a mode that target and drafter don't share",
 )
 def test_modes(platform: Platform, attention: str, mode: str, seed: int) -> None:
-    asked, seen = requests(seed, count=3, tokens=12), list[Any]()
+    asked, seen, kept = requests(seed, count=4, tokens=12), list[Any](), list[list[Tensor]]()
     for name in (GraphMode.NONE.name, mode):
         with decoder(platform, mode=name, attention=attention) as made:
             seen.append((generate(made, asked), made.metrics.accepted, made.metrics.rounds))
+            assert made.drafter is not None
+            caches = [*made.target.caches, *made.drafter.caches]
+            kept.append([on_host(tensor)[1:] for cache in caches for tensor in cache])  # without the null block
     assert seen[1] == seen[0]
+    for a, b in zip(*kept, strict=True):
+        expect_equal(a, b, "keys or values of target or drafter")
 
 
 @pytest.mark.parametrize("kind", ["eagle", "mtp-modules", "dflash"])
