@@ -98,7 +98,7 @@ def test_open(backend: Discovered) -> None:
 
 @case(
     "discovery.device-is-named",
-    "info has a torch device that tensors go to, the device's own name, and torch's version.",
+    "info has a torch device that tensors go to, the device's own name, the kind of device it is, and torch's version.",
     cause="PlatformInfo",
     quick=True,
 )
@@ -107,6 +107,7 @@ def test_info(platform: Platform) -> None:
     assert isinstance(info.device, torch.device)
     assert torch.zeros(2, device=info.device).device == info.device, "name the device with its index"
     assert info.device_name
+    assert info.device_kind, "say what kind of device it is: hardware, or what stands in for it"
     assert info.versions.get("torch") == torch.__version__
 
 
