@@ -25,10 +25,10 @@ from specgraph.cli.json_output import write_json
 from specgraph.decoding import SpeculativeDecoder, TargetRunner, allocate_caches
 from specgraph.decoding.text import shipped_pair
 from specgraph.drafting import DraftConfig, Drafter, resolve
-from specgraph.drafting.config import LoweringChoice, ModeChoice
+from specgraph.drafting.config import Fallback, LoweringChoice, ModeChoice
 from specgraph.errors import ConfigError, UnsupportedError
 from specgraph.graphs import GraphMode, GraphRunner
-from specgraph.models.load import load_drafter, load_target
+from specgraph.models.load import drafter_format, load_drafter, load_target
 from specgraph.platforms import LOWERINGS, Platform, open_platform
 
 _COLUMNS = ("model", "phase", "requests", "rows_per_request", "rows", "k", "step", "graphs")
@@ -37,6 +37,9 @@ _COLUMNS = ("model", "phase", "requests", "rows_per_request", "rows", "k", "step
 def explain(
     target: Annotated[Path | None, typer.Option(help="Folder of the target. The shipped pair by default.")] = None,
     draft: Annotated[Path | None, typer.Option(help="Folder of the drafter.")] = None,
+    num_modules: Annotated[
+        int | None, typer.Option(help="MTP modules to use; 1 reuses the first. All if unsaid.")
+    ] = None,
     shape: Annotated[str | None, typer.Option(help="A drafter by name, random weights, no target; see bench.")] = None,
     num_speculative_tokens: Annotated[int, typer.Option("-k", "--num-speculative-tokens", help="Draft tokens K.")] = 5,
     draft_schedule: Annotated[str | None, typer.Option(help="K by batch: 4:5,16:3 drafts 5 for up to 4.")] = None,
@@ -46,6 +49,7 @@ def explain(
     prefill_sizes: Annotated[str | None, typer.Option(help="Rows of prompt passes, comma-separated.")] = None,
     mode: Annotated[ModeChoice, typer.Option(help="Which passes run from graphs.")] = "auto",
     lowering: Annotated[LoweringChoice, typer.Option(help="How the draft loop becomes graphs.")] = "auto",
+    fallback: Annotated[Fallback, typer.Option(help="What to do with batches above every captured size.")] = "error",
     attention: Annotated[
         str, typer.Option(help="device, host (where lengths come from), or one of the platform's own.")
     ] = "auto",
@@ -53,7 +57,7 @@ def explain(
     json: Annotated[str | None, typer.Option(help="Write JSON to this file, or - for standard output.")] = None,
 ) -> None:
     """Show every size that is captured, by phase and model, graphs, memory, the lowering and each refusal's reason."""
-    if shape is not None and (target is not None or draft is not None):
+    if shape is not None and (target, draft, num_modules) != (None, None, None):
         raise ConfigError("give --shape, or folders, not both")
     if (target is None) != (draft is None):
         raise ConfigError("give both the target's and the drafter's folder, or neither for the shipped pair")
@@ -70,21 +74,23 @@ def explain(
             prefill_sizes=_numbers("prefill-sizes", prefill_sizes),
             mode=mode,
             lowering=lowering,
+            fallback=fallback,
         )
 
     with torch.inference_mode():
         if shape is not None:
-            settings = config(4096)
+            settings, models = config(4096), {"drafter": f"{shape}, random weights"}
             runner, drafter = None, _random_drafter(shape, opened, settings, backend)
         else:
             folders = (target, draft) if target is not None and draft is not None else shipped_pair()
             model = load_target(folders[0], opened.device, _dtype(opened), max_model_len)
             settings = config(model.max_model_len)
-            head = load_drafter(folders[1], model)
+            models = {"target": f"{folders[0]}", "drafter": f"{folders[1]}: {drafter_format(folders[1])}"}
+            head = load_drafter(folders[1], model, num_modules=num_modules)
             decoder = SpeculativeDecoder(model, head, opened, settings, attention=backend)
             assert decoder.drafter is not None
             runner, drafter = decoder.target, decoder.drafter
-        report = describe(opened, settings, runner, drafter)
+        report = {"models": models, **describe(opened, settings, runner, drafter)}
     console = Console(file=sys.stderr if json == "-" else sys.stdout)
     _show(console, report)
     if json is not None:
@@ -118,6 +124,7 @@ def describe(platform: Platform, config: DraftConfig, target: TargetRunner | Non
         "program": type(drafter.program).__name__,
         "mode": resolution.mode.name,
         "lowering": resolution.lowering,
+        "launches_per_propose": _launches(drafter),
         "refusals": resolution.refusals,
         "lowerings": {name: _outcome(name, "auto", capabilities, hosts) for name in LOWERINGS},
         "modes": {mode.name: _outcome("auto", mode.name, capabilities, hosts) for mode in GraphMode},
@@ -133,6 +140,15 @@ def describe(platform: Platform, config: DraftConfig, target: TargetRunner | Non
         "memory_bytes": memory,
         "capture_seconds": time.perf_counter() - start,
     }
+
+
+def _launches(drafter: Drafter) -> dict[int, int]:
+    """Graphs that a propose of K tokens replays, by K; attention between the graphs of a piecewise one not counted."""
+    runner, result = drafter.runner, dict[int, int]()
+    for batch in drafter.captures():
+        each = drafter.launched(batch)
+        result[batch.num_speculative_tokens] = 0 if runner is None else sum(runner.graphs_of(one) for one in each)
+    return dict(sorted(result.items()))
 
 
 def _captured(model: str, runners: Iterable[GraphRunner | None]) -> list[dict[str, Any]]:
@@ -223,11 +239,19 @@ def _schedule(text: str | None) -> dict[int, int] | None:
 def _show(console: Console, report: Mapping[str, Any]) -> None:
     summary = Table(show_header=False)
     summary.add_row("platform", f"{report['platform']} ({report['device']})")
+    for model, what in report.get("models", {}).items():
+        summary.add_row(model, escape(what))
     hosts = ", ".join(report["host_parameters"])
     summary.add_row("attention", report["attention"] + (f", {hosts} from the host" if hosts else ""))
+    summary.add_row("batches", f"up to {report['max_num_requests']} requests of {report['max_model_len']} tokens")
+    by_k = ", ".join(f"{size}: {k}" for size, k in report["num_speculative_tokens"].items())
+    same = len(set(report["num_speculative_tokens"].values())) == 1
+    summary.add_row("draft tokens K", by_k.rpartition(" ")[2] if same else f"by requests: {by_k}")
     summary.add_row("draft program", report["program"])
     summary.add_row("mode", report["mode"])
     summary.add_row("lowering", report["lowering"])
+    launches = ", ".join(f"{count} for K {k}" for k, count in report["launches_per_propose"].items())
+    summary.add_row("launches a propose", launches)
     for what in ("lowerings", "modes"):
         for name, outcome in report[what].items():
             if outcome != "yes":
@@ -245,7 +269,9 @@ def _show(console: Console, report: Mapping[str, Any]) -> None:
     console.print(summary)
     table = Table(*(column.replace("_", " ") for column in _COLUMNS))
     for row in report["captured"]:
-        table.add_row(*(str(row[column]) for column in _COLUMNS))
+        prompt, numbered = row["phase"] == "prefill", row["phase"] == "step"
+        shown = {**row, "k": "" if prompt else row["k"], "step": row["step"] or "any" if numbered else ""}
+        table.add_row(*(str(shown[column]) for column in _COLUMNS))
     if report["captured"]:
         console.print(table)
     if report["policy"]:

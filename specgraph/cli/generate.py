@@ -42,6 +42,9 @@ class Timed:
 def generate(
     target: Annotated[Path | None, typer.Option(help="Folder of the target. The shipped pair by default.")] = None,
     draft: Annotated[Path | None, typer.Option(help="Folder of the drafter.")] = None,
+    num_modules: Annotated[
+        int | None, typer.Option(help="MTP modules to use; 1 reuses the first. All if unsaid.")
+    ] = None,
     prompt: Annotated[str | None, typer.Option(help="The prompt.")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from a file.")] = None,
     num_speculative_tokens: Annotated[int, typer.Option("-k", "--num-speculative-tokens", help="Draft tokens K.")] = 5,
@@ -79,6 +82,7 @@ def generate(
             sampled=temperature > 0,
             attention=attention,
             speculate=speculate,
+            num_modules=num_modules if speculate else None,
         )
 
     console = Console(file=sys.stderr if json == "-" else sys.stdout, highlight=False)

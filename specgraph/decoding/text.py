@@ -92,6 +92,7 @@ def load_generator(
     dtype: torch.dtype | None = None,
     attention: str = "auto",
     speculate: bool = True,
+    num_modules: int | None = None,
     check_inputs: bool = False,
 ) -> TextGenerator:
     """Load a target and its drafter from Hugging Face folders, and capture all graphs.
@@ -110,6 +111,8 @@ def load_generator(
         dtype: of weights and activations; the platform's habit by default (float32 on the host, else the target's).
         attention: by name; see `choose_attention`.
         speculate: False decodes with the target alone.
+        num_modules: MTP modules to use; 1 reuses the first at every step, all by default.
+        check_inputs: compare the addresses of all that a graph reads before every replay.
 
     Raises:
         PlatformError, CheckpointError, ConfigError, UnsupportedError: before anything runs on the device.
@@ -122,7 +125,7 @@ def load_generator(
         dtype = torch.float32  # half precision is slower than float32 on most CPUs
     tokenizer, stop_token_ids = _tokenizer(target_folder), _stop_tokens(target_folder)
     model = load_target(target_folder, opened.device, dtype, max_model_len)
-    head = load_drafter(draft_folder, model) if speculate else None
+    head = load_drafter(draft_folder, model, num_modules=num_modules) if speculate else None
     config = DraftConfig(
         num_speculative_tokens=num_speculative_tokens,
         max_num_requests=max_num_requests,

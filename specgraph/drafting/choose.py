@@ -38,7 +38,8 @@ def choose_program(head: DraftHead | ParallelHead, stack: AttentionStack, config
         if k > num_modules:
             raise ConfigError(
                 f"num_speculative_tokens is {k}, and the drafter has {num_modules} modules, one a draft token; "
-                "ask for fewer tokens, or load it with num_modules=1 to reuse the first module at every step"
+                "ask for fewer tokens, or load it with num_modules=1 (--num-modules 1) to reuse the first module at "
+                "every step"
             )
         return StepwiseProgram(cast(ModuleHead, head), config)
     return ChainProgram(head, stack.backend, config, position_offset(head))

@@ -145,6 +145,10 @@ class Drafter:
             for query_len in reversed(lengths)
         ]
 
+    def launched(self, batch: BatchDescriptor) -> list[BatchDescriptor]:
+        """The graphs that a propose of a padded batch replays, in order."""
+        return [self._descriptor(launch, batch) for launch in self._launches(batch)]
+
     def propose(self, batch: ProposeBatch) -> DraftTokens:
         """Draft K tokens for each request of `batch`; K follows the batch where there is a schedule.
 

@@ -70,6 +70,15 @@ def test_one_step_graph_serves_all_steps_and_rounds_unless_steps_differ():
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("lowering", "launches"),
+    [("merged", {0: 1, 2: 1, 3: 1}), ("step", {0: 1, 2: 2, 3: 3}), ("piecewise", {0: 2, 2: 4, 3: 6}), ("eager", 0)],
+)
+def test_launches_of_a_propose_by_k(lowering, launches):
+    schedule = {"lowering": lowering, "draft_schedule": {1: 3, 2: 2, 4: 0}, "capture_sizes": [1, 2, 4]}
+    assert report_of(**schedule)["launches_per_propose"] == (launches or {0: 0, 2: 0, 3: 0})
+
+
 def test_refusals_have_the_capability_s_reason():
     report = report_of(platform=NoTaskUpdate(), host=True)
     assert (report["mode"], report["lowering"]) == ("PIECEWISE", "piecewise")
@@ -107,6 +116,7 @@ def test_command():
         (("--draft-schedule", "2:5"), "add an entry"),
         (("--draft-schedule", "8:0"), "drafts no token at any size"),
         (("--shape", "no-such-shape"), "unknown shape"),
+        (("--num-modules", "2"), "it takes 1 or more, and only for mtp"),
     ],
 )
 def test_bad_input_is_one_message(arguments, message):
