@@ -170,8 +170,8 @@ class NpuGraph(Graph):
             raise CaptureError(f"graph {self.number} {state}: nothing to replay")
         self.require_updates()
         stream = self._platform.npu.current_stream()
-        if self.groups and not self.launches:
-            stream.wait_stream(self._platform.update_stream)  # the gates' first reset
+        if not self.launches:
+            self._platform.gates.first_wait(stream)
         for group in self.groups:
             group.updates = 0
         self._graph.replay()

@@ -14,13 +14,14 @@ from specgraph.platforms import Capabilities, Event, Graph, GraphPool, MemoryInf
 from specgraph_npu.attention import attention_factories
 from specgraph_npu.capabilities import probe_capabilities
 from specgraph_npu.counters import Counters, counted_event
+from specgraph_npu.external_events import Gates
 from specgraph_npu.graph import NpuGraph, NpuGraphPool
 from specgraph_npu.probe import has_value_wait, import_torch_npu, is_simulated, missing, versions
-from specgraph_npu.task_groups import Gates, NpuTaskGroup, capture_group, reason_of, update_group
+from specgraph_npu.task_groups import NpuTaskGroup, capture_group, reason_of, update_group
 
 
 class NpuPlatform(Platform):
-    """One NPU. Holds two streams of its own: one to capture on, one to update tasks on."""
+    """One NPU. Holds streams of its own: to capture on, to update tasks on, and for new external events."""
 
     def __init__(self, index: int) -> None:
         """
@@ -50,7 +51,7 @@ class NpuPlatform(Platform):
         name += " (simulated)" if simulated else ""
         found = versions(self.torch_npu)
         self._info = PlatformInfo("npu", torch.device("npu", index), name, found, kind, simulated)
-        self.gates = Gates(self, created_at_once=has_value_wait())
+        self.gates = Gates(self, has_value_wait(), self._stream_other_than(self.update_stream, self.capture_stream))
 
     @property
     def info(self) -> PlatformInfo:
@@ -82,7 +83,7 @@ class NpuPlatform(Platform):
 
     def stream(self) -> Stream:
         """See `Platform.stream`. torch_npu hands its streams out in turn, so two of many may be the same queue."""
-        return self._stream_other_than(self.update_stream, self.capture_stream)
+        return self._stream_other_than(self.update_stream, self.capture_stream, self.gates.stream)
 
     def current_stream(self) -> Stream:
         """See `Platform.current_stream`."""
@@ -98,7 +99,7 @@ class NpuPlatform(Platform):
             return self.event_type(enable_timing=timing)
         if not self.capabilities.external_events:
             raise UnsupportedError(f"no external events on this NPU: {self.capabilities.external_events.reason}")
-        return self.gates.take()
+        return self.gates.event()
 
     def graph_pool(self) -> GraphPool:
         """See `Platform.graph_pool`."""

@@ -112,27 +112,6 @@ def _void_update(platform: NpuPlatform) -> None:
         return
 
 
-class Gates:
-    """Makes the external events that gate task groups.
-
-    Where the runtime can't wait for values, torch_npu creates the event at its first record, and drops a wait captured
-    before: so each new event is recorded once and reset. The reset reaches the device in the order of the update
-    stream, which a graph's first launch waits for.
-    """
-
-    def __init__(self, platform: NpuPlatform, created_at_once: bool) -> None:
-        self._platform, self._created_at_once = platform, created_at_once
-
-    def take(self) -> Any:
-        """A closed gate."""
-        gate = self._platform.npu.ExternalEvent()
-        if not self._created_at_once:
-            stream = self._platform.update_stream
-            gate.record(stream)
-            gate.reset(stream)
-        return gate
-
-
 def _reason(error: Exception) -> str:
     """The runtime's own sentence out of torch_npu's report, or its first line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

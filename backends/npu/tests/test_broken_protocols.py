@@ -76,7 +76,7 @@ def test_update_before_previous_replay_ends(run_script):
     assert caught(done), done.stdout
 
 
-DROPPED = "npu.gates = task_groups.Gates(npu, created_at_once=True)"
+DROPPED = "npu.gates._created_at_once = True"
 
 
 def test_update_dropped_is_refused_at_capture(run_script):
