@@ -14,6 +14,7 @@ import os
 import resource
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import cosmic_ray.plugins
 import pytest
@@ -22,7 +23,6 @@ from cosmic_ray.work_db import WorkDB, use_db
 from cosmic_ray.work_item import TestOutcome, WorkerOutcome, WorkItem, WorkResult
 from sample import settings
 
-OURS = ("specgraph", "specgraph_conformance")
 TIMES_LONGER = 5
 FORKS = multiprocessing.get_context("fork")
 
@@ -36,7 +36,7 @@ def run_tests(arguments: list[str], output: str, cpu_seconds: int, modules: str 
     sys.dont_write_bytecode = modules is None  # a mutant's modules must not be what the next one loads
     status = int(pytest.main(["-x", "-q", "--no-header", "--tb=line", *arguments]))
     if modules is not None:
-        Path(modules).write_text("\n".join(sys.modules))
+        Path(modules).write_text("\n".join(name for name, module in sys.modules.items() if _is_installed(module)))
     sys.stdout.flush()
     os._exit(status)
 
@@ -62,19 +62,19 @@ def warm_up(arguments: list[str], folder: Path) -> float:
     if status != 0:
         raise SystemExit(f"the tests fail without a mutant:\n{output.read_text()}")
     for name in modules.read_text().splitlines():
-        top = name.partition(".")[0]
-        if top in OURS or name in sys.modules or not _is_installed(top):
-            continue
         try:
             importlib.import_module(name)
         except Exception:
             continue  # only costs time
+    if loaded := [name for name in sys.modules if name.partition(".")[0] in ("specgraph", "specgraph_conformance")]:
+        raise SystemExit(f"forks would not see mutants of {', '.join(loaded)}: who imported them?")
     return seconds
 
 
-def _is_installed(top: str) -> bool:
-    """Whether it is a library, not one of the tests."""
-    return not Path("tests", top).exists() and not Path("tests", f"{top}.py").exists() and top != "conftest"
+def _is_installed(module: ModuleType | None) -> bool:
+    """Whether it is a library's or Python's own, not ours and not a test."""
+    file = getattr(module, "__file__", None) or ""
+    return "site-packages" in file or file.startswith(sys.base_prefix)
 
 
 def judge(item: WorkItem, arguments: list[str], folder: Path, limit: int) -> tuple[WorkResult, float]:

@@ -18,6 +18,8 @@ from pathlib import Path
 from cosmic_ray.commands import init
 from cosmic_ray.config import ConfigDict, load_config
 from cosmic_ray.modules import find_modules
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.plugins import get_operator
 from cosmic_ray.work_db import WorkDB, use_db
 from cosmic_ray.work_item import MutationSpec, WorkItem
 
@@ -75,8 +77,22 @@ def draw(items: list[WorkItem], count: int, seed: int) -> list[WorkItem]:
     for path in sorted(by_file):
         share = min(len(by_file[path]), max(2, round(count * len(by_file[path]) / every)))
         chosen += [generator.choice(site) for site in generator.sample(by_file[path], share)]
-    print(f"{len(items)} mutants at {every} sites in {len(by_file)} files; {len(chosen)} drawn with seed {seed}")
-    return chosen
+    python = [item for item in chosen if _is_python(item.mutations[0])]
+    print(
+        f"{len(items)} mutants at {every} sites in {len(by_file)} files; {len(chosen)} drawn with seed {seed}, ", end=""
+    )
+    print(f"{len(chosen) - len(python)} of them no Python and left out")
+    return python
+
+
+def _is_python(mutation: MutationSpec) -> bool:
+    """cosmic-ray also takes the `*` in a signature for a product."""
+    operator = get_operator(mutation.operator_name)(**mutation.operator_args)
+    try:
+        compile(mutate_code(mutation.module_path.read_text(), operator, mutation.occurrence), "mutant", "exec")
+    except SyntaxError:
+        return False
+    return True
 
 
 def main(session: str) -> None:
