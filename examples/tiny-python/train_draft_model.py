@@ -36,7 +36,7 @@ def main() -> None:
     drafter = LlamaForCausalLM(config(material.model.config)).to(material.device)
 
     def lesson(batch: Batch) -> Outcome:
-        """As a drafter it never sees a sequence's first token; see DraftModelHead in specgraph."""
+        """Every text without its first token, so that rows are numbered as other drafters' are; drafting sees that too."""
         logits = drafter(input_ids=batch.tokens[:, 1:], use_cache=False).logits
         loss, hits = distillation.token_loss(logits, batch.logits[:, 1:], batch.weight[:, 1:])
         rows = hits.shape[1] - arguments.steps + 1

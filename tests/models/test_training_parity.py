@@ -1,0 +1,83 @@
+"""The shipped drafters as `examples/tiny-python` trained them, and as they draft: the same logits from one folder.
+
+The training code is a second implementation: it unrolls all rows at once, in its own words.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from specgraph.decoding.text import shipped_pair
+from specgraph.models.load import load_drafter, load_target
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-python"
+STEPS, TOLERANCE = 4, {"rtol": 0, "atol": 1e-4}
+
+
+@pytest.fixture(scope="module")
+def target():
+    return load_target(shipped_pair()[0], dtype=torch.float32, max_model_len=64)
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """`trained(module, name)`: a class of the example, whose files import each other by their bare names."""
+    pytest.importorskip("transformers")
+    monkeypatch.syspath_prepend(EXAMPLE)
+    return lambda module, name: getattr(importlib.import_module(module), name)
+
+
+def round_of(target, head, length=14):
+    """Tokens [T], and stand-ins for the target's hidden states [T, aux_size]."""
+    g = torch.Generator().manual_seed(3)
+    return torch.randint(1, target.vocab_size, (length,), generator=g), torch.randn(length, head.aux_size, generator=g)
+
+
+@pytest.mark.parametrize(
+    ("folder", "module", "name", "shared"),
+    [
+        ("eagle1", "eagle1_head", "Eagle1Head", True),
+        ("eagle3", "eagle3_head", "Eagle3Head", False),
+        ("mtp", "mtp_head", "MtpModule", True),
+    ],
+)
+@torch.no_grad()
+def test_chain(folder, module, name, shared, target, trained, dense_attend):
+    path = shipped_pair()[0].parent / folder
+    head = load_drafter(path, target)
+    teacher = trained(module, name).load(path, *([target.lm_head] if shared else []))
+    tokens, states = round_of(target, head)
+    wanted = list(teacher.unroll(target.embed_tokens[tokens][None], states[None], STEPS))
+    hidden = head.combine(states)
+    for row in (0, 4, 8):
+        caches, last = {}, row + 1
+        attend = dense_attend(head.attention_layers, torch.arange(last), caches)
+        out = head.forward(tokens[1 : last + 1], hidden[:last], attend)
+        for step in range(STEPS):
+            torch.testing.assert_close(head.logits(out.hidden)[-1], wanted[step][0, row], **TOLERANCE)
+            place = torch.tensor([last + step])
+            attend = dense_attend(head.attention_layers, place, caches)
+            out = head.forward(tokens[place + 1], out.carry[-1:], attend)
+
+
+@pytest.mark.parametrize("drafts", [1, 5, 7])
+@torch.no_grad()
+def test_block(drafts, target, trained, dense_attend, dense_store):
+    path = shipped_pair()[0].parent / "dflash"
+    head = load_drafter(path, target)
+    teacher = trained("dflash_head", "DFlashHead").load(path, target.embed_tokens)
+    tokens, states = round_of(target, head)
+    anchors = torch.tensor([1, 6, 13])
+    wanted = teacher(tokens[None], states[None], anchors, drafts)[0]
+    context = head.combine(states)
+    for anchor, logits in zip(anchors.tolist(), wanted, strict=True):
+        caches = {}
+        head.store_context(context[:anchor], dense_store(head.attention_layers, torch.arange(anchor), caches))
+        block = torch.tensor([int(tokens[anchor]), *[head.mask_token_id] * drafts])
+        rows = torch.arange(anchor, anchor + 1 + drafts)
+        hidden = head.forward(block, dense_attend(head.attention_layers, rows, caches))
+        torch.testing.assert_close(head.logits(hidden[1:]), logits, **TOLERANCE)
