@@ -36,7 +36,7 @@ def main() -> None:
     drafter = LlamaForCausalLM(config(material.model.config)).to(material.device)
 
     def lesson(batch: Batch) -> Outcome:
-        """Every text without its first token, so that rows are numbered as other drafters' are; drafting sees that too."""
+        """Texts without their first token, as other drafters' rows begin; in drafting the model sees that one too."""
         logits = drafter(input_ids=batch.tokens[:, 1:], use_cache=False).logits
         loss, hits = distillation.token_loss(logits, batch.logits[:, 1:], batch.weight[:, 1:])
         rows = hits.shape[1] - arguments.steps + 1

@@ -6,8 +6,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from specgraph.decoding import Request, SpeculativeDecoder
+from specgraph.drafting import DraftConfig
 from specgraph.models.load import drafter_format, load_drafter, load_target
 from specgraph.models.protocol import ParallelHead, StepwiseHead
+from specgraph.reference import CpuPlatform
 
 FIXTURES = Path(__file__).parent / "speculators_fixtures"
 TOLERANCE = {"rtol": 0, "atol": 1e-4}
@@ -120,3 +123,23 @@ def test_dflash(target, dense_attend, dense_store):
         ids = torch.tensor([int(tokens[anchor]), *[head.mask_token_id] * 4])
         hidden = head.forward(ids, dense_attend(head.attention_layers, block, caches))
         torch.testing.assert_close(head.logits(hidden), logits, **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3-llama", "eagle3-qwen3", "mtp", "dflash"])
+@torch.inference_mode()
+def test_a_saved_folder_drafts(name, target):
+    """Through graphs, for two requests: every output is the target's alone."""
+    config = DraftConfig(
+        num_speculative_tokens=3, max_num_requests=2, max_model_len=32, block_size=4, capture_sizes=[2],
+        prefill_sizes=[8], lowering="merged",
+    )  # fmt: skip
+    requests = [Request(prompt_token_ids=[5, 9, 2 + i], max_tokens=12) for i in range(2)]
+    outputs = []
+    for head in (load_drafter(FIXTURES / name, target), None):
+        decoder = SpeculativeDecoder(target, head, CpuPlatform(), config, query_len=4)
+        decoder.capture()
+        outputs.append([result.token_ids for result in decoder.generate(requests)])
+        if head is not None:
+            assert decoder.drafter.runner.launches == decoder.drafter.num_proposes > 0
+        decoder.close()
+    assert outputs[0] == outputs[1]
