@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Iterator
@@ -58,6 +59,7 @@ def bench_rounds(
     """
     if case.target not in TARGETS:
         raise ConfigError(f"unknown target '{case.target}'; there are {', '.join(TARGETS)}")
+    gc.collect()  # an earlier case's decoders are cycles, and hold KV caches of many GiB
     rounds = 2 + case.repeats * case.rounds
     length = case.context + (rounds + 2) * (case.k + 1)
     target = random_target(TARGETS[case.target], platform.device, dtype, length)

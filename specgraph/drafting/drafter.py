@@ -91,6 +91,7 @@ class Drafter:
         self.num_proposes = 0
         """Proposes so far."""
         self._plans: dict[tuple[int, int], Dispatch] = {}
+        self._known_launches: dict[BatchDescriptor, tuple[tuple[Launch, BatchDescriptor], ...]] = {}
         self._host_rounds = HostRounds(platform, config.max_num_requests)
         self.runner: GraphRunner | None = None
         if self.resolution.mode is not GraphMode.NONE:
@@ -131,8 +132,7 @@ class Drafter:
         self.buffers.num_sampled.zero_()  # warm-up really runs: every request is inert
         self.buffers.step.seq_lens.zero_()
         for plan in self.captures():
-            for launch in self._launches(plan):
-                descriptor = self._descriptor(launch, plan)
+            for launch, descriptor in self._launches(plan):
                 if descriptor not in self.runner:  # one step graph serves several steps, and every query_len
                     self.runner.capture(descriptor, self._body(launch, plan))
 
@@ -147,7 +147,7 @@ class Drafter:
 
     def launched(self, batch: BatchDescriptor) -> list[BatchDescriptor]:
         """The graphs that a propose of a padded batch replays, in order."""
-        return [self._descriptor(launch, batch) for launch in self._launches(batch)]
+        return [descriptor for _, descriptor in self._launches(batch)]
 
     def propose(self, batch: ProposeBatch) -> DraftTokens:
         """Draft K tokens for each request of `batch`; K follows the batch where there is a schedule.
@@ -223,12 +223,12 @@ class Drafter:
             now = self._host_rounds.round(computed, self.buffers, start_positions, num_sampled)
             at = partial(self.program.host_lengths, host_round=now)
         self.num_proposes += 1
-        for launch in self._launches(batch):
+        for launch, descriptor in self._launches(batch):
             captured: StepLengths = {}
             if at is not None:
                 captured = LateLengths(at, dict(zip(launch.captured_steps, launch.steps, strict=True)))
             if self.runner is not None and plan.captured:
-                self.runner.replay(self._descriptor(launch, batch), captured)
+                self.runner.replay(descriptor, captured)
             else:
                 self._body(launch, batch, captured)(None)
 
@@ -281,9 +281,13 @@ class Drafter:
             if runner is not None:
                 runner.close()
 
-    def _launches(self, batch: BatchDescriptor) -> list[Launch]:
-        steps = self.program.num_steps(_computed_tokens(batch))
-        return launches(self.resolution.lowering, steps, self.program.steps_differ)
+    def _launches(self, batch: BatchDescriptor) -> tuple[tuple[Launch, BatchDescriptor], ...]:
+        """Each launch of a propose, and what it is captured as. Worked out once, to save the host microseconds."""
+        if (known := self._known_launches.get(batch)) is None:
+            steps = self.program.num_steps(_computed_tokens(batch))
+            every = launches(self.resolution.lowering, steps, self.program.steps_differ)
+            known = self._known_launches[batch] = tuple((launch, self._descriptor(launch, batch)) for launch in every)
+        return known
 
     def _descriptor(self, launch: Launch, batch: BatchDescriptor) -> BatchDescriptor:
         if launch.phase != "step":

@@ -7,13 +7,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 from torch import Tensor
 
 from specgraph.kernels import fused_attention
 from specgraph.kernels.paged_attention import dense_attention
 from specgraph.kernels.triton import attention, rows
-from specgraph.kernels.triton.launch import AttentionTile, Launcher
+from specgraph.kernels.triton.launch import AttentionTile, Launcher, ceil_div, power_of_two
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +30,11 @@ class AttentionOps(Launcher):
         total = heads + 2 * key.shape[1]
         per_program = 16
         if count:
-            rows.rotate_and_store_kernel[(count, triton.cdiv(total, per_program))](
+            rows.rotate_and_store_kernel[(count, ceil_div(total, per_program))](
                 query, key, value, rotary, positions.contiguous(), slot_mapping.contiguous(), out, key_cache,
                 value_cache, query.stride(0), key.stride(0), value.stride(0),
                 0 if rotary is None else rotary.stride(0), heads, key.shape[1], DIM=dim,
-                DIMS=triton.next_power_of_2(dim), HALF=0 if rotary is None else rotary.shape[1] // 2,
+                DIMS=power_of_two(dim), HALF=0 if rotary is None else rotary.shape[1] // 2,
                 HEADS=per_program, ROTATED=rotary is not None, num_warps=4, **self.common(),
             )  # fmt: skip
         return out
@@ -89,8 +88,8 @@ class AttentionOps(Launcher):
         if count == 0:
             return out
         wide = query.dtype == torch.float32
-        tile_rows = min(max(triton.next_power_of_2(query_len * group), 16), 32 if wide else 64)
-        tiles = triton.cdiv(query_len * group, tile_rows)
+        tile_rows = min(max(power_of_two(query_len * group), 16), 32 if wide else 64)
+        tiles = ceil_div(query_len * group, tile_rows)
         walk = AttentionTile(keys=32) if wide else AttentionTile()
         if tile_rows == 16 and dim <= 128 and not wide:
             walk = self.options.attention
@@ -116,7 +115,7 @@ class AttentionOps(Launcher):
             PRECISION="ieee" if wide else "tf32", num_warps=walk.warps, num_stages=walk.stages, **self.common(),
         )  # fmt: skip
         if splits > 1:
-            attention.combine_kernel[(triton.cdiv(count * heads, 4),)](
+            attention.combine_kernel[(ceil_div(count * heads, 4),)](
                 partial, top, total, out, count * heads, DIM=dim, SPLITS=splits, ITEMS=4, num_warps=4,
                 **self.common(),
             )  # fmt: skip

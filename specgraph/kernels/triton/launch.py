@@ -101,6 +101,16 @@ class Launcher:
         self.compiled[key] = kernel[grid](*tensors, *integers, **constants, num_warps=num_warps, **self.common())
 
 
+def ceil_div(a: int, b: int) -> int:
+    """a / b, rounded up. Triton's own costs microseconds outside a kernel, and a launch needs several."""
+    return -(-a // b)
+
+
+def power_of_two(n: int) -> int:
+    """The least power of two that is not less than n, at least 1."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
 def contiguous_rows(x: Tensor) -> Tensor:
     """x itself if each row lies in one piece, else a copy."""
     return x if x.stride(-1) == 1 else x.contiguous()

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from specgraph.kernels import decoder
 from specgraph.kernels.triton import linear
 from specgraph.kernels.triton import norm as norm_kernels
-from specgraph.kernels.triton.launch import Launcher, Tile, contiguous_rows
+from specgraph.kernels.triton.launch import Launcher, Tile, ceil_div, contiguous_rows, power_of_two
 
 MAX_ROWS = 64
 """Above this many rows a linear is no longer bound by its weights, and the library's matmul is as good."""
@@ -36,7 +35,7 @@ class LinearOps(Launcher):
             return decoder.norm_linear_reference(x, None, eps, weight, bias, residual)
         out = x.new_empty(x.shape[0], weight.shape[0])
         residual = None if residual is None else contiguous_rows(residual)
-        linear.linear_kernel[(triton.cdiv(weight.shape[0], tile.columns),)](
+        linear.linear_kernel[(ceil_div(weight.shape[0], tile.columns),)](
             x, weight, bias, residual, out, x.shape[0], weight.shape[0], weight.shape[1], x.stride(0),
             0 if residual is None else residual.stride(0), BIASED=bias is not None, RESIDUAL=residual is not None,
             **self._shape(tile, x),
@@ -53,7 +52,7 @@ class LinearOps(Launcher):
                 return decoder.norm_gate_up_reference(x, None, eps, weight, bias)
             return self._gated(decoder.norm_linear_reference(x, None, eps, weight, bias, None))
         out = x.new_empty(x.shape[0], columns)
-        linear.gate_up_kernel[(triton.cdiv(columns, tile.columns),)](
+        linear.gate_up_kernel[(ceil_div(columns, tile.columns),)](
             x, weight, bias, out, x.shape[0], columns, weight.shape[1], x.stride(0), BIASED=bias is not None,
             **self._shape(tile, x),
         )  # fmt: skip
@@ -63,7 +62,7 @@ class LinearOps(Launcher):
         rows, columns = packed.shape[0], packed.shape[1] // 2
         out = packed.new_empty(rows, columns)
         if rows:
-            linear.gate_kernel[(rows, triton.cdiv(columns, 2048))](
+            linear.gate_kernel[(rows, ceil_div(columns, 2048))](
                 packed, out, columns, packed.stride(0), COLUMNS=2048, num_warps=4, **self.common()
             )
         return out
@@ -80,7 +79,7 @@ class LinearOps(Launcher):
             norm_kernels.pair_kernel[(rows_, 2)](
                 token_ids.contiguous(), table, table_norm, hidden, hidden_norm, pair, width, hidden_width,
                 hidden.stride(0), eps, TABLE_NORMED=table_norm is not None, HIDDEN_NORMED=hidden_norm is not None,
-                WIDTH=triton.next_power_of_2(width), HIDDEN_WIDTH=triton.next_power_of_2(hidden_width), num_warps=8,
+                WIDTH=power_of_two(width), HIDDEN_WIDTH=power_of_two(hidden_width), num_warps=8,
                 **self.common(),
             )  # fmt: skip
         return self.norm_linear(pair, None, eps, weight, bias, None)
@@ -97,7 +96,7 @@ class LinearOps(Launcher):
             x.shape[1],
             x.stride(0),
             eps,
-            WIDTH=triton.next_power_of_2(x.shape[1]),
+            WIDTH=power_of_two(x.shape[1]),
             num_warps=8,
             **self.common(),
         )
@@ -113,7 +112,7 @@ class LinearOps(Launcher):
         if tile is None:
             logits = decoder.norm_linear_reference(x, None, eps, weight, None, None)
             return self.draft_greedy(logits, draft_to_target, draft_step, token_ids, draft_token_ids)
-        blocks = triton.cdiv(weight.shape[0], tile.columns)
+        blocks = ceil_div(weight.shape[0], tile.columns)
         value = x.new_empty(blocks, x.shape[0], dtype=torch.float32)
         index = x.new_empty(blocks, x.shape[0], dtype=torch.int32)
         linear.head_kernel[(blocks,)](
@@ -137,7 +136,7 @@ class LinearOps(Launcher):
         blocks, count = value.shape
         linear.finish_block_kernel[(count,)](
             value, index, draft_to_target, draft_token_ids, blocks, count, draft_token_ids.shape[1],
-            draft_token_ids.stride(0), MAPPED=draft_to_target is not None, BLOCKS=triton.next_power_of_2(blocks),
+            draft_token_ids.stride(0), MAPPED=draft_to_target is not None, BLOCKS=power_of_two(blocks),
             num_warps=4, **self.common(),
         )  # fmt: skip
 
@@ -145,7 +144,7 @@ class LinearOps(Launcher):
         """The largest logit of each 4096 columns, and its column: [blocks, rows] both."""
         logits = contiguous_rows(logits)
         count, vocab = logits.shape
-        blocks = triton.cdiv(vocab, 4096)
+        blocks = ceil_div(vocab, 4096)
         value = logits.new_empty(blocks, count, dtype=torch.float32)
         index = logits.new_empty(blocks, count, dtype=torch.int32)
         linear.best_kernel[(blocks, count)](
@@ -162,7 +161,7 @@ class LinearOps(Launcher):
         blocks, count = value.shape
         linear.finish_greedy_kernel[(count,)](
             value, index, draft_to_target, draft_step, token_ids, draft_token_ids, blocks, count,
-            draft_token_ids.stride(0), MAPPED=draft_to_target is not None, BLOCKS=triton.next_power_of_2(blocks),
+            draft_token_ids.stride(0), MAPPED=draft_to_target is not None, BLOCKS=power_of_two(blocks),
             num_warps=4, **self.common(),
         )  # fmt: skip
 
@@ -186,4 +185,4 @@ class LinearOps(Launcher):
 
 
 def _padded(count: int) -> int:
-    return max(16, triton.next_power_of_2(count))
+    return max(16, power_of_two(count))

@@ -6,12 +6,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import triton
 from torch import Tensor
 
 from specgraph.kernels import load
 from specgraph.kernels.triton import rows
-from specgraph.kernels.triton.launch import Launcher, contiguous_rows
+from specgraph.kernels.triton.launch import Launcher, ceil_div, contiguous_rows, power_of_two
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +24,7 @@ class RowOps(Launcher):
         elif out.shape[0]:
             rows.take_rows_kernel[(out.shape[0],)](
                 source, chosen, out, out.shape[1], source.stride(0), out.stride(0), CHOSEN=chosen is not None,
-                WIDTH=triton.next_power_of_2(out.shape[1]), num_warps=8, **self.common(),
+                WIDTH=power_of_two(out.shape[1]), num_warps=8, **self.common(),
             )  # fmt: skip
 
     def load_round(
@@ -46,11 +45,11 @@ class RowOps(Launcher):
         elements, chunk = query_len * aux_hidden.shape[1], 8192
         self.launch_again(
             rows.load_round_kernel,
-            (to_num_sampled.shape[0], 1 + triton.cdiv(elements, chunk), 1),
+            (to_num_sampled.shape[0], 1 + ceil_div(elements, chunk), 1),
             (sampled_token_ids, num_sampled, start_positions, aux_hidden, block_table, to_sampled_token_ids,
              to_num_sampled, to_start_positions, to_aux_hidden, to_block_table),
             (n, query_len, block_table.shape[1], to_block_table.shape[1], elements, block_table.stride(0)),
-            {"ROW": triton.next_power_of_2(query_len), "TABLE": triton.next_power_of_2(to_block_table.shape[1]),
+            {"ROW": power_of_two(query_len), "TABLE": power_of_two(to_block_table.shape[1]),
              "CHUNK": chunk},
             num_warps=4,
         )  # fmt: skip
@@ -68,7 +67,7 @@ class RowOps(Launcher):
             positions, slot_mapping,
             seq_lens, last_rows, step_positions, step_seq_lens, draft_step, query_len, sampled_token_ids.stride(0),
             block_table.stride(0), block_table.shape[1], max_model_len, BLOCK=block_size,
-            WIDTH=triton.next_power_of_2(query_len), num_warps=1, **self.common(),
+            WIDTH=power_of_two(query_len), num_warps=1, **self.common(),
         )  # fmt: skip
 
     def begin_block(
@@ -84,7 +83,7 @@ class RowOps(Launcher):
             sampled_token_ids, num_sampled.contiguous(), start_positions.contiguous(), block_table, context_positions,
             context_slots, token_ids, positions, slot_mapping, seq_lens, query_len, length,
             sampled_token_ids.stride(0), block_table.stride(0), block_table.shape[1], mask_token_id, max_model_len,
-            BLOCK=block_size, WIDTH=triton.next_power_of_2(query_len), LENGTH=triton.next_power_of_2(length),
+            BLOCK=block_size, WIDTH=power_of_two(query_len), LENGTH=power_of_two(length),
             num_warps=1, **self.common(),
         )  # fmt: skip
 
@@ -100,7 +99,7 @@ class RowOps(Launcher):
             last_token_ids.contiguous(), draft_token_ids, start_positions.contiguous(), block_table, token_ids,
             positions, slot_mapping,
             seq_lens, query_len, draft_token_ids.stride(0), block_table.stride(0), block_table.shape[1],
-            max_model_len, BLOCK=block_size, WIDTH=triton.next_power_of_2(query_len), num_warps=1, **self.common(),
+            max_model_len, BLOCK=block_size, WIDTH=power_of_two(query_len), num_warps=1, **self.common(),
         )  # fmt: skip
 
     def advance(
@@ -111,5 +110,5 @@ class RowOps(Launcher):
         rows.advance_kernel[(1,)](
             seq_lens, positions, slot_mapping, draft_step, block_table, seq_lens.shape[0], block_table.stride(0),
             block_table.shape[1], max_model_len, BLOCK=block_size,
-            REQUESTS=triton.next_power_of_2(seq_lens.shape[0]), num_warps=1, **self.common(),
+            REQUESTS=power_of_two(seq_lens.shape[0]), num_warps=1, **self.common(),
         )  # fmt: skip
