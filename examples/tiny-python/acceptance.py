@@ -76,12 +76,19 @@ def table(rows: list[dict[str, Any]], settings: str) -> str:
     return "\n".join([*lines, ""])
 
 
+def remarks(path: Path) -> str:
+    """What somebody wrote below the table of an earlier document; it is kept."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    last = max((i for i, line in enumerate(lines) if line.startswith("|")), default=len(lines) - 1)
+    return "".join(lines[last + 1 :])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limit", type=int, help="only so many prompts")
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--compared", type=int, default=8, help="prompts on which the lowerings are compared")
-    parser.add_argument("--table", type=Path, help="write the table to this file")
+    parser.add_argument("--table", type=Path, help="write the table to this file; what stands below it is kept")
     parser.add_argument("--figures", type=Path, help="record the figures in this file")
     arguments = parser.parse_args()
 
@@ -134,7 +141,7 @@ def main() -> None:
     document = table(rows, settings)
     print(document)
     if arguments.table:
-        arguments.table.write_text(document)
+        arguments.table.write_text(document + remarks(arguments.table))
     if arguments.figures:
         figures.record(arguments.figures, "acceptance", {"drafters": rows}, torch.device("cpu"))
 

@@ -181,7 +181,10 @@ class Platform(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release all that this platform object holds. Using it afterwards is an error."""
+        """Release what this object itself holds. Using it afterwards is an error.
+
+        Graphs, pools and streams belong to those who made them, who close them before, or after: that still works.
+        """
 
     @property
     def device(self) -> torch.device:

@@ -137,6 +137,7 @@ class CpuPlatform(Platform):
         return self.recorder is not None and self.recorder.clock_of(self.current_stream()) is not None
 
     def close(self) -> None:
+        """See `Platform.close`. It holds nothing of its own: open graphs stay their makers'."""
         self._is_closed = True
 
     @contextmanager

@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 
-from specgraph.errors import CaptureError
+from specgraph.errors import CaptureError, PlatformError
 
 
 def capture(graph, body):
@@ -238,3 +238,17 @@ def test_many_captures_leave_nothing(platform):
         graph.close()
         del y
     assert (platform.memory().allocated, platform.memory().reserved) == (0, 0)
+
+
+def test_graphs_of_a_closed_platform_stay_their_makers(platform):
+    x, graph = torch.ones(4), platform.graph()
+    y = capture(graph, lambda: x + 1)
+    platform.close()
+    with pytest.raises(PlatformError, match="closed"):
+        platform.graph()
+    x.fill_(5)
+    graph.replay()
+    assert y.tolist() == [6.0] * 4
+    del y
+    graph.close()
+    assert platform.memory().reserved == 0
