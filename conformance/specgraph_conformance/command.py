@@ -38,6 +38,8 @@ def run_command(
     unknown = [group for group in selection.groups if group not in GROUPS]
     if unknown:
         raise ConfigError(f"there is no group {', '.join(unknown)}; groups are {', '.join(GROUPS)}")
+    if selection.timeout is not None and selection.timeout <= 0:
+        raise ConfigError(f"timeout {selection.timeout:g} is not a number of seconds that a case can take")
     files = {".json": None if json in (None, "-") else Path(str(json)), ".md": markdown, ".svg": badge}
     paths = [(path, suffix) for suffix, path in files.items() if path is not None]
     for path, suffix in paths:

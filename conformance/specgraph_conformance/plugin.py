@@ -69,18 +69,27 @@ class Plugin:
         self.config = config
         self.session = session
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> Generator[None, None, None]:
+        from specgraph.errors import SpecgraphError
+
+        option: Any = config.getoption
         marked = [(item, with_parameters(item)) for item in items]
-        most = config.getoption("--specgraph-timeout") or float("inf")
+        most = option("--specgraph-timeout") or float("inf")
         cases = [(item, replace(c, timeout=min(c.timeout, most))) for item, c in marked if c is not None]
         order = {id(item): (GROUPS.index(found.group), number) for number, (item, found) in enumerate(cases)}
         cases.sort(key=lambda pair: order[id(pair[0])])
         try:
-            self.session.check_selection([found for _, found in cases], config.getoption("--specgraph-case"))
-        except ValueError as error:
+            self.session.check_selection([found for _, found in cases], option("--specgraph-case"))
+        except SpecgraphError as error:
             raise pytest.UsageError(str(error)) from error
-        selected = [(item, found) for item, found in cases if self._is_selected(found)]
+        yield  # pytest's own -k and -m
+        kept = set(items)
+        selected = [(item, found) for item, found in cases if item in kept and self._is_selected(found)]
+        if not selected:
+            raise pytest.UsageError("no case is selected: no case of the suite meets all that was asked for")
         done = self.session.finished
         chosen = [pair for pair in selected if pair[1].id not in done]
         for item, found in chosen:
@@ -89,9 +98,9 @@ class Plugin:
             if (xfail := self.session.xfail_of(found.id)) is not None:
                 item.add_marker(pytest.mark.xfail(reason=f"{xfail.reason} ({xfail.owner}) {xfail.link}", strict=True))
         self.session.plan([found for _, found in selected])
-        kept = [item for item, _ in chosen]
-        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        items[:] = kept
+        running = [item for item, _ in chosen]
+        config.hook.pytest_deselected(items=[item for item in items if item not in running])
+        items[:] = running
 
     def _is_selected(self, found: Case) -> bool:
         option = self.config.getoption

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from html import escape
@@ -135,11 +134,15 @@ def check_writable(path: Path, form: str | None = None) -> None:
     """
     if (form or path.suffix) not in FORMS:
         raise ConfigError(f"{path}: a report ends in {', '.join(FORMS)}")
-    folder = path.parent
-    if not folder.is_dir():
-        raise ConfigError(f"{path} can't be written: there is no folder {folder}")
-    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise ConfigError(f"{path} can't be written: no permission, or not a file")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path} can't be written: there is no folder {path.parent}")
+    existed = path.exists()
+    try:
+        path.open("ab").close()  # what permissions say is not always so
+    except OSError as error:
+        raise ConfigError(f"{path} can't be written: {error.strerror or error}") from error
+    if not existed:
+        path.unlink()
 
 
 def write_report(report: Report, path: Path, form: str | None = None) -> None:

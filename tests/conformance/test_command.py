@@ -131,6 +131,10 @@ def test_a_device_that_is_left_capturing_is_replaced(tmp_path: Path) -> None:
         (["acme", "--group", "nosuch"], "there is no group nosuch"),
         (["acme", "--case", "capture.nosuch"], "there is no case 'capture.nosuch'"),
         (["acme", "--json", "missing/report.json"], "there is no folder missing"),
+        (["acme", "--markdown", "acme_backend"], "can't be written: "),
+        (["acme", "-k", "nothing_of_that_name"], "no case is selected"),
+        (["acme", "-k", "and and"], "Wrong expression passed to '-k'"),
+        (["acme", "--timeout", "0"], "timeout 0 is not a number of seconds"),
         (["acme:4"], "index 4 was asked for"),
     ],
 )
