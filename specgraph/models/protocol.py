@@ -61,8 +61,8 @@ class DraftOutput(NamedTuple):
     """[T, hidden_size]: what the next step takes as `hidden`."""
 
 
-class DraftHead(Protocol):
-    """An autoregressive drafter that feeds its own hidden state forward (EAGLE, EAGLE-3, MTP)."""
+class Head(Protocol):
+    """What every drafter has: sizes, its use of the target's hidden states, and logits over its own vocabulary."""
 
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]: ...
@@ -71,7 +71,10 @@ class DraftHead(Protocol):
     @property
     def draft_vocab_size(self) -> int: ...
     @property
-    def aux_layers(self) -> Sequence[int]: ...
+    def aux_layers(self) -> Sequence[int]:
+        """Which target hidden states it takes (see `Target.forward`); none: the final one."""
+        ...
+
     @property
     def aux_size(self) -> int:
         """Columns of the target hidden states that `combine` takes."""
@@ -85,15 +88,7 @@ class DraftHead(Protocol):
         ...
 
     def combine(self, aux_hidden: Tensor) -> Tensor:
-        """[T, aux_size] -> [T, hidden_size]: the target's hidden states as the drafter's first `hidden`."""
-        ...
-
-    def forward(self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None) -> DraftOutput:
-        """token_ids int64 [T] (the token *after* each row's position), hidden [T, hidden_size].
-
-        `rows` (int64 [R]): only these rows are wanted of the output, which then has R rows. Every row's key and value
-        are written all the same.
-        """
+        """[T, aux_size] -> [T, hidden_size]: the target's hidden states as the drafter takes them."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -102,6 +97,21 @@ class DraftHead(Protocol):
 
     def weights(self) -> Mapping[str, Tensor]:
         """Every tensor that this drafter reads, by name."""
+        ...
+
+
+class DraftHead(Head, Protocol):
+    """An autoregressive drafter that feeds its own hidden state forward (EAGLE, EAGLE-3, MTP).
+
+    Its first `hidden` is what `combine` makes of the target's.
+    """
+
+    def forward(self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None) -> DraftOutput:
+        """token_ids int64 [T] (the token *after* each row's position), hidden [T, hidden_size].
+
+        `rows` (int64 [R]): only these rows are wanted of the output, which then has R rows. Every row's key and value
+        are written all the same.
+        """
         ...
 
 
@@ -147,19 +157,14 @@ class StepwiseHead(Protocol):
 
 
 @runtime_checkable
-class ParallelHead(Protocol):
+class ParallelHead(Head, Protocol):
     """A drafter that fills a block of 1 + K rows a request in one pass (DFlash).
 
     A propose is: `combine` and `store_context` over the rows of the target's round, at the rows' own positions and
     slots; then `forward` over blocks that begin one position after the last accepted row: the token that the target
-    sampled, then K times `mask_token_id`. Attention is not causal: a row sees the context and its whole block.
-    The block's own keys and values lie in the slots that the next round's context overwrites.
+    sampled, then K times `mask_token_id`. Attention is not causal in any layer: a row sees the context and its whole
+    block. The block's own keys and values lie in the slots that the next round's context overwrites.
     """
-
-    @property
-    def attention_layers(self) -> Sequence[AttentionLayer]:
-        """`causal` is False in all."""
-        ...
 
     @property
     def max_speculative_tokens(self) -> int:
@@ -168,27 +173,6 @@ class ParallelHead(Protocol):
 
     @property
     def mask_token_id(self) -> int: ...
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def draft_vocab_size(self) -> int: ...
-    @property
-    def aux_layers(self) -> Sequence[int]: ...
-    @property
-    def aux_size(self) -> int:
-        """Columns of the target hidden states that `combine` takes."""
-        ...
-
-    @property
-    def dtype(self) -> torch.dtype: ...
-    @property
-    def draft_to_target(self) -> Tensor | None:
-        """As in `DraftHead`."""
-        ...
-
-    def combine(self, aux_hidden: Tensor) -> Tensor:
-        """[T, aux_size] -> [T, hidden_size]: the target's hidden states as context."""
-        ...
 
     def store_context(self, context: Tensor, store: Store) -> None:
         """context [T, hidden_size]: store each layer's keys and values of these rows."""
@@ -196,12 +180,4 @@ class ParallelHead(Protocol):
 
     def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:
         """token_ids int64 [R * (1 + K)] -> [R * (1 + K), hidden_size]: row j >= 1 of a block predicts draft token j."""
-        ...
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden_size] -> [N, draft_vocab_size]."""
-        ...
-
-    def weights(self) -> Mapping[str, Tensor]:
-        """Every tensor that this drafter reads, by name."""
         ...
