@@ -74,11 +74,12 @@ def test_a_prompt_pass_longer_than_the_largest_size():
         ({"prefill_sizes": []}, "prefill sizes: the list is empty"),
         ({"prefill_sizes": [64]}, r"\[64\] are outside 1..48"),
         ({"mode": "FULLY"}, "unknown graph mode 'FULLY'"),
+        ({"max_num_requests": 9, "capture_sizes": [1, 4]}, "the largest capture size is 4, batches go up to .* = 9"),
     ],
 )
 def test_settings(settings, message):
     with pytest.raises(ConfigError, match=message):
-        DraftConfig(num_speculative_tokens=3, **LIMITS, **settings)
+        DraftConfig(**{"num_speculative_tokens": 3, **LIMITS, **settings})
 
 
 @pytest.mark.parametrize("mode", ["FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"])
