@@ -42,9 +42,10 @@ class Gates:
         return ClosingEvent(gate, self._platform)
 
     def first_wait(self, stream: Any) -> None:
-        """Before a graph's first launch on `stream`: the gates that it waits at are closed by then."""
+        """Before a graph's first launch on `stream`: its gates are closed before it waits or an update opens."""
         if not self._created_at_once:
             stream.wait_stream(self.stream)
+            self._platform.update_stream.wait_stream(self.stream)
 
 
 class ClosingEvent:

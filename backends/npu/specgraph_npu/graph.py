@@ -175,8 +175,7 @@ class NpuGraph(Graph):
         for group in self.groups:
             group.updates = 0
         self._graph.replay()
-        if self.groups:
-            self._done[self.launches % 2].record(stream)
+        self._done[self.launches % 2].record(stream)
         self.launches += 1
         self._platform.counters.graph_launches += 1
 

@@ -147,10 +147,10 @@ class NpuPlatform(Platform):
         return self.counters.as_dict()
 
     def close(self) -> None:
-        """See `Platform.close`."""
+        """See `Platform.close`. A launch that stands at a gate is let go, so that the device can end."""
         if not self._is_closed:
-            for graph in list(self.graphs):
-                graph.close()
+            for graph in self.graphs:
+                graph.release()
             self._is_closed = True
 
     def _stream_other_than(self, *taken: Any) -> Any:

@@ -26,6 +26,11 @@ FLAVOUR: ascendsim.Flavour = "events" if os.environ.get("ASCENDSIM_FLAVOUR") == 
 RUNTIME = ascendsim.load(BUILD, FLAVOUR, devices=2, hang_seconds=5)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Markers of these tests."""
+    config.addinivalue_line("markers", "once: the same in all four ways of running, so npu.mk runs it in one")
+
+
 @pytest.fixture(scope="session")
 def loaded() -> ascendsim.Runtime:
     """The runtime of this process."""

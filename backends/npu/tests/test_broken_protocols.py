@@ -79,12 +79,14 @@ def test_update_before_previous_replay_ends(run_script):
 DROPPED = "npu.gates._created_at_once = True"
 
 
+@pytest.mark.once
 def test_update_dropped_is_refused_at_capture(run_script):
     """Without value waits in the runtime, a wait captured before the event's first record is dropped."""
     done = run_script(MANY_ROUNDS.format(mutation=DROPPED), flavour="events", hang_seconds=3)
     assert "would drop its captured wait" in done.stderr
 
 
+@pytest.mark.once
 def test_update_dropped_would_give_wrong_tokens(run_script):
     """What that refusal prevents: with a gate that looks created, the graph runs before its update."""
     pretend = """
@@ -189,6 +191,7 @@ def test_per_step_lengths_not_updated(pair, monkeypatch):
     assert disagreements(pair) > 0
 
 
+@pytest.mark.once
 def test_step_ladder_overpadding(run_script):
     """Later steps captured at K + 1 rows a request don't take one-row lengths: the update is refused."""
     done = run_script(

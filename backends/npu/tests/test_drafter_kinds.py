@@ -39,6 +39,7 @@ def generate(platform, kind, lowering, k, attention=None):
     return ([result.token_ids for result in results], decoder.metrics.acceptance_per_position), spent
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("kind", "k"), [("eagle", 2), ("mtp", 3), ("mtp-modules", 3), ("dflash", 5), ("draft-model", 3)]
 )

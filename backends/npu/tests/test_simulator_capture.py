@@ -124,6 +124,7 @@ def test_group_without_an_op(npu, runtime):
     refused(npu, empty_group, "without a task|can't be captured")
 
 
+@pytest.mark.once
 def test_stream_budget(run_script):
     done = run_script(
         """
