@@ -52,6 +52,19 @@ def captured(platform: Platform, body: Callable[[], Any], pool: GraphPool | None
     return graph
 
 
+def assert_usable(platform: Platform) -> None:
+    """Eager work and a new capture both work."""
+    assert not platform.is_capturing()
+    x = torch.ones(8, device=platform.device)
+    assert on_host(x + 1).tolist() == [2.0] * 8
+    graph = captured(platform, lambda: x.mul_(3))
+    before = on_host(x)
+    graph.replay()
+    platform.synchronize()
+    expect_equal(on_host(x), before * 3)
+    graph.close()
+
+
 def adding(x: Tensor, value: Tensor | float) -> Body:
     """A body for `GraphRunner.capture` that adds to `x` in place."""
 

@@ -2,150 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-
 import pytest
 import torch
 from specgraph.attention import (
     NULL_SLOT,
-    AttentionLayer,
-    AttentionMetadata,
-    HostLengths,
     KVCache,
     StepContext,
     allocate_metadata,
 )
-from specgraph.errors import UnsupportedError
-from specgraph.models.config import RotaryConfig
-from specgraph.models.rotary import rotary_table
 from specgraph.platforms import Platform
-from torch import Tensor
 
-from specgraph_conformance import oracles
+from specgraph_conformance.attention_rows import Rows
 from specgraph_conformance.case import Absent, case
 from specgraph_conformance.rig import attention_backend, captured, expect_equal, on_host
-
-TOLERANCE = {torch.float32: 2e-3, torch.float16: 5e-3, torch.bfloat16: 3e-2}
-POSITIONS = 2048
-
-
-@dataclass
-class Rows:
-    """Requests of given row and key counts over a cache of random values, and what float64 makes of them."""
-
-    platform: Platform
-    attention: str
-    query_lens: Sequence[int]
-    seq_lens: Sequence[int]
-    """Keys of each request, its own rows included; 0 for an inert one."""
-    heads: tuple[int, int] = (4, 2)
-    dim: int = 64
-    block: int = 16
-    dtype: torch.dtype = torch.float32
-    causal: bool = True
-    rotary: bool = True
-    poison: bool = False
-    """Fill blocks of no request with NaN."""
-    strided: bool = False
-    seed: int = 0
-    metadata: AttentionMetadata = field(init=False)
-
-    def __post_init__(self) -> None:
-        device, generator = self.platform.device, torch.Generator().manual_seed(self.seed)
-        num_heads, kv_heads = self.heads
-
-        def random(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator).to(self.dtype)
-
-        table = rotary_table(RotaryConfig(), POSITIONS, self.dim, torch.device("cpu")) if self.rotary else None
-        self.layer_on_host = AttentionLayer(num_heads, kv_heads, self.dim, self.dim**-0.5, table, self.causal)
-        on_device = None if table is None else table.to(device)
-        self.layer = AttentionLayer(num_heads, kv_heads, self.dim, self.dim**-0.5, on_device, self.causal)
-        width = max(-(-n // self.block) for n in self.seq_lens) + 1
-        order = (torch.randperm(len(self.seq_lens) * width, generator=generator) + 1).tolist()
-        self.blocks = [[order.pop() for _ in range(-(-n // self.block))] for n in self.seq_lens]
-        used = {block for row in self.blocks for block in row}
-        total = 1 + len(self.seq_lens) * width
-        self.key_cache, self.value_cache = (random(total, self.block, kv_heads, self.dim) for _ in range(2))
-        for cache in (self.key_cache, self.value_cache):
-            cache[0] = 0
-            if self.poison:
-                cache[[b for b in range(1, total) if b not in used]] = torch.nan
-        rows = sum(self.query_lens)
-        packed = random(rows, num_heads + 2 * kv_heads, self.dim)
-        self.query, self.key, self.value = packed.split((num_heads, kv_heads, kv_heads), dim=1)
-        query, key, value = packed.to(device).split((num_heads, kv_heads, kv_heads), dim=1)
-        self.device_rows = query, key, value
-        if not self.strided:
-            self.device_rows = query.contiguous(), key.contiguous(), value.contiguous()
-        positions, slots = [], []
-        for row, (query_len, seq_len) in enumerate(zip(self.query_lens, self.seq_lens, strict=True)):
-            for i in range(query_len):
-                position = seq_len - query_len + i if seq_len else 0
-                positions.append(position)
-                blocks = self.blocks[row]
-                slot = blocks[position // self.block] * self.block + position % self.block if seq_len else NULL_SLOT
-                slots.append(slot)
-        table_rows = [row + [0] * (width - len(row)) for row in self.blocks]
-        starts = torch.tensor([0, *self.query_lens]).cumsum(0)
-        self.metadata = AttentionMetadata(
-            query_start_loc=starts.int().to(device),
-            seq_lens=torch.tensor(self.seq_lens, dtype=torch.int32, device=device),
-            positions=torch.tensor(positions, device=device),
-            slot_mapping=torch.tensor(slots, device=device),
-            block_table=torch.tensor(table_rows, dtype=torch.int32, device=device),
-            query_len=max(self.query_lens),
-        )
-        self.positions, self.slots = positions, slots
-        self.cache = KVCache(self.key_cache.to(device), self.value_cache.to(device))
-
-    def forward(self) -> Tensor:
-        """Run the backend eagerly; the output stays on the device."""
-        backend = attention_backend(self.platform, self.attention)
-        lengths = HostLengths(list(self.query_lens), list(self.seq_lens))
-        context = StepContext(self.metadata, 0, lengths if backend.host_parameters else None)
-        try:
-            return backend.forward(self.layer, 0, *self.device_rows, self.cache, context)
-        except UnsupportedError as error:
-            raise Absent(f"attention '{self.attention}': {error}") from error
-
-    def expected(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(output, key cache, value cache) in float64."""
-        table, positions = self.layer_on_host.rotary, torch.tensor(self.positions)
-        keys, values = self.key_cache.double(), self.value_cache.double()
-        query = oracles.rotate(self.query.double(), table, positions)
-        key = oracles.rotate(self.key.double(), table, positions)
-        out, row = torch.zeros_like(query), 0
-        for slot, k, v in zip(self.slots, key, self.value.double(), strict=True):
-            if slot != NULL_SLOT:
-                keys[slot // self.block, slot % self.block] = k
-                values[slot // self.block, slot % self.block] = v
-        for query_len, seq_len, blocks in zip(self.query_lens, self.seq_lens, self.blocks, strict=True):
-            if query_len and seq_len:
-                k, v = (oracles.gather_request(cache, blocks, seq_len) for cache in (keys, values))
-                rows = query[row : row + query_len]
-                out[row : row + query_len] = oracles.attention(rows, k, v, self.layer.scale, self.causal)
-            row += query_len
-        return out, keys, values
-
-    def check(self) -> None:
-        """Output within the dtype's tolerance; caches written where they should be, and bit for bit nowhere else."""
-        out, keys, values = self.expected()
-        tolerance = TOLERANCE[self.dtype]
-        seen = on_host(self.forward()).double()
-        assert seen.shape == out.shape
-        torch.testing.assert_close(seen, out, atol=tolerance, rtol=tolerance)
-        written = [slot for slot in self.slots if slot != NULL_SLOT]
-        others = [slot for slot in range(self.block, keys.shape[0] * self.block) if slot not in set(written)]
-        for name, now, before, wanted in (
-            ("keys", on_host(self.cache.key), self.key_cache, keys),
-            ("values", on_host(self.cache.value), self.value_cache, values),
-        ):
-            now, before, wanted = (t.flatten(0, 1) for t in (now, before, wanted))
-            torch.testing.assert_close(now[written].double(), wanted[written], atol=tolerance, rtol=tolerance)
-            same = (now[others] == before[others]) | (now[others].isnan() & before[others].isnan())
-            assert same.all(), f"{name} were written where no row has a slot"
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (8, 2), (8, 1)], ids=lambda h: f"{h[0]}x{h[1]}")
