@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any
 
 import torch
@@ -66,9 +67,11 @@ def bench_propose(
                 continue
             with way.ops():
                 prepared.append(_prepare(platform, case, way, drafter, batch))
-        # Ways take turns, so that a machine whose speed drifts slows all of them alike.
+        # Ways take turns, so that a machine whose speed drifts slows all of them alike, in an order drawn anew each
+        # time: what ran before decides how warm the device is and how fast it clocks.
+        order = Random(0)
         for _ in range(case.repeats):
-            for ready in prepared:
+            for ready in order.sample(prepared, len(prepared)):
                 with ready.way.ops():
                     ready.device += device_time(platform, ready.call, repeats=1, warmup=1)
                     ready.host += host_time(platform, ready.call, repeats=1, warmup=0)

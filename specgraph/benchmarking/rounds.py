@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any
 
 import torch
@@ -73,8 +74,9 @@ def bench_rounds(
         for way in ways:
             way.stream = way.decoder.stream(requests)
             way.advance(2 * case.requests)
+        order = Random(0)  # see bench_propose
         for _ in range(case.repeats):
-            for way in ways:
+            for way in order.sample(ways, len(ways)):
                 platform.synchronize()
                 start = time.perf_counter()
                 tokens = way.advance(case.rounds * case.requests)

@@ -100,7 +100,10 @@ class CudaGraph(Graph):
                         self._abandon(graph, side)
                         if (explained := _explained(error)) is None:
                             raise
-                        raise explained from error
+                        try:
+                            raise explained from error
+                        finally:
+                            del explained  # its traceback holds this frame: a cycle would keep what was captured
                     try:
                         graph.capture_end()
                     except Exception as error:

@@ -6,7 +6,7 @@ import torch
 
 from specgraph.kernels.triton.implement import register
 from specgraph.kernels.triton.launch import LaunchOptions
-from specgraph_cuda.tiles import attention_tile, tile_for
+from specgraph_cuda.tiles import tile_for
 
 
 def register_kernels(device: torch.device) -> None:
@@ -17,7 +17,6 @@ def register_kernels(device: torch.device) -> None:
         overlap=overlap,
         extra={"launch_pdl": True} if overlap else {},
         tile=tile_for,
-        attention=attention_tile(properties.shared_memory_per_block_optin),
         compute_units=properties.multi_processor_count,
         keep_compiled=True,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specgraph.kernels.triton.launch import AttentionTile, Tile, default_tile
+from specgraph.kernels.triton.launch import Tile, default_tile
 
 # rows -> tile. A linear with few output columns needs narrow tiles, so that every multiprocessor streams weights.
 _NARROW = {16: Tile(32, 256, 2, 6, 512), 32: Tile(32, 256, 2, 5, 512), 64: Tile(32, 128, 4, 6, 256)}
@@ -24,13 +24,3 @@ def tile_for(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
     if columns <= 64 * 132:
         return _MEDIUM.get(rows)
     return _GATE_UP[rows]
-
-
-def attention_tile(shared_memory: int) -> AttentionTile:
-    """How attention of one row a request walks the keys, where a program may have so many bytes of shared memory.
-
-    Three stages of 128 keys and values of 128 elements take 192 KiB.
-    """
-    if shared_memory < 200 << 10:
-        return AttentionTile()
-    return AttentionTile(keys=128, warps=8, stages=3, programs=2)

@@ -12,7 +12,7 @@ from torch import Tensor
 from specgraph.kernels import fused_attention
 from specgraph.kernels.paged_attention import dense_attention
 from specgraph.kernels.triton import attention, rows
-from specgraph.kernels.triton.launch import AttentionTile, Launcher, ceil_div, power_of_two
+from specgraph.kernels.triton.launch import Launcher, ceil_div, power_of_two
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +90,8 @@ class AttentionOps(Launcher):
         wide = query.dtype == torch.float32
         tile_rows = min(max(power_of_two(query_len * group), 16), 32 if wide else 64)
         tiles = ceil_div(query_len * group, tile_rows)
-        walk = AttentionTile(keys=32) if wide else AttentionTile()
-        if tile_rows == 16 and dim <= 128 and not wide:
-            walk = self.options.attention
-        wanted = self.options.compute_units * (walk.programs // 2 if tile_rows > 32 else walk.programs)
-        splits = attention_splits(requests * kv_heads * tiles, wanted)
+        splits = attention_splits(requests * kv_heads * tiles, tile_rows, self.options.compute_units)
+        keys = 32 if wide else 64
         if splits > 1:
             shape = (count * heads, splits)
             partial = torch.empty((*shape, dim), dtype=torch.float32, device=query.device)
@@ -110,9 +107,9 @@ class AttentionOps(Launcher):
             query, key, value, rotary, positions, slot_mapping, key_cache, value_cache, block_table, seq_lens,
             query_start_loc, out, partial, top, total, query.stride(0), 0 if key is None else key.stride(0),
             0 if rotary is None else rotary.stride(0), block_table.stride(0), block_table.shape[1], heads, scale,
-            GROUP=group, HALF=dim // 2, KV_HEADS=kv_heads, BLOCK=block, ROWS=tile_rows, KEYS=walk.keys, SPLITS=splits,
+            GROUP=group, HALF=dim // 2, KV_HEADS=kv_heads, BLOCK=block, ROWS=tile_rows, KEYS=keys, SPLITS=splits,
             TILES=tiles, CAUSAL=causal, FUSED=key is not None, ROTATED=rotary is not None,
-            PRECISION="ieee" if wide else "tf32", num_warps=walk.warps, num_stages=walk.stages, **self.common(),
+            PRECISION="ieee" if wide else "tf32", num_warps=4, num_stages=2, **self.common(),
         )  # fmt: skip
         if splits > 1:
             attention.combine_kernel[(ceil_div(count * heads, 4),)](
@@ -122,9 +119,12 @@ class AttentionOps(Launcher):
         return out
 
 
-def attention_splits(programs: int, wanted: int) -> int:
-    """Splits of the context: a power of two, at most 16, that gives up to `wanted` programs."""
-    splits = 1
+def attention_splits(programs: int, rows: int, compute_units: int) -> int:
+    """Splits of the context: a power of two, at most 16, that gives up to four programs a compute unit.
+
+    Two where a tile has more than 32 rows: each split writes its rows once more, and a second kernel adds them.
+    """
+    splits, wanted = 1, (4 if rows <= 32 else 2) * compute_units
     while splits < 16 and programs * splits * 2 <= wanted:
         splits *= 2
     return splits

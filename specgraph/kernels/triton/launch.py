@@ -24,18 +24,6 @@ class Tile:
     """Input columns of the weights to ask for before waiting for the kernel before; a power of two, at least 64."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionTile:
-    """How attention walks the keys of one split: so many at a time, in programs run so."""
-
-    keys: int = 64
-    warps: int = 4
-    stages: int = 2
-    programs: int = 4
-    """Wanted a compute unit: contexts are split for it. Half of it where tiles have more than 32 rows, since each split
-    writes its rows once more, for a second kernel to add."""
-
-
 ChooseTile = Callable[[str, int, int, int], "Tile | None"]
 """(kind of linear, padded rows, output columns, input columns) -> tile; None where a library matmul is faster."""
 
@@ -55,8 +43,6 @@ class LaunchOptions:
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Keyword arguments of every launch."""
     tile: ChooseTile = default_tile
-    attention: AttentionTile = field(default_factory=AttentionTile)
-    """For half precisions, heads of up to 128 and up to 16 rows of queries times heads; others take the default."""
     compute_units: int = 128
     """Processors of the device: how far to split attention."""
     keep_compiled: bool = False
