@@ -26,7 +26,7 @@ class Launch:
     """Draft steps it stands for here."""
 
 
-def launches(lowering: LoweringName, num_steps: int, steps_differ: bool = False) -> list[Launch]:
+def launches(lowering: LoweringName, num_steps: int, steps_differ: bool) -> list[Launch]:
     """The launches of one propose with `num_steps` passes.
 
     `eager` calls what `merged` would capture; `piecewise` has the launches of `step`, each with eager attention.

@@ -82,6 +82,19 @@ def test_settings(settings, message):
         DraftConfig(**{"num_speculative_tokens": 3, **LIMITS, **settings})
 
 
+@pytest.mark.parametrize("missing", ["temperature", "seeds"])
+def test_only_a_sampled_drafter_needs_temperatures_and_seeds(missing):
+    head = make_head("eagle", make_target())
+    settings = {"num_speculative_tokens": 2, **LIMITS}
+    greedy, sampled = (make_drafter(head, "eager", "device", sampled=sampled, **settings) for sampled in (False, True))
+    batch = Rounds(greedy.config, head.aux_size, VOCAB, head.dtype, seed=2).next(2)
+    without = replace(batch, **{missing: None})
+    with torch.inference_mode():
+        assert torch.equal(greedy.propose(without).token_ids, greedy.propose(batch).token_ids)
+    with pytest.raises(ConfigError, match=f"a sampled drafter needs {missing} with every batch"):
+        sampled.propose(without)
+
+
 @pytest.mark.parametrize("mode", ["FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"])
 def test_a_mode_that_the_platform_can_t_run(mode):
     capabilities = replace(CAPABILITIES, task_update=no("no such call here"))
