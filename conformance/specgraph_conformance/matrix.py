@@ -29,6 +29,7 @@ def support_matrix(reports: Sequence[dict[str, Any]]) -> str:
         f"| kind of device | {' | '.join(report.get('device_kind', UNSTATED) for report in reports)} |",
         f"| torch | {' | '.join(report['versions'].get('torch', '') for report in reports)} |",
     ]
+    lines.append(f"| cases in the suite as it was run | {' | '.join(str(len(r['cases'])) for r in reports)} |")
     lines += [f"| {o} | {' | '.join(str(report['counts'][o]) for report in reports)} |" for o in OUTCOMES]
     for group in GROUPS:
         cells = [Counter(c["outcome"] for c in report["cases"] if c["group"] == group) for report in reports]
