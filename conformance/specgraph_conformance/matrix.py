@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from specgraph_conformance.case import GROUPS
-from specgraph_conformance.report import OUTCOMES, UNSTATED
+from specgraph_conformance.report import OUTCOMES
 
 
 def support_matrix(reports: Sequence[dict[str, Any]]) -> str:
@@ -26,7 +26,7 @@ def support_matrix(reports: Sequence[dict[str, Any]]) -> str:
         f"| | {' | '.join(report['platform'] for report in reports)} |",
         "|---|" + "---|" * len(reports),
         f"| device | {' | '.join(report['device'] for report in reports)} |",
-        f"| kind of device | {' | '.join(report.get('device_kind', UNSTATED) for report in reports)} |",
+        f"| kind of device | {' | '.join(report.get('device_kind', 'not in this report') for report in reports)} |",
         f"| torch | {' | '.join(report['versions'].get('torch', '') for report in reports)} |",
     ]
     lines.append(f"| cases in the suite as it was run | {' | '.join(str(len(r['cases'])) for r in reports)} |")
