@@ -110,6 +110,8 @@ def versions(torch_npu: Any) -> dict[str, str]:
         cann = torch_npu.npu.utils.get_cann_version()
     except Exception:
         cann = ""
+    if cann and is_simulated():
+        cann = f"none, simulated as {cann}"
     return {"torch": torch.__version__, "torch_npu": torch_npu.__version__, "cann": cann or "unknown"}
 
 

@@ -80,6 +80,12 @@ CASES = {
     "repeat": (lambda a: a.repeat(2, 3), n(2, 2)),
     "triu": (lambda a: a.triu(1), n(4, 4)),
     "all any": (lambda a: (a > 0).all(1) | (a > 1).any(1), n(3, 4)),
+    "sdpa": (
+        lambda q, k, m: F.scaled_dot_product_attention(q, k, k, attn_mask=m > 0),
+        n(2, 3, 4, 8),
+        n(2, 3, 5, 8),
+        torch.tensor([1.0, 0, 1, 1, 0]).expand(2, 1, 4, 5),
+    ),
     "logsumexp": (lambda a: a.logsumexp(-1), n(3, 4)),
 }
 

@@ -233,3 +233,31 @@ OP_WITH_WORKSPACE(aclnnFusedInferAttentionScoreV4,
    attend({layout, heads, kv_heads ? kv_heads : heads, sparse, block_size, scale, lse_flag, q_lengths, kv_lengths},
           query, key[0], value[0], mask, table, query_rope, key_rope, sink, out, lse))
 MAX_WORKSPACE(aclnnFusedInferAttentionScoreV4, v4_most)
+
+// Attention over whole sequences, which torch_npu takes for scaled_dot_product_attention: a mask of any shape that
+// broadcasts, true where a key is hidden.
+static void attend_whole(Tensor query, Tensor key, Tensor value, Tensor mask, double scale, Tensor most, Tensor sum,
+                         Tensor out) {
+  auto repeat = [&](const Tensor& t) { return t.to(at::kFloat).repeat_interleave(query.size(1) / t.size(1), 1); };
+  auto scores = at::matmul(query.to(at::kFloat), repeat(key).transpose(2, 3)) * scale;
+  if (mask.defined()) scores.masked_fill_(mask.to(at::kBool), -std::numeric_limits<float>::infinity());
+  auto highest = scores.amax(-1, true);
+  auto weights = (scores - highest).exp();
+  auto total = weights.sum(-1, true);
+  out.copy_(at::matmul(weights / total, repeat(value)).reshape(out.sizes()));
+  if (most.defined()) most.copy_(highest.expand(most.sizes()));
+  if (sum.defined()) sum.copy_(total.expand(sum.sizes()));
+}
+
+OP(aclnnFlashAttentionScore,
+   (Tensor query, Tensor key, Tensor value, Tensor pse, Tensor dropped, Tensor padding, Tensor mask, Ints prefix,
+    double scale, double keep, int64_t, int64_t, int64_t heads, Str layout, int64_t, int64_t sparse, Tensor most,
+    Tensor sum, Tensor, Tensor out),
+   {
+     if (layout != "BNSD") bad("input_layout '" + layout + "' is not simulated here");
+     if (pse.defined() || dropped.defined() || padding.defined() || !prefix.empty() || keep != 1.0)
+       bad("pse, dropout, padding_mask and prefix are not simulated");
+     if (sparse > 1) bad("sparse_mode " + text(sparse) + " is not simulated here");
+     if (heads != query.size(1)) bad(text(heads) + " heads, query has " + text(query.size(1)));
+     attend_whole(query, key, value, mask, scale, most, sum, out);
+   })
