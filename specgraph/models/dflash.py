@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from specgraph.attention import Attend, AttentionLayer, Store
+from specgraph.attention import Attend, Store
 from specgraph.models.config import ModelConfig
 from specgraph.models.decoder_layer import DecoderLayer, attention_layers, decoder_block
 from specgraph.models.layers import embedding, linear, norm_linear, rms_norm
@@ -61,52 +60,12 @@ class DFlashHead:
         self.tensors = weights
         self.layers = tuple(layers)
         model = config.model.with_max_position(num_positions)
-        self._attention_layers = attention_layers(model, len(layers), weights.embed_tokens.device, causal=False)
-
-    @property
-    def attention_layers(self) -> Sequence[AttentionLayer]:
-        """One a decoder layer, none causal."""
-        return self._attention_layers
-
-    @property
-    def max_speculative_tokens(self) -> int:
-        """Masks in a block."""
-        return self.config.block_size - 1
-
-    @property
-    def mask_token_id(self) -> int:
-        """The token that stands for an unknown one."""
-        return self.config.mask_token_id
-
-    @property
-    def hidden_size(self) -> int:
-        """Columns of the residual stream."""
-        return self.config.model.hidden_size
-
-    @property
-    def draft_vocab_size(self) -> int:
-        """Columns of `logits`."""
-        return self.config.draft_vocab_size
-
-    @property
-    def aux_layers(self) -> Sequence[int]:
-        """Which target hidden states `combine` takes."""
-        return self.config.aux_layers
-
-    @property
-    def aux_size(self) -> int:
-        """Columns of what `combine` takes."""
-        return len(self.config.aux_layers) * self.config.target_hidden_size
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of weights and hidden states."""
-        return self.tensors.embed_tokens.dtype
-
-    @property
-    def draft_to_target(self) -> Tensor | None:
-        """Offsets from draft to target ids, or None."""
-        return self.tensors.draft_to_target
+        self.attention_layers = attention_layers(model, len(layers), weights.embed_tokens.device, causal=False)
+        self.max_speculative_tokens, self.mask_token_id = config.block_size - 1, config.mask_token_id
+        self.hidden_size, self.draft_vocab_size = model.hidden_size, config.draft_vocab_size
+        self.aux_layers = config.aux_layers
+        self.aux_size = len(config.aux_layers) * config.target_hidden_size
+        self.dtype, self.draft_to_target = weights.embed_tokens.dtype, weights.draft_to_target
 
     def combine(self, aux_hidden: Tensor) -> Tensor:
         """[T, aux_size] -> [T, hidden_size]."""
@@ -115,7 +74,7 @@ class DFlashHead:
     def store_context(self, context: Tensor, store: Store) -> None:
         """context [T, hidden_size]: store each layer's keys and values of these rows."""
         eps = self.config.model.rms_norm_eps
-        for index, (layer, shape) in enumerate(zip(self.layers, self._attention_layers, strict=True)):
+        for index, (layer, shape) in enumerate(zip(self.layers, self.attention_layers, strict=True)):
             # Rows of the packed projection after the query's: keys, then values.
             skip, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
             bias = None if layer.qkv_bias is None else layer.qkv_bias[skip:]
@@ -130,7 +89,7 @@ class DFlashHead:
         eps = self.config.model.rms_norm_eps
         x = embedding(token_ids, self.tensors.embed_tokens)
         for index, layer in enumerate(self.layers):
-            x = decoder_block(x, layer, self._attention_layers[index], index, attend, eps)
+            x = decoder_block(x, layer, self.attention_layers[index], index, attend, eps)
         return rms_norm(x, self.tensors.norm, eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -147,7 +106,7 @@ class DFlashHead:
             "norm": tensors.norm,
             "lm_head": tensors.lm_head,
         }
-        optional = {"draft_to_target": tensors.draft_to_target, "rotary": self._attention_layers[0].rotary}
+        optional = {"draft_to_target": tensors.draft_to_target, "rotary": self.attention_layers[0].rotary}
         named.update({name: tensor for name, tensor in optional.items() if tensor is not None})
         for index, layer in enumerate(self.layers):
             named.update(layer.named_tensors(f"layers.{index}"))

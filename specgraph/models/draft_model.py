@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
-from specgraph.attention import Attend, AttentionLayer
+from specgraph.attention import Attend
 from specgraph.errors import CheckpointError
 from specgraph.models.checkpoint_folder import CheckpointFolder
 from specgraph.models.config import ARCHITECTURES, model_config
@@ -31,33 +30,10 @@ class DraftModelHead:
     draft_to_target: Tensor | None = None
 
     def __init__(self, model: LlamaTarget, target_hidden_size: int) -> None:
+        """target_hidden_size: columns of the hidden states that are handed over, and not read."""
         self.model = model
-        self._target_hidden_size = target_hidden_size
-
-    @property
-    def attention_layers(self) -> Sequence[AttentionLayer]:
-        """The model's."""
-        return self.model.attention_layers
-
-    @property
-    def hidden_size(self) -> int:
-        """Columns of `carry`, which nothing reads."""
-        return self.model.hidden_size
-
-    @property
-    def draft_vocab_size(self) -> int:
-        """The target's vocabulary."""
-        return self.model.vocab_size
-
-    @property
-    def aux_size(self) -> int:
-        """Columns of the target's final hidden state, which is handed over and not read."""
-        return self._target_hidden_size
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of weights and hidden states."""
-        return self.model.dtype
+        self.attention_layers, self.aux_size = model.attention_layers, target_hidden_size
+        self.hidden_size, self.draft_vocab_size, self.dtype = model.hidden_size, model.vocab_size, model.dtype
 
     def combine(self, aux_hidden: Tensor) -> Tensor:
         """Zeros [T, hidden_size]."""

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from specgraph.attention import Attend, AttentionLayer
+from specgraph.attention import Attend
 from specgraph.models.checkpoint_folder import CheckpointFolder
 from specgraph.models.config import ModelConfig
 from specgraph.models.config_source import ConfigSource
@@ -52,34 +51,10 @@ class EagleHead:
         self.config = config
         self.tensors = weights
         self.layers = tuple(layers)
-        self._attention_layers = attention_layers(
-            config.with_max_position(num_positions), len(self.layers), weights.embed_tokens.device
-        )
-
-    @property
-    def attention_layers(self) -> Sequence[AttentionLayer]:
-        """Usually one."""
-        return self._attention_layers
-
-    @property
-    def hidden_size(self) -> int:
-        """Columns of `hidden` and `carry`; the target's too."""
-        return self.config.hidden_size
-
-    @property
-    def draft_vocab_size(self) -> int:
-        """Columns of `logits`."""
-        return self.tensors.lm_head.shape[0]
-
-    @property
-    def aux_size(self) -> int:
-        """Columns of the target's final hidden state."""
-        return self.config.hidden_size
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of weights and hidden states."""
-        return self.tensors.embed_tokens.dtype
+        model = config.with_max_position(num_positions)
+        self.attention_layers = attention_layers(model, len(self.layers), weights.embed_tokens.device)
+        self.hidden_size = self.aux_size = config.hidden_size
+        self.draft_vocab_size, self.dtype = weights.lm_head.shape[0], weights.embed_tokens.dtype
 
     def combine(self, aux_hidden: Tensor) -> Tensor:
         """[T, hidden_size], taken as it is."""
@@ -91,7 +66,7 @@ class EagleHead:
         x = pair_linear(token_ids, tensors.embed_tokens, None, hidden, None, eps, tensors.fc, tensors.fc_bias)
         for index, layer in enumerate(self.layers):
             last = index == len(self.layers) - 1
-            x = decoder_block(x, layer, self._attention_layers[index], index, attend, eps, rows if last else None)
+            x = decoder_block(x, layer, self.attention_layers[index], index, attend, eps, rows if last else None)
         return DraftOutput(x, x)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -112,7 +87,7 @@ class EagleHead:
             "fc": tensors.fc,
             "lm_head": tensors.lm_head,
         }
-        optional = {"fc_bias": tensors.fc_bias, "rotary": self._attention_layers[0].rotary}
+        optional = {"fc_bias": tensors.fc_bias, "rotary": self.attention_layers[0].rotary}
         named.update({name: tensor for name, tensor in optional.items() if tensor is not None})
         for index, layer in enumerate(self.layers):
             named.update(layer.named_tensors(f"layers.{index}"))

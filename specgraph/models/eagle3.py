@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specgraph.attention import Attend, AttentionLayer
+from specgraph.attention import Attend
 from specgraph.models.config import ModelConfig
 from specgraph.models.decoder_layer import DecoderLayer, attention_and_mlp, attention_layers, decoder_block
 from specgraph.models.layers import greedy_head, linear, norm_linear, pair_linear, rms_norm
@@ -72,42 +72,11 @@ class Eagle3Head:
         self.tensors = weights
         self.layers = tuple(layers)
         model = config.model.with_max_position(num_positions)
-        self._attention_layers = attention_layers(model, len(self.layers), weights.embed_tokens.device)
-
-    @property
-    def attention_layers(self) -> Sequence[AttentionLayer]:
-        """Usually one."""
-        return self._attention_layers
-
-    @property
-    def hidden_size(self) -> int:
-        """Columns of `hidden` and `carry`."""
-        return self.config.model.hidden_size
-
-    @property
-    def draft_vocab_size(self) -> int:
-        """Columns of `logits`."""
-        return self.config.draft_vocab_size
-
-    @property
-    def aux_layers(self) -> Sequence[int]:
-        """Which target hidden states `combine` takes."""
-        return self.config.aux_layers
-
-    @property
-    def aux_size(self) -> int:
-        """Columns of what `combine` takes."""
-        return max(1, len(self.config.aux_layers)) * self.config.target_hidden_size
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of weights and hidden states."""
-        return self.tensors.embed_tokens.dtype
-
-    @property
-    def draft_to_target(self) -> Tensor | None:
-        """Offsets from draft to target ids, or None."""
-        return self.tensors.draft_to_target
+        self.attention_layers = attention_layers(model, len(self.layers), weights.embed_tokens.device)
+        self.hidden_size, self.draft_vocab_size = model.hidden_size, config.draft_vocab_size
+        self.aux_layers = config.aux_layers
+        self.aux_size = max(1, len(config.aux_layers)) * config.target_hidden_size
+        self.dtype, self.draft_to_target = weights.embed_tokens.dtype, weights.draft_to_target
 
     def combine(self, aux_hidden: Tensor) -> Tensor:
         """[T, aux_size] -> [T, hidden_size]."""
@@ -123,7 +92,7 @@ class Eagle3Head:
 
     def forward(self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None) -> DraftOutput:
         """token_ids int64 [T], the token after each row's position; see `DraftHead.forward`."""
-        tensors, eps, shapes = self.tensors, self.config.model.rms_norm_eps, self._attention_layers
+        tensors, eps, shapes = self.tensors, self.config.model.rms_norm_eps, self.attention_layers
         first, hidden_norm = self.layers[0], tensors.hidden_norm
         if self.config.norm_before_residual:
             hidden, hidden_norm = rms_norm(hidden, hidden_norm, eps), None
@@ -168,7 +137,7 @@ class Eagle3Head:
             "fc_bias": tensors.fc_bias,
             "input_norm": tensors.input_norm,
             "draft_to_target": tensors.draft_to_target,
-            "rotary": self._attention_layers[0].rotary,
+            "rotary": self.attention_layers[0].rotary,
             **{f"fc_norm.{i}": norm for i, norm in enumerate(tensors.fc_norms)},
         }
         named.update({name: tensor for name, tensor in optional.items() if tensor is not None})

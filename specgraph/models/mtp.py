@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from specgraph.attention import Attend, AttentionLayer
+from specgraph.attention import Attend
 from specgraph.models.config import ModelConfig
 from specgraph.models.decoder_layer import DecoderLayer, attention_layers, decoder_block
 from specgraph.models.layers import greedy_head, linear, pair_linear, rms_norm
@@ -68,39 +67,12 @@ class MtpHead:
         self.modules = tuple(modules)
         self.embed_tokens = embed_tokens
         self.lm_head = lm_head
-        self._attention_layers = attention_layers(
-            config.with_max_position(num_positions), len(self.modules), embed_tokens.device
-        )
-
-    @property
-    def num_modules(self) -> int:
+        self.num_modules = len(self.modules)
         """1: reused at every step. More: one a step."""
-        return len(self.modules)
-
-    @property
-    def attention_layers(self) -> Sequence[AttentionLayer]:
-        """One a module."""
-        return self._attention_layers
-
-    @property
-    def hidden_size(self) -> int:
-        """Columns of `hidden` and `carry`; the target's too."""
-        return self.config.hidden_size
-
-    @property
-    def draft_vocab_size(self) -> int:
-        """Columns of `logits`."""
-        return self.lm_head.shape[0]
-
-    @property
-    def aux_size(self) -> int:
-        """Columns of the target's final hidden state."""
-        return self.config.hidden_size
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of weights and hidden states."""
-        return self.embed_tokens.dtype
+        model = config.with_max_position(num_positions)
+        self.attention_layers = attention_layers(model, self.num_modules, embed_tokens.device)
+        self.hidden_size = self.aux_size = config.hidden_size
+        self.draft_vocab_size, self.dtype = lm_head.shape[0], embed_tokens.dtype
 
     def combine(self, aux_hidden: Tensor) -> Tensor:
         """[T, hidden_size], taken as it is."""
@@ -119,7 +91,7 @@ class MtpHead:
         x = pair_linear(
             token_ids, self.embed_tokens, module.embed_norm, hidden, module.hidden_norm, eps, module.projection
         )
-        x = decoder_block(x, module.layer, self._attention_layers[step], step, attend, eps, rows)
+        x = decoder_block(x, module.layer, self.attention_layers[step], step, attend, eps, rows)
         normed = rms_norm(x, module.norm, eps)
         return DraftOutput(normed, normed)
 
@@ -134,7 +106,7 @@ class MtpHead:
     def weights(self) -> Mapping[str, Tensor]:
         """Everything that the head reads, the rotary table too."""
         named: dict[str, Tensor] = {"embed_tokens": self.embed_tokens, "lm_head": self.lm_head}
-        rotary = self._attention_layers[0].rotary
+        rotary = self.attention_layers[0].rotary
         if rotary is not None:
             named["rotary"] = rotary
         for index, module in enumerate(self.modules):
