@@ -141,6 +141,9 @@ def test_prompt_and_propose_graphs_count_against_one_limit(limit, enough, monkey
     if enough:
         drafter = make_drafter(make_head("eagle", make_target()), "merged", "device", **settings)
         assert drafter.runner.graph_count + drafter.prompts.runner.graph_count == limit
+        with torch.inference_mode():
+            drafter.prefill_prompt([1, 2], 0, [1], torch.zeros(2, drafter.head.aux_size))
+        assert drafter.prompts.runner.launches == 2, "what was captured for prompts must serve them"
     else:
         with pytest.raises(CaptureError, match="holds at most 2 graphs"):
             make_drafter(make_head("eagle", make_target()), "merged", "device", **settings)

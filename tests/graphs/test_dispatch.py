@@ -33,6 +33,11 @@ def test_default_sizes_pad_little(limit, n):
     assert padding <= (n if n <= 4 else 7 if n <= 64 else 15)
 
 
+def test_default_sizes_are_those_of_the_docstring():
+    assert capture_sizes(100) == (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 100)
+    assert capture_sizes(3) == (1, 2, 3)
+
+
 @given(named_sizes)
 def test_named_sizes_are_captured_exactly(case):
     limit, asked = case
