@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specgraph.errors import ConfigError
-from specgraph.graphs import BatchDescriptor, capture_sizes, dispatch, padded_size
+from specgraph.graphs import BatchDescriptor, capture_sizes, dispatch, padded_size, prefill_sizes
 
 PHASES = ("verify", "propose", "first", "step")
 named_sizes = st.integers(1, 60).flatmap(
@@ -36,6 +36,9 @@ def test_default_sizes_pad_little(limit, n):
 def test_default_sizes_are_those_of_the_docstring():
     assert capture_sizes(100) == (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 100)
     assert capture_sizes(3) == (1, 2, 3)
+    assert prefill_sizes(9000) == (16, 32, 64, 128, 256, 512)
+    assert prefill_sizes(100) == (16, 32, 64, 100)
+    assert prefill_sizes(512) == (16, 32, 64, 128, 256, 512)
 
 
 @given(named_sizes)
