@@ -85,7 +85,7 @@ def bench(
     if decoding:
         generated = bench_decoding(opened, k=_numbers("k", k)[0], lowerings=ways)
         columns = ("k", "lowering", "tokens_per_second", "mean_acceptance_length")
-        _show(console, "generation, shipped pair, one request at a time", generated, columns)
+        _show(console, f"generation, shipped pair, one request at a time, {device}", generated, columns)
         report["decoding"] = generated
     if json is not None:
         write_json(report, json)

@@ -146,7 +146,8 @@ def load_generator(
     resolution = decoder.drafter.resolution if decoder.drafter is not None else decoder.target.resolution
     drafter = f"; drafter {drafter_format(draft_folder)}" if speculate else ""
     how = f"mode {resolution.mode}, lowering {resolution.explain()}"
-    description = f"{opened.info.name}: {how}; captured in {took:.2f} s{drafter}"
+    where = f"{opened.info.name} (simulated)" if opened.info.simulated else opened.info.name
+    description = f"{where}: {how}; captured in {took:.2f} s{drafter}"
     return TextGenerator(decoder, tokenizer, stop_token_ids, opened, description)
 
 
