@@ -79,6 +79,7 @@ def capture_key_mismatch(patch: pytest.MonkeyPatch) -> None:
         with pytest.MonkeyPatch.context() as during:
             during.setattr(Drafter, "_descriptor", lambda *a: replace(descriptor(*a), num_speculative_tokens=99))
             real(self)
+        self._known_launches.clear()  # requests work theirs out anew
 
     patch.setattr(Drafter, "capture", capture)
 
