@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from specgraph_cuda import capabilities
 from specgraph_cuda.backend import open_device, probe
 
 from specgraph.errors import PlatformError
@@ -55,6 +56,14 @@ def test_opening_without_a_gpu_is_one_clear_error(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(PlatformError, match="not available"):
         open_device(0)
+
+
+def test_without_triton_the_capability_says_what_runs_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    found = capabilities._triton(torch.device("cuda"))
+    assert not found
+    assert "pip install triton" in found.reason
+    assert "plain torch ops run, slower" in found.reason
 
 
 def test_discovery_finds_the_plugin() -> None:
