@@ -144,6 +144,7 @@ def test_prompt_and_propose_graphs_count_against_one_limit(limit, enough, monkey
         with torch.inference_mode():
             drafter.prefill_prompt([1, 2], 0, [1], torch.zeros(2, drafter.head.aux_size))
         assert drafter.prompts.runner.launches == 2, "what was captured for prompts must serve them"
+        assert drafter.prompts.buffers.sliced(8).metadata.query_start_loc.tolist() == [0, 8]
     else:
         with pytest.raises(CaptureError, match="holds at most 2 graphs"):
             make_drafter(make_head("eagle", make_target()), "merged", "device", **settings)
