@@ -21,7 +21,8 @@ def support_matrix(reports: Sequence[dict[str, Any]]) -> str:
     lines = [
         "# Support matrix",
         "",
-        "Made by `python -m specgraph_conformance.matrix` from the reports in this folder.",
+        "Made by `python -m specgraph_conformance.matrix` from the reports in this folder. Cases with attention "
+        "run once with each: the core's two, and those of the device's own.",
         "",
         f"| | {' | '.join(report['platform'] for report in reports)} |",
         "|---|" + "---|" * len(reports),
@@ -29,7 +30,7 @@ def support_matrix(reports: Sequence[dict[str, Any]]) -> str:
         f"| kind of device | {' | '.join(report.get('device_kind', 'not in this report') for report in reports)} |",
         f"| torch | {' | '.join(report['versions'].get('torch', '') for report in reports)} |",
     ]
-    lines.append(f"| cases in the suite as it was run | {' | '.join(str(len(r['cases'])) for r in reports)} |")
+    lines.append(f"| cases | {' | '.join(str(len(r['cases'])) for r in reports)} |")
     lines += [f"| {o} | {' | '.join(str(report['counts'][o]) for report in reports)} |" for o in OUTCOMES]
     for group in GROUPS:
         cells = [Counter(c["outcome"] for c in report["cases"] if c["group"] == group) for report in reports]
