@@ -1,6 +1,6 @@
 """The core's paged attention, once with device parameters and once with host parameters.
 
-The second is what Ascend's attention needs; every platform with task updates can exercise it.
+The second is what devices with baked lengths need; every platform with task updates can exercise it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Attention over a paged KV cache, in two flavours of one computation.
 
 `paged_attention` reads lengths from device tensors; `paged_attention_host` takes them as host integers, baked into
-the captured task as on Ascend. Both give the same bits on the host implementation, and neither looks past a
+the captured task. Both give the same bits on the host implementation, and neither looks past a
 request's own length.
 """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -18,18 +18,6 @@ class Counters:
     """Host waits for one event."""
     synchronizes: int = 0
     """Host waits for the whole device."""
-
-    def snapshot(self) -> Counters:
-        """The numbers now."""
-        return replace(self)
-
-    def since(self, earlier: Counters) -> Counters:
-        """What was issued after `earlier`."""
-        return Counters(**{f.name: getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)})
-
-    def as_dict(self) -> dict[str, int]:
-        """The numbers by name."""
-        return asdict(self)
 
 
 def counted_event(event_type: Any, counters: Counters) -> Any:

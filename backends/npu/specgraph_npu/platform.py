@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -144,7 +145,7 @@ class NpuPlatform(Platform):
 
     def counts(self) -> Mapping[str, int]:
         """See `Platform.counts`."""
-        return self.counters.as_dict()
+        return asdict(self.counters)
 
     def close(self) -> None:
         """See `Platform.close`. A launch that stands at a gate is let go, so that the device can end."""
