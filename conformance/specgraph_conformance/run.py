@@ -18,8 +18,6 @@ from specgraph_conformance.records import RecordFile
 from specgraph_conformance.report import CaseResult, Report, Subject
 from specgraph_conformance.session import open_session
 
-PACKAGE = "specgraph_conformance"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
@@ -39,8 +37,9 @@ class Selection:
 
     def arguments(self, platform: str) -> list[str]:
         """Arguments for pytest."""
-        ini = Path(__file__).parent / "pytest.ini"
-        out = ["-c", str(ini), "--rootdir", str(ini.parent), "--pyargs", PACKAGE, "--specgraph-platform", platform]
+        here = Path(__file__).parent
+        # A path, not --pyargs: without one pytest loads the conftest.py files of the folder that it is started in.
+        out = ["-c", str(here / "pytest.ini"), "--rootdir", str(here), str(here), "--specgraph-platform", platform]
         for option, values in (("case", self.cases), ("group", self.groups), ("hazard", self.hazards)):
             for value in values:
                 out += [f"--specgraph-{option}", value]
