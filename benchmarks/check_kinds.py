@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
+from specgraph.checkpoints import load_drafter, load_target
 from specgraph.decoding import Request, SpeculativeDecoder
 from specgraph.drafting import DraftConfig
-from specgraph.models.load import load_drafter, load_target
 from specgraph.platforms import Platform, open_platform
 
 ROOT = Path(__file__).parent.parent

@@ -4,11 +4,11 @@ The names an engine needs; everything else is in the rooms that ARCHITECTURE.md 
 """
 
 from specgraph.attention import AttentionBackend, AttentionLayer, AttentionMetadata, KVCache, PagedAttention
+from specgraph.checkpoints import load_drafter, load_target
 from specgraph.decoding.request import Generation, Request
 from specgraph.decoding.text import TextGenerator, load_generator, shipped_pair
 from specgraph.drafting import DraftConfig, Drafter, DraftTokens, ProposeBatch
 from specgraph.errors import SpecgraphError
-from specgraph.models.load import load_drafter, load_target
 from specgraph.models.protocol import DraftHead, DraftOutput, Target, TargetOutput
 from specgraph.platforms import Platform, open_platform
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import torch
 from specgraph.models.config import ModelConfig
-from specgraph.models.decoder_layer import DecoderLayer
 from specgraph.models.dflash import DFlashConfig, DFlashHead, DFlashWeights
 from specgraph.models.draft_model import DraftModelHead
 from specgraph.models.eagle import EagleHead, EagleWeights
 from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
+from specgraph.models.layers import DecoderLayer
 from specgraph.models.llama import LlamaTarget
 from specgraph.models.mtp import MtpHead, MtpModule
 from specgraph.models.protocol import DraftHead, ParallelHead
@@ -102,7 +102,7 @@ def _eagle(seed: int, device: torch.device, dtype: torch.dtype, compute: torch.d
     embed, lm_head = _vocabulary(seed, device, dtype, compute)
     w = weights(seed + 2, device, dtype, compute)
     tensors = EagleWeights(embed_tokens=embed, fc=_fuse(w), fc_bias=None, lm_head=lm_head)
-    return EagleHead(CONFIG, tensors, [_layer(w, HIDDEN, gain=0.8)], MAX_POSITIONS)
+    return EagleHead(CONFIG, tensors, [_layer(w, HIDDEN, gain=0.8)])
 
 
 def _eagle3(seed: int, device: torch.device, dtype: torch.dtype, compute: torch.dtype) -> DraftHead:
@@ -119,7 +119,7 @@ def _eagle3(seed: int, device: torch.device, dtype: torch.dtype, compute: torch.
         draft_to_target=(ids - torch.arange(draft_vocab)).to(device),
     )
     config = Eagle3Config(CONFIG, HIDDEN, draft_vocab, AUX_LAYERS)
-    return Eagle3Head(config, tensors, [_layer(w, 2 * HIDDEN, gain=1.5)], MAX_POSITIONS)
+    return Eagle3Head(config, tensors, [_layer(w, 2 * HIDDEN, gain=1.5)])
 
 
 def _mtp(seed: int, device: torch.device, dtype: torch.dtype, compute: torch.dtype, num_modules: int = 1) -> MtpHead:
@@ -130,7 +130,7 @@ def _mtp(seed: int, device: torch.device, dtype: torch.dtype, compute: torch.dty
         MtpModule(w.place(one), w.place(one), _fuse(w), _layer(w, HIDDEN, gain=0.8), w.place(one))
         for _ in range(num_modules)
     ]
-    return MtpHead(CONFIG, modules, embed, lm_head, MAX_POSITIONS)
+    return MtpHead(CONFIG, modules, embed, lm_head)
 
 
 def _mtp_modules(seed: int, device: torch.device, dtype: torch.dtype, compute: torch.dtype) -> MtpHead:
@@ -149,7 +149,7 @@ def _dflash(seed: int, device: torch.device, dtype: torch.dtype, compute: torch.
         draft_to_target=None,
     )
     config = DFlashConfig(CONFIG, HIDDEN, VOCAB, (0, 2), block_size=1 + MODULES, mask_token_id=VOCAB - 1)
-    return DFlashHead(config, tensors, [_layer(w, HIDDEN, gain=4) for _ in range(2)], MAX_POSITIONS)
+    return DFlashHead(config, tensors, [_layer(w, HIDDEN, gain=4) for _ in range(2)])
 
 
 def _draft_model(seed: int, device: torch.device, dtype: torch.dtype, compute: torch.dtype) -> DraftModelHead:

@@ -14,10 +14,10 @@ import figures
 import torch
 from tokenizers import Tokenizer
 
+from specgraph.checkpoints import drafter_format, load_drafter, load_target
 from specgraph.decoding import AcceptanceMetrics, Request, SpeculativeDecoder
 from specgraph.drafting import DraftConfig
 from specgraph.models.llama import LlamaTarget
-from specgraph.models.load import drafter_format, load_drafter, load_target
 from specgraph.models.protocol import DraftHead, ParallelHead
 from specgraph.reference.platform import CpuPlatform
 

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from specgraph.errors import ConfigError
 from specgraph.models.config import ModelConfig, RotaryConfig
-from specgraph.models.decoder_layer import DecoderLayer
 from specgraph.models.dflash import DFlashConfig, DFlashHead, DFlashWeights
 from specgraph.models.eagle import EagleHead, EagleWeights
 from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
+from specgraph.models.layers import DecoderLayer
 from specgraph.models.mtp import MtpHead, MtpModule
 
 RandomHead = Eagle3Head | EagleHead | MtpHead | DFlashHead
@@ -107,14 +107,14 @@ def random_head(shape: BenchShape, device: torch.device, dtype: torch.dtype, max
         layer = make.layer(shape, hidden, input_norm=False)
         table, fc = make.matrix(shape.vocab_size, hidden), make.matrix(hidden, 2 * hidden)
         head = make.matrix(shape.vocab_size, hidden)
-        return EagleHead(model, EagleWeights(table, fc, None, head), [layer], max_model_len)
+        return EagleHead(model, EagleWeights(table, fc, None, head), [layer])
     if shape.kind == "mtp":
         module = MtpModule(
             make.norm(hidden), make.norm(hidden), make.matrix(hidden, 2 * hidden), make.layer(shape, hidden),
             make.norm(hidden),
         )  # fmt: skip
         table, head = make.matrix(shape.vocab_size, hidden), make.matrix(shape.vocab_size, hidden)
-        return MtpHead(model, [module], table, head, max_model_len)
+        return MtpHead(model, [module], table, head)
     aux = tuple(range(shape.num_aux))
     if shape.kind == "dflash":
         layers = [make.layer(shape, hidden) for _ in range(shape.num_layers)]
@@ -123,7 +123,7 @@ def random_head(shape: BenchShape, device: torch.device, dtype: torch.dtype, max
             make.matrix(shape.vocab_size, hidden), make.matrix(hidden, shape.num_aux * hidden), make.norm(hidden),
             make.norm(hidden), make.matrix(shape.draft_vocab_size, hidden), make.vocabulary(shape),
         )  # fmt: skip
-        return DFlashHead(config, weights, layers, max_model_len)
+        return DFlashHead(config, weights, layers)
     layer = make.layer(shape, 2 * hidden)
     weights = Eagle3Weights(
         embed_tokens=make.matrix(shape.vocab_size, hidden),
@@ -133,7 +133,7 @@ def random_head(shape: BenchShape, device: torch.device, dtype: torch.dtype, max
         fc=make.matrix(hidden, shape.num_aux * hidden),
         draft_to_target=make.vocabulary(shape),
     )
-    return Eagle3Head(Eagle3Config(model, hidden, shape.draft_vocab_size, aux), weights, [layer], max_model_len)
+    return Eagle3Head(Eagle3Config(model, hidden, shape.draft_vocab_size, aux), weights, [layer])
 
 
 def model_config(shape: BenchShape, dtype: torch.dtype, max_model_len: int) -> ModelConfig:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from specgraph.attention import AttentionBackend, choose_attention
 from specgraph.benchmarking.shapes import random_head, shape_named
+from specgraph.checkpoints import drafter_format, load_drafter, load_target
 from specgraph.cli.json_output import write_json
 from specgraph.decoding import SpeculativeDecoder, TargetRunner, allocate_caches
 from specgraph.decoding.text import shipped_pair
@@ -28,7 +29,6 @@ from specgraph.drafting import DraftConfig, Drafter, resolve
 from specgraph.drafting.config import Fallback, LoweringChoice, ModeChoice
 from specgraph.errors import ConfigError, UnsupportedError
 from specgraph.graphs import GraphMode, GraphRunner
-from specgraph.models.load import drafter_format, load_drafter, load_target
 from specgraph.platforms import LOWERINGS, Platform, open_platform
 
 _COLUMNS = ("model", "phase", "requests", "rows_per_request", "rows", "k", "step", "graphs")

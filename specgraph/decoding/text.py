@@ -13,12 +13,12 @@ import torch
 from tokenizers import Tokenizer
 
 from specgraph.attention import choose_attention
+from specgraph.checkpoints import drafter_format, load_drafter, load_target
 from specgraph.decoding.decoder import SpeculativeDecoder
 from specgraph.decoding.request import Chunk, Generation, Request
 from specgraph.drafting import DraftConfig
 from specgraph.drafting.config import LoweringChoice, ModeChoice
 from specgraph.errors import CheckpointError
-from specgraph.models.load import drafter_format, load_drafter, load_target
 from specgraph.platforms import Platform, open_platform
 
 

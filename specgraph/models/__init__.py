@@ -1,14 +1,8 @@
-"""Targets and drafters as plain tensor code, read from Hugging Face folders.
+"""Targets and draft heads as plain tensor code: no files, no device names, no graph calls.
 
-    target = load_target("Llama-3.1-8B-Instruct", device, torch.bfloat16)
-    print(drafter_format("EAGLE3-LLaMA3.1-Instruct-8B"))     # eagle3, authors layout (...)
-    head = load_drafter("EAGLE3-LLaMA3.1-Instruct-8B", target)
-
-`protocol` says what a model of one's own must offer. `layers` is the one place where a device's fused ops step in.
+`protocol` states what a model of your own must offer. `specgraph.checkpoints` builds the models here from folders.
 """
 
-from specgraph.models.formats import DrafterFormat
-from specgraph.models.load import drafter_format, load_drafter, load_target
 from specgraph.models.protocol import (
     DraftHead,
     DraftOutput,
@@ -19,16 +13,4 @@ from specgraph.models.protocol import (
     TargetOutput,
 )
 
-__all__ = [
-    "DraftHead",
-    "DraftOutput",
-    "DrafterFormat",
-    "GreedyHead",
-    "ParallelHead",
-    "StepwiseHead",
-    "Target",
-    "TargetOutput",
-    "drafter_format",
-    "load_drafter",
-    "load_target",
-]
+__all__ = ["DraftHead", "DraftOutput", "GreedyHead", "ParallelHead", "StepwiseHead", "Target", "TargetOutput"]

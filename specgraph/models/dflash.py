@@ -1,6 +1,6 @@
-"""The DFlash draft head: a block of masked positions filled in one non-causal pass over injected target context.
+"""The DFlash draft head: fills a block of mask tokens in one non-causal pass over context made from target states.
 
-context   = hidden_norm(fc(cat(aux hidden states of the target)))    once a target row
+context   = hidden_norm(fc(cat(aux hidden states of the target)))    once per target row
 K, V      of every layer: from `context` for rows before the block, from the layer's own input for the block's rows
 block     = embed(sampled token, mask, mask, ...)                    through all layers, attention not causal
 logits    = lm_head(norm(block))                                     row j predicts the token at its own position
@@ -15,13 +15,20 @@ from torch import Tensor
 
 from specgraph.attention import Attend, Store
 from specgraph.models.config import ModelConfig
-from specgraph.models.decoder_layer import DecoderLayer, attention_layers, decoder_block
-from specgraph.models.layers import embedding, linear, norm_linear, rms_norm
+from specgraph.models.layers import (
+    DecoderLayer,
+    attention_layers,
+    decoder_block,
+    embedding,
+    linear,
+    norm_linear,
+    rms_norm,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class DFlashConfig:
-    """Beside the decoder's sizes, the block and the target's layers."""
+    """Sizes of the decoder layers, the block, and which target states the head takes."""
 
     model: ModelConfig
     target_hidden_size: int
@@ -52,14 +59,11 @@ class DFlashWeights:
 class DFlashHead:
     """A DFlash drafter. Implements `ParallelHead`."""
 
-    def __init__(
-        self, config: DFlashConfig, weights: DFlashWeights, layers: Sequence[DecoderLayer], num_positions: int
-    ) -> None:
-        """num_positions: rows of the rotary table; the target's max_model_len."""
+    def __init__(self, config: DFlashConfig, weights: DFlashWeights, layers: Sequence[DecoderLayer]) -> None:
         self.config = config
         self.tensors = weights
         self.layers = tuple(layers)
-        model = config.model.with_max_position(num_positions)
+        model = config.model
         self.attention_layers = attention_layers(model, len(layers), weights.embed_tokens.device, causal=False)
         self.max_speculative_tokens, self.mask_token_id = config.block_size - 1, config.mask_token_id
         self.hidden_size, self.draft_vocab_size = model.hidden_size, config.draft_vocab_size

@@ -1,7 +1,7 @@
 """The EAGLE-3 draft head (arXiv:2503.01840): one decoder layer over the next token's embedding and target features.
 
 first hidden = fc(cat(aux hidden states of the target))
-x            = cat(input_layernorm(embed(token)), hidden_norm(hidden))      what the first layer attends with
+x            = cat(input_layernorm(embed(token)), hidden_norm(hidden))      input of the first layer's projections
 residual     = hidden, or hidden_norm(hidden) with norm_before_residual
 carry        = residual + attention + mlp                                   the next step's hidden
 logits       = lm_head(norm(carry))                                         over the draft vocabulary
@@ -17,25 +17,34 @@ from torch import Tensor
 
 from specgraph.attention import Attend
 from specgraph.models.config import ModelConfig
-from specgraph.models.decoder_layer import DecoderLayer, attention_and_mlp, attention_layers, decoder_block
-from specgraph.models.layers import greedy_head, linear, norm_linear, pair_linear, rms_norm
+from specgraph.models.layers import (
+    DecoderLayer,
+    attention_and_mlp,
+    attention_layers,
+    decoder_block,
+    greedy_head,
+    linear,
+    norm_linear,
+    pair_linear,
+    rms_norm,
+)
 from specgraph.models.protocol import DraftOutput
 
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Config:
-    """Beside the decoder layer's sizes, how an EAGLE-3 head uses the target's hidden states and its own norms."""
+    """Sizes of the decoder layers, which target states the head takes, and where it normalises."""
 
     model: ModelConfig
     """Sizes of the decoder layers; `vocab_size` is the target's."""
     target_hidden_size: int
     draft_vocab_size: int
     aux_layers: tuple[int, ...]
-    """Target layers whose input the head takes; empty: the target's final hidden state instead."""
+    """Target layers whose input the head takes; empty: it takes the target's final hidden state."""
     norm_before_residual: bool = False
     """The first layer's residual is the normalised hidden state."""
     norm_output: bool = False
-    """The next step takes the hidden state after the final norm (EAGLE 3.1)."""
+    """The carry is normalised by the final norm (EAGLE 3.1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +60,7 @@ class Eagle3Weights:
     lm_head: Tensor
     """[draft_vocab_size, hidden_size]"""
     fc: Tensor | None
-    """[hidden_size, aux_size]; None when target hidden states are taken as they are."""
+    """[hidden_size, aux_size]; None when the target's hidden states are taken unchanged."""
     fc_bias: Tensor | None = None
     input_norm: Tensor | None = None
     """[aux_size]: one norm over all aux states (`norm_before_fc`)."""
@@ -64,14 +73,11 @@ class Eagle3Weights:
 class Eagle3Head:
     """An EAGLE-3 drafter. Implements `DraftHead`."""
 
-    def __init__(
-        self, config: Eagle3Config, weights: Eagle3Weights, layers: Sequence[DecoderLayer], num_positions: int
-    ) -> None:
-        """num_positions: rows of the rotary table; the target's max_model_len."""
+    def __init__(self, config: Eagle3Config, weights: Eagle3Weights, layers: Sequence[DecoderLayer]) -> None:
         self.config = config
         self.tensors = weights
         self.layers = tuple(layers)
-        model = config.model.with_max_position(num_positions)
+        model = config.model
         self.attention_layers = attention_layers(model, len(self.layers), weights.embed_tokens.device)
         self.hidden_size, self.draft_vocab_size = model.hidden_size, config.draft_vocab_size
         self.aux_layers = config.aux_layers
@@ -103,7 +109,7 @@ class Eagle3Head:
         x = attention_and_mlp(hidden, qkv, first, shapes[0], 0, attend, eps, rows if last == 0 else None)
         for index, layer in enumerate(self.layers[1:], start=1):
             x = decoder_block(x, layer, shapes[index], index, attend, eps, rows if index == last else None)
-        # The head's own norm belongs to `logits`, where it is one op with the projection.
+        # The final norm is part of `logits`, where it is fused with the projection.
         return DraftOutput(x, rms_norm(x, tensors.norm, eps) if self.config.norm_output else x)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -1,25 +1,152 @@
-"""The tensor operations that every model here is built from: the one place where fused kernels step in."""
+"""What every model here is built from: tensor operations, the weights of one decoder layer, and a pass through it.
+
+Where `specgraph.kernels` has a fused op, it is used, so a device's own kernels apply to every model.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
+
+import torch
 from torch import Tensor
 from torch.nn import functional
 
+from specgraph import kernels
+from specgraph.attention import Attend, AttentionLayer
 from specgraph.kernels import greedy_head, norm_gate_up, norm_linear, pair_linear
+from specgraph.models.config import ModelConfig
+from specgraph.models.rotary import rotary_table
 
-__all__ = ["embedding", "greedy_head", "linear", "norm_gate_up", "norm_linear", "pair_linear", "rms_norm"]
+__all__ = [
+    "DecoderLayer",
+    "attention_and_mlp",
+    "attention_layers",
+    "decoder_block",
+    "embedding",
+    "greedy_head",
+    "linear",
+    "norm_linear",
+    "pair_linear",
+    "rms_norm",
+    "split_heads",
+    "take_rows",
+]
 
 
 def embedding(token_ids: Tensor, weight: Tensor) -> Tensor:
-    """token_ids int64 [T], weight [vocab, H] -> [T, H]."""
+    """token_ids int64 [T], weight [vocab_size, hidden_size] -> [T, hidden_size]."""
     return functional.embedding(token_ids, weight)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [T, in], weight [out, in] -> [T, out]."""
+    """x [T, in], weight [out, in], bias [out] -> [T, out]."""
     return norm_linear(x, None, 0.0, weight, bias)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / rms(x) * weight over the last dimension; half precisions are normalised in float32 inside."""
+    """x / rms(x) * weight over the last dimension; float16 and bfloat16 are normalised in float32."""
     return functional.rms_norm(x, (x.shape[-1],), weight, eps)
+
+
+def take_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """x[rows]: x [T, size], rows int64 [R] -> [R, size]."""
+    out = x.new_empty(rows.shape[0], x.shape[1])
+    kernels.take_rows(x, rows, out)
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """Weights of one layer. Query, key and value projections are packed in one matrix, gate and up in another."""
+
+    qkv: Tensor
+    """[(num_heads + 2 * num_kv_heads) * head_dim, input size]"""
+    output: Tensor
+    """[hidden_size, num_heads * head_dim]"""
+    post_norm: Tensor
+    """[hidden_size], between attention and MLP."""
+    gate_up: Tensor
+    """[2 * intermediate_size, hidden_size]"""
+    down: Tensor
+    """[hidden_size, intermediate_size]"""
+    input_norm: Tensor | None = None
+    """[hidden_size]; None where the layer takes its input as it is (EAGLE-1)."""
+    qkv_bias: Tensor | None = None
+    output_bias: Tensor | None = None
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+    query_norm: Tensor | None = None
+    """[head_dim] (Qwen3)."""
+    key_norm: Tensor | None = None
+    """[head_dim] (Qwen3)."""
+
+    def named_tensors(self, prefix: str) -> dict[str, Tensor]:
+        """The tensors by dotted name, for the read-set."""
+        return {f"{prefix}.{f.name}": v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+
+
+def attention_layers(
+    config: ModelConfig, num_layers: int, device: torch.device, causal: bool = True
+) -> tuple[AttentionLayer, ...]:
+    """The attention shape of each of a model's layers; all share one rotary table."""
+    table = rotary_table(config.rotary, config.max_position_embeddings, config.head_dim, device)
+    layer = AttentionLayer(
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        scale=config.head_dim**-0.5,
+        rotary=table,
+        causal=causal,
+    )
+    return (layer,) * num_layers
+
+
+def decoder_block(
+    x: Tensor,
+    layer: DecoderLayer,
+    shape: AttentionLayer,
+    index: int,
+    attend: Attend,
+    eps: float,
+    rows: Tensor | None = None,
+) -> Tensor:
+    """The residual stream x [T, hidden_size] through one layer; `rows` as in `attention_and_mlp`."""
+    qkv = norm_linear(x, layer.input_norm, eps, layer.qkv, layer.qkv_bias)
+    return attention_and_mlp(x, qkv, layer, shape, index, attend, eps, rows)
+
+
+def attention_and_mlp(
+    residual: Tensor,
+    qkv: Tensor,
+    layer: DecoderLayer,
+    shape: AttentionLayer,
+    index: int,
+    attend: Attend,
+    eps: float,
+    rows: Tensor | None = None,
+) -> Tensor:
+    """A layer after its packed projection `qkv` [T, (num_heads + 2 * num_kv_heads) * head_dim]: attention and MLP.
+
+    `rows` (int64 [R]): compute only these rows after attention. Used in the last layer when only some rows of its
+    output are read; keys and values are written for all T rows.
+    """
+    query, key, value = split_heads(qkv, layer, shape, eps)
+    attended = attend(index, query, key, value).reshape(residual.shape[0], -1)
+    if rows is not None:
+        attended, residual = take_rows(attended, rows), take_rows(residual, rows)
+    residual = norm_linear(attended, None, eps, layer.output, layer.output_bias, residual)
+    inner = norm_gate_up(residual, layer.post_norm, eps, layer.gate_up, layer.gate_up_bias)
+    return norm_linear(inner, None, eps, layer.down, layer.down_bias, residual)
+
+
+def split_heads(qkv: Tensor, layer: DecoderLayer, shape: AttentionLayer, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The packed projection as query, key and value, each [T, heads, head_dim], normalised if the layer has norms."""
+    rows, kv_size = qkv.shape[0], shape.num_kv_heads * shape.head_dim
+    query, key, value = qkv.split((shape.num_heads * shape.head_dim, kv_size, kv_size), dim=-1)
+    query = query.view(rows, shape.num_heads, shape.head_dim)
+    key = key.view(rows, shape.num_kv_heads, shape.head_dim)
+    if layer.query_norm is not None:
+        query = rms_norm(query, layer.query_norm, eps)
+    if layer.key_norm is not None:
+        key = rms_norm(key, layer.key_norm, eps)
+    return query, key, value.view(rows, shape.num_kv_heads, shape.head_dim)

@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from specgraph.attention import Attend, AttentionLayer
-from specgraph.models.checkpoint_folder import CheckpointFolder
 from specgraph.models.config import ModelConfig
-from specgraph.models.decoder_layer import DecoderLayer, attention_layers, decoder_block, load_decoder_layer
-from specgraph.models.layers import embedding, linear, rms_norm
+from specgraph.models.layers import DecoderLayer, attention_layers, decoder_block, embedding, linear, rms_norm
 from specgraph.models.protocol import TargetOutput
 
 
@@ -36,12 +34,12 @@ class LlamaTarget:
 
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]:
-        """One a decoder layer; the same rotary table in all."""
+        """One per decoder layer; all share one rotary table."""
         return self._attention_layers
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers; the largest aux layer id."""
+        """Number of decoder layers; also the largest aux layer id."""
         return len(self.layers)
 
     @property
@@ -90,22 +88,3 @@ class LlamaTarget:
         if rotary is not None:
             named["rotary"] = rotary
         return named
-
-
-def load_llama(folder: CheckpointFolder, config: ModelConfig, prefix: str = "model.") -> LlamaTarget:
-    """Read a target whose tensors are named `{prefix}layers.0...`, `{prefix}embed_tokens`, `{prefix}norm`, `lm_head`.
-
-    Raises:
-        CheckpointError: a missing tensor or one of another shape.
-    """
-    vocabulary = (config.vocab_size, config.hidden_size)
-    embed_tokens = folder.weight(f"{prefix}embed_tokens.weight", vocabulary)
-    # A tied checkpoint may still store lm_head, as a copy; an untied one must.
-    lm_head = embed_tokens if config.tie_word_embeddings else folder.weight("lm_head.weight", vocabulary)
-    return LlamaTarget(
-        config,
-        embed_tokens,
-        [load_decoder_layer(folder, f"{prefix}layers.{i}", config) for i in range(config.num_layers)],
-        folder.weight(f"{prefix}norm.weight", (config.hidden_size,)),
-        lm_head,
-    )

@@ -1,10 +1,11 @@
 """Multi-token prediction heads (DeepSeek-V3, arXiv:2412.19437, section 2.2): small modules trained with their target.
 
     x      = eh_proj(cat(enorm(embed(token)), hnorm(hidden)))
-    normed = norm(layer(x))          what the target's head reads, and the next step's `hidden`
+    carry  = norm(layer(x))
+    logits = lm_head(carry)
 
-`hidden` is first the target's final hidden state. A checkpoint with one module reuses it at every step; with several,
-module k serves step k.
+`hidden` is the target's final hidden state at step 0, the previous step's carry after that. A checkpoint's only module
+computes every step; of several, module k computes step k.
 """
 
 from __future__ import annotations
@@ -16,8 +17,15 @@ from torch import Tensor
 
 from specgraph.attention import Attend
 from specgraph.models.config import ModelConfig
-from specgraph.models.decoder_layer import DecoderLayer, attention_layers, decoder_block
-from specgraph.models.layers import greedy_head, linear, pair_linear, rms_norm
+from specgraph.models.layers import (
+    DecoderLayer,
+    attention_layers,
+    decoder_block,
+    greedy_head,
+    linear,
+    pair_linear,
+    rms_norm,
+)
 from specgraph.models.protocol import DraftOutput
 
 
@@ -50,7 +58,7 @@ class MtpHead:
     """An MTP drafter. Implements `DraftHead` with its first module, and `StepwiseHead` with all of them."""
 
     aux_layers: Sequence[int] = ()
-    """None: it takes the target's final hidden state."""
+    """Empty: it takes the target's final hidden state."""
     draft_to_target: Tensor | None = None
     """It drafts over the target's vocabulary."""
 
@@ -60,22 +68,20 @@ class MtpHead:
         modules: Sequence[MtpModule],
         embed_tokens: Tensor,
         lm_head: Tensor,
-        num_positions: int,
     ) -> None:
-        """embed_tokens and lm_head [vocab_size, hidden_size], the target's; num_positions: its max_model_len."""
+        """embed_tokens and lm_head [vocab_size, hidden_size], the target's."""
         self.config = config
         self.modules = tuple(modules)
         self.embed_tokens = embed_tokens
         self.lm_head = lm_head
         self.num_modules = len(self.modules)
-        """1: reused at every step. More: one a step."""
-        model = config.with_max_position(num_positions)
-        self.attention_layers = attention_layers(model, self.num_modules, embed_tokens.device)
+        """1: the module is used at every step. More: one per step."""
+        self.attention_layers = attention_layers(config, self.num_modules, embed_tokens.device)
         self.hidden_size = self.aux_size = config.hidden_size
         self.draft_vocab_size, self.dtype = lm_head.shape[0], embed_tokens.dtype
 
     def combine(self, aux_hidden: Tensor) -> Tensor:
-        """[T, hidden_size], taken as it is."""
+        """[T, hidden_size], unchanged."""
         return aux_hidden
 
     def forward(self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None) -> DraftOutput:

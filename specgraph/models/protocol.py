@@ -1,4 +1,4 @@
-"""What a model must offer to be a target or a chain drafter. Plain tensor code: no device names, no graph calls."""
+"""What a model must offer to serve as a target or as the head of a drafter: plain tensor code, no graph calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TargetOutput(NamedTuple):
     hidden: Tensor
     """[T, hidden_size], after the final norm: what `logits` takes."""
     aux_hidden: Tensor
-    """[T, num_aux * hidden_size]: the states that the drafter asked for, side by side; `hidden` if it named none."""
+    """[T, len(aux_layers) * hidden_size]: the requested states, concatenated; `hidden` when none was requested."""
 
 
 class Target(Protocol):
@@ -38,8 +38,8 @@ class Target(Protocol):
         """token_ids int64 [T] -> hidden states. Rotation happens in `attend`, by the metadata's positions.
 
         `aux_layers`: hidden state k is the residual stream that enters layer k (the output of the first k layers),
-        so 0 is the embedding and num_layers the last layer's output before the final norm. None named: the drafter
-        takes `hidden` itself, the state after the final norm (EAGLE-1, MTP).
+        so 0 is the embedding and num_layers the last layer's output before the final norm. With no aux layers, the
+        head takes `hidden` itself, the state after the final norm (EAGLE-1, MTP).
         """
         ...
 
@@ -48,7 +48,7 @@ class Target(Protocol):
         ...
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Every tensor that `forward` and `logits` read, by name: the read-set of a captured graph."""
+        """Every tensor that `forward` and `logits` read, by name: part of the read set of a captured graph."""
         ...
 
 
@@ -62,7 +62,7 @@ class DraftOutput(NamedTuple):
 
 
 class Head(Protocol):
-    """What every drafter has: sizes, its use of the target's hidden states, and logits over its own vocabulary."""
+    """What all heads have: sizes, which target hidden states they take, and logits over the draft vocabulary."""
 
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]: ...
@@ -72,7 +72,7 @@ class Head(Protocol):
     def draft_vocab_size(self) -> int: ...
     @property
     def aux_layers(self) -> Sequence[int]:
-        """Which target hidden states it takes (see `Target.forward`); none: the final one."""
+        """Which target hidden states it takes (see `Target.forward`); empty for the state after the final norm."""
         ...
 
     @property
@@ -88,7 +88,7 @@ class Head(Protocol):
         ...
 
     def combine(self, aux_hidden: Tensor) -> Tensor:
-        """[T, aux_size] -> [T, hidden_size]: the target's hidden states as the drafter takes them."""
+        """[T, aux_size] -> [T, hidden_size]: turns the target's hidden states into the head's input."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -96,86 +96,87 @@ class Head(Protocol):
         ...
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Every tensor that this drafter reads, by name."""
+        """Every tensor that the head reads, by name."""
         ...
 
 
 class DraftHead(Head, Protocol):
-    """An autoregressive drafter that feeds its own hidden state forward (EAGLE, EAGLE-3, MTP).
+    """An autoregressive head whose step k + 1 takes the hidden state of step k (EAGLE, EAGLE-3, MTP).
 
-    Its first `hidden` is what `combine` makes of the target's.
+    Step 0 takes what `combine` returns.
     """
 
     def forward(self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None) -> DraftOutput:
         """token_ids int64 [T] (the token *after* each row's position), hidden [T, hidden_size].
 
-        `rows` (int64 [R]): only these rows are wanted of the output, which then has R rows. Every row's key and value
-        are written all the same.
+        `rows` (int64 [R]): return only these rows of the output, which then has R rows. Keys and values are written
+        for all T rows.
         """
         ...
 
 
 @runtime_checkable
 class GreedyHead(Protocol):
-    """A `DraftHead` that picks its most likely token without leaving logits in memory."""
+    """A `DraftHead` that selects its most likely token without storing logits."""
 
     def draft_greedy(self, hidden: Tensor, draft_step: Tensor, token_ids: Tensor, draft_token_ids: Tensor) -> None:
-        """As `specgraph.kernels.draft_greedy` of `logits(hidden)`."""
+        """Same result as `specgraph.kernels.draft_greedy` on `logits(hidden)`."""
         ...
 
 
 @runtime_checkable
 class OffsetHead(Protocol):
-    """A `DraftHead` that keeps each key and value at the position of the token that it takes, not of the row.
+    """A `DraftHead` whose row at position p takes token p + 1 and stores its key and value at p + `position_offset`.
 
-    So a whole language model drafts as it was trained, from a sequence's first token on. Its prompts are prefilled with
-    their own tokens, every one of them; in a propose, rows stand `position_offset` places further.
+    With `position_offset` 1 each key is stored at its own token's position, as in an ordinary language model, which can
+    then draft unchanged. Its prefill covers every prompt token, the first included.
     """
 
     @property
     def position_offset(self) -> int:
-        """1: a row takes the token after its position."""
+        """Added to the position of every row of a propose."""
         ...
 
 
 @runtime_checkable
 class StepwiseHead(Protocol):
-    """A `DraftHead` with one module a step (MTP with several modules): K may not exceed `num_modules`.
+    """A `DraftHead` with one module per step (MTP with several modules): K may not exceed `num_modules`.
 
-    Module k predicts the token k + 2 places after its row from the k-th hidden state and the token k + 1 places after.
-    So that each module's KV cache is complete, step k runs over *every* row of step 0: token ids moved up by one in
-    each request with the latest draft token in the last place, hidden states carried row by row, positions and slots as
-    in step 0. A prompt is prefilled through all modules likewise. With `num_modules` 1 it is a plain `DraftHead`.
+    For the row at position p, module k takes the hidden state of module k - 1 and token p + k + 1, and predicts token
+    p + k + 2. To keep each module's KV cache complete, step k runs over *all* rows of step 0: in each request the
+    token ids move up by one row and the latest draft token fills the last; hidden states carry over row by row;
+    positions and slots stay those of step 0. Prefill runs through all modules in the same way. With `num_modules` 1 it
+    is a plain `DraftHead`.
     """
 
     @property
     def num_modules(self) -> int: ...
 
     def forward_step(self, step: int, token_ids: Tensor, hidden: Tensor, attend: Attend) -> DraftOutput:
-        """As `DraftHead.forward`, by module `step`, whose attention layer is number `step`."""
+        """`DraftHead.forward` of module `step`, which attends as layer `step`."""
         ...
 
 
 @runtime_checkable
 class ParallelHead(Head, Protocol):
-    """A drafter that fills a block of 1 + K rows a request in one pass (DFlash).
+    """A head that fills a block of 1 + K rows per request in one pass (DFlash).
 
-    A propose is: `combine` and `store_context` over the rows of the target's round, at the rows' own positions and
-    slots; then `forward` over blocks that begin one position after the last accepted row: the token that the target
-    sampled, then K times `mask_token_id`. Attention is not causal in any layer: a row sees the context and its whole
-    block. The block's own keys and values lie in the slots that the next round's context overwrites.
+    A propose first runs `combine` and `store_context` over the rows of the target's pass, at their own positions and
+    slots; then `forward` over one block per request, starting one position after the last accepted row: the token that
+    the target sampled, then K times `mask_token_id`. No layer's attention is causal: a row attends to the context and
+    to its whole block. The block's keys and values go to slots that the next round's context overwrites.
     """
 
     @property
     def max_speculative_tokens(self) -> int:
-        """The K that the drafter was trained with; a smaller one works."""
+        """The K that the head was trained with; a smaller K works too."""
         ...
 
     @property
     def mask_token_id(self) -> int: ...
 
     def store_context(self, context: Tensor, store: Store) -> None:
-        """context [T, hidden_size]: store each layer's keys and values of these rows."""
+        """Store each layer's keys and values of these rows. context: [T, hidden_size], as `combine` returns it."""
         ...
 
     def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:

@@ -1,4 +1,4 @@
-"""Rotary position embedding: its settings, and the table of cosines and sines, made once at load."""
+"""Rotary position embedding: its parameters, and the table of cosines and sines, computed once at load."""
 
 from __future__ import annotations
 
@@ -8,79 +8,39 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specgraph.models.config_source import ConfigSource
-
 
 @dataclass(frozen=True, slots=True)
 class RotaryConfig:
-    """Base period, and how frequencies are stretched for long contexts."""
+    """The base period, and how frequencies are scaled for contexts longer than the original one."""
 
     theta: float = 10000.0
     kind: str = "default"
     """default, linear, llama3 or yarn."""
     factor: float = 1.0
-    """How many times longer the context is meant to be."""
+    """Context length over the original context length."""
     original_max_position_embeddings: int = 0
-    """llama3, yarn: positions before stretching."""
+    """llama3, yarn: the original context length, in positions."""
     low_freq_factor: float = 1.0
-    """llama3: pairs with fewer turns than this over the original context are stretched."""
+    """llama3: pairs that make fewer turns than this over the original context are divided by `factor`."""
     high_freq_factor: float = 4.0
-    """llama3: pairs with more turns are kept."""
+    """llama3: pairs that make more turns are left unscaled."""
     beta_fast: float = 32.0
-    """yarn: pairs with more turns over the original context are kept."""
+    """yarn: pairs that make more turns over the original context are left unscaled."""
     beta_slow: float = 1.0
-    """yarn: pairs with fewer turns are stretched."""
+    """yarn: pairs that make fewer turns are divided by `factor`."""
     attention_factor: float = 1.0
-    """yarn: factor on every cosine and sine."""
-
-
-def rotary_config(source: ConfigSource) -> RotaryConfig:
-    """Read `rope_theta` with `rope_scaling`, or `rope_parameters`, which holds both in newer files.
-
-    Raises:
-        CheckpointError: an unknown kind, or a key that is missing or malformed.
-    """
-    scaling = source.section("rope_parameters" if source.has("rope_parameters") else "rope_scaling")
-    theta = scaling.number("rope_theta", source.number("rope_theta", 10000.0))
-    if scaling.has("partial_rotary_factor") and scaling.number("partial_rotary_factor") != 1:
-        raise scaling.fail("partial_rotary_factor", "other than 1 is not supported")
-    kind = scaling.string("rope_type", scaling.string("type", "default"))
-    if kind == "default":
-        return RotaryConfig(theta)
-    if kind not in ("linear", "llama3", "yarn"):
-        raise scaling.fail("rope_type", f"is {kind!r}; supported are default, linear, llama3, yarn")
-    factor = scaling.number("factor")
-    if kind == "linear":
-        return RotaryConfig(theta, kind, factor)
-    holder = scaling if scaling.has("original_max_position_embeddings") else source
-    original = holder.integer("original_max_position_embeddings", source.integer("max_position_embeddings", 2048))
-    if kind == "llama3":
-        low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
-        return RotaryConfig(theta, kind, factor, original, low_freq_factor=low, high_freq_factor=high)
-    for key in ("mscale", "mscale_all_dim"):
-        if scaling.has(key):
-            raise scaling.fail(key, "is not supported with rope_type 'yarn'")
-    if scaling.has("truncate") and not scaling.boolean("truncate", True):
-        raise scaling.fail("truncate", "false is not supported")
-    return RotaryConfig(
-        theta,
-        kind,
-        factor,
-        original,
-        beta_fast=scaling.number("beta_fast", 32.0),
-        beta_slow=scaling.number("beta_slow", 1.0),
-        attention_factor=scaling.number("attention_factor", 0.1 * math.log(max(factor, 1.0)) + 1.0),
-    )
+    """yarn: multiplies every cosine and sine."""
 
 
 def inverse_frequencies(config: RotaryConfig, rotary_dim: int) -> Tensor:
-    """Radians a position for each of the `rotary_dim // 2` pairs, float32.
+    """Radians per position for each of the `rotary_dim // 2` pairs, float32.
 
     Default: theta ** (-2i / rotary_dim) (RoFormer, arXiv:2104.09864). Linear scaling divides them by the factor.
     Llama 3 (its published configuration) and YaRN (arXiv:2309.00071, section 3.2) divide the slow pairs only: those
-    that make few turns over the original context. In between, Llama 3 blends along the turns, YaRN along the index.
+    that make few turns over the original context. Between the two limits both interpolate linearly: Llama 3 over the
+    number of turns, YaRN over the pair's index.
     """
-    # float32 throughout, as the published models were trained: far positions multiply each rounding by their index.
+    # float32 throughout, as in training: an angle is position times frequency, so rounding errors grow with position.
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
     frequencies = 1.0 / (config.theta**exponents)
     if config.kind == "default":
@@ -100,13 +60,13 @@ def rotary_table(config: RotaryConfig, max_positions: int, rotary_dim: int, devi
 
 
 def _llama3_keep(config: RotaryConfig, frequencies: Tensor) -> Tensor:
-    """1 for pairs that are kept, 0 for stretched ones, linear in the turns between."""
+    """float32 [pairs]: 1 for unscaled pairs, 0 for those divided by the factor, linear in the turns between."""
     turns = config.original_max_position_embeddings * frequencies / (2 * math.pi)
     return ((turns - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)).clamp(0, 1)
 
 
 def _yarn_keep(config: RotaryConfig, rotary_dim: int) -> Tensor:
-    """1 for pairs that are kept, 0 for stretched ones, linear in the pair's index between."""
+    """float32 [pairs]: 1 for unscaled pairs, 0 for those divided by the factor, linear in the index between."""
 
     def pair_with(turns: float) -> float:
         wavelength = config.original_max_position_embeddings / turns

@@ -12,11 +12,11 @@ from random_prompts import prompt
 from tiny_checkpoints import write_eagle3, write_target
 
 from specgraph.attention import AttentionBackend, PagedAttention, PagedHostAttention
+from specgraph.checkpoints import load_drafter, load_target
 from specgraph.decoding import Request, SpeculativeDecoder
 from specgraph.drafting import DraftConfig
 from specgraph.models.draft_model import DraftModelHead
 from specgraph.models.llama import LlamaTarget
-from specgraph.models.load import load_drafter, load_target
 from specgraph.models.protocol import DraftHead
 from specgraph.reference.platform import CpuPlatform
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from specgraph.checkpoints import drafter_format, load_drafter, load_target
 from specgraph.decoding import Request, SpeculativeDecoder
 from specgraph.decoding.text import shipped_pair
 from specgraph.drafting import DraftConfig
-from specgraph.models.load import drafter_format, load_drafter, load_target
 from specgraph.reference.platform import CpuPlatform
 
 TARGET = shipped_pair()[0]

@@ -10,10 +10,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from specgraph.checkpoints import load_drafter, load_target
 from specgraph.decoding import AcceptanceMetrics, Request, SpeculativeDecoder
 from specgraph.decoding.text import shipped_pair
 from specgraph.drafting import DraftConfig
-from specgraph.models.load import load_drafter, load_target
 from specgraph.reference.platform import CpuPlatform
 
 pytestmark = pytest.mark.slow

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from specgraph.models.config import ModelConfig
-from specgraph.models.decoder_layer import DecoderLayer
 from specgraph.models.dflash import DFlashConfig, DFlashHead, DFlashWeights
 from specgraph.models.draft_model import DraftModelHead
 from specgraph.models.eagle import EagleHead, EagleWeights
 from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
+from specgraph.models.layers import DecoderLayer
 from specgraph.models.llama import LlamaTarget
 from specgraph.models.mtp import MtpHead, MtpModule
 from specgraph.models.protocol import DraftHead, ParallelHead
@@ -85,7 +85,7 @@ def make_head(kind: str, target: LlamaTarget) -> DraftHead | ParallelHead:
     draw = Draw(2, dtype)
     half = torch.cat([torch.eye(HIDDEN), torch.randn(HIDDEN, HIDDEN, generator=draw.g) * 0.12], dim=1).to(dtype)
     if kind == "eagle":
-        return EagleHead(CONFIG, EagleWeights(embed, half, None, head), [draw.layer(input_norm=False)], POSITIONS)
+        return EagleHead(CONFIG, EagleWeights(embed, half, None, head), [draw.layer(input_norm=False)])
     if kind == "eagle3":
         ids = torch.randperm(VOCAB, generator=draw.g)[: VOCAB // 2].sort().values
         weights = Eagle3Weights(
@@ -97,17 +97,17 @@ def make_head(kind: str, target: LlamaTarget) -> DraftHead | ParallelHead:
             draft_to_target=ids - torch.arange(VOCAB // 2),
         )
         config = Eagle3Config(CONFIG, HIDDEN, VOCAB // 2, (0, 1, 2))
-        return Eagle3Head(config, weights, [draw.layer(2 * HIDDEN)], POSITIONS)
+        return Eagle3Head(config, weights, [draw.layer(2 * HIDDEN)])
     if kind in ("mtp", "mtp-modules"):
         modules = [
             MtpModule(draw.norm(), draw.norm(), half, draw.layer(), draw.norm())
             for _ in range(1 if kind == "mtp" else MODULES)
         ]
-        return MtpHead(CONFIG, modules, embed, head, POSITIONS)
+        return MtpHead(CONFIG, modules, embed, head)
     if kind == "dflash":
         weights = DFlashWeights(embed, draw.weight(HIDDEN, 2 * HIDDEN), draw.norm(), draw.norm(), head, None)
         config = DFlashConfig(CONFIG, HIDDEN, VOCAB, (1, 2), block_size=9, mask_token_id=VOCAB - 1)
-        return DFlashHead(config, weights, [draw.layer(), draw.layer()], POSITIONS)
+        return DFlashHead(config, weights, [draw.layer(), draw.layer()])
     assert kind == "draft-model"
     small = LlamaTarget(CONFIG, embed, [draw.layer()], draw.norm(), head)
     return DraftModelHead(small, HIDDEN)

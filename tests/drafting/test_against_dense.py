@@ -8,9 +8,9 @@ from drafting.rounds import LoggedHead
 from tiny_checkpoints import VOCAB, write_eagle3, write_target
 
 from specgraph.attention import HostLengths, PagedAttention, PagedHostAttention
+from specgraph.checkpoints import load_drafter, load_target
 from specgraph.decoding import allocate_caches
 from specgraph.drafting import DraftConfig, Drafter, ProposeBatch, prompt_metadata
-from specgraph.models.load import load_drafter, load_target
 from specgraph.reference import CpuPlatform
 
 LENGTH, BLOCK = 64, 4

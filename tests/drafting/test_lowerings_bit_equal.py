@@ -8,9 +8,9 @@ from drafting.rounds import LoggedHead, Rounds, caches_equal
 from tiny_checkpoints import VOCAB, write_eagle3, write_target
 
 from specgraph.attention import PagedAttention, PagedHostAttention
+from specgraph.checkpoints import load_drafter, load_target
 from specgraph.decoding import allocate_caches
 from specgraph.drafting import DraftConfig, Drafter
-from specgraph.models.load import load_drafter, load_target
 from specgraph.reference import CpuPlatform
 
 WAYS = [(lowering, flavour) for flavour in ("device", "host") for lowering in ("eager", "piecewise", "step", "merged")]

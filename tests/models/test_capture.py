@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from specgraph.models.load import load_drafter, load_target
+from specgraph.checkpoints import load_drafter, load_target
 from specgraph.reference import CpuPlatform
 
 FIXTURES = Path(__file__).parent / "speculators_fixtures"

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from specgraph.attention import PagedAttention, PagedHostAttention
+from specgraph.checkpoints import drafter_format, load_drafter, load_target
 from specgraph.decoding.decoder import SpeculativeDecoder
 from specgraph.decoding.request import Request
 from specgraph.drafting import DraftConfig
 from specgraph.errors import CheckpointError, ConfigError
-from specgraph.models.load import drafter_format, load_drafter, load_target
 from specgraph.reference import CpuPlatform
 
 FIXTURES = Path(__file__).parent / "speculators_fixtures"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specgraph.models.load import drafter_format, load_drafter, load_target
+from specgraph.checkpoints import drafter_format, load_drafter, load_target
 
 V, DRAFT_V, HEADS, KV_HEADS, DIM = 120, 48, 4, 2, 12
 

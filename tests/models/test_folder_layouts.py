@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from specgraph.checkpoints import drafter_format, load_drafter, load_target
 from specgraph.errors import CheckpointError
-from specgraph.models.load import drafter_format, load_drafter, load_target
 
 FIXTURES = Path(__file__).parent / "speculators_fixtures"
 

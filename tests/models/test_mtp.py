@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from specgraph.checkpoints import drafter_format, load_drafter, load_target
 from specgraph.errors import CheckpointError, ConfigError
-from specgraph.models.load import drafter_format, load_drafter, load_target
 
 ROWS, HIDDEN, LAYERS = 9, 32, 5
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from specgraph.checkpoints import drafter_format, load_drafter, load_target
 from specgraph.decoding import Request, SpeculativeDecoder
 from specgraph.drafting import DraftConfig
-from specgraph.models.load import drafter_format, load_drafter, load_target
 from specgraph.models.protocol import ParallelHead, StepwiseHead
 from specgraph.reference import CpuPlatform
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import specgraph
+from specgraph.checkpoints import load_target
 from specgraph.errors import CheckpointError
-from specgraph.models.load import load_target
 
 TOLERANCE = {"rtol": 0, "atol": 1e-4}
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specgraph import kernels
-from specgraph.models.load import load_drafter, load_target
+from specgraph.checkpoints import load_drafter, load_target
 from specgraph.models.protocol import GreedyHead, StepwiseHead
 
 FIXTURES = Path(__file__).parent / "speculators_fixtures"

@@ -15,8 +15,8 @@ from specgraph.attention import AttentionBackend
 from specgraph.decoding import allocate_caches
 from specgraph.drafting import DraftConfig, Drafter, ProposeBatch
 from specgraph.models.config import ModelConfig
-from specgraph.models.decoder_layer import DecoderLayer
 from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
+from specgraph.models.layers import DecoderLayer
 from specgraph.models.protocol import DraftHead
 from specgraph.platforms import Platform
 
@@ -55,7 +55,7 @@ def random_head(layers: int, device: torch.device, dtype: torch.dtype = torch.fl
         draft_to_target=(chosen - torch.arange(DRAFT_VOCAB)).to(device),
     )
     config = Eagle3Config(model, HIDDEN, DRAFT_VOCAB, (1, 2, 3))
-    return Eagle3Head(config, weights, [layer(2 * HIDDEN), *(layer(HIDDEN) for _ in range(layers - 1))], 128)
+    return Eagle3Head(config, weights, [layer(2 * HIDDEN), *(layer(HIDDEN) for _ in range(layers - 1))])
 
 
 def moved(model: Any, device: torch.device) -> Any:

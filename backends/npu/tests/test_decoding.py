@@ -6,9 +6,9 @@ import pytest
 import torch
 from specgraph_npu.attention import make_attention
 
+from specgraph.checkpoints import load_drafter, load_target
 from specgraph.decoding import Request, SpeculativeDecoder
 from specgraph.drafting import DraftConfig
-from specgraph.models.load import load_drafter, load_target
 from specgraph.platforms import LOWERINGS
 from specgraph.reference import CpuPlatform
 from tiny_checkpoints import VOCAB, write_eagle3, write_target

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from specgraph.models.checkpoint_folder import CheckpointFolder
-from specgraph.models.config_source import ConfigSource
-from specgraph.models.decoder_layer import load_decoder_layer
+from specgraph.checkpoints.config_source import ConfigSource
+from specgraph.checkpoints.fit import check_aux_layers, check_same, draft_to_target, drafter_config, shared_or_own
+from specgraph.checkpoints.folder import CheckpointFolder
+from specgraph.checkpoints.formats import DrafterFolder, DrafterFormat, DrafterReader
+from specgraph.checkpoints.llama import load_decoder_layer
 from specgraph.models.dflash import DFlashConfig, DFlashHead, DFlashWeights
-from specgraph.models.fit import check_aux_layers, check_same, draft_to_target, drafter_config, shared_or_own
-from specgraph.models.formats import DrafterFolder, DrafterFormat, DrafterReader
 from specgraph.models.llama import LlamaTarget
 
 
@@ -76,7 +76,7 @@ def load_dflash(opened: DrafterFolder, target: LlamaTarget) -> DFlashHead:
         draft_to_target=draft_to_target(folder, config.draft_vocab_size, vocabulary),
     )
     layers = [load_decoder_layer(folder, f"layers.{i}", model) for i in range(model.num_layers)]
-    return DFlashHead(config, weights, layers, target.max_model_len)
+    return DFlashHead(config, weights, layers)
 
 
 READER = DrafterReader("dflash", recognise_dflash, load_dflash)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from specgraph.models.checkpoint_folder import CheckpointFolder
-from specgraph.models.config_source import ConfigSource
-from specgraph.models.decoder_layer import load_decoder_layer
-from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
-from specgraph.models.fit import (
+from specgraph.checkpoints.config_source import ConfigSource
+from specgraph.checkpoints.fit import (
     TargetShape,
     check_aux_layers,
     check_same,
@@ -16,7 +13,10 @@ from specgraph.models.fit import (
     drafter_config,
     shared_or_own,
 )
-from specgraph.models.formats import DrafterFolder, DrafterFormat, DrafterReader, architectures
+from specgraph.checkpoints.folder import CheckpointFolder
+from specgraph.checkpoints.formats import DrafterFolder, DrafterFormat, DrafterReader, architectures
+from specgraph.checkpoints.llama import load_decoder_layer
+from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
 from specgraph.models.llama import LlamaTarget
 
 
@@ -107,7 +107,7 @@ def load_eagle3(opened: DrafterFolder, target: LlamaTarget) -> Eagle3Head:
         fc_norms=_fc_norms(folder, prefix, source, config),
         draft_to_target=draft_to_target(folder, config.draft_vocab_size, vocabulary),
     )
-    return Eagle3Head(config, weights, layers, target.max_model_len)
+    return Eagle3Head(config, weights, layers)
 
 
 def _norm_before_fc(folder: CheckpointFolder, prefix: str, source: ConfigSource, aux_size: int) -> Tensor | None:

@@ -8,10 +8,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from specgraph.checkpoints.config_source import ConfigSource
+from specgraph.checkpoints.folder import CheckpointFolder
+from specgraph.checkpoints.model_config import model_config, require_full_attention
 from specgraph.errors import CheckpointError
-from specgraph.models.checkpoint_folder import CheckpointFolder
-from specgraph.models.config import ModelConfig, model_config
-from specgraph.models.config_source import ConfigSource
+from specgraph.models.config import ModelConfig
 
 
 class TargetShape(Protocol):
@@ -36,7 +37,7 @@ def drafter_config(layers: ConfigSource, target: TargetShape, default_architectu
         CheckpointError: a malformed or unsupported key.
     """
     config = model_config(layers, default_architecture).with_max_position(target.max_model_len)
-    config.require_full_attention(layers.name)
+    require_full_attention(config, layers.name)
     return config
 
 

@@ -6,22 +6,22 @@ from pathlib import Path
 
 import torch
 
+from specgraph.checkpoints import dflash, eagle, eagle3, llama, mtp
+from specgraph.checkpoints.config_source import read_config, refuse_quantised
+from specgraph.checkpoints.folder import open_checkpoint
+from specgraph.checkpoints.formats import DrafterFolder, DrafterFormat, DrafterReader, detect_format, speculators_source
+from specgraph.checkpoints.llama import load_llama
+from specgraph.checkpoints.model_config import model_config, require_full_attention
 from specgraph.errors import ConfigError
-from specgraph.models import dflash_checkpoint, draft_model, eagle, eagle3_checkpoint, mtp_checkpoint
-from specgraph.models.checkpoint_folder import open_checkpoint
-from specgraph.models.config import model_config
-from specgraph.models.config_source import read_config, refuse_quantised
-from specgraph.models.formats import DrafterFolder, DrafterFormat, DrafterReader, detect_format
-from specgraph.models.llama import LlamaTarget, load_llama
+from specgraph.models.llama import LlamaTarget
 from specgraph.models.protocol import DraftHead, ParallelHead
-from specgraph.models.speculators_format import speculators_source
 
 READERS: tuple[DrafterReader, ...] = (
-    dflash_checkpoint.READER,
-    eagle3_checkpoint.READER,
+    dflash.READER,
+    eagle3.READER,
     eagle.READER,
-    mtp_checkpoint.READER,
-    draft_model.READER,
+    mtp.READER,
+    llama.READER,
 )
 """Every kind of drafter, in the order in which a folder is tried: a whole model may carry MTP modules, so last."""
 
@@ -57,7 +57,7 @@ def load_target(
                 f"the max_position_embeddings of {source.name}"
             )
         config = config.with_max_position(max_model_len)
-    config.require_full_attention(source.name)
+    require_full_attention(config, source.name)
     return load_llama(open_checkpoint(folder, torch.device(device), dtype or config.dtype), config)
 
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specgraph.checkpoints.config_source import ConfigSource
+from specgraph.checkpoints.fit import check_same, drafter_config
+from specgraph.checkpoints.folder import CheckpointFolder
+from specgraph.checkpoints.formats import DrafterFolder, DrafterFormat, DrafterReader
+from specgraph.checkpoints.llama import load_decoder_layer
 from specgraph.errors import CheckpointError
-from specgraph.models.checkpoint_folder import CheckpointFolder
 from specgraph.models.config import ModelConfig
-from specgraph.models.config_source import ConfigSource
-from specgraph.models.decoder_layer import load_decoder_layer
-from specgraph.models.fit import check_same, drafter_config
-from specgraph.models.formats import DrafterFolder, DrafterFormat, DrafterReader
 from specgraph.models.llama import LlamaTarget
 from specgraph.models.mtp import MtpHead, MtpModule
 
@@ -118,7 +118,7 @@ def load_mtp(opened: DrafterFolder, target: LlamaTarget) -> MtpHead:
             f"asked for {num_modules or 'at least 1'}; ask for fewer, or give the checkpoint that holds them"
         )
     modules = [_load_module(folder, names, i, config, target) for i in range(num_modules or present)]
-    return MtpHead(config, modules, target.embed_tokens, target.lm_head, target.max_model_len)
+    return MtpHead(config, modules, target.embed_tokens, target.lm_head)
 
 
 def _name(pattern: str, module: int, target: LlamaTarget) -> str:

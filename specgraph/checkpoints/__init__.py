@@ -1,0 +1,11 @@
+"""Hugging Face folders: reading their configuration and tensors, and building targets and draft heads from them.
+
+target = load_target("Llama-3.1-8B-Instruct", device, torch.bfloat16)
+print(drafter_format("EAGLE3-LLaMA3.1-Instruct-8B"))     # eagle3, authors layout (...)
+head = load_drafter("EAGLE3-LLaMA3.1-Instruct-8B", target)
+"""
+
+from specgraph.checkpoints.formats import DrafterFormat
+from specgraph.checkpoints.load import drafter_format, load_drafter, load_target
+
+__all__ = ["DrafterFormat", "drafter_format", "load_drafter", "load_target"]

@@ -1,0 +1,50 @@
+"""Reading EAGLE-1 folders: the authors' layout (yuhuili/EAGLE-*), and that of `speculators`."""
+
+from __future__ import annotations
+
+from specgraph.checkpoints.config_source import ConfigSource
+from specgraph.checkpoints.fit import check_same, drafter_config, shared_or_own
+from specgraph.checkpoints.folder import CheckpointFolder
+from specgraph.checkpoints.formats import DrafterFolder, DrafterFormat, DrafterReader
+from specgraph.checkpoints.llama import load_decoder_layer
+from specgraph.models.eagle import EagleHead, EagleWeights
+from specgraph.models.llama import LlamaTarget
+
+
+def recognise_eagle(source: ConfigSource, checkpoint: CheckpointFolder) -> DrafterFormat | None:
+    """Their config.json looks like any small Llama's; the fusing matrix and the missing final norm tell."""
+    if "fc.weight" in checkpoint and "layers.0.mlp.down_proj.weight" in checkpoint and "norm.weight" not in checkpoint:
+        return DrafterFormat("eagle", "authors", "tensors fc and layers.0, no final norm")
+    return None
+
+
+def load_eagle(opened: DrafterFolder, target: LlamaTarget) -> EagleHead:
+    """Read a head in the authors' layout (`fc`, `layers.0`) or that of speculators (`fusion_fc`, `transformer`).
+
+    Raises:
+        CheckpointError: a missing tensor, one of another shape, or a head that does not fit the target.
+    """
+    folder, head, layers = opened.checkpoint, opened.head, opened.layers
+    config = drafter_config(layers, target, "llama")
+    if head.boolean("layernorms", False):
+        raise head.fail("layernorms", "is true; EAGLE heads with extra layer norms are not supported")
+    hidden = config.hidden_size
+    check_same("hidden size", hidden, target.hidden_size, layers.name)
+    check_same("vocabulary", config.vocab_size, target.vocab_size, layers.name)
+    fc = "fusion_fc" if "fusion_fc.weight" in folder else "fc"
+    if "transformer.mlp.down_proj.weight" in folder:
+        names = ["transformer"]
+    else:
+        names = [f"layers.{i}" for i in range(config.num_layers)]
+    weights = EagleWeights(
+        embed_tokens=shared_or_own(folder, "embed_tokens.weight", target.embed_tokens, config.vocab_size, hidden),
+        fc=folder.weight(f"{fc}.weight", (hidden, 2 * hidden)),
+        fc_bias=folder.optional_weight(f"{fc}.bias", (hidden,)),
+        lm_head=shared_or_own(folder, "lm_head.weight", target.lm_head, config.vocab_size, hidden),
+    )
+    # The first layer's input norm is the identity; folders that still hold one never used it.
+    loaded = [load_decoder_layer(folder, name, config, input_norm=i > 0) for i, name in enumerate(names)]
+    return EagleHead(config, weights, loaded)
+
+
+READER = DrafterReader("eagle", recognise_eagle, load_eagle)

@@ -1,0 +1,104 @@
+"""Reading Llama-shaped models: one decoder layer, a whole target, and a whole model that drafts."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from specgraph.checkpoints.config_source import ConfigSource
+from specgraph.checkpoints.fit import check_same
+from specgraph.checkpoints.folder import CheckpointFolder
+from specgraph.checkpoints.formats import DrafterFolder, DrafterFormat, DrafterReader
+from specgraph.checkpoints.model_config import ARCHITECTURES, model_config, require_full_attention
+from specgraph.errors import CheckpointError
+from specgraph.models.config import ModelConfig
+from specgraph.models.draft_model import DraftModelHead
+from specgraph.models.layers import DecoderLayer
+from specgraph.models.llama import LlamaTarget
+
+
+def load_decoder_layer(
+    folder: CheckpointFolder, prefix: str, config: ModelConfig, input_size: int | None = None, input_norm: bool = True
+) -> DecoderLayer:
+    """Read one layer whose tensors are named `prefix.self_attn.q_proj.weight` and so on.
+
+    Args:
+        folder: the checkpoint.
+        prefix: for example "model.layers.0".
+        config: sizes, and which optional tensors exist.
+        input_size: columns of the query, key and value projections; `hidden_size` when None (EAGLE-3: twice that).
+        input_norm: whether `prefix.input_layernorm` exists.
+
+    Raises:
+        CheckpointError: a missing tensor or one of another shape.
+    """
+    hidden, inner, width = config.hidden_size, config.intermediate_size, input_size or config.hidden_size
+    query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    qkv = [f"{prefix}.self_attn.{name}_proj" for name in ("q", "k", "v")]
+    gate_up = [f"{prefix}.mlp.{name}_proj" for name in ("gate", "up")]
+
+    def weight(name: str, *shape: int) -> Tensor:
+        return folder.weight(f"{prefix}.{name}", shape)
+
+    return DecoderLayer(
+        qkv=folder.stacked([f"{n}.weight" for n in qkv], [(query, width), (kv, width), (kv, width)]),
+        output=weight("self_attn.o_proj.weight", hidden, query),
+        post_norm=weight("post_attention_layernorm.weight", hidden),
+        gate_up=folder.stacked([f"{n}.weight" for n in gate_up], [(inner, hidden)] * 2),
+        down=weight("mlp.down_proj.weight", hidden, inner),
+        input_norm=weight("input_layernorm.weight", hidden) if input_norm else None,
+        qkv_bias=folder.stacked([f"{n}.bias" for n in qkv], [(query,), (kv,), (kv,)]) if config.qkv_bias else None,
+        output_bias=weight("self_attn.o_proj.bias", hidden) if config.output_bias else None,
+        gate_up_bias=folder.stacked([f"{n}.bias" for n in gate_up], [(inner,)] * 2) if config.mlp_bias else None,
+        down_bias=weight("mlp.down_proj.bias", hidden) if config.mlp_bias else None,
+        query_norm=weight("self_attn.q_norm.weight", config.head_dim) if config.qk_norm else None,
+        key_norm=weight("self_attn.k_norm.weight", config.head_dim) if config.qk_norm else None,
+    )
+
+
+def load_llama(folder: CheckpointFolder, config: ModelConfig, prefix: str = "model.") -> LlamaTarget:
+    """Read a target whose tensors are named `{prefix}layers.0...`, `{prefix}embed_tokens`, `{prefix}norm`, `lm_head`.
+
+    Raises:
+        CheckpointError: a missing tensor or one of another shape.
+    """
+    vocabulary = (config.vocab_size, config.hidden_size)
+    embed_tokens = folder.weight(f"{prefix}embed_tokens.weight", vocabulary)
+    # A tied checkpoint may still store lm_head, as a copy; an untied one must.
+    lm_head = embed_tokens if config.tie_word_embeddings else folder.weight("lm_head.weight", vocabulary)
+    return LlamaTarget(
+        config,
+        embed_tokens,
+        [load_decoder_layer(folder, f"{prefix}layers.{i}", config) for i in range(config.num_layers)],
+        folder.weight(f"{prefix}norm.weight", (config.hidden_size,)),
+        lm_head,
+    )
+
+
+def recognise_draft_model(source: ConfigSource, checkpoint: CheckpointFolder) -> DrafterFormat | None:
+    """A whole model of an architecture that is read here."""
+    model_type = source.values.get("model_type")
+    if model_type in ARCHITECTURES and "model.embed_tokens.weight" in checkpoint:
+        return DrafterFormat("draft_model", "transformers", f"a whole {model_type} model")
+    return None
+
+
+def load_draft_model(opened: DrafterFolder, target: LlamaTarget) -> DraftModelHead:
+    """Read a small model as a drafter, with as many positions as the target has.
+
+    Raises:
+        CheckpointError: another vocabulary than the target's, fewer positions, or a missing or misshapen tensor.
+    """
+    config, source = model_config(opened.layers), opened.layers.name
+    check_same("vocabulary", config.vocab_size, target.vocab_size, source)
+    if config.max_position_embeddings < target.max_model_len:
+        raise CheckpointError(
+            f"{source}: the draft model has {config.max_position_embeddings} positions, the target runs with "
+            f"{target.max_model_len}; load the target with max_model_len={config.max_position_embeddings} or less"
+        )
+    config = config.with_max_position(target.max_model_len)
+    require_full_attention(config, source)
+    model = load_llama(opened.checkpoint, config)
+    return DraftModelHead(model, target.hidden_size)
+
+
+READER = DrafterReader("draft_model", recognise_draft_model, load_draft_model, speculators=False)

@@ -1,0 +1,134 @@
+"""The sizes of a Llama-shaped decoder, read from the keys of a Hugging Face config.json."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from specgraph.checkpoints.config_source import ConfigSource
+from specgraph.errors import CheckpointError
+from specgraph.models.config import ModelConfig
+from specgraph.models.rotary import RotaryConfig
+
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+"""Values of `model_type` that `model_config` reads."""
+
+_DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def model_config(source: ConfigSource, default_architecture: str | None = None) -> ModelConfig:
+    """Read the sizes of a Llama-shaped decoder.
+
+    Args:
+        source: the configuration.
+        default_architecture: taken when `model_type` is absent or not one of ours (drafter folders name all sorts).
+
+    Raises:
+        CheckpointError: unknown architecture, or a key that is missing, malformed or unsupported.
+    """
+    architecture = source.string("model_type", default_architecture)
+    if architecture not in ARCHITECTURES:
+        if default_architecture is None:
+            raise source.fail("model_type", f"is {architecture!r}; supported are {', '.join(ARCHITECTURES)}")
+        architecture = default_architecture
+    activation = source.string("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise source.fail("hidden_act", f"is {activation!r}; only 'silu' is supported")
+    layer_types = source.values.get("layer_types") or []
+    if any(kind != "full_attention" for kind in layer_types):
+        raise source.fail("layer_types", f"has {sorted(set(layer_types))}; only 'full_attention' is supported")
+    hidden_size = source.integer("hidden_size")
+    num_heads = source.integer("num_attention_heads")
+    num_kv_heads = source.integer("num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise source.fail("num_key_value_heads", f"is {num_kv_heads}, which does not divide {num_heads} query heads")
+    if not source.has("head_dim") and hidden_size % num_heads:
+        raise source.fail("hidden_size", f"is {hidden_size}, not a multiple of the {num_heads} attention heads")
+    head_dim = source.integer("head_dim", hidden_size // num_heads)
+    if head_dim % 2:
+        raise source.fail("head_dim", f"is {head_dim}; rotary embedding needs an even number")
+    attention_bias = source.boolean("attention_bias", False)
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=source.integer("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=source.integer("intermediate_size"),
+        num_layers=source.integer("num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=source.number("rms_norm_eps", 1e-6),
+        max_position_embeddings=source.integer("max_position_embeddings", 2048),
+        tie_word_embeddings=source.boolean("tie_word_embeddings", False),
+        dtype=_dtype(source),
+        sliding_window=_sliding_window(source, architecture),
+        rotary=rotary_config(source),
+        qkv_bias=attention_bias or architecture == "qwen2",
+        output_bias=attention_bias,
+        mlp_bias=source.boolean("mlp_bias", False),
+        qk_norm=architecture == "qwen3",
+    )
+
+
+def require_full_attention(config: ModelConfig, name: str) -> None:
+    """Raise CheckpointError if a sliding window would hide any of the model's positions. `name`: the config's file."""
+    if config.sliding_window is not None and config.sliding_window < config.max_position_embeddings:
+        raise CheckpointError(
+            f"{name}: 'sliding_window' is {config.sliding_window}, and only full attention is supported; "
+            f"load the target with max_model_len={config.sliding_window} or less, where the two are the same"
+        )
+
+
+def rotary_config(source: ConfigSource) -> RotaryConfig:
+    """Read `rope_theta` with `rope_scaling`, or `rope_parameters`, which holds both in newer files.
+
+    Raises:
+        CheckpointError: an unknown kind, or a key that is missing or malformed.
+    """
+    scaling = source.section("rope_parameters" if source.has("rope_parameters") else "rope_scaling")
+    theta = scaling.number("rope_theta", source.number("rope_theta", 10000.0))
+    if scaling.has("partial_rotary_factor") and scaling.number("partial_rotary_factor") != 1:
+        raise scaling.fail("partial_rotary_factor", "other than 1 is not supported")
+    kind = scaling.string("rope_type", scaling.string("type", "default"))
+    if kind == "default":
+        return RotaryConfig(theta)
+    if kind not in ("linear", "llama3", "yarn"):
+        raise scaling.fail("rope_type", f"is {kind!r}; supported are default, linear, llama3, yarn")
+    factor = scaling.number("factor")
+    if kind == "linear":
+        return RotaryConfig(theta, kind, factor)
+    holder = scaling if scaling.has("original_max_position_embeddings") else source
+    original = holder.integer("original_max_position_embeddings", source.integer("max_position_embeddings", 2048))
+    if kind == "llama3":
+        low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
+        return RotaryConfig(theta, kind, factor, original, low_freq_factor=low, high_freq_factor=high)
+    for key in ("mscale", "mscale_all_dim"):
+        if scaling.has(key):
+            raise scaling.fail(key, "is not supported with rope_type 'yarn'")
+    if scaling.has("truncate") and not scaling.boolean("truncate", True):
+        raise scaling.fail("truncate", "false is not supported")
+    return RotaryConfig(
+        theta,
+        kind,
+        factor,
+        original,
+        beta_fast=scaling.number("beta_fast", 32.0),
+        beta_slow=scaling.number("beta_slow", 1.0),
+        attention_factor=scaling.number("attention_factor", 0.1 * math.log(max(factor, 1.0)) + 1.0),
+    )
+
+
+def _sliding_window(source: ConfigSource, architecture: str) -> int | None:
+    """Qwen configurations hold a window that is off unless `use_sliding_window` says otherwise."""
+    if not source.has("sliding_window") or not source.boolean("use_sliding_window", "qwen" not in architecture):
+        return None
+    return source.integer("sliding_window")
+
+
+def _dtype(source: ConfigSource) -> torch.dtype:
+    key = "dtype" if source.has("dtype") else "torch_dtype"
+    name = source.string(key, "float32").removeprefix("torch.")
+    if name not in _DTYPES:
+        raise source.fail(key, f"is {name!r}; supported are {', '.join(_DTYPES)}")
+    return _DTYPES[name]
