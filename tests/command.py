@@ -44,4 +44,4 @@ def in_a_process(*arguments: object, cwd: Path | None = None, **environ: str) ->
     """Run the command in a process of its own."""
     command = [sys.executable, "-c", "from specgraph.cli import main; main()", *map(str, arguments)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", **environ}
-    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=cwd, timeout=300, check=False)
+    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=cwd, check=False)

@@ -5,6 +5,9 @@ Inert in any other pytest run: it does something only for tests marked by `@case
 
 from __future__ import annotations
 
+import faulthandler
+import os
+import sys
 from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +16,7 @@ from typing import Any
 import pytest
 
 from specgraph_conformance.case import GROUPS, MARKER, Absent, Case
+from specgraph_conformance.watchdog import import_heavy_modules, limited
 
 PLATFORM_OPTION = "--specgraph-platform"
 
@@ -25,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--specgraph-hazard", action="append", metavar="ID", default=[], help="only cases of this hazard")
     group.addoption("--specgraph-quick", action="store_true", help="the quick selection")
     group.addoption("--specgraph-seed", type=int, default=0, metavar="N", help="seed of all generated inputs")
-    group.addoption("--specgraph-timeout", type=float, metavar="SECONDS", help="no case may take longer")
+    group.addoption("--specgraph-timeout", type=float, metavar="SECONDS", help="for every case, not its own limit")
     group.addoption("--specgraph-xfails", type=Path, metavar="FILE", help="instead of the backend's own xfails.toml")
     group.addoption("--specgraph-records", type=Path, metavar="FILE", help="append results here as they come")
     group.addoption(
@@ -58,6 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
         )
     except SpecgraphError as error:
         raise pytest.UsageError(str(error)) from error
+    import_heavy_modules()
     config.stash[SESSION] = session
     config.pluginmanager.register(Plugin(config, session), "specgraph-conformance-run")
 
@@ -77,8 +82,8 @@ class Plugin:
 
         option: Any = config.getoption
         marked = [(item, with_parameters(item)) for item in items]
-        most = option("--specgraph-timeout") or float("inf")
-        cases = [(item, replace(c, timeout=min(c.timeout, most))) for item, c in marked if c is not None]
+        limit = option("--specgraph-timeout")
+        cases = [(item, replace(c, timeout=limit or c.timeout)) for item, c in marked if c is not None]
         order = {id(item): (GROUPS.index(found.group), number) for number, (item, found) in enumerate(cases)}
         cases.sort(key=lambda pair: order[id(pair[0])])
         try:
@@ -94,7 +99,6 @@ class Plugin:
         chosen = [pair for pair in selected if pair[1].id not in done]
         for item, found in chosen:
             item.stash[CASE] = found
-            item.add_marker(pytest.mark.timeout(found.timeout, method="thread"))
             if (xfail := self.session.xfail_of(found.id)) is not None:
                 item.add_marker(pytest.mark.xfail(reason=f"{xfail.reason} ({xfail.owner}) {xfail.link}", strict=True))
         self.session.plan([found for _, found in selected])
@@ -111,6 +115,25 @@ class Plugin:
             and (not hazards or found.hazard in hazards)
             and (found.quick or not option("--specgraph-quick"))
         )
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        found = item.stash.get(CASE, None)
+        if found is None:
+            return (yield)
+        with limited(found.timeout, lambda: self._expired(found)):
+            return (yield)
+
+    def _expired(self, found: Case) -> None:
+        """End this process: a device call that does not return cannot be interrupted."""
+        self.session.expire(found)
+        capture: Any = self.config.pluginmanager.getplugin("capturemanager")
+        if capture is not None:
+            capture.suspend_global_capture(in_=True)
+        sys.stderr.write(f"{found.id} did not finish within {found.timeout:g} s; it was at:\n")
+        faulthandler.dump_traceback()
+        sys.stderr.flush()
+        os._exit(UNHEALTHY)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:

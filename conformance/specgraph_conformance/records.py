@@ -3,6 +3,7 @@
 {"event": "session", ...Subject, "problems": [...], "planned": [{"id", "property", ..., "xfail": reason | null}]}
 {"event": "start", "id": ...}
 {"event": "result", ...CaseResult}
+{"event": "expired", "id": ..., "seconds": ...}        this case passed its time limit
 {"event": "unhealthy", "id": ..., "reason": ...}       the device did not survive this case
 """
 
@@ -44,6 +45,10 @@ class RecordFile:
             if record.pop("event") == "result":
                 found[record["id"]] = CaseResult(**record)
         return found
+
+    def expired(self, case_id: str) -> bool:
+        """Whether a case passed its time limit."""
+        return any(record["event"] == "expired" and record["id"] == case_id for record in self.read())
 
     def unfinished(self) -> str | None:
         """The case that was started last and has no result."""

@@ -32,7 +32,7 @@ class Selection:
     seed: int = 0
     xfails: Path | None = None
     timeout: float | None = None
-    """Seconds that no case may take longer than; each has a limit of its own besides."""
+    """Seconds that a case may take, for every case instead of its own limit."""
     pytest_args: Sequence[str] = ("-q", "--no-header", "-rN")
 
     def arguments(self, platform: str) -> list[str]:
@@ -107,7 +107,7 @@ def _explain(platform: str, selection: Selection, tail: str) -> NoReturn:
 
 def _record_lost(records: RecordFile, planned: dict[str, Any], case_id: str, status: int, tail: str) -> None:
     case = next(case for case in planned["planned"] if case["id"] == case_id)
-    if "Timeout" in tail:
+    if records.expired(case_id):
         reason = f"did not finish within {case['timeout']:g} s"
     else:
         reason = f"the process died with status {status}: {tail.strip().splitlines()[-1:]}"

@@ -104,6 +104,11 @@ class Session:
         if self._records is not None:
             self._records.write("unhealthy", {"id": case.id, "reason": reason})
 
+    def expire(self, case: Case) -> None:
+        """Note that a running case has passed its time limit."""
+        if self._records is not None:
+            self._records.write("expired", {"id": case.id, "seconds": case.timeout})
+
     def report(self) -> Report:
         """What is known so far."""
         order = [case.id for case in self._planned]

@@ -22,7 +22,7 @@ def conformance(
     keyword: Annotated[str, typer.Option("-k", help="Only cases that match this pytest expression.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="A selection that takes less than half a minute.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of all generated inputs.")] = 0,
-    timeout: Annotated[float | None, typer.Option(help="Seconds that no case may take longer than.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="Limit of every case, in seconds; default: its own.")] = None,
     xfails: Annotated[Path | None, typer.Option(help="Instead of the backend's own xfails.toml.")] = None,
     json: Annotated[str | None, typer.Option(help="Write JSON to this file, or - for standard output.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the report as Markdown.")] = None,
@@ -32,7 +32,7 @@ def conformance(
     try:
         suite: Any = import_module(f"{SUITE}.command")
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in (SUITE, "pytest", "pytest_timeout"):
+        if error.name is None or error.name.partition(".")[0] not in (SUITE, "pytest"):
             raise
         raise ConfigError(
             f"the conformance suite is not installed ({error.name} is missing): pip install specgraph-conformance"

@@ -1,0 +1,36 @@
+"""All parts of this repository have one version number, and each part requires exactly that version of the others."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import specgraph_conformance
+
+import specgraph
+
+ROOT = Path(__file__).parents[1]
+PARTS = [".", "conformance", "backends/cuda", "backends/npu", "backends/musa"]
+VERSION = re.compile(r'^version = "(.+)"$', re.MULTILINE)
+REQUIRED = re.compile(r'"(specgraph-[a-z]+)([^"]*)"')
+
+
+def test_every_part_is_listed() -> None:
+    found = {path.parent.relative_to(ROOT) for path in ROOT.glob("**/pyproject.toml") if ".venv" not in str(path)}
+    assert {Path(part) for part in PARTS} == {part for part in found if part.parts[:1] != ("build",)}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_parts_have_one_version_and_pin_each_other(part: str) -> None:
+    text = (ROOT / part / "pyproject.toml").read_text()
+    assert VERSION.findall(text) == [specgraph.__version__]
+    for name, required in REQUIRED.findall(text.partition("dependencies = [")[2].partition("]\n")[0]):
+        assert required == f"=={specgraph.__version__}", f"{part} requires {name}{required}"
+
+
+def test_the_modules_and_the_changelog_name_that_version() -> None:
+    assert specgraph_conformance.__version__ == specgraph.__version__
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None
+    assert newest[1] == specgraph.__version__
