@@ -2,7 +2,7 @@
 
     python benchmarks/check_kinds.py --platform cuda --json FILE
 
-The shipped tiny drafters over the held-out prompts, greedy, float32. On the platform eager, piecewise, step and merged
+The tiny-python drafters over the held-out prompts, greedy, float32. On the platform eager, piecewise, step and merged
 must give the same tokens, and the target alone at the verify pass's shape the same text. Acceptance must be within 1 %
 of the CPU's, which stands in docs/acceptance.md (`python examples/tiny-python/acceptance.py`).
 """
@@ -17,13 +17,14 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
+from specgraph import shipped_pair
 from specgraph.checkpoints import load_drafter, load_target
 from specgraph.decoding import Request, SpeculativeDecoder
 from specgraph.drafting import DraftConfig
 from specgraph.platforms import Platform, open_platform
 
 ROOT = Path(__file__).parent.parent
-PAIR = ROOT / "specgraph" / "pairs" / "tiny-python"
+EXAMPLE = ROOT / "examples" / "tiny-python"
 LOWERINGS = ("eager", "piecewise", "step", "merged")
 MODES = {"eager": "NONE", "piecewise": "PIECEWISE", "step": "FULL_DECODE_ONLY", "merged": "FULL_DECODE_ONLY"}
 MAX_MODEL_LEN, BATCH = 384, 8
@@ -65,9 +66,10 @@ def main() -> None:
     parser.add_argument("--json", default="")
     a = parser.parse_args()
     platform = open_platform(a.platform)
-    target = load_target(PAIR / "target", platform.device, dtype=torch.float32, max_model_len=MAX_MODEL_LEN)
-    encoder = Tokenizer.from_file(str(PAIR / "target" / "tokenizer.json"))
-    lines = (ROOT / "examples" / "tiny-python" / "prompts.jsonl").read_text().splitlines()[: a.count]
+    target_folder, eagle3 = shipped_pair()
+    target = load_target(target_folder, platform.device, dtype=torch.float32, max_model_len=MAX_MODEL_LEN)
+    encoder = Tokenizer.from_file(str(target_folder / "tokenizer.json"))
+    lines = (EXAMPLE / "prompts.jsonl").read_text().splitlines()[: a.count]
     requests = [
         Request(
             prompt_token_ids=encoder.encode(json.loads(line)["text"]).ids, max_tokens=a.new_tokens, stop_token_ids=(0,)
@@ -78,7 +80,7 @@ def main() -> None:
     for name, k, cpu in on_cpu(ROOT / "docs" / "acceptance.md"):
         if a.drafters and name not in a.drafters.split(","):
             continue
-        head = load_drafter(PAIR / name, target)
+        head = load_drafter(eagle3 if name == "eagle3" else EXAMPLE / "drafters" / name, target)
         runs = {lowering: decode(platform, target, head, requests, k, lowering) for lowering in LOWERINGS}
         alone = decode(platform, target, None, requests, k, "merged")[0]
         tokens, length = runs["eager"]

@@ -1,41 +1,26 @@
 """Draft speculative tokens through device graphs, on any accelerator.
 
-The names an engine needs; everything else is in the rooms that ARCHITECTURE.md walks through.
+The public names are listed in `specgraph/api.py`. They are imported at the first use of one of them, so that
+`import specgraph`, `specgraph --help` and a backend's plugin don't pay for torch.
 """
 
-from specgraph.attention import AttentionBackend, AttentionLayer, AttentionMetadata, KVCache, PagedAttention
-from specgraph.checkpoints import load_drafter, load_target
-from specgraph.decoding.request import Generation, Request
-from specgraph.decoding.text import TextGenerator, load_generator, shipped_pair
-from specgraph.drafting import DraftConfig, Drafter, DraftTokens, ProposeBatch
-from specgraph.errors import SpecgraphError
-from specgraph.models.protocol import DraftHead, DraftOutput, Target, TargetOutput
-from specgraph.platforms import Platform, open_platform
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "AttentionBackend",
-    "AttentionLayer",
-    "AttentionMetadata",
-    "DraftConfig",
-    "DraftHead",
-    "DraftOutput",
-    "DraftTokens",
-    "Drafter",
-    "Generation",
-    "KVCache",
-    "PagedAttention",
-    "Platform",
-    "ProposeBatch",
-    "Request",
-    "SpecgraphError",
-    "Target",
-    "TargetOutput",
-    "TextGenerator",
-    "load_drafter",
-    "load_generator",
-    "load_target",
-    "open_platform",
-    "shipped_pair",
-]
+if TYPE_CHECKING:
+    from specgraph.api import *  # noqa: F403
+else:
+
+    def __getattr__(name: str) -> object:
+        from importlib import import_module
+
+        if name.startswith("_") and name != "__all__":
+            raise AttributeError(f"module 'specgraph' has no attribute '{name}'")
+        try:
+            return getattr(import_module("specgraph.api"), name)
+        except AttributeError:
+            raise AttributeError(f"module 'specgraph' has no attribute '{name}'") from None
+
+    def __dir__() -> list[str]:
+        return ["__version__", *__getattr__("__all__")]

@@ -1,4 +1,4 @@
-"""Acceptance of every shipped drafter on the held-out prompts, decoded by specgraph: a table in Markdown, and figures.
+"""Acceptance of all five drafters on the held-out prompts, decoded by specgraph: a table in Markdown, and figures.
 
 Greedy, float32 on the CPU. Every output must equal the target's alone; on the first prompts every lowering must give
 the same tokens and counts as eager. Metrics are vLLM's: mean acceptance length = 1 + accepted / drafts; acceptance at
@@ -14,6 +14,7 @@ import figures
 import torch
 from tokenizers import Tokenizer
 
+from specgraph import shipped_pair
 from specgraph.checkpoints import drafter_format, load_drafter, load_target
 from specgraph.decoding import AcceptanceMetrics, Request, SpeculativeDecoder
 from specgraph.drafting import DraftConfig
@@ -22,8 +23,12 @@ from specgraph.models.protocol import DraftHead, ParallelHead
 from specgraph.reference.platform import CpuPlatform
 
 HERE = Path(__file__).parent
-PAIR = HERE.parent.parent / "specgraph" / "pairs" / "tiny-python"
-DRAFTERS = [("eagle1", 5), ("eagle3", 5), ("mtp", 5), ("draft-model", 5), ("dflash", 5), ("dflash", 7)]
+TARGET, EAGLE3 = shipped_pair()
+OTHERS = HERE / "drafters"
+DRAFTERS = [
+    (EAGLE3 if name == "eagle3" else OTHERS / name, k)
+    for name, k in (("eagle1", 5), ("eagle3", 5), ("mtp", 5), ("draft-model", 5), ("dflash", 5), ("dflash", 7))
+]
 LOWERINGS = ("eager", "step", "merged")
 MAX_MODEL_LEN, BATCH = 384, 8
 
@@ -61,7 +66,7 @@ def table(rows: list[dict[str, Any]], settings: str) -> str:
     """The document."""
     most = max(row["num_speculative_tokens"] for row in rows)
     lines = [
-        "# Acceptance of the shipped drafters",
+        "# Acceptance of the tiny-python drafters",
         "",
         settings,
         "",
@@ -92,8 +97,8 @@ def main() -> None:
     parser.add_argument("--figures", type=Path, help="record the figures in this file")
     arguments = parser.parse_args()
 
-    target = load_target(PAIR / "target", dtype=torch.float32, max_model_len=MAX_MODEL_LEN)
-    encoder = Tokenizer.from_file(str(PAIR / "target" / "tokenizer.json"))
+    target = load_target(TARGET, dtype=torch.float32, max_model_len=MAX_MODEL_LEN)
+    encoder = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
     prompts = corpus.read_prompts(HERE / "prompts.jsonl")[: arguments.limit]
     requests = [
         Request(
@@ -103,10 +108,11 @@ def main() -> None:
     ]
     alone: dict[int, list[list[int]]] = {}
     rows: list[dict[str, Any]] = []
-    for name, k in DRAFTERS:
+    for folder, k in DRAFTERS:
+        name = folder.name
         if k not in alone:
             alone[k] = decode(target, None, requests, k, "eager").token_ids
-        head = load_drafter(PAIR / name, target)
+        head = load_drafter(folder, target)
         runs = {way: decode(target, head, requests[: arguments.compared], k, way) for way in LOWERINGS}
         for way in LOWERINGS[1:]:
             if runs[way] != runs["eager"]:
@@ -118,7 +124,7 @@ def main() -> None:
         rows.append(
             {
                 "drafter": name,
-                "format": str(drafter_format(PAIR / name)).split(" (")[0],
+                "format": str(drafter_format(folder)).split(" (")[0],
                 "num_speculative_tokens": k,
                 "prompts": len(requests),
                 "new_tokens": arguments.new_tokens,
@@ -126,7 +132,7 @@ def main() -> None:
                 "mean_acceptance_length": round(run.metrics.mean_acceptance_length, 4),
                 "acceptance_per_position": [round(rate, 4) for rate in run.metrics.acceptance_per_position],
                 "outputs_equal_to_target_only": equal,
-                "mib": round(sum(file.stat().st_size for file in (PAIR / name).iterdir()) / 2**20, 2),
+                "mib": round(sum(file.stat().st_size for file in folder.iterdir()) / 2**20, 2),
             }
         )
         print(rows[-1], flush=True)

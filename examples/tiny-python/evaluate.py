@@ -126,7 +126,7 @@ def trim(tokens: list[int], count: int, eos: int) -> list[int]:
 
 def main() -> None:
     here = Path(__file__).parent
-    pair = here.parent.parent / "specgraph" / "pairs" / "tiny-python"
+    pair = here.parents[1] / "specgraph" / "pairs" / "tiny-python"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", type=Path, default=pair / "target")
     parser.add_argument("--draft", type=Path, default=pair / "eagle3")

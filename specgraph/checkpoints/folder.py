@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from specgraph.errors import CheckpointError
@@ -146,6 +145,8 @@ def _indexed_files(index: Path) -> dict[str, Path]:
 
 
 def _opened(path: Path) -> Any:
+    from safetensors import SafetensorError, safe_open  # here, so that a drafter without a folder needs no safetensors
+
     try:
         return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from tokenizers import Tokenizer
 
 from specgraph.attention import choose_attention
 from specgraph.checkpoints import drafter_format, load_drafter, load_target
@@ -20,6 +20,9 @@ from specgraph.drafting import DraftConfig
 from specgraph.drafting.config import LoweringChoice, ModeChoice
 from specgraph.errors import CheckpointError
 from specgraph.platforms import Platform, open_platform
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 
 def shipped_pair() -> tuple[Path, Path]:
@@ -155,6 +158,8 @@ def _tokenizer(folder: Path) -> Tokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise CheckpointError(f"{folder} has no tokenizer.json; the target's folder must hold one")
+    from tokenizers import Tokenizer  # here, so that a drafter without text needs no tokenizers
+
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises bare Exception

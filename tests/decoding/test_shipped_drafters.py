@@ -1,4 +1,4 @@
-"""Every shipped drafter: its format is found, it drafts what the target accepts, and it changes no token.
+"""Every drafter of the tiny-python target: its format is found, it drafts what the target accepts, it changes no token.
 
 A broken drafter changes no token either: it only costs acceptance. So each has a floor, about half way between nothing
 accepted (1.0) and what was measured on these four prompts.
@@ -19,9 +19,9 @@ from specgraph.decoding.text import shipped_pair
 from specgraph.drafting import DraftConfig
 from specgraph.reference.platform import CpuPlatform
 
-TARGET = shipped_pair()[0]
-FOLDER = TARGET.parent
-PROMPTS = Path(__file__).parents[2] / "examples" / "tiny-python" / "prompts.jsonl"
+TARGET, EAGLE3 = shipped_pair()
+EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-python"
+PROMPTS = EXAMPLE / "prompts.jsonl"
 STEPS = 5
 FLOORS = {
     "eagle1": ("eagle", 1.5),
@@ -30,6 +30,10 @@ FLOORS = {
     "dflash": ("dflash", 1.58),
     "draft-model": ("draft_model", 1.72),
 }
+
+
+def folder_of(name: str) -> Path:
+    return EAGLE3 if name == "eagle3" else EXAMPLE / "drafters" / name
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +49,7 @@ def decode(target):
     requests = [Request(prompt_token_ids=tokenizer.encode(text).ids, max_tokens=32) for text in texts]
 
     def run(name: str | None) -> tuple[list[list[int]], float]:
-        head = load_drafter(FOLDER / name, target) if name else None
+        head = load_drafter(folder_of(name), target) if name else None
         platform = CpuPlatform()
         config = DraftConfig(
             num_speculative_tokens=STEPS, max_num_requests=4, max_model_len=256, capture_sizes=[4], lowering="merged"
@@ -67,18 +71,23 @@ def target_only(decode):
     return decode(None)[0]
 
 
-def test_every_shipped_drafter_is_listed():
-    assert {folder.name for folder in FOLDER.iterdir() if folder.is_dir()} == {"target", *FLOORS}
+def test_every_drafter_is_listed():
+    folders = [*TARGET.parent.iterdir(), *(EXAMPLE / "drafters").iterdir()]
+    assert {folder.name for folder in folders if folder.is_dir()} == {"target", *FLOORS}
+
+
+def test_target_and_eagle3_alone_are_shipped():
+    assert {folder.name for folder in TARGET.parent.iterdir() if folder.is_dir()} == {"target", "eagle3"}
 
 
 @pytest.mark.parametrize("name", FLOORS)
 def test_format_is_found(name):
-    assert drafter_format(FOLDER / name).algorithm == FLOORS[name][0]
+    assert drafter_format(folder_of(name)).algorithm == FLOORS[name][0]
 
 
 @pytest.mark.parametrize("name", FLOORS)
 def test_at_most_two_mebibytes(name):
-    assert sum(file.stat().st_size for file in (FOLDER / name).iterdir()) <= 2 * 2**20
+    assert sum(file.stat().st_size for file in folder_of(name).iterdir()) <= 2 * 2**20
 
 
 @pytest.mark.parametrize("name", FLOORS)

@@ -1,4 +1,4 @@
-"""The shipped drafters as `examples/tiny-python` trained them, and as they draft: the same logits from one folder.
+"""The tiny-python drafters as `examples/tiny-python` trained them, and as they draft: the same logits from one folder.
 
 The training code is a second implementation: it unrolls all rows at once, in its own words.
 """
@@ -47,7 +47,7 @@ def round_of(target, head, length=14):
 )
 @torch.no_grad()
 def test_chain(folder, module, name, shared, target, trained, dense_attend):
-    path = shipped_pair()[0].parent / folder
+    path = shipped_pair()[1] if folder == "eagle3" else EXAMPLE / "drafters" / folder
     head = load_drafter(path, target)
     teacher = trained(module, name).load(path, *([target.lm_head] if shared else []))
     tokens, states = round_of(target, head)
@@ -67,7 +67,7 @@ def test_chain(folder, module, name, shared, target, trained, dense_attend):
 @pytest.mark.parametrize("drafts", [1, 5, 7])
 @torch.no_grad()
 def test_block(drafts, target, trained, dense_attend, dense_store):
-    path = shipped_pair()[0].parent / "dflash"
+    path = EXAMPLE / "drafters" / "dflash"
     head = load_drafter(path, target)
     teacher = trained("dflash_head", "DFlashHead").load(path, target.embed_tokens)
     tokens, states = round_of(target, head)
