@@ -1,4 +1,4 @@
-"""One attention pass over random rows and caches, and what it is in float64."""
+"""One attention pass over random rows and caches, compared with float64."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ POSITIONS = 2048
 
 @dataclass
 class Rows:
-    """Requests of given row and key counts over a cache of random values, and what float64 makes of them."""
+    """Requests with given numbers of rows and keys over a cache of random values, and their float64 result."""
 
     platform: Platform
     attention: str

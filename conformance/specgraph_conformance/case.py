@@ -1,4 +1,4 @@
-"""What a conformance case says about itself: the property it holds, the failure of the field it guards against."""
+"""The declaration of a conformance case: the property it checks and the known failure it guards against."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ GROUPS = (
     "faults",
     "collectives",
 )
-"""In the order in which an author gets them green: each stands on those before it."""
+"""In the order in which a backend author makes them pass: the cases of a group use what the groups before it check."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One property of a backend. A parametrised test is one case a parameter set."""
+    """One property of a backend. A parametrised test is one case per parameter set."""
 
     id: str
     """`group.name`, with `[parameters]` once collected."""
     property: str
-    """What holds, in one sentence."""
+    """What the case checks, in one sentence that is true of a backend that passes."""
     cause: str
-    """Where to look first when it doesn't."""
+    """Where to look first when the case fails."""
     hazard: str | None = None
     """The row of the hazard table that it guards against."""
     needs: tuple[str, ...] = ()
-    """Capabilities without which the property says nothing; the case is then listed as absent, with the reason."""
+    """Capabilities that the case requires. Without one of them it is listed as absent, with the capability's reason."""
     quick: bool = False
     """Part of `--quick`."""
     timeout: float = 60.0
-    """Seconds after which the case has failed."""
+    """Seconds after which the case has failed, on an idle machine; see `watchdog.py`."""
 
     @builtins.property
     def group(self) -> str:
@@ -73,4 +73,4 @@ def case(
 
 
 class Absent(Exception):
-    """Raised by a case that finds the platform without something that it needs; the message is the reason."""
+    """Raised by a case when the platform lacks something that it requires; the message is the reason."""

@@ -1,4 +1,4 @@
-"""What `specgraph conformance` runs: checks first, then the suite, then the report in each form asked for."""
+"""The implementation of `specgraph conformance`: check the arguments, run the suite, write the reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoding with a tiny pair on the platform under test, and the target's own answers in float64."""
+"""Decoding with a tiny pair on the platform under test, and the target's own tokens in float64."""
 
 from __future__ import annotations
 

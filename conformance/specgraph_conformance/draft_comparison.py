@@ -19,7 +19,7 @@ from specgraph_conformance.tiny_models import make_head
 
 CAPTURED = [name for name in LOWERINGS if name != "eager"]
 BATCHES = (4, 1, 3, 4, 2)
-"""Requests a round: shrinking and growing, at captured sizes and padded to them."""
+"""Requests per round: shrinking and growing, at captured sizes and padded to them."""
 
 Rounds = tuple[list[Round], list[tuple[Tensor, Tensor]]]
 """What each round left, and the KV caches after the last."""
@@ -133,6 +133,6 @@ def expect_oracle(made: DraftRig, batch: HostBatch, kind: str) -> DraftTokens:
 
 
 def away_from_the_end(config: DraftConfig, batch: HostBatch) -> HostBatch:
-    """Every row and draft has a position: what drafters do past the last one is no matter of the oracle."""
+    """The batch with all rows and drafts before max_model_len: the oracle does not say what happens past it."""
     last = config.max_model_len - 2 * config.query_len - 1
     return replace(batch, start_positions=[min(start, last) for start in batch.start_positions])

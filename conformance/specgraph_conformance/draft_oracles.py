@@ -1,4 +1,4 @@
-"""What drafts are compared with: each kind of drafter for one request, dense, in float64, on the host.
+"""The oracle of drafts: each kind of drafter for one request, with dense attention, in float64, on the host.
 
 Independent of kernels, buffers, padding, block arithmetic and lowerings. The drafted tokens are given: an oracle says
 how far each falls short of the best, so that a near tie on the device is no difference.
@@ -26,7 +26,7 @@ class DenseDraft:
     short: Tensor
     """float64 [K]: how much lower than the best each drafted token's logit is."""
     keys: list[Tensor]
-    """Per layer, all keys that stand after the propose, [n, kv_heads, dim]."""
+    """Per layer, all keys after the propose, [n, kv_heads, dim]."""
     values: list[Tensor]
 
 
@@ -44,10 +44,10 @@ def dense_draft(
 
     Args:
         head: in float64, on the host.
-        token_ids: int64 [n], the accepted tokens and the target's own, one a row.
+        token_ids: int64 [n], the accepted tokens and the target's own, one per row.
         aux_hidden: [n, aux_size], the target's hidden states of these rows.
         start: the target's position of the first row.
-        keys, values: per layer, what stands before the first row.
+        keys, values: per layer, those of the positions before the first row.
         drafted: the device's drafts, which the oracle goes on with.
         position_offset: see `OffsetHead`.
     """
@@ -78,7 +78,7 @@ def dense_prompt(
         token_ids: int64 [n], what the rows take.
         aux_hidden: [n, aux_size].
         start: position of the first row.
-        num_modules: those that are used, of a head with one a step.
+        num_modules: how many modules are used, of a head with one per step.
     """
     dense.at(range(start, start + len(token_ids)))
     hidden = head.combine(aux_hidden.double())
@@ -95,7 +95,7 @@ def dense_prompt(
 def _chain(
     head: DraftHead, dense: DenseKeys, token_ids: Tensor, aux_hidden: Tensor, start: int, drafted: Sequence[int]
 ) -> Tensor:
-    """Rows of the round, then one row a step, each with the token and the hidden state of the one before."""
+    """Rows of the round, then one row per step, each with the token and the hidden state of the one before."""
     dense.at(range(start, start + len(token_ids)))
     out = head.forward(token_ids, head.combine(aux_hidden), dense.attend)
     logits = [head.logits(out.hidden[-1:])]

@@ -37,7 +37,7 @@ class HostBatch:
         return len(self.num_sampled)
 
     def on(self, device: torch.device, dtype: torch.dtype, *, host_numbers: bool = True) -> ProposeBatch:
-        """As an engine hands it over; `host_numbers` False leaves out what only the device knows."""
+        """The batch as an engine hands it over. `host_numbers` False: without host copies of the numbers."""
         width = max(len(row) for row in self.blocks)
         table = [row + [NULL_BLOCK] * (width - len(row)) for row in self.blocks]
         return ProposeBatch(
@@ -71,8 +71,8 @@ def make_config(
 def make_batches(config: DraftConfig, aux_size: int, seed: int, sizes: Sequence[int]) -> list[HostBatch]:
     """Random rounds of the given numbers of requests: any lengths, accepted counts and block orders.
 
-    The first request of each batch stands on a block border, the second (if any) at the end of max_model_len; the
-    first accepted everything, the last nothing.
+    In each batch, the rows of the first request cross a block border and those of the second (if any) end at
+    max_model_len. The first request accepted all draft tokens, the last none.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -169,7 +169,7 @@ class DraftRig:
         return Round(on_host(drafts.token_ids), probs, hidden, drafts.dispatch.captured)
 
     def host_caches(self) -> list[tuple[Tensor, Tensor]]:
-        """The caches without the null block, which holds whatever inert rows left there."""
+        """The caches without the null block, whose content is undefined."""
         return [(on_host(cache.key)[1:], on_host(cache.value)[1:]) for cache in self.caches]
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from specgraph_conformance.report import OUTCOMES
 
 
 def support_matrix(reports: Sequence[dict[str, Any]]) -> str:
-    """One column a report: device, counts, capabilities, and passed cases of those that apply by group."""
+    """One column per report: device, counts, capabilities, and passed cases of those that apply by group."""
     lines = [
         "# Support matrix",
         "",

@@ -1,4 +1,4 @@
-"""What the device is compared with: attention and its keys, dense, in float64, on the host.
+"""The oracle of attention: dense, in float64, on the host.
 
 Independent of kernels, buffers, padding, block arithmetic and lowerings: requests one at a time, keys in lists.
 """
@@ -59,12 +59,12 @@ class DenseKeys:
 
     @classmethod
     def empty(cls, layers: Sequence[AttentionLayer]) -> DenseKeys:
-        """Of a request that begins."""
+        """The keys and values of a request that has none yet."""
         nothing = [torch.zeros(0, layer.num_kv_heads, layer.head_dim) for layer in layers]
         return cls(layers, nothing, nothing)
 
     def at(self, positions: Sequence[int]) -> None:
-        """The positions of the next pass's rows; what was there or after it is forgotten."""
+        """Set the positions of the next pass's rows; keys at the first of them and after it are dropped."""
         self.positions = torch.tensor(positions, dtype=torch.int64)
 
     def store(self, index: int, key: Tensor, value: Tensor) -> None:

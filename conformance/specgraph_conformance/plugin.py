@@ -68,7 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Plugin:
-    """Active when a platform was named."""
+    """Runs the suite. Registered only when `--specgraph-platform` names a platform."""
 
     def __init__(self, config: pytest.Config, session: Any) -> None:
         self.config = config
@@ -199,7 +199,7 @@ UNHEALTHY = 77
 
 
 def with_parameters(item: pytest.Item) -> Case | None:
-    """The case that an item stands for, with its parameters in the id."""
+    """The case that a test item runs, with its parameters in the id; None for a test that is no conformance case."""
     marker = item.get_closest_marker(MARKER)
     if marker is None:
         return None

@@ -1,4 +1,4 @@
-"""What a running suite writes down as it goes, one JSON object a line, so that a crash or hang loses nothing.
+"""The records file of a running suite: one JSON object per line, written at once; a crash or a hang loses nothing.
 
 {"event": "session", ...Subject, "problems": [...], "planned": [{"id", "property", ..., "xfail": reason | null}]}
 {"event": "start", "id": ...}

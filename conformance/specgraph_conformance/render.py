@@ -19,7 +19,7 @@ from specgraph_conformance.case import GROUPS
 from specgraph_conformance.report import OUTCOMES, Report
 
 SHOWN = 8
-"""Failures that the terminal shows in full: the first are those to mend first."""
+"""How many failures the terminal shows in full, in the order of the suite: fix the first ones first."""
 
 
 def as_table(report: Report) -> Group:
@@ -93,7 +93,7 @@ def as_markdown(report: Report) -> str:
 
 
 def as_badge(report: Report) -> str:
-    """A flat two-part SVG badge; what was tested stands in its title, which viewers show at the pointer."""
+    """A flat two-part SVG badge; its title, which viewers show on hover, names what was tested."""
     subject = report.subject
     has = ", ".join(name for name, support in subject.capabilities.items() if support["level"] != "no")
     about = f"{_title(report)}; {_pairs(subject.versions)}; seed {subject.seed}; capabilities: {has}"
@@ -124,7 +124,7 @@ FORMS: Mapping[str, Callable[[Report], str]] = {".json": as_json, ".md": as_mark
 
 
 def check_writable(path: Path, form: str | None = None) -> None:
-    """Refuse a report path before the run rather than after it.
+    """Check before the run that a report can be written.
 
     Args:
         form: one of FORMS; the path's suffix by default.
@@ -138,7 +138,7 @@ def check_writable(path: Path, form: str | None = None) -> None:
         raise ConfigError(f"{path} can't be written: there is no folder {path.parent}")
     existed = path.exists()
     try:
-        path.open("ab").close()  # what permissions say is not always so
+        path.open("ab").close()  # permission bits alone do not tell
     except OSError as error:
         raise ConfigError(f"{path} can't be written: {error.strerror or error}") from error
     if not existed:

@@ -1,4 +1,4 @@
-"""The result of a run: one record a case, what it ran on, and what it comes to."""
+"""The result of a run: one `CaseResult` per case, the platform it ran on, counts and verdict."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 Outcome = Literal["passed", "failed", "xfailed", "absent"]
 UNSTATED = "not said by the backend"
-"""Stands for an empty `PlatformInfo.device_kind`."""
+"""Shown where `PlatformInfo.device_kind` is empty."""
 OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "xfailed", "absent")
 
 
@@ -36,7 +36,7 @@ class Subject:
     platform: str
     device: str
     device_kind: str
-    """What stands behind the device's name, in the backend's words: hardware, or what stands in for it."""
+    """Hardware, or the name of what simulates it, in the backend's words."""
     versions: Mapping[str, str]
     capabilities: Mapping[str, Any]
     seed: int
@@ -49,7 +49,7 @@ class Report:
     subject: Subject
     cases: Sequence[CaseResult]
     problems: Sequence[str] = field(default_factory=tuple)
-    """What is wrong beside the cases: a declared gap that matches nothing."""
+    """Errors that belong to no case: entries of xfails.toml that match no case."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -64,11 +64,11 @@ class Report:
 
     @property
     def is_green(self) -> bool:
-        """Something was tested, and nothing undeclared failed."""
+        """At least one case passed, none failed that xfails.toml does not declare, and there are no `problems`."""
         return self.counts["passed"] > 0 and not self.failures and not self.problems
 
     def rerun_command(self, result: CaseResult) -> str:
-        """Runs just this case."""
+        """The command that runs only this case."""
         return f"specgraph conformance {self.subject.platform} --case {shlex.quote(result.id)}"
 
     def as_json(self) -> dict[str, Any]:

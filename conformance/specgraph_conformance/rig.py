@@ -1,4 +1,4 @@
-"""Comparing, capturing and choosing attention as the cases need it: what all groups set up the same way."""
+"""Helpers of all groups: comparing tensors, capturing a function, choosing attention by name."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def captured(platform: Platform, body: Callable[[], Any], pool: GraphPool | None
 
 
 def assert_usable(platform: Platform) -> None:
-    """Eager work and a new capture both work."""
+    """Assert that eager work and a new capture both work."""
     assert not platform.is_capturing()
     x = torch.ones(8, device=platform.device)
     assert on_host(x + 1).tolist() == [2.0] * 8

@@ -1,4 +1,4 @@
-"""Running the suite in processes of its own, so that a hang or a crash costs one case and not the run."""
+"""Runs the suite in a separate process, and in a new one after a hang or a crash, which costs only its own case."""
 
 from __future__ import annotations
 

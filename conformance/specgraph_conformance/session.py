@@ -1,4 +1,4 @@
-"""One run of the suite on one platform: what is open, what is planned, and what came of each case."""
+"""One run of the suite on one platform: the opened platform, the planned cases and their results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Session:
         self.finished = frozenset(self._results)
 
     def check_selection(self, cases: Sequence[Case], asked: Sequence[str]) -> None:
-        """Ids that match nothing: asked ones are an error, declared gaps a problem of the run."""
+        """Refuse asked ids that match no case; note xfails.toml entries that match none as problems of the run."""
         ids = [case.id for case in cases]
         for wanted in asked:
             if not any(wanted in (id, id.partition("[")[0]) for id in ids):
@@ -54,7 +54,7 @@ class Session:
         return next((xfail for xfail in self._xfails if xfail.matches(case_id) and xfail.applies(supports)), None)
 
     def plan(self, cases: Sequence[Case]) -> None:
-        """All selected cases, in order; those finished by an earlier process too."""
+        """Note all selected cases, in order, including those that an earlier process finished."""
         self._planned = list(cases)
         if self._records is not None:
             planned = [
@@ -87,7 +87,7 @@ class Session:
             self._records.write("result", asdict(result))
 
     def broken(self) -> str | None:
-        """Whether the device still computes: None, or what is wrong with it."""
+        """None if the device still computes, else what is wrong with it."""
         try:
             if self.platform.is_capturing():
                 return "its stream is still capturing"
@@ -110,12 +110,12 @@ class Session:
             self._records.write("expired", {"id": case.id, "seconds": case.timeout})
 
     def report(self) -> Report:
-        """What is known so far."""
+        """The report of the cases that have a result."""
         order = [case.id for case in self._planned]
         return Report(self.subject, [self._results[id] for id in order if id in self._results], self.problems)
 
     def write_reports(self) -> None:
-        """The forms asked for by `--specgraph-report`."""
+        """Write the files named by `--specgraph-report`."""
         for path in self._reports:
             write_report(self.report(), path)
 
@@ -145,7 +145,7 @@ def open_session(
 
 
 def describe(item: Discovered, platform: Platform, seed: int) -> Subject:
-    """Names the device and what it runs on."""
+    """The platform, device, versions and capabilities of a report."""
     versions = {"torch": torch.__version__, item.distribution: item.version, **platform.info.versions}
     supports = platform.capabilities.supports()
     capabilities = {name: {"level": s.level, "reason": s.reason} for name, s in supports.items()}

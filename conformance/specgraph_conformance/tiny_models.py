@@ -91,7 +91,7 @@ def make_head(
 
     Args:
         kind: one of HEADS. `eagle3` has a vocabulary of its own and three auxiliary hidden states; `mtp` reuses its
-            one module at every step, `mtp-modules` has one a step; `dflash` fills blocks of up to MODULES masks;
+            one module at every step, `mtp-modules` has one per step; `dflash` fills blocks of up to MODULES masks;
             `draft-model` is a whole small model.
         compute: dtype of the tensors, holding values rounded to `dtype`.
     """

@@ -1,7 +1,7 @@
 """Known gaps of a backend, declared in its own distribution: `xfails.toml` beside the module of its entry point.
 
     [[xfail]]
-    case = "replay.random-numbers-advance"     # one case; without [parameters] it stands for all of them
+    case = "replay.random-numbers-advance"     # one case; without [parameters]: all of its parameter sets
     owner = "vendor"                           # whose job it is
     reason = "the generator's offset is baked"
     link = "https://..."
@@ -91,6 +91,6 @@ def _entry(path: Path, number: int, entry: Any) -> Xfail:
 
 
 def unmatched(xfails: Iterable[Xfail], case_ids: Iterable[str]) -> list[Xfail]:
-    """Entries that no case of the suite answers to."""
+    """Entries that match no case of the suite."""
     ids = list(case_ids)
     return [xfail for xfail in xfails if not any(xfail.matches(case_id) for case_id in ids)]

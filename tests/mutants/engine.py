@@ -100,7 +100,7 @@ def capture_at_request_time(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("num-reqs-unpadded", "engine")
 def num_reqs_unpadded(patch: pytest.MonkeyPatch) -> None:
-    """Host lengths have one entry a real request, not one a request of the graph."""
+    """Host lengths have one entry per real request instead of one per request of the graph."""
     real = HostRound.lengths
 
     def lengths(self: HostRound, *args: Any) -> Any:
@@ -148,7 +148,7 @@ def size_truncated(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("block-misaligned-sizes", "engine")
 def block_misaligned_sizes(patch: pytest.MonkeyPatch) -> None:
-    """Rows are padded to a multiple of eight on their own, whatever the rows of one request."""
+    """The number of rows is padded to a multiple of eight, independent of the rows per request."""
     patch.setattr(BatchDescriptor, "num_tokens", property(lambda self: -(-self.num_requests * self.query_len // 8) * 8))
 
 
@@ -243,7 +243,7 @@ def output_aliases_graph_buffer(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("weights-moved", "engine")
 def weights_moved(patch: pytest.MonkeyPatch) -> None:
-    """Nobody compares where the weights stand now with where they stood at capture."""
+    """The addresses of the weights are not compared with those at capture."""
     patch.setattr(Fingerprint, "check", lambda self, named, graph: None)
 
 

@@ -2,7 +2,7 @@
 
 python tests/mutation/sample.py SESSION.sqlite          (in the root of a copy of the repository)
 
-A site is one operator, number or decorator in the code, whatever it is replaced with. Each file gives sites in
+A site is one operator, number or decorator in the code, independent of what replaces it. Each file gives sites in
 proportion to how many it has, at least two, and each site one random replacement. Annotations are left out: nothing
 runs them.
 """
@@ -35,7 +35,7 @@ def settings() -> dict:
 
 
 def annotations(path: Path) -> list[Span]:
-    """Where the annotations of a module stand: (line from 1, column) of begin and end."""
+    """The annotations of a module: (line from 1, column) of begin and end."""
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
         parts = [getattr(node, "annotation", None), getattr(node, "returns", None)]

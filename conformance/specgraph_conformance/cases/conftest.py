@@ -36,7 +36,7 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`attention` stands for the core's attention in both flavours and each of the device's own."""
+    """Run a case with the argument `attention` once per backend: the core's two and each of the device's own."""
     if "attention" in metafunc.fixturenames:
         session = metafunc.config.stash.get(SESSION, None)
         own = () if session is None else tuple(session.platform.attention_backends())

@@ -1,4 +1,4 @@
-"""Paged attention against float64: the core's two flavours, and each of the device's own."""
+"""Paged attention against float64: the core's two backends (device lengths, host lengths) and the device's own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specgraph_conformance.rig import attention_backend, captured, expect_equal,
 @pytest.mark.parametrize("dim", [64, 128])
 @case(
     "attention.decode",
-    "One row a request, over every grouping of query heads, is what float64 says.",
+    "With one row per request, the output is float64's for every ratio of query heads to key heads.",
     cause="query heads mapped to the wrong key head, or the scale",
 )
 def test_decode(platform: Platform, attention: str, heads: tuple[int, int], dim: int, seed: int) -> None:
@@ -31,7 +31,7 @@ def test_decode(platform: Platform, attention: str, heads: tuple[int, int], dim:
 @pytest.mark.parametrize("rows", [2, 3, 4, 6, 8])
 @case(
     "attention.verify",
-    "K + 1 rows a request each see the keys up to their own, and no later one.",
+    "With K + 1 rows per request, each row attends to the keys up to its own and to no later one.",
     cause="the causal mask counts from the first row instead of the last",
 )
 def test_verify(platform: Platform, attention: str, rows: int, seed: int) -> None:
@@ -51,7 +51,7 @@ def test_block_sizes(platform: Platform, attention: str, block: int, seed: int) 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 32, 33, 48])
 @case(
     "attention.block-borders",
-    "Lengths on both sides of a block border are right.",
+    "Lengths on both sides of a block border give float64's output.",
     cause="the number of blocks is rounded the wrong way, or the last block's mask is off by one",
 )
 def test_borders(platform: Platform, attention: str, length: int, seed: int) -> None:
@@ -70,8 +70,8 @@ def test_dtypes(platform: Platform, attention: str, dtype: torch.dtype, seed: in
 
 @case(
     "attention.ragged-rows",
-    "Requests of different numbers of rows in one pass (a prompt beside others) are right.",
-    cause="rows are taken as uniform",
+    "Requests with different numbers of rows in one pass (a prompt beside others) give float64's output.",
+    cause="the kernel assumes the same number of rows for all requests",
 )
 def test_ragged(platform: Platform, attention: str, seed: int) -> None:
     Rows(platform, attention, [19, 1, 6], [19, 40, 22], seed=seed).check()
@@ -79,7 +79,7 @@ def test_ragged(platform: Platform, attention: str, seed: int) -> None:
 
 @case(
     "attention.request-without-rows",
-    "A request without rows takes none of its neighbours', and theirs are right.",
+    "A request without rows takes no row of its neighbours, and their output is float64's.",
     hazard="query-len-zero",
     cause="no early return for zero rows: every later request's token index moves",
     quick=True,
@@ -90,7 +90,7 @@ def test_no_rows(platform: Platform, attention: str, seed: int) -> None:
 
 @case(
     "attention.inert-requests",
-    "Requests of length 0 write nothing and give zeros, and the others are right.",
+    "Requests of length 0 write no KV and give zeros; the output of the others is float64's.",
     hazard="padded-rows-write-kv",
     cause="padded rows attend to length 1, or store to slot 0",
     quick=True,
@@ -149,7 +149,7 @@ def test_strided(platform: Platform, attention: str, seed: int) -> None:
 
 @case(
     "attention.long-context",
-    "A thousand keys, beside a request of three, are right.",
+    "A request with 1,000 keys beside one with 3 gives float64's output.",
     cause="partial results over splits of the keys are merged wrongly",
 )
 def test_long(platform: Platform, attention: str, seed: int) -> None:
@@ -158,14 +158,14 @@ def test_long(platform: Platform, attention: str, seed: int) -> None:
 
 @case(
     "attention.captured-sees-new-lengths",
-    "A captured pass with device parameters follows lengths, slots, positions and blocks written after its capture.",
+    "A captured pass with device lengths follows lengths, slots, positions and blocks written after its capture.",
     hazard="stale-metadata-copied-late",
-    cause="a length read on the host at capture (a grid, a workspace, a maximum)",
+    cause="a length that was read on the host at capture and is now part of a grid, a workspace or a maximum",
 )
 def test_captured(platform: Platform, attention: str, seed: int) -> None:
     backend = attention_backend(platform, attention)
     if backend.host_parameters:
-        raise Absent(f"attention '{attention}' takes its lengths from the host: see the group task_update")
+        raise Absent(f"attention '{attention}' has host lengths: see the group task_update")
     small = Rows(platform, attention, [2] * 3, [2, 5, 0], seed=seed)
     large = Rows(platform, attention, [2] * 3, [150, 33, 64], seed=seed + 1)
     table = torch.zeros_like(large.metadata.block_table)

@@ -46,8 +46,8 @@ def test_type(platform: Platform) -> None:
 
 @case(
     "capture.pool-is-the-given-one",
-    "A graph made in a pool says so.",
-    cause="graph(pool) makes a pool of its own",
+    "`graph(pool).pool` is the pool that was given.",
+    cause="graph(pool) ignores its argument and makes another pool",
     needs=("shared_pool",),
     quick=True,
 )
@@ -170,7 +170,7 @@ def test_fork(platform: Platform) -> None:
 
 @case(
     "capture.scalars-are-baked",
-    "A Python number is the graph's own: changing the variable later changes nothing.",
+    "A Python number is fixed at capture: changing the variable later does not change the replay.",
     cause="replay() runs Python code again instead of recorded work",
     quick=True,
 )

@@ -23,7 +23,7 @@ NEEDS = ("collectives_in_graph",)
 
 @pytest.fixture
 def group(platform: Platform, tmp_path: Path) -> Iterator[None]:
-    """A process group of one."""
+    """A process group with one rank."""
     with process_group(platform, 0, 1, str(tmp_path / "store")):
         yield
 
@@ -65,8 +65,8 @@ def test_gather(platform: Platform, group: None) -> None:
 
 @case(
     "collectives.chain-between-devices",
-    "Two ranks on two devices: chains of one to eight all-reduces and all-gathers, in one graph a rank, give float64's "
-    "values and eager's bits at every replay.",
+    "Two ranks on two devices: chains of one to eight all-reduces and all-gathers in one graph per rank give the "
+    "values of float64 and the bits of eager at every replay.",
     hazard="merged-chain-collectives",
     cause="the barrier state of one collective is baked into the next: don't claim merged loops with collectives",
     needs=NEEDS,

@@ -103,7 +103,7 @@ def test_acceptance(platform: Platform, attention: str, lowering: str, seed: int
 
 @case(
     "decoding.merged-propose-is-one-launch",
-    "Over whole generations the merged lowering launches one draft graph a round.",
+    "Over whole generations the merged lowering launches one draft graph per round.",
     cause="the propose is split over several graphs, or run once a request",
     needs=("merged_loop",),
     quick=True,
@@ -139,7 +139,8 @@ def test_modes(platform: Platform, attention: str, mode: str, seed: int) -> None
 @pytest.mark.parametrize("kind", ["eagle", "mtp-modules", "dflash"])
 @case(
     "decoding.k-follows-the-batch",
-    "With a schedule of K by batch size, output is the target's as requests come and go, and drafts of each K stand.",
+    "With a schedule of K by batch size, output is the target's as requests come and go, and drafts of each K are "
+    "accepted.",
     hazard="dynamic-k-negative",
     cause="a verify of the wrong number of rows after the batch, and with it K, changed",
 )

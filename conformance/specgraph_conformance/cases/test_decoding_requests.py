@@ -1,4 +1,4 @@
-"""Requests that come and go: padding, company, chunks, stops, the end of the context, a full cache."""
+"""Requests that come and go: padding, other requests, chunked prompts, stops, max_model_len, a full cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specgraph_conformance.tiny_models import VOCAB
 
 @case(
     "decoding.target-and-drafter-share-no-metadata",
-    "The drafter's metadata is none of the target's: each graph owns what it reads between replays.",
+    "Target and drafter share no metadata tensor that one of them rewrites while the other's graphs still read it.",
     hazard="graph-reuses-target-metadata",
     cause="the drafter was captured with the target's metadata, which the next verify overwrites",
     quick=True,
@@ -35,9 +35,9 @@ def _storages(metadata: AttentionMetadata) -> set[int]:
 @pytest.mark.parametrize("count", [1, 2, 3])
 @case(
     "decoding.padded-batches",
-    "Batches padded to a larger captured size decode what they decode at any padding.",
+    "Batches padded to a larger captured size decode the same tokens.",
     hazard="num-reqs-unpadded",
-    cause="host lengths, counts or tables with one entry a real request instead of one a padded one",
+    cause="host lengths, counts or tables with one entry per real request instead of one per padded request",
 )
 def test_padded(platform: Platform, attention: str, count: int, seed: int) -> None:
     asked = requests(seed, count=count, tokens=12)
@@ -76,7 +76,7 @@ def test_chunks(platform: Platform, seed: int) -> None:
 
 @case(
     "decoding.stops-where-asked",
-    "Generation ends at max_tokens exactly, or after the first stop token, however many drafts stood beyond it.",
+    "Generation ends at max_tokens exactly, or after the first stop token, also where accepted draft tokens follow it.",
     cause="accepted drafts past the stop are handed out",
     quick=True,
 )
@@ -117,7 +117,7 @@ def test_end(platform: Platform, attention: str, seed: int) -> None:
 @case(
     "decoding.too-long-is-refused-alone",
     "A prompt that can never fit is refused with a message; the others are decoded.",
-    cause="one request's error ends the batch",
+    cause="one request's error ends the whole batch",
     quick=True,
 )
 def test_refused(platform: Platform, seed: int) -> None:

@@ -45,7 +45,7 @@ def test_sampled(platform: Platform) -> None:
 
 @case(
     "decoding.sampled-repeats",
-    "A sampled request repeats with its seed, in any company, and changes with another.",
+    "A sampled request repeats with its seed, whichever requests share the batch, and changes with another seed.",
     hazard="gumbel-seed-position",
     cause="noise that depends on the row, the round or the padding",
 )

@@ -1,4 +1,4 @@
-"""Device, memory and close."""
+"""Copies, synchronize, memory figures, reproducible matmuls, close."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The distribution: found by its entry point, honest about the machine, cheap to import."""
+"""The distribution: entry point, probe, imports, names and capabilities."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_info(platform: Platform) -> None:
     assert isinstance(info.device, torch.device)
     assert torch.zeros(2, device=info.device).device == info.device, "name the device with its index"
     assert info.device_name
-    assert info.device_kind, "say what kind of device it is: hardware, or what stands in for it"
+    assert info.device_kind, "PlatformInfo.device_kind is empty: name the hardware, or what simulates it"
     assert info.versions.get("torch") == torch.__version__
 
 

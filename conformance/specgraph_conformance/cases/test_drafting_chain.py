@@ -39,7 +39,7 @@ def test_each_step(platform: Platform, attention: str, lowering: str, seed: int)
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @case(
     "drafting.each-step-writes-its-kv",
-    "Each draft step's key and value stand in the cache after the propose.",
+    "After a propose, the cache holds the key and the value of each draft step.",
     hazard="chain-without-slots",
     cause="the chain is captured without slots for the later steps",
 )
@@ -64,7 +64,7 @@ def test_chain_writes(platform: Platform, attention: str, lowering: str, seed: i
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @case(
     "drafting.rejected-tokens-are-not-attended",
-    "What rejected rows left behind moves no draft: lengths count this round's accepted tokens only.",
+    "KV of rejected rows does not change a draft: lengths count the accepted tokens of this round only.",
     hazard="rejected-tokens-in-lengths",
     cause="host lengths are computed before the accepted counts are known",
 )

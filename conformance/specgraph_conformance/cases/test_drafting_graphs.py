@@ -19,7 +19,7 @@ from specgraph_conformance.rig import adding, on_host
 @pytest.mark.parametrize("lowering", CAPTURED)
 @case(
     "drafting.named-sizes-are-captured",
-    "Each size that the user names is captured as named, with K + 1 rows a request, and no other.",
+    "Each size that the user names is captured as named, with K + 1 rows per request, and no other size is captured.",
     hazard="size-truncated",
     cause="sizes are rounded or cut to a multiple without a word",
 )
@@ -112,7 +112,7 @@ def test_budget(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @case(
     "drafting.merged-is-one-launch",
-    "The merged lowering replays one graph a propose, whatever K.",
+    "The merged lowering replays one graph per propose, for every K.",
     cause="the loop is split over several graphs",
     needs=("merged_loop",),
     quick=True,

@@ -31,7 +31,8 @@ from specgraph_conformance.rig import expect_equal, on_host
 from specgraph_conformance.tiny_models import HEADS, VOCAB, make_head
 
 PROGRAMS = ("eagle3", "mtp-modules", "dflash", "draft-model")
-"""One kind for each way to draft: a chain, one module a step, all at once, and a chain at positions of its own."""
+"""One kind of head per draft program: a chain, one module per step, all tokens in one pass, and a chain whose positions
+differ from the target's."""
 
 
 @pytest.mark.parametrize("lowering", CAPTURED)
@@ -91,7 +92,7 @@ def _of_rows(batch: HostBatch, rows: int) -> HostBatch:
 @pytest.mark.parametrize("kind", PROGRAMS)
 @case(
     "drafting.prompts-follow-float64",
-    "A prompt prefilled in padded passes leaves the KV of a dense float64 drafter, and touches nothing else.",
+    "A prompt prefilled in padded passes leaves the KV of a dense float64 drafter, and writes nothing else.",
     cause="padded rows of a prompt pass that write, rows of its later modules, positions that restart with a pass",
 )
 def test_prompts(platform: Platform, attention: str, kind: str, seed: int) -> None:

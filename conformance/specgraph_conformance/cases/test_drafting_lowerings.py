@@ -61,7 +61,7 @@ def test_k2(platform: Platform, lowering: str, seed: int) -> None:
 @pytest.mark.parametrize("lowering", CAPTURED)
 @case(
     "drafting.two-drafters-on-one-platform",
-    "Two drafters of one size, run in turn, don't disturb each other.",
+    "Two drafters of one size, run in turn, draft what each drafts alone.",
     hazard="update-prefill-decode-mixed",
     cause="graphs, updates or pools are kept by size in a table that both share",
 )

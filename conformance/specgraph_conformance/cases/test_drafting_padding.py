@@ -19,7 +19,7 @@ from specgraph_conformance.tiny_models import make_head
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @case(
     "drafting.padded-rows-write-nothing",
-    "A padded batch writes KV only where its requests' drafts stand: every other slot keeps its bits.",
+    "A padded batch writes KV only at the positions of its real requests: every other slot keeps its bits.",
     hazard="padded-rows-write-kv",
     cause="padded rows run with a slot of a real block instead of -1",
 )
@@ -103,8 +103,8 @@ class RowCount:
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @case(
-    "drafting.later-steps-have-one-row-a-request",
-    "Step 0 runs K + 1 rows a request, and each later step one.",
+    "drafting.later-steps-have-one-row-per-request",
+    "Step 0 runs K + 1 rows per request, and each later step one.",
     hazard="step-ladder-overpadding",
     cause="later steps are captured with the size ladder of step 0",
 )

@@ -1,4 +1,4 @@
-"""What one propose reads and what it hands out: each input is seen, wrong ones are refused, results stay."""
+"""Inputs and results of one propose: each input has its effect, wrong shapes are refused, results are copies."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_inputs(platform: Platform, lowering: str, seed: int) -> None:
 @pytest.mark.parametrize("lowering", CAPTURED)
 @case(
     "drafting.attention-is-captured",
-    "The KV written in earlier rounds moves the drafts of a captured lowering.",
+    "In a captured lowering, drafts depend on the KV of earlier rounds.",
     hazard="metadata-none-at-capture",
     cause="the graph was captured without attention metadata, so attention was left out",
 )

@@ -1,4 +1,4 @@
-"""Sampled drafts: the columns they stand in, the same in every lowering, repeatable from their seeds."""
+"""Sampled drafts: the column of each token, equality of all lowerings, repeatability from the seeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults: what goes wrong in a capture, an update or another thread costs that, and nothing else."""
+"""Faults: an error in a capture, an update or another thread leaves everything else usable."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_other_thread(platform: Platform) -> None:
 @case(
     "faults.eager-work-in-another-thread",
     "Another thread's eager work during a thread-local capture runs, and isn't captured.",
-    cause="a capture mode that is global whatever was asked",
+    cause="the capture runs in error mode 'global' although 'thread_local' was asked for",
 )
 def test_eager_thread(platform: Platform) -> None:
     x, y = torch.ones(16, device=platform.device), torch.ones(16, device=platform.device)

@@ -136,7 +136,7 @@ def test_begin_verify(platform: Platform, way: str) -> None:
 def test_greedy(platform: Platform, way: str, mapped: bool, seed: int) -> None:
     device, generator = platform.device, torch.Generator().manual_seed(seed)
     logits = torch.randn(5, 1000, generator=generator)
-    logits[1, 17] = logits[1, 400] = 50.0  # a tie: the first wins
+    logits[1, 17] = logits[1, 400] = 50.0  # a tie: the first index wins
     offsets = torch.arange(1000) * 2 if mapped else None
     token_ids = torch.full((5,), -7, device=device)
     drafts = torch.full((5, 3), -7, device=device)
@@ -188,7 +188,7 @@ def test_gumbel(platform: Platform, way: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @case(
     "kernels.verify-greedy",
-    "Drafts stand while they are the target's most likely tokens; then comes the target's own, then -1.",
+    "Draft tokens are accepted while they are the target's most likely ones; the target's own follows, then -1.",
     cause="verify_greedy: an accepted count off by one, or an inert request that samples",
     quick=True,
 )
@@ -214,7 +214,7 @@ def test_verify_greedy(platform: Platform, way: str, seed: int) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @case(
     "kernels.verify-sampled",
-    "Rejection sampling leaves the target's distribution, whatever the drafter's: chi-square over two tokens.",
+    "Tokens after rejection sampling have the target's distribution for any drafter: chi-square test over two tokens.",
     hazard="gumbel-seed-position",
     cause="verify_sampled: noise shared between drafting and accepting, or a residual that isn't max(p - q, 0)",
 )
@@ -231,7 +231,7 @@ def test_verify_sampled(platform: Platform, way: str, seed: int) -> None:
     for step in range(k):
         there = q_logits[step].expand(draws, vocab).contiguous().to(device)
         column = torch.tensor([step], device=device)
-        # The draft token of column i stands at start + 1 + i; its row saw start + i keys and one more.
+        # The draft token of column i has position start + 1 + i; its row attended to start + i + 1 keys.
         seq_lens = torch.full((draws,), 20 + step, dtype=torch.int32, device=device)
         kernels.draft_gumbel(there, None, temperature, seeds, seq_lens, column, ids, drafts, probs)
     torch.testing.assert_close(on_host(probs)[0], q, atol=1e-5, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""Replay: sees what is in its inputs now, keeps its outputs, in the order of the stream it runs on."""
+"""Replay: reads its inputs as they are now, writes its outputs in place, runs in the order of the current stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDTH = 64
 
 
 def assert_replays(graph: Graph, platform: Platform, x: Tensor, out: Tensor, expected: float) -> None:
-    """Replay gives `expected` times x."""
+    """Assert that a replay gives `expected` times x."""
     graph.replay()
     platform.synchronize()
     expect_equal(on_host(out), on_host(x) * expected)
@@ -42,7 +42,7 @@ def test_in_place(platform: Platform) -> None:
 
 @case(
     "replay.state-is-carried",
-    "What a graph writes in place is there for its next replay.",
+    "A replay reads what the replay before it wrote in place.",
     cause="replays restore or copy memory",
     quick=True,
 )
@@ -58,7 +58,7 @@ def test_state(platform: Platform) -> None:
 
 @case(
     "replay.outputs-stay-in-place",
-    "A tensor made in the capture is where every replay writes its result.",
+    "Every replay writes its result to the tensor that was made in the capture, at the same address.",
     cause="the private pool gives the block away after the capture, or replays allocate",
     quick=True,
 )
@@ -98,7 +98,7 @@ def test_repeats(platform: Platform, seed: int) -> None:
 
 @case(
     "replay.graphs-interleave-in-one-pool",
-    "Graphs that share a pool, captured largest first, replay right in any order.",
+    "Graphs that share a pool, captured largest first, give eager's bits in any order.",
     cause="the pool hands memory that one graph still needs in its replay to another",
     needs=("shared_pool",),
 )

@@ -1,4 +1,4 @@
-"""Each op that drafts are made of gives, replayed, the bits that it gives eagerly."""
+"""Each torch op that drafting uses gives the same bits in a replay as eagerly."""
 
 from __future__ import annotations
 

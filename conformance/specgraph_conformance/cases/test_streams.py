@@ -1,4 +1,4 @@
-"""Streams and events: order, timing, events that reach into graphs, threads."""
+"""Streams and events: order, timing, external events in graphs, threads."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_verbs(platform: Platform) -> None:
 
 @case(
     "streams.event-is-reusable",
-    "An event recorded again stands for the later point.",
+    "An event recorded a second time marks the later point.",
     cause="record() keeps the first point",
 )
 def test_reuse(platform: Platform) -> None:
@@ -257,7 +257,7 @@ def test_missing_order(platform: Platform) -> None:
 
 @case(
     "streams.two-threads-work-at-once",
-    "Threads that work on streams of their own don't disturb each other.",
+    "Threads that use streams of their own each get the result of their own work.",
     cause="state shared between threads without a lock",
 )
 def test_threads(platform: Platform) -> None:
@@ -305,7 +305,7 @@ def test_many(platform: Platform) -> None:
 
 @case(
     "streams.a-thousand-come-and-go",
-    "Making and dropping a thousand streams and events exhausts nothing.",
+    "A thousand streams and events can be made and dropped one after the other.",
     hazard="exec-budget",
     cause="handles aren't released with their objects",
 )

@@ -1,4 +1,4 @@
-"""Host parameters of captured ops, rewritten between replays: they take effect, exactly, in order, or not at all."""
+"""Host lengths of captured ops, rewritten between replays: an update takes effect as a whole and in order, or is refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def host_attention(platform: Platform) -> AttentionBackend:
 
 @dataclass
 class Tasks:
-    """A graph of `steps` x `layers` attention ops with one query row a request, each in its own task group."""
+    """A graph of `steps` x `layers` attention ops with one row per request, each in its own task group."""
 
     platform: Platform
     steps: int = 1
@@ -81,7 +81,7 @@ class Tasks:
                 self.out[step, index].copy_(rows)
 
     def lengths(self, *seq_lens: Sequence[int]) -> dict[int, HostLengths]:
-        """One list a step."""
+        """`HostLengths` per draft step, from one list of key counts per step."""
         return {step: HostLengths([1] * REQUESTS, list(values)) for step, values in enumerate(seq_lens)}
 
     def replay(self, lengths: dict[int, HostLengths]) -> None:
@@ -146,7 +146,7 @@ def test_takes_effect(tasks: Tasks) -> None:
 
 @case(
     "task_update.missing-is-not-silent",
-    "A replay without an update is an error, or stands at its gate until one comes; it never runs with old lengths.",
+    "A replay without an update is an error, or waits at its gate until one comes; it never runs with old lengths.",
     hazard="update-missing",
     cause="the gate is open by default: record the event only in task_update, and reset it in the graph",
     needs=NEEDS,
@@ -211,7 +211,7 @@ def test_keys(tasks: Tasks, wrong: str) -> None:
 @pytest.mark.parametrize("seq_lens", [[3, 17], [3, 17, 40, 1], [3, -1, 40]], ids=["short", "long", "negative"])
 @case(
     "task_update.counts-are-strict",
-    "Lengths that don't have one entry a padded request, or have a negative one, are an UpdateError.",
+    "Lengths that don't have one entry per padded request, or have a negative one, are an UpdateError.",
     hazard="update-key-ignored",
     cause="lists are zipped with the captured requests: a shorter one truncates without a word",
     needs=NEEDS,
@@ -225,7 +225,7 @@ def test_counts(tasks: Tasks, seq_lens: list[int]) -> None:
 
 @case(
     "task_update.many-groups",
-    "Eight steps of three layers in one graph each get their own step's lengths.",
+    "Eight steps of three layers in one graph each use the lengths of their own step.",
     hazard="per-step-lengths-not-updated",
     cause="one handle or event shared by several groups, or lengths taken from step 0 for all",
     needs=NEEDS,
