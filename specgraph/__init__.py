@@ -14,8 +14,10 @@ else:
 
     def __getattr__(name: str) -> object:
         from importlib import import_module
+        from importlib.util import find_spec
 
-        if name.startswith("_") and name != "__all__":
+        # A room that is not imported yet is left to the import system: `from specgraph import kernels` asks here first.
+        if (name.startswith("_") and name != "__all__") or find_spec(f"specgraph.{name}") is not None:
             raise AttributeError(f"module 'specgraph' has no attribute '{name}'")
         try:
             return getattr(import_module("specgraph.api"), name)

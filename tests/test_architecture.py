@@ -26,8 +26,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "drafting": {"graphs", "platforms", "attention", "kernels", "models", "errors"},
     "decoding": {"drafting", "graphs", "platforms", "attention", "kernels", "models", "checkpoints", "errors"},
 }
-"""Rooms from the bottom to the top, and what each may import besides itself: only rooms that are listed before it, so that
-there can be no circle."""
+"""Rooms from the bottom to the top, and what each may import besides itself: only rooms that are listed before it, so
+that there can be no circle."""
 
 FREE = {"api", "benchmarking", "cli", "__init__", "__main__"}
 """Above all rooms: these may import everything, and no room may import them."""

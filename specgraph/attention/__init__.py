@@ -1,7 +1,7 @@
-"""Paged attention as the drafting engine sees it: metadata, backends, device and host parameters."""
+"""Paged attention: metadata, the backend interface, and the core's own backends."""
 
-from specgraph.attention.choose import choose_attention
 from specgraph.attention.interface import (
+    AdvancingAttention,
     Attend,
     AttentionBackend,
     AttentionFactory,
@@ -19,14 +19,16 @@ from specgraph.attention.metadata import (
     NULL_SLOT,
     AttentionMetadata,
     HostLengths,
+    advance,
     allocate_block_table,
     allocate_metadata,
 )
-from specgraph.attention.paged import PagedAttention, PagedHostAttention, store_rows
+from specgraph.attention.paged import PagedAttention, PagedHostAttention, choose_attention, store_rows
 
 __all__ = [
     "NULL_BLOCK",
     "NULL_SLOT",
+    "AdvancingAttention",
     "Attend",
     "AttentionBackend",
     "AttentionFactory",
@@ -40,6 +42,7 @@ __all__ = [
     "Store",
     "TaskKey",
     "UpdateSink",
+    "advance",
     "allocate_block_table",
     "allocate_metadata",
     "bind",

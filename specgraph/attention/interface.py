@@ -1,10 +1,10 @@
-"""What an attention backend offers to the drafting engine, and what a model asks of it."""
+"""The attention interface: what a backend implements, and what a model calls in its layers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -39,7 +39,7 @@ class KVCache(NamedTuple):
 
 
 class TaskKey(NamedTuple):
-    """Which captured op a host parameter belongs to."""
+    """Names one captured op with host parameters: (draft step, layer, op)."""
 
     step: int
     layer: int
@@ -47,39 +47,44 @@ class TaskKey(NamedTuple):
 
 
 class UpdateSink(Protocol):
-    """Collects, during capture, how to rewrite the host parameters of each captured op."""
+    """Receives, during capture, each op with host parameters and the function that rewrites them."""
 
     def add(self, key: TaskKey, group: TaskGroup, rewrite: Callable[[HostLengths], None]) -> None:
-        """`rewrite` issues the op again, same tensors, with the given lengths."""
+        """Register one op: `rewrite(lengths)` issues it again on the same tensors with new lengths."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """What one forward pass knows beside its rows: metadata, and host lengths where attention needs them."""
+    """What one forward pass knows besides its rows."""
 
     metadata: AttentionMetadata
     step: int = 0
-    """Which draft step this pass is (0 for the first, and for a target)."""
+    """The draft step of this pass: 0 for the first, and always 0 for a target."""
     lengths: HostLengths | None = None
-    """Only for attention with host parameters."""
+    """The lengths as Python integers; given only to attention with host parameters."""
     updates: UpdateSink | None = None
-    """Only in capture, for attention with host parameters."""
+    """Where to register captured tasks; given only during capture, to attention with host parameters."""
 
 
 class AttentionBackend(Protocol):
     """Paged attention on one platform.
 
-    `host_parameters` names what is baked into the captured op ("seq_lens", "query_lens"); empty when the op reads
-    everything from device tensors. With host parameters, `StepContext.lengths` is always given, and the platform must
-    have `task_update` to capture it.
+    An attention op learns sequence lengths in one of two ways. With *device lengths* it reads them from the tensors of
+    `AttentionMetadata`, and nothing has to be rewritten between replays. With *host parameters* they are Python
+    integers, baked into the captured task; `host_parameters` names them ("seq_lens", "query_lens"), the platform must
+    have `task_update` to capture the op, and `StepContext.lengths` is always given.
+
+    Attention that keeps position-dependent state of its own also implements `AdvancingAttention`.
     """
 
     @property
     def name(self) -> str: ...
 
     @property
-    def host_parameters(self) -> tuple[str, ...]: ...
+    def host_parameters(self) -> tuple[str, ...]:
+        """Names of the arguments that are baked into a captured op; empty with device lengths."""
+        ...
 
     def forward(
         self,
@@ -102,26 +107,37 @@ class AttentionBackend(Protocol):
             context: the pass's metadata.
 
         Returns:
-            [T, num_heads, head_dim] in the query's dtype. Row i of a request with q rows sees the first
-            `seq_len - q + 1 + i` keys (all `seq_len` if not causal). Rows of requests with seq_len 0 are zero.
-        """
-        ...
-
-    def advance(self, metadata: AttentionMetadata, draft_step: Tensor, max_model_len: int, block_size: int) -> None:
-        """Move one-row-per-request metadata one token on, in place, with device work only.
-
-        Adds 1 to `draft_step` (int64 [1]), and moves whatever state the backend derives from positions. Padded
-        requests stay inert.
+            [T, num_heads, head_dim] in the query's dtype. Row i of a request with query_len rows sees the first
+            `seq_len - query_len + 1 + i` keys (all `seq_len` keys if not causal). Rows of requests with seq_len 0 are
+            zero.
         """
         ...
 
     def named_tensors(self) -> Mapping[str, Tensor]:
-        """Constants of its own that captured ops read (masks, ...), by name: part of the read-set."""
+        """Tensors of the backend's own that captured ops read (masks, ...), by name: part of the read-set."""
+        ...
+
+
+@runtime_checkable
+class AdvancingAttention(Protocol):
+    """An `AttentionBackend` with state of its own that depends on positions, such as a split schedule or a mask.
+
+    Between two draft steps the core moves the metadata one token on (`specgraph.attention.advance`). State that the
+    backend derived from the old positions is then stale: the later steps of vLLM #41162 read out of bounds that way.
+    """
+
+    def after_advance(self, metadata: AttentionMetadata, draft_step: Tensor) -> None:
+        """Bring the backend's own state up to date, in place and with device work only: the call is captured.
+
+        Args:
+            metadata: one row per request, already moved on. Requests with seq_len 0 are padding.
+            draft_step: int64 [1], the number of the step that comes next, on the device.
+        """
         ...
 
 
 class Attend(Protocol):
-    """What a model calls in its attention layers: rotation, cache write and attention in one."""
+    """The callable that a model uses in its attention layers: rotation, cache write and attention in one call."""
 
     def __call__(self, index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Shapes as in `AttentionBackend.forward`; `index` counts the model's attention layers from 0."""
@@ -129,7 +145,7 @@ class Attend(Protocol):
 
 
 class Store(Protocol):
-    """What a model calls to put rows into its KV cache that attend to nothing: rotation and cache write only."""
+    """The callable that a model uses to write rows into its KV cache without attending: rotation and cache write."""
 
     def __call__(self, index: int, key: Tensor, value: Tensor) -> None:
         """key, value: [T, num_kv_heads, head_dim], key not rotated yet; `index` as in `Attend`."""
@@ -137,7 +153,7 @@ class Store(Protocol):
 
 
 AttentionFactory = Callable[..., AttentionBackend]
-"""Called with the platform."""
+"""Makes a backend; called with the platform."""
 
 
 def bind(

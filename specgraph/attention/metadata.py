@@ -1,8 +1,8 @@
-"""What attention must know about a batch beside its tensors: lengths, slots, positions, block tables.
+"""Attention metadata: lengths, slots, positions and block tables of the rows of one pass.
 
-The same facts reach a captured op in one of two ways. *Device parameters* are the tensors below, at fixed addresses,
-written in place, also from inside the graph. *Host parameters* are the integers in `HostLengths`, baked into the task
-at capture and rewritten between replays through an `UpdatePlan`.
+The same facts reach a captured op in one of two ways. *Device lengths* are the tensors below, at fixed addresses,
+written in place, also from inside the graph. *Host lengths* are the integers in `HostLengths`, baked into the task at
+capture and rewritten between replays through an `UpdatePlan`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from specgraph import kernels
 from specgraph.kernels.slots import NULL_BLOCK, NULL_SLOT
 
 
 @dataclass(frozen=True, slots=True)
 class HostLengths:
-    """The lengths of one step as host integers, for attention whose lengths are baked into the task.
+    """The lengths of one pass as Python integers, for attention with host parameters.
 
-    Both have one entry per padded request; padded requests have `seq_lens` 0.
+    Both lists have one entry per request of the graph, padding included; padded requests have `seq_lens` 0.
     """
 
     query_lens: list[int]
@@ -28,9 +29,9 @@ class HostLengths:
 
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
-    """One step's metadata for R requests and T = R * query_len rows, all on the device.
+    """Metadata of one pass over R requests and T = R * query_len rows, all on the device.
 
-    Rows are request-major: request r owns rows `query_start_loc[r] : query_start_loc[r + 1]`.
+    Rows are ordered by request: request r owns rows `query_start_loc[r] : query_start_loc[r + 1]`.
     """
 
     query_start_loc: Tensor
@@ -69,10 +70,10 @@ class AttentionMetadata:
 
 
 def allocate_metadata(max_requests: int, query_len: int, block_table: Tensor) -> AttentionMetadata:
-    """Persistent metadata for uniform batches of up to `max_requests`, all rows inert (length 0, NULL_SLOT).
+    """Persistent metadata for uniform batches of up to `max_requests` requests, all inert (length 0, NULL_SLOT).
 
     Args:
-        block_table: int32 [max_requests, max_blocks], shared with whoever fills it.
+        block_table: int32 [max_requests, max_blocks]; used as it is, not copied.
     """
     rows, device = max_requests * query_len, block_table.device
     return AttentionMetadata(
@@ -82,6 +83,22 @@ def allocate_metadata(max_requests: int, query_len: int, block_table: Tensor) ->
         slot_mapping=torch.full((rows,), NULL_SLOT, dtype=torch.int64, device=device),
         block_table=block_table,
         query_len=query_len,
+    )
+
+
+def advance(metadata: AttentionMetadata, draft_step: Tensor, max_model_len: int, block_size: int) -> None:
+    """Move metadata with one row per request one token on, in place, and add 1 to `draft_step` (int64 [1]).
+
+    Device work only, so it can be captured. Requests with seq_len 0 stay as they are.
+    """
+    kernels.advance(
+        metadata.seq_lens,
+        metadata.positions,
+        metadata.slot_mapping,
+        draft_step,
+        metadata.block_table,
+        max_model_len,
+        block_size,
     )
 
 

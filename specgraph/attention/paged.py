@@ -1,6 +1,7 @@
-"""The core's paged attention, once with device parameters and once with host parameters.
+"""The core's paged attention: once with device lengths, once with host parameters; and choosing attention by name.
 
-The second is what devices with baked lengths need; every platform with task updates can exercise it.
+`PagedHostAttention` is the model for devices whose attention takes lengths from the host; every platform with task
+updates can run it.
 """
 
 from __future__ import annotations
@@ -12,23 +13,10 @@ import torch
 from torch import Tensor
 
 from specgraph import kernels
-from specgraph.attention.interface import AttentionLayer, KVCache, StepContext, TaskKey
+from specgraph.attention.interface import AttentionBackend, AttentionLayer, KVCache, StepContext, TaskKey
 from specgraph.attention.metadata import AttentionMetadata, HostLengths
-from specgraph.errors import UpdateError
+from specgraph.errors import ConfigError, UpdateError
 from specgraph.platforms import Platform
-
-
-def advance(metadata: AttentionMetadata, draft_step: Tensor, max_model_len: int, block_size: int) -> None:
-    """Move one-row-per-request metadata one token on, in place, and the device-side draft step with it."""
-    kernels.advance(
-        metadata.seq_lens,
-        metadata.positions,
-        metadata.slot_mapping,
-        draft_step,
-        metadata.block_table,
-        max_model_len,
-        block_size,
-    )
 
 
 def _rotate_and_store(
@@ -42,9 +30,9 @@ def _rotate_and_store(
 def store_rows(layer: AttentionLayer, key: Tensor, value: Tensor, cache: KVCache, metadata: AttentionMetadata) -> None:
     """Rotate keys and write both to the cache at the metadata's slots; nothing attends.
 
-    The cache's layout is the core's own, so this needs no attention backend, and no host parameters.
+    The cache has the core's own layout, so this needs neither an attention backend nor host parameters.
     """
-    # The op rotates a query too; the key stands in for it.
+    # The op also rotates a query; it gets the key, and its result is not used.
     kernels.rotate_and_store(
         key, key, value, layer.rotary, metadata.positions, metadata.slot_mapping, cache.key, cache.value
     )
@@ -52,7 +40,7 @@ def store_rows(layer: AttentionLayer, key: Tensor, value: Tensor, cache: KVCache
 
 @dataclass(frozen=True, slots=True)
 class PagedAttention:
-    """Reads lengths from device tensors: nothing to update between replays."""
+    """Paged attention with device lengths: nothing to update between replays."""
 
     name: str = "paged"
     host_parameters: tuple[str, ...] = ()
@@ -86,18 +74,14 @@ class PagedAttention:
             causal=layer.causal,
         )
 
-    def advance(self, metadata: AttentionMetadata, draft_step: Tensor, max_model_len: int, block_size: int) -> None:
-        """See `AttentionBackend.advance`."""
-        advance(metadata, draft_step, max_model_len, block_size)
-
     def named_tensors(self) -> Mapping[str, Tensor]:
-        """None."""
+        """Empty: it keeps no tensors of its own."""
         return {}
 
 
 @dataclass(frozen=True, slots=True)
 class PagedHostAttention:
-    """Bakes lengths into the captured op; each capture gets a task group, rewritten through the update plan."""
+    """Paged attention with host parameters: each captured op is a task group, rewritten through the update plan."""
 
     platform: Platform
     name: str = "paged-host"
@@ -117,7 +101,7 @@ class PagedHostAttention:
         metadata = context.metadata
         if context.lengths is None:
             raise UpdateError(
-                f"attention '{self.name}' takes host lengths, and none were given for step {context.step}"
+                f"attention '{self.name}' takes lengths from the host, and none were given for step {context.step}"
             )
         query = _rotate_and_store(layer, query, key, value, cache, metadata)
         out = torch.empty_like(query)
@@ -143,10 +127,31 @@ class PagedHostAttention:
             context.updates.add(TaskKey(context.step, index), group, attend)
         return out
 
-    def advance(self, metadata: AttentionMetadata, draft_step: Tensor, max_model_len: int, block_size: int) -> None:
-        """Positions and slots stay device parameters: only attention's lengths come from the host."""
-        advance(metadata, draft_step, max_model_len, block_size)
-
     def named_tensors(self) -> Mapping[str, Tensor]:
-        """None."""
+        """Empty: it keeps no tensors of its own."""
         return {}
+
+
+def choose_attention(name: str, platform: Platform) -> AttentionBackend:
+    """The attention backend of that name.
+
+    Args:
+        name: "device" or "host": the core's paged attention, with lengths from device tensors or from host integers.
+            A name that the platform offers (`Platform.attention_backends`). "auto": the first that the platform
+            offers, "device" where it offers none.
+
+    Raises:
+        ConfigError: there is no attention of that name on this platform.
+        UnsupportedError: a package that it needs is not installed.
+    """
+    own = platform.attention_backends()
+    if name == "auto":
+        name = next(iter(own), "device")
+    if name in own:
+        return own[name](platform)
+    if name == "device":
+        return PagedAttention()
+    if name == "host":
+        return PagedHostAttention(platform)
+    offered = ", ".join(["auto", "device", "host", *own])
+    raise ConfigError(f"no attention '{name}' on platform '{platform.info.name}'; there are {offered}")

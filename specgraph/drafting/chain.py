@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 from torch import Tensor
 
 from specgraph import kernels
-from specgraph.attention import AttentionBackend, AttentionMetadata, HostLengths
+from specgraph.attention import AdvancingAttention, AttentionBackend, AttentionMetadata, HostLengths, advance
 from specgraph.drafting.buffers import DraftBuffers, PassRows
 from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.host_lengths import HostRound
@@ -46,7 +47,9 @@ class ChainProgram:
 
     def step(self, buffers: DraftBuffers, make_attend: MakeAttend, step: int) -> None:
         """See `DraftProgram.step`."""
-        self.attention.advance(buffers.step, buffers.draft_step, self.config.max_model_len, self.config.block_size)
+        advance(buffers.step, buffers.draft_step, self.config.max_model_len, self.config.block_size)
+        if hasattr(self.attention, "after_advance"):  # an attribute, not the type: a wrapper must not hide it
+            cast(AdvancingAttention, self.attention).after_advance(buffers.step, buffers.draft_step)
         out = self.head.forward(buffers.step_token_ids, buffers.hidden, make_attend(buffers.step, step))
         kernels.take_rows(out.carry, None, buffers.hidden)
         draft_one(self.head, buffers, out.hidden)

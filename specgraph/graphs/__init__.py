@@ -1,9 +1,15 @@
 """Capturing bodies of device work once and replaying them: sizes, dispatch, updates, and the read-set guard."""
 
 from specgraph.graphs.attend import AttentionStack, MakeAttend
-from specgraph.graphs.capture_sizes import capture_sizes, padded_size, prefill_sizes
-from specgraph.graphs.descriptor import BatchDescriptor, Phase
-from specgraph.graphs.dispatch import Dispatch, dispatch
+from specgraph.graphs.dispatch import (
+    BatchDescriptor,
+    Dispatch,
+    Phase,
+    capture_sizes,
+    dispatch,
+    padded_size,
+    prefill_sizes,
+)
 from specgraph.graphs.mode import GraphMode, PassMode
 from specgraph.graphs.read_set import Fingerprint, ReadSet, ReadSetGuard, fingerprint
 from specgraph.graphs.runner import Body, Captured, GraphRunner, Recording, StepLengths

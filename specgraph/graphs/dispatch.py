@@ -1,17 +1,50 @@
-"""From a batch to the captured graph that serves it. A pure function: the same batch always gets the same graph."""
+"""Which captured graph serves a batch: capture sizes, the key of a graph, and padding a batch to a captured size.
+
+Everything here is a pure function of the configuration and the batch, so the same batch always gets the same graph.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from specgraph.graphs.capture_sizes import padded_size
-from specgraph.graphs.descriptor import BatchDescriptor, Phase
+from specgraph.errors import ConfigError
+
+Phase = Literal["prefill", "verify", "propose", "first", "step"]
+"""prefill: rows of one prompt, for target or drafter. verify: the target over K + 1 rows per request. propose: a
+drafter's whole loop. first: its step 0 alone. step: one later step alone, in most drafters one row per request."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class BatchDescriptor:
+    """The key of a captured graph: everything about a padded uniform batch that shapes depend on, and nothing else.
+
+    Capture and replay look a graph up by the same descriptor, made by `dispatch`, so they cannot disagree.
+    """
+
+    phase: Phase
+    num_requests: int
+    query_len: int
+    """Rows per request that enter the graph."""
+    num_speculative_tokens: int
+    step: int = 0
+    """The draft step, where each step has a graph of its own; 0 where one graph serves all steps of the phase."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows that enter the graph: always num_requests * query_len, never rounded on their own."""
+        return self.num_requests * self.query_len
+
+    def __str__(self) -> str:
+        step = f", step {self.step}" if self.step else ""
+        return f"{self.phase}[{self.num_requests} x {self.query_len}, K={self.num_speculative_tokens}{step}]"
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """The padded descriptor, whether a graph serves it, and why not if not."""
+    """The padded descriptor of a batch, whether a captured size holds it, and the reason if none does."""
 
     descriptor: BatchDescriptor
     captured: bool
@@ -21,14 +54,14 @@ class Dispatch:
 def dispatch(
     phase: Phase, num_requests: int, query_len: int, num_speculative_tokens: int, sizes: Sequence[int]
 ) -> Dispatch:
-    """Pad a uniform batch to the least captured size that holds it, or leave it as it is for eager.
+    """Pad a uniform batch to the least captured size that holds it, or leave it at its own size for eager.
 
     Args:
         phase: which graph.
         num_requests: real requests, at least 1.
         query_len: rows per request that enter the graph.
         num_speculative_tokens: K.
-        sizes: captured request counts, ascending; empty when nothing is captured.
+        sizes: captured numbers of requests, ascending; empty when nothing is captured.
     """
     size = padded_size(num_requests, sizes)
     descriptor = BatchDescriptor(phase, size or num_requests, query_len, num_speculative_tokens)
@@ -36,3 +69,52 @@ def dispatch(
         return Dispatch(descriptor, captured=True)
     reason = f"the largest captured size is {sizes[-1]} requests, the batch has {num_requests}" if sizes else "no sizes"
     return Dispatch(descriptor, captured=False, reason=reason)
+
+
+def padded_size(count: int, sizes: Sequence[int]) -> int | None:
+    """The smallest of `sizes` (ascending) that is at least `count`; None when there is none."""
+    index = bisect_left(sizes, count)
+    return sizes[index] if index < len(sizes) else None
+
+
+def capture_sizes(max_num_requests: int, asked: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Numbers of requests to capture, ascending.
+
+    Sizes of uniform batches count requests. Rows follow per phase as requests times rows per request, so step 0
+    (K + 1 rows per request) and the later steps (1 row per request) share one list, and no size can be misaligned to
+    K + 1. By default 1, 2, 4, then multiples of 8 up to 64, then multiples of 16, and always `max_num_requests`
+    itself. Sizes that the user names are captured exactly as named, or refused.
+
+    Raises:
+        ConfigError: a named size is not in 1..max_num_requests, or is named twice.
+    """
+    if max_num_requests < 1:
+        raise ConfigError(f"max_num_requests must be at least 1, got {max_num_requests}")
+    if asked is None:
+        ladder = [1, 2, 4, *range(8, 65, 8), *range(80, max_num_requests, 16)]
+        return (*(size for size in ladder if size < max_num_requests), max_num_requests)
+    return _checked("capture sizes", asked, max_num_requests, "max_num_requests")
+
+
+def prefill_sizes(max_model_len: int, asked: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Rows of prefill passes to capture, ascending; the last one is also the longest chunk of a prompt.
+
+    By default powers of two from 16 to 512, or to `max_model_len` if that is less.
+
+    Raises:
+        ConfigError: a named size is not in 1..max_model_len, or is named twice.
+    """
+    if asked is not None:
+        return _checked("prefill sizes", asked, max_model_len, "max_model_len")
+    return (*(size for size in (16, 32, 64, 128, 256) if size < max_model_len), min(512, max_model_len))
+
+
+def _checked(what: str, asked: Sequence[int], limit: int, limit_name: str) -> tuple[int, ...]:
+    if not asked:
+        raise ConfigError(f"{what}: the list is empty; name at least one size, or use lowering 'eager'")
+    wrong = [size for size in asked if not 1 <= size <= limit]
+    if wrong:
+        raise ConfigError(f"{what} {wrong} are outside 1..{limit} ({limit_name})")
+    if len(set(asked)) != len(asked):
+        raise ConfigError(f"{what} {list(asked)} name a size twice")
+    return tuple(sorted(asked))

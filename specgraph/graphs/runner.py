@@ -15,7 +15,7 @@ import torch
 
 from specgraph.attention import HostLengths
 from specgraph.errors import CaptureError
-from specgraph.graphs.descriptor import BatchDescriptor
+from specgraph.graphs.dispatch import BatchDescriptor
 from specgraph.graphs.read_set import Fingerprint, ReadSet, ReadSetGuard, fingerprint
 from specgraph.graphs.update_plan import UpdatePlan
 from specgraph.platforms import Graph, GraphPool, Platform, Stream

@@ -45,11 +45,6 @@ class UpdatePlan:
         """The captured ops, in capture order."""
         return self._tasks.keys()
 
-    def only(self, steps: Collection[int]) -> UpdatePlan:
-        """The part of the plan that belongs to some draft steps."""
-        tasks = {key: task for key, task in self._tasks.items() if key.step in steps}
-        return UpdatePlan(self.platform, self.num_requests, tasks)
-
     def for_steps(self, lengths: Mapping[int, HostLengths]) -> dict[TaskKey, HostLengths]:
         """The same lengths for every layer of a step. Steps that the plan lacks stay in, so that `apply` refuses."""
         known = {key.step for key in self._tasks}

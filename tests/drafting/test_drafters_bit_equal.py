@@ -7,7 +7,7 @@ import torch
 from drafting.pairs import DRAFTERS, VOCAB, make_head, make_target
 from drafting.rounds import Rounds, caches_equal
 
-from specgraph.attention import PagedAttention, PagedHostAttention
+from specgraph.attention import choose_attention
 from specgraph.decoding import allocate_caches
 from specgraph.drafting import DraftConfig, Drafter
 from specgraph.reference import CpuPlatform
@@ -16,12 +16,14 @@ LOWERINGS = ("eager", "piecewise", "step", "merged")
 WAYS = [(lowering, flavour) for flavour in ("device", "host") for lowering in LOWERINGS]
 
 
-def make_drafter(head, lowering, flavour, **settings):
+def make_drafter(head, lowering, attention, **settings):
+    """attention: a backend, or "device" or "host" for the core's own."""
     platform = CpuPlatform()
     config = DraftConfig(lowering=lowering, check_inputs=True, block_size=4, **settings)
     blocks = 1 + -(-config.max_model_len // config.block_size) * config.max_num_requests
     caches = allocate_caches(head.attention_layers, blocks, config.block_size, head.dtype, platform.device)
-    attention = PagedHostAttention(platform) if flavour == "host" else PagedAttention()
+    if isinstance(attention, str):
+        attention = choose_attention(attention, platform)
     drafter = Drafter(head, caches, platform, config, attention=attention)
     with torch.inference_mode():
         drafter.capture()

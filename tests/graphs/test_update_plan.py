@@ -132,12 +132,3 @@ def test_lengths_in_order_are_asked_for_when_their_step_comes():
     plan.apply_in_order(Late({0: lengths(1, 2), 1: lengths(3, 4)}))
     seen = [e if isinstance(e, str) else e[0] for e in journal.entries if isinstance(e, str) or e[0] in KEYS]
     assert seen == ["asked for step 0", KEYS[0], KEYS[1], "asked for step 1", KEYS[2], KEYS[3]]
-
-
-def test_a_part_of_the_plan_takes_its_own_steps_only():
-    plan, journal = plan_of()
-    part = plan.only({1})
-    part.apply({key: lengths(1, 1) for key in KEYS if key.step == 1})
-    assert {e[0] for e in journal.entries if e[0] not in ("open", "close")} == {KEYS[2], KEYS[3]}
-    with pytest.raises(UpdateError, match="which the graph does not hold"):
-        part.apply({key: lengths(1, 1) for key in KEYS})

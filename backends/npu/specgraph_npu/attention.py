@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from specgraph import kernels
-from specgraph.attention import AttentionLayer, AttentionMetadata, HostLengths, KVCache, StepContext, TaskKey
+from specgraph.attention import AttentionLayer, HostLengths, KVCache, StepContext, TaskKey
 from specgraph.errors import ConfigError, UnsupportedError, UpdateError
 from specgraph_npu.host_ops import HOST_OPS, HostOp, make_call
 from specgraph_npu.rows import store_heads, store_latent
@@ -97,13 +96,6 @@ class HostOpAttention:
         rewrite: Callable[[HostLengths], None] = partial(_issue, weak, self.platform.weak_reference(workspace))
         context.updates.add(TaskKey(context.step, index), group, rewrite)
         return rows.result()
-
-    def advance(self, metadata: AttentionMetadata, draft_step: Tensor, max_model_len: int, block_size: int) -> None:
-        """See `AttentionBackend.advance`: positions and slots stay device parameters."""
-        kernels.advance(
-            metadata.seq_lens, metadata.positions, metadata.slot_mapping, draft_step, metadata.block_table,
-            max_model_len, block_size,
-        )  # fmt: skip
 
     def _causal_mask(self) -> Tensor:
         """bool [2048, 2048], True above the diagonal, made once and never written again."""

@@ -8,6 +8,7 @@ from specgraph.attention import (
     NULL_SLOT,
     KVCache,
     StepContext,
+    advance,
     allocate_metadata,
 )
 from specgraph.platforms import Platform
@@ -200,8 +201,7 @@ def test_captured(platform: Platform, attention: str, seed: int) -> None:
     cause="part of the metadata stays behind",
     quick=True,
 )
-def test_advance(platform: Platform, attention: str) -> None:
-    backend = attention_backend(platform, attention)
+def test_advance(platform: Platform) -> None:
     lengths, limit, block = [15, 16, 47, 0], 48, 16
     blocks = [[3, 7, 2], [5, 1, 0], [4, 8, 6], [9, 9, 9]]
     table = torch.tensor(blocks, dtype=torch.int32, device=platform.device)
@@ -209,7 +209,7 @@ def test_advance(platform: Platform, attention: str) -> None:
     metadata.seq_lens.copy_(torch.tensor(lengths))
     step = torch.zeros(1, dtype=torch.int64, device=platform.device)
     for count in range(1, 5):
-        backend.advance(metadata, step, limit, block)
+        advance(metadata, step, limit, block)
         platform.synchronize()
         assert on_host(step).tolist() == [count]
         wanted = [n + count if n else 0 for n in lengths]

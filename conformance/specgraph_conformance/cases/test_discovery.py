@@ -157,4 +157,3 @@ def test_attention(platform: Platform) -> None:
         assert made.name == name
         assert isinstance(made.host_parameters, tuple)
         assert callable(made.forward)
-        assert callable(made.advance)
