@@ -1,40 +1,20 @@
-"""Rotating queries and keys, and writing keys and values to the paged cache, as one op."""
+"""Rotary embedding of queries and keys and the write to the paged KV cache, as one op."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from specgraph.kernels.library import define, like_query
+from specgraph.kernels.library import like_query, op
 
 
-def _rotate(x: Tensor, rotary: Tensor, positions: Tensor) -> Tensor:
+def rotate(x: Tensor, rotary: Tensor, positions: Tensor) -> Tensor:
+    """Rotate x [T, heads, dim] by the rows of `rotary` at `positions`, in float32; see `rotate_and_store`."""
     cos, sin = rotary[positions].to(torch.float32)[:, None, :].chunk(2, dim=-1)
     half = cos.shape[-1]
     left, right = x[..., :half].float(), x[..., half : 2 * half].float()
     rotated = torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1).to(x.dtype)
     return rotated if 2 * half == x.shape[-1] else torch.cat([rotated, x[..., 2 * half :]], dim=-1)
-
-
-def _rotate_and_store(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    rotary: Tensor | None,
-    positions: Tensor,
-    slot_mapping: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-) -> Tensor:
-    if rotary is not None:
-        query, key = _rotate(query, rotary, positions), _rotate(key, rotary, positions)
-    live = (slot_mapping >= 0)[:, None, None]
-    slots = slot_mapping.clamp(min=0)
-    for rows, cache in ((key, key_cache), (value, value_cache)):
-        flat = cache.view(-1, *cache.shape[2:])
-        # An inert row writes slot 0 back as it was: slot 0 is in the null block, which no live row writes.
-        flat.index_put_((slots,), torch.where(live, rows.to(cache.dtype), flat[slots]))
-    return query.clone() if rotary is None else query
 
 
 def _rotate_and_store_on_host(
@@ -48,7 +28,7 @@ def _rotate_and_store_on_host(
     value_cache: Tensor,
 ) -> Tensor:
     if rotary is not None:
-        query, key = _rotate(query, rotary, positions), _rotate(key, rotary, positions)
+        query, key = rotate(query, rotary, positions), rotate(key, rotary, positions)
     live = slot_mapping >= 0
     if not bool(live.all()):
         key, value, slot_mapping = key[live], value[live], slot_mapping[live]
@@ -57,15 +37,7 @@ def _rotate_and_store_on_host(
     return query.clone() if rotary is None else query
 
 
-_rotate_and_store_op = define(
-    "rotate_and_store(Tensor query, Tensor key, Tensor value, Tensor? rotary, Tensor positions, Tensor slot_mapping,"
-    " Tensor(a!) key_cache, Tensor(b!) value_cache) -> Tensor",
-    reference=_rotate_and_store,
-    fake=like_query,
-    host=_rotate_and_store_on_host,
-)
-
-
+@op(writes=("key_cache", "value_cache"), fake=like_query, host=_rotate_and_store_on_host)
 def rotate_and_store(
     query: Tensor,
     key: Tensor,
@@ -76,14 +48,27 @@ def rotate_and_store(
     key_cache: Tensor,
     value_cache: Tensor,
 ) -> Tensor:
-    """Rotate (in float32, first half against second half), write key and value, return the rotated query.
+    """Rotate query and key, write key and value to the cache at their slots, and return the rotated query.
+
+    Rotation is in float32 and pairs element i with element i + rotary_dim / 2. Elements past rotary_dim pass through.
 
     Args:
         query: [T, num_heads, head_dim].
         key, value: [T, num_kv_heads, head_dim].
         rotary: float32 [max_positions, rotary_dim] (cos | sin), or None for no rotation.
         positions: int64 [T].
-        slot_mapping: int64 [T]; negative rows are not written.
+        slot_mapping: int64 [T]; a row with a negative slot is not written.
         key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], written.
+
+    Returns:
+        [T, num_heads, head_dim] in the query's dtype: a new tensor, also without rotation.
     """
-    return _rotate_and_store_op(query, key, value, rotary, positions, slot_mapping, key_cache, value_cache)
+    if rotary is not None:
+        query, key = rotate(query, rotary, positions), rotate(key, rotary, positions)
+    live = (slot_mapping >= 0)[:, None, None]
+    slots = slot_mapping.clamp(min=0)
+    for rows, cache in ((key, key_cache), (value, value_cache)):
+        flat = cache.view(-1, *cache.shape[2:])
+        # An inert row writes slot 0 back as it was: slot 0 is in the null block, which no live row writes.
+        flat.index_put_((slots,), torch.where(live, rows.to(cache.dtype), flat[slots]))
+    return query.clone() if rotary is None else query

@@ -1,61 +1,109 @@
-"""How the draft ops become registered torch ops.
+"""Declaring the draft ops: one typed Python function per op is its schema, its reference and its documentation.
 
-Every kernel is one `torch.library` op with a fake implementation, so capture checks, graph recorders and shape
+Every kernel is one `torch.library` op with a fake implementation, so that capture checks, graph recorders and shape
 inference all see it as one op. The reference is plain torch that any device can run and capture: static shapes, no
 host reads. A device adds faster implementations under its own dispatch key with `implement`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import inspect
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 NAMESPACE = "specgraph"
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
+_declared: dict[str, Op[Any, Any]] = {}
 _implemented: dict[str, dict[str, Callable[..., Any]]] = {}
 """By dispatch key: what `implement` was given for each op."""
 _devices: dict[str, torch.library.Library] = {}
 """By dispatch key: what holds those registrations in torch's dispatcher."""
 
 
-def define(
-    schema: str,
-    *,
-    reference: Callable[..., Any],
-    fake: Callable[..., Any] | None = None,
-    host: Callable[..., Any] | None = None,
-) -> Any:
-    """Register one op and return its default overload.
+class Op(Generic[P, R]):
+    """One registered op. Calling it runs the implementation for the device of its tensors.
+
+    Attributes:
+        name: in `torch.ops.specgraph`.
+        reference: the plain torch function that declares it. It runs on every device and in every dtype.
+        overload: what torch dispatches; graph recorders see this.
+    """
+
+    def __init__(self, name: str, reference: Callable[P, R], overload: Callable[P, R]) -> None:
+        self.name = name
+        self.reference = reference
+        self.overload = overload
+        self.__doc__ = reference.__doc__
+        self.__wrapped__ = reference  # the signature that help() and inspect show
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Dispatch by the device of the tensors."""
+        return self.overload(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<op {NAMESPACE}::{self.name}>"
+
+
+def op(
+    *, writes: Iterable[str] = (), fake: Callable[..., Any] | None = None, host: Callable[..., Any] | None = None
+) -> Callable[[Callable[P, R]], Op[P, R]]:
+    """Register the decorated function as an op of its name. Its typed signature is the op's schema.
 
     Args:
-        schema: torch schema without the namespace, `name(args) -> returns`.
-        reference: capturable plain torch, for every device without an implementation of its own.
-        fake: shapes and dtypes of the outputs; None for ops that only write their arguments.
-        host: a faster implementation for tensors in host memory, which may read values.
+        writes: names of the tensor arguments that it writes.
+        fake: shapes and dtypes of the results, from the same arguments; None for an op that returns nothing.
+        host: a faster implementation for tensors in host memory. It may read values, which a reference may not.
     """
-    name = schema.partition("(")[0].strip()
-    _LIBRARY.define(schema)
-    _LIBRARY.impl(name, reference, "CompositeExplicitAutograd")
-    if host is not None:
-        _LIBRARY.impl(name, host, "CPU")
-    torch.library.register_fake(f"{NAMESPACE}::{name}", fake or _writes_only, lib=_LIBRARY)
-    packet, _, overload = name.partition(".")
-    return getattr(getattr(torch.ops.specgraph, packet), overload or "default")
+
+    def register(reference: Callable[P, R]) -> Op[P, R]:
+        name = reference.__name__
+        _LIBRARY.define(torch.library.infer_schema(reference, mutates_args=tuple(writes), op_name=name))
+        _LIBRARY.impl(name, reference, "CompositeExplicitAutograd")
+        if host is not None:
+            _same_parameters(name, reference, host)
+            _LIBRARY.impl(name, host, "CPU")
+        torch.library.register_fake(f"{NAMESPACE}::{name}", fake or _returns_nothing, lib=_LIBRARY)
+        _declared[name] = Op(name, reference, getattr(torch.ops.specgraph, name).default)
+        return _declared[name]
+
+    return register
 
 
 def implement(name: str, dispatch_key: str, function: Callable[..., Any]) -> None:
     """Add a device's implementation of op `name` under a torch dispatch key ("CUDA", "PrivateUse1", ...).
 
     Doing it twice for one op and key keeps the first, so that opening a platform twice is harmless.
+
+    Args:
+        function: takes the parameters of the reference: same names, order and defaults. torch passes keyword-only
+            parameters by name, and leaves out those that equal their default.
+
+    Raises:
+        TypeError: the parameters differ.
     """
+    _same_parameters(name, _declared[name].reference, function)
     known = _implemented.setdefault(dispatch_key, {})
     if name not in known:
         known[name] = function
         _register(dispatch_key, {name: function})
+
+
+def _same_parameters(name: str, reference: Callable[..., Any], function: Callable[..., Any]) -> None:
+    wanted, given = (
+        [(p.name, p.kind, p.default) for p in inspect.signature(f).parameters.values()] for f in (reference, function)
+    )
+    if wanted != given:
+        raise TypeError(
+            f"an implementation of {NAMESPACE}::{name} takes {inspect.signature(function)}, the op is declared with "
+            f"{inspect.signature(reference)}: use the same names, order and defaults"
+        )
 
 
 @contextmanager
@@ -90,10 +138,10 @@ def has_implementations(dispatch_key: str) -> bool:
     return bool(_implemented.get(dispatch_key))
 
 
-def like_query(query: Tensor, *args: Any) -> Tensor:
+def like_query(query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Fake of the attention ops: one new tensor in the query's shape."""
     return query.new_empty(query.shape)
 
 
-def _writes_only(*args: Any, **kwargs: Any) -> None:
+def _returns_nothing(*args: Any, **kwargs: Any) -> None:
     return None

@@ -1,66 +1,30 @@
-"""Attention over a paged KV cache, in two flavours of one computation.
+"""Attention over a paged KV cache, with device lengths and with host lengths.
 
-`paged_attention` reads lengths from device tensors; `paged_attention_host` takes them as host integers, baked into
-the captured task. Both give the same bits on the host implementation, and neither looks past a
-request's own length.
+`paged_attention` reads sequence lengths from device tensors. `paged_attention_host` takes them as Python integers,
+which a graph bakes in and a task update rewrites. In host memory both run the same code and give the same bits.
+What lies past a request's own length never reaches its output.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specgraph.kernels.library import define, like_query
+from specgraph.kernels.kv_cache import rotate_and_store
+from specgraph.kernels.library import like_query, op
 
 GATHER_BYTES = 256 << 20
-"""Keys and values that `dense_attention` gathers at a time, at most, unless one request alone has more."""
-
-
-def dense_attention(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    query_start_loc: Tensor,
-    query_len: int,
-    scale: float,
-    causal: bool,
-) -> Tensor:
-    """Capturable on any device: every request looks at the whole width of its block table, masked.
-
-    The shapes alone decide how much is done, since nothing here may read a length: with tables much wider than the
-    requests are long, most of it is for nothing. A few requests at a time, so that memory stays bounded.
-    """
-    rows, heads, dim = query.shape
-    requests, blocks = block_table.shape
-    row = torch.arange(rows, device=query.device)
-    if rows == requests * query_len:
-        request = row // query_len
-    else:  # ragged: every row is a request of its own
-        request = torch.searchsorted(query_start_loc[1:].long(), row, right=True).clamp(max=requests - 1)
-        block_table, query_len = block_table[request], 1
-    visible = seq_lens[request]
-    if causal:
-        visible = torch.where(visible > 0, visible - (query_start_loc[1:][request] - 1 - row), 0)
-    visible = visible.view(-1, query_len)
-    query = query.reshape(-1, query_len, heads, dim)
-    size = 2 * blocks * key_cache[0].numel() * key_cache.element_size()
-    at_once = max(1, GATHER_BYTES // size)
-    split = zip(query.split(at_once), visible.split(at_once), block_table.split(at_once), strict=True)
-    parts = [_attend_gathered(q, v, t, key_cache, value_cache, scale) for q, v, t in split]
-    return (parts[0] if len(parts) == 1 else torch.cat(parts)).view(rows, heads, dim)
+"""At most this many bytes of keys and values are gathered at a time, unless one request alone has more."""
 
 
 def _attend_gathered(
     query: Tensor, visible: Tensor, block_table: Tensor, key_cache: Tensor, value_cache: Tensor, scale: float
 ) -> Tensor:
-    """query [R, q, heads, dim], visible [R, q] keys of each row, block_table [R, blocks] -> [R, q, heads, dim]."""
+    """query [R, n, heads, dim], visible [R, n] keys per row, block_table [R, blocks] -> [R, n, heads, dim]."""
     requests, query_len, heads, dim = query.shape
     block_size, kv_heads = key_cache.shape[1], key_cache.shape[2]
     width = block_table.shape[1] * block_size
@@ -85,7 +49,7 @@ def _attend_gathered(
 
 
 def _request(query: Tensor, keys: Tensor, values: Tensor, scale: float, causal: bool) -> Tensor:
-    """One request: query [q, heads, dim] against its own keys and values [n, kv_heads, dim]."""
+    """One request: query [rows, heads, dim] against its own keys and values [length, kv_heads, dim]."""
     rows, heads, dim = query.shape
     length, kv_heads = keys.shape[0], keys.shape[1]
     grouped = query.float().view(rows, kv_heads, heads // kv_heads, dim).permute(1, 2, 0, 3)
@@ -108,7 +72,7 @@ def _per_request(
     scale: float,
     causal: bool,
 ) -> Tensor:
-    """Host implementation: the work follows the actual lengths."""
+    """One request after the other, so that the work follows the actual lengths."""
     out = torch.zeros_like(query)
     block_size = key_cache.shape[1]
     row = 0
@@ -129,24 +93,17 @@ def _on_host(
     block_table: Tensor,
     seq_lens: Tensor,
     query_start_loc: Tensor,
+    *,
     query_len: int,
     scale: float,
-    causal: bool,
+    causal: bool = True,
 ) -> Tensor:
     starts: list[int] = query_start_loc.tolist()
     query_lens = [b - a for a, b in pairwise(starts)]
     return _per_request(query, key_cache, value_cache, block_table, query_lens, seq_lens.tolist(), scale, causal)
 
 
-_paged_attention_op = define(
-    "paged_attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens,"
-    " Tensor query_start_loc, int query_len, float scale, bool causal) -> Tensor",
-    reference=dense_attention,
-    fake=like_query,
-    host=_on_host,
-)
-
-
+@op(fake=like_query, host=_on_host)
 def paged_attention(
     query: Tensor,
     key_cache: Tensor,
@@ -161,50 +118,43 @@ def paged_attention(
 ) -> Tensor:
     """Attention with device lengths.
 
+    The reference attends over the whole width of each request's block table and masks what is past its length, because
+    it may not read a length. It takes a few requests at a time, so that memory stays bounded.
+
     Args:
         query: [T, num_heads, head_dim].
         key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim].
         block_table: int32 [R, max_blocks].
         seq_lens: int32 [R]; a request of length 0 gives zeros.
-        query_start_loc: int32 [R + 1].
-        query_len: the most rows of one request; rows are uniform when T == R * query_len.
-        causal: row i of q sees seq_len - q + 1 + i keys, else all seq_len.
+        query_start_loc: int32 [R + 1]: first row of each request, then T.
+        query_len: the most rows of one request. If T == R * query_len, every request has that many.
+        scale: factor of the scores.
+        causal: row i of a request's n rows sees its first seq_len - n + 1 + i keys; otherwise all seq_len.
 
     Returns:
         [T, num_heads, head_dim] in the query's dtype, accumulated in float32.
     """
-    return _paged_attention_op(
-        query, key_cache, value_cache, block_table, seq_lens, query_start_loc, query_len, scale, causal
-    )
+    rows, heads, dim = query.shape
+    requests, blocks = block_table.shape
+    row = torch.arange(rows, device=query.device)
+    if rows == requests * query_len:
+        request = row // query_len
+    else:  # ragged: every row is a request of its own
+        request = torch.searchsorted(query_start_loc[1:].long(), row, right=True).clamp(max=requests - 1)
+        block_table, query_len = block_table[request], 1
+    visible = seq_lens[request]
+    if causal:
+        visible = torch.where(visible > 0, visible - (query_start_loc[1:][request] - 1 - row), 0)
+    visible = visible.view(-1, query_len)
+    query = query.reshape(-1, query_len, heads, dim)
+    size = 2 * blocks * key_cache[0].numel() * key_cache.element_size()
+    at_once = max(1, GATHER_BYTES // size)
+    split = zip(query.split(at_once), visible.split(at_once), block_table.split(at_once), strict=True)
+    parts = [_attend_gathered(q, v, t, key_cache, value_cache, scale) for q, v, t in split]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts)).view(rows, heads, dim)
 
 
-def _host_lengths(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_table: Tensor,
-    query_lens: Sequence[int],
-    seq_lens: Sequence[int],
-    scale: float,
-    causal: bool,
-    *,
-    out: Tensor,
-) -> Tensor:
-    return out.copy_(_per_request(query, key_cache, value_cache, block_table, query_lens, seq_lens, scale, causal))
-
-
-def _given_out(*args: Any, out: Tensor) -> Tensor:
-    return out
-
-
-_paged_attention_host_op = define(
-    "paged_attention_host.out(Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table,"
-    " int[] query_lens, int[] seq_lens, float scale, bool causal, *, Tensor(a!) out) -> Tensor(a!)",
-    reference=_host_lengths,
-    fake=_given_out,
-)
-
-
+@op(writes=("out",))
 def paged_attention_host(
     query: Tensor,
     key_cache: Tensor,
@@ -216,11 +166,44 @@ def paged_attention_host(
     scale: float,
     causal: bool = True,
     out: Tensor,
-) -> Tensor:
-    """Attention with lengths as host integers, into a preallocated `out`, so that a task update can issue it again.
+) -> None:
+    """Attention with host lengths, into a preallocated `out`, so that a task update can issue it again.
 
-    Args: as in `paged_attention`, with one entry a request in `query_lens` and `seq_lens`.
+    Args:
+        query_lens, seq_lens: rows and visible keys per request; a request without either gives zeros.
+        out: [T, num_heads, head_dim] in the query's dtype, written. The others are as in `paged_attention`.
     """
-    return _paged_attention_host_op(
-        query, key_cache, value_cache, block_table, query_lens, seq_lens, scale, causal, out=out
+    out.copy_(_per_request(query, key_cache, value_cache, block_table, query_lens, seq_lens, scale, causal))
+
+
+@op(writes=("key_cache", "value_cache"), fake=like_query)
+def rotate_store_attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rotary: Tensor | None,
+    positions: Tensor,
+    slot_mapping: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    *,
+    query_len: int,
+    scale: float,
+    causal: bool = True,
+) -> Tensor:
+    """`rotate_and_store`, then `paged_attention` with the rotated query. Arguments and result as in those."""
+    query = rotate_and_store(query, key, value, rotary, positions, slot_mapping, key_cache, value_cache)
+    return paged_attention(
+        query,
+        key_cache,
+        value_cache,
+        block_table,
+        seq_lens,
+        query_start_loc,
+        query_len=query_len,
+        scale=scale,
+        causal=causal,
     )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specgraph.kernels import noise
-from specgraph.kernels.library import define
+from specgraph.kernels.library import op
 
 
 def commit(
@@ -26,21 +26,7 @@ def commit(
     num_sampled.copy_(torch.where(live, accepted + 1, 0))
 
 
-def _greedy(
-    target_logits: Tensor, draft_token_ids: Tensor, start_positions: Tensor, sampled: Tensor, num_sampled: Tensor
-) -> None:
-    requests, steps = draft_token_ids.shape
-    chosen = target_logits.argmax(dim=-1).view(requests, steps + 1)
-    commit(chosen[:, :-1] == draft_token_ids, chosen, draft_token_ids, start_positions >= 0, sampled, num_sampled)
-
-
-_greedy_op = define(
-    "verify_greedy(Tensor target_logits, Tensor draft_token_ids, Tensor start_positions,"
-    " Tensor(a!) sampled_token_ids, Tensor(b!) num_sampled) -> ()",
-    reference=_greedy,
-)
-
-
+@op(writes=("sampled_token_ids", "num_sampled"))
 def verify_greedy(
     target_logits: Tensor,
     draft_token_ids: Tensor,
@@ -57,10 +43,14 @@ def verify_greedy(
         sampled_token_ids: int64 [R, K + 1], written: accepted drafts, the target's token, then -1.
         num_sampled: int32 [R], written: accepted + 1; 0 for inert requests.
     """
-    _greedy_op(target_logits, draft_token_ids, start_positions, sampled_token_ids, num_sampled)
+    requests, steps = draft_token_ids.shape
+    chosen = target_logits.argmax(dim=-1).view(requests, steps + 1)
+    accept = chosen[:, :-1] == draft_token_ids
+    commit(accept, chosen, draft_token_ids, start_positions >= 0, sampled_token_ids, num_sampled)
 
 
-def _sampled(
+@op(writes=("sampled_token_ids", "num_sampled"))
+def verify_sampled(
     target_logits: Tensor,
     draft_token_ids: Tensor,
     draft_probs: Tensor | None,
@@ -71,6 +61,16 @@ def _sampled(
     sampled_token_ids: Tensor,
     num_sampled: Tensor,
 ) -> None:
+    """Accept or replace draft tokens so that the output follows softmax(target_logits / temperature).
+
+    Args:
+        target_logits, draft_token_ids, start_positions, sampled_token_ids, num_sampled: as in `verify_greedy`.
+        draft_probs: float32 [R, K, draft_vocab], the distributions the drafts were drawn from; None if each draft
+            was taken with certainty.
+        draft_to_target: int64 [draft_vocab] offsets, or None.
+        temperature: float32 [R]; 0 is greedy.
+        seeds: int64 [R].
+    """
     requests, steps = draft_token_ids.shape
     vocab = target_logits.shape[-1]
     given, draft_token_ids = draft_token_ids >= 0, draft_token_ids.clamp(min=0)
@@ -104,36 +104,27 @@ def _sampled(
     commit(accept & given, chosen, draft_token_ids, start_positions >= 0, sampled_token_ids, num_sampled)
 
 
-_sampled_op = define(
-    "verify_sampled(Tensor target_logits, Tensor draft_token_ids, Tensor? draft_probs, Tensor? draft_to_target,"
-    " Tensor temperature, Tensor seeds, Tensor start_positions, Tensor(a!) sampled_token_ids,"
-    " Tensor(b!) num_sampled) -> ()",
-    reference=_sampled,
-)
-
-
-def verify_sampled(
+@op(writes=("sampled_token_ids", "num_sampled"))
+def verify_synthetic(
     target_logits: Tensor,
     draft_token_ids: Tensor,
-    draft_probs: Tensor | None,
-    draft_to_target: Tensor | None,
-    temperature: Tensor,
+    chances: Tensor,
     seeds: Tensor,
     start_positions: Tensor,
     sampled_token_ids: Tensor,
     num_sampled: Tensor,
 ) -> None:
-    """Accept or replace draft tokens so that the output follows softmax(target_logits / temperature).
+    """Accept draft token i with probability chances[i] if all before it stand. The output is not the target's text.
 
     Args:
         target_logits, draft_token_ids, start_positions, sampled_token_ids, num_sampled: as in `verify_greedy`.
-        draft_probs: float32 [R, K, draft_vocab], the distributions the drafts were drawn from; None if each draft
-            was taken with certainty.
-        draft_to_target: int64 [draft_vocab] offsets, or None.
-        temperature: float32 [R]; 0 is greedy.
-        seeds: int64 [R].
+        chances: float32 [K].
+        seeds: int64 [R]: the same seed and position always decide alike.
     """
-    _sampled_op(
-        target_logits, draft_token_ids, draft_probs, draft_to_target, temperature, seeds, start_positions,
-        sampled_token_ids, num_sampled,
-    )  # fmt: skip
+    requests, steps = draft_token_ids.shape
+    positions = start_positions.clamp(min=0)[:, None] + 1 + torch.arange(steps, device=seeds.device)
+    row_seeds = seeds[:, None].expand(requests, steps).flatten()
+    u = noise.uniform(row_seeds, positions.flatten(), noise.ACCEPT, 1).view(requests, steps)
+    accept = (u < chances) & (draft_token_ids >= 0)
+    chosen = target_logits.argmax(dim=-1).view(requests, steps + 1)
+    commit(accept, chosen, draft_token_ids, start_positions >= 0, sampled_token_ids, num_sampled)

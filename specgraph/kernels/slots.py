@@ -1,7 +1,7 @@
-"""Positions to KV slots, and moving one-row-per-request metadata forward inside a graph.
+"""KV slots of positions, and moving a captured pass's metadata to the next draft step, in place.
 
-The contract that keeps padded rows harmless: a request with seq_len 0 is inert and stays so; a position at or past
-max_model_len, or in the null block, has slot -1 and is never written.
+What keeps padded rows harmless: a request with seq_len 0 is inert and stays so; a position at or past max_model_len, or
+in the null block, has slot -1 and is never written.
 """
 
 from __future__ import annotations
@@ -9,25 +9,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specgraph.kernels.library import define
+from specgraph.kernels.library import op
 
 NULL_SLOT = -1
-"""A slot that is never written: padded rows and positions past max_model_len."""
+"""A slot that is never written: that of padded rows and of positions past max_model_len."""
 
 NULL_BLOCK = 0
-"""The block that no request owns. Block tables are filled up with it, so reading past a request's end is harmless."""
+"""The block that no request owns. Block tables are padded with it, so reading past a request's end is harmless."""
 
 
 def slots_of(positions: Tensor, block_table: Tensor, valid: Tensor, max_model_len: int, block_size: int) -> Tensor:
     """KV slots of unclamped positions.
 
     Args:
-        positions: int64 [R, q].
+        positions: int64 [R, query_len].
         block_table: int32 [R, max_blocks].
-        valid: bool [R, q] or [R, 1].
+        valid: bool [R, query_len] or [R, 1].
+        max_model_len, block_size: in tokens.
 
     Returns:
-        int64 [R, q], NULL_SLOT where not valid, past max_model_len, or in the null block.
+        int64 [R, query_len], NULL_SLOT where not valid, past max_model_len, or in the null block.
     """
     inside = valid & (positions < max_model_len) & (positions >= 0)
     index = (positions.clamp(0, max_model_len - 1) // block_size).clamp(max=block_table.shape[1] - 1)
@@ -35,31 +36,7 @@ def slots_of(positions: Tensor, block_table: Tensor, valid: Tensor, max_model_le
     return torch.where(inside & (block != NULL_BLOCK), block * block_size + positions % block_size, NULL_SLOT)
 
 
-def _advance(
-    seq_lens: Tensor,
-    positions: Tensor,
-    slot_mapping: Tensor,
-    draft_step: Tensor,
-    block_table: Tensor,
-    max_model_len: int,
-    block_size: int,
-) -> None:
-    live = seq_lens > 0
-    seq_lens.add_(live)
-    position = seq_lens.long() - 1
-    slots = slots_of(position[:, None], block_table, live[:, None], max_model_len, block_size)
-    slot_mapping.copy_(slots[:, 0])
-    positions.copy_(position.clamp(0, max_model_len - 1))
-    draft_step.add_(1)
-
-
-_advance_op = define(
-    "advance(Tensor(a!) seq_lens, Tensor(b!) positions, Tensor(c!) slot_mapping, Tensor(d!) draft_step,"
-    " Tensor block_table, int max_model_len, int block_size) -> ()",
-    reference=_advance,
-)
-
-
+@op(writes=("seq_lens", "positions", "slot_mapping", "draft_step"))
 def advance(
     seq_lens: Tensor,
     positions: Tensor,
@@ -69,13 +46,44 @@ def advance(
     max_model_len: int,
     block_size: int,
 ) -> None:
-    """Move every live request one token on, in place; inert ones stay inert. Adds 1 to `draft_step`.
+    """Move the one row of every live request one token forward, in place. Inert requests stay inert.
 
     Args:
-        seq_lens: int32 [R], 0 for inert requests.
-        positions: int64 [R], clamped to max_model_len - 1.
-        slot_mapping: int64 [R].
-        draft_step: int64 [1].
+        seq_lens: int32 [R], 1 added where not 0.
+        positions: int64 [R], written: seq_len - 1, at most max_model_len - 1.
+        slot_mapping: int64 [R], written.
+        draft_step: int64 [1], 1 added.
         block_table: int32 [R, max_blocks].
+        max_model_len, block_size: in tokens.
     """
-    _advance_op(seq_lens, positions, slot_mapping, draft_step, block_table, max_model_len, block_size)
+    live = seq_lens > 0
+    seq_lens.add_(live)
+    position = seq_lens.long() - 1
+    slots = slots_of(position[:, None], block_table, live[:, None], max_model_len, block_size)
+    slot_mapping.copy_(slots[:, 0])
+    positions.copy_(position.clamp(0, max_model_len - 1))
+    draft_step.add_(1)
+
+
+@op(writes=("token_ids", "seq_lens", "draft_step"))
+def shift_token_ids(token_ids: Tensor, last_rows: Tensor, latest: Tensor, seq_lens: Tensor, draft_step: Tensor) -> None:
+    """Prepare the next module of a drafter with one module per step: each row takes the token of the row after it.
+
+    The last accepted row takes the latest draft token. Rows past it hold anything: they are never selected, and no
+    accepted row sees them.
+
+    Args:
+        token_ids: int64 [R * query_len], written.
+        last_rows: int64 [R]: the row of each request's last accepted token.
+        latest: int64 [R]: the draft token of the step before.
+        seq_lens: int32 [R], 1 added where not 0. Sampling takes from it the position of the next draft token.
+        draft_step: int64 [1], 1 added.
+    """
+    requests = last_rows.shape[0]
+    rows = token_ids.view(requests, -1)
+    column = torch.arange(rows.shape[1], device=rows.device)
+    last = last_rows[:, None] - torch.arange(requests, device=rows.device)[:, None] * rows.shape[1]
+    following = torch.cat([rows[:, 1:], rows[:, -1:]], dim=1)
+    token_ids.copy_(torch.where(column == last, latest[:, None], following).flatten())
+    seq_lens.add_(seq_lens > 0)
+    draft_step.add_(1)

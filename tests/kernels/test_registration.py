@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 from torch.testing._internal.optests import opcheck
 
+from specgraph import kernels
 from specgraph.kernels.library import NAMESPACE, implement, plain_torch
 
 R, K, Q, V, DV, H, KVH, D = 3, 2, 3, 11, 7, 4, 2, 8
@@ -28,27 +31,32 @@ OFFSETS = torch.arange(DV) % 3
 CACHE = 13, 4, KVH, D
 
 
+def rows_out() -> dict[str, torch.Tensor]:
+    """What the first op of a pass over R * Q rows writes."""
+    return {"token_ids": i64(R * Q), "positions": i64(R * Q), "slot_mapping": i64(R * Q), "seq_lens": i32(1, 1, 1)}
+
+
 def arguments() -> dict[str, tuple[tuple, dict]]:
     """Fresh arguments for each op, by its registered name."""
     rows = f32(R * Q, H, D), f32(R * Q, KVH, D), f32(R * Q, KVH, D)
     slots, starts, lengths = torch.arange(4, 4 + R * Q), i32(0, 3, 6, 9), i32(5, 0, 9)
     attend = (rows[0], f32(*CACHE), f32(*CACHE), TABLE)
     step, ids, drafts = i64(1), i64(R), i64(R, K)
+    limits = {"max_model_len": 12, "block_size": 4}
+    how = {"query_len": Q, "scale": 0.35, "causal": True}
     return {
         "advance": ((i32(3, 0, 9), i64(R), i64(R), step, TABLE, 12, 4), {}),
         "begin_propose": (
-            (i64(R, Q), i32(1, 0, 3), i64(R), TABLE, 12, 4, i64(R * Q), i64(R * Q), i64(R * Q), i32(1, 1, 1),
-             i64(R), i64(R), i32(1, 1, 1), step), {},
+            (i64(R, Q), i32(1, 0, 3), i64(R), TABLE),
+            {**limits, **rows_out(), "last_rows": i64(R), "step_positions": i64(R), "step_seq_lens": i32(1, 1, 1),
+             "draft_step": step},
         ),
-        "begin_verify": (
-            (i64(R), i64(R, K), i64(R), TABLE, 12, 4, i64(R * Q), i64(R * Q), i64(R * Q), i32(0, 0, 0)), {},
-        ),
+        "begin_verify": ((i64(R), i64(R, K), i64(R), TABLE), {**limits, **rows_out()}),
         "rotate_and_store": ((*rows, f32(20, D), torch.arange(9), slots, f32(*CACHE), f32(*CACHE)), {}),
-        "paged_attention": ((*attend, lengths, starts, Q, 0.35, True), {}),
-        "paged_attention_host.out": ((*attend, [Q] * R, [5, 0, 9], 0.35, True), {"out": torch.zeros(R * Q, H, D)}),
+        "paged_attention": ((*attend, lengths, starts), how),
+        "paged_attention_host": ((*attend, [Q] * R, [5, 0, 9]), {"scale": 0.35, "out": torch.zeros(R * Q, H, D)}),
         "rotate_store_attend": (
-            (*rows, f32(20, D), torch.arange(9), slots, f32(*CACHE), f32(*CACHE), TABLE, lengths, starts, Q, 0.35,
-             True), {},
+            (*rows, f32(20, D), torch.arange(9), slots, f32(*CACHE), f32(*CACHE), TABLE, lengths, starts), how,
         ),
         "draft_greedy": ((f32(R, DV), OFFSETS, step, ids, drafts), {}),
         "draft_gumbel": ((f32(R, DV), OFFSETS, torch.ones(R), i64(R), lengths, step, ids, drafts, f32(R, K, DV)), {}),
@@ -63,18 +71,22 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
         "pair_linear": ((i64(R), f32(9, 6), f32(6), f32(R, 8), f32(8), 1e-5, f32(5, 14), f32(5)), {}),
         "greedy_head": ((f32(R, 8), f32(8), 1e-5, f32(DV, 8), OFFSETS, step, ids, drafts), {}),
         "begin_block": (
-            (i64(R, Q), i32(1, 0, 3), i64(R), TABLE, 10, 12, 4, i64(R * Q), i64(R * Q), i64(R * Q), i64(R * Q),
-             i64(R * Q), i32(1, 1, 1)), {},
+            (i64(R, Q), i32(1, 0, 3), i64(R), TABLE),
+            {"mask_token_id": 10, **limits, "context_positions": i64(R * Q), "context_slots": i64(R * Q), **rows_out()},
         ),
         "draft_block_greedy": ((f32(R * K, DV), OFFSETS, drafts), {}),
         "draft_block_gumbel": (
             (f32(R * K, DV), OFFSETS, torch.ones(R), i64(R), i64(R), i32(1, 0, 3), drafts, f32(R, K, DV)), {},
         ),
         "shift_token_ids": ((i64(R * Q), torch.tensor([0, 3, 8]), ids, lengths, step), {}),
-        "begin_prefill": ((i64(1), i64(1) + 2, TABLE[:1], 12, 4, i64(Q), i64(Q), i32(0), i64(1)), {}),
+        "begin_prefill": (
+            (i64(1), i64(1) + 2, TABLE[:1]),
+            {**limits, "positions": i64(Q), "slot_mapping": i64(Q), "seq_lens": i32(0), "last_row": i64(1)},
+        ),
         "load_round": (
-            (i64(2, Q) + 5, i32(1, 2), i64(2), f32(2 * Q, 8), TABLE[:2, :3], i64(R, Q), i32(7, 7, 7), i64(R),
-             f32(R * Q, 8), TABLE.clone()), {},
+            (i64(2, Q) + 5, i32(1, 2), i64(2), f32(2 * Q, 8), TABLE[:2, :3]),
+            {"to_sampled_token_ids": i64(R, Q), "to_num_sampled": i32(7, 7, 7), "to_start_positions": i64(R),
+             "to_aux_hidden": f32(R * Q, 8), "to_block_table": TABLE.clone()},
         ),
         "take_rows": ((f32(R * Q, 8), i64(R) + 2, f32(R, 8)), {}),
     }  # fmt: skip
@@ -95,8 +107,7 @@ def test_every_op_is_checked_here():
 @pytest.mark.parametrize("inference", [False, True])
 def test_schema_and_fake(name, inference):
     args, kwargs = arguments()[name]
-    packet, _, overload = name.partition(".")
-    op = getattr(getattr(torch.ops.specgraph, packet), overload or "default")
+    op = getattr(torch.ops.specgraph, name).default
     with torch.inference_mode(inference):
         opcheck(op, args, kwargs, test_utils=("test_schema",))
     opcheck(op, args, kwargs, test_utils=("test_faketensor",))
@@ -133,10 +144,29 @@ def test_implementing_an_op_twice_keeps_the_first():
     assert calls == ["first"]
 
 
+def test_an_implementation_takes_the_parameters_of_the_declaration():
+    """A swapped pair of names or a lost default would pass the wrong tensor, or none, at a call that leaves it out."""
+    for wrong in (
+        lambda x, norm, eps, weight, residual=None, bias=None: None,
+        lambda x, norm, eps, weight, bias, residual: None,
+        lambda x, norm, eps, weight, bias=None: None,
+    ):
+        with pytest.raises(TypeError, match=r"norm_linear takes .* declared with"):
+            implement("norm_linear", "PrivateUse3", wrong)
+
+
+def test_a_declaration_is_the_schema_and_the_documentation():
+    schema = kernels.begin_verify.overload._schema
+    assert {a.name for a in schema.arguments if a.alias_info} == {"token_ids", "positions", "slot_mapping", "seq_lens"}
+    assert [a.name for a in schema.arguments if a.kwarg_only][:2] == ["max_model_len", "block_size"]
+    assert "verify pass" in str(inspect.getdoc(kernels.begin_verify))
+    assert list(inspect.signature(kernels.begin_verify).parameters) == [a.name for a in schema.arguments]
+
+
 def test_plain_torch_takes_implementations_away_and_gives_them_back():
     calls: list[int] = []
 
-    def kernel(x, norm, eps, weight, bias):
+    def kernel(x, norm, eps, weight, bias=None):
         calls.append(1)
         return x.new_zeros(x.shape[0], weight.shape[0] // 2)
 

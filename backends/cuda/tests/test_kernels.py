@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from specgraph import kernels
-from specgraph.kernels import decoder
-from specgraph.kernels.kv_cache import _rotate
-from specgraph.kernels.paged_attention import dense_attention
+from specgraph.kernels.kv_cache import rotate
 from specgraph.platforms import Platform
 
 HALVES = [torch.bfloat16, torch.float16]
@@ -42,7 +40,7 @@ def test_norm_linear(rows: int, columns: int, depth: int, dtype: torch.dtype) ->
     wide = [t.double() for t in (x, norm, weight, bias, residual)]
     close(
         kernels.norm_linear(x, norm, 1e-5, weight, bias, residual),
-        decoder.norm_linear_reference(wide[0], wide[1], 1e-5, *wide[2:]),
+        kernels.norm_linear.reference(wide[0], wide[1], 1e-5, *wide[2:]),
     )
     close(kernels.norm_linear(x, None, 0.0, weight), wide[0] @ wide[2].T)
     strided = make(rows, depth + 64, dtype=dtype)[:, :depth]
@@ -53,7 +51,7 @@ def test_norm_linear(rows: int, columns: int, depth: int, dtype: torch.dtype) ->
 @pytest.mark.parametrize(("inner", "depth"), [(14336, 4096), (12288, 4096), (200, 256)])
 def test_norm_gate_up(rows: int, inner: int, depth: int) -> None:
     x, norm, weight = make(rows, depth), make(depth), make(2 * inner, depth, scale=depth**-0.5)
-    want = decoder.norm_gate_up_reference(x.double(), norm.double(), 1e-5, weight.double(), None)
+    want = kernels.norm_gate_up.reference(x.double(), norm.double(), 1e-5, weight.double(), None)
     close(kernels.norm_gate_up(x, norm, 1e-5, weight), want)
 
 
@@ -62,7 +60,7 @@ def test_pair_linear(rows: int) -> None:
     table, norms, hidden = make(100, 4096), (make(4096), make(4096)), make(rows, 4096)
     weight, ids = make(6144, 8192, scale=8192**-0.5), torch.randint(0, 100, (rows,), device="cuda")
     for first, second in (norms, (None, None), (norms[0], None)):
-        want = decoder.pair_linear_reference(
+        want = kernels.pair_linear.reference(
             ids,
             table.double(),
             None if first is None else first.double(),
@@ -83,7 +81,7 @@ def test_greedy_head_picks_a_largest_logit(rows: int, vocab: int) -> None:
     step = torch.tensor([2], device="cuda")
     token_ids, result = torch.full((rows,), -7, device="cuda"), torch.full((rows, 4), -7, device="cuda")
     kernels.greedy_head(x, norm, 1e-5, weight, None, step, token_ids, result)
-    logits = decoder.norm_linear_reference(x.double(), norm.double(), 1e-5, weight.double(), None, None)
+    logits = kernels.norm_linear.reference(x.double(), norm.double(), 1e-5, weight.double(), None, None)
     picked = logits.gather(1, token_ids[:, None])[:, 0]
     assert bool((picked >= logits.amax(1) - 0.05).all())  # half a step of bf16 at the size of the largest logits
     assert torch.equal(result[:, 2], token_ids)
@@ -121,7 +119,7 @@ def test_a_row_of_nan_still_gives_a_token_that_exists() -> None:
 
 
 CASES = [
-    # block size, rows a request, lengths, causal, heads, kv heads, head dim
+    # block size, rows per request, lengths, causal, heads, kv heads, head dim
     (16, 1, [0, 1, 15, 16, 17, 63, 64, 65, 1000], True, 32, 8, 128),
     (64, 1, [5, 64, 0, 129, 2048], True, 8, 8, 64),
     (16, 6, [6, 0, 16, 17, 700, 7], True, 32, 8, 128),
@@ -151,7 +149,8 @@ def test_attention(case: tuple, dtype: torch.dtype) -> None:
 
     how = {"query_len": rows, "scale": scale, "causal": causal}
     got = kernels.paged_attention(query, keys, values, table, seq_lens, starts, **how)
-    want = dense_attention(query.double(), keys.double(), values.double(), table, seq_lens, starts, rows, scale, causal)
+    attend = kernels.paged_attention.reference
+    want = attend(query.double(), keys.double(), values.double(), table, seq_lens, starts, **how)
     close(got, want)
     assert bool((got.view(requests, rows, heads, dim)[seq_lens == 0] == 0).all())
 
@@ -161,7 +160,7 @@ def test_attention(case: tuple, dtype: torch.dtype) -> None:
     slots = table[request, position // block].long() * block + position % block
     slots = torch.where(seq_lens.long()[request] > 0, slots, -1)
     wide = [t.double() for t in (query, key, value, keys, values)]
-    turned = [_rotate(t, rotary.double(), position) for t in wide[:2]]
+    turned = [rotate(t, rotary.double(), position) for t in wide[:2]]
     live = slots >= 0
     wide[3].view(-1, kv_heads, dim)[slots[live]] = turned[1][live].to(dtype).double()
     wide[4].view(-1, kv_heads, dim)[slots[live]] = wide[2][live]
@@ -169,7 +168,7 @@ def test_attention(case: tuple, dtype: torch.dtype) -> None:
     got = kernels.rotate_store_attend(
         query, key, value, rotary, position, slots, keys, values, table, seq_lens, starts, **how
     )
-    want = dense_attention(turned[0].to(dtype).double(), wide[3], wide[4], table, seq_lens, starts, rows, scale, causal)
+    want = attend(turned[0].to(dtype).double(), wide[3], wide[4], table, seq_lens, starts, **how)
     close(got, want)
     close(keys, wide[3])
     assert torch.equal(values, wide[4].to(dtype))
@@ -189,19 +188,22 @@ def test_a_row_without_a_slot_reads_the_cache_as_it_is(platform: Platform) -> No
         query, key, value, None, torch.tensor([19]).cuda(), torch.tensor([-1]).cuda(), keys, values, table, seq_lens,
         starts, query_len=1, scale=0.1,
     )  # fmt: skip
-    close(got, dense_attention(query.double(), keys.double(), values.double(), table, seq_lens, starts, 1, 0.1, True))
+    wide = query.double(), keys.double(), values.double()
+    close(got, kernels.paged_attention.reference(*wide, table, seq_lens, starts, query_len=1, scale=0.1))
     assert torch.equal(keys, before)
 
 
-def _same_on_both(name: str, arguments: list) -> None:
+def _same_on_both(name: str, arguments: list, **named: Tensor | int) -> None:
     """Run one op on the device and, by its reference, on the CPU; every argument must end up equal."""
     op = getattr(torch.ops.specgraph, name).default
     host = [a.cpu() if isinstance(a, Tensor) else a for a in arguments]
-    op(*arguments)
-    op(*host)
-    for index, (device, cpu) in enumerate(zip(arguments, host, strict=True)):
+    named_host = {key: a.cpu() if isinstance(a, Tensor) else a for key, a in named.items()}
+    op(*arguments, **named)
+    op(*host, **named_host)
+    pairs = [(str(i), a, b) for i, (a, b) in enumerate(zip(arguments, host, strict=True))]
+    for what, device, cpu in pairs + [(key, a, named_host[key]) for key, a in named.items()]:
         if isinstance(device, Tensor):
-            assert torch.equal(device.cpu(), cpu), f"{name}, argument {index}"
+            assert torch.equal(device.cpu(), cpu), f"{name}, argument {what}"
 
 
 @pytest.mark.parametrize("requests", [1, 5, 64])
@@ -213,28 +215,42 @@ def test_rows_positions_and_slots(requests: int, query_len: int) -> None:
     table = long(requests, 8, high=50).int()
     counts = long(requests, high=query_len + 1).int()
     rows = requests * query_len
-    outputs = [long(rows), long(rows), long(rows), long(requests).int(), long(requests), long(requests)]
-    outputs.append(long(requests).int())
+    limits = {"max_model_len": 96, "block_size": 16}
+
+    def rows_out(count: int) -> dict[str, Tensor]:
+        tensors = {name: long(count) for name in ("token_ids", "positions", "slot_mapping")}
+        return tensors | {"seq_lens": long(requests).int()}
+
+    step_out = {"last_rows": long(requests), "step_positions": long(requests), "step_seq_lens": long(requests).int()}
     step = long(1)
     starts = long(requests, high=140) - 10
-    _same_on_both("begin_propose", [long(requests, query_len), counts, starts, table, 96, 16, *outputs, step])
-    rows_of = [long(requests * (query_len + 1)) for _ in range(3)]
+    handed = [long(requests, query_len), counts, starts, table]
+    _same_on_both("begin_propose", handed, **limits, **rows_out(rows), **step_out, draft_step=step)
     drafts = long(requests, query_len) - 5  # some are negative: no draft token
-    verified = [long(requests), drafts, starts, table, 96, 16, *rows_of, long(requests).int()]
-    _same_on_both("begin_verify", verified)
+    verified = [long(requests), drafts, starts, table]
+    _same_on_both("begin_verify", verified, **limits, **rows_out(rows + requests))
     verified[0], verified[2] = long(requests, 3)[:, 1], long(requests, 2, high=140)[:, 0] - 10  # columns of others
-    _same_on_both("begin_verify", verified)
+    _same_on_both("begin_verify", verified, **limits, **rows_out(rows + requests))
     for _ in range(3):
         _same_on_both("advance", [long(requests, high=120).int(), long(requests), long(requests), step, table, 96, 16])
     _same_on_both("take_rows", [make(rows, 4096), long(requests, high=rows), make(requests, 4096)])
     _same_on_both("take_rows", [make(rows, 40), None, make(rows, 40)])
     n = max(1, requests // 2)
-    _same_on_both("load_round", [long(n, query_len), counts[:n], starts[:n], make(n * query_len, 12288), table[:n, :5],
-                                 long(requests, query_len), long(requests).int(), long(requests),
-                                 make(rows, 12288), table.clone()])  # fmt: skip
-    block = requests * 4
-    rows_of = [long(rows), long(rows), long(block), long(block), long(block), long(requests).int()]
-    _same_on_both("begin_block", [long(requests, query_len), counts, starts, table, 7, 96, 16, *rows_of])
+    part = [long(n, query_len), counts[:n], starts[:n], make(n * query_len, 12288), table[:n, :5]]
+    _same_on_both("load_round", part, **round_buffers(requests, query_len, 12288, 8))
+    context = {"context_positions": long(rows), "context_slots": long(rows)}
+    _same_on_both("begin_block", handed, mask_token_id=7, **limits, **context, **rows_out(requests * 4))
+
+
+def round_buffers(requests: int, query_len: int, aux_size: int, blocks: int) -> dict[str, Tensor]:
+    """What `load_round` writes, filled with other values."""
+    return {
+        "to_sampled_token_ids": torch.full((requests, query_len), -7, device="cuda"),
+        "to_num_sampled": torch.full((requests,), -7, dtype=torch.int32, device="cuda"),
+        "to_start_positions": torch.full((requests,), -7, device="cuda"),
+        "to_aux_hidden": make(requests * query_len, aux_size),
+        "to_block_table": torch.full((requests, blocks), -7, dtype=torch.int32, device="cuda"),
+    }
 
 
 def test_a_round_of_any_alignment_is_loaded() -> None:
@@ -244,10 +260,8 @@ def test_a_round_of_any_alignment_is_loaded() -> None:
         flat = torch.randn(12 * 40 + shift, device="cuda").bfloat16()[shift:]
         starts = torch.arange(2 + shift, device="cuda")[shift:]
         counts = torch.ones(2 + shift, dtype=torch.int32, device="cuda")[shift:]
-        buffers = [torch.zeros(3, 6, dtype=torch.int64), torch.zeros(3, dtype=torch.int32), torch.zeros(3).long()]
-        written = [t.cuda() for t in (*buffers, torch.zeros(18, 40).bfloat16(), torch.zeros(3, 6).int())]
         sampled = torch.randint(0, 9, (2, 6), device="cuda")
-        _same_on_both("load_round", [sampled, counts, starts, flat.view(12, 40), table, *written])
+        _same_on_both("load_round", [sampled, counts, starts, flat.view(12, 40), table], **round_buffers(3, 6, 40, 6))
 
 
 @pytest.mark.parametrize("mapped", [False, True])

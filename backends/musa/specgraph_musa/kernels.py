@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,19 +56,22 @@ def canonical(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def canonical_arguments(schema: torch.FunctionSchema, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def canonical_arguments(
+    schema: torch.FunctionSchema, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments of one op call with packed rows, for kernels that assume them.
 
     Raises:
         ValueError: an argument that the op writes is not packed, so that a copy would lose what is written.
     """
-    made: list[Any] = []
-    for value, argument in zip(args, schema.arguments, strict=False):
+    named = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | dict(kwargs)
+    written = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
+    for name, value in named.items():
         packed = canonical(value) if isinstance(value, Tensor) else value
-        if packed is not value and argument.alias_info is not None and argument.alias_info.is_write:
+        if packed is not value and name in written:
             raise ValueError(
-                f"{schema.name} writes '{argument.name}', whose strides are {tuple(value.stride())} for shape "
+                f"{schema.name} writes '{name}', whose strides are {tuple(value.stride())} for shape "
                 f"{list(value.shape)}: its rows must be packed"
             )
-        made.append(packed)
-    return tuple(made)
+        named[name] = packed
+    return tuple(named.values())[: len(args)], {name: named[name] for name in kwargs}

@@ -3,11 +3,12 @@
 # pyright: reportMissingImports=false
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from specgraph.kernels.paged_attention import dense_attention
+from specgraph import kernels
 from specgraph.kernels.triton.implement import TritonOps, register
 from specgraph.kernels.triton.launch import LaunchOptions
 
@@ -32,8 +33,10 @@ def with_canonical_arguments(name: str, function: Callable[..., Any]) -> Callabl
     """`function`, given arguments whose rows are packed."""
     schema = getattr(torch.ops.specgraph, name).default._schema
 
-    def implementation(*args: Any) -> Any:
-        return function(*canonical_arguments(schema, args))
+    @functools.wraps(function)
+    def implementation(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = canonical_arguments(schema, args, kwargs)
+        return function(*args, **kwargs)
 
     return implementation
 
@@ -47,8 +50,10 @@ def agree_with_reference(platform: MusaPlatform) -> str | None:
     table = torch.tensor([[5, 2, 0], [1, 3, 4]], dtype=torch.int32, device=device)
     lens = torch.tensor([7, 9], dtype=torch.int32, device=device)
     starts = torch.tensor([0, 2, 4], dtype=torch.int32, device=device)
-    args = (query, caches[0], caches[1], table, lens, starts, 2, 32**-0.5, True)
-    if not torch.allclose(ops.paged_attention(*args), dense_attention(*args), atol=2e-2, rtol=2e-2):
+    args = (query, caches[0], caches[1], table, lens, starts)
+    how = {"query_len": 2, "scale": 32**-0.5}
+    wanted = kernels.paged_attention.reference(*args, **how)
+    if not torch.allclose(ops.paged_attention(*args, **how), wanted, atol=2e-2, rtol=2e-2):
         return "paged attention differs from the reference"
     logits = torch.randn(3, 500, generator=g).to(device)
     step = torch.zeros(1, dtype=torch.int64, device=device)

@@ -38,7 +38,7 @@ def test_a_block_table_with_a_foreign_last_stride_is_packed():
     schema = torch.ops.specgraph.paged_attention.default._schema
     table = torch.arange(12, dtype=torch.int32).view(4, 3).t()
     args = (torch.zeros(3, 2, 8), torch.zeros(5, 4, 2, 8), torch.zeros(5, 4, 2, 8), table)
-    packed = canonical_arguments(schema, args)
+    packed, _ = canonical_arguments(schema, args, {})
     assert packed[3].stride() == (4, 1)
     assert torch.equal(packed[3], table)
     assert all(a is b for a, b in zip(packed[:3], args[:3], strict=True))
@@ -48,4 +48,8 @@ def test_an_argument_that_is_written_is_never_copied():
     schema = torch.ops.specgraph.advance.default._schema
     lens = torch.zeros(4, dtype=torch.int32)[::2]
     with pytest.raises(ValueError, match="writes 'seq_lens'"):
-        canonical_arguments(schema, (lens, *(torch.zeros(2, dtype=torch.int64) for _ in range(3))))
+        canonical_arguments(schema, (lens, *(torch.zeros(2, dtype=torch.int64) for _ in range(3))), {})
+    schema = torch.ops.specgraph.begin_verify.default._schema
+    tokens = torch.zeros(8, dtype=torch.int64)[::2]
+    with pytest.raises(ValueError, match="writes 'token_ids'"):
+        canonical_arguments(schema, (), {"token_ids": tokens})

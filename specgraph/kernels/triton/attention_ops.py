@@ -9,15 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specgraph.kernels import fused_attention
-from specgraph.kernels.paged_attention import dense_attention
+from specgraph import kernels
 from specgraph.kernels.triton import attention, rows
 from specgraph.kernels.triton.launch import Launcher, ceil_div, power_of_two
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionOps(Launcher):
-    """See `specgraph.kernels.kv_cache`, `paged_attention` and `fused_attention`."""
+    """Implementations of the ops in `specgraph.kernels.kv_cache` and `specgraph.kernels.paged_attention`."""
 
     def rotate_and_store(
         self, query: Tensor, key: Tensor, value: Tensor, rotary: Tensor | None, positions: Tensor,
@@ -41,7 +40,7 @@ class AttentionOps(Launcher):
 
     def paged_attention(
         self, query: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Tensor, seq_lens: Tensor,
-        query_start_loc: Tensor, query_len: int, scale: float, causal: bool,
+        query_start_loc: Tensor, *, query_len: int, scale: float, causal: bool = True,
     ) -> Tensor:  # fmt: skip
         """See `specgraph.kernels.paged_attention`."""
         return self._attend(
@@ -52,7 +51,7 @@ class AttentionOps(Launcher):
     def rotate_store_attend(
         self, query: Tensor, key: Tensor, value: Tensor, rotary: Tensor | None, positions: Tensor,
         slot_mapping: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Tensor, seq_lens: Tensor,
-        query_start_loc: Tensor, query_len: int, scale: float, causal: bool,
+        query_start_loc: Tensor, *, query_len: int, scale: float, causal: bool = True,
     ) -> Tensor:  # fmt: skip
         """See `specgraph.kernels.rotate_store_attend`: one kernel when every request has one row."""
         single = query_len == 1 and query.shape[0] == seq_lens.shape[0]
@@ -61,9 +60,9 @@ class AttentionOps(Launcher):
                 query, key, value, rotary, positions, slot_mapping, key_cache, value_cache, block_table, seq_lens,
                 query_start_loc, query_len, scale, causal,
             )  # fmt: skip
-        return fused_attention.rotate_store_attend_reference(
+        return kernels.rotate_store_attend.reference(
             query, key, value, rotary, positions, slot_mapping, key_cache, value_cache, block_table, seq_lens,
-            query_start_loc, query_len, scale, causal,
+            query_start_loc, query_len=query_len, scale=scale, causal=causal,
         )  # fmt: skip
 
     def _attend(
@@ -76,12 +75,13 @@ class AttentionOps(Launcher):
         kv_heads, block = key_cache.shape[2], key_cache.shape[1]
         if not _attends(dim, key_cache, value_cache):
             if key is None or value is None or positions is None or slot_mapping is None:
-                return dense_attention(
-                    query, key_cache, value_cache, block_table, seq_lens, query_start_loc, query_len, scale, causal
-                )
-            return fused_attention.rotate_store_attend_reference(
+                return kernels.paged_attention.reference(
+                    query, key_cache, value_cache, block_table, seq_lens, query_start_loc, query_len=query_len,
+                    scale=scale, causal=causal,
+                )  # fmt: skip
+            return kernels.rotate_store_attend.reference(
                 query, key, value, rotary, positions, slot_mapping, key_cache, value_cache, block_table, seq_lens,
-                query_start_loc, query_len, scale, causal,
+                query_start_loc, query_len=query_len, scale=scale, causal=causal,
             )  # fmt: skip
         requests, group = seq_lens.shape[0], heads // kv_heads
         out = torch.empty((count, heads, dim), dtype=query.dtype, device=query.device)

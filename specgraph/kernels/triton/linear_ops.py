@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specgraph.kernels import decoder
+from specgraph import kernels
+from specgraph.kernels.linear import normed
 from specgraph.kernels.triton import linear
 from specgraph.kernels.triton import norm as norm_kernels
 from specgraph.kernels.triton.launch import Launcher, Tile, ceil_div, contiguous_rows, power_of_two
@@ -23,16 +24,17 @@ _HALVES = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True)
 class LinearOps(Launcher):
-    """See `specgraph.kernels.decoder` and `specgraph.kernels.draft_sampling`."""
+    """Implementations of the ops in `specgraph.kernels.linear` and `specgraph.kernels.draft_sampling`."""
 
     def norm_linear(
-        self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, bias: Tensor | None, residual: Tensor | None
-    ) -> Tensor:
+        self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, bias: Tensor | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """See `specgraph.kernels.norm_linear`."""
         x = self._normed(x, norm, eps)
         tile = self._tile("linear", x, weight, weight.shape[0])
         if tile is None:
-            return decoder.norm_linear_reference(x, None, eps, weight, bias, residual)
+            return kernels.norm_linear.reference(x, None, eps, weight, bias, residual)
         out = x.new_empty(x.shape[0], weight.shape[0])
         residual = None if residual is None else contiguous_rows(residual)
         linear.linear_kernel[(ceil_div(weight.shape[0], tile.columns),)](
@@ -42,15 +44,17 @@ class LinearOps(Launcher):
         )  # fmt: skip
         return out
 
-    def norm_gate_up(self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def norm_gate_up(
+        self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
         """See `specgraph.kernels.norm_gate_up`."""
         columns = weight.shape[0] // 2
         x = self._normed(x, norm, eps)
         tile = self._tile("gate_up", x, weight, columns)
         if tile is None:
             if x.dtype not in _HALVES:
-                return decoder.norm_gate_up_reference(x, None, eps, weight, bias)
-            return self._gated(decoder.norm_linear_reference(x, None, eps, weight, bias, None))
+                return kernels.norm_gate_up.reference(x, None, eps, weight, bias)
+            return self._gated(kernels.norm_linear.reference(x, None, eps, weight, bias, None))
         out = x.new_empty(x.shape[0], columns)
         linear.gate_up_kernel[(ceil_div(columns, tile.columns),)](
             x, weight, bias, out, x.shape[0], columns, weight.shape[1], x.stride(0), BIASED=bias is not None,
@@ -69,7 +73,7 @@ class LinearOps(Launcher):
 
     def pair_linear(
         self, token_ids: Tensor, table: Tensor, table_norm: Tensor | None, hidden: Tensor,
-        hidden_norm: Tensor | None, eps: float, weight: Tensor, bias: Tensor | None,
+        hidden_norm: Tensor | None, eps: float, weight: Tensor, bias: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """See `specgraph.kernels.pair_linear`."""
         hidden, table = contiguous_rows(hidden), table.contiguous()
@@ -87,7 +91,7 @@ class LinearOps(Launcher):
     def _normed(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
         x = contiguous_rows(x)
         if norm is None or x.shape[0] == 0 or x.dim() != 2:
-            return decoder.normed(x, norm, eps)
+            return normed(x, norm, eps)
         out = x.new_empty(x.shape)
         norm_kernels.norm_kernel[(x.shape[0],)](
             x,
@@ -110,7 +114,7 @@ class LinearOps(Launcher):
         x = self._normed(x, norm, eps)
         tile = self._tile("head", x, weight, weight.shape[0])
         if tile is None:
-            logits = decoder.norm_linear_reference(x, None, eps, weight, None, None)
+            logits = kernels.norm_linear.reference(x, None, eps, weight, None, None)
             return self.draft_greedy(logits, draft_to_target, draft_step, token_ids, draft_token_ids)
         blocks = ceil_div(weight.shape[0], tile.columns)
         value = x.new_empty(blocks, x.shape[0], dtype=torch.float32)

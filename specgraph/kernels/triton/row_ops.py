@@ -8,43 +8,44 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from specgraph.kernels import load
-from specgraph.kernels.triton import rows
+from specgraph import kernels
+from specgraph.kernels.triton import rows as row_kernels
 from specgraph.kernels.triton.launch import Launcher, ceil_div, contiguous_rows, power_of_two
 
 
 @dataclass(frozen=True, slots=True)
 class RowOps(Launcher):
-    """See `specgraph.kernels.begin`, `slots`, `load` and `take_rows`."""
+    """Implementations of the ops in `specgraph.kernels.begin`, `copies` and `slots`."""
 
-    def take_rows(self, source: Tensor, chosen: Tensor | None, out: Tensor) -> None:
+    def take_rows(self, source: Tensor, rows: Tensor | None, out: Tensor) -> None:
         """See `specgraph.kernels.take_rows`."""
         if source.stride(1) != 1 or out.stride(1) != 1:
-            out.copy_(source if chosen is None else source[chosen])
+            out.copy_(source if rows is None else source[rows])
         elif out.shape[0]:
-            rows.take_rows_kernel[(out.shape[0],)](
-                source, chosen, out, out.shape[1], source.stride(0), out.stride(0), CHOSEN=chosen is not None,
+            row_kernels.take_rows_kernel[(out.shape[0],)](
+                source, rows, out, out.shape[1], source.stride(0), out.stride(0), CHOSEN=rows is not None,
                 WIDTH=power_of_two(out.shape[1]), num_warps=8, **self.common(),
             )  # fmt: skip
 
     def load_round(
         self, sampled_token_ids: Tensor, num_sampled: Tensor, start_positions: Tensor, aux_hidden: Tensor,
-        block_table: Tensor, to_sampled_token_ids: Tensor, to_num_sampled: Tensor, to_start_positions: Tensor,
+        block_table: Tensor, *, to_sampled_token_ids: Tensor, to_num_sampled: Tensor, to_start_positions: Tensor,
         to_aux_hidden: Tensor, to_block_table: Tensor,
     ) -> None:  # fmt: skip
         """See `specgraph.kernels.load_round`."""
         whole = (sampled_token_ids, num_sampled, start_positions, aux_hidden, to_sampled_token_ids, to_aux_hidden,
                  to_block_table)  # fmt: skip
         if block_table.stride(1) != 1 or not all(tensor.is_contiguous() for tensor in whole):
-            load.load_round_reference(
-                sampled_token_ids, num_sampled, start_positions, aux_hidden, block_table, to_sampled_token_ids,
-                to_num_sampled, to_start_positions, to_aux_hidden, to_block_table,
+            kernels.load_round.reference(
+                sampled_token_ids, num_sampled, start_positions, aux_hidden, block_table,
+                to_sampled_token_ids=to_sampled_token_ids, to_num_sampled=to_num_sampled,
+                to_start_positions=to_start_positions, to_aux_hidden=to_aux_hidden, to_block_table=to_block_table,
             )  # fmt: skip
             return
         n, query_len = sampled_token_ids.shape
         elements, chunk = query_len * aux_hidden.shape[1], 8192
         self.launch_again(
-            rows.load_round_kernel,
+            row_kernels.load_round_kernel,
             (to_num_sampled.shape[0], 1 + ceil_div(elements, chunk), 1),
             (sampled_token_ids, num_sampled, start_positions, aux_hidden, block_table, to_sampled_token_ids,
              to_num_sampled, to_start_positions, to_aux_hidden, to_block_table),
@@ -56,13 +57,13 @@ class RowOps(Launcher):
 
     def begin_propose(
         self, sampled_token_ids: Tensor, num_sampled: Tensor, start_positions: Tensor, block_table: Tensor,
-        max_model_len: int, block_size: int, token_ids: Tensor, positions: Tensor, slot_mapping: Tensor,
+        *, max_model_len: int, block_size: int, token_ids: Tensor, positions: Tensor, slot_mapping: Tensor,
         seq_lens: Tensor, last_rows: Tensor, step_positions: Tensor, step_seq_lens: Tensor, draft_step: Tensor,
     ) -> None:  # fmt: skip
         """See `specgraph.kernels.begin_propose`."""
         sampled_token_ids = contiguous_rows(sampled_token_ids)
         requests, query_len = sampled_token_ids.shape
-        rows.begin_propose_kernel[(requests,)](
+        row_kernels.begin_propose_kernel[(requests,)](
             sampled_token_ids, num_sampled.contiguous(), start_positions.contiguous(), block_table, token_ids,
             positions, slot_mapping,
             seq_lens, last_rows, step_positions, step_seq_lens, draft_step, query_len, sampled_token_ids.stride(0),
@@ -72,14 +73,14 @@ class RowOps(Launcher):
 
     def begin_block(
         self, sampled_token_ids: Tensor, num_sampled: Tensor, start_positions: Tensor, block_table: Tensor,
-        mask_token_id: int, max_model_len: int, block_size: int, context_positions: Tensor, context_slots: Tensor,
+        *, mask_token_id: int, max_model_len: int, block_size: int, context_positions: Tensor, context_slots: Tensor,
         token_ids: Tensor, positions: Tensor, slot_mapping: Tensor, seq_lens: Tensor,
     ) -> None:  # fmt: skip
         """See `specgraph.kernels.begin_block`."""
         sampled_token_ids = contiguous_rows(sampled_token_ids)
         requests, query_len = sampled_token_ids.shape
         length = positions.shape[0] // requests
-        rows.begin_block_kernel[(requests,)](
+        row_kernels.begin_block_kernel[(requests,)](
             sampled_token_ids, num_sampled.contiguous(), start_positions.contiguous(), block_table, context_positions,
             context_slots, token_ids, positions, slot_mapping, seq_lens, query_len, length,
             sampled_token_ids.stride(0), block_table.stride(0), block_table.shape[1], mask_token_id, max_model_len,
@@ -89,13 +90,13 @@ class RowOps(Launcher):
 
     def begin_verify(
         self, last_token_ids: Tensor, draft_token_ids: Tensor, start_positions: Tensor, block_table: Tensor,
-        max_model_len: int, block_size: int, token_ids: Tensor, positions: Tensor, slot_mapping: Tensor,
+        *, max_model_len: int, block_size: int, token_ids: Tensor, positions: Tensor, slot_mapping: Tensor,
         seq_lens: Tensor,
     ) -> None:  # fmt: skip
         """See `specgraph.kernels.begin_verify`."""
         draft_token_ids = contiguous_rows(draft_token_ids)
         query_len = draft_token_ids.shape[1] + 1
-        rows.begin_verify_kernel[(last_token_ids.shape[0],)](
+        row_kernels.begin_verify_kernel[(last_token_ids.shape[0],)](
             last_token_ids.contiguous(), draft_token_ids, start_positions.contiguous(), block_table, token_ids,
             positions, slot_mapping,
             seq_lens, query_len, draft_token_ids.stride(0), block_table.stride(0), block_table.shape[1],
@@ -107,7 +108,7 @@ class RowOps(Launcher):
         max_model_len: int, block_size: int,
     ) -> None:  # fmt: skip
         """See `specgraph.kernels.advance`."""
-        rows.advance_kernel[(1,)](
+        row_kernels.advance_kernel[(1,)](
             seq_lens, positions, slot_mapping, draft_step, block_table, seq_lens.shape[0], block_table.stride(0),
             block_table.shape[1], max_model_len, BLOCK=block_size,
             REQUESTS=power_of_two(seq_lens.shape[0]), num_warps=1, **self.common(),
