@@ -52,3 +52,9 @@ class CheckpointError(SpecgraphError):
 
 class CapacityError(SpecgraphError):
     """A request or batch does not fit: prompt too long, KV cache full, no captured size."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message, or its type's name where there is none."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

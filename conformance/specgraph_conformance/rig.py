@@ -39,10 +39,10 @@ def expect_equal(seen: Tensor, wanted: Tensor, what: str = "the result") -> None
 
 
 def captured(platform: Platform, body: Callable[[], Any], pool: GraphPool | None = None, warm_up: bool = True) -> Graph:
-    """A graph that holds `body`, which ran once before on a side stream to warm up; the device is idle around it."""
+    """A graph of `body`, which ran once before on the capture stream to warm up; the device is idle around it."""
     platform.synchronize()
     if warm_up:
-        with platform.use(platform.stream()):
+        with platform.use(platform.capture_stream):
             body()
         platform.synchronize()
     graph = platform.graph(pool)

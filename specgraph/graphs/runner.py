@@ -18,7 +18,7 @@ from specgraph.errors import CaptureError
 from specgraph.graphs.dispatch import BatchDescriptor
 from specgraph.graphs.read_set import Fingerprint, ReadSet, ReadSetGuard, fingerprint
 from specgraph.graphs.update_plan import UpdatePlan
-from specgraph.platforms import Graph, GraphPool, Platform, Stream
+from specgraph.platforms import Graph, GraphPool, Platform
 
 StepLengths = Mapping[int, HostLengths]
 """Host lengths by draft step as captured; empty for attention with device parameters."""
@@ -120,7 +120,6 @@ class GraphRunner:
         self._family: list[GraphRunner] = [] if beside is None else beside._family
         self._family.append(self)
         self._captured: dict[BatchDescriptor, Captured] = {}
-        self._stream: Stream | None = None
         self.launches = 0
         """Graph launches so far."""
 
@@ -142,7 +141,7 @@ class GraphRunner:
         return sum(len(captured.graphs) for captured in self._captured.values())
 
     def capture(self, descriptor: BatchDescriptor, body: Body) -> None:
-        """Run `body(None)` once for warm-up on a side stream, then capture `body(recording)`.
+        """Run `body(None)` once for warm-up on the platform's capture stream, then capture `body(recording)`.
 
         The body must have its inputs inert (all rows padded) during capture: warm-up really runs.
 
@@ -157,8 +156,7 @@ class GraphRunner:
         guard = ReadSetGuard(named, self._platform.device)
         live = sum(runner.graph_count for runner in self._family)
         recording = Recording(self._platform, self._pool, guard, descriptor.num_requests, live)
-        # One stream for every capture: libraries keep a workspace, tens of MiB, for each stream that they ever saw.
-        stream, self._stream = self._stream or self._platform.stream(), None
+        stream = self._platform.capture_stream
         stream.wait_stream(self._platform.current_stream())
         try:
             with self._platform.use(stream):
@@ -171,7 +169,6 @@ class GraphRunner:
             ) from error
         finally:
             self._platform.current_stream().wait_stream(stream)  # after the warm-up, also where the capture failed
-        self._stream = stream
         inputs = fingerprint(named, guard.touched)
         self._captured[descriptor] = Captured(tuple(recording.pieces), recording.updates, inputs)
 

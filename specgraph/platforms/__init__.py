@@ -13,13 +13,11 @@ from specgraph.platforms.capabilities import (
     yes,
 )
 from specgraph.platforms.discovery import Discovered, discover
+from specgraph.platforms.graph import Graph, GraphPool, VendorMessage
 from specgraph.platforms.hookspecs import Backend, Probe, hookimpl
 from specgraph.platforms.interface import (
     PLATFORM_API,
-    ErrorMode,
     Event,
-    Graph,
-    GraphPool,
     MemoryInfo,
     Platform,
     PlatformInfo,
@@ -35,7 +33,6 @@ __all__ = [
     "Backend",
     "Capabilities",
     "Discovered",
-    "ErrorMode",
     "Event",
     "Graph",
     "GraphPool",
@@ -50,6 +47,7 @@ __all__ = [
     "Support",
     "TaskGroup",
     "UpdateOrder",
+    "VendorMessage",
     "discover",
     "hookimpl",
     "no",

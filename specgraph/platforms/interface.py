@@ -11,17 +11,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from functools import cached_property
+from typing import Any, Protocol, final, runtime_checkable
 
 import torch
 
-from specgraph.errors import UnsupportedError
+from specgraph.errors import PlatformError, UnsupportedError
 from specgraph.platforms.capabilities import Capabilities
+from specgraph.platforms.graph import CaptureLock, Graph, GraphPool
 
 PLATFORM_API = 1
 """Version of this interface. A backend built for another number is refused at discovery, in one line."""
-
-ErrorMode = Literal["global", "thread_local", "relaxed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,126 +70,130 @@ class Stream(Protocol):
     def record_event(self, event: Any = None) -> Any: ...
 
 
-class GraphPool(Protocol):
-    """Memory that captured graphs allocate from. Freed when it and all graphs in it are closed."""
-
-    def close(self) -> None: ...
-
-
 class TaskGroup(Protocol):
     """Opaque: the captured tasks whose host parameters one `task_update` rewrites."""
-
-
-class Graph(ABC):
-    """One captured, replayable piece of device work.
-
-    Everything allocated during capture lives in `pool` at fixed addresses; Python scalars are baked. The graph does
-    not keep the tensors it reads alive: their owner does (see `specgraph.graphs.read_set`).
-    """
-
-    @property
-    @abstractmethod
-    def pool(self) -> GraphPool:
-        """The pool this graph allocates from."""
-
-    @property
-    @abstractmethod
-    def is_closed(self) -> bool:
-        """True once `close()` was called."""
-
-    @abstractmethod
-    def capture(
-        self, *, stream: Stream | None = None, error_mode: ErrorMode = "thread_local"
-    ) -> AbstractContextManager[None]:
-        """Record the work issued in the `with` block instead of running it.
-
-        Raises:
-            CaptureError: the work can't be captured (host read, nested capture, ...), or this graph already holds a
-                capture. Afterwards the platform and its streams are usable, and this graph is empty.
-        """
-
-    @abstractmethod
-    def replay(self) -> None:
-        """Launch the captured work on the current stream.
-
-        Raises:
-            CaptureError: nothing is captured, or the graph is closed.
-            StaleInputError: a tensor it reads was freed, moved or resized (on platforms that can tell).
-        """
-
-    @abstractmethod
-    def reset(self) -> None:
-        """Drop the captured work; the graph can capture again."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release the graph and its share of the pool."""
 
 
 class Platform(ABC):
     """One opened device. At most 15 abstract members, counted by a test.
 
-    Beyond the abstract ones, `task_group` and `task_update` matter only where `capabilities.task_update`, and
-    `attention_backends` only where the device has attention of its own, and `counts` only where it counts.
+    Beyond the abstract ones, `task_group` and `task_update` matter only where `capabilities.task_update` is claimed,
+    `attention_backends` only where the device has attention of its own, and `counts` only where launches are counted.
+
+    Each member says who uses it: the engine (this package's drafter and decoder), engine authors (who embed one), the
+    suite (`specgraph conformance`).
     """
 
+    graph_type: type[Graph]
+    """The backend's subclass of `Graph`."""
+    pool_type: type[GraphPool] = GraphPool
+    """The backend's subclass of `GraphPool`."""
+
+    def __init__(self, info: PlatformInfo) -> None:
+        self.info = info
+        """Name, device and versions. Used by: engine, suite, reports."""
+        self.captures = CaptureLock()
+        """The capture under way, if any. Used by: backends."""
+        self.is_closed = False
+        """True once `close()` was called. Used by: backends."""
+
     @property
-    @abstractmethod
-    def info(self) -> PlatformInfo:
-        """Name, device and versions."""
+    def device(self) -> torch.device:
+        """The torch device of this platform's tensors. Used by: engine."""
+        return self.info.device
 
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities:
-        """What the device can do, with reasons."""
+        """What the device can do, with reasons. Used by: engine, suite, reports."""
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait on the host for all work on the device."""
+        """Wait on the host for all work on the device. Used by: engine authors, suite, benchmarks."""
 
     @abstractmethod
     def memory(self) -> MemoryInfo:
-        """Device memory now, in bytes."""
+        """Device memory now, in bytes. Used by: engine authors, suite."""
 
     @abstractmethod
     def stream(self) -> Stream:
-        """A new stream on this device."""
+        """A new stream on this device. Used by: engine (host transfers), suite."""
 
     @abstractmethod
     def current_stream(self) -> Stream:
-        """The stream that work of this thread goes to."""
+        """The stream that work of this thread goes to. Used by: engine."""
 
     @abstractmethod
     def use(self, stream: Stream) -> AbstractContextManager[None]:
-        """Send this thread's work to `stream` within the `with` block."""
+        """Send this thread's work to `stream` within the `with` block. Used by: engine."""
 
     @abstractmethod
     def event(self, *, timing: bool = False, external: bool = False) -> Event:
-        """A new event. `external=True` needs `capabilities.external_events`, else UnsupportedError."""
+        """A new event. `external=True` needs `capabilities.external_events`, else UnsupportedError.
 
-    @abstractmethod
-    def graph_pool(self) -> GraphPool:
-        """A new, empty pool that several graphs can share."""
-
-    @abstractmethod
-    def graph(self, pool: GraphPool | None = None) -> Graph:
-        """A new, empty graph; in a pool of its own unless `pool` is given."""
+        Used by: engine (host transfers), benchmarks (`timing`), engine authors and suite (`external`: a record or wait
+        captured in a graph and visible outside of it).
+        """
 
     @abstractmethod
     def is_capturing(self) -> bool:
-        """Whether this thread's current stream is being captured."""
+        """Whether this thread's current stream is being captured, as the device itself says.
 
-    @abstractmethod
-    def close(self) -> None:
-        """Release what this object itself holds. Using it afterwards is an error.
-
-        Graphs, pools and streams belong to those who made them, who close them before, or after: that still works.
+        Used by: engine authors, suite (after each case).
         """
 
-    @property
-    def device(self) -> torch.device:
-        """The torch device of this platform's tensors."""
-        return self.info.device
+    @cached_property
+    def capture_stream(self) -> Stream:
+        """The stream that every capture of this platform runs on; warm work up here.
+
+        One for all, since allocators keep free blocks, and libraries their workspaces, per stream. An engine that has
+        a stream for this may assign it before the first capture. Used by: engine.
+        """
+        return self.stream()
+
+    @final
+    def graph_pool(self) -> GraphPool:
+        """A new, empty pool that several graphs can share. Used by: engine.
+
+        Raises:
+            PlatformError: the platform is closed.
+        """
+        self.require_open()
+        return self.pool_type(self)
+
+    @final
+    def graph(self, pool: GraphPool | None = None) -> Graph:
+        """A new, empty graph; in a pool of its own unless `pool` is given. Used by: engine.
+
+        Raises:
+            PlatformError: the platform is closed, or `pool` is another platform's.
+        """
+        self.require_open()
+        if pool is None:
+            return self.graph_type(self, self.graph_pool(), owns_pool=True)
+        if not isinstance(pool, self.pool_type) or pool.platform is not self:
+            raise PlatformError(
+                f"{pool!r} is no pool of the '{self.info.name}' platform: make one with platform.graph_pool()"
+            )
+        return self.graph_type(self, pool)
+
+    @final
+    def require_open(self) -> None:
+        """Used by: backends.
+
+        Raises:
+            PlatformError: the platform is closed.
+        """
+        if self.is_closed:
+            raise PlatformError(f"this '{self.info.name}' platform is closed: open another one")
+
+    def close(self) -> None:
+        """Release what this object itself holds; it makes no new graphs afterwards. Closing twice is harmless.
+
+        Graphs, pools and streams belong to those who made them, who close them before, or after: that still works.
+        Used by: engine.
+        """
+        self.is_closed = True
 
     def task_group(self) -> AbstractContextManager[TaskGroup]:
         """In capture: gate and collect the tasks issued in the `with` block, to be rewritten by `task_update`.

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes, _pop_mode, _push_mode
 
-from specgraph.errors import CaptureError
-from specgraph.platforms.interface import ErrorMode, Graph, Stream
+from specgraph.platforms.graph import Graph
 from specgraph.reference.baking import tensors_in
 from specgraph.reference.host_read import HostReadMode
 from specgraph.reference.inputs import Inputs
@@ -60,67 +59,58 @@ class _Captured:
     groups: list[CpuTaskGroup]
     inputs: Inputs
     constants: list[torch.Tensor]
-    line: str
 
 
 class CpuGraph(Graph):
     """Made by `CpuPlatform.graph()`."""
 
-    def __init__(self, platform: CpuPlatform, pool: CpuGraphPool, *, owns_pool: bool) -> None:
-        self._platform = platform
-        self._pool = pool
-        self._owns_pool = owns_pool
-        self._captured: _Captured | None = None
-        self._is_closed = False
+    platform: CpuPlatform
+    pool: CpuGraphPool
+
+    def __init__(self, platform: CpuPlatform, pool: CpuGraphPool, *, owns_pool: bool = False) -> None:
+        super().__init__(platform, pool, owns_pool=owns_pool)
         self.number = next(_numbers)
+        self._recorder: Recorder | None = None
+        self._modes = ExitStack()
+        self._captured: _Captured | None = None
+        self._line = ""
 
     def __repr__(self) -> str:
-        return f"graph {self.number}" + (f" (captured at {self._captured.line})" if self._captured else "")
-
-    @property
-    def pool(self) -> CpuGraphPool:
-        return self._pool
-
-    @property
-    def is_closed(self) -> bool:
-        return self._is_closed
+        return f"graph {self.number}" + (f" (captured at {self._line})" if self._captured else "")
 
     @property
     def num_tasks(self) -> int:
         """How many ops one replay runs."""
         return sum(len(p.tasks) for p in self._captured.parts) if self._captured else 0
 
-    @contextmanager
-    def capture(self, *, stream: Stream | None = None, error_mode: ErrorMode = "thread_local") -> Generator[None]:
-        """See `Graph.capture`. Without `stream`, a stream of the platform's own captures."""
-        if self._is_closed:
-            raise CaptureError(f"{self} is closed: make a new one with platform.graph()")
-        if self._captured is not None:
-            raise CaptureError(f"{self} already holds a capture: reset() it first")
-        line = user_line()
-        with self._platform.capturing(self._pool, stream, error_mode) as recorder:
-            try:
-                with _recording(recorder):
-                    yield
-                recorder.finish()
-                parts = _compile(recorder)
-            except BaseException:
-                recorder.nodes.clear()
-                for group in recorder.groups:
-                    group.is_live = False
-                recorder.close()
-                self._pool.release_graph()
-                raise
-            recorder.close()
-        self._captured = _Captured(parts, recorder.groups, recorder.inputs, recorder.constants, line)
+    def _begin(self, handle: Any) -> None:
+        self._line = user_line()
+        self._recorder = self.platform.recorder = Recorder(self.platform, self.pool, self.platform.current_stream())
+        self._modes.enter_context(_recording(self._recorder))
 
-    def replay(self) -> None:
-        """See `Graph.replay`. Runs on this thread, in order; dispatch and function modes don't see it."""
+    def _end(self) -> None:
+        recorder, self.platform.recorder = self._recorder, None
+        self._modes.close()
+        assert recorder is not None
+        recorder.finish()
+        parts = _compile(recorder)
+        recorder.is_recording, self._recorder = False, None
+        self._captured = _Captured(parts, recorder.groups, recorder.inputs, recorder.constants)
+
+    def _abandon(self, began: bool) -> None:
+        recorder, self._recorder, self.platform.recorder = self._recorder, None, None
+        self._modes.close()
+        if recorder is not None:
+            recorder.is_recording = False
+            recorder.nodes.clear()
+            for group in recorder.groups:
+                group.is_live = False
+
+    def _launch(self) -> None:
+        """Runs on this thread, in order; dispatch and function modes don't see it."""
+        self.platform.refuse_in_capture("graph.replay()")
         captured = self._captured
-        if captured is None:
-            raise CaptureError(f"{self} holds no capture" + (": it is closed" if self._is_closed else ""))
-        platform = self._platform
-        platform.refuse_in_capture("graph.replay()")
+        assert captured is not None
         if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
             with _disable_current_modes(), torch._C.DisableTorchFunction():
                 self._run(captured)
@@ -131,10 +121,10 @@ class CpuGraph(Graph):
         captured.inputs.check()
         for group in captured.groups:
             group.require_update()
-        stream = self._platform.current_stream()
+        stream = self.platform.current_stream()
         with torch.inference_mode():
             for number, part in enumerate(captured.parts):
-                self._platform.timeline.replay(self, number, part.accesses, stream)
+                self.platform.timeline.replay(self, number, part.accesses, stream)
                 part.run()
                 if part.then is not None:
                     if part.then.kind == "record":
@@ -144,31 +134,13 @@ class CpuGraph(Graph):
         for group in captured.groups:
             group.is_updated = False
 
-    def reset(self) -> None:
-        """See `Graph.reset`. Tensors that came out of the capture keep their blocks."""
-        self._platform.refuse_in_capture("graph.reset()")
-        if self._captured is None:
-            return
-        for group in self._captured.groups:
-            group.is_live = False
-        self._platform.timeline.forget(self)
-        self._captured = None
-        self._pool.release_graph()
-
-    def close(self) -> None:
-        """See `Graph.close`. Closes its pool too, where it has one of its own."""
-        if self._is_closed:
-            return
-        self.reset()
-        self._is_closed = True
-        if self._owns_pool:
-            self._pool.close()
-
-    def __del__(self) -> None:
-        captured, self._captured = getattr(self, "_captured", None), None
+    def _destroy(self) -> None:
+        """Tensors that came out of the capture keep their blocks."""
+        captured, self._captured = self._captured, None
         if captured is not None:
-            self._platform.timeline.forget(self)
-            self._pool.release_graph()
+            for group in captured.groups:
+                group.is_live = False
+            self.platform.timeline.forget(self)
 
 
 @contextmanager

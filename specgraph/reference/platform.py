@@ -8,15 +8,12 @@ import platform as host
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
 from specgraph.errors import CaptureError, PlatformError, UpdateError
 from specgraph.platforms.capabilities import Capabilities, no, quirk, yes
 from specgraph.platforms.interface import (
-    ErrorMode,
-    GraphPool,
     MemoryInfo,
     Platform,
     PlatformInfo,
@@ -58,27 +55,24 @@ class _ThreadState(threading.local):
 class CpuPlatform(Platform):
     """The CPU as a device: streams, events, graphs and pools, each with the checks that a device lacks."""
 
+    graph_type = CpuGraph
+    pool_type = CpuGraphPool
+
     def __init__(self) -> None:
-        self._info = PlatformInfo(
-            "cpu",
-            torch.device("cpu"),
-            host.processor() or host.machine(),
-            {"torch": torch.__version__, "python": host.python_version()},
-            "host CPU; its graphs are recorded ops, not a device's",
+        super().__init__(
+            PlatformInfo(
+                "cpu",
+                torch.device("cpu"),
+                host.processor() or host.machine(),
+                {"torch": torch.__version__, "python": host.python_version()},
+                "host CPU; its graphs are recorded ops, not a device's",
+            )
         )
-        self._memory = MemoryCount()
+        self.memory_count = MemoryCount()
         self._stream_ids = itertools.count(1)
         self._default = CpuStream(self, 0)
-        self._capture_stream = self.stream()
         self._thread = _ThreadState()
-        self._captures: list[Recorder] = []
-        self._captures_lock = threading.Lock()
-        self._is_closed = False
         self.timeline = Timeline()
-
-    @property
-    def info(self) -> PlatformInfo:
-        return self._info
 
     @property
     def capabilities(self) -> Capabilities:
@@ -92,7 +86,7 @@ class CpuPlatform(Platform):
     def memory(self) -> MemoryInfo:
         """Graph pools only: what eager tensors take is the process's. `total` is the machine's memory."""
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
-        return MemoryInfo(self._memory.allocated, self._memory.reserved, total)
+        return MemoryInfo(self.memory_count.allocated, self.memory_count.reserved, total)
 
     def stream(self) -> CpuStream:
         return CpuStream(self, next(self._stream_ids))
@@ -106,7 +100,7 @@ class CpuPlatform(Platform):
         before = self._thread.stream
         self._thread.stream = self._own(stream)
         try:
-            if self._thread.stream.id and self.recorder is None:
+            if self._thread.stream.id and not self.captures.is_here:
                 with TrackedWork(self):
                     yield
             else:
@@ -123,22 +117,8 @@ class CpuPlatform(Platform):
     def event(self, *, timing: bool = False, external: bool = False) -> CpuEvent:
         return CpuEvent(self, timing=timing, external=external)
 
-    def graph_pool(self) -> CpuGraphPool:
-        self._refuse_closed()
-        return CpuGraphPool(self._memory)
-
-    def graph(self, pool: GraphPool | None = None) -> CpuGraph:
-        self._refuse_closed()
-        if pool is not None and not isinstance(pool, CpuGraphPool):
-            raise PlatformError(f"{pool!r} is no pool of the cpu platform")
-        return CpuGraph(self, pool or CpuGraphPool(self._memory), owns_pool=pool is None)
-
     def is_capturing(self) -> bool:
         return self.recorder is not None and self.recorder.clock_of(self.current_stream()) is not None
-
-    def close(self) -> None:
-        """See `Platform.close`. It holds nothing of its own: open graphs stay their makers'."""
-        self._is_closed = True
 
     @contextmanager
     def task_group(self) -> Generator[TaskGroup]:
@@ -169,55 +149,20 @@ class CpuPlatform(Platform):
         """This thread's capture."""
         return self._thread.recorder
 
-    @contextmanager
-    def capturing(self, pool: CpuGraphPool, stream: Stream | None, error_mode: ErrorMode) -> Generator[Recorder]:
-        """Make this thread capture into `pool` until the block ends."""
-        self._refuse_closed()
-        if self.recorder is not None:
-            raise CaptureError("this thread is capturing already: captures don't nest")
-        origin = self._own(stream) if stream is not None else self._capture_stream
-        with self._captures_lock:
-            other = next((r for r in self._captures if "global" in (r.error_mode, error_mode)), None)
-            if other is not None:
-                raise CaptureError(
-                    "another thread is capturing, and error mode 'global' lets no two threads capture at once: use "
-                    "'thread_local' for both, or wait"
-                )
-            recorder = Recorder(self, pool, origin, error_mode)
-            self._captures.append(recorder)
-        before = self._thread.stream
-        self._thread.recorder, self._thread.stream = recorder, origin
-        try:
-            yield recorder
-        finally:
-            self._thread.recorder, self._thread.stream = None, before
-            with self._captures_lock:
-                self._captures.remove(recorder)
+    @recorder.setter
+    def recorder(self, recorder: Recorder | None) -> None:
+        self._thread.recorder = recorder
 
-    def refuse_in_capture(self, what: str, handle: Any = None) -> None:
-        """Raise CaptureError, and spoil the capture, where a device would.
-
-        In this thread's capture always, except that error mode 'relaxed' lets streams and events alone that take no
-        part in it; in another thread's if that one's error mode is 'global'.
-        """
+    def refuse_in_capture(self, what: str) -> None:
+        """Raise CaptureError, and spoil this thread's capture, where a device would."""
         if (recorder := self.recorder) is not None:
-            apart = (isinstance(handle, CpuStream) and recorder.clock_of(handle) is None) or (
-                isinstance(handle, CpuEvent) and not handle.is_captured_by(recorder)
-            )
-            if not (recorder.error_mode == "relaxed" and apart):
-                error = CaptureError(f"{what} is not allowed in a capture: do it before, or after")
-                recorder.invalidate(error)
-                raise error
-        elif self._captures:
-            for recorder in list(self._captures):
-                if recorder.error_mode == "global" and what != "graph.replay()":
-                    error = CaptureError(f"{what} in another thread, during a capture in error mode 'global'")
-                    recorder.invalidate(error)
-                    raise error
+            error = CaptureError(f"{what} is not allowed in a capture: do it before, or after")
+            recorder.invalidate(error)
+            raise error
 
     def host_wait(self, what: str, stream: CpuStream) -> None:
         """The host waits for `stream`: all later work comes after it."""
-        self.refuse_in_capture(what, stream)
+        self.refuse_in_capture(what)
         self.host_knows(stream.clock)
 
     def host_knows(self, clock: Clock) -> None:
@@ -228,7 +173,3 @@ class CpuPlatform(Platform):
         if not isinstance(stream, CpuStream):
             raise PlatformError(f"{stream!r} is no stream of the cpu platform: make one with platform.stream()")
         return stream
-
-    def _refuse_closed(self) -> None:
-        if self._is_closed:
-            raise PlatformError("this cpu platform is closed")

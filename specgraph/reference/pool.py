@@ -13,10 +13,14 @@ import itertools
 import mmap
 import weakref
 from collections import deque
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specgraph.errors import CaptureError
+from specgraph.platforms.graph import GraphPool
+
+if TYPE_CHECKING:
+    from specgraph.reference.platform import CpuPlatform
 
 ALIGNMENT = 64
 SEGMENT = 1 << 20
@@ -57,44 +61,27 @@ class _Segment:
         weakref.finalize(self, count.add_reserved, -nbytes).atexit = False
 
 
-class CpuGraphPool:
+class CpuGraphPool(GraphPool):
     """Memory that captured graphs allocate from. Made by `CpuPlatform.graph_pool()`.
 
     The pool's memory goes back to the system when every graph in it is closed or reset and no tensor lives in it.
     """
 
-    def __init__(self, count: MemoryCount) -> None:
-        self._count = count
+    def __init__(self, platform: CpuPlatform) -> None:
+        super().__init__(platform)
+        self._count = platform.memory_count
         self._segments: list[_Segment] = []
         self._free: dict[int, list[tuple[_Segment, int, int]]] = {}  # stream -> (segment, offset, bytes), by address
         self._freed: deque[tuple[_Segment, int, int, int]] = deque()  # finalizers only append; allocate() merges
         self._owner: dict[int, int] = {}  # address of a living block -> the capture that allocated it
-        self._capturing = 0
-        self._graphs = 0
-        self.is_closed = False
+        self._capture_id = 0
 
     def begin_capture(self) -> int:
-        """Reserve the pool for one capture; returns the capture's id."""
-        if self.is_closed:
-            raise CaptureError("the graph pool is closed: make a new one with platform.graph_pool()")
-        if self._capturing:
-            raise CaptureError("another capture is using this graph pool: one capture at a time in one pool")
-        self._capturing = next(_capture_ids)
-        self._graphs += 1
-        return self._capturing
+        """Blocks belong to a new capture from here on; returns the capture's id."""
+        self._capture_id = next(_capture_ids)
+        return self._capture_id
 
-    def end_capture(self) -> None:
-        """The capture is over; its graph still counts until `release_graph`."""
-        self._capturing = 0
-
-    def release_graph(self) -> None:
-        """One captured graph is gone."""
-        self._graphs -= 1
-        self._trim()
-
-    def close(self) -> None:
-        """Refuse new captures. Graphs already in the pool stay valid until they are closed."""
-        self.is_closed = True
+    def _release(self, handle: Any) -> None:
         self._trim()
 
     def allocated_by(self, address: int) -> int | None:
@@ -115,8 +102,8 @@ class CpuGraphPool:
         buffer = (ctypes.c_char * max(nbytes, dtype.itemsize)).from_buffer(segment.memory, offset)
         segment.live_blocks += 1
         self._count.allocated += size
-        self._owner[address] = self._capturing
-        weakref.finalize(buffer, self._release, segment, offset, size, stream, dtype).atexit = False
+        self._owner[address] = self._capture_id
+        weakref.finalize(buffer, self._free_block, segment, offset, size, stream, dtype).atexit = False
         return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
 
     def _take(self, size: int, stream: int) -> tuple[_Segment, int]:
@@ -131,15 +118,14 @@ class CpuGraphPool:
         free[best : best + 1] = [(segment, offset + size, have - size)] if have > size else []
         return segment, offset
 
-    def _release(self, segment: _Segment, offset: int, size: int, stream: int, dtype: torch.dtype) -> None:
+    def _free_block(self, segment: _Segment, offset: int, size: int, stream: int, dtype: torch.dtype) -> None:
         address = segment.address + offset
         poison(address, size, dtype)
         self._owner.pop(address, None)
         segment.live_blocks -= 1
         self._count.allocated -= size
         self._freed.append((segment, offset, size, stream))
-        if not self._graphs:
-            self._trim()
+        self._trim()
 
     def _merge_freed(self) -> None:
         touched: set[int] = set()
@@ -157,7 +143,7 @@ class CpuGraphPool:
             self._free[stream] = merged
 
     def _trim(self) -> None:
-        if self._graphs or self._capturing:
+        if self.num_graphs:
             return
         self._merge_freed()
         self._segments = [s for s in self._segments if s.live_blocks]

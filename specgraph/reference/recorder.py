@@ -18,7 +18,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_unflatten
 
 from specgraph.errors import CaptureError
-from specgraph.platforms.interface import ErrorMode
 from specgraph.reference.baking import Baker, map_tensors, tensor_over, tensors_in
 from specgraph.reference.composite import is_composite
 from specgraph.reference.fake import Inferred, Shapes
@@ -59,10 +58,9 @@ class _HostScalar:
 class Recorder(TorchDispatchMode):
     """Records into `nodes`. Lives for one capture; `finish` checks what only the end can tell."""
 
-    def __init__(self, platform: CpuPlatform, pool: CpuGraphPool, stream: CpuStream, error_mode: ErrorMode) -> None:
+    def __init__(self, platform: CpuPlatform, pool: CpuGraphPool, stream: CpuStream) -> None:
         super().__init__()
         self.pool = pool
-        self.error_mode: ErrorMode = error_mode
         self.nodes: list[Task | EventNode] = []
         self.groups: list[CpuTaskGroup] = []
         self.inputs = Inputs()
@@ -133,11 +131,6 @@ class Recorder(TorchDispatchMode):
                 scalar.task.args, scalar.task.kwargs = _replace(scalar.task, scalar.baked, scalar.value)
                 self.constants.append(scalar.value)
         self.inputs.finish()
-
-    def close(self) -> None:
-        """Recording is over, whether it succeeded or not."""
-        self.is_recording = False
-        self.pool.end_capture()
 
     # ---- ops -----------------------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ class CpuStream:
 
     def query(self) -> bool:
         """Whether all work is done: always, outside of a capture."""
-        self._platform.refuse_in_capture("stream.query()", self)
+        self._platform.refuse_in_capture("stream.query()")
         return True
 
     def wait_event(self, event: Any) -> None:
@@ -128,17 +128,14 @@ class CpuEvent:
 
     def query(self) -> bool:
         """Whether the recorded work is done: always, outside of a capture."""
-        self._platform.refuse_in_capture("event.query()", self)
+        self._platform.refuse_in_capture("event.query()")
         return True
 
     def synchronize(self) -> None:
         """Wait on the host; refused in capture."""
-        self._platform.refuse_in_capture("event.synchronize()", self)
+        self._platform.refuse_in_capture("event.synchronize()")
         if self._clock is not None:
             self._platform.host_knows(self._clock)
-
-    def is_captured_by(self, recorder: Recorder) -> bool:
-        return self._captured is not None and self._captured[0] is recorder
 
     def elapsed_time(self, end_event: Any) -> float:
         """Milliseconds from this event to `end_event`; both need `timing=True` and a record."""

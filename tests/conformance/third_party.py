@@ -18,8 +18,8 @@ GOOD = """
     class Platform(CpuPlatform):
         def __init__(self):
             super().__init__()
-            i = self._info
-            self._info = PlatformInfo("acme", i.device, "a device", i.versions, "a stand-in")
+            i = self.info
+            self.info = PlatformInfo("acme", i.device, "a device", i.versions, "a stand-in")
 
     def _open(index):
         return Platform()

@@ -54,6 +54,7 @@ class WrappedPlatform(Platform):
 
     info = property(lambda self: self.inner.info)
     capabilities = property(lambda self: self.inner.capabilities)
+    capture_stream = property(lambda self: self.inner.capture_stream)
 
     def synchronize(self) -> None:
         self.inner.synchronize()

@@ -7,18 +7,20 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from specgraph.platforms import Capabilities, Support, no, quirk, yes
+from specgraph.platforms import Capabilities, Platform, Support, no, quirk, trial, yes
 
 
-def found_capabilities(device: torch.device) -> Capabilities:
+def found_capabilities(platform: Platform) -> Capabilities:
     """Probe one GPU."""
-    graphs = _graphs(device)
+    device = platform.device
+    graphs = trial.claim(platform, trial.replays_follow_their_input)
+    pool = trial.claim(platform, trial.graphs_share_a_pool, "torch's private pools; capture the largest graph first")
     return Capabilities(
         graphs=graphs,
-        shared_pool=yes("torch's private pools; capture the largest graph first") if graphs else graphs,
+        shared_pool=pool if graphs else graphs,
         external_events=_external_events(device),
         task_update=no("attention here reads lengths from device tensors, so there is nothing to rewrite"),
-        merged_loop=graphs,
+        merged_loop=trial.claim(platform, trial.a_loop_in_one_graph) if graphs else graphs,
         collectives_in_graph=_collectives(),
         conditional_nodes=_conditional_nodes(),
         random_in_graph=quirk("the default generator, and generators registered with the graph"),
@@ -55,29 +57,6 @@ def _driver_version() -> str | None:
     except OSError:
         return None
     return next((word for word in words if word[:1].isdigit() and word.count(".") >= 1), None)
-
-
-def _graphs(device: torch.device) -> Support:
-    """Capture one addition, change its input, replay."""
-    try:
-        with torch.cuda.device(device):
-            x = torch.zeros(1, device=device)
-            stream = torch.cuda.Stream(device)
-            stream.wait_stream(torch.cuda.current_stream(device))
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.stream(stream):
-                x + 1
-                graph.capture_begin(capture_error_mode="thread_local")
-                y = x + 1
-                graph.capture_end()
-                x.fill_(41)
-                graph.replay()
-            stream.synchronize()
-            answer = float(y)
-            graph.reset()
-    except Exception as error:
-        return no(f"a first capture failed: {str(error).splitlines()[0]}")
-    return yes() if answer == 42 else no(f"a replayed addition gave {answer}, not 42")
 
 
 def _external_events(device: torch.device) -> Support:

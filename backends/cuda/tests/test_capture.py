@@ -19,12 +19,10 @@ from specgraph.platforms import Platform
 def _captures_and_replays(platform: Platform) -> None:
     x = torch.zeros(4, device=platform.device)
     graph = platform.graph()
-    stream = platform.stream()
-    stream.wait_stream(platform.current_stream())
-    with platform.use(stream):
+    with platform.use(platform.capture_stream):
         x + 1
-        with graph.capture():
-            y = x + 1
+    with graph.capture():
+        y = x + 1
     x.fill_(41)
     graph.replay()
     assert y.tolist() == [42.0] * 4
@@ -171,9 +169,12 @@ def test_a_pool_serves_on_after_a_failed_capture(platform: Platform, bad: Callab
 
 
 def test_a_capture_that_cannot_begin(platform: Platform) -> None:
-    stream = torch.cuda.default_stream(platform.device)
-    with pytest.raises(CaptureError, match="could not begin"), platform.graph().capture(stream=stream):
-        pass
+    own, platform.capture_stream = platform.capture_stream, torch.cuda.default_stream(platform.device)
+    try:
+        with pytest.raises(CaptureError, match="could not begin"), platform.graph().capture():
+            pass
+    finally:
+        platform.capture_stream = own
     assert not platform.is_capturing()
     _captures_and_replays(platform)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from specgraph.errors import CaptureError, HostReadError, SpecgraphError
-from specgraph.platforms import ErrorMode, Graph, Stream
+from specgraph.platforms import Graph, Stream
 
 from specgraph_musa.pools import MusaGraphPool, end_recording
 
@@ -47,7 +47,7 @@ class MusaGraph(Graph):
         return self._is_closed
 
     @contextmanager
-    def capture(self, *, stream: Stream | None = None, error_mode: ErrorMode = "thread_local") -> Iterator[None]:
+    def capture(self, *, stream: Stream | None = None, error_mode: str = "thread_local") -> Iterator[None]:
         """See `Graph.capture`. Without a stream: one of the platform's own, the same for all captures, so that graphs
         of one pool share memory (the allocator keeps free blocks by stream). The device is waited for first, which
         would break another thread's capture: one thread captures at a time."""
@@ -55,13 +55,13 @@ class MusaGraph(Graph):
         if not self._platform.captures.acquire(blocking=False):
             raise CaptureError("another thread is capturing on this device: capture one graph at a time")
         try:
-            with self._recorded(self._platform.capture_stream(stream), error_mode):
+            with self._recorded(self._platform.stream_to_capture(stream), error_mode):
                 yield
         finally:
             self._platform.captures.release()
 
     @contextmanager
-    def _recorded(self, side: Any, error_mode: ErrorMode) -> Iterator[None]:
+    def _recorded(self, side: Any, error_mode: str) -> Iterator[None]:
         musa, index = self._platform.musa, self._platform.index
         self._refuse_over_budget(musa)
         raw = musa.MUSAGraph()

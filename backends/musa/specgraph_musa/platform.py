@@ -59,6 +59,7 @@ class MusaPlatform(Platform):
         self._handles = handle_types(musa)
         with musa.device(index):
             self._side: Any = self._handles.stream(index)
+        self.capture_stream = self._side
         self.captures = threading.RLock()
         self._release: Release = "never"
         self._is_closed = False
@@ -131,7 +132,7 @@ class MusaPlatform(Platform):
 
     # ---- for the files of this package -----------------------------------------------------------------------------
 
-    def capture_stream(self, asked: Stream | None) -> Any:
+    def stream_to_capture(self, asked: Stream | None) -> Any:
         """Where a capture runs: as asked, else always the same side stream."""
         return self._side if asked is None else own(self.musa.Stream, asked, "stream")
 

@@ -75,7 +75,7 @@ def replays_compute(platform: MusaPlatform) -> Answer:
     x, w = inputs[0].to(platform.device), weight.to(platform.device)
     total = torch.zeros(8, device=platform.device)
     platform.synchronize()
-    with platform.use(platform.capture_stream(None)):
+    with platform.use(platform.capture_stream):
         (x @ w).sum()  # libraries allocate for good on a stream's first use: not in a graph's pool
     graph = platform.graph()
     try:

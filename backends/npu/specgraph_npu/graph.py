@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from specgraph.errors import CaptureError, SpecgraphError, UpdateError
-from specgraph.platforms import ErrorMode, Graph, Stream
+from specgraph.platforms import Graph, Stream
 from specgraph_npu.task_groups import NpuTaskGroup, reason_of
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class NpuGraph(Graph):
         self._platform, self._pool = platform, pool
         self._graph: Any = None
         self._is_closed = False
-        self._error_mode: ErrorMode = "thread_local"
+        self._error_mode: str = "thread_local"
         self._done = (platform.event_type(), platform.event_type())
         """Recorded after even and odd launches: the updates of launch i wait for launch i - 1."""
         self.launches = 0
@@ -154,7 +154,7 @@ class NpuGraph(Graph):
             self._pool.give_up(allocating=False)
             raise
 
-    def capture(self, *, stream: Stream | None = None, error_mode: ErrorMode = "thread_local") -> Any:
+    def capture(self, *, stream: Stream | None = None, error_mode: str = "thread_local") -> Any:
         """See `Graph.capture`."""
         self._error_mode = error_mode
         return self._capture(stream)

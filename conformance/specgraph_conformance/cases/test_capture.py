@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import pytest
 import torch
@@ -102,37 +101,19 @@ def test_reset(platform: Platform) -> None:
     graph.close()
 
 
-@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
 @case(
-    "capture.error-modes",
-    "Each error mode captures and replays.",
-    cause="error_mode isn't passed on, or under another name than torch's",
-)
-def test_error_modes(platform: Platform, mode: Any) -> None:
-    x = torch.zeros(4, device=platform.device)
-    platform.synchronize()
-    graph = platform.graph()
-    with graph.capture(error_mode=mode):
-        x.add_(1)
-    graph.replay()
-    platform.synchronize()
-    assert on_host(x).tolist() == [1.0] * 4
-    graph.close()
-
-
-@case(
-    "capture.on-a-given-stream",
-    "capture(stream=s) makes s current inside the block, and the former one after it.",
-    cause="capture() ignores stream, or doesn't restore the current one",
+    "capture.on-the-capture-stream",
+    "capture() makes platform.capture_stream current inside the block, and the former one after it.",
+    cause="capture() doesn't switch to the stream, or doesn't restore the current one",
     quick=True,
 )
-def test_given_stream(platform: Platform) -> None:
+def test_capture_stream(platform: Platform) -> None:
     x = torch.zeros(4, device=platform.device)
-    stream, before = platform.stream(), platform.current_stream()
+    before = platform.current_stream()
     platform.synchronize()
     graph = platform.graph()
-    with graph.capture(stream=stream):
-        assert platform.current_stream() == stream
+    with graph.capture():
+        assert platform.current_stream() == platform.capture_stream
         x.add_(1)
     assert platform.current_stream() == before
     graph.replay()

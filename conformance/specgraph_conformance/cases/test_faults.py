@@ -168,8 +168,8 @@ def test_other_thread(platform: Platform) -> None:
 
 @case(
     "faults.eager-work-in-another-thread",
-    "Another thread's eager work during a thread-local capture runs, and isn't captured.",
-    cause="the capture runs in error mode 'global' although 'thread_local' was asked for",
+    "Another thread's eager work during a capture runs, and isn't captured.",
+    cause="the capture forbids device work in other threads",
 )
 def test_eager_thread(platform: Platform) -> None:
     x, y = torch.ones(16, device=platform.device), torch.ones(16, device=platform.device)
@@ -183,7 +183,7 @@ def test_eager_thread(platform: Platform) -> None:
         except BaseException as error:
             errors.append(error)
 
-    with graph.capture(error_mode="thread_local"):
+    with graph.capture():
         x.mul_(3)
         thread = threading.Thread(target=other)
         thread.start()

@@ -198,12 +198,11 @@ class _Pool:
 
     def __init__(self):
         self.memory = _platform.graph_pool()
-        self.memory.begin_capture()  # stands for the count: the recorder's own pools would let go at a reset
-        self.memory.end_capture()
+        self.entry = self.memory.enter()  # stands for the count: the recorder's own pools would let go at a reset
         self.uses = 1
 
     def free(self):
-        self.memory.release_graph()
+        self.memory.leave(self.entry)
         self.memory.close()
 
 
@@ -261,7 +260,8 @@ class Capture:
         self.handle = handle or new_pool_handle()
         begin_allocate(0, self.handle)
         self._graph = _platform.graph(_pools[self.handle].memory)
-        self._context = self._graph.capture(stream=_platform.current_stream(), error_mode=error_mode)
+        _platform.capture_stream = _platform.current_stream()
+        self._context = self._graph.capture()
         with runtime_errors():
             self._context.__enter__()
 

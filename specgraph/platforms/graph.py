@@ -1,0 +1,346 @@
+"""The life of a captured graph and of the pool it allocates from, the same on every device.
+
+A backend subclasses `Graph` and `GraphPool` and writes the primitives only: begin, end, abandon, launch and destroy for
+the graph, a new handle and its release for the pool. States, counts, locking, cleaning up after errors and the wording
+of errors are here. Methods marked final are called by users; methods with a leading underscore are the primitives,
+called by this file.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import warnings
+from abc import ABC
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, final
+
+from specgraph.errors import CaptureError, HostReadError, SpecgraphError, first_line
+
+if TYPE_CHECKING:
+    from specgraph.platforms.interface import Platform
+
+
+class VendorMessage(NamedTuple):
+    """One entry of the table that turns a vendor's exception during capture into one of ours."""
+
+    words: str
+    """Lower case; the entry applies to a RuntimeError whose message contains them."""
+    error: type[CaptureError]
+    text: str
+    """Our message. The vendor's first line follows it in parentheses."""
+
+
+_HOST_READ = (
+    "captured code waits for the device or reads a device value on the host. Keep the value on the device: no .item(), "
+    ".tolist(), .cpu(), boolean test or data-dependent shape in a capture"
+)
+
+MESSAGES = (
+    VendorMessage(
+        "out of memory",
+        CaptureError,
+        "out of memory during capture: what was captured of this graph is released. Capture smaller sizes, or give "
+        "the KV cache less memory",
+    ),
+    VendorMessage(
+        "out of resources", CaptureError, "the runtime holds no more graphs: close some, or capture fewer sizes"
+    ),
+    VendorMessage("not permitted when stream is capturing", HostReadError, _HOST_READ),
+    VendorMessage("captureunsupported", HostReadError, _HOST_READ),
+)
+"""Messages that several vendors' runtimes share. A backend adds its own in `Graph.messages`."""
+
+
+class CaptureLock:
+    """One capture at a time on one platform: allocators and generators know one capture per device."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread = 0
+        self.graph: Graph | None = None
+        """The graph being captured, by whichever thread."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the calling thread is the one that captures."""
+        return self.graph is not None and self._thread == threading.get_ident()
+
+    def acquire(self, graph: Graph) -> None:
+        """Take the lock for `graph`.
+
+        Raises:
+            CaptureError: this thread or another one is capturing.
+        """
+        if self.is_here:
+            raise CaptureError(f"nested capture: this thread is capturing {self.graph} already")
+        if not self._lock.acquire(blocking=False):
+            raise CaptureError("another thread is capturing on this device: capture one graph at a time")
+        self._thread, self.graph = threading.get_ident(), graph
+
+    def release(self) -> None:
+        """The capture is over."""
+        self._thread, self.graph = 0, None
+        self._lock.release()
+
+
+class GraphPool:
+    """Memory that captured graphs allocate from, at fixed addresses. Graphs of one pool may use the same memory.
+
+    The vendor's pool has a handle. It is made for the first capture, counted per graph, and released with the last
+    graph that was captured with it; a capture after that takes a new one.
+    """
+
+    def __init__(self, platform: Platform) -> None:
+        self.platform = platform
+        self.is_closed = False
+        """True once `close()` was called. Used by: engine authors, suite."""
+        self._handle: Any = None
+        self._graphs: Counter[Any] = Counter()
+
+    @property
+    def num_graphs(self) -> int:
+        """Graphs in this pool, including one that is being captured."""
+        return self._graphs.total()
+
+    @final
+    def enter(self) -> Any:
+        """One more graph; returns the vendor's handle for its capture.
+
+        Raises:
+            CaptureError: the pool is closed.
+        """
+        if self.is_closed:
+            raise CaptureError("the graph pool is closed: make a new one with platform.graph_pool()")
+        if self._handle is None:
+            self._handle = self._new_handle()
+        self._graphs[self._handle] += 1
+        return self._handle
+
+    @final
+    def leave(self, handle: Any) -> None:
+        """One graph less that was captured with `handle`."""
+        self._graphs[handle] -= 1
+        if not self._graphs[handle]:
+            del self._graphs[handle]
+            self.retire(handle)
+            self._release(handle)
+
+    @final
+    def retire(self, handle: Any) -> None:
+        """No later capture gets `handle`: for a vendor whose pool takes none after a failed capture."""
+        if self._handle == handle:
+            self._handle = None
+
+    @final
+    def close(self) -> None:
+        """Refuse new captures. The graphs in the pool stay valid, and keep its memory, until they are closed."""
+        self.is_closed = True
+
+    # ---- primitives ----------------------------------------------------------------------------------------------
+
+    def _new_handle(self) -> Any:
+        """A new pool of the vendor's; any hashable object but None."""
+        return object()
+
+    def _release(self, handle: Any) -> None:
+        """The last graph captured with `handle` is gone: give the memory back.
+
+        May be called while another thread captures (`platform.captures.graph` is not None then); freeing memory would
+        break that capture on most devices.
+        """
+
+
+class Graph(ABC):  # noqa: B024
+    """One captured, replayable piece of device work.
+
+    Everything allocated during capture lives in `pool` at fixed addresses; Python scalars are baked. The graph does
+    not keep the tensors it reads alive: their owner does (see `specgraph.graphs.read_set`).
+    """
+
+    messages: ClassVar[tuple[VendorMessage, ...]] = MESSAGES
+    """The vendor's messages during capture, and our error for each; the first entry that fits is used."""
+
+    def __init__(self, platform: Platform, pool: GraphPool, *, owns_pool: bool = False) -> None:
+        """Called by `Platform.graph()`. `owns_pool`: close the pool together with the graph."""
+        self.platform = platform
+        self.pool = pool
+        """The pool this graph allocates from. Used by: suite."""
+        self.is_captured = False
+        """Whether there is something to replay. Used by: engine authors."""
+        self.is_closed = False
+        """True once `close()` was called. Used by: suite."""
+        self.pool_handle: Any = None
+        """The vendor's handle of `pool` that this graph is, or was, captured with."""
+        self._owns_pool = owns_pool
+
+    def __repr__(self) -> str:
+        state = "closed" if self.is_closed else "captured" if self.is_captured else "empty"
+        return f"{type(self).__name__} at {id(self):#x} ({state})"
+
+    def __del__(self) -> None:
+        if getattr(self, "is_captured", False) and not sys.is_finalizing():
+            self.reset()  # a graph that nobody closed gives its share of the pool back
+
+    @final
+    @contextmanager
+    def capture(self) -> Generator[None]:
+        """Record the work issued in the `with` block instead of running it. Used by: engine.
+
+        The block runs with `platform.capture_stream` as the current stream, and is captured from there: streams that
+        wait for it take part. Warm the work up on that stream first: libraries initialise, and allocate, on first use.
+
+        Raises:
+            CaptureError: the work can't be captured (host read, nested capture, ...), or this graph already holds a
+                capture. Afterwards the platform and its streams are usable, and this graph is empty. Exceptions of the
+                block itself pass through.
+            PlatformError: the platform is closed.
+        """
+        self.platform.require_open()
+        if self.is_closed:
+            raise CaptureError("this graph is closed: make a new one with platform.graph()")
+        if self.is_captured:
+            raise CaptureError("this graph holds a capture already: reset() it first")
+        captures, handle = self.platform.captures, None
+        captures.acquire(self)
+        try:
+            handle = self.pool_handle = self.pool.enter()
+            with self._recording():
+                yield
+            self.is_captured = True
+        finally:
+            captures.release()
+            if not self.is_captured and handle is not None:
+                self.pool_handle = None
+                self.pool.leave(handle)
+
+    @final
+    def replay(self) -> None:
+        """Launch the captured work on the current stream. Used by: engine.
+
+        Raises:
+            CaptureError: nothing is captured, or the graph is closed.
+            StaleInputError: a tensor it reads was freed, moved or resized (on platforms that can tell).
+            UpdateError: a task group of this graph has had no update (on platforms that can tell).
+        """
+        if not self.is_captured:
+            state = "closed" if self.is_closed else "empty: capture it first"
+            raise CaptureError(f"replay of a graph that is {state}")
+        self._launch()
+
+    @final
+    def reset(self) -> None:
+        """Drop the captured work; the graph can capture again. Used by: engine authors, suite."""
+        if self.is_captured:
+            self.is_captured = False
+            handle, self.pool_handle = self.pool_handle, None
+            try:
+                self._destroy()
+            finally:
+                self.pool.leave(handle)
+
+    @final
+    def close(self) -> None:
+        """Release the graph and its share of the pool; closing twice is harmless. Used by: engine."""
+        if not self.is_closed:
+            self.reset()
+            self.is_closed = True
+            if self._owns_pool:
+                self.pool.close()
+
+    @contextmanager
+    def _recording(self) -> Generator[None]:
+        platform = self.platform
+        platform.capture_stream.wait_stream(platform.current_stream())
+        collecting = gc.isenabled()
+        gc.disable()  # a collection could free another graph's memory, which a capture must not see
+        try:
+            with platform.use(platform.capture_stream):
+                try:
+                    self._begin(self.pool_handle)
+                except BaseException as error:
+                    self._abandon(began=False)
+                    self._raise(error, "the capture could not begin")
+                try:
+                    yield
+                except BaseException as error:
+                    sound = self._drop_failed()
+                    self._raise(error, "" if sound or not isinstance(error, RuntimeError) else "the capture failed")
+                try:
+                    self._end()
+                except BaseException as error:
+                    self._abandon(began=True)
+                    self._raise(error, "the capture failed")
+        finally:
+            if collecting:
+                gc.enable()
+
+    def _drop_failed(self) -> bool:
+        """End the capture whose block raised. Returns whether the capture itself was sound."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # vendors warn of empty graphs; the reason is the block's exception
+            try:
+                self._end()
+            except Exception:
+                self._abandon(began=True)
+                return False
+            self._destroy()
+            return True
+
+    def _raise(self, error: BaseException, otherwise: str) -> NoReturn:
+        """Raise our error for `error`, or `error` itself.
+
+        Args:
+            error: the exception being handled.
+            otherwise: what to say where the table of messages has no entry; empty: raise `error` itself.
+        """
+        named = None
+        if isinstance(error, Exception) and not isinstance(error, SpecgraphError):
+            named = self._named(error, otherwise)
+        if named is None:
+            raise error
+        try:
+            raise named from error
+        finally:
+            del named  # its traceback holds this frame: the cycle would keep what was captured alive
+
+    def _named(self, error: Exception, otherwise: str) -> CaptureError | None:
+        reason = self._reason(error)
+        if isinstance(error, RuntimeError):
+            text = str(error).lower()
+            for message in self.messages:
+                if message.words in text:
+                    return message.error(f"{message.text} ({reason})")
+        return CaptureError(f"{otherwise}: {reason}") if otherwise else None
+
+    # ---- primitives ----------------------------------------------------------------------------------------------
+
+    def _begin(self, handle: Any) -> None:
+        """Start recording what is issued to the current stream, allocating from the vendor's pool `handle`."""
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        """Finish the recording; keep the result, ready to launch. Raises the vendor's error where that fails."""
+        raise NotImplementedError
+
+    def _abandon(self, began: bool) -> None:
+        """Clean up after `_begin` (`began` False) or `_end` (`began` True) raised; must not raise itself.
+
+        Afterwards the stream, allocators, random generator and the next capture must work.
+        """
+        raise NotImplementedError
+
+    def _launch(self) -> None:
+        """Launch what `_end` kept, on the current stream."""
+        raise NotImplementedError
+
+    def _destroy(self) -> None:
+        """Drop what `_end` kept. The share of the pool is given back after this."""
+        raise NotImplementedError
+
+    def _reason(self, error: Exception) -> str:
+        """The vendor's own words in `error`, one line: for runtimes whose first line says nothing."""
+        return first_line(error)
