@@ -47,7 +47,21 @@ class UpdateError(SpecgraphError):
 
 
 class CheckpointError(SpecgraphError):
-    """A checkpoint folder is missing a file or tensor, is truncated, or does not fit its target."""
+    """A checkpoint folder is missing a file or tensor, is truncated, or does not fit its target.
+
+    The message is one line of at most MESSAGE_LIMIT characters, whatever names and values the folder holds: white space
+    is collapsed, unprintable characters are escaped, and the middle of a longer message is left out.
+    """
+
+    MESSAGE_LIMIT = 400
+
+    def __init__(self, message: str) -> None:
+        line = " ".join(message.split())
+        line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+        if len(line) > self.MESSAGE_LIMIT:
+            half = self.MESSAGE_LIMIT // 2 - 2
+            line = f"{line[:half]} .. {line[-half:]}"
+        super().__init__(line)
 
 
 class CapacityError(SpecgraphError):

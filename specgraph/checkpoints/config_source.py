@@ -1,17 +1,91 @@
-"""`config.json` of a Hugging Face folder as typed values.
+"""`config.json` as typed values: each key has a type and a range, and a key that nobody understands is not dropped.
 
 A key that is missing, of the wrong type or out of range raises one CheckpointError that names the key and the file.
+Every key that a reader takes is remembered, so that `check_keys` can tell what no reader took.
 """
 
 from __future__ import annotations
 
-import json
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from specgraph.checkpoints.files import checked_folder, exists, listed, read_json, shown
 from specgraph.errors import CheckpointError
+
+_LOG = logging.getLogger("specgraph")
+
+
+class Range(NamedTuple):
+    """The least and the largest value that a key may have, both included."""
+
+    low: float
+    high: float
+
+
+RANGES: Mapping[str, Range] = {
+    "vocab_size": Range(1, 1 << 24),
+    "draft_vocab_size": Range(1, 1 << 24),
+    "hidden_size": Range(1, 1 << 18),
+    "target_hidden_size": Range(1, 1 << 18),
+    "intermediate_size": Range(1, 1 << 22),
+    "num_hidden_layers": Range(1, 4096),
+    "num_target_layers": Range(1, 4096),
+    "num_attention_heads": Range(1, 1 << 14),
+    "num_key_value_heads": Range(1, 1 << 14),
+    "head_dim": Range(2, 4096),
+    "max_position_embeddings": Range(1, 1 << 40),
+    "original_max_position_embeddings": Range(1, 1 << 40),
+    "sliding_window": Range(1, 1 << 62),
+    "block_size": Range(2, 1024),
+    "mask_token_id": Range(0, 1 << 24),
+    "speculative_tokens": Range(1, 1024),
+    "rms_norm_eps": Range(1e-12, 1.0),
+    "rope_theta": Range(1.0, 1e12),
+    "factor": Range(1.0, 1e6),
+    "low_freq_factor": Range(1e-3, 1e6),
+    "high_freq_factor": Range(1e-3, 1e6),
+    "beta_fast": Range(1e-3, 1e6),
+    "beta_slow": Range(1e-3, 1e6),
+    "attention_factor": Range(1e-3, 1e3),
+    "partial_rotary_factor": Range(1e-3, 1.0),
+}
+"""Every integer and number that is read, with its range. Wide enough for any model published so far, narrow enough that
+no table is made of a mistyped size and no frequency becomes infinite."""
+
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    key: values
+    for values, keys in (
+        # mixtures of experts, latent attention, limits on logits; position encodings
+        ((0, False), "num_local_experts num_experts n_routed_experts num_experts_per_tok kv_lora_rank q_lora_rank"),
+        ((0, False), "attn_logit_softcapping final_logit_softcapping logit_softcap clip_qkv attention_chunk_size"),
+        ((0, [], {}), "no_rope_layers no_rope_layer_interval pruned_heads chunk_size_feed_forward mlp_only_layers"),
+        ((1,), "logit_scale logits_scaling embedding_multiplier residual_multiplier scale_emb partial_rotary_factor"),
+        ((1,), "rotary_pct rotary_percent parallel_draft_step"),
+        ((False,), "is_encoder_decoder add_cross_attention use_mrope alibi qk_layernorm use_qk_norm parallel_attn"),
+        ((False,), "use_parallel_residual"),
+        ((), "attention_multiplier query_pre_attn_scalar scale_depth text_config vision_config audio_config"),
+        # P-EAGLE and PARD predict several tokens per pass, from mask tokens
+        ((False,), "parallel_drafting"),
+        ((), "ptd_token_id pard_token spd_type"),
+    )
+    for key in keys.split()
+}
+"""Keys that change what a model computes, in ways that no model here has, with the values that leave it unchanged
+(null always does). With another value the folder is refused."""
+
+_HARMLESS = """
+    architectures attention_dropout auto_map bos_token_id dtype embed_requires_grad eos_token_id has_no_defaults_at_init
+    id2label initializer_range label2id max_window_layers model_type name_or_path num_mtp_layers
+    num_nextn_predict_layers output_attentions output_hidden_states pad_token_id pretraining_tp problem_type
+    return_dict sliding_window sliding_window_non_causal speculators_version tie_word_embeddings tokenizer_class torch_dtype torchscript
+    transformer_layer_architecture transformers_version unk_token_id use_cache use_sliding_window
+"""
+HARMLESS = frozenset(_HARMLESS.split())
+"""Keys of a configuration's top level that do not change what a model of a known architecture computes, or that count
+only together with another key that a reader takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +95,9 @@ class ConfigSource:
     values: Mapping[str, Any]
     name: str
     """For messages: the file's path, with the section inside it."""
+    taken: set[str] = field(default_factory=set[str])
+    """Keys that a reader has asked for."""
+    sections: dict[str, ConfigSource] = field(default_factory=dict[str, "ConfigSource"])
 
     def fail(self, key: str, problem: str) -> CheckpointError:
         """The error to raise about `key`."""
@@ -30,69 +107,121 @@ class ConfigSource:
         """Whether `key` is there and not null."""
         return self.values.get(key) is not None
 
+    def take(self, key: str) -> Any:
+        """The value of `key` as it is; None when absent."""
+        self.taken.add(key)
+        return self.values.get(key)
+
     def section(self, key: str) -> ConfigSource:
         """The mapping stored under `key`; empty when absent."""
-        value = self.values.get(key)
-        if value is None:
-            value = {}
-        if not isinstance(value, Mapping):
-            raise self.fail(key, f"should be a mapping, is {value!r}")
-        return ConfigSource(value, f"{self.name}[{key}]")
+        value = self.take(key)
+        if key not in self.sections:
+            if value is None:
+                value = {}
+            if not isinstance(value, dict):
+                raise self.fail(key, f"should be a mapping, is {shown(value)}")
+            self.sections[key] = ConfigSource(value, f"{self.name}[{key}]")
+        return self.sections[key]
 
-    def integer(self, key: str, default: int | None = None, minimum: int = 1) -> int:
-        """An integer of at least `minimum`."""
-        value = self.values.get(key)
+    def integer(self, key: str, default: int | None = None) -> int:
+        """An integer in the range that RANGES gives for `key`."""
+        value = self.take(key)
         if value is None:
             if default is None:
                 raise self.fail(key, "is missing; it should be an integer")
             return default
         if isinstance(value, bool) or not isinstance(value, int):
-            raise self.fail(key, f"should be an integer, is {value!r}")
-        if value < minimum:
-            raise self.fail(key, f"should be at least {minimum}, is {value}")
-        return value
+            raise self.fail(key, f"should be an integer, is {shown(value)}")
+        return int(self._in_range(key, value))
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A positive number."""
-        value = self.values.get(key)
+        """A finite number in the range that RANGES gives for `key`."""
+        value = self.take(key)
         if value is None:
             if default is None:
                 raise self.fail(key, "is missing; it should be a number")
             return default
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.fail(key, f"should be a number, is {value!r}")
-        if value <= 0:
-            raise self.fail(key, f"should be positive, is {value}")
-        return float(value)
+            raise self.fail(key, f"should be a number, is {shown(value)}")
+        return float(self._in_range(key, value))
 
     def boolean(self, key: str, default: bool) -> bool:
         """True or false."""
-        value = self.values.get(key)
+        value = self.take(key)
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise self.fail(key, f"should be true or false, is {value!r}")
+            raise self.fail(key, f"should be true or false, is {shown(value)}")
         return value
 
     def string(self, key: str, default: str | None = None) -> str:
         """A string."""
-        value = self.values.get(key)
+        value = self.take(key)
         if value is None:
             if default is None:
                 raise self.fail(key, "is missing; it should be a string")
             return default
         if not isinstance(value, str):
-            raise self.fail(key, f"should be a string, is {value!r}")
+            raise self.fail(key, f"should be a string, is {shown(value)}")
         return value
+
+    def strings(self, key: str) -> tuple[str, ...]:
+        """A list of strings; empty when absent."""
+        value = self.take(key)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.fail(key, f"should be a list of strings, is {shown(value)}")
+        return tuple(value)
 
     def integers(self, key: str) -> tuple[int, ...] | None:
         """A list of integers, or None when absent."""
-        value = self.values.get(key)
+        value = self.take(key)
         if value is None:
             return None
         if not isinstance(value, list) or any(isinstance(v, bool) or not isinstance(v, int) for v in value):
-            raise self.fail(key, f"should be a list of integers, is {value!r}")
+            raise self.fail(key, f"should be a list of integers, is {shown(value)}")
         return tuple(value)
+
+    def require(self, required: Mapping[str, object]) -> None:
+        """Raise unless each of these keys is absent, null or has the value given."""
+        for key, value in required.items():
+            if self.has(key) and (type(self.take(key)), self.take(key)) != (type(value), value):
+                raise self.fail(key, f"is {shown(self.values[key])}; only {shown(value)} is supported")
+
+    def _in_range(self, key: str, value: float) -> float:
+        low, high = RANGES[key]
+        if not low <= value <= high:  # false for NaN too
+            raise self.fail(key, f"should be at least {low:g} and at most {high:g}, is {shown(value)}")
+        return value
+
+
+def check_keys(source: ConfigSource, *, strict: bool = False) -> None:
+    """Account for every key of a configuration and of the sections that were read, after its reader is done.
+
+    Unknown keys of a top level (or of `transformer_layer_config`, which is one) are ignored with one warning that names
+    them: tools leave many there, and the architectures themselves read none of them. `strict` refuses them; so is every
+    other section read.
+
+    Raises:
+        CheckpointError: a key that changes the computation in a way that is not supported, or an unknown key where
+            every key counts.
+    """
+    unknown: list[str] = []
+    for key, value in source.values.items():
+        if key in source.taken or key in HARMLESS or value is None:
+            continue
+        if key in NEUTRAL:
+            if value not in NEUTRAL[key]:
+                raise source.fail(key, f"is {shown(value)}; models with it are not supported")
+        elif not key.startswith("_"):
+            unknown.append(key)
+    if unknown and strict:
+        raise source.fail(unknown[0], f"is {shown(source.values[unknown[0]])}; this key is not known here")
+    if unknown:
+        _LOG.warning("%s: ignored unknown keys %s", source.name, shown(sorted(unknown)))
+    for key, section in source.sections.items():
+        check_keys(section, strict=key != "transformer_layer_config")
 
 
 def read_config(folder: Path) -> ConfigSource:
@@ -101,19 +230,12 @@ def read_config(folder: Path) -> ConfigSource:
     Raises:
         CheckpointError: no such folder or file, or not a JSON mapping.
     """
-    path = folder / "config.json"
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder} is not a folder; give the folder that holds config.json and the weights")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        there = ", ".join(sorted(p.name for p in folder.iterdir())) or "nothing"
-        raise CheckpointError(f"{folder} has no config.json (it holds: {there})") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path} should hold a JSON object, holds {type(values).__name__}")
-    return ConfigSource(values, str(path))
+    path = checked_folder(folder) / "config.json"
+    if not exists(path):
+        raise CheckpointError(f"{folder} has no config.json (it holds: {listed(folder)})")
+    if exists(folder / "adapter_config.json"):
+        raise CheckpointError(f"{folder} holds an adapter (adapter_config.json); merge it into the model first")
+    return ConfigSource(read_json(path), str(path))
 
 
 def refuse_quantised(source: ConfigSource) -> None:
@@ -122,4 +244,5 @@ def refuse_quantised(source: ConfigSource) -> None:
         if source.has(key):
             section = source.section(key)
             method = section.values.get("quant_method") or section.values.get("format") or "an unnamed method"
-            raise source.fail(key, f"says the weights are quantised by {method}; give an unquantised checkpoint")
+            problem = f"says the weights are quantised by {shown(method)}; give an unquantised checkpoint"
+            raise source.fail(key, problem)

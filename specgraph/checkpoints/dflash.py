@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from specgraph.checkpoints.config_source import ConfigSource
+from specgraph.checkpoints.files import shown
 from specgraph.checkpoints.fit import check_aux_layers, check_same, draft_to_target, drafter_config, shared_or_own
 from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.checkpoints.formats import DrafterFolder, DrafterFormat, DrafterReader
@@ -10,30 +13,30 @@ from specgraph.checkpoints.llama import load_decoder_layer
 from specgraph.models.dflash import DFlashConfig, DFlashHead, DFlashWeights
 from specgraph.models.llama import LlamaTarget
 
+IGNORED = {
+    "t2d": "the inverse of d2t",
+    r"verifier_(lm_head|norm)\.weight": "the target's, used in training",
+}
+"""Pattern of tensor names -> why a head of this format does not need it."""
+
 
 def dflash_config(head: ConfigSource, layers: ConfigSource, target: LlamaTarget) -> DFlashConfig:
     """Read the authors' config.json (z-lab/*-DFlash: `dflash_config`, decoder keys beside it) or that of speculators.
-
-    The authors number a target layer by its own index and mean its output; aux state k is what *enters* layer k, so
-    their i is k = i + 1. speculators stores k.
 
     Raises:
         CheckpointError: a malformed or missing key, or one that does not fit the target.
     """
     authors = head.section("dflash_config")
     if head.has("dflash_config"):
-        listed = authors.integers("target_layer_ids")
-        aux_layers = None if listed is None else tuple(i + 1 for i in listed)
+        aux_layers = _outputs_of(authors, target)
     else:
-        aux_layers = head.integers("aux_hidden_state_layer_ids")
-    if not aux_layers:
-        raise head.fail("target_layer_ids", "is missing or empty; it should list the target layers that feed the head")
-    check_aux_layers(aux_layers, target, head.name)
-    if head.boolean("sample_from_anchor", False):
-        raise head.fail("sample_from_anchor", "is true; only blocks whose first row is the sampled token are supported")
+        aux_layers = head.integers("aux_hidden_state_layer_ids") or ()
+        check_aux_layers(aux_layers, target, head.name)
+    head.require({"sample_from_anchor": False, "num_target_layers": target.num_layers})
+    authors.require({"use_aux_hidden_state": True, "causal": False})
     model = drafter_config(layers, target, "qwen3")
     mask = authors if authors.has("mask_token_id") else head
-    mask_token_id = mask.integer("mask_token_id", minimum=0)
+    mask_token_id = mask.integer("mask_token_id")
     if mask_token_id >= target.vocab_size:
         raise mask.fail("mask_token_id", f"is {mask_token_id}, the target's vocabulary has {target.vocab_size}")
     return DFlashConfig(
@@ -41,9 +44,24 @@ def dflash_config(head: ConfigSource, layers: ConfigSource, target: LlamaTarget)
         target_hidden_size=head.integer("target_hidden_size", target.hidden_size),
         draft_vocab_size=head.integer("draft_vocab_size", model.vocab_size),
         aux_layers=aux_layers,
-        block_size=(authors if authors.has("block_size") else head).integer("block_size", minimum=2),
+        block_size=(authors if authors.has("block_size") else head).integer("block_size"),
         mask_token_id=mask_token_id,
     )
+
+
+def _outputs_of(authors: ConfigSource, target: LlamaTarget) -> tuple[int, ...]:
+    """`target_layer_ids` as aux layers.
+
+    Layer i's output is what enters layer i + 1, so its aux layer is i + 1. The last layer's is the state *after* the
+    final norm, num_layers + 1: the heads were trained on transformers' `hidden_states[i + 1]`, whose last entry is
+    normalised (also in transformers' DFlash generator, and in SGLang since its pull request 39776). The ids of
+    speculators count otherwise: it trains on states captured by vLLM, where num_layers is the state before the norm.
+    """
+    listed, last = authors.integers("target_layer_ids") or (), target.num_layers - 1
+    if not listed or not all(0 <= i <= last for i in listed):
+        problem = f"is {shown(list(listed))}; it should list layers of the target, 0 to {last}"
+        raise authors.fail("target_layer_ids", problem)
+    return tuple(i + 2 if i == last else i + 1 for i in listed)
 
 
 def recognise_dflash(source: ConfigSource, checkpoint: CheckpointFolder) -> DrafterFormat | None:
@@ -51,7 +69,7 @@ def recognise_dflash(source: ConfigSource, checkpoint: CheckpointFolder) -> Draf
     if not source.has("dflash_config"):
         return None
     holder = source if source.has("block_size") else source.section("dflash_config")
-    tokens = holder.integer("block_size", minimum=2) - 1 if holder.has("block_size") else None
+    tokens = holder.integer("block_size") - 1 if holder.has("block_size") else None
     return DrafterFormat("dflash", "authors", "config.json has dflash_config", tokens)
 
 
@@ -62,8 +80,10 @@ def load_dflash(opened: DrafterFolder, target: LlamaTarget) -> DFlashHead:
         CheckpointError: a missing tensor, one of another shape, or a head that does not fit the target.
     """
     folder, source = opened.checkpoint, opened.head
+    folder.ignore(IGNORED)
     config = dflash_config(source, opened.layers, target)
-    model = config.model
+    # Its attention has these norms whatever architecture the configuration names.
+    model = replace(config.model, qk_norm=config.model.qk_norm or "layers.0.self_attn.q_norm.weight" in folder)
     hidden, vocabulary = model.hidden_size, target.vocab_size
     check_same("hidden size", config.target_hidden_size, target.hidden_size, source.name)
     check_same("vocabulary", model.vocab_size, vocabulary, source.name)
@@ -76,7 +96,7 @@ def load_dflash(opened: DrafterFolder, target: LlamaTarget) -> DFlashHead:
         draft_to_target=draft_to_target(folder, config.draft_vocab_size, vocabulary),
     )
     layers = [load_decoder_layer(folder, f"layers.{i}", model) for i in range(model.num_layers)]
-    return DFlashHead(config, weights, layers)
+    return DFlashHead(replace(config, model=model), weights, layers)
 
 
 READER = DrafterReader("dflash", recognise_dflash, load_dflash)

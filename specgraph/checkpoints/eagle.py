@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from specgraph.checkpoints.config_source import ConfigSource
 from specgraph.checkpoints.fit import check_same, drafter_config, shared_or_own
 from specgraph.checkpoints.folder import CheckpointFolder
@@ -26,8 +28,8 @@ def load_eagle(opened: DrafterFolder, target: LlamaTarget) -> EagleHead:
     """
     folder, head, layers = opened.checkpoint, opened.head, opened.layers
     config = drafter_config(layers, target, "llama")
-    if head.boolean("layernorms", False):
-        raise head.fail("layernorms", "is true; EAGLE heads with extra layer norms are not supported")
+    head.require({"layernorms": False})
+    head.taken.update(("fusion_bias", "bias"))  # the tensor itself tells
     hidden = config.hidden_size
     check_same("hidden size", hidden, target.hidden_size, layers.name)
     check_same("vocabulary", config.vocab_size, target.vocab_size, layers.name)
@@ -42,7 +44,7 @@ def load_eagle(opened: DrafterFolder, target: LlamaTarget) -> EagleHead:
         fc_bias=folder.optional_weight(f"{fc}.bias", (hidden,)),
         lm_head=shared_or_own(folder, "lm_head.weight", target.lm_head, config.vocab_size, hidden),
     )
-    # The first layer's input norm is the identity; folders that still hold one never used it.
+    folder.ignore({rf"{re.escape(names[0])}\.input_layernorm\.weight": "the first layer's input norm is the identity"})
     loaded = [load_decoder_layer(folder, name, config, input_norm=i > 0) for i, name in enumerate(names)]
     return EagleHead(config, weights, loaded)
 

@@ -14,14 +14,31 @@ from specgraph.checkpoints.fit import (
     shared_or_own,
 )
 from specgraph.checkpoints.folder import CheckpointFolder
-from specgraph.checkpoints.formats import DrafterFolder, DrafterFormat, DrafterReader, architectures
+from specgraph.checkpoints.formats import DrafterFolder, DrafterFormat, DrafterReader
 from specgraph.checkpoints.llama import load_decoder_layer
+from specgraph.errors import CheckpointError
 from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
 from specgraph.models.llama import LlamaTarget
 
+IGNORED = {
+    r"(.*\.)?t2d": "the inverse of d2t",
+    r"verifier_(lm_head|norm)\.weight": "the target's, used in training",
+}
+"""Pattern of tensor names -> why a head of this format does not need it."""
+
+EAGLE_CONFIG = {
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+    "use_mtp_layernorm": False,
+    "next_layer_regular": True,
+    "parallel_draft_step": 1,
+    "has_lm_head": True,
+}
+"""Keys of `eagle_config` that change the computation, with the only value that this head has."""
+
 
 def default_aux_layers(num_layers: int) -> tuple[int, int, int]:
-    """The aux layers of an EAGLE-3 head that names none: an early, the middle and a late layer's input."""
+    """The aux layers of an EAGLE-3 head that lists none: the inputs of an early, the middle and a late layer."""
     return (2, num_layers // 2, num_layers - 3)
 
 
@@ -30,12 +47,15 @@ def eagle3_config(
 ) -> Eagle3Config:
     """Read how a head uses the target from `source`, and the decoder's sizes from `layers`.
 
-    They are one file in the authors' layout. `norm_before_residual` is what a folder that does not say means.
+    They are one file in the authors' layout. `norm_before_residual`: its value where the folder does not give it.
 
     Raises:
         CheckpointError: a malformed key, or one that does not fit the target.
     """
     eagle = source.section("eagle_config")
+    eagle.require(EAGLE_CONFIG)
+    eagle.taken.add("parallel_draft_heads_num_layers")  # of the heads that a parallel_draft_step above 1 would have
+    source.taken.update(("bias", "fusion_bias", "num_eagle_features", "target_model_type"))  # for tools
     model = drafter_config(layers, target, "llama")
     aux_layers: tuple[int, ...] = ()
     if eagle.boolean("use_aux_hidden_state", True):
@@ -49,14 +69,14 @@ def eagle3_config(
         target_hidden_size=source.integer("target_hidden_size", target.hidden_size),
         draft_vocab_size=source.integer("draft_vocab_size", model.vocab_size),
         aux_layers=aux_layers,
-        norm_before_residual=source.boolean("norm_before_residual", norm_before_residual),
-        norm_output=source.boolean("norm_output", False),
+        norm_before_residual=_either(source, "norm_before_residual", norm_before_residual),
+        norm_output=_either(source, "norm_output", False),
     )
 
 
 def recognise_eagle3(source: ConfigSource, checkpoint: CheckpointFolder) -> DrafterFormat | None:
     """By its architecture's name, else by the authors' name for the first layer."""
-    for name in architectures(source):
+    for name in source.strings("architectures"):
         if "eagle3" in name.lower():
             return DrafterFormat("eagle3", "authors", f"architectures names {name}")
     for name in ("midlayer.mlp.down_proj.weight", "model.midlayer.mlp.down_proj.weight"):
@@ -72,6 +92,12 @@ def load_eagle3(opened: DrafterFolder, target: LlamaTarget) -> Eagle3Head:
         CheckpointError: a missing tensor, one of another shape, or a head that does not fit the target.
     """
     folder, source = opened.checkpoint, opened.head
+    if any(name.rsplit(".", 1)[-1] == "mask_hidden" for name in folder.names()):
+        raise CheckpointError(
+            f"{folder.folder} is a P-EAGLE head (tensor 'mask_hidden'), which drafts all tokens in one pass; "
+            "only heads that draft one token per step are supported"
+        )
+    folder.ignore(IGNORED)
     # A speculators folder that leaves the key out means true, as the engines that serve them read it.
     from_speculators = opened.format.layout == "speculators"
     config = eagle3_config(source, opened.layers, target, norm_before_residual=from_speculators)
@@ -80,10 +106,9 @@ def load_eagle3(opened: DrafterFolder, target: LlamaTarget) -> Eagle3Head:
     check_same("hidden size", config.target_hidden_size, target.hidden_size, source.name)
     check_same("vocabulary", model.vocab_size, vocabulary, source.name)
     prefix = "model." if any(name.startswith("model.") for name in folder.names()) else ""
+    layer_names = [f"{prefix}layers.{i}" for i in range(model.num_layers)]
     if f"{prefix}midlayer.mlp.down_proj.weight" in folder:
-        layer_names = [f"{prefix}midlayer"]
-    else:
-        layer_names = [f"{prefix}layers.{i}" for i in range(model.num_layers)]
+        layer_names[0] = f"{prefix}midlayer"
     layers = [
         load_decoder_layer(folder, name, model, input_size=2 * hidden if i == 0 else None)
         for i, name in enumerate(layer_names)
@@ -93,7 +118,7 @@ def load_eagle3(opened: DrafterFolder, target: LlamaTarget) -> Eagle3Head:
     fc = None
     if not takes_hidden_as_it_is or f"{prefix}fc.weight" in folder:
         fc = folder.weight(f"{prefix}fc.weight", (hidden, aux_size))
-    # The authors' folders nest hidden_norm in the layer; older ones keep it beside.
+    # hidden_norm is part of the first layer in the authors' folders; older ones have it at the top level.
     norm_name = f"{layer_names[0]}.hidden_norm.weight"
     lm_head_name = "lm_head.weight" if "lm_head.weight" in folder else f"{prefix}lm_head.weight"
     weights = Eagle3Weights(
@@ -110,13 +135,18 @@ def load_eagle3(opened: DrafterFolder, target: LlamaTarget) -> Eagle3Head:
     return Eagle3Head(config, weights, layers)
 
 
+def _either(source: ConfigSource, key: str, default: bool) -> bool:
+    """A switch at the top level or in `eagle_config`; both are in use."""
+    return source.boolean(key, source.section("eagle_config").boolean(key, default))
+
+
 def _norm_before_fc(folder: CheckpointFolder, prefix: str, source: ConfigSource, aux_size: int) -> Tensor | None:
-    asked = source.boolean("norm_before_fc", source.section("eagle_config").boolean("norm_before_fc", False))
+    asked = _either(source, "norm_before_fc", False)
     return folder.weight(f"{prefix}input_norm.weight", (aux_size,)) if asked else None
 
 
 def _fc_norms(folder: CheckpointFolder, prefix: str, source: ConfigSource, config: Eagle3Config) -> tuple[Tensor, ...]:
-    if not source.boolean("fc_norm", False):
+    if not _either(source, "fc_norm", False):
         return ()
     names = [f"{prefix}fc_norm.{i}.weight" for i in range(len(config.aux_layers))]
     return tuple(folder.weight(name, (config.target_hidden_size,)) for name in names)

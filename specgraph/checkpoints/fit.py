@@ -1,4 +1,4 @@
-"""Whether a drafter fits its target: every mismatch is one error that names both sides' numbers."""
+"""Whether a drafter fits its target. Every mismatch is one error that names both sides' numbers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specgraph.checkpoints.config_source import ConfigSource
+from specgraph.checkpoints.files import shown
 from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.checkpoints.model_config import model_config, require_full_attention
 from specgraph.errors import CheckpointError
@@ -31,7 +32,7 @@ class TargetShape(Protocol):
 def drafter_config(layers: ConfigSource, target: TargetShape, default_architecture: str) -> ModelConfig:
     """Sizes of a drafter's decoder, with as many positions as the target has.
 
-    A drafter's own `max_position_embeddings` is how long its training texts were, not a limit.
+    A drafter's own `max_position_embeddings` is the length of its training texts, and no limit.
 
     Raises:
         CheckpointError: a malformed or unsupported key.
@@ -51,11 +52,10 @@ def check_same(what: str, drafter: int, target: int, source: str) -> None:
 
 
 def check_aux_layers(aux_layers: Sequence[int], target: TargetShape, source: str) -> None:
-    """Raise CheckpointError unless each aux layer is one of the target's: 0 (the embedding) to num_layers."""
-    outside = [k for k in aux_layers if not 0 <= k <= target.num_layers]
-    if outside:
+    """Raise CheckpointError unless there are aux layers and each is a state of the target: 0 to num_layers."""
+    if not aux_layers or not all(0 <= k <= target.num_layers for k in aux_layers):
         raise CheckpointError(
-            f"{source}: the drafter takes the target's hidden states at layers {list(aux_layers)}, "
+            f"{source}: the drafter takes the target's hidden states at layers {shown(list(aux_layers))}, "
             f"the target has layers 0 to {target.num_layers}"
         )
 
@@ -63,7 +63,7 @@ def check_aux_layers(aux_layers: Sequence[int], target: TargetShape, source: str
 def shared_or_own(folder: CheckpointFolder, name: str, target_tensor: Tensor, rows: int, columns: int) -> Tensor:
     """The drafter's own embedding or head [rows, columns], or the target's tensor.
 
-    The target's is taken when the folder has none, or one that is the same bit for bit (which would cost memory twice).
+    The target's is used when the folder has none, and when the folder's is equal to it, to save memory.
 
     Raises:
         CheckpointError: the folder has none and the target's has another shape.
@@ -72,7 +72,7 @@ def shared_or_own(folder: CheckpointFolder, name: str, target_tensor: Tensor, ro
     if own is None:
         if tuple(target_tensor.shape) != (rows, columns):
             raise CheckpointError(
-                f"{folder.folder} has no {name!r}, and the target's cannot stand in: "
+                f"{folder.folder} has no {name!r}, and the target's cannot replace it: "
                 f"it has shape {list(target_tensor.shape)}, the drafter needs {[rows, columns]}"
             )
         return target_tensor
@@ -81,7 +81,12 @@ def shared_or_own(folder: CheckpointFolder, name: str, target_tensor: Tensor, ro
 
 
 def draft_to_target(folder: CheckpointFolder, draft_vocab_size: int, vocab_size: int) -> Tensor | None:
-    """`d2t` as int64 offsets: target id = draft id + d2t[draft id]. Every id must land in the target's vocabulary."""
+    """`d2t` as int64 offsets [draft_vocab_size]: target id = draft id + d2t[draft id]; None when all are 0.
+
+    Raises:
+        CheckpointError: absent though the vocabularies differ, not integers, an id outside the target's vocabulary, or
+            two draft tokens that are the same target token.
+    """
     if "d2t" not in folder:
         if draft_vocab_size != vocab_size:
             raise CheckpointError(
@@ -89,13 +94,13 @@ def draft_to_target(folder: CheckpointFolder, draft_vocab_size: int, vocab_size:
                 "and no 'd2t' tensor says which is which"
             )
         return None
-    folder.check_shape("d2t", (draft_vocab_size,))
-    offsets = folder.raw("d2t").to(torch.int64)
-    ids = torch.arange(draft_vocab_size) + offsets
-    low, high = int(ids.min()), int(ids.max())
-    if low < 0 or high >= vocab_size:
+    offsets = folder.integers("d2t", (draft_vocab_size,))
+    draft_ids = torch.arange(draft_vocab_size)
+    # Compared before the addition, which could wrap around.
+    inside = bool(((offsets >= -draft_ids) & (offsets < vocab_size - draft_ids)).all())
+    if not inside or (draft_ids + offsets).unique().numel() != draft_vocab_size:
         raise CheckpointError(
-            f"{folder.files['d2t']}: 'd2t' maps draft tokens to target ids {low} to {high}, the target has "
-            f"{vocab_size}; it should hold offsets (target id minus draft id)"
+            f"{folder.folder}: 'd2t' should hold offsets (target id minus draft id) that lead each draft token to "
+            f"another of the target's {vocab_size} ids; they range from {int(offsets.min())} to {int(offsets.max())}"
         )
     return None if not bool(offsets.any()) and draft_vocab_size == vocab_size else offsets.to(folder.device)

@@ -2,102 +2,140 @@
 
 Layouts: `model.safetensors`; shards named by `model.safetensors.index.json`; any other lone `*.safetensors`; and
 `pytorch_model.bin` (several published EAGLE heads have nothing else), read with `weights_only`.
+
+A folder remembers which tensors were read, so that `refuse_unused` can name one that no reader knows: a tensor that is
+dropped in silence is a model that computes something else.
 """
 
 from __future__ import annotations
 
-import json
-import pickle
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from specgraph.checkpoints.files import brief, checked_file, exists, listed, read_json, shown
 from specgraph.errors import CheckpointError
 
 _INDEX = "model.safetensors.index.json"
-_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_FLOATS = {"F64", "F32", "F16", "BF16", "torch.float64", "torch.float32", "torch.float16", "torch.bfloat16"}
+_INTEGERS = {"I64", "I32", "torch.int64", "torch.int32"}
+
+LARGEST_WEIGHT = 65504.0
+"""The largest float16. No trained weight comes near it; a larger one is damage, and overflows on the way to a logit."""
+
+ALWAYS_IGNORED: Mapping[str, str] = {
+    r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)": "a buffer, computed from config.json",
+}
+"""Pattern of tensor names -> why they may be ignored in every format."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor in a file, not read yet."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str
+    """As the file names it: "BF16" in safetensors, "torch.bfloat16" in a pickle."""
+    read: Callable[[], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFolder:
-    """Which file holds each tensor, and the device and dtype that tensors are delivered in."""
+    """The tensors of a folder by name, and the device and dtype that weights are delivered in."""
 
     folder: Path
-    files: Mapping[str, Path]
-    """Tensor name -> file."""
+    tensors: Mapping[str, StoredTensor]
     device: torch.device
     dtype: torch.dtype
-    pickled: Mapping[str, Tensor]
-    """Tensors of a `.bin` file, mapped from disk; empty for safetensors."""
+    used: set[str] = field(default_factory=set[str])
+    """Names that were read, or that may be ignored."""
 
     def __contains__(self, name: str) -> bool:
-        return name in self.files
+        return name in self.tensors
 
     def names(self) -> Sequence[str]:
         """All tensor names, sorted."""
-        return sorted(self.files)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's shape, without reading it."""
-        self._require(name)
-        if name in self.pickled:
-            return tuple(self.pickled[name].shape)
-        with _opened(self.files[name]) as file:
-            return tuple(file.get_slice(name).get_shape())
-
-    def raw(self, name: str) -> Tensor:
-        """A tensor as stored, on the host.
-
-        Raises:
-            CheckpointError: no such tensor.
-        """
-        self._require(name)
-        if name in self.pickled:
-            return self.pickled[name]
-        with _opened(self.files[name]) as file:
-            return file.get_tensor(name)
+        return sorted(self.tensors)
 
     def weight(self, name: str, shape: Sequence[int]) -> Tensor:
         """A floating-point tensor in the folder's dtype, on its device.
 
         Raises:
-            CheckpointError: no such tensor, another shape (both are named), or not plain floating point.
+            CheckpointError: no such tensor, another shape (both are named), not plain floating point, or values that
+                are not finite.
         """
-        self.check_shape(name, shape)
-        stored = self.raw(name)
+        stored = self._stored(name, shape)
         if stored.dtype not in _FLOATS:
             raise CheckpointError(
-                f"{self.files[name]}: tensor {name!r} is stored as {stored.dtype}; quantised weights are not "
+                f"{stored.file}: tensor {shown(name)} is stored as {stored.dtype}; quantised weights are not "
                 "supported, give a float32, float16 or bfloat16 checkpoint"
             )
-        return stored.to(device=self.device, dtype=self.dtype)
-
-    def check_shape(self, name: str, shape: Sequence[int]) -> None:
-        """Raise CheckpointError, naming both shapes, unless the tensor has this shape."""
-        stored = self.shape(name)
-        if stored != tuple(shape):
+        weight = stored.read().to(device=self.device, dtype=self.dtype)
+        low, high = (float(limit) for limit in weight.aminmax())
+        if not -LARGEST_WEIGHT <= low <= high <= LARGEST_WEIGHT:  # NaN compares false
             raise CheckpointError(
-                f"{self.files[name]}: tensor {name!r} has shape {list(stored)}, config.json asks for {list(shape)}"
+                f"{stored.file}: tensor {shown(name)} (stored as {stored.dtype}, read as {self.dtype}) holds values "
+                f"from {low:g} to {high:g}; weights must be finite and below {LARGEST_WEIGHT:g}"
             )
+        return weight
 
     def optional_weight(self, name: str, shape: Sequence[int]) -> Tensor | None:
         """As `weight`, or None when the folder has no such tensor."""
-        return self.weight(name, shape) if name in self.files else None
+        return self.weight(name, shape) if name in self.tensors else None
 
     def stacked(self, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Tensor:
         """Several weights joined along their first dimension: one matrix product instead of several."""
         return torch.cat([self.weight(name, shape) for name, shape in zip(names, shapes, strict=True)])
 
-    def _require(self, name: str) -> None:
-        if name not in self.files:
+    def integers(self, name: str, shape: Sequence[int]) -> Tensor:
+        """An integer tensor as int64, on the host.
+
+        Raises:
+            CheckpointError: no such tensor, another shape, or another dtype.
+        """
+        stored = self._stored(name, shape)
+        if stored.dtype not in _INTEGERS:
+            raise CheckpointError(f"{stored.file}: tensor {shown(name)} is stored as {stored.dtype}, not as integers")
+        return stored.read().to(torch.int64)
+
+    def ignore(self, patterns: Mapping[str, str]) -> None:
+        """Count tensors whose whole name matches one of the patterns (pattern -> why it may be ignored) as used."""
+        for pattern in patterns:
+            compiled = re.compile(pattern)
+            self.used.update(name for name in self.tensors if compiled.fullmatch(name))
+
+    def refuse_unused(self) -> None:
+        """Raise CheckpointError if any tensor was neither read nor ignored; the message names the first."""
+        self.ignore(ALWAYS_IGNORED)
+        unused = sorted(self.tensors.keys() - self.used)
+        if unused:
+            more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
+            raise CheckpointError(
+                f"{self.folder} holds tensor {shown(unused[0])}{more}, which this format does not use; "
+                "the model would compute something else without it, so it is not loaded"
+            )
+
+    def _stored(self, name: str, shape: Sequence[int]) -> StoredTensor:
+        if name not in self.tensors:
             last = name.rsplit(".", 2)[-2:]
             similar = [n for n in self.names() if n.rsplit(".", 2)[-2:] == last][:3]
-            hint = f"; similar names: {', '.join(similar)}" if similar else f"; it has {len(self.files)} others"
+            hint = f"; similar names: {', '.join(similar)}" if similar else f"; it has {len(self.tensors)} others"
             raise CheckpointError(f"{self.folder} has no tensor {name!r}{hint}")
+        stored = self.tensors[name]
+        if stored.shape != tuple(shape):
+            raise CheckpointError(
+                f"{stored.file}: tensor {name!r} has shape {shown(list(stored.shape))}, "
+                f"config.json asks for {list(shape)}"
+            )
+        self.used.add(name)
+        return stored
 
 
 def open_checkpoint(folder: Path, device: torch.device, dtype: torch.dtype) -> CheckpointFolder:
@@ -106,65 +144,90 @@ def open_checkpoint(folder: Path, device: torch.device, dtype: torch.dtype) -> C
     Raises:
         CheckpointError: no weights, a missing shard, or a truncated or malformed file.
     """
-    index, single = folder / _INDEX, folder / "model.safetensors"
-    files: dict[str, Path] = {}
-    if index.exists():
-        files = _indexed_files(index)
+    index, single, pickle_file = folder / _INDEX, folder / "model.safetensors", folder / "pytorch_model.bin"
+    if exists(index):
+        tensors = _indexed_tensors(index)
     else:
-        paths = [single] if single.exists() else sorted(folder.glob("*.safetensors"))
+        paths = [single] if exists(single) else sorted(folder.glob("*.safetensors"))
         if len(paths) > 1:
             raise CheckpointError(
                 f"{folder} has {len(paths)} safetensors files but no {_INDEX} to say which tensors each one holds"
             )
         if paths:
-            files = dict.fromkeys(_tensor_names(paths[0]), paths[0])
-        elif (pickle_file := folder / "pytorch_model.bin").exists():
-            pickled = _read_pickle(pickle_file)
-            return CheckpointFolder(folder, dict.fromkeys(pickled, pickle_file), device, dtype, pickled)
-    if not files:
-        there = ", ".join(sorted(p.name for p in folder.iterdir())) or "nothing"
-        raise CheckpointError(
-            f"{folder} has no weights: expected model.safetensors, {_INDEX} or pytorch_model.bin (it holds: {there})"
-        )
-    return CheckpointFolder(folder, files, device, dtype, {})
+            tensors = _safetensors(paths[0])
+        elif exists(pickle_file):
+            tensors = _pickled_tensors(pickle_file)
+        else:
+            expected = f"expected model.safetensors, {_INDEX} or pytorch_model.bin"
+            raise CheckpointError(f"{folder} has no weights: {expected} (it holds: {listed(folder)})")
+    if not tensors:
+        raise CheckpointError(f"{folder} has files for weights, but they hold no tensor; fetch the checkpoint again")
+    return CheckpointFolder(folder, tensors, device, dtype)
 
 
-def _indexed_files(index: Path) -> dict[str, Path]:
-    try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        files = {str(name): index.parent / str(shard) for name, shard in weight_map.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{index} is not an index of shards with a 'weight_map': {error!r}") from error
-    for path in sorted(set(files.values())):
-        if not path.exists():
-            raise CheckpointError(f"{index} names {path.name}, which is not in the folder; fetch the missing shard")
-        absent = {name for name, shard in files.items() if shard == path} - set(_tensor_names(path))
-        if absent:
-            raise CheckpointError(f"{index} says {path.name} holds {min(absent)!r} ({len(absent)} such), it does not")
-    return files
+def _indexed_tensors(index: Path) -> dict[str, StoredTensor]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+        raise CheckpointError(f"{index} is not an index: 'weight_map' should map names of tensors to names of files")
+    tensors: dict[str, StoredTensor] = {}
+    for shard in sorted(set(weight_map.values())):
+        if shard in ("", ".", "..") or re.search(r"[/\\\0]", shard):
+            raise CheckpointError(f"{index} names {shown(shard)}, which is not a file of this folder")
+        path = index.parent / shard
+        if not exists(path):
+            raise CheckpointError(f"{index} names {shown(shard)}, which is not in the folder; fetch the missing shard")
+        found = _safetensors(path)
+        mapped = {name for name, holder in weight_map.items() if holder == shard}
+        if absent := mapped - found.keys():
+            first = f"{shown(min(absent))} ({len(absent)} such)"
+            raise CheckpointError(f"{index} says {shard} holds {first}, it does not")
+        if unnamed := found.keys() - mapped:
+            raise CheckpointError(f"{path} holds {shown(min(unnamed))}, which {_INDEX} does not name; fetch both again")
+        tensors |= found
+    return tensors
 
 
-def _opened(path: Path) -> Any:
-    from safetensors import SafetensorError, safe_open  # here, so that a drafter without a folder needs no safetensors
+def _safetensors(path: Path) -> dict[str, StoredTensor]:
+    import safetensors
 
-    try:
-        return safe_open(path, framework="pt", device="cpu")
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{path} ({path.stat().st_size} bytes) is truncated or not a safetensors file: {error}; fetch it again"
-        ) from error
+    size = checked_file(path).stat().st_size
+
+    def guarded(read: Callable[[], Any]) -> Any:
+        try:
+            return read()
+        except (safetensors.SafetensorError, OSError, ValueError, OverflowError) as error:
+            raise CheckpointError(
+                f"{path} ({size} bytes) is truncated or not a safetensors file: {brief(error)}; fetch it again"
+            ) from error
+
+    file = guarded(lambda: safetensors.safe_open(path, framework="pt", device="cpu"))
+
+    def stored(name: str) -> StoredTensor:
+        header = guarded(lambda: file.get_slice(name))
+        return StoredTensor(path, tuple(header.get_shape()), header.get_dtype(), lambda: guarded(read_tensor(name)))
+
+    def read_tensor(name: str) -> Callable[[], Tensor]:
+        return lambda: file.get_tensor(name)
+
+    return {name: stored(name) for name in guarded(file.keys)}
 
 
-def _tensor_names(path: Path) -> list[str]:
-    with _opened(path) as file:
-        return list(file.keys())
-
-
-def _read_pickle(path: Path) -> dict[str, Tensor]:
+def _pickled_tensors(path: Path) -> dict[str, StoredTensor]:
+    checked_file(path)
+    if not zipfile.is_zipfile(path):
+        raise CheckpointError(f"{path} is truncated or not a zip archive of tensors; convert it to safetensors")
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"{path} is truncated or not a file of tensors: {error}") from error
-    if not isinstance(loaded, dict) or not all(isinstance(v, Tensor) for v in loaded.values()):
-        raise CheckpointError(f"{path} should hold a mapping of names to tensors")
-    return {str(name): tensor for name, tensor in loaded.items()}
+    except Exception as error:  # a hostile pickle raises anything; torch's advice to trust the file is not passed on
+        raise CheckpointError(
+            f"{path} is truncated, or holds more than plain tensors ({type(error).__name__}); convert it to safetensors"
+        ) from error
+    if not isinstance(loaded, dict):
+        raise CheckpointError(f"{path} should hold a mapping of names to tensors, holds {type(loaded).__name__}")
+    tensors: dict[str, StoredTensor] = {}
+    for name, tensor in loaded.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
+            raise CheckpointError(f"{path} should map names to plain tensors; {shown(name)} is {type(tensor).__name__}")
+        plain = tensor.detach()
+        tensors[name] = StoredTensor(path, tuple(plain.shape), str(plain.dtype), lambda tensor=plain: tensor)
+    return tensors

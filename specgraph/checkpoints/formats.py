@@ -1,4 +1,11 @@
-"""Which drafter a checkpoint folder holds: each kind of drafter brings a reader, and says by what it is recognised."""
+"""Which drafter a checkpoint folder holds. Each kind of drafter has a reader, which also recognises its folders.
+
+The `speculators` package has a folder format of its own, one config.json that embeds the decoder's and the verifier's:
+
+speculators_model_type      eagle, eagle3, mtp, dflash, ...
+transformer_layer_config    the draft decoder's own configuration, with its `model_type`
+speculators_config          algorithm, proposal methods (how many tokens to draft), the verifier's name
+"""
 
 from __future__ import annotations
 
@@ -6,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specgraph.checkpoints.config_source import ConfigSource
+from specgraph.checkpoints.files import shown
 from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.errors import CheckpointError
 from specgraph.models.llama import LlamaTarget
@@ -19,11 +27,11 @@ class DrafterFormat:
     algorithm: str
     """eagle, eagle3, mtp, dflash, draft_model, ..."""
     layout: str
-    """Whose names the folder uses: authors (of the algorithm), speculators, transformers, or an MTP family's."""
+    """Whose names the folder uses: the algorithm's authors', speculators', transformers', or an MTP family's."""
     evidence: str
-    """What told so: a key of config.json, or tensors."""
+    """What it was recognised by: a key of config.json, or tensors."""
     num_speculative_tokens: int | None = None
-    """How many tokens the folder suggests to draft."""
+    """Draft tokens per propose that the folder suggests; None when it suggests none."""
 
     def __str__(self) -> str:
         return f"{self.algorithm}, {self.layout} layout ({self.evidence})"
@@ -37,23 +45,23 @@ class DrafterFolder:
     head: ConfigSource
     """The top level of config.json: how the head uses its target."""
     layers: ConfigSource
-    """Where the draft decoder's sizes are: the same, or a section of it."""
+    """The draft decoder's sizes: the top level too, or a section of it."""
     format: DrafterFormat
     num_modules: int | None = None
-    """MTP modules that the caller asked for; None for all."""
+    """Number of MTP modules that the caller asked for; None for all."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterReader:
-    """What one kind of drafter brings to be loaded."""
+    """How one kind of drafter is recognised and loaded."""
 
     algorithm: str
     recognise: Callable[[ConfigSource, CheckpointFolder], DrafterFormat | None]
-    """Looks at a folder in any layout but that of `speculators`, which names its algorithm itself."""
+    """Recognises a folder, or returns None. Not asked about the `speculators` format, which names its algorithm."""
     load: Callable[[DrafterFolder, LlamaTarget], DraftHead | ParallelHead]
     """Raises CheckpointError: a missing or misshapen tensor, or a head that does not fit the target."""
     speculators: bool = True
-    """Whether the `speculators` format has this algorithm, under the same name."""
+    """Whether this algorithm also comes in the `speculators` format, under the same name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +83,7 @@ def is_speculators(source: ConfigSource) -> bool:
 
 
 def speculators_source(source: ConfigSource) -> SpeculatorsSource:
-    """Take a configuration apart.
+    """Split a configuration into its parts.
 
     Raises:
         CheckpointError: no algorithm, or no decoder configuration.
@@ -84,9 +92,9 @@ def speculators_source(source: ConfigSource) -> SpeculatorsSource:
     algorithm = source.string("speculators_model_type", "") or section.string("algorithm")
     if not source.has("transformer_layer_config"):
         raise source.fail("transformer_layer_config", "is missing; it should hold the draft decoder's configuration")
-    return SpeculatorsSource(
-        algorithm, source, source.section("transformer_layer_config"), _speculative_tokens(section)
-    )
+    section.taken.update(section.values)  # the rest is advice: the verifier's name, how many tokens to draft
+    layers = source.section("transformer_layer_config")
+    return SpeculatorsSource(algorithm, source, layers, _speculative_tokens(section))
 
 
 def _speculative_tokens(section: ConfigSource) -> int | None:
@@ -102,10 +110,10 @@ def _speculative_tokens(section: ConfigSource) -> int | None:
 def detect_format(
     source: ConfigSource, checkpoint: CheckpointFolder, readers: Sequence[DrafterReader]
 ) -> DrafterFormat:
-    """Find out what a folder holds; the first reader that recognises it wins.
+    """Find out what a folder holds. Readers are asked in order; the first one that recognises it decides.
 
     Raises:
-        CheckpointError: nothing that is known here; the message says what was looked at.
+        CheckpointError: no reader recognises it; the message says what the folder holds.
     """
     if is_speculators(source):
         return _speculators_format(source, [reader.algorithm for reader in readers if reader.speculators])
@@ -114,21 +122,16 @@ def detect_format(
         if found is not None:
             return found
     raise CheckpointError(
-        f"{source.name}: no known drafter (model_type {source.values.get('model_type')!r}, "
-        f"architectures {architectures(source)}, {len(checkpoint.files)} tensors, such as "
-        f"{', '.join(checkpoint.names()[:3])}); known are {', '.join(reader.algorithm for reader in readers)}"
+        f"{source.name}: no known drafter (model_type {shown(source.values.get('model_type'))}, "
+        f"architectures {shown(list(source.strings('architectures')))}, {len(checkpoint.tensors)} tensors, such as "
+        f"{shown(checkpoint.names()[0])}); known are {', '.join(reader.algorithm for reader in readers)}"
     )
-
-
-def architectures(source: ConfigSource) -> list[str]:
-    """`architectures` of a configuration; empty when absent."""
-    return [str(name) for name in source.values.get("architectures") or []]
 
 
 def _speculators_format(source: ConfigSource, known: Sequence[str]) -> DrafterFormat:
     found = speculators_source(source)
     if found.algorithm not in known:
-        problem = f"is {found.algorithm!r}; supported are {', '.join(sorted(known))}"
+        problem = f"is {shown(found.algorithm)}; supported are {', '.join(sorted(known))}"
         raise source.fail("speculators_model_type", problem)
     evidence = f"speculators_model_type is {found.algorithm}"
     return DrafterFormat(found.algorithm, "speculators", evidence, found.num_speculative_tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from specgraph.checkpoints.config_source import ConfigSource
@@ -63,8 +64,11 @@ def load_llama(folder: CheckpointFolder, config: ModelConfig, prefix: str = "mod
     """
     vocabulary = (config.vocab_size, config.hidden_size)
     embed_tokens = folder.weight(f"{prefix}embed_tokens.weight", vocabulary)
-    # A tied checkpoint may still store lm_head, as a copy; an untied one must.
-    lm_head = embed_tokens if config.tie_word_embeddings else folder.weight("lm_head.weight", vocabulary)
+    lm_head = embed_tokens
+    if not config.tie_word_embeddings or "lm_head.weight" in folder:
+        lm_head = folder.weight("lm_head.weight", vocabulary)
+        if config.tie_word_embeddings and torch.equal(lm_head, embed_tokens):
+            lm_head = embed_tokens  # a copy; one that differs is used, as transformers does
     return LlamaTarget(
         config,
         embed_tokens,
@@ -76,7 +80,7 @@ def load_llama(folder: CheckpointFolder, config: ModelConfig, prefix: str = "mod
 
 def recognise_draft_model(source: ConfigSource, checkpoint: CheckpointFolder) -> DrafterFormat | None:
     """A whole model of an architecture that is read here."""
-    model_type = source.values.get("model_type")
+    model_type = source.string("model_type", "")
     if model_type in ARCHITECTURES and "model.embed_tokens.weight" in checkpoint:
         return DrafterFormat("draft_model", "transformers", f"a whole {model_type} model")
     return None

@@ -7,11 +7,12 @@ from pathlib import Path
 import torch
 
 from specgraph.checkpoints import dflash, eagle, eagle3, llama, mtp
-from specgraph.checkpoints.config_source import read_config, refuse_quantised
+from specgraph.checkpoints.config_source import check_keys, read_config, refuse_quantised
 from specgraph.checkpoints.folder import open_checkpoint
 from specgraph.checkpoints.formats import DrafterFolder, DrafterFormat, DrafterReader, detect_format, speculators_source
 from specgraph.checkpoints.llama import load_llama
 from specgraph.checkpoints.model_config import model_config, require_full_attention
+from specgraph.checkpoints.mtp import mtp_tensors
 from specgraph.errors import ConfigError
 from specgraph.models.llama import LlamaTarget
 from specgraph.models.protocol import DraftHead, ParallelHead
@@ -25,7 +26,8 @@ READERS: tuple[DrafterReader, ...] = (
 )
 """Every kind of drafter, in the order in which a folder is tried: a whole model may carry MTP modules, so last."""
 
-_HOST = torch.device("cpu")
+MOST_POSITIONS = 1 << 20
+"""The largest max_model_len: a rotary table of as many rows has half a gigabyte at head_dim 128."""
 
 
 def load_target(
@@ -38,7 +40,7 @@ def load_target(
 
     Args:
         folder: holds config.json and safetensors, single or sharded.
-        device: where the weights go.
+        device: where the weights are stored.
         dtype: of weights and activations; the checkpoint's own when None.
         max_model_len: positions to prepare for; the checkpoint's maximum when None.
 
@@ -51,24 +53,33 @@ def load_target(
     refuse_quantised(source)
     config = model_config(source)
     if max_model_len is not None:
-        if not 1 <= max_model_len <= config.max_position_embeddings:
+        most = min(config.max_position_embeddings, MOST_POSITIONS)
+        if not 1 <= max_model_len <= most:
             raise ConfigError(
-                f"max_model_len {max_model_len} is not in 1 to {config.max_position_embeddings}, "
-                f"the max_position_embeddings of {source.name}"
+                f"max_model_len {max_model_len} is not in 1 to {most} ({source.name} has max_position_embeddings "
+                f"{config.max_position_embeddings})"
             )
         config = config.with_max_position(max_model_len)
+    elif config.max_position_embeddings > MOST_POSITIONS:
+        problem = f"is {config.max_position_embeddings}; give max_model_len, at most {MOST_POSITIONS}"
+        raise source.fail("max_position_embeddings", problem)
     require_full_attention(config, source.name)
-    return load_llama(open_checkpoint(folder, torch.device(device), dtype or config.dtype), config)
+    checkpoint = open_checkpoint(folder, torch.device(device), dtype or config.dtype)
+    target = load_llama(checkpoint, config)
+    checkpoint.ignore(mtp_tensors(checkpoint, config.num_layers))
+    checkpoint.refuse_unused()
+    check_keys(source)
+    return target
 
 
 def drafter_format(folder: Path | str) -> DrafterFormat:
-    """Find out which drafter a folder holds, from its config.json and tensor names.
+    """Which drafter a folder holds, told from its config.json and tensor names.
 
     Raises:
         CheckpointError: not a folder with weights, or nothing that is known here.
     """
     folder = Path(folder)
-    return detect_format(read_config(folder), open_checkpoint(folder, _HOST, torch.float32), READERS)
+    return detect_format(read_config(folder), open_checkpoint(folder, torch.device("cpu"), torch.float32), READERS)
 
 
 def load_drafter(
@@ -77,13 +88,14 @@ def load_drafter(
     """Read a drafter for `target`, onto the target's device.
 
     Args:
-        folder: the drafter's folder, or the target's own where that holds MTP modules; its format is found out.
+        folder: the drafter's folder, or the target's own where that holds MTP modules; its format is detected.
         target: the model it drafts for; embedding and head are shared with it unless the folder has its own.
         dtype: of weights and activations; the target's when None.
-        num_modules: for MTP: how many modules to take; all when None. 1 reuses the first at every step.
+        num_modules: for MTP: number of modules to use; all when None. 1 uses the first at every step.
 
     Raises:
-        CheckpointError: unknown format, a missing or misshapen part, or a drafter made for another target.
+        CheckpointError: unknown format; a part that is missing, misshapen, or that no reader knows; a drafter made for
+            another target.
         ConfigError: num_modules for a drafter that has none, or below 1.
     """
     folder = Path(folder)
@@ -96,4 +108,7 @@ def load_drafter(
     layers = speculators_source(source).layers if found.layout == "speculators" else source
     refuse_quantised(layers)
     reader = next(reader for reader in READERS if reader.algorithm == found.algorithm)
-    return reader.load(DrafterFolder(checkpoint, source, layers, found, num_modules), target)
+    head = reader.load(DrafterFolder(checkpoint, source, layers, found, num_modules), target)
+    checkpoint.refuse_unused()
+    check_keys(source)
+    return head

@@ -7,6 +7,7 @@ import math
 import torch
 
 from specgraph.checkpoints.config_source import ConfigSource
+from specgraph.checkpoints.files import shown
 from specgraph.errors import CheckpointError
 from specgraph.models.config import ModelConfig
 from specgraph.models.rotary import RotaryConfig
@@ -22,7 +23,8 @@ def model_config(source: ConfigSource, default_architecture: str | None = None) 
 
     Args:
         source: the configuration.
-        default_architecture: taken when `model_type` is absent or not one of ours (drafter folders name all sorts).
+        default_architecture: used when `model_type` is absent or not one of ARCHITECTURES (drafters' folders hold
+            names of their own there).
 
     Raises:
         CheckpointError: unknown architecture, or a key that is missing, malformed or unsupported.
@@ -30,14 +32,14 @@ def model_config(source: ConfigSource, default_architecture: str | None = None) 
     architecture = source.string("model_type", default_architecture)
     if architecture not in ARCHITECTURES:
         if default_architecture is None:
-            raise source.fail("model_type", f"is {architecture!r}; supported are {', '.join(ARCHITECTURES)}")
+            raise source.fail("model_type", f"is {shown(architecture)}; supported are {', '.join(ARCHITECTURES)}")
         architecture = default_architecture
     activation = source.string("hidden_act", "silu")
     if activation not in ("silu", "swish"):
-        raise source.fail("hidden_act", f"is {activation!r}; only 'silu' is supported")
-    layer_types = source.values.get("layer_types") or []
-    if any(kind != "full_attention" for kind in layer_types):
-        raise source.fail("layer_types", f"has {sorted(set(layer_types))}; only 'full_attention' is supported")
+        raise source.fail("hidden_act", f"is {shown(activation)}; only 'silu' is supported")
+    others = sorted(set(source.strings("layer_types")) - {"full_attention"})
+    if others:
+        raise source.fail("layer_types", f"has {shown(others)}; only 'full_attention' is supported")
     hidden_size = source.integer("hidden_size")
     num_heads = source.integer("num_attention_heads")
     num_kv_heads = source.integer("num_key_value_heads", num_heads)
@@ -46,7 +48,7 @@ def model_config(source: ConfigSource, default_architecture: str | None = None) 
     if not source.has("head_dim") and hidden_size % num_heads:
         raise source.fail("hidden_size", f"is {hidden_size}, not a multiple of the {num_heads} attention heads")
     head_dim = source.integer("head_dim", hidden_size // num_heads)
-    if head_dim % 2:
+    if head_dim % 2 or not head_dim:
         raise source.fail("head_dim", f"is {head_dim}; rotary embedding needs an even number")
     attention_bias = source.boolean("attention_bias", False)
     return ModelConfig(
@@ -84,38 +86,52 @@ def rotary_config(source: ConfigSource) -> RotaryConfig:
     """Read `rope_theta` with `rope_scaling`, or `rope_parameters`, which holds both in newer files.
 
     Raises:
-        CheckpointError: an unknown kind, or a key that is missing or malformed.
+        CheckpointError: an unknown kind, or a key that is missing, malformed or unknown.
     """
-    scaling = source.section("rope_parameters" if source.has("rope_parameters") else "rope_scaling")
+    old, new = source.section("rope_scaling"), source.section("rope_parameters")
+    if old.values and new.values and old.values != new.values:
+        raise source.fail("rope_parameters", "and 'rope_scaling' are both there and differ; keep the right one")
+    scaling = new if new.values else old
+    if scaling is new:
+        old.taken.update(old.values)  # the same values
+    scaling.taken.update(("rope_type", "type", "finetuned"))
     theta = scaling.number("rope_theta", source.number("rope_theta", 10000.0))
-    if scaling.has("partial_rotary_factor") and scaling.number("partial_rotary_factor") != 1:
+    for key in ("mscale", "mscale_all_dim"):
+        if scaling.has(key):
+            raise scaling.fail(key, "is not supported")
+    scaling.require({"truncate": True})
+    if scaling.number("partial_rotary_factor", 1.0) != 1:
         raise scaling.fail("partial_rotary_factor", "other than 1 is not supported")
     kind = scaling.string("rope_type", scaling.string("type", "default"))
     if kind == "default":
         return RotaryConfig(theta)
     if kind not in ("linear", "llama3", "yarn"):
-        raise scaling.fail("rope_type", f"is {kind!r}; supported are default, linear, llama3, yarn")
+        raise scaling.fail("rope_type", f"is {shown(kind)}; supported are default, linear, llama3, yarn")
     factor = scaling.number("factor")
     if kind == "linear":
+        scaling.taken.add("original_max_position_embeddings")  # for people: linear scaling does not use it
         return RotaryConfig(theta, kind, factor)
     holder = scaling if scaling.has("original_max_position_embeddings") else source
     original = holder.integer("original_max_position_embeddings", source.integer("max_position_embeddings", 2048))
     if kind == "llama3":
         low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
+        if low >= high:
+            raise scaling.fail("low_freq_factor", f"is {low:g}, it should be below 'high_freq_factor', {high:g}")
         return RotaryConfig(theta, kind, factor, original, low_freq_factor=low, high_freq_factor=high)
-    for key in ("mscale", "mscale_all_dim"):
-        if scaling.has(key):
-            raise scaling.fail(key, "is not supported with rope_type 'yarn'")
-    if scaling.has("truncate") and not scaling.boolean("truncate", True):
-        raise scaling.fail("truncate", "false is not supported")
+    fast, slow = scaling.number("beta_fast", 32.0), scaling.number("beta_slow", 1.0)
+    if slow >= fast:
+        raise scaling.fail("beta_slow", f"is {slow:g}, it should be below 'beta_fast', {fast:g}")
+    if theta == 1:
+        raise scaling.fail("rope_theta", "is 1; 'yarn' needs a larger one")
+    default = 0.1 * math.log(factor) + 1.0
     return RotaryConfig(
         theta,
         kind,
         factor,
         original,
-        beta_fast=scaling.number("beta_fast", 32.0),
-        beta_slow=scaling.number("beta_slow", 1.0),
-        attention_factor=scaling.number("attention_factor", 0.1 * math.log(max(factor, 1.0)) + 1.0),
+        beta_fast=fast,
+        beta_slow=slow,
+        attention_factor=scaling.number("attention_factor", default),
     )
 
 
@@ -130,5 +146,5 @@ def _dtype(source: ConfigSource) -> torch.dtype:
     key = "dtype" if source.has("dtype") else "torch_dtype"
     name = source.string(key, "float32").removeprefix("torch.")
     if name not in _DTYPES:
-        raise source.fail(key, f"is {name!r}; supported are {', '.join(_DTYPES)}")
+        raise source.fail(key, f"is {shown(name)}; supported are {', '.join(_DTYPES)}")
     return _DTYPES[name]

@@ -1,4 +1,4 @@
-"""Reading MTP modules, alone in a folder or inside a target's checkpoint, in the names of four families.
+"""Reading MTP modules, alone in a folder or inside a target's checkpoint, under the names of four families.
 
 deepseek      model.layers.{n + i}.{enorm, hnorm, eh_proj, shared_head.norm} beside the layer's own tensors, n layers
               in the target (DeepSeek-V3, GLM)
@@ -10,6 +10,7 @@ speculators   mtp_layers.{i}, named as mimo's; embedding first
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +29,7 @@ from specgraph.models.mtp import MtpHead, MtpModule
 
 @dataclass(frozen=True, slots=True)
 class MtpNames:
-    """Where one family keeps a module's tensors. `{i}` is the module, `{n}` its number among the target's layers."""
+    """The names of a module's tensors in one family. `{i}`: the module; `{n}`: its number among the target's layers."""
 
     family: str
     layer: str
@@ -37,7 +38,7 @@ class MtpNames:
     projection: str
     norm: str
     hidden_first: bool = False
-    """The projection's first columns take the hidden state."""
+    """The projection's first columns multiply the hidden state, not the embedding."""
 
 
 FAMILIES = (
@@ -77,6 +78,10 @@ FAMILIES = (
 )
 
 
+MOST_MODULES = 64
+"""Modules that are looked for; the largest published number is 3."""
+
+
 def mtp_family(folder: CheckpointFolder) -> MtpNames | None:
     """Whose MTP names a checkpoint uses, or None when it has no MTP module."""
     for names in FAMILIES:
@@ -88,8 +93,18 @@ def mtp_family(folder: CheckpointFolder) -> MtpNames | None:
     return None
 
 
+def mtp_tensors(folder: CheckpointFolder, num_layers: int) -> Mapping[str, str]:
+    """Pattern of the tensors that belong to MTP modules beside a target of `num_layers` layers, for `ignore`."""
+    modules = [r"mtp\..*", r"(model\.)?mtp_layers\..*"]
+    for name in folder.names():
+        found = re.fullmatch(r"model\.layers\.(\d+)\.eh_proj\.weight", name)
+        if found and int(found[1]) >= num_layers:
+            modules.append(rf"model\.layers\.{found[1]}\..*")
+    return dict.fromkeys(modules, "an MTP module, which only a drafter reads")
+
+
 def recognise_mtp(source: ConfigSource, checkpoint: CheckpointFolder) -> DrafterFormat | None:
-    """By the name of the projection, wherever the family keeps it."""
+    """By the name of the projection in one of the families."""
     names = mtp_family(checkpoint)
     return None if names is None else DrafterFormat("mtp", names.family, f"tensors named as {names.projection}")
 
@@ -108,16 +123,26 @@ def load_mtp(opened: DrafterFolder, target: LlamaTarget) -> MtpHead:
     check_same("hidden size", config.hidden_size, target.hidden_size, layers.name)
     check_same("vocabulary", config.vocab_size, target.vocab_size, layers.name)
     present = 0
-    while f"{_name(names.layer, present, target)}.mlp.down_proj.weight" in folder:
+    while f"{_name(names.projection, present, target)}.weight" in folder and present < MOST_MODULES:
         present += 1
     if names.family == "qwen":
-        present = min(present, 1)  # its norms and projection exist once
+        present = min(present, 1)  # one projection, so one module
     if present == 0 or (num_modules or 0) > present:
         raise CheckpointError(
             f"{folder.folder} has {present} MTP module(s) after the target's {target.num_layers} layers, "
             f"asked for {num_modules or 'at least 1'}; ask for fewer, or give the checkpoint that holds them"
         )
-    modules = [_load_module(folder, names, i, config, target) for i in range(num_modules or present)]
+    wanted = num_modules or present
+    modules = [_load_module(folder, names, i, config, target) for i in range(wanted)]
+    for i in range(wanted, present):
+        folder.ignore({re.escape(_name(names.layer, i, target)) + r"\..*": "a module that the caller does not want"})
+    layer_numbers = "|".join(str(i) for i in range(target.num_layers))
+    folder.ignore(
+        {
+            rf"lm_head\.weight|model\.(embed_tokens|norm|layers\.({layer_numbers})\..*)\.weight": "the target's own",
+            r"verifier_(lm_head|norm)\.weight": "the target's, used in training",
+        }
+    )
     return MtpHead(config, modules, target.embed_tokens, target.lm_head)
 
 
@@ -129,6 +154,13 @@ def _load_module(
     folder: CheckpointFolder, names: MtpNames, index: int, config: ModelConfig, target: LlamaTarget
 ) -> MtpModule:
     hidden = config.hidden_size
+
+    if names.family == "deepseek":  # each module may hold copies of what it shares with the target
+        prefix, vocabulary = _name(names.layer, index, target), (target.vocab_size, hidden)
+        for name, shared in (("embed_tokens", target.embed_tokens), ("shared_head.head", target.lm_head)):
+            own = folder.optional_weight(f"{prefix}.{name}.weight", vocabulary)
+            if own is not None and not torch.equal(own, shared):
+                raise CheckpointError(f"{folder.folder}: '{prefix}.{name}.weight' differs from the target's own")
 
     def norm(pattern: str) -> Tensor:
         return folder.weight(f"{_name(pattern, index, target)}.weight", (hidden,))

@@ -66,11 +66,14 @@ class LlamaTarget:
         """token_ids int64 [T] -> hidden states; see `Target.forward` for `aux_layers`."""
         eps = self.config.rms_norm_eps
         x = embedding(token_ids, self.embed_tokens)
-        entering = [x]  # the residual stream that enters each layer, and last the one that leaves
+        entering = [
+            x
+        ]  # the residual stream that enters each layer; then what leaves the last layer, and the final norm
         for index, layer in enumerate(self.layers):
             x = decoder_block(x, layer, self._attention_layers[index], index, attend, eps)
             entering.append(x)
         hidden = rms_norm(x, self.norm, eps)
+        entering.append(hidden)
         if not aux_layers:
             return TargetOutput(hidden, hidden)
         return TargetOutput(hidden, torch.cat([entering[k] for k in aux_layers], dim=-1))

@@ -38,8 +38,8 @@ class Target(Protocol):
         """token_ids int64 [T] -> hidden states. Rotation happens in `attend`, by the metadata's positions.
 
         `aux_layers`: hidden state k is the residual stream that enters layer k (the output of the first k layers),
-        so 0 is the embedding and num_layers the last layer's output before the final norm. With no aux layers, the
-        head takes `hidden` itself, the state after the final norm (EAGLE-1, MTP).
+        so 0 is the embedding, num_layers the last layer's output before the final norm, and num_layers + 1 the state
+        after it. With no aux layers, `aux_hidden` is `hidden`, also the state after the final norm (EAGLE-1, MTP).
         """
         ...
 

@@ -1,0 +1,103 @@
+"""Opening the files of a checkpoint folder: regular files of a plausible size, with every failure a CheckpointError.
+
+A folder comes from the network, so nothing in it is trusted: a name may be a pipe, a device, a link that leads nowhere
+or round in circles, and a JSON file may be nested until the parser gives up.
+"""
+
+from __future__ import annotations
+
+import json
+import reprlib
+import stat
+from pathlib import Path
+from typing import Any
+
+from specgraph.errors import CheckpointError
+
+JSON_LIMIT = 64 << 20
+"""Bytes. The largest index of shards that is published has about 10 MB."""
+TOKENIZER_LIMIT = 512 << 20
+"""Bytes. Large multilingual tokenizers have about 40 MB."""
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
+_SHORT.maxlevel = 2
+
+
+def shown(value: object) -> str:
+    """A value from a file as part of a message: its repr, at most a few dozen characters, however deeply nested."""
+    return _SHORT.repr(value)
+
+
+def brief(error: BaseException) -> str:
+    """The first line of another library's error, at most 120 characters."""
+    lines = str(error).strip().splitlines()
+    text = lines[0] if lines else type(error).__name__
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def exists(path: Path) -> bool:
+    """Whether the folder has an entry of this name, even a link that leads nowhere. Never raises."""
+    try:
+        path.lstat()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def listed(folder: Path) -> str:
+    """The names in a folder for a message: the first eight, and how many more there are."""
+    names = sorted(path.name for path in folder.iterdir())
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return ", ".join(names[:8]) + more if names else "nothing"
+
+
+def checked_folder(folder: Path) -> Path:
+    """`folder`, if it is a directory that can be listed.
+
+    Raises:
+        CheckpointError: it is not.
+    """
+    try:
+        if folder.is_dir():
+            next(folder.iterdir(), None)
+            return folder
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder} cannot be opened as a folder: {brief(error)}") from error
+    raise CheckpointError(f"{folder} is not a folder; give the folder that holds config.json and the weights")
+
+
+def checked_file(path: Path, limit: int | None = None) -> Path:
+    """`path`, if it is a regular file (links are followed) of at most `limit` bytes.
+
+    Raises:
+        CheckpointError: it is not there, is a pipe, a device, a folder or a link to nothing, or is too large.
+    """
+    try:
+        status = path.stat()
+    except (OSError, ValueError) as error:
+        why = "is a link to a file that does not exist" if exists(path) else "cannot be opened"
+        raise CheckpointError(f"{path} {why} ({brief(error)}); fetch the checkpoint again") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise CheckpointError(f"{path} is not a regular file; fetch the checkpoint again")
+    if limit is not None and status.st_size > limit:
+        raise CheckpointError(f"{path} has {status.st_size} bytes, more than the {limit} that such a file may have")
+    return path
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        CheckpointError: not a regular file of at most JSON_LIMIT bytes, not JSON, or JSON of another kind.
+    """
+    checked_file(path, JSON_LIMIT)
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise CheckpointError(f"{path} cannot be read as JSON: it is nested too deeply") from None
+    except (OSError, ValueError, MemoryError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {brief(error)}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} should hold a JSON object, holds {type(value).__name__}")
+    return value
