@@ -7,6 +7,7 @@ from specgraph.decoding.text import TextGenerator, load_generator, shipped_pair
 from specgraph.drafting import DraftConfig, Drafter, DraftTokens, ProposeBatch
 from specgraph.errors import SpecgraphError
 from specgraph.models.protocol import DraftHead, DraftOutput, Target, TargetOutput
+from specgraph.options import EngineOptions
 from specgraph.platforms import Platform, open_platform
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "DraftOutput",
     "DraftTokens",
     "Drafter",
+    "EngineOptions",
     "Generation",
     "KVCache",
     "PagedAttention",

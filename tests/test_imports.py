@@ -26,6 +26,12 @@ def test_all_public_names_load_torch_and_pluggy_only():
     assert public - loaded("import torch") == {"specgraph", "pluggy"}
 
 
+@pytest.mark.parametrize("room", ["attention", "drafting"])
+def test_a_room_can_be_imported_first(room):
+    """Rooms import each other with `from specgraph import kernels`, which must not load the whole API."""
+    loaded(f"import specgraph.{room}")
+
+
 def test_public_names():
     assert {"Drafter", "load_generator", "open_platform"} <= set(specgraph.__all__) <= set(dir(specgraph))
     for name in specgraph.__all__:

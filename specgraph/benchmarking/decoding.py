@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from specgraph.decoding.text import load_generator
-from specgraph.drafting.config import LoweringChoice
+from specgraph.options import LoweringChoice
 from specgraph.platforms import Platform
 
 PROMPTS = (

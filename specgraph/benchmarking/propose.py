@@ -17,9 +17,9 @@ from specgraph.benchmarking.shapes import RandomHead, bytes_per_propose, random_
 from specgraph.benchmarking.timing import count_host_reads, count_issued, count_kernels, device_time, host_time
 from specgraph.decoding import allocate_caches
 from specgraph.drafting import DraftConfig, Drafter, ProposeBatch
-from specgraph.drafting.config import LoweringChoice
 from specgraph.errors import UnsupportedError
 from specgraph.kernels.library import dispatch_key_of, has_implementations, plain_torch
+from specgraph.options import LoweringChoice
 from specgraph.platforms import Platform
 
 

@@ -17,9 +17,9 @@ from specgraph.benchmarking.shapes import SHAPES, BenchShape, RandomHead, Random
 from specgraph.benchmarking.shapes import shape_named as drafter_named
 from specgraph.decoding import Chunk, Request, SpeculativeDecoder
 from specgraph.drafting import DraftConfig
-from specgraph.drafting.config import LoweringChoice
 from specgraph.errors import ConfigError
 from specgraph.models.llama import LlamaTarget
+from specgraph.options import LoweringChoice
 from specgraph.platforms import Platform
 
 TARGETS: dict[str, BenchShape] = {

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from specgraph.attention import choose_attention
-from specgraph.benchmarking.bandwidth import read_bandwidth
-from specgraph.benchmarking.decoding import bench_decoding
-from specgraph.benchmarking.plot import plot_rows
-from specgraph.benchmarking.propose import BenchCase, bench_propose
-from specgraph.benchmarking.rounds import RoundsCase, bench_rounds
 from specgraph.cli.json_output import write_json
+from specgraph.cli.options import JsonOption, PlatformOption
 from specgraph.errors import ConfigError
-from specgraph.platforms import Platform, open_platform
+
+if TYPE_CHECKING:
+    from specgraph.platforms import Platform
 
 _TABLE = ("requests", "k", "context", "lowering", "device_us", "host_us", "launches", "syncs", "floor_us", "ratio")
 _ROUNDS = ("requests", "k", "lowering", "tokens_per_second", "round_ms", "mean_acceptance_length", "same_tokens")
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def bench(
-    platform: Annotated[str | None, typer.Option(help="NAME or NAME:INDEX; see `specgraph platforms`.")] = None,
+    platform: PlatformOption = None,
     shape: Annotated[str | None, typer.Option(help="A drafter by name, with random weights.")] = None,
     requests: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1,4",
     k: Annotated[str, typer.Option("-k", help="Draft tokens, comma-separated.")] = "5",
@@ -39,16 +34,25 @@ def bench(
     acceptance: Annotated[float, typer.Option(help="Chance that a draft token stands, in whole rounds.")] = 0.7,
     repeats: Annotated[int, typer.Option(help="Timed calls; the median counts.")] = 50,
     decoding: Annotated[bool, typer.Option(help="Also generate with the shipped pair.")] = True,
-    json: Annotated[str | None, typer.Option(help="Write JSON to this file, or - for standard output.")] = None,
+    json: JsonOption = None,
     plot: Annotated[Path | None, typer.Option(help="Write a PNG.")] = None,
 ) -> None:
     """Time one propose in every lowering, in one run; on an accelerator also against the bandwidth floor."""
+    import torch
+
+    from specgraph.attention import choose_attention
+    from specgraph.benchmarking.bandwidth import read_bandwidth
+    from specgraph.benchmarking.decoding import bench_decoding
+    from specgraph.benchmarking.plot import plot_rows
+    from specgraph.benchmarking.propose import BenchCase, bench_propose
+    from specgraph.benchmarking.rounds import RoundsCase, bench_rounds
+    from specgraph.options import dtype_named
+    from specgraph.platforms import open_platform
+
     opened = open_platform(platform)
     accelerator = opened.device.type != "cpu"
     shape = shape or ("eagle3-llama3-8b" if accelerator else "eagle3-tiny-python")
-    chosen = _DTYPES.get(dtype or ("bfloat16" if accelerator else "float32"))
-    if chosen is None:
-        raise ConfigError(f"unknown dtype '{dtype}'; there are {', '.join(_DTYPES)}")
+    chosen = dtype_named(dtype) or (torch.bfloat16 if accelerator else torch.float32)
     ways: Any = tuple(lowerings.split(","))
     bandwidth = read_bandwidth(opened) if accelerator and not opened.info.simulated else None
     attention = choose_attention("auto", opened)
@@ -94,6 +98,8 @@ def bench(
 
 
 def _environment(platform: Platform) -> dict[str, Any]:
+    import torch
+
     info = platform.info
     return {
         "platform": info.name,

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from specgraph.cli.options import JsonOption
 from specgraph.errors import ConfigError
 
 SUITE = "specgraph_conformance"
@@ -24,7 +25,7 @@ def conformance(
     seed: Annotated[int, typer.Option(help="Seed of all generated inputs.")] = 0,
     timeout: Annotated[float | None, typer.Option(help="Limit of every case, in seconds; default: its own.")] = None,
     xfails: Annotated[Path | None, typer.Option(help="Instead of the backend's own xfails.toml.")] = None,
-    json: Annotated[str | None, typer.Option(help="Write JSON to this file, or - for standard output.")] = None,
+    json: JsonOption = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the report as Markdown.")] = None,
     badge: Annotated[Path | None, typer.Option(help="Write an SVG badge.")] = None,
 ) -> None:

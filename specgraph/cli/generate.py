@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from specgraph.cli.json_output import write_json
-from specgraph.decoding.request import Request
-from specgraph.decoding.text import TextGenerator, load_generator
-from specgraph.drafting.config import LoweringChoice, ModeChoice
+from specgraph.cli.options import DraftOption, JsonOption, PlatformOption, TargetOption, with_engine_options
 from specgraph.errors import CapacityError, ConfigError
-from specgraph.platforms import Platform, open_platform
+
+if TYPE_CHECKING:
+    from specgraph.decoding.request import Request
+    from specgraph.decoding.text import TextGenerator
+    from specgraph.platforms import Platform
 
 DEFAULT_PROMPT = '''def read_chunk(self, size):
     """Read at most size bytes, returned as a bytes object."""
@@ -39,51 +41,31 @@ class Timed:
         return len(self.token_ids) / self.seconds if self.seconds else 0.0
 
 
+@with_engine_options(without=("sampled", "max_num_requests"))
 def generate(
-    target: Annotated[Path | None, typer.Option(help="Folder of the target. The shipped pair by default.")] = None,
-    draft: Annotated[Path | None, typer.Option(help="Folder of the drafter.")] = None,
-    num_modules: Annotated[
-        int | None, typer.Option(help="MTP modules to use; 1 reuses the first. All if unsaid.")
-    ] = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
     prompt: Annotated[str | None, typer.Option(help="The prompt.")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from a file.")] = None,
-    num_speculative_tokens: Annotated[int, typer.Option("-k", "--num-speculative-tokens", help="Draft tokens K.")] = 5,
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate.")] = 200,
-    max_model_len: Annotated[int | None, typer.Option(help="Tokens of prompt and output together.")] = None,
-    lowering: Annotated[LoweringChoice, typer.Option(help="How the draft loop becomes graphs.")] = "auto",
-    mode: Annotated[ModeChoice, typer.Option(help="Which passes run from graphs.")] = "auto",
-    synthetic_acceptance: Annotated[
-        str | None, typer.Option(help="For speed tests: accept by this rate, or these comma-separated shares.")
-    ] = None,
-    attention: Annotated[
-        str, typer.Option(help="device, host (where lengths come from), or one of the platform's own.")
-    ] = "auto",
-    platform: Annotated[str | None, typer.Option(help="NAME or NAME:INDEX; see `specgraph platforms`.")] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Sampling repeats for the same seed.")] = 0,
     compare: Annotated[bool, typer.Option(help="Also decode without drafting, and show both speeds.")] = True,
-    json: Annotated[str | None, typer.Option(help="Write JSON to this file, or - for standard output.")] = None,
+    options: Any = None,
+    platform: PlatformOption = None,
+    json: JsonOption = None,
 ) -> None:
     """Generate text with speculative decoding; accepted draft tokens are shown green."""
+    from specgraph.decoding.text import load_generator
+    from specgraph.platforms import open_platform
+
     text = _prompt(prompt, prompt_file)
-    acceptance = _acceptance(synthetic_acceptance)
     opened = open_platform(platform)
 
     def load(speculate: bool) -> TextGenerator:
-        return load_generator(
-            target,
-            draft,
-            platform=opened,
-            num_speculative_tokens=num_speculative_tokens,
-            max_model_len=max_model_len,
-            lowering=lowering,
-            mode=mode,
-            synthetic_acceptance=acceptance if speculate else None,
-            sampled=temperature > 0,
-            attention=attention,
-            speculate=speculate,
-            num_modules=num_modules if speculate else None,
-        )
+        acceptance = options.synthetic_acceptance if speculate else None
+        chosen = replace(options, sampled=temperature > 0, synthetic_acceptance=acceptance)
+        return load_generator(target, draft, platform=opened, speculate=speculate, options=chosen)
 
     console = Console(file=sys.stderr if json == "-" else sys.stdout, highlight=False)
     generator = load(speculate=True)
@@ -108,19 +90,6 @@ def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
         return prompt_file.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the prompt file can't be read: {error}") from error
-
-
-def _acceptance(text: str | None) -> float | list[float] | None:
-    """A rate, or shares by position."""
-    if text is None:
-        return None
-    try:
-        shares = [float(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(
-            f"--synthetic-acceptance {text}: give a rate (0.7), or a share a position (0.8,0.6,0.5)"
-        ) from None
-    return shares[0] if len(shares) == 1 else shares
 
 
 def _run(generator: TextGenerator, request: Request, console: Console) -> Timed:

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from specgraph.errors import ConfigError
-from specgraph.platforms import discover
 
 _TEMPLATE = Path(__file__).parent / "backend_template"
 _SUFFIX = ".in"
@@ -21,6 +20,8 @@ def new_backend(
     folder: Annotated[Path | None, typer.Option(help="Where to write; ./specgraph-NAME by default.")] = None,
 ) -> None:
     """Write the skeleton of a new backend: pyproject, platform, graph, declared gaps, CI."""
+    from specgraph.platforms import discover
+
     if not re.fullmatch(r"[a-z][a-z0-9]*", name):
         raise ConfigError(f"'{name}' can't be a platform's name: use lower-case letters and digits, a letter first")
     if (other := discover().get(name)) is not None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
 from specgraph.cli.json_output import write_json
-from specgraph.platforms import Discovered, Probe, discover
+from specgraph.cli.options import JsonOption
+
+if TYPE_CHECKING:
+    from specgraph.platforms import Discovered, Probe
 
 
 def platforms(
-    json: Annotated[str | None, typer.Option(help="Write JSON to this file, or - for standard output.")] = None,
+    json: JsonOption = None,
 ) -> None:
     """Show every installed platform: available or why not, versions, capabilities."""
+    from specgraph.platforms import discover
+
     rows = [_row(name, item) for name, item in discover().items()]
     if json is not None:
         write_json(rows, json)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,8 +17,8 @@ from specgraph.checkpoints import drafter_format, load_drafter, load_target
 from specgraph.decoding.decoder import SpeculativeDecoder
 from specgraph.decoding.request import Chunk, Generation, Request
 from specgraph.drafting import DraftConfig
-from specgraph.drafting.config import LoweringChoice, ModeChoice
 from specgraph.errors import CheckpointError
+from specgraph.options import EngineOptions, dtype_named
 from specgraph.platforms import Platform, open_platform
 
 if TYPE_CHECKING:
@@ -83,66 +83,36 @@ def load_generator(
     draft: Path | str | None = None,
     *,
     platform: Platform | str | None = None,
-    num_speculative_tokens: int = 5,
-    max_num_requests: int = 1,
-    max_model_len: int | None = None,
-    block_size: int = 16,
-    lowering: LoweringChoice = "auto",
-    mode: ModeChoice = "auto",
-    draft_schedule: Mapping[int, int] | None = None,
-    synthetic_acceptance: float | Sequence[float] | None = None,
-    sampled: bool = False,
-    dtype: torch.dtype | None = None,
-    attention: str = "auto",
     speculate: bool = True,
-    num_modules: int | None = None,
-    check_inputs: bool = False,
+    options: EngineOptions | None = None,
+    **changes: Any,
 ) -> TextGenerator:
     """Load a target and its drafter from Hugging Face folders, and capture all graphs.
 
     Args:
         target, draft: checkpoint folders; the shipped pair when neither is given.
         platform: a platform or its name; chosen as in `open_platform` by default.
-        num_speculative_tokens: K.
-        max_num_requests: the largest batch.
-        max_model_len: tokens per request; the target's maximum by default.
-        lowering: how the draft loop becomes graphs; "auto" takes the strongest that the platform allows.
-        mode: which passes run from graphs, of target and drafter alike.
-        draft_schedule: K by batch, {largest number of requests: K}; always num_speculative_tokens by default.
-        synthetic_acceptance: accept by chance, for measuring speed; see `DraftConfig`.
-        sampled: allow temperatures above 0.
-        dtype: of weights and activations; the platform's habit by default (float32 on the host, else the target's).
-        attention: by name; see `choose_attention`.
         speculate: False decodes with the target alone.
-        num_modules: MTP modules to use; 1 reuses the first at every step, all by default.
-        check_inputs: compare the addresses of all that a graph reads before every replay.
+        options: how to load, capture and run; the defaults of `EngineOptions` when not given.
+        changes: fields of `EngineOptions` by name, instead of or on top of `options`.
 
     Raises:
         PlatformError, CheckpointError, ConfigError, UnsupportedError: before anything runs on the device.
     """
+    chosen = replace(options or EngineOptions(), **changes)
     if (target is None) != (draft is None) and speculate:
         raise CheckpointError("give both the target's and the drafter's folder, or neither for the shipped pair")
     target_folder, draft_folder = (Path(target), Path(draft or target)) if target is not None else shipped_pair()
     opened = platform if isinstance(platform, Platform) else open_platform(platform)
+    dtype = dtype_named(chosen.dtype)
     if dtype is None and opened.device.type == "cpu":
         dtype = torch.float32  # half precision is slower than float32 on most CPUs
     tokenizer, stop_token_ids = _tokenizer(target_folder), _stop_tokens(target_folder)
-    model = load_target(target_folder, opened.device, dtype, max_model_len)
-    head = load_drafter(draft_folder, model, num_modules=num_modules) if speculate else None
-    config = DraftConfig(
-        num_speculative_tokens=num_speculative_tokens,
-        max_num_requests=max_num_requests,
-        max_model_len=max_model_len or model.max_model_len,
-        block_size=block_size,
-        lowering=lowering,
-        mode=mode,
-        draft_schedule=draft_schedule,
-        synthetic_acceptance=synthetic_acceptance,
-        sampled=sampled,
-        check_inputs=check_inputs,
-    )
+    model = load_target(target_folder, opened.device, dtype, chosen.max_model_len)
+    head = load_drafter(draft_folder, model, num_modules=chosen.num_modules) if speculate else None
+    config = draft_config(chosen, model.max_model_len)
     with torch.inference_mode():
-        decoder = SpeculativeDecoder(model, head, opened, config, attention=choose_attention(attention, opened))
+        decoder = SpeculativeDecoder(model, head, opened, config, attention=choose_attention(chosen.attention, opened))
         start = time.perf_counter()
         decoder.capture()
     took = time.perf_counter() - start
@@ -152,6 +122,14 @@ def load_generator(
     where = f"{opened.info.name} (simulated)" if opened.info.simulated else opened.info.name
     description = f"{where}: {how}; captured in {took:.2f} s{drafter}"
     return TextGenerator(decoder, tokenizer, stop_token_ids, opened, description)
+
+
+def draft_config(options: EngineOptions, max_model_len: int) -> DraftConfig:
+    """The part of `options` that a drafter takes; `max_model_len` where they name none."""
+    shared = {field.name for field in fields(DraftConfig)} & {field.name for field in fields(options)}
+    values: dict[str, Any] = {name: getattr(options, name) for name in shared}
+    values["max_model_len"] = options.max_model_len or max_model_len
+    return DraftConfig(**values)
 
 
 def _tokenizer(folder: Path) -> Tokenizer:

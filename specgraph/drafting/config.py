@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
 
 from specgraph.errors import ConfigError
 from specgraph.graphs import GraphMode, capture_sizes, prefill_sizes
-
-LoweringChoice = Literal["auto", "eager", "piecewise", "step", "merged"]
-ModeChoice = Literal["auto", "NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"]
-Fallback = Literal["error", "eager"]
+from specgraph.options import Fallback, LoweringChoice, ModeChoice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

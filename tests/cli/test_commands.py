@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from command import in_a_process, specgraph
 
-from specgraph import shipped_pair
+from specgraph import EngineOptions, load_generator, shipped_pair
+from specgraph.cli.explain import explain
+from specgraph.cli.generate import generate
 
 
 @pytest.fixture(autouse=True)
@@ -126,3 +130,20 @@ def test_draft_that_does_not_fit(pair):
 
 def test_one_folder_without_the_other(pair):
     refused(specgraph("generate", "--target", pair["target"]), "drafter")
+
+
+def test_options_of_the_engine_are_declared_once():
+    """`generate` and `explain` offer the fields of EngineOptions, `load_generator` takes them by name."""
+    names = {field.name for field in fields(EngineOptions)}
+    for command, without in ((generate, {"sampled", "max_num_requests"}), (explain, {"check_inputs"})):
+        assert names - without - {"synthetic_acceptance"} <= set(inspect.signature(command).parameters)
+    with pytest.raises(TypeError, match="num_speculative_token'"):
+        load_generator(num_speculative_token=3)
+
+
+def test_choices_in_any_case_and_values_that_do_not_parse():
+    run = specgraph("explain", "--mode", "none", "--shape", "eagle3-tiny-python", "--json", "-")
+    assert json.loads(run.stdout)["mode"] == "NONE"
+    refused(specgraph("explain", "--prefill-sizes", "8,x"), "--prefill-sizes 8,x", "whole numbers")
+    refused(specgraph("generate", "--synthetic-acceptance", "often"), "--synthetic-acceptance often", "0.8,0.6,0.5")
+    refused(specgraph("generate", "--dtype", "int8"), "int8", "float32, float16, bfloat16")

@@ -11,7 +11,7 @@ from command import specgraph
 from drafting.pairs import make_head, make_target
 
 from specgraph.attention import PagedAttention, PagedHostAttention
-from specgraph.cli.explain import describe
+from specgraph.cli.captured import describe
 from specgraph.decoding import SpeculativeDecoder
 from specgraph.drafting import DraftConfig
 from specgraph.platforms import no
@@ -98,7 +98,7 @@ def test_nothing_captured():
 
 
 def test_command():
-    run = specgraph("explain", "--sizes", "1", "--max-num-requests", 1, "--prefill-sizes", 64, "--json", "-")
+    run = specgraph("explain", "--capture-sizes", "1", "--max-num-requests", 1, "--prefill-sizes", 64, "--json", "-")
     assert run.returncode == 0, run.stderr
     report = json.loads(run.stdout)
     assert report["graph_count"] == sum(row["graphs"] for row in report["captured"]) > 3
@@ -110,8 +110,8 @@ def test_command():
     ("arguments", "message"),
     [
         (("--draft-schedule", "4"), "REQUESTS:K"),
-        (("--sizes", "a"), "whole numbers"),
-        (("--sizes", "99"), "outside 1..8"),
+        (("--capture-sizes", "a"), "whole numbers"),
+        (("--capture-sizes", "99"), "outside 1..8"),
         (("--mode", "PIECEWISE", "--lowering", "merged"), "contradicts graph mode PIECEWISE"),
         (("--draft-schedule", "2:5"), "add an entry"),
         (("--draft-schedule", "8:0"), "drafts no token at any size"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -87,9 +86,8 @@ def test_explain_shows_every_rule_with_its_reason_and_source(monkeypatch):
     """As a person runs it; the reader's console is wide, so that no cell is broken."""
     monkeypatch.setenv("COLUMNS", "2000")
     found = {"musa": Discovered("musa", "specgraph-musa", "0.1.0", specgraph_backend())}
-    command = import_module("specgraph.cli.explain")
-    monkeypatch.setattr(command, "open_platform", lambda name: open_platform(name, found=found))
-    small = "--sizes 1 --max-num-requests 1 -k 2 --prefill-sizes 8 --mode FULL_DECODE_ONLY --max-model-len 64"
+    monkeypatch.setattr("specgraph.platforms.open_platform", lambda name: open_platform(name, found=found))
+    small = "--capture-sizes 1 --max-num-requests 1 -k 2 --prefill-sizes 8 --mode FULL_DECODE_ONLY --max-model-len 64"
     done = CliRunner().invoke(app, ["explain", "--platform", "musa", *small.split()])
     assert done.exit_code == 0, done.output
     for rule in RULES:

@@ -1,0 +1,122 @@
+"""What `specgraph explain` reports: captures target and drafter, and says what was captured and what it takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from torch import Tensor
+
+from specgraph.decoding import TargetRunner
+from specgraph.drafting import DraftConfig, Drafter, resolve
+from specgraph.errors import UnsupportedError
+from specgraph.graphs import GraphMode, GraphRunner
+from specgraph.platforms import LOWERINGS, Platform
+
+
+def describe(platform: Platform, config: DraftConfig, target: TargetRunner | None, drafter: Drafter) -> dict[str, Any]:
+    """Capture target and drafter, and say what was captured and what it takes."""
+    owners: dict[str, TargetRunner | Drafter] = {"drafter": drafter}
+    if target is not None:
+        owners = {"target": target, "drafter": drafter}
+    captured: list[dict[str, Any]] = []
+    memory: dict[str, dict[str, int]] = {}
+    start = time.perf_counter()
+    for name, owner in owners.items():
+        before = platform.memory().reserved
+        owner.capture()
+        platform.synchronize()
+        captured += _captured(name, (owner.prompts.runner, owner.runner))
+        memory[name] = {"graphs": platform.memory().reserved - before, **_sizes(owner.read_set())}
+    resolution = drafter.resolution
+    capabilities, hosts = platform.capabilities, drafter.attention.host_parameters
+    return {
+        "platform": platform.info.name,
+        "device": platform.info.device_name,
+        "attention": drafter.attention.name,
+        "host_parameters": list(hosts),
+        "program": type(drafter.program).__name__,
+        "mode": resolution.mode.name,
+        "lowering": resolution.lowering,
+        "launches_per_propose": _launches(drafter),
+        "refusals": resolution.refusals,
+        "lowerings": {name: _outcome(name, "auto", capabilities, hosts) for name in LOWERINGS},
+        "modes": {mode.name: _outcome("auto", mode.name, capabilities, hosts) for mode in GraphMode},
+        "num_speculative_tokens": {size: config.draft_tokens(size) for size in config.sizes},
+        "max_num_requests": config.max_num_requests,
+        "max_model_len": config.max_model_len,
+        "prompt_sizes": list(config.prompt_sizes),
+        "eager": _eager(config, resolution.mode),
+        "captured": captured,
+        "graph_count": sum(row["graphs"] for row in captured),
+        "max_live_graphs": capabilities.max_live_graphs,
+        "policy": [asdict(rule) for rule in capabilities.rules],
+        "memory_bytes": memory,
+        "capture_seconds": time.perf_counter() - start,
+    }
+
+
+def _launches(drafter: Drafter) -> dict[int, int]:
+    """Graphs that a propose of K tokens replays, by K; attention between the graphs of a piecewise one not counted."""
+    runner, result = drafter.runner, dict[int, int]()
+    for batch in drafter.captures():
+        each = drafter.launched(batch)
+        result[batch.num_speculative_tokens] = 0 if runner is None else sum(runner.graphs_of(one) for one in each)
+    return dict(sorted(result.items()))
+
+
+def _captured(model: str, runners: Iterable[GraphRunner | None]) -> list[dict[str, Any]]:
+    return [
+        {
+            "model": model,
+            "phase": batch.phase,
+            "requests": batch.num_requests,
+            "rows_per_request": batch.query_len,
+            "rows": batch.num_tokens,
+            "k": batch.num_speculative_tokens,
+            "step": batch.step,
+            "graphs": runner.graphs_of(batch),
+        }
+        for runner in runners
+        if runner is not None
+        for batch in runner.descriptors
+    ]
+
+
+def _outcome(lowering: str, mode: str, capabilities: Any, host_parameters: tuple[str, ...]) -> str:
+    """`yes`, or why not."""
+    try:
+        resolve(lowering, capabilities, host_parameters, mode)
+    except UnsupportedError as error:
+        return str(error)
+    return "yes"
+
+
+def _eager(config: DraftConfig, mode: GraphMode) -> list[str]:
+    """Passes that run without a graph, and why."""
+    lines: list[str] = []
+    if mode.decode == "eager":
+        lines.append(f"verify and propose: mode {mode}")
+    elif config.sizes[-1] < config.max_num_requests:
+        lines.append(f"batches of more than {config.sizes[-1]} requests: no captured size holds them")
+    if mode.prefill == "eager":
+        lines.append(f"prompts: mode {mode}")
+    if "piecewise" in (mode.decode, mode.prefill):
+        piecewise = [what for what, how in (("decode", mode.decode), ("prefill", mode.prefill)) if how == "piecewise"]
+        lines.append(f"attention in {' and '.join(piecewise)} passes: mode {mode}")
+    return lines
+
+
+def _sizes(named: Mapping[str, Tensor]) -> dict[str, int]:
+    """Bytes of weights, KV caches and persistent buffers; memory that two names share counts once."""
+    sizes = {"weights": 0, "kv_cache": 0, "buffers": 0}
+    seen: set[int] = set()
+    for name, tensor in named.items():
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            kind = name.partition(".")[0]
+            sizes[kind if kind in sizes else "buffers"] += storage.nbytes()
+    return sizes

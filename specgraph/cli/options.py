@@ -1,0 +1,67 @@
+"""Options that several commands share, and how the fields of `EngineOptions` become options of a command."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection
+from dataclasses import Field, fields
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import specgraph.options
+from specgraph.errors import ConfigError
+from specgraph.options import EngineOptions
+
+PlatformOption = Annotated[str | None, typer.Option(help="NAME or NAME:INDEX; see `specgraph platforms`.")]
+TargetOption = Annotated[Path | None, typer.Option(help="Folder of the target. Default: the shipped pair.")]
+DraftOption = Annotated[Path | None, typer.Option(help="Folder of the drafter.")]
+JsonOption = Annotated[str | None, typer.Option(help="Write JSON to this file, or - for standard output.")]
+
+
+def with_engine_options(*, without: Collection[str] = (), **defaults: Any) -> Callable[..., Callable[..., None]]:
+    """Give a command an option per field of EngineOptions, in the place of its parameter `options`.
+
+    Args:
+        without: fields that the command sets itself.
+        defaults: of this command, where they differ from those of EngineOptions.
+    """
+    taken = [each for each in fields(EngineOptions) if each.name not in without]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(**given: Any) -> None:
+            values = {each.name: _parsed(each, given.pop(each.name)) for each in taken}
+            command(options=EngineOptions(**values), **given)
+
+        own = inspect.signature(command, eval_str=True).parameters
+        added = [_parameter(each, defaults.get(each.name, each.default)) for each in taken]
+        shown: list[inspect.Parameter] = []
+        for name, parameter in own.items():
+            shown += added if name == "options" else [parameter]
+        run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+        return run
+
+    return decorate
+
+
+def _parameter(each: Field[Any], default: Any) -> inspect.Parameter:
+    kind = str | None if each.metadata["parse"] else eval(str(each.type), dict(vars(specgraph.options)))
+    option = typer.Option(
+        *each.metadata["flags"], help=each.metadata["help"], case_sensitive=False, rich_help_panel="Engine"
+    )
+    annotation = Annotated[kind, option]
+    return inspect.Parameter(each.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
+
+
+def _parsed(each: Field[Any], value: Any) -> Any:
+    parse = each.metadata["parse"]
+    if parse is None or value is None:
+        return value
+    try:
+        return parse(value)
+    except ValueError as error:
+        raise ConfigError(f"--{each.name.replace('_', '-')} {value}: {error}") from None

@@ -1,0 +1,110 @@
+"""Options of an engine, each declared once: `load_generator` and the commands that load a pair take them from here.
+
+Importing this module does not import torch, so that `specgraph --help` is fast.
+"""
+# ruff: noqa: RUF009
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from specgraph.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+LoweringChoice = Literal["auto", "eager", "piecewise", "step", "merged"]
+ModeChoice = Literal["auto", "NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"]
+Fallback = Literal["error", "eager"]
+
+
+def _option(default: Any, text: str, *flags: str, parse: Callable[[str], Any] | None = None) -> Any:
+    """A field of `EngineOptions`.
+
+    Args:
+        text: one sentence, shown by `--help`.
+        flags: names on the command line; `--` and the field's name by default.
+        parse: turns the command line's text into the field's value; raises ValueError where it can't.
+    """
+    return field(default=default, metadata={"help": text, "flags": flags, "parse": parse})
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError("give whole numbers, comma-separated") from None
+
+
+def _schedule(text: str) -> dict[int, int]:
+    try:
+        return {int(limit): int(k) for limit, k in (part.split(":") for part in text.split(","))}
+    except ValueError:
+        raise ValueError("give REQUESTS:K, comma-separated, such as 4:5,16:3") from None
+
+
+def _acceptance(text: str) -> float | tuple[float, ...]:
+    try:
+        shares = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError("give a rate (0.7), or one share per position (0.8,0.6,0.5)") from None
+    return shares[0] if len(shares) == 1 else shares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """How a pair is loaded, captured and run. Each field is a keyword argument of `load_generator`.
+
+    Values are checked where they are used, before any device work.
+    """
+
+    num_speculative_tokens: int = _option(5, "Draft tokens per propose, K.", "-k", "--num-speculative-tokens")
+    num_modules: int | None = _option(None, "MTP modules to use; 1 reuses the first at every step. Default: all.")
+    draft_schedule: Mapping[int, int] | None = _option(
+        None, "K by batch size: 4:5,16:3 drafts 5 tokens for up to 4 requests, 3 for up to 16.", parse=_schedule
+    )
+    max_num_requests: int = _option(1, "Requests in the largest batch.")
+    max_model_len: int | None = _option(
+        None, "Tokens of the longest request, prompt and output together. Default: the target's maximum."
+    )
+    block_size: int = _option(16, "Tokens per KV block.")
+    capture_sizes: Sequence[int] | None = _option(
+        None, "Batch sizes to capture, comma-separated. Default: a ladder up to max_num_requests.", parse=_integers
+    )
+    prefill_sizes: Sequence[int] | None = _option(
+        None, "Rows of the prefill passes to capture, comma-separated. Default: a ladder up to 512.", parse=_integers
+    )
+    mode: ModeChoice = _option("auto", "Which passes run from graphs, of target and drafter alike.")
+    lowering: LoweringChoice = _option("auto", "How the draft loop becomes graph launches.")
+    fallback: Fallback = _option("error", "What happens to a batch larger than every captured size.")
+    attention: str = _option(
+        "auto", "Where attention reads sequence lengths from (device or host), or a backend's own attention by name."
+    )
+    dtype: torch.dtype | str | None = _option(
+        None,
+        "Of weights and activations: float32, float16 or bfloat16. Default: float32 on cpu, else the target's.",
+        parse=str,
+    )
+    sampled: bool = _option(False, "Allow temperatures above 0: drafts are drawn, and their probabilities kept.")
+    synthetic_acceptance: float | Sequence[float] | None = _option(
+        None, "For speed tests: accept drafts by chance, at one rate or at one share per position.", parse=_acceptance
+    )
+    check_inputs: bool = _option(False, "Compare the addresses of all tensors that a graph reads before every replay.")
+
+
+def dtype_named(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """The torch dtype of that name; a dtype and None pass through.
+
+    Raises:
+        ConfigError: no such name, or not a floating-point type that models run in.
+    """
+    if dtype is None or not isinstance(dtype, str):
+        return dtype
+    import torch
+
+    known = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+    if dtype not in known:
+        raise ConfigError(f"unknown dtype '{dtype}'; there are {', '.join(known)}")
+    return known[dtype]
