@@ -64,9 +64,7 @@ def run_script() -> Callable[..., subprocess.CompletedProcess[str]]:
     `options` in capitals are environment variables, the others are the simulator's. The code finds `runtime` loaded.
     """
 
-    def run(
-        code: str, timeout: float = 90, flavour: str = FLAVOUR, **options: str | int
-    ) -> subprocess.CompletedProcess[str]:
+    def run(code: str, flavour: str = FLAVOUR, **options: str | int) -> subprocess.CompletedProcess[str]:
         environment = {name: str(value) for name, value in options.items() if name.isupper()}
         simulator = {name: value for name, value in options.items() if not name.isupper()}
         prelude = f"import ascendsim\nruntime = ascendsim.load({str(BUILD)!r}, {flavour!r}, **{simulator!r})\n"
@@ -76,7 +74,6 @@ def run_script() -> Callable[..., subprocess.CompletedProcess[str]]:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment},
             capture_output=True,
             text=True,
-            timeout=timeout,
             check=False,
         )
 

@@ -1,4 +1,4 @@
-"""Host lengths of captured ops, rewritten between replays: an update takes effect as a whole and in order, or is refused."""
+"""Host lengths of captured ops, rewritten between replays: an update takes effect whole and in order, or is refused."""
 
 from __future__ import annotations
 

@@ -178,8 +178,7 @@ aclError aclrtSynchronizeEvent(aclrtEvent handle) {
     return fail(acl::kEventCaptured, graph->broken);
   }
   long turn = event->recorded;
-  auto patience = std::chrono::duration<double>(settings().hang_seconds.load());
-  if (!signals().wait_for(lock, patience, [&] { return event->done >= turn; }))
+  if (!signals().wait_for(lock, std::chrono::duration<double>(patience()), [&] { return event->done >= turn; }))
     return fail(acl::kSyncTimeout, "hang: the event was not reached within " +
                                        std::to_string(settings().hang_seconds.load()) + " s");
   if (auto why = first_error(); !why.empty()) return fail(acl::kKernelFailed, why);

@@ -1,11 +1,14 @@
 #include "report.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <vector>
+
+#include <unistd.h>
 
 #include "handles.h"
 #include "memory.h"
@@ -57,6 +60,13 @@ Settings& settings() {
     return s;
   }();
   return *made;
+}
+
+double patience() {
+  double load = 0;
+  long cores = sysconf(_SC_NPROCESSORS_ONLN);
+  if (getloadavg(&load, 1) != 1 || cores < 1) load = 0;
+  return settings().hang_seconds * std::max(1.0, load / static_cast<double>(std::max(cores, 1L)));
 }
 
 aclError fail(acl::Code code, const std::string& message) {

@@ -35,6 +35,9 @@ struct Settings {
 };
 Settings& settings();
 
+// hang_seconds times the machine's load per core: a process that waits for a core is not taken for a hang.
+double patience();
+
 }  // namespace sim
 
 #define SIM_API(name)                  \

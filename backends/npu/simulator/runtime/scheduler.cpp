@@ -81,7 +81,7 @@ std::string wait_idle(std::unique_lock<std::mutex>& lock, Stream& stream, int ti
     auto now = Clock::now();
     if (progress != seen) seen = progress, moved = now;
     if (timeout_ms >= 0 && now - begin > std::chrono::milliseconds(timeout_ms)) return "the given timeout passed";
-    if (std::chrono::duration<double>(now - moved).count() < settings().hang_seconds) continue;
+    if (std::chrono::duration<double>(now - moved).count() < patience()) continue;
     std::string why = "hang: nothing moved for " + std::to_string(settings().hang_seconds.load()) + " s; ";
     for (auto& [handle, other] : streams().live)
       if (other->standing_at)
