@@ -16,6 +16,9 @@ class Hazard(NamedTuple):
     cause: str
 
 
+REVIEW = "review of the suite"
+"""Put into this repository by a reviewer, and passed by an earlier version of the suite."""
+
 HAZARDS: dict[str, Hazard] = {
     "stale-metadata-rebound": Hazard(
         "vLLM #20190; #34880; vllm-musa #50",
@@ -201,6 +204,46 @@ HAZARDS: dict[str, Hazard] = {
         "all",
         'graph "works", tokens differ',
         "nobody compares tokens with eager",
+    ),
+    "replay-on-default-stream": Hazard(
+        REVIEW,
+        "drafts of the last round, or torn ones, under an engine that drafts on a side stream",
+        "the launch names the default stream instead of the current one",
+    ),
+    "elapsed-time-units": Hazard(
+        REVIEW,
+        "timings a thousand times too short, or 0",
+        "the vendor's seconds are handed on as milliseconds, or timing is not asked for",
+    ),
+    "reserved-is-allocated": Hazard(
+        REVIEW,
+        "memory budgets that forget graph pools",
+        "reserved counts living tensors only",
+    ),
+    "pool-closed-under-graphs": Hazard(
+        REVIEW,
+        "a graph writes into another tensor's memory",
+        "close() of a pool does not wait for its graphs",
+    ),
+    "graph-closes-shared-pool": Hazard(
+        REVIEW,
+        "the other sizes of a ladder read freed memory once one graph is closed",
+        "a shared pool is not counted",
+    ),
+    "shared-pool-not-shared": Hazard(
+        REVIEW,
+        "every captured size takes memory of its own",
+        "the pool is named and not used",
+    ),
+    "open-ignores-index": Hazard(
+        REVIEW,
+        "two processes on one device, the other one idle",
+        "open(index) opens device 0",
+    ),
+    "probe-cached": Hazard(
+        REVIEW,
+        "a device that has gone is opened, one that came back is refused",
+        "the first answer of the probe is kept",
     ),
 }
 

@@ -12,25 +12,28 @@ Apply = Callable[[pytest.MonkeyPatch], None]
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One bug. Its name is the hazard's."""
+    """One bug."""
 
     name: str
+    """The hazard's name, with a dash and more words if the hazard has several mutants."""
     part: str
     """platform, attention, or engine."""
     bug: str
     """What is broken, in one sentence."""
     apply: Apply
+    hazard: str
+    """The row of the hazard table: a case of this hazard must fail the mutant."""
 
 
 MUTANTS: dict[str, Mutant] = {}
 
 
-def mutant(name: str, part: str) -> Callable[[Apply], Apply]:
-    """Register a mutant; the docstring is its bug."""
+def mutant(name: str, part: str, hazard: str = "") -> Callable[[Apply], Apply]:
+    """Register a mutant of the hazard of the same name, unless `hazard` is given; the docstring is its bug."""
 
     def register(apply: Apply) -> Apply:
         assert name not in MUTANTS, f"two mutants are named '{name}'"
-        MUTANTS[name] = Mutant(name, part, " ".join((apply.__doc__ or "").split()), apply)
+        MUTANTS[name] = Mutant(name, part, " ".join((apply.__doc__ or "").split()), apply, hazard or name)
         return apply
 
     return register

@@ -47,14 +47,16 @@ def run_mutant(name: str, platform: str, records: str) -> None:
             os.dup2(quiet.fileno(), 2)
         with pytest.MonkeyPatch.context() as patch:
             MUTANTS[name].apply(patch)
-            selection = Selection(hazards=[name], pytest_args=["-q", "-x", "--no-header"])
+            selection = Selection(hazards=[MUTANTS[name].hazard], pytest_args=["-q", "-x", "--no-header"])
             pytest.main([*selection.arguments(platform), "--specgraph-records", records])
 
 
 def judge(name: str, platform: str = "cpu", context: BaseContext | None = None) -> Verdict:
     """Run one mutant in a fork of a warm process and read what came of it; a hang counts as its case's failure."""
+    from mutants.all import MUTANTS
     from specgraph_conformance.records import RecordFile
 
+    hazard = MUTANTS[name].hazard
     context = context or forks()
     with tempfile.TemporaryDirectory() as folder:
         records = RecordFile(Path(folder) / "records.jsonl")
@@ -65,7 +67,7 @@ def judge(name: str, platform: str = "cpu", context: BaseContext | None = None) 
         cases = len(planned[-1]["planned"]) if planned else 0
         if (hung := records.unfinished()) is not None:
             return Verdict(name, hung, "did not finish", cases)
-        failed = [r for r in records.results().values() if r.outcome == "failed" and r.hazard == name]
+        failed = [r for r in records.results().values() if r.outcome == "failed" and r.hazard == hazard]
         return Verdict(name, failed[0].id, failed[0].reason, cases) if failed else Verdict(name, num_cases=cases)
 
 

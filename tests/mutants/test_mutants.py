@@ -16,7 +16,8 @@ def test_mutant_is_killed_by_name(name: str) -> None:
 
 
 def test_every_hazard_is_put_back_or_says_why_not() -> None:
-    assert set(HAZARDS) == set(MUTANTS) | set(NOT_PUT_BACK)
-    assert not set(MUTANTS) & set(NOT_PUT_BACK)
+    put_back = {mutant.hazard for mutant in MUTANTS.values()}
+    assert set(HAZARDS) == put_back | set(NOT_PUT_BACK)
+    assert not put_back & set(NOT_PUT_BACK)
     assert len(MUTANTS) >= 30
     assert all(mutant.bug for mutant in MUTANTS.values())

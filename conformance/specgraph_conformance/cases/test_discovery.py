@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.metadata import entry_points
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from specgraph.attention import AttentionBackend
 from specgraph.drafting import resolve
 from specgraph.errors import PlatformError
-from specgraph.platforms import PLATFORM_API, Discovered, Event, Platform, Stream, discover, open_platform
+from specgraph.platforms import PLATFORM_API, Discovered, Event, Platform, Probe, Stream, discover, open_platform
 from specgraph.platforms.hookspecs import ENTRY_POINT_GROUP
 
 from specgraph_conformance.case import case
@@ -85,15 +86,38 @@ def test_import(backend: Discovered) -> None:
 
 @case(
     "discovery.opened-by-name-and-index",
-    "`name:0` opens the first device, and an index that doesn't exist is a PlatformError.",
+    "`name:i` opens device i for each device, and an index that doesn't exist is a PlatformError.",
+    hazard="open-ignores-index",
     cause="Backend.open ignores its index, or Probe.device_count is wrong",
     quick=True,
 )
 def test_open(backend: Discovered) -> None:
-    assert backend.backend is not None
-    assert open_platform(f"{backend.name}:0").info.name == backend.name
+    count = backend.probe().device_count
+    found = {backend.name: backend}
+    for index in range(count):
+        opened = open_platform(f"{backend.name}:{index}", found=found)
+        assert opened.info.name == backend.name
+        if count > 1:
+            assert opened.device.index == index, f"{backend.name}:{index} opened {opened.device}"
+        opened.close()
     with pytest.raises(PlatformError):
-        open_platform(f"{backend.name}:{backend.probe().device_count}")
+        open_platform(f"{backend.name}:{count}", found=found)
+
+
+@case(
+    "discovery.probe-is-asked-each-time",
+    "Opening a platform asks the backend's probe anew: a device that has gone away is a PlatformError with the reason.",
+    hazard="probe-cached",
+    cause="the probe's first answer is kept for the life of the process",
+    quick=True,
+)
+def test_probe_again(backend: Discovered) -> None:
+    assert backend.backend is not None
+    real, answers = backend.backend.probe, [backend.probe(), Probe(available=False, reason="it was unplugged")]
+    gone = replace(backend, backend=replace(backend.backend, probe=lambda: answers.pop(0) if answers else real()))
+    assert gone.probe().available
+    with pytest.raises(PlatformError, match="unplugged"):
+        open_platform(backend.name, found={backend.name: gone})
 
 
 @case(

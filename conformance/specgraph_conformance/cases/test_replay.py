@@ -173,21 +173,25 @@ def test_order(platform: Platform) -> None:
 
 @case(
     "replay.on-a-side-stream",
-    "A replay on another stream is part of that stream's order.",
-    cause="replay() ignores the current stream",
+    "A replay inside use(stream) runs on that stream: after the work issued to it before and before the work after it.",
+    hazard="replay-on-default-stream",
+    cause="replay() launches on the default stream whatever stream is current",
 )
 def test_side_stream(platform: Platform) -> None:
-    x, out = torch.zeros(4096, device=platform.device), torch.zeros(4096, device=platform.device)
+    x, out = torch.zeros(1 << 22, device=platform.device), torch.zeros(1 << 22, device=platform.device)
     graph = captured(platform, lambda: out.copy_(x * 2))
-    side, main = platform.stream(), platform.current_stream()
-    x.fill_(21)
-    side.wait_stream(main)
-    with platform.use(side):
-        graph.replay()
-    main.wait_stream(side)
-    result = out + 0
+    side = platform.stream()
+    x.zero_()
     platform.synchronize()
-    assert on_host(result)[0].item() == 42.0
+    # Only the side stream orders these: its additions take far longer than the host needs to issue the replay.
+    with platform.use(side):
+        for _ in range(100):
+            x.add_(1)
+        graph.replay()
+        seen = out.clone()
+    side.synchronize()
+    values = on_host(seen).unique().tolist()
+    assert values == [200.0], f"the replay read {[v / 2 for v in values]} where 100 additions on its stream came before"
     graph.close()
 
 

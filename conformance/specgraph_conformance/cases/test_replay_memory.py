@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 
 import torch
-from specgraph.platforms import Platform
+from specgraph.platforms import Graph, GraphPool, Platform
 
 from specgraph_conformance.case import case
 from specgraph_conformance.rig import captured, expect_equal, on_host
@@ -83,6 +84,76 @@ def test_reset(platform: Platform) -> None:
     settled = once()
     assert max(once() for _ in range(6)) <= settled
     graph.close()
+
+
+@case(
+    "replay.pool-may-be-closed-first",
+    "After close() of a pool, the graphs in it still replay, whatever is allocated in the meantime.",
+    hazard="pool-closed-under-graphs",
+    cause="close() of a pool frees or reuses memory that its live graphs write; it must wait for their close()",
+    needs=("shared_pool",),
+)
+def test_pool_first(platform: Platform) -> None:
+    check_survives(platform, lambda pool, graph: pool.close())
+
+
+@case(
+    "replay.closing-one-graph-leaves-its-pool",
+    "After close() of one graph, the other graphs of its pool still replay, whatever is allocated in the meantime.",
+    hazard="graph-closes-shared-pool",
+    cause="close() of a graph closes its pool although other graphs are in it: count the graphs of a pool",
+    needs=("shared_pool",),
+)
+def test_graph_first(platform: Platform) -> None:
+    check_survives(platform, lambda pool, graph: graph.close())
+
+
+def check_survives(platform: Platform, close: Callable[[GraphPool, Graph], None]) -> None:
+    """Capture two graphs in one pool, call `close(pool, first graph)`, allocate, and replay the second graph."""
+    pool = platform.graph_pool()
+    x = torch.arange(1 << 16, device=platform.device, dtype=torch.float32)
+    out = torch.zeros_like(x)
+    first = captured(platform, lambda: out.copy_((x * 5).sin()), pool)
+    second = captured(platform, lambda: out.copy_((x * 2 + 1) * 3), pool)
+    close(pool, first)
+    gc.collect()
+    other = captured(platform, lambda: (x * 7).exp())
+    others = [torch.full_like(x, float("nan")) for _ in range(8)]
+    for _ in range(2):
+        x.add_(1)
+        second.replay()
+        other.replay()
+        platform.synchronize()
+        expect_equal(on_host(out), (on_host(x) * 2 + 1) * 3, "the replay after the close")
+    assert len(others) == 8
+    for graph in (first, second, other):
+        graph.close()
+    pool.close()
+
+
+@case(
+    "replay.a-shared-pool-is-shared",
+    "A second graph in a pool reuses the memory that the first one's capture freed.",
+    hazard="shared-pool-not-shared",
+    cause="shared_pool is claimed, and graph(pool) allocates from memory of its own",
+    needs=("shared_pool",),
+)
+def test_shared(platform: Platform) -> None:
+    pool = platform.graph_pool()
+    x, total = torch.ones(1 << 20, device=platform.device), torch.zeros(1, device=platform.device)
+
+    def body() -> None:
+        for i in range(8):  # at any time two temporaries of 4 MiB
+            total.add_((x * i).exp().mean())
+
+    first = captured(platform, body, pool)
+    before = platform.memory().reserved
+    second = captured(platform, body, pool)
+    grown = platform.memory().reserved - before
+    assert grown < 4 << 20, f"the second graph of one pool took {grown} bytes more; the first one's were free"
+    first.close()
+    second.close()
+    pool.close()
 
 
 @case(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 import torch
@@ -146,19 +147,33 @@ def test_reuse(platform: Platform) -> None:
 
 @case(
     "streams.events-time",
-    "Two timing events give the milliseconds between them, never negative; without timing it is an error.",
-    cause="timing=True isn't passed on",
+    "elapsed_time() is the time between two timing events in milliseconds, within what the host's clock saw; without "
+    "timing=True it is an error.",
+    hazard="elapsed-time-units",
+    cause="timing=True isn't passed on, or the vendor's unit is handed through: seconds, or always 0",
     quick=True,
 )
 def test_timing(platform: Platform) -> None:
     start, end = platform.event(timing=True), platform.event(timing=True)
     x = zeros(platform)
+    platform.synchronize()
+    before = time.perf_counter()
     start.record()
-    for _ in range(10):
+    start.synchronize()
+    after_start = time.perf_counter()
+    while time.perf_counter() - after_start < 0.02:
         x.add_(1)
+        platform.synchronize()
+    before_end = time.perf_counter()
     end.record()
     platform.synchronize()
-    assert start.elapsed_time(end) >= 0
+    after = time.perf_counter()
+    # The start was reached before `after_start` and the end after `before_end`, on however busy a machine.
+    least, most = (before_end - after_start) * 1e3, (after - before) * 1e3
+    seen = start.elapsed_time(end)
+    assert 0.9 * least <= seen <= 1.1 * most + 0.1, (
+        f"elapsed_time() is {seen:g}; by the host's clock {least:.1f} to {most:.1f} milliseconds passed"
+    )
     plain = platform.event()
     plain.record()
     platform.synchronize()
