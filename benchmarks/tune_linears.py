@@ -16,6 +16,7 @@ import statistics
 from dataclasses import asdict, replace
 
 import torch
+from specgraph_cuda.overlap import overlap_previous
 
 from specgraph.kernels.triton.implement import TritonOps
 from specgraph.kernels.triton.launch import LaunchOptions, Tile
@@ -76,7 +77,11 @@ def make_call(kind: str, rows: int, copies: int):
 def with_tile(tile: Tile | None, overlap: bool) -> TritonOps:
     """Ops whose every linear uses this tile; None for the library's matmul."""
     extra = {"launch_pdl": True} if overlap else {}
-    return TritonOps(LaunchOptions(overlap=overlap, extra=extra, tile=lambda *shape: tile, compute_units=132))
+    return TritonOps(
+        LaunchOptions(
+            overlap=overlap_previous if overlap else None, extra=extra, tile=lambda *shape: tile, compute_units=132
+        )
+    )
 
 
 def compile_some(work: list[tuple[str, int, Tile]], overlap: bool) -> None:

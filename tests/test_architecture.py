@@ -43,7 +43,12 @@ that there can be no circle."""
 FREE = {"api", "benchmarking", "cli", "__init__", "__main__"}
 """Above all rooms: these may import everything, and no room may import them."""
 
-VENDOR_WORD = re.compile(r"cuda|\bnpu|npu\b|musa", re.IGNORECASE)
+VENDOR_WORD = re.compile(
+    r"cuda|\bnpu|npu\b|musa"  # devices
+    r"|nvidia|ascend(?!ing)|mthreads|\brocm|\bcann\b|aclnn|\b[hnm]ccl|cublas|cudnn"  # vendors and their libraries
+    r"|\bptx|griddepcontrol|inline_asm|\bsm_\d|\bwgmma|launch_pdl",  # one device's instructions
+    re.IGNORECASE,
+)
 
 
 def room_of(module: str) -> str:
@@ -143,6 +148,10 @@ def test_the_import_check_can_fail(where, source, wrong):
         ("use_cuda_graph = True", 1),
         ("'''Runs on CUDA too.'''\nx = 1  # as on an NPU", 0),
         ("x = input", 0),
+        ("sizes = 'in ascending order'", 0),
+        ("tl.inline_asm_elementwise('griddepcontrol.wait;')", 2),
+        ("target = 'sm_90'", 1),
+        ("group = dist.new_group(backend='hccl')", 1),
         ("def f():\n    '''npu'''\n    return 'musa'", 1),
     ],
 )

@@ -6,15 +6,16 @@ import torch
 
 from specgraph.kernels.triton.implement import register
 from specgraph.kernels.triton.launch import LaunchOptions
+from specgraph_cuda.overlap import overlap_previous
 from specgraph_cuda.tiles import tile_for
 
 
 def register_kernels(device: torch.device) -> None:
     """Once a process and dispatch key; later calls change nothing."""
     properties = torch.cuda.get_device_properties(device)
-    overlap = properties.major >= 9  # programmatic dependent launch
+    overlap = properties.major >= 9  # see overlap.py
     options = LaunchOptions(
-        overlap=overlap,
+        overlap=overlap_previous if overlap else None,
         extra={"launch_pdl": True} if overlap else {},
         tile=tile_for,
         compute_units=properties.multi_processor_count,

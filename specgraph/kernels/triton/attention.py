@@ -10,8 +10,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specgraph.kernels.triton.launch import start_next, wait_previous
-
 
 @triton.jit
 def attend_kernel(
@@ -27,9 +25,8 @@ def attend_kernel(
     FUSED (one row a request): the query comes unrotated, and the first split rotates, stores and attends to the row's
     own key and value, which never travel through the cache here.
     """
-    if OVERLAP:
-        start_next()
-        wait_previous()
+    if OVERLAP is not None:
+        OVERLAP()
     DIM: tl.constexpr = 2 * HALF
     request = tl.program_id(0) // TILES
     tile = tl.program_id(0) % TILES
@@ -145,9 +142,8 @@ def combine_kernel(
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Add the splits of ITEMS (row, head) pairs, in order. SPLITS is a power of two."""
-    if OVERLAP:
-        start_next()
-        wait_previous()
+    if OVERLAP is not None:
+        OVERLAP()
     item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
     live = item < items
     at = item.to(tl.int64)[:, None] * SPLITS + tl.arange(0, SPLITS)[None, :]

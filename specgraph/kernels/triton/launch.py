@@ -1,4 +1,3 @@
-# type: ignore  (what Triton compiles is not what a type checker reads)
 """How Triton kernels are launched on one device: extra options, overlap with the kernel before, tile choices."""
 
 from __future__ import annotations
@@ -7,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import triton
-import triton.language as tl
 from torch import Tensor
 
 
@@ -37,9 +34,10 @@ def default_tile(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
 class LaunchOptions:
     """What a device adds to every launch of these kernels."""
 
-    overlap: bool = False
-    """Start a kernel before the one before it has ended: it prefetches weights, then waits. The device must have the
-    two grid-dependency instructions of `start_next` and `wait_previous`."""
+    overlap: Any = None
+    """A `@triton.jit` function of the device that lets consecutive kernels overlap, or None. Each kernel calls it first
+    with up to two tensors of int64 addresses. It must allow the next kernel of the stream to be scheduled, prefetch
+    the cache lines at those addresses, and return once the kernel before has ended and its writes are visible."""
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Keyword arguments of every launch."""
     tile: ChooseTile = default_tile
@@ -100,25 +98,3 @@ def power_of_two(n: int) -> int:
 def contiguous_rows(x: Tensor) -> Tensor:
     """x itself if each row lies in one piece, else a copy."""
     return x if x.stride(-1) == 1 else x.contiguous()
-
-
-@triton.jit
-def start_next():
-    """Allow the next kernel in the stream to be scheduled already; it waits in `wait_previous` for this one's end."""
-    tl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1
-    )
-
-
-@triton.jit
-def wait_previous():
-    """Wait until the kernel before has ended and its writes are visible. Everything it wrote is read after this."""
-    tl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
-
-
-@triton.jit
-def prefetch_lines(address):
-    """Ask for the cache lines at these addresses (int64), without waiting."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
-    )

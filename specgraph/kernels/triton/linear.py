@@ -12,15 +12,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specgraph.kernels.triton.launch import prefetch_lines, start_next, wait_previous
-
 
 @triton.jit
-def prefetch_weights(weight, columns, depth, PREFETCH: tl.constexpr):
-    """Ask for the first PREFETCH input columns of these rows of `weight`."""
+def first_lines(weight, columns, depth, PREFETCH: tl.constexpr):
+    """Addresses (int64) of the cache lines of the first PREFETCH input columns of these rows of `weight`."""
     lines = tl.arange(0, PREFETCH // 64) * 64
     address = weight + columns.to(tl.int64)[:, None] * depth + lines[None, :]
-    prefetch_lines(address.to(tl.int64, bitcast=True))
+    return address.to(tl.int64, bitcast=True)
 
 
 @triton.jit
@@ -32,10 +30,8 @@ def linear_kernel(
     """out = x @ weight.T + bias + residual."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     safe = tl.minimum(column, columns - 1)
-    if OVERLAP:
-        start_next()
-        prefetch_weights(weight, safe, depth, PREFETCH)
-        wait_previous()
+    if OVERLAP is not None:
+        OVERLAP(first_lines(weight, safe, depth, PREFETCH))
     row = tl.arange(0, ROWS)
     live = row < rows
     inner = tl.arange(0, DEPTH)[None, :]
@@ -63,11 +59,9 @@ def gate_up_kernel(
     """out = silu(gate) * up with gate, up = x @ weight.T; `columns` are those of out."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     safe = tl.minimum(column, columns - 1)
-    if OVERLAP:
-        start_next()
-        prefetch_weights(weight, safe, depth, PREFETCH)
-        prefetch_weights(weight, safe + columns, depth, PREFETCH)
-        wait_previous()
+    if OVERLAP is not None:
+        gate_lines = first_lines(weight, safe, depth, PREFETCH)
+        OVERLAP(gate_lines, first_lines(weight, safe + columns, depth, PREFETCH))
     row = tl.arange(0, ROWS)
     live = row < rows
     inner = tl.arange(0, DEPTH)[None, :]
@@ -102,10 +96,8 @@ def head_kernel(
     block = tl.program_id(0)
     column = block * COLUMNS + tl.arange(0, COLUMNS)
     safe = tl.minimum(column, columns - 1)
-    if OVERLAP:
-        start_next()
-        prefetch_weights(weight, safe, depth, PREFETCH)
-        wait_previous()
+    if OVERLAP is not None:
+        OVERLAP(first_lines(weight, safe, depth, PREFETCH))
     row = tl.arange(0, ROWS)
     live = row < rows
     inner = tl.arange(0, DEPTH)[None, :]
@@ -126,9 +118,8 @@ def head_kernel(
 @triton.jit
 def best_kernel(logits, best_value, best_index, rows, columns, stride, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr):
     """As `head_kernel`, of logits that exist. One program a block of columns and a row."""
-    if OVERLAP:
-        start_next()
-        wait_previous()
+    if OVERLAP is not None:
+        OVERLAP()
     block = tl.program_id(0)
     row = tl.program_id(1)
     column = block * COLUMNS + tl.arange(0, COLUMNS)
@@ -160,9 +151,8 @@ def finish_greedy_kernel(
     MAPPED: tl.constexpr, BLOCKS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program a row: its token to the next step's input and to column `draft_step` of the result."""
-    if OVERLAP:
-        start_next()
-        wait_previous()
+    if OVERLAP is not None:
+        OVERLAP()
     row = tl.program_id(0)
     token = best_token(best_value, best_index, draft_to_target, row, blocks, rows, MAPPED, BLOCKS)
     tl.store(token_ids + row, token)
@@ -175,9 +165,8 @@ def finish_block_kernel(
     MAPPED: tl.constexpr, BLOCKS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program a row: row i is column i % steps of request i // steps."""
-    if OVERLAP:
-        start_next()
-        wait_previous()
+    if OVERLAP is not None:
+        OVERLAP()
     row = tl.program_id(0)
     token = best_token(best_value, best_index, draft_to_target, row, blocks, rows, MAPPED, BLOCKS)
     tl.store(draft_token_ids + (row // steps) * draft_stride + row % steps, token)
@@ -186,9 +175,8 @@ def finish_block_kernel(
 @triton.jit
 def gate_kernel(packed, out, columns, packed_stride, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr):
     """out [rows, columns] = silu(gate) * up of rows (gate | up); one program a row and COLUMNS of them."""
-    if OVERLAP:
-        start_next()
-        wait_previous()
+    if OVERLAP is not None:
+        OVERLAP()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < columns

@@ -6,8 +6,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specgraph.kernels.triton.launch import start_next, wait_previous
-
 
 @triton.jit
 def normed_row(x, norm, size, eps, NORMED: tl.constexpr, WIDTH: tl.constexpr):
@@ -24,9 +22,8 @@ def normed_row(x, norm, size, eps, NORMED: tl.constexpr, WIDTH: tl.constexpr):
 @triton.jit
 def norm_kernel(x, norm, out, size, stride, eps, WIDTH: tl.constexpr, OVERLAP: tl.constexpr):
     """out [rows, size] = rms_norm(x)."""
-    if OVERLAP:
-        start_next()
-        wait_previous()
+    if OVERLAP is not None:
+        OVERLAP()
     row = tl.program_id(0).to(tl.int64)
     result = normed_row(x + row * stride, norm, size, eps, True, WIDTH)
     column = tl.arange(0, WIDTH)
@@ -40,9 +37,8 @@ def pair_kernel(
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """out [rows, width + hidden_width] = cat(norm(table[token_ids]), norm(hidden)), one program a row and half."""
-    if OVERLAP:
-        start_next()
-        wait_previous()
+    if OVERLAP is not None:
+        OVERLAP()
     row = tl.program_id(0).to(tl.int64)
     to = out + row * (width + hidden_width)
     if tl.program_id(1) == 0:

@@ -6,8 +6,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specgraph.kernels.triton.launch import start_next, wait_previous
-
 
 @triton.jit
 def rotate_and_store_kernel(
@@ -17,9 +15,8 @@ def rotate_and_store_kernel(
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program: HEADS heads of one row. Heads are counted over query, then key, then value."""
-    if OVERLAP:
-        start_next()
-        wait_previous()
+    if OVERLAP is not None:
+        OVERLAP()
     row = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     dim = tl.arange(0, DIMS)[None, :]
@@ -59,9 +56,8 @@ def take_rows_kernel(
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """out[i] = source[chosen[i]], one program a row."""
-    if OVERLAP:
-        start_next()
-        wait_previous()
+    if OVERLAP is not None:
+        OVERLAP()
     row = tl.program_id(0).to(tl.int64)
     at = row
     if CHOSEN:
@@ -78,9 +74,8 @@ def load_round_kernel(
     ROW: tl.constexpr, TABLE: tl.constexpr, CHUNK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program a request and part: part 0 takes the small tensors, the others CHUNK elements of aux_hidden each."""
-    if OVERLAP:
-        start_next()
-        wait_previous()
+    if OVERLAP is not None:
+        OVERLAP()
     request = tl.program_id(0)
     part = tl.program_id(1)
     live = request < n
@@ -118,9 +113,8 @@ def begin_propose_kernel(
     max_model_len, BLOCK: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program a request."""
-    if OVERLAP:
-        start_next()
-        wait_previous()
+    if OVERLAP is not None:
+        OVERLAP()
     request = tl.program_id(0)
     offset = tl.arange(0, WIDTH)
     row = offset < query_len
@@ -152,9 +146,8 @@ def begin_block_kernel(
     max_model_len, BLOCK: tl.constexpr, WIDTH: tl.constexpr, LENGTH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program a request: its context rows, then its block of `length` rows."""
-    if OVERLAP:
-        start_next()
-        wait_previous()
+    if OVERLAP is not None:
+        OVERLAP()
     request = tl.program_id(0)
     count = tl.load(num_sampled + request)
     start = tl.load(start_positions + request)
@@ -192,9 +185,8 @@ def begin_verify_kernel(
     BLOCK: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program a request."""
-    if OVERLAP:
-        start_next()
-        wait_previous()
+    if OVERLAP is not None:
+        OVERLAP()
     request = tl.program_id(0)
     offset = tl.arange(0, WIDTH)
     row = offset < query_len
@@ -220,9 +212,8 @@ def advance_kernel(
     BLOCK: tl.constexpr, REQUESTS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program for all requests."""
-    if OVERLAP:
-        start_next()
-        wait_previous()
+    if OVERLAP is not None:
+        OVERLAP()
     request = tl.arange(0, REQUESTS)
     known = request < requests
     length = tl.load(seq_lens + request, mask=known, other=0)
