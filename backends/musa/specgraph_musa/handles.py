@@ -1,7 +1,7 @@
-"""Streams and events of torch.musa that look at what they are given.
+"""Streams and events of torch.musa that check what they are given.
 
-torch.musa's own events cast any object to a stream or event, unchecked: a torch.Stream there corrupts memory instead
-of raising. These subclasses check first, and so do the streams that hand events out.
+torch.musa's own events cast any object to a stream or an event unchecked: a torch.Stream there corrupts memory instead
+of raising an exception.
 """
 
 from __future__ import annotations
@@ -12,18 +12,16 @@ from specgraph.errors import PlatformError
 
 
 class HandleTypes(NamedTuple):
-    """The checked subclasses for one torch.musa."""
+    """The checking subclasses for one module torch.musa."""
 
     stream: type[Any]
     event: type[Any]
 
 
 def handle_types(musa: Any) -> HandleTypes:
-    """Subclasses of `musa.Stream` and `musa.Event`; `musa` is the module torch.musa."""
+    """Subclasses of `musa.Stream` and `musa.Event` that refuse foreign handles with PlatformError."""
 
     class MusaEvent(musa.Event):
-        """An event that refuses handles of other kinds with PlatformError."""
-
         def record(self, stream: Any = None) -> None:
             super().record(None if stream is None else own(musa.Stream, stream, "stream"))
 
@@ -34,8 +32,6 @@ def handle_types(musa: Any) -> HandleTypes:
             return super().elapsed_time(own(musa.Event, end_event, "event"))
 
     class MusaStream(musa.Stream):
-        """A stream whose events are checked ones."""
-
         def record_event(self, event: Any = None) -> Any:
             return super().record_event(MusaEvent() if event is None else own(musa.Event, event, "event"))
 
@@ -49,7 +45,7 @@ def handle_types(musa: Any) -> HandleTypes:
 
 
 def own(kind: type[Any], handle: Any, what: str) -> Any:
-    """`handle`, which must be torch.musa's own.
+    """`handle`, which must be of torch.musa's class `kind`.
 
     Raises:
         PlatformError: it is not.

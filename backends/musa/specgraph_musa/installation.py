@@ -1,4 +1,4 @@
-"""Whether torch_musa is installed, fits its torch and sees a device; if not, what to do, in one line each."""
+"""The probe: whether torch_musa is installed, fits its torch, has what this package calls, and sees a device."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
+from specgraph.errors import first_line
 from specgraph.platforms import Probe
 
-OLDEST_TORCH = (2, 11)
+from specgraph_musa.names import missing_names
+
+OLDEST_TORCH = (2, 7)
 
 HOW_TO_INSTALL = (
     "install the MUSA driver and toolkit, then torch and torch_musa of one release, both from Moore Threads "
@@ -21,68 +24,84 @@ HOW_TO_INSTALL = (
 )
 
 
+def installed_version() -> str | None:
+    """The version of the installed distribution torch_musa, read without importing it."""
+    try:
+        return version("torch_musa")
+    except PackageNotFoundError:
+        return None
+
+
 def probe(
     load: Callable[[str], Any] = import_module,
     torch_version: str = torch.__version__,
-    installed_version: Callable[[], str | None] | None = None,
+    installed: Callable[[], str | None] = installed_version,
 ) -> Probe:
-    """What answers on this machine. Imports torch_musa; raises nothing.
+    """Say whether this machine has a usable MUSA device. Imports torch_musa, runs nothing on a device, never raises.
 
     Args:
-        load, torch_version, installed_version: where the answers come from, for tests.
+        load: imports a module by name.
+        torch_version: the version of torch.
+        installed: the version of the installed torch_musa, or None. A version that does not fit torch is not imported:
+            loading its binary could end the process.
     """
     versions = {"torch": torch_version}
+
+    def refuse(reason: str) -> Probe:
+        return Probe(available=False, reason=reason, versions=versions)
+
     if _release(torch_version) < OLDEST_TORCH:
-        return _no(
+        return refuse(
             f"torch {torch_version} is older than {'.'.join(map(str, OLDEST_TORCH))}, which specgraph needs: install a "
-            "newer torch and torch_musa of one release from Moore Threads",
-            versions,
+            "newer torch and torch_musa of one release from Moore Threads"
         )
-    found = (installed_version or _installed_version)()
-    if found is not None:
+    if (found := installed()) is not None:
         versions["torch_musa"] = found
         if (wrong := _wrong_torch(found, torch_version)) is not None:
-            return _no(wrong, versions)
+            return refuse(wrong)
     try:
-        package = load("torch_musa")
+        musa = load("torch_musa")
     except ModuleNotFoundError as error:
         if error.name != "torch_musa":
-            return _no(f"torch_musa needs the module '{error.name}', which is missing: {HOW_TO_INSTALL}", versions)
-        return _no(f"torch_musa is not installed: {HOW_TO_INSTALL}", versions)
+            return refuse(f"torch_musa needs the module '{error.name}', which is missing: {HOW_TO_INSTALL}")
+        return refuse(f"torch_musa is not installed: {HOW_TO_INSTALL}")
     except Exception as error:
-        return _no(_unloadable(error, torch_version), versions)
-    versions["torch_musa"] = str(getattr(package, "__version__", "unknown"))
+        return refuse(_why_it_does_not_load(error, torch_version))
+    versions["torch_musa"] = str(getattr(musa, "__version__", "unknown"))
     if (wrong := _wrong_torch(versions["torch_musa"], torch_version)) is not None:
-        return _no(wrong, versions)
+        return refuse(wrong)
+    if missing := missing_names(musa):
+        return refuse(
+            f"torch_musa {versions['torch_musa']} lacks what this backend calls: {', '.join(missing)}. It was written "
+            "against torch_musa 2.7.1, 2.9.1 and 2.11: install one of them, or a newer specgraph-musa"
+        )
     try:
-        count = int(package.device_count()) if package.is_available() else 0
+        count = int(musa.device_count()) if musa.is_available() else 0
     except Exception as error:
-        return _no(f"torch_musa is installed, and its runtime fails: {_first_line(error)}. Check musaInfo", versions)
+        return refuse(f"torch_musa is installed, and its runtime fails: {first_line(error)}. Check musaInfo")
     if count == 0:
-        return _no(
+        return refuse(
             "torch_musa is installed and sees no device: check the driver (musaInfo, /dev/mtgpu*), and that "
-            "MUSA_VISIBLE_DEVICES, read once at start, names one",
-            versions,
+            "MUSA_VISIBLE_DEVICES, read once at start, names one"
         )
     return Probe(available=True, device_count=count, versions=versions)
 
 
 def _wrong_torch(torch_musa_version: str, torch_version: str) -> str | None:
-    """torch_musa's binary fits the torch of its own release only."""
     if _release(torch_musa_version) in (_release(torch_version), ()):
         return None
     return (
         f"torch_musa {torch_musa_version} does not fit torch {torch_version}: its binary is built for the torch of its "
-        f"own release. Install torch and torch_musa of one release from Moore Threads"
+        "own release. Install torch and torch_musa of one release from Moore Threads"
     )
 
 
-def _unloadable(error: BaseException, torch_version: str) -> str:
-    """torch_musa says little when its binary fails to load; the reason is in what caused it."""
+def _why_it_does_not_load(error: BaseException, torch_version: str) -> str:
+    """torch_musa replaces the dynamic loader's message by advice of its own: the message is in the error's causes."""
     causes: list[str] = []
     seen: BaseException | None = error
     while seen is not None and len(causes) < 4:
-        causes.append(_first_line(seen))
+        causes.append(first_line(seen))
         seen = seen.__cause__ or seen.__context__
     text = "; ".join(dict.fromkeys(causes))
     if "undefined symbol" in text:
@@ -98,23 +117,7 @@ def _unloadable(error: BaseException, torch_version: str) -> str:
     return f"torch_musa does not load: {text}"
 
 
-def _installed_version() -> str | None:
-    try:
-        return version("torch_musa")
-    except PackageNotFoundError:
-        return None
-
-
 def _release(text: str) -> tuple[int, ...]:
     """(major, minor), or () where the text has none."""
     match = re.match(r"(\d+)\.(\d+)", text)
     return (int(match[1]), int(match[2])) if match else ()
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
-def _no(reason: str, versions: dict[str, str]) -> Probe:
-    return Probe(available=False, reason=reason, versions=versions)

@@ -2,83 +2,72 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, cast
 
 import torch
 from specgraph.errors import PlatformError, UnsupportedError
-from specgraph.platforms import Capabilities, Event, GraphPool, MemoryInfo, Platform, PlatformInfo, Stream
+from specgraph.platforms import Capabilities, Event, MemoryInfo, Platform, PlatformInfo, Stream
 
-from specgraph_musa.graph import MusaGraph
+from specgraph_musa.graph import MusaGraph, MusaGraphPool, Release
 from specgraph_musa.handles import handle_types, own
 from specgraph_musa.policy import Policy, policy_from
-from specgraph_musa.pools import MusaGraphPool, Release, find_release
-from specgraph_musa.probes import probe_capabilities
+from specgraph_musa.trials import Findings, capabilities, findings
+from specgraph_musa.triton_ops import register_ops
 
 
 class MusaPlatform(Platform):
     """GPU `index` of this process.
 
-    `musa` is the module torch.musa, for this package's own files; `policy` the choices in force; `captures` is held by
-    the thread that captures.
+    Attributes:
+        musa: the module torch.musa.
+        policy: the choices in force.
+        release: what gives a closed graph's memory back on this torch_musa.
     """
 
-    def __init__(self, index: int, policy: Policy | None = None) -> None:
+    graph_type = MusaGraph
+    pool_type = MusaGraphPool
+
+    def __init__(self, index: int, policy: Policy | None = None, found: Findings | None = None) -> None:
         """
         Args:
             index: which device.
-            policy: what the environment asks for by default.
+            policy: by default, what the environment asks for.
+            found: what the trials found on this device; None to find it out, empty to claim nothing.
 
         Raises:
-            PlatformError: there is no such device.
-            ConfigError: a SPECGRAPH_MUSA_* variable has a value that means nothing.
+            PlatformError: there is no such device, or it can't be opened.
+            ConfigError: a SPECGRAPH_MUSA_* variable has an unknown value.
         """
         import torch_musa  # pyright: ignore[reportMissingImports]
 
         self.policy = policy_from() if policy is None else policy
         self.musa: Any = torch_musa
         self.index = index
-        musa = self.musa
-        if not 0 <= index < musa.device_count():
-            raise PlatformError(f"there are {musa.device_count()} MUSA devices, index {index} was asked for")
-        properties = musa.get_device_properties(index)
-        # The vendor's stream knows what torch calls this device; a name of our own could be wrong.
-        device: torch.device = musa.current_stream(index).device
-        versions = {
-            "torch": torch.__version__,
-            "torch_musa": str(torch_musa.__version__),
-            "musa": str(getattr(torch.version, "musa", "unknown")),
-            "architecture": f"{properties.major}.{properties.minor}",
-        }
-        stand_in = getattr(torch_musa, "simulated", None)  # specgraph's test equipment names itself
-        kind = "Moore Threads GPU" if stand_in is None else stand_in.device_kind()
-        self._info = PlatformInfo("musa", device, properties.name, versions, kind, simulated=stand_in is not None)
-        self._total = int(properties.total_memory)
-        self._handles = handle_types(musa)
-        with musa.device(index):
-            self._side: Any = self._handles.stream(index)
-        self.capture_stream = self._side
-        self.captures = threading.RLock()
-        self._release: Release = "never"
-        self._is_closed = False
-        self._probed = probe_capabilities(self, self._find_release)
-
-    @property
-    def info(self) -> PlatformInfo:
-        """See `Platform.info`."""
-        return self._info
+        if not 0 <= index < self.musa.device_count():
+            raise PlatformError(f"there are {self.musa.device_count()} MUSA devices, index {index} was asked for")
+        super().__init__(_info(self.musa, index))
+        self._handles = handle_types(self.musa)
+        self.release: Release = "never"
+        found = findings(self) if found is None else found
+        self._capabilities = capabilities(found, self.policy.max_live_graphs) if found else None
+        self.release = cast("Release", found.get("release", "never"))
+        if self._capabilities is not None and self._capabilities.triton:
+            register_ops(self)
 
     @property
     def capabilities(self) -> Capabilities:
-        """See `Platform.capabilities`. Probed when the platform was opened; the merged loop follows the policy, which
-        asks whether torch.distributed has several ranks now."""
-        if not self._probed.merged_loop:
-            return self._probed
+        """See `Platform.capabilities`. The merged loop also follows the policy, which depends on how many ranks
+        torch.distributed has now."""
+        if self._capabilities is None:
+            raise PlatformError("this musa platform was opened for trials only: it claims no capabilities")
+        if not self._capabilities.merged_loop:
+            return self._capabilities
         collectives = has_collectives()
         return replace(
-            self._probed,
+            self._capabilities,
             merged_loop=self.policy.merged_loop(collectives),
             default_lowering=self.policy.default_lowering(collectives),
         )
@@ -88,8 +77,9 @@ class MusaPlatform(Platform):
         self.musa.synchronize(self.index)
 
     def memory(self) -> MemoryInfo:
-        """See `Platform.memory`. What torch_musa's allocator holds; other processes are not counted."""
-        return MemoryInfo(self.musa.memory_allocated(self.index), self.musa.memory_reserved(self.index), self._total)
+        """See `Platform.memory`. Counts torch_musa's allocator of this process only."""
+        total = int(self.musa.get_device_properties(self.index).total_memory)
+        return MemoryInfo(self.musa.memory_allocated(self.index), self.musa.memory_reserved(self.index), total)
 
     def stream(self) -> Stream:
         """See `Platform.stream`. torch_musa hands out its 32 streams in turn: two of these may be the same one."""
@@ -110,42 +100,33 @@ class MusaPlatform(Platform):
             raise UnsupportedError(f"no external events here: {self.capabilities.external_events.reason}")
         return self._handles.event(enable_timing=timing)
 
-    def graph_pool(self) -> MusaGraphPool:
-        """See `Platform.graph_pool`."""
-        self._refuse_closed()
-        return MusaGraphPool(self.musa, self.index, self._release, self.captures)
-
-    def graph(self, pool: GraphPool | None = None) -> MusaGraph:
-        """See `Platform.graph`."""
-        self._refuse_closed()
-        if pool is not None and not isinstance(pool, MusaGraphPool):
-            raise PlatformError(f"{pool!r} is no pool of the musa platform")
-        return MusaGraph(self, pool or self.graph_pool(), owns_pool=pool is None)
-
     def is_capturing(self) -> bool:
         """See `Platform.is_capturing`."""
-        return self.musa.is_current_stream_capturing()
-
-    def close(self) -> None:
-        """See `Platform.close`. Graphs and tensors belong to those who made them."""
-        self._is_closed = True
-
-    # ---- for the files of this package -----------------------------------------------------------------------------
-
-    def stream_to_capture(self, asked: Stream | None) -> Any:
-        """Where a capture runs: as asked, else always the same side stream."""
-        return self._side if asked is None else own(self.musa.Stream, asked, "stream")
-
-    def _find_release(self) -> None:
-        with self.musa.device(self.index), self.musa.stream(self._side):
-            self._release = find_release(self.musa, self.index, self._side)
-
-    def _refuse_closed(self) -> None:
-        if self._is_closed:
-            raise PlatformError("this musa platform is closed")
+        with self.musa.device(self.index):
+            return self.musa.is_current_stream_capturing()
 
 
 def has_collectives() -> bool:
     """Whether this process is one of several ranks."""
     distributed = torch.distributed
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+def _info(musa: Any, index: int) -> PlatformInfo:
+    properties = musa.get_device_properties(index)
+    versions = {
+        "torch": torch.__version__,
+        "torch_musa": str(musa.__version__),
+        "musa": str(getattr(torch.version, "musa", "unknown")),
+        "architecture": f"{properties.major}.{properties.minor}",
+    }
+    for name in ("triton", "specgraph-musa"):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    stand_in = getattr(musa, "simulated", None)  # test equipment names itself
+    kind = "Moore Threads GPU" if stand_in is None else stand_in.device_kind()
+    # torch_musa's stream knows what torch calls the device; a name written here could be wrong.
+    device = musa.current_stream(index).device
+    return PlatformInfo("musa", device, properties.name, versions, kind, simulated=stand_in is not None)

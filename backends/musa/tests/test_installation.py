@@ -14,6 +14,7 @@ from specgraph.errors import PlatformError
 from specgraph.platforms import discover, open_platform
 from specgraph.platforms.discovery import Discovered
 
+import torch_musa
 from specgraph_musa import backend
 from specgraph_musa.installation import probe
 
@@ -25,12 +26,15 @@ def loading(error: BaseException):
     return load
 
 
-def package(version: str = "2.13.0", devices: int = 1, available: bool = True) -> SimpleNamespace:
-    return SimpleNamespace(__version__=version, device_count=lambda: devices, is_available=lambda: available)
+def package(version: str = "2.13.0", devices: int = 1, available: bool = True, **others) -> SimpleNamespace:
+    """torch_musa as it is here, with another version and other devices."""
+    names = {name: getattr(torch_musa, name) for name in vars(torch_musa)}
+    answers = {"__version__": version, "device_count": lambda: devices, "is_available": lambda: available}
+    return SimpleNamespace(**names | answers | others)
 
 
 def refused(**answers) -> str:
-    answers = {"torch_version": "2.13.0", "installed_version": lambda: None, "load": lambda name: package(), **answers}
+    answers = {"torch_version": "2.13.0", "installed": lambda: None, "load": lambda name: package(), **answers}
     found = probe(**answers)
     assert not found.available
     assert found.device_count == 0
@@ -39,7 +43,7 @@ def refused(**answers) -> str:
 
 
 def test_a_sound_installation():
-    found = probe(load=lambda name: package(devices=4), torch_version="2.13.0", installed_version=lambda: "2.13.0")
+    found = probe(load=lambda name: package(devices=4), torch_version="2.13.0", installed=lambda: "2.13.0")
     assert found.available
     assert found.device_count == 4
     assert found.versions == {"torch": "2.13.0", "torch_musa": "2.13.0"}
@@ -86,12 +90,27 @@ def test_a_runtime_that_fails():
     def fail() -> bool:
         raise RuntimeError("MUSA driver version is insufficient\nmore")
 
-    reason = refused(load=lambda name: SimpleNamespace(__version__="2.13.0", is_available=fail))
+    reason = refused(load=lambda name: package(is_available=fail))
     assert "driver version is insufficient" in reason
 
 
 def test_torch_too_old():
-    assert "older than 2.11" in refused(torch_version="2.7.1")
+    assert "older than 2.7" in refused(torch_version="2.6.0")
+
+
+@pytest.mark.parametrize("release", ["2.7.1", "2.9.1.post1", "2.11.0.post2+musa5.2.0", "2.13.0"])
+def test_releases_for_each_torch_from_2_7_on(release):
+    torch_version = release.partition(".post")[0]
+    assert probe(load=lambda name: package(release), torch_version=torch_version, installed=lambda: release).available
+
+
+def test_names_that_are_missing_are_listed_before_anything_runs():
+    calls: list[str] = []
+    found = package(device_count=lambda: calls.append("device_count"), is_available=lambda: calls.append("available"))
+    del found.graph_pool_handle, found.memory_reserved
+    reason = refused(load=lambda name: found)
+    assert "torch_musa 2.13.0 lacks what this backend calls: graph_pool_handle, memory_reserved." in reason
+    assert calls == []
 
 
 @pytest.mark.parametrize("known_before_import", [True, False])
@@ -102,7 +121,7 @@ def test_torch_of_another_release(known_before_import):
         loads.append(name)
         return package("2.11.0")
 
-    reason = refused(load=load, installed_version=lambda: "2.11.0" if known_before_import else None)
+    reason = refused(load=load, installed=lambda: "2.11.0" if known_before_import else None)
     assert "torch_musa 2.11.0 does not fit torch 2.13.0" in reason
     assert bool(loads) is not known_before_import  # a misfit known from metadata is never loaded: it could crash
 

@@ -1,6 +1,7 @@
-"""Names and signatures of torch.musa, against a table made from torch_musa 2.7.1's sources.
+"""Names and signatures of torch.musa, against tables made from the sources of torch_musa 2.7.1 and 2.11.0.post2.
 
-Both sides are checked: the simulator presents exactly these, and the backend uses no others, in calls that fit them.
+Every side is checked: the simulator presents exactly the names of 2.7.1; the package's own table of calls fits both
+releases; and the package's code calls nothing that its table lacks.
 """
 
 from __future__ import annotations
@@ -8,21 +9,24 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 import torch_musa
+from specgraph_musa.graph import END_RECORDING
+from specgraph_musa.names import CALLS, missing_names
 from torch_musa.unmodelled import signature_of
 
 ROOT = Path(__file__).resolve().parents[1]
-TABLE = json.loads((ROOT / "api" / "torch_musa-2.7.1.json").read_text())
+TABLES = {path.stem: json.loads(path.read_text()) for path in sorted((ROOT / "api").glob("*.json"))}
+TABLE = TABLES["torch_musa-2.7.1"]
 NAMES = TABLE["torch.musa"]
 SOURCES = sorted((ROOT / "specgraph_musa").glob("*.py"))
 
-BUILT_IN = {"__version__", "__init__", "__new__"}
-MEMBERS_OF = {"raw": "MUSAGraph", "capturing": "graph", "now": "Stream", "properties": None, "side": "Stream"}
-"""How this package names what it gets from torch.musa. `properties` are checked against `device_properties`."""
+MEMBERS_OF = {"raw": "MUSAGraph", "_raw": "MUSAGraph", "now": "Stream", "properties": None}
+"""How the package's code names what it gets from torch.musa. `properties` are checked against `device_properties`."""
 
 
 def plain(function) -> str:
@@ -78,58 +82,90 @@ def _is_musa(node: ast.expr) -> bool:
     )
 
 
-def fits(call: ast.Call, signature: str) -> None:
-    """Raises TypeError if the call's arguments don't fit."""
-    positional = [None] * len(call.args)
-    keywords = {k.arg: None for k in call.keywords if k.arg is not None}
-    signature_of(signature).bind(*positional, **keywords)
+@pytest.mark.parametrize("release", sorted(TABLES))
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_the_package_s_calls_fit_each_release(release, name):
+    entry, arguments = TABLES[release]["torch.musa"], CALLS[name]
+    for part in name.split("."):
+        entry = entry[part]
+    if arguments is None:
+        assert entry == "property"
+        return
+    if isinstance(entry, dict):
+        entry = entry.get("__init__") or entry["__new__"]
+    positional = [None for a in arguments if not a.endswith("=") and a != "self"]
+    signature_of(entry).bind(*positional, **{a.rstrip("="): None for a in arguments if a.endswith("=")})
 
 
-def test_the_backend_uses_only_names_of_the_table():
+def test_the_package_uses_only_names_of_its_table():
     uses = musa_uses()
-    assert len(uses) > 25
+    assert len(uses) > 20
     for path, node, call in uses:
-        assert node.attr in NAMES, f"{path.name}:{node.lineno} torch.musa.{node.attr}"
-        entry = NAMES[node.attr]
-        if call is not None:
-            fits(call, entry if isinstance(entry, str) else entry.get("__init__", entry.get("__new__", "()")))
-
-
-def test_graphs_are_passed_positionally():
-    """The parameter is named musa_graph here and cuda_graph elsewhere."""
-    calls = [call for _, node, call in musa_uses() if node.attr == "graph" and call is not None]
-    assert calls
-    assert all(call.args and not any(k.arg == "musa_graph" for k in call.keywords) for call in calls)
+        assert node.attr in CALLS or node.attr in ("__version__", "musa"), f"{path.name}:{node.lineno} {node.attr}"
+        if call is not None and (arguments := CALLS[node.attr]) is not None:
+            keywords = [f"{k.arg}=" for k in call.keywords if k.arg in ("enable_timing", "capture_error_mode")]
+            assert len(call.args) + len(keywords) == len(arguments), f"{path.name}:{node.lineno} {node.attr}"
 
 
 def test_members_of_graphs_streams_and_properties_are_in_the_table():
     seen = 0
     for path in SOURCES:
-        tree = ast.parse(path.read_text())
-        calls = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
-        for node in ast.walk(tree):
+        for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name | ast.Attribute):
                 continue
-            owner = node.value.id if isinstance(node.value, ast.Name) else node.value.attr.lstrip("_")
+            owner = node.value.id if isinstance(node.value, ast.Name) else node.value.attr
             if owner not in MEMBERS_OF:
                 continue
             where = f"{path.name}:{node.lineno} {owner}.{node.attr}"
             if owner == "properties":
                 assert node.attr in TABLE["device_properties"], where
-            elif node.attr not in ("__enter__", "__exit__"):
-                members = NAMES[MEMBERS_OF[owner]]
-                assert node.attr in members, where
-                if id(node) in calls:
-                    fits(calls[id(node)], members[node.attr])
+            else:
+                assert f"{MEMBERS_OF[owner]}.{node.attr}" in CALLS, where
             seen += 1
-    assert seen > 10
+    assert seen > 8
 
 
-def test_the_binary_module_s_calls_are_in_the_table():
-    tree = ast.parse((ROOT / "specgraph_musa" / "pools.py").read_text())
-    used = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr.startswith("_musa_")}
-    assert used == {"_musa_releasePool", "_musa_endAllocateCurrentStreamToPool"}
-    assert used <= set(TABLE["torch_musa._MUSAC"])
+def test_nothing_is_missing_here():
+    assert missing_names(torch_musa) == []
+
+
+class Other:
+    """torch_musa with some names replaced; None: absent."""
+
+    def __init__(self, **names):
+        self._names = names
+
+    def __getattr__(self, name):
+        found = self._names.get(name, getattr(torch_musa, name))
+        if found is None:
+            raise AttributeError(name)
+        return found
+
+
+def test_what_is_missing_is_named_all_of_it():
+    class Graph:
+        def capture_begin(self, pool):
+            pass
+
+        capture_end = replay = reset = lambda self: None
+
+    missing = missing_names(Other(empty_cache=None, MUSAGraph=Graph, synchronize=lambda: None))
+    assert missing == [
+        "MUSAGraph.capture_begin(pool, capture_error_mode=), which is (self, pool) here",
+        "MUSAGraph.get_latest_instance",
+        "empty_cache",
+        "synchronize(device), which is () here",
+    ]
+
+
+def test_the_binary_module_s_calls_are_in_the_tables():
+    source = (ROOT / "specgraph_musa" / "graph.py").read_text()
+    used = set(re.findall(r"_musa_\w+", source)) - {"_musa_releasePool"}
+    assert used == set(END_RECORDING)
+    for table in TABLES.values():
+        calls = table["torch_musa._MUSAC"]
+        assert "_musa_releasePool" in calls
+        assert any(name in calls for name in END_RECORDING)
 
 
 def test_devices_are_told_apart_by_type_alone():

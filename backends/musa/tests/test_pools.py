@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from device_memory import live, reserved
 
+from specgraph_musa.graph import release_share
 from specgraph_musa.platform import MusaPlatform
 from specgraph_musa.policy import Policy
-from specgraph_musa.pools import MusaGraphPool
 from torch_musa import simulated
 
 MIB = 1 << 20
@@ -21,9 +21,9 @@ def capture_in(platform, pool, nbytes=64 * MIB):
 
 
 def test_the_way_is_found_by_trying(musa):
-    assert musa._release == "by_own_call"
-    simulated.defects.reset_keeps_pool = False
-    assert MusaPlatform(0, Policy())._release == "by_reset"
+    assert musa.release == "by_own_call"
+    simulated.as_2_11()
+    assert MusaPlatform(0, Policy()).release == "by_reset"
 
 
 def test_memory_comes_back_on_close(musa):
@@ -35,7 +35,7 @@ def test_memory_comes_back_on_close(musa):
 
 
 def test_memory_comes_back_where_reset_does_its_duty():
-    simulated.defects.reset_keeps_pool = False
+    simulated.as_2_11()
     platform = MusaPlatform(0, Policy())
     before = reserved(platform)
     for _ in range(3):
@@ -76,16 +76,14 @@ def test_a_pool_goes_on_after_its_last_graph(musa):
     assert reserved(musa) == before
 
 
-def test_reset_leaks_pool_put_back_is_seen(musa):
+def test_reset_leaks_pool_put_back_is_seen(musa, monkeypatch):
     """Trusting reset(), as one would, keeps the memory: the check above can fail."""
     before = reserved(musa)
-    pool = MusaGraphPool(musa.musa, musa.index, "by_reset", musa.captures)
-    graph = capture_in(musa, pool)
-    handle = graph._handle
+    monkeypatch.setattr(musa, "release", "by_reset")
+    graph = capture_in(musa, musa.graph_pool())
+    handle = graph.pool_handle
     graph.close()
     assert reserved(musa) >= before + 64 * MIB
-    from specgraph_musa.pools import release_share
-
     release_share(musa.index, handle)
     assert reserved(musa) == before
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from specgraph import kernels  # registers the ops
 
-from specgraph_musa.kernels import canonical, canonical_arguments
+from specgraph_musa.triton_ops import canonical, canonical_arguments
 
 assert kernels
 

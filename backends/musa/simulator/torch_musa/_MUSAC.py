@@ -1,5 +1,6 @@
 """The calls of the binary module that reach the allocator's pools. torch_musa's own Python code uses them."""
 
+from torch_musa import simulated
 from torch_musa.forms import form
 
 
@@ -7,9 +8,12 @@ def _musa_beginAllocateToPool(device, mempool_id):
     form.begin_allocate(device, mempool_id)
 
 
-def _musa_endAllocateCurrentStreamToPool(device, mempool_id):
-    form.end_allocate(device, mempool_id)
-
-
 def _musa_releasePool(device, mempool_id):
     form.release_pool(device, mempool_id)
+
+
+def __getattr__(name):
+    """Ending a recording has one name in 2.7.1 and another in 2.11."""
+    if name == f"_musa_endAllocate{'CurrentStream' if simulated.machine.release == '2.7.1' else ''}ToPool":
+        return form.end_allocate
+    raise AttributeError(name)

@@ -1,9 +1,12 @@
 """MUSAGraph and the capture context, with 2.7.1's limits and defects."""
 
 import gc
+import os
 import weakref
 from collections import Counter
 from dataclasses import dataclass, field
+
+import torch
 
 from torch_musa import simulated
 from torch_musa.device import current_device, synchronize
@@ -21,12 +24,32 @@ class Captures:
 
     current: "MUSAGraph | None" = None
     instantiated: int = 0
-    debugging: bool = False
     in_pool: Counter = field(default_factory=Counter)
     """Live graphs by pool."""
 
 
+class Generator:
+    """The default generator's state as graphs know it (MUSAGeneratorImpl.cpp): two tensors that the first registered
+    graph makes and that each capture and replay fills in place, and whether a capture is under way."""
+
+    def __init__(self):
+        self.graphs, self.tensors, self.is_capturing = weakref.WeakSet(), None, False
+
+    def capture_prologue(self, graph):
+        if self.tensors is None or not self.graphs:
+            self.tensors = torch.empty(2, dtype=torch.int64)
+        self.graphs.add(graph)
+        self.is_capturing = True
+        self.tensors.fill_(0)
+
+    def replay_prologue(self):
+        self.tensors.fill_(0)
+        if self.is_capturing:
+            raise RuntimeError("Offset increment outside graph capture encountered unexpectedly. (simulated)")
+
+
 captures = Captures()
+generator = Generator()
 _instances = weakref.WeakSet()
 
 
@@ -52,7 +75,6 @@ class MUSAGraph:
     def __init__(self):
         self._capture = None
         self._has_exec = False
-        self._graph_destroyed = False
         self._replays = 0
         self._rng = None
         self._index = current_device()
@@ -63,6 +85,7 @@ class MUSAGraph:
             raise RuntimeError(f"MUSA error (simulated): unknown capture error mode {capture_error_mode}")
         if self._has_exec:
             raise RuntimeError("MUSA error (simulated): this MUSAGraph holds a captured graph already")
+        generator.capture_prologue(self)
         if current_stream() == default_stream():
             raise RuntimeError("MUSA error (simulated): the default stream can't be captured")
         self._stream = current_stream()
@@ -82,6 +105,7 @@ class MUSAGraph:
             self._capture.destroy()
             raise RuntimeError("MUSA error (simulated): out of resources at graph instantiation")
         captures.instantiated += 1
+        generator.is_capturing = False
         self._has_exec = True
         self._replays = 0
         self._is_further = captures.in_pool[self.pool()] > 0
@@ -94,8 +118,11 @@ class MUSAGraph:
     def replay(self):
         if not self._has_exec:
             raise RuntimeError("MUSA error (simulated): replay before a successful capture")
+        generator.replay_prologue()
         self._replays += 1
         defects = simulated.defects
+        if defects.loop_faults and self._capture.num_nodes >= 64:
+            os.abort()
         if defects.replays_once and self._replays > 1:
             return
         if defects.pool_overlaps and self._is_further:
@@ -113,26 +140,11 @@ class MUSAGraph:
         captures.instantiated -= 1
         captures.in_pool[self._capture.handle] -= 1
         self._capture.destroy()
-        if self._graph_destroyed:
-            self._graph_destroyed = False
-            simulated.corrupt("a graph destroyed by debug_dump is destroyed again by reset")
 
     def pool(self):
         if not self._has_exec:
             raise RuntimeError("MUSA error (simulated): pool() before a successful capture")
         return self._capture.handle
-
-    def enable_debug_mode(self):
-        captures.debugging = True
-
-    def debug_dump(self, debug_path):
-        if not captures.debugging or not self._has_exec:
-            return
-        with open(debug_path, "w") as file:
-            file.write(f'digraph simulated {{ nodes [label="{self._capture.num_nodes} nodes"] }}\n')
-        if self._graph_destroyed:
-            simulated.corrupt("a graph destroyed by debug_dump is dumped again")
-        self._graph_destroyed = simulated.defects.dump_destroys_graph
 
     @classmethod
     def get_latest_instance(cls):

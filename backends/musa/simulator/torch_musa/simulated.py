@@ -1,5 +1,10 @@
-"""The simulator's own controls. No part of torch_musa's API."""
+"""The simulator's own controls. No part of torch_musa's API.
 
+SPECGRAPH_MUSA_SIMULATED names defects, separated by commas, that are on from the start: for processes that a test
+starts.
+"""
+
+import os
 from dataclasses import dataclass
 
 
@@ -9,8 +14,6 @@ class Defects:
 
     reset_keeps_pool: bool = True
     """MUSAGraph.reset() does not give its share of the memory pool back."""
-    dump_destroys_graph: bool = True
-    """debug_dump() destroys the graph, and reset() or the destructor destroys it again."""
     handles_unchecked: bool = True
     """Events take any object for a stream, and any object for an event."""
     max_live_graphs: int | None = 2048
@@ -27,6 +30,8 @@ class Defects:
     loop_stops_short: bool = False
     """A graph of many ops loses its last ones: modelled as doing nothing when it was captured with `merged`-like
     length (64 ops or more, on the cpu form)."""
+    loop_faults: bool = False
+    """Such a graph ends the process at its replay, as a device fault does."""
 
 
 @dataclass
@@ -34,6 +39,14 @@ class Machine:
     """What the probe finds."""
 
     device_count: int = 1
+    release: str = "2.7.1"
+    """Of torch_musa: "2.7.1" or "2.11"."""
+
+
+def as_2_11() -> None:
+    """What torch_musa 2.9.1.post1 and 2.11 do otherwise than 2.7.1: reset() gives the pool back, and the call that ends
+    a recording has another name."""
+    machine.release, defects.reset_keeps_pool = "2.11", False
 
 
 class MemoryCorruption(Exception):
@@ -60,10 +73,12 @@ def corrupt(what: str) -> None:
 
 
 def restore() -> None:
-    """The defects of 2.7.1, one device, nothing reported."""
+    """The defects of 2.7.1 and those that the environment names, one device, nothing reported."""
     for state in (defects, machine):
         for name, value in vars(type(state)()).items():
             setattr(state, name, value)
+    for name in filter(None, os.environ.get("SPECGRAPH_MUSA_SIMULATED", "").split(",")):
+        setattr(defects, name, True)
     faults.clear()
 
 
@@ -77,3 +92,6 @@ def all_reduce(tensor, slot):
     again = slot in capture.collectives
     capture.collectives.add(slot)
     return tensor * (0 if again and defects.barrier_baked else 1)
+
+
+restore()
