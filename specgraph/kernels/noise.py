@@ -1,7 +1,7 @@
 """Random numbers as a function of (seed, position, purpose, index), the same on every device.
 
-A counter-based generator has no state, so a captured graph needs no generator registration, a re-run with the same
-seed repeats, and the noise of a position doesn't depend on how the batch was padded or lowered. The mixing function is
+A counter-based generator has no state, so a captured graph needs no generator registration, a second run with the same
+seed gives the same numbers, and the noise of a position doesn't depend on padding or lowering. The mixing function is
 the 64-bit finaliser of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
 """
 
@@ -39,7 +39,7 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def uniform(seeds: Tensor, positions: Tensor, purpose: int, count: int) -> Tensor:
-    """Uniform numbers in (0, 1), exact multiples of 2^-24.
+    """Uniform numbers in (0, 1): odd multiples of 2^-24.
 
     Args:
         seeds, positions: int64 [N]; `positions` is that of the token being decided.

@@ -1,4 +1,4 @@
-"""Drafting one token a request: which token, where it is written, and from which distribution it came."""
+"""Drafting one token per request: which token, where it is written, and from which distribution it came."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specgraph import kernels
 
-OFFSETS = torch.tensor([0, 0, 3, 3, 10, 40])  # draft ids 0..5 stand for target ids 0, 1, 5, 6, 14, 45
+OFFSETS = torch.tensor([0, 0, 3, 3, 10, 40])  # draft ids 0..5 are target ids 0, 1, 5, 6, 14, 45
 
 
 def random_logits(rows: int, vocab: int, seed: int = 0) -> Tensor:
@@ -103,7 +103,7 @@ def test_a_run_repeats_and_does_not_depend_on_the_batch_around_it():
 
 
 def test_the_noise_is_that_of_the_position_of_the_token_decided():
-    """Seen keys n: the row stands at n - 1 and its input token at n, so the draft stands at n + 1 at every step."""
+    """With n visible keys the row is at n - 1 and its input token at n, so every step decides the token of n + 1."""
     from specgraph.kernels import noise
 
     logits = random_logits(1, 6, seed=4)

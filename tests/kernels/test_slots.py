@@ -75,6 +75,6 @@ def test_advance_across_a_block_border_and_past_the_end():
         seen.append((seq_lens.tolist(), positions.tolist(), slots.tolist()))
     assert seen == [
         ([4, 8, 0], [3, 7, 0], [5 * 4 + 3, 4 * 4 + 3, -1]),
-        ([5, 9, 0], [4, 7, 0], [2 * 4 + 0, -1, -1]),  # the second request stands at max_model_len: nothing is written
+        ([5, 9, 0], [4, 7, 0], [2 * 4 + 0, -1, -1]),  # the second request is at max_model_len: nothing is written
         ([6, 10, 0], [5, 7, 0], [2 * 4 + 1, -1, -1]),
     ]

@@ -27,7 +27,7 @@ DRAFTERS = {
     "unlike the target": (bigram(2, scale=2.5), None),
     "the target itself": (TARGET, None),
     "nearly deterministic": (bigram(3, scale=20.0), None),
-    "of fewer tokens": (bigram(4, columns=2), torch.tensor([1, 2])),  # draft ids 0, 1 stand for tokens 1, 3
+    "of fewer tokens": (bigram(4, columns=2), torch.tensor([1, 2])),  # draft ids 0, 1 are tokens 1, 3
 }
 
 
@@ -37,7 +37,7 @@ def draft(drafter: Tensor, offsets: Tensor | None, temperature: Tensor, seeds: T
     drafts, probs = torch.zeros(n, STEPS, dtype=torch.int64), torch.zeros(n, STEPS, drafter.shape[1])
     for step in range(STEPS):
         logits = drafter[token_ids]
-        # The first draft stands at start + 1: the token at `start` is known.
+        # The first draft token is that of start + 1: the token at `start` is known.
         lengths = (starts + step).int()
         kernels.draft_gumbel(
             logits, offsets, temperature, seeds, lengths, torch.tensor([step]), token_ids, drafts, probs
@@ -117,7 +117,7 @@ def test_lossless_with_drafts_taken_with_certainty():
 
 @pytest.mark.parametrize("with_probs", [False, True])
 def test_lossless_where_there_is_no_draft(with_probs):
-    """-1 is rejected, and the token in its place follows the target: whatever distribution lies beside it is stale."""
+    """-1 is rejected, and the token in its place follows the target: its distribution is stale and must not count."""
     warmth, seeds, starts = batch()
     drafts, probs = draft(DRAFTERS["unlike the target"][0], None, warmth, seeds, starts)
     drafts[::2], drafts[1::2, 1] = -1, -1

@@ -22,7 +22,7 @@ def attend_kernel(
 ):  # fmt: skip
     """One program: a tile of one request's rows times the query heads of one KV head, over one split of the context.
 
-    FUSED (one row a request): the query comes unrotated, and the first split rotates, stores and attends to the row's
+    FUSED (one row per request): the query comes unrotated, and the first split rotates, stores and attends to the row's
     own key and value, which never travel through the cache here.
     """
     if OVERLAP is not None:

@@ -1,4 +1,4 @@
-"""Paged attention and cache writes, launched as Triton kernels."""
+"""Launching the Triton kernels of paged attention and cache writes."""
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
@@ -120,9 +120,10 @@ class AttentionOps(Launcher):
 
 
 def attention_splits(programs: int, rows: int, compute_units: int) -> int:
-    """Splits of the context: a power of two, at most 16, that gives up to four programs a compute unit.
+    """Splits of the context: a power of two, at most 16, that gives up to four programs per compute unit.
 
-    Two where a tile has more than 32 rows: each split writes its rows once more, and a second kernel adds them.
+    Up to two programs where a tile has more than 32 rows, since each split writes its rows once and a second kernel
+    adds them.
     """
     splits, wanted = 1, (4 if rows <= 32 else 2) * compute_units
     while splits < 16 and programs * splits * 2 <= wanted:
@@ -136,5 +137,5 @@ def _attends(dim: int, key_cache: Tensor, value_cache: Tensor) -> bool:
 
 
 def _heads(x: Tensor) -> Tensor:
-    """[T, heads, dim] with heads side by side: a view of a packed projection will do."""
+    """x [T, heads, dim], copied unless the heads of each row are contiguous, as in a view of a packed projection."""
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()

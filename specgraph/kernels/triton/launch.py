@@ -11,14 +11,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One choice of tile for a linear: output columns and input columns of a block, and how it is run."""
+    """Tile of a linear: output columns and input columns per block, warps and pipeline stages."""
 
     columns: int = 32
     depth: int = 128
     warps: int = 4
     stages: int = 4
     prefetch: int = 512
-    """Input columns of the weights to ask for before waiting for the kernel before; a power of two, at least 64."""
+    """Input columns of the weights to prefetch before waiting for the kernel before; a power of two, at least 64."""
 
 
 ChooseTile = Callable[[str, int, int, int], "Tile | None"]
@@ -26,7 +26,7 @@ ChooseTile = Callable[[str, int, int, int], "Tile | None"]
 
 
 def default_tile(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
-    """Tiles that are never bad on a device nobody tuned for."""
+    """Tiles for a device that nobody tuned for."""
     return Tile(columns=32 if rows <= 32 else 64, depth=128)
 
 
@@ -42,18 +42,18 @@ class LaunchOptions:
     """Keyword arguments of every launch."""
     tile: ChooseTile = default_tile
     compute_units: int = 128
-    """Processors of the device: how far to split attention."""
+    """Multiprocessors of the device: how far to split attention."""
     keep_compiled: bool = False
-    """Launch what runs outside graphs through the compiled kernel that Triton first returned. Needs Triton 3.3."""
+    """Launch kernels outside graphs through the compiled kernel that the first launch returned. Needs Triton 3.3."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """What the ops of one device have in common."""
+    """Base of the classes whose methods implement the ops of one device."""
 
     options: LaunchOptions
     compiled: dict[tuple[Any, ...], Any] = field(default_factory=dict[tuple[Any, ...], Any], repr=False)
-    """Kernels as Triton's first launch of them returned them, by what they were compiled for."""
+    """Compiled kernels as their first launch returned them, keyed by device, constants and dtypes."""
 
     def common(self) -> dict[str, Any]:
         """Keyword arguments of every launch."""
@@ -73,7 +73,7 @@ class Launcher:
         Args:
             kernel: takes the tensors, the integers (none specialised), then the constants and OVERLAP, in this order.
         """
-        # Triton compiles apart for pointers that are not 16-byte aligned: those take the usual way.
+        # Triton compiles a variant for pointers that are not 16-byte aligned: those are launched in the usual way.
         aligned = not any(tensor.data_ptr() & 15 for tensor in tensors)
         if not (self.options.keep_compiled and aligned):
             kernel[grid](*tensors, *integers, **constants, num_warps=num_warps, **self.common())
@@ -86,7 +86,7 @@ class Launcher:
 
 
 def ceil_div(a: int, b: int) -> int:
-    """a / b, rounded up. Triton's own costs microseconds outside a kernel, and a launch needs several."""
+    """a / b, rounded up. triton.cdiv takes microseconds outside a kernel, and a launch needs several."""
     return -(-a // b)
 
 
@@ -96,5 +96,5 @@ def power_of_two(n: int) -> int:
 
 
 def contiguous_rows(x: Tensor) -> Tensor:
-    """x itself if each row lies in one piece, else a copy."""
+    """x itself if the elements of each row are contiguous, else a copy."""
     return x if x.stride(-1) == 1 else x.contiguous()

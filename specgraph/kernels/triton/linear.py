@@ -1,10 +1,10 @@
 # type: ignore  (what Triton compiles is not what a type checker reads)
-"""Linears of few rows: the weights stream through once, and what can ride along does.
+"""Linears of few rows, with residual, activation or argmax in their epilogue.
 
-At the rows of a draft step a linear's time is its weights over the memory bandwidth: residual, activation and the
-argmax over a vocabulary are done where their operand is made. A norm is not: scaling rows inside the loop takes the
-operand out of the copy pipeline and cost 4 to 30 us on an H200, its own small kernel costs 2, and the linear
-prefetches its weights meanwhile.
+With the few rows of a draft step a linear takes the time that reading its weights takes, so whatever needs only its
+output is done in its epilogue. The norm before it is a kernel of its own: scaling rows inside the loop takes the
+operand out of the copy pipeline, which cost 4 to 30 us on an H200. The small kernel costs 2, during which the linear
+prefetches its weights.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def head_kernel(
 
 @triton.jit
 def best_kernel(logits, best_value, best_index, rows, columns, stride, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr):
-    """As `head_kernel`, of logits that exist. One program a block of columns and a row."""
+    """As `head_kernel`, of logits that exist. One program per block of columns and row."""
     if OVERLAP is not None:
         OVERLAP()
     block = tl.program_id(0)
@@ -150,7 +150,7 @@ def finish_greedy_kernel(
     best_value, best_index, draft_to_target, draft_step, token_ids, draft_token_ids, blocks, rows, draft_stride,
     MAPPED: tl.constexpr, BLOCKS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One program a row: its token to the next step's input and to column `draft_step` of the result."""
+    """One program per row: its token to the next step's input and to column `draft_step` of the result."""
     if OVERLAP is not None:
         OVERLAP()
     row = tl.program_id(0)
@@ -164,7 +164,7 @@ def finish_block_kernel(
     best_value, best_index, draft_to_target, draft_token_ids, blocks, rows, steps, draft_stride,
     MAPPED: tl.constexpr, BLOCKS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One program a row: row i is column i % steps of request i // steps."""
+    """One program per row: row i is column i % steps of request i // steps."""
     if OVERLAP is not None:
         OVERLAP()
     row = tl.program_id(0)
@@ -174,7 +174,7 @@ def finish_block_kernel(
 
 @triton.jit
 def gate_kernel(packed, out, columns, packed_stride, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr):
-    """out [rows, columns] = silu(gate) * up of rows (gate | up); one program a row and COLUMNS of them."""
+    """out [rows, columns] = silu(gate) * up of rows (gate | up); one program per row and COLUMNS of them."""
     if OVERLAP is not None:
         OVERLAP()
     row = tl.program_id(0).to(tl.int64)

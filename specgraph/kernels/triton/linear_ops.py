@@ -1,4 +1,4 @@
-"""The linears of few rows, what rides along with them, and greedy sampling, launched as Triton kernels."""
+"""Launching the Triton linears of few rows, and greedy sampling."""
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
@@ -17,7 +17,7 @@ from specgraph.kernels.triton import norm as norm_kernels
 from specgraph.kernels.triton.launch import Launcher, Tile, ceil_div, contiguous_rows, power_of_two
 
 MAX_ROWS = 64
-"""Above this many rows a linear is no longer bound by its weights, and the library's matmul is as good."""
+"""Above this many rows a linear's time is more than that of reading its weights, and the library's matmul is as fast."""
 
 _HALVES = (torch.bfloat16, torch.float16)
 

@@ -1,5 +1,5 @@
 # type: ignore  (what Triton compiles is not what a type checker reads)
-"""Norms of few rows, one program a row."""
+"""Norms of few rows, one program per row."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pair_kernel(
     TABLE_NORMED: tl.constexpr, HIDDEN_NORMED: tl.constexpr, WIDTH: tl.constexpr, HIDDEN_WIDTH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """out [rows, width + hidden_width] = cat(norm(table[token_ids]), norm(hidden)), one program a row and half."""
+    """out [rows, width + hidden_width] = cat(norm(table[token_ids]), norm(hidden)), one program per row and half."""
     if OVERLAP is not None:
         OVERLAP()
     row = tl.program_id(0).to(tl.int64)

@@ -1,4 +1,4 @@
-"""A pass's first node, advancing, and copies of rows, launched as Triton kernels."""
+"""Launching the Triton kernels for the first op of a pass, `advance`, and copies of rows."""
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false

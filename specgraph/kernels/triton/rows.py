@@ -55,7 +55,7 @@ def take_rows_kernel(
     source, chosen, out, size, source_stride, out_stride, CHOSEN: tl.constexpr, WIDTH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """out[i] = source[chosen[i]], one program a row."""
+    """out[i] = source[chosen[i]], one program per row."""
     if OVERLAP is not None:
         OVERLAP()
     row = tl.program_id(0).to(tl.int64)
@@ -73,7 +73,7 @@ def load_round_kernel(
     to_start_positions, to_aux_hidden, to_block_table, n, query_len, width, to_width, aux_elements, table_stride,
     ROW: tl.constexpr, TABLE: tl.constexpr, CHUNK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One program a request and part: part 0 takes the small tensors, the others CHUNK elements of aux_hidden each."""
+    """One program per request and part: part 0 takes the small tensors, the others CHUNK elements of aux_hidden."""
     if OVERLAP is not None:
         OVERLAP()
     request = tl.program_id(0)
@@ -112,7 +112,7 @@ def begin_propose_kernel(
     last_rows, step_positions, step_seq_lens, draft_step, query_len, sampled_stride, table_stride, table_width,
     max_model_len, BLOCK: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One program a request."""
+    """One program per request."""
     if OVERLAP is not None:
         OVERLAP()
     request = tl.program_id(0)
@@ -145,7 +145,7 @@ def begin_block_kernel(
     positions, slot_mapping, seq_lens, query_len, length, sampled_stride, table_stride, table_width, mask_token_id,
     max_model_len, BLOCK: tl.constexpr, WIDTH: tl.constexpr, LENGTH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One program a request: its context rows, then its block of `length` rows."""
+    """One program per request: its context rows, then its block of `length` rows."""
     if OVERLAP is not None:
         OVERLAP()
     request = tl.program_id(0)
@@ -184,7 +184,7 @@ def begin_verify_kernel(
     query_len, draft_stride, table_stride, table_width, max_model_len,
     BLOCK: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """One program a request."""
+    """One program per request."""
     if OVERLAP is not None:
         OVERLAP()
     request = tl.program_id(0)
