@@ -49,7 +49,7 @@ def make(dtype: torch.dtype, layers: int) -> tuple[State, State]:
 
 
 def step(w: State, s: State, layers: int) -> torch.Tensor:
-    """One token a request."""
+    """One token per request."""
     n, length = REQUESTS, 4 * BLOCK
     x = F.embedding(s["ids"], w["embed"])
     slot = s["table"].gather(1, (s["positions"] // BLOCK)[:, None])[:, 0] * BLOCK + s["positions"] % BLOCK

@@ -25,7 +25,7 @@ from specgraph.platforms import Platform, open_platform
 
 
 def medians(platform: Platform, head, requests: int, a: argparse.Namespace) -> dict[str, list[float]]:
-    """Device microseconds of one propose, one number a capture."""
+    """Device microseconds of one propose, one number per capture."""
     limit, per_request = a.context + 16, -(-(a.context + 16) // 16)
     g = torch.Generator().manual_seed(0)
     rows = requests * (a.k + 1)

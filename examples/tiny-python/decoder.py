@@ -135,7 +135,7 @@ class DecoderLayer(nn.Module):
 
 
 class ChainAttention:
-    """Attention of a chain drafter in the training-time test of EAGLE-3 (arXiv 2503.01840): one call a draft step.
+    """Attention of a chain drafter in the training-time test of EAGLE-3 (arXiv 2503.01840): one call per draft step.
 
     Row t of step k sees the keys of step 0 up to row t, and those of steps 1 to k of row t alone: what it sees when a
     chain of k drafts starts there.

@@ -1,4 +1,4 @@
-"""Timing a propose in every lowering, against eager and against the bandwidth floor."""
+"""Measures proposes and whole rounds in every lowering, against eager and against the bandwidth floor."""
 
 from specgraph.benchmarking.bandwidth import read_bandwidth
 from specgraph.benchmarking.propose import BenchCase, bench_propose

@@ -1,4 +1,4 @@
-"""The best sustained device-memory bandwidth of this device, measured in the same run as what is compared with it."""
+"""Device-memory bandwidth, measured in the same run as the times that are compared with it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ _BURST = 24
 
 
 def read_bandwidth(platform: Platform, gibibytes: float = 4.0) -> float:
-    """Bytes a second: the better of a large copy (bytes read and written) and a large read, the best of several.
+    """The bandwidth of device memory in bytes per second: the larger one of a copy and of a read, best of 10 times.
 
-    Weights are only read, so a copy alone would understate what a draft step can reach, and a floor made of it would
-    be too high. The buffers are far larger than any cache, and calls stand back to back.
+    A copy counts the bytes it reads and those it writes. Reads are measured too because a draft step only reads its
+    weights, and a read is faster than a copy.
+
+    Args:
+        gibibytes: size of what is copied and read; far larger than any cache.
     """
-    # A power of two: a reduction over another size reads up to 3 % slower, which would raise the floor.
+    # A power of two, because torch reads up to 3 % slower in a reduction over another size.
     count = 1 << (int(gibibytes * 2**30) // 8).bit_length() - 1
     source = torch.randn(count, device=platform.device)
     target = torch.empty_like(source)

@@ -1,4 +1,4 @@
-"""Tokens a second of the shipped pair, with and without drafting, in one run."""
+"""Tokens per second of the shipped pair, with and without drafting, measured in one run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ PROMPTS = (
 def bench_decoding(
     platform: Platform, *, k: int, lowerings: tuple[LoweringChoice, ...], max_tokens: int = 100, repeats: int = 3
 ) -> list[dict[str, Any]]:
-    """One row per lowering and one without drafting; prompts one at a time, the best of `repeats` passes counts."""
+    """Generate `max_tokens` tokens for each of PROMPTS, one request at a time.
+
+    Returns:
+        One row per lowering and one without drafting; each counts its fastest of `repeats` passes over all prompts.
+    """
     generators = {
         lowering: load_generator(
             platform=platform, num_speculative_tokens=k, lowering=lowering or "auto", speculate=lowering is not None
@@ -29,7 +33,7 @@ def bench_decoding(
     }
     seconds: dict[str | None, float] = dict.fromkeys(generators, float("inf"))
     tokens = 0
-    for _ in range(repeats):  # in turns: see bench_propose
+    for _ in range(repeats):  # all ways in turns; see bench_propose
         for lowering, generator in generators.items():
             requests = [generator.request(prompt, max_tokens=max_tokens) for prompt in PROMPTS]
             start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""A picture of propose times: one group a case, one bar a lowering, the floor as a line."""
+"""Plots propose times: one group of bars per case, one bar per lowering, the bandwidth floor as a dashed line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ _COLOURS = {
 
 
 def plot_rows(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
-    """Write a PNG. Raises ConfigError where matplotlib is not installed."""
+    """Write a PNG.
+
+    Args:
+        rows: as `bench_propose` returns them; rows without a time (refused lowerings) are left out.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

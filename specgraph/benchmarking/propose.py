@@ -1,4 +1,4 @@
-"""One propose in several lowerings, same weights and batch, timed in one run."""
+"""Times one propose in several lowerings, with the same weights and the same batch, in one run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from specgraph.platforms import Platform
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchCase:
-    """What is timed: `requests` requests of `context` tokens each, K = `k`."""
+    """What is timed: one propose of K = `k` tokens for `requests` requests of `context` tokens each."""
 
     shape: str
     requests: int
@@ -33,10 +33,10 @@ class BenchCase:
     context: int
     lowerings: tuple[LoweringChoice, ...] = ("eager", "step", "merged")
     torch_ops: bool = True
-    """Also time eager with plain torch ops in the place of the device's own kernels, where it has some."""
+    """Also time eager with plain torch ops instead of the device's own kernels, where it has some."""
     repeats: int = 50
     count_kernels: bool = False
-    """Also count kernels with a profiler, which makes the host slower for the rest of the process."""
+    """Also count kernels with a profiler, which slows down every later launch of this process."""
 
 
 def bench_propose(
@@ -47,11 +47,18 @@ def bench_propose(
     bandwidth: float | None = None,
     attention: AttentionBackend | None = None,
 ) -> list[dict[str, Any]]:
-    """One row per way to run it, all timed in turns: each lowering, and eager with plain torch ops.
+    """Time the case in each lowering, and eager with plain torch ops.
 
     Args:
-        bandwidth: bytes a second; with it rows have `floor_us` and `ratio` (device time over the floor).
+        dtype: of weights, activations and KV cache.
+        bandwidth: of device memory, in bytes per second; with it rows have `floor_us` and `ratio`.
         attention: the core's paged attention by default.
+
+    Returns:
+        One row per lowering. Times are medians in microseconds: `device_us` and `host_us` of the draft loop alone,
+        `propose_device_us` and `propose_host_us` with the batch handed over and the draft tokens copied out.
+        `floor_us` is the time that reading weights and KV takes at that bandwidth, `ratio` is `device_us` over it.
+        A lowering that the platform can't do has a row with `refused`, the reason.
     """
     length = case.context + 2 * (case.k + 1)
     head = random_head(shape_named(case.shape), platform.device, dtype, length)
@@ -67,8 +74,8 @@ def bench_propose(
                 continue
             with way.ops():
                 prepared.append(_prepare(platform, case, way, drafter, batch))
-        # Ways take turns, so that a machine whose speed drifts slows all of them alike, in an order drawn anew each
-        # time: what ran before decides how warm the device is and how fast it clocks.
+        # The ways take turns, so that a machine whose speed drifts slows all of them alike. Their order is drawn anew
+        # each time, because what ran before decides the temperature of the device and so its clock.
         order = Random(0)
         for _ in range(case.repeats):
             for ready in order.sample(prepared, len(prepared)):
@@ -88,12 +95,12 @@ def bench_propose(
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """A lowering, and what its ops run."""
+    """A lowering, and the implementation of its ops."""
 
     name: str
     lowering: LoweringChoice
     ops: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Around every call of it."""
+    """A context that every call runs in."""
 
 
 def _ways(platform: Platform, case: BenchCase) -> list[_Way]:
@@ -111,9 +118,9 @@ class _Prepared:
     way: _Way
     drafter: Drafter
     call: Callable[[], None]
-    """The draft loop over what stands in the buffers."""
+    """The draft loop over the batch that is in the buffers."""
     propose: Callable[[], Any]
-    """The same, with the batch handed over and the result copied out."""
+    """The same, with the batch handed over and the draft tokens copied out."""
     row: dict[str, Any]
     device: list[float] = field(default_factory=list[float])
     host: list[float] = field(default_factory=list[float])
@@ -150,7 +157,7 @@ def _prepare(platform: Platform, case: BenchCase, way: _Way, drafter: Drafter, b
     drafter.capture()
     platform.synchronize()
     capture_seconds = time.perf_counter() - start
-    drafter.propose(batch)  # leaves the batch in the buffers
+    drafter.propose(batch)  # writes the batch into the buffers
     plan = drafter.dispatch(case.requests)
 
     def call() -> None:
@@ -165,7 +172,9 @@ def _prepare(platform: Platform, case: BenchCase, way: _Way, drafter: Drafter, b
         "graphs": drafter.runner.graph_count if drafter.runner else 0,
         "graph_memory_bytes": platform.memory().reserved - reserved,
     }
-    late = replace(batch, host_num_sampled=None)  # as an engine that does not wait for its round hands it over
+    late = replace(
+        batch, host_num_sampled=None
+    )  # as an engine hands it over that does not wait for the accepted counts
     if issued := count_issued(platform, lambda: drafter.propose(late)):
         row["issued"] = issued
     return _Prepared(way, drafter, call, lambda: drafter.propose(batch), row)
@@ -196,7 +205,7 @@ def _names(case: BenchCase, way: _Way) -> dict[str, Any]:
 
 
 def _batch(head: RandomHead, case: BenchCase, device: torch.device) -> ProposeBatch:
-    """A round in which every other request had one draft token accepted, ending at `context` tokens."""
+    """A batch in which every other request has one accepted draft token; all requests end at `context` tokens."""
     n, q = case.requests, case.k + 1
     length = case.context + 2 * q
     per_request = -(-length // 16)

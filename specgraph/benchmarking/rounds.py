@@ -1,4 +1,4 @@
-"""Whole rounds (verify, accept, draft) of a target with random weights that accepts by chance: tokens a second."""
+"""Times whole rounds (verify, accept, propose) of a target with random weights that accepts draft tokens by chance."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TARGETS: dict[str, BenchShape] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundsCase:
-    """What is timed: rounds of `requests` requests that start with `context` tokens each, K = `k`."""
+    """What is timed: rounds of `requests` requests with prompts of `context` tokens, drafting K = `k` tokens."""
 
     target: str
     shape: str
@@ -40,27 +40,31 @@ class RoundsCase:
     k: int
     context: int
     acceptance: float
-    """The chance that a draft token stands when all before it do."""
+    """The chance that a draft token is accepted when all before it are."""
     lowerings: tuple[LoweringChoice, ...] = ("eager", "step", "merged")
     rounds: int = 20
-    """Rounds in a row that one time covers."""
+    """Rounds per timed stretch."""
     repeats: int = 5
+    """Timed stretches."""
 
 
 def bench_rounds(
     platform: Platform, case: RoundsCase, *, dtype: torch.dtype, attention: AttentionBackend | None = None
 ) -> list[dict[str, Any]]:
-    """One row a lowering and one of the target alone, in turns, after the prompts are in.
+    """Time the case in each lowering, and with the target alone, in turns. Prefill is not timed.
 
-    `eager` runs target and drafter without graphs; the others capture the verify and the propose. All must generate
-    the same tokens: `same_tokens` says whether they did.
+    `eager` runs target and drafter without graphs; the other lowerings capture verify and propose.
+
+    Returns:
+        One row per lowering and one of the target alone, with `tokens_per_second` and `round_ms` (medians).
+        `same_tokens` is whether a lowering generated the same tokens as the first one; it must be true.
 
     Raises:
         ConfigError: there is no target of that name.
     """
     if case.target not in TARGETS:
         raise ConfigError(f"unknown target '{case.target}'; there are {', '.join(TARGETS)}")
-    gc.collect()  # an earlier case's decoders are cycles, and hold KV caches of many GiB
+    gc.collect()  # decoders of an earlier case are reference cycles that hold KV caches of many GiB
     rounds = 2 + case.repeats * case.rounds
     length = case.context + (rounds + 2) * (case.k + 1)
     target = random_target(TARGETS[case.target], platform.device, dtype, length)
@@ -90,7 +94,7 @@ def bench_rounds(
 
 
 def random_target(shape: BenchShape, device: torch.device, dtype: torch.dtype, max_model_len: int) -> LlamaTarget:
-    """A target of those sizes with random weights."""
+    """A target of this shape with random weights."""
     make = RandomWeights(device, dtype)
     return LlamaTarget(
         model_config(shape, dtype, max_model_len),
@@ -103,7 +107,7 @@ def random_target(shape: BenchShape, device: torch.device, dtype: torch.dtype, m
 
 @dataclass(slots=True)
 class _Way:
-    """A decoder in the middle of a batch."""
+    """A decoder that is generating, its tokens so far and its times."""
 
     decoder: SpeculativeDecoder
     row: dict[str, Any]
@@ -113,7 +117,7 @@ class _Way:
     rates: list[float] = field(default_factory=list[float])
 
     def advance(self, chunks: int) -> int:
-        """Take so many chunks (one a request and round); how many tokens they brought."""
+        """Take this many chunks (one per request and round) and return the number of tokens in them."""
         count = 0
         for _ in range(chunks):
             chunk = next(self.stream)

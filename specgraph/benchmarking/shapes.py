@@ -1,4 +1,4 @@
-"""Draft heads by name, with random weights: speed depends on shapes, not on what the weights say."""
+"""Draft heads by name, with random weights: how fast they are depends on their shapes only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RandomHead = Eagle3Head | EagleHead | MtpHead | DFlashHead
 
 @dataclass(frozen=True, slots=True)
 class BenchShape:
-    """The sizes of a drafter."""
+    """The sizes of a draft head, or of a target."""
 
     hidden_size: int
     intermediate_size: int
@@ -31,12 +31,12 @@ class BenchShape:
     vocab_size: int
     draft_vocab_size: int
     num_aux: int = 3
-    """Target hidden states that the drafter combines; 0 where it takes the final one as it is."""
+    """Target hidden states per token that the head combines; 0 where it takes the last one as it is."""
     rope_theta: float = 500000.0
     kind: Literal["eagle3", "eagle1", "mtp", "dflash"] = "eagle3"
     num_layers: int = 1
     block_size: int = 16
-    """Rows of a DFlash block."""
+    """Rows per block of a DFlash head."""
 
 
 _LLAMA3 = BenchShape(4096, 14336, 32, 8, 128, 128256, 32000)
@@ -54,30 +54,34 @@ SHAPES: dict[str, BenchShape] = {
 
 
 def shape_named(name: str) -> BenchShape:
-    """Raises ConfigError for an unknown name, listing the known ones."""
+    """The shape of that name.
+
+    Raises:
+        ConfigError: there is none; the message lists all.
+    """
     if name not in SHAPES:
         raise ConfigError(f"unknown shape '{name}'; there are {', '.join(SHAPES)}")
     return SHAPES[name]
 
 
 class RandomWeights:
-    """Normal weights with variance 1 / columns, so activations neither vanish nor grow."""
+    """Makes normally distributed weights with variance 1 / columns, so that activations keep their size."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._device, self._dtype = device, dtype
         self._g = torch.Generator(device=device).manual_seed(0)
 
     def matrix(self, rows: int, columns: int) -> Tensor:
-        """[rows, columns]"""
+        """Weights [rows, columns]."""
         values = torch.randn(rows, columns, generator=self._g, device=self._device)
         return (values * columns**-0.5).to(self._dtype)
 
     def norm(self, size: int) -> Tensor:
-        """[size], all 1."""
+        """Norm weights [size], all 1."""
         return torch.ones(size, device=self._device, dtype=self._dtype)
 
     def vocabulary(self, shape: BenchShape) -> Tensor | None:
-        """Offsets of a random choice of the target's tokens; None where the drafter has them all."""
+        """The head's vocabulary map [draft_vocab_size], offsets as in `d2t`; None if it has the whole vocabulary."""
         if shape.draft_vocab_size == shape.vocab_size:
             return None
         # Drawn on the host: not every device permutes and sorts.
@@ -100,7 +104,7 @@ class RandomWeights:
 
 
 def random_head(shape: BenchShape, device: torch.device, dtype: torch.dtype, max_model_len: int) -> RandomHead:
-    """A drafter of that shape."""
+    """A draft head of this shape, for up to `max_model_len` positions."""
     make, hidden = RandomWeights(device, dtype), shape.hidden_size
     model = model_config(shape, dtype, max_model_len)
     if shape.kind == "eagle1":
@@ -137,7 +141,7 @@ def random_head(shape: BenchShape, device: torch.device, dtype: torch.dtype, max
 
 
 def model_config(shape: BenchShape, dtype: torch.dtype, max_model_len: int) -> ModelConfig:
-    """The sizes as a model of ours takes them."""
+    """The `ModelConfig` of a Llama of this shape."""
     return ModelConfig(
         architecture="llama",
         vocab_size=shape.vocab_size,
@@ -156,11 +160,11 @@ def model_config(shape: BenchShape, dtype: torch.dtype, max_model_len: int) -> M
 
 
 def bytes_per_propose(head: RandomHead, requests: int, k: int, context: int) -> int:
-    """The least that one propose of K tokens must read: weights once a step, and the KV of every request.
+    """The bytes that one propose of K tokens has to read from device memory: weights and the KV of every request.
 
-    A chain reads its layer, its way in and lm_head at every step and the projection of the target's hidden states
-    once; a parallel drafter reads everything once. Embedding rows, norms and activations are left out: they are under
-    a thousandth of it.
+    A chain drafter reads its layer, its input projection and lm_head at every step, and the projection of the target's
+    hidden states once per propose. A parallel drafter reads everything once. Embedding rows, norms and activations are
+    left out: they are less than a thousandth of the sum.
     """
     once, each = _matrices(head)
     steps = 1 if isinstance(head, DFlashHead) else k
@@ -170,7 +174,7 @@ def bytes_per_propose(head: RandomHead, requests: int, k: int, context: int) -> 
 
 
 def _matrices(head: RandomHead) -> tuple[list[Tensor], list[Tensor]]:
-    """What is read once a propose, and what at each step."""
+    """Weights that are read once per propose, and those read at every step."""
     if isinstance(head, MtpHead):
         module = head.modules[0]
         return [], [module.projection, *_layer_matrices(module.layer), head.lm_head]

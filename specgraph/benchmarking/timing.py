@@ -1,4 +1,4 @@
-"""Device and host times of a call, and how often it waits for the device."""
+"""Device and host time of a call, the work it issues, and how often it waits for the device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specgraph.platforms import Platform
 
 
 def device_time(platform: Platform, call: Callable[[], Any], *, repeats: int, warmup: int = 5) -> list[float]:
-    """Microseconds of device work per call, by events; on the host platform, wall time."""
+    """Microseconds of device work for each of `repeats` calls, by events; on the CPU, wall time."""
     for _ in range(warmup):
         call()
     platform.synchronize()
@@ -37,7 +37,7 @@ def device_time(platform: Platform, call: Callable[[], Any], *, repeats: int, wa
 
 
 def host_time(platform: Platform, call: Callable[[], Any], *, repeats: int, warmup: int = 5) -> list[float]:
-    """Microseconds until each call returns to the host, the device idle before it."""
+    """Microseconds until each of `repeats` calls returns to the host; the device is idle before each."""
     for _ in range(warmup):
         call()
     times: list[float] = []
@@ -51,7 +51,7 @@ def host_time(platform: Platform, call: Callable[[], Any], *, repeats: int, warm
 
 
 def count_kernels(platform: Platform, call: Callable[[], Any]) -> int | None:
-    """Kernels that one call runs on the device, from a profiler trace; None where torch's profiler sees no device."""
+    """Kernels that one call runs on the device, from a profiler trace; None if torch's profiler supports no device."""
     devices = [a for a in supported_activities() if a is not ProfilerActivity.CPU]
     if platform.device.type == "cpu" or not devices:
         return None
@@ -63,7 +63,7 @@ def count_kernels(platform: Platform, call: Callable[[], Any]) -> int | None:
 
 
 class HostReads(TorchDispatchMode):
-    """Counts reads of device values on the host, each of which waits for the device."""
+    """Counts the times that the host reads a device value; each waits for the device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class HostReads(TorchDispatchMode):
 
 
 class _ListReads(TorchFunctionMode):
-    """`tolist` and `numpy` of host tensors bypass dispatch."""
+    """Counts `tolist` and `numpy` of host tensors, which `HostReads` does not see: they bypass dispatch."""
 
     def __init__(self, reads: HostReads) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ def _copies_to_host(args: tuple[Any, ...], out: Any) -> bool:
 
 
 class _Copies(TorchDispatchMode):
-    """Counts copies between host and device by direction."""
+    """Counts copies between host and device, by direction."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,8 @@ class _Copies(TorchDispatchMode):
 
 
 def count_issued(platform: Platform, call: Callable[[], Any]) -> dict[str, int]:
-    """What one call issues by the platform's counts, and copies between host and device; empty if it counts none."""
+    """Launches, updates and the like that one call issues, as the platform counts them, and copies between host and
+    device; empty if the platform counts nothing."""
     before = platform.counts()
     if not before:
         return {}
@@ -131,7 +132,7 @@ def count_issued(platform: Platform, call: Callable[[], Any]) -> dict[str, int]:
 
 
 def count_host_reads(call: Callable[[], Any]) -> int:
-    """How many times one call reads device values on the host."""
+    """The number of times that one call reads device values on the host."""
     reads = HostReads()
     with reads, _ListReads(reads):
         call()

@@ -1,4 +1,7 @@
-"""The `specgraph` command: one module a subcommand."""
+"""The `specgraph` command, one module per subcommand.
+
+These modules import torch inside their functions only, so that `--help` is fast.
+"""
 
 from __future__ import annotations
 

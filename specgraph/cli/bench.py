@@ -1,4 +1,4 @@
-"""`specgraph bench`: propose times per lowering, and tokens a second with and without drafting."""
+"""`specgraph bench`: propose times per lowering, and tokens per second with and without drafting."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ def bench(
     platform: PlatformOption = None,
     shape: Annotated[str | None, typer.Option(help="A drafter by name, with random weights.")] = None,
     requests: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1,4",
-    k: Annotated[str, typer.Option("-k", help="Draft tokens, comma-separated.")] = "5",
+    k: Annotated[str, typer.Option("-k", help="Draft tokens per propose, comma-separated.")] = "5",
     context: Annotated[int, typer.Option(help="Tokens per request.")] = 256,
-    lowerings: Annotated[str, typer.Option(help="Comma-separated.")] = "eager,step,merged",
+    lowerings: Annotated[str, typer.Option(help="Lowerings to time, comma-separated.")] = "eager,step,merged",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
     torch_ops: Annotated[bool, typer.Option(help="Also time eager with plain torch ops.")] = True,
-    target: Annotated[str | None, typer.Option(help="Also whole rounds with a target by name, random weights.")] = None,
-    acceptance: Annotated[float, typer.Option(help="Chance that a draft token stands, in whole rounds.")] = 0.7,
-    repeats: Annotated[int, typer.Option(help="Timed calls; the median counts.")] = 50,
-    decoding: Annotated[bool, typer.Option(help="Also generate with the shipped pair.")] = True,
+    target: Annotated[
+        str | None, typer.Option(help="Also time whole rounds with a target by name, with random weights.")
+    ] = None,
+    acceptance: Annotated[float, typer.Option(help="Chance that a draft token is accepted, in whole rounds.")] = 0.7,
+    repeats: Annotated[int, typer.Option(help="Timed calls per lowering; the median counts.")] = 50,
+    decoding: Annotated[bool, typer.Option(help="Also time text generation with the shipped pair.")] = True,
     json: JsonOption = None,
-    plot: Annotated[Path | None, typer.Option(help="Write a PNG.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a PNG of the propose times.")] = None,
 ) -> None:
     """Time one propose in every lowering, in one run; on an accelerator also against the bandwidth floor."""
     import torch

@@ -1,4 +1,4 @@
-"""What `specgraph explain` reports: captures target and drafter, and says what was captured and what it takes."""
+"""Captures a target and its drafter, and reports what was captured and what it costs (`specgraph explain`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specgraph.platforms import LOWERINGS, Platform
 
 
 def describe(platform: Platform, config: DraftConfig, target: TargetRunner | None, drafter: Drafter) -> dict[str, Any]:
-    """Capture target and drafter, and say what was captured and what it takes."""
+    """Capture target and drafter; the report of what was captured, as `specgraph explain --json` writes it."""
     owners: dict[str, TargetRunner | Drafter] = {"drafter": drafter}
     if target is not None:
         owners = {"target": target, "drafter": drafter}
@@ -59,7 +59,7 @@ def describe(platform: Platform, config: DraftConfig, target: TargetRunner | Non
 
 
 def _launches(drafter: Drafter) -> dict[int, int]:
-    """Graphs that a propose of K tokens replays, by K; attention between the graphs of a piecewise one not counted."""
+    """Graph launches per propose, by K; attention between the graphs of a piecewise lowering is not counted."""
     runner, result = drafter.runner, dict[int, int]()
     for batch in drafter.captures():
         each = drafter.launched(batch)
@@ -86,7 +86,7 @@ def _captured(model: str, runners: Iterable[GraphRunner | None]) -> list[dict[st
 
 
 def _outcome(lowering: str, mode: str, capabilities: Any, host_parameters: tuple[str, ...]) -> str:
-    """`yes`, or why not."""
+    """`yes` if this lowering and mode are possible here, else the reason why not."""
     try:
         resolve(lowering, capabilities, host_parameters, mode)
     except UnsupportedError as error:
@@ -95,7 +95,7 @@ def _outcome(lowering: str, mode: str, capabilities: Any, host_parameters: tuple
 
 
 def _eager(config: DraftConfig, mode: GraphMode) -> list[str]:
-    """Passes that run without a graph, and why."""
+    """Passes that run without a graph, each with the reason."""
     lines: list[str] = []
     if mode.decode == "eager":
         lines.append(f"verify and propose: mode {mode}")
@@ -110,7 +110,7 @@ def _eager(config: DraftConfig, mode: GraphMode) -> list[str]:
 
 
 def _sizes(named: Mapping[str, Tensor]) -> dict[str, int]:
-    """Bytes of weights, KV caches and persistent buffers; memory that two names share counts once."""
+    """Bytes of weights, KV caches and persistent buffers. A storage with several names counts once."""
     sizes = {"weights": 0, "kv_cache": 0, "buffers": 0}
     seen: set[int] = set()
     for name, tensor in named.items():

@@ -1,6 +1,6 @@
-"""`specgraph explain`: what a configuration captures, what it costs, and why nothing stronger was chosen.
+"""`specgraph explain`: what a configuration captures, what that costs, and why no stronger lowering was chosen.
 
-It captures for real, so what it prints is what runs; nothing is generated.
+It captures all graphs and reports what it captured. Nothing is generated.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def explain(
     platform: PlatformOption = None,
     json: JsonOption = None,
 ) -> None:
-    """Show every size that is captured, by phase and model, graphs, memory, the lowering and each refusal's reason."""
+    """Show captured sizes by phase and model, graphs, memory, the lowering, and why each other one was refused."""
     import torch
 
     from specgraph.attention import choose_attention
@@ -91,7 +91,7 @@ def _show(console: Console, report: Mapping[str, Any]) -> None:
     summary.add_row("mode", report["mode"])
     summary.add_row("lowering", report["lowering"])
     launches = ", ".join(f"{count} for K {k}" for k, count in report["launches_per_propose"].items())
-    summary.add_row("launches a propose", launches)
+    summary.add_row("launches per propose", launches)
     for what in ("lowerings", "modes"):
         for name, outcome in report[what].items():
             if outcome != "yes":

@@ -30,14 +30,14 @@ DEFAULT_PROMPT = '''def read_chunk(self, size):
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One generation with its wall time: prefill counted, capture not."""
+    """Generated tokens and the wall time they took, prefill included, capture not."""
 
     token_ids: list[int]
     seconds: float
 
     @property
     def tokens_per_second(self) -> float:
-        """Generated tokens a second, prefill included."""
+        """Generated tokens per second, prefill included."""
         return len(self.token_ids) / self.seconds if self.seconds else 0.0
 
 

@@ -23,7 +23,7 @@ def test_every_way_generates_the_same_and_full_acceptance_shows():
     for row in rows[:2]:
         assert row["same_tokens"]
         assert row["mean_acceptance_length"] == 3.0
-    for row in rows:  # tokens a second = requests x tokens a round over the time of a round
+    for row in rows:  # tokens per second = requests x tokens per round over the time of a round
         a_round = 1 if row["lowering"] == "target alone" else 3
         assert row["tokens_per_second"] * row["round_ms"] / 1e3 == pytest.approx(2 * a_round, rel=0.01)
 
