@@ -1,11 +1,19 @@
-"""The README's Python blocks run as they stand."""
+"""The README's Python blocks run, and the links of every page lead to a file of the repository."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+PAGES = [
+    *ROOT.glob("*.md"),
+    *ROOT.glob("docs/*.md"),
+    *ROOT.glob("docs/adr/*.md"),
+    *ROOT.glob("benchmarks/*.md"),
+    *ROOT.glob("backends/*/README.md"),
+]
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
 
 
@@ -22,3 +30,20 @@ def test_block_runs(block, capsys, monkeypatch):
         assert names["generator"].decoder.metrics.mean_acceptance_length > 1.5
     if "tokens" in names:
         assert tuple(names["tokens"].shape) == (1, 4)
+
+
+def dead_links(page: Path) -> list[str]:
+    """Links to files that don't exist; links to other sites are not followed."""
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+    return [link for link in links if link and not (page.parent / link).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    assert dead_links(page) == []
+
+
+def test_a_dead_link_is_seen(tmp_path):
+    (tmp_path / "page.md").write_text("[here](page.md#top), [there](gone.md), `[code](x.md)`, [web](https://a.b/c)")
+    assert dead_links(tmp_path / "page.md") == ["gone.md"]
