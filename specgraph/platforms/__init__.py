@@ -1,5 +1,6 @@
-"""The waist between the drafting engine and a device, and how devices are found and chosen."""
+"""The interface between the drafting engine and a device, and how devices are found and chosen."""
 
+from specgraph.platforms import trial
 from specgraph.platforms.capabilities import (
     LOWERINGS,
     Capabilities,
@@ -7,7 +8,6 @@ from specgraph.platforms.capabilities import (
     LoweringName,
     Rule,
     Support,
-    UpdateOrder,
     no,
     quirk,
     yes,
@@ -46,12 +46,12 @@ __all__ = [
     "Stream",
     "Support",
     "TaskGroup",
-    "UpdateOrder",
     "VendorMessage",
     "discover",
     "hookimpl",
     "no",
     "open_platform",
     "quirk",
+    "trial",
     "yes",
 ]

@@ -1,27 +1,26 @@
 """What a device can do, each answer with its reason.
 
-An absent capability is an answer, not an omission: the lowering resolver, `specgraph platforms` and the
-conformance report all show the reason.
+The lowering resolver, `specgraph platforms` and the conformance report show the reason of an absent capability.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
 Level = Literal["yes", "no", "quirk"]
 LoweringName = Literal["eager", "piecewise", "step", "merged"]
-UpdateOrder = Literal["before_replay", "during_replay"]
 
 LOWERINGS: tuple[LoweringName, ...] = get_args(LoweringName)
-"""From the weakest (most launches) to the strongest (one launch a propose)."""
+"""From the most launches per propose to a single one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """One capability. `quirk` works, but only under the conditions that `reason` names.
+    """One capability: present, absent, or present under the conditions that `reason` names (`quirk`).
 
-    Truthiness: `yes` and `quirk` are true.
+    `bool()` is True for `yes` and `quirk`.
     """
 
     level: Level
@@ -48,7 +47,7 @@ def quirk(reason: str) -> Support:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One decision of a backend that the device itself would not force: a default, a limit, a detour."""
+    """One decision of a backend that the device itself would not force: a default, a limit, a workaround."""
 
     name: str
     decision: str
@@ -61,39 +60,47 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What one opened platform offers. Claim only what a probe has shown on the device at hand."""
+    """What one opened platform offers. Claim only what a trial on the device at hand has shown."""
+
+    # ---- decide how a drafter runs -------------------------------------------------------------------------------
 
     graphs: Support
-    """Work can be captured into graphs and replayed."""
+    """Work can be captured into graphs and replayed. Without it everything runs eagerly."""
+    merged_loop: Support
+    """All K draft steps may be one graph; without it `merged` is refused."""
+    task_update: Support
+    """Host parameters of captured ops can be rewritten between replays; without it, attention with host parameters
+    runs eagerly or piecewise."""
+    update_order: Literal["before_replay", "during_replay"] = "before_replay"
+    """Whether task updates are issued before the replay, or while it runs and waits for them."""
+    max_live_graphs: int | None = None
+    """How many captured graphs may live at once; None when no limit is known."""
+    default_lowering: LoweringName = "merged"
+    """What the lowering `auto` resolves to when nothing refuses it."""
+
+    # ---- decide which cases of the suite apply; engine authors ask them ------------------------------------------
+
     shared_pool: Support
-    """Several graphs can allocate from one pool (captured largest first)."""
+    """Several graphs can allocate from one pool."""
     external_events: Support
     """Events recorded or waited for inside a graph, visible outside of it."""
-    task_update: Support
-    """Host parameters of captured tasks can be rewritten between replays."""
-    merged_loop: Support
-    """The whole K-step draft loop may be one graph."""
     collectives_in_graph: Support
     """Communication ops can be captured."""
-    conditional_nodes: Support
-    """IF/WHILE nodes inside a graph."""
     random_in_graph: Support
     """The device generator's random numbers advance from replay to replay as they do in eager."""
     host_read_detection: Support
-    """A host read of device memory in capture is refused, not answered wrongly."""
+    """A host read of device memory during capture raises instead of returning a wrong value."""
     order_detection: Support
     """Unordered access to the same memory from two streams is reported."""
-    triton: Support
-    """Triton kernels run on this device."""
-    max_live_graphs: int | None = None
-    """How many instantiated graphs may live at once; None when no limit is known."""
-    update_order: UpdateOrder = "before_replay"
-    """Whether task updates are issued before the replay or while it runs (gated by external events)."""
-    default_lowering: LoweringName = "merged"
-    """What `auto` resolves to when nothing refuses it."""
+
+    # ---- for people ----------------------------------------------------------------------------------------------
+
+    notes: Mapping[str, Support] = field(default_factory=dict[str, Support])
+    """What else is worth knowing, by name; reports print it, nothing decides by it."""
     rules: tuple[Rule, ...] = ()
-    """The backend's policy, for `specgraph explain`."""
+    """The backend's policy, printed by `specgraph explain`."""
 
     def supports(self) -> dict[str, Support]:
-        """All yes/no/quirk capabilities by name, in declaration order."""
-        return {f.name: v for f in fields(self) if isinstance(v := getattr(self, f.name), Support)}
+        """Every answer by name: the fields in order of declaration, then the notes."""
+        own = {f.name: v for f in fields(self) if isinstance(v := getattr(self, f.name), Support)}
+        return own | dict(self.notes)

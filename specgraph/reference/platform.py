@@ -35,14 +35,10 @@ CAPABILITIES = Capabilities(
     task_update=yes("a replay without an update is an error instead of a hang"),
     merged_loop=yes(),
     collectives_in_graph=no("communication ops are not recorded"),
-    conditional_nodes=no("a recording has no branches"),
     random_in_graph=quirk("the default generator only; an explicit generator is refused in capture"),
     host_read_detection=yes('refused in capture; .to("cpu") only when written as that literal'),
     order_detection=quirk("replays and work on other streams always; default-stream work inside platform.checked()"),
-    triton=no("Triton's kernels need a GPU"),
-    max_live_graphs=None,
-    update_order="before_replay",
-    default_lowering="merged",
+    notes={"triton": no("Triton's kernels need a GPU"), "conditional_nodes": no("a recording has no branches")},
 )
 
 

@@ -33,7 +33,7 @@ def test_support_is_true_unless_no():
 
 def test_every_refused_capability_of_the_cpu_has_a_reason():
     supports = CpuPlatform().capabilities.supports()
-    assert len(supports) == sum(f.type == "Support" for f in dataclasses.fields(Capabilities))
+    assert {f.name for f in dataclasses.fields(Capabilities) if f.type == "Support"} < supports.keys()
     assert all(s.reason for s in supports.values() if s.level != "yes")
 
 

@@ -1,4 +1,4 @@
-"""One NVIDIA GPU as a specgraph platform: torch.cuda's own streams, events and pools, handed through."""
+"""One NVIDIA GPU as a specgraph platform, with torch.cuda's own streams and events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from specgraph.errors import PlatformError, UnsupportedError
 from specgraph.platforms import Capabilities, Event, MemoryInfo, Platform, PlatformInfo, Stream
-from specgraph_cuda.capabilities import found_capabilities, versions
+from specgraph_cuda import probe
 from specgraph_cuda.graph import CudaGraph, CudaGraphPool
 
 OLDEST_COMPUTE_CAPABILITY = (7, 0)
@@ -27,7 +27,7 @@ class CudaPlatform(Platform):
     def __init__(self, index: int) -> None:
         """
         Raises:
-            PlatformError: the GPU is too old, or does not run a first graph.
+            PlatformError: the GPU is too old.
         """
         properties = torch.cuda.get_device_properties(index)
         if (properties.major, properties.minor) < OLDEST_COMPUTE_CAPABILITY:
@@ -36,15 +36,16 @@ class CudaPlatform(Platform):
                 f"{'.'.join(map(str, OLDEST_COMPUTE_CAPABILITY))} or newer is needed"
             )
         device = torch.device("cuda", index)
-        super().__init__(PlatformInfo("cuda", device, properties.name, versions(device), "GPU"))
+        super().__init__(PlatformInfo("cuda", device, properties.name, probe.versions(device), "GPU"))
         self._total = int(properties.total_memory)
-        self._capabilities = found_capabilities(self)
-        if self._capabilities.triton:
+        self._capabilities = probe.capabilities(self)
+        triton = self._capabilities.notes["triton"]
+        if triton:
             from specgraph_cuda.kernels import register_kernels
 
             register_kernels(device)
         else:
-            _log.warning("draft ops run as plain torch ops, several times slower: %s", self._capabilities.triton.reason)
+            _log.warning("draft ops run as plain torch ops, several times slower: %s", triton.reason)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -71,20 +72,17 @@ class CudaPlatform(Platform):
 
     def use(self, stream: Stream) -> AbstractContextManager[None]:
         """See `Platform.use`."""
-        return torch.cuda.stream(_own(stream))
+        if not isinstance(stream, torch.cuda.Stream):
+            raise PlatformError(f"{stream!r} is no stream of the 'cuda' platform: make one with platform.stream()")
+        return torch.cuda.stream(stream)
 
     def event(self, *, timing: bool = False, external: bool = False) -> Event:
         """See `Platform.event`. External events can't be timed: their records are nodes of a graph."""
         if external and timing:
             raise UnsupportedError("an external event can't be timed on this platform: ask for one or the other")
-        return torch.cuda.Event(enable_timing=timing, external=external)
+        made: Any = torch.cuda.Event(enable_timing=timing, external=external)
+        return made
 
     def is_capturing(self) -> bool:
         """See `Platform.is_capturing`."""
         return torch.cuda.is_current_stream_capturing()
-
-
-def _own(stream: Any) -> torch.cuda.Stream:
-    if not isinstance(stream, torch.cuda.Stream):
-        raise PlatformError(f"{stream!r} is no stream of the cuda platform")
-    return stream

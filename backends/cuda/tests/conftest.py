@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from specgraph_cuda.backend import open_device, probe
+from specgraph_cuda.backend import open_device
+from specgraph_cuda.probe import probe
 
 from specgraph.platforms import Platform
 

@@ -16,8 +16,9 @@ TOLERANCE = {torch.bfloat16: 6e-3, torch.float16: 1e-3, torch.float32: 3e-6}
 
 @pytest.fixture(autouse=True)
 def _triton(platform: Platform) -> None:
-    if not platform.capabilities.triton:
-        pytest.skip(platform.capabilities.triton.reason)
+    triton = platform.capabilities.notes["triton"]
+    if not triton:
+        pytest.skip(triton.reason)
     torch.manual_seed(0)
 
 

@@ -205,13 +205,12 @@ def capabilities(found: Findings, max_live_graphs: int) -> Capabilities:
         collectives_in_graph=no(
             "not claimed: captured collectives lost their barrier state on one toolchain (vllm-musa #50)"
         ),
-        conditional_nodes=no("torch.musa.MUSAGraph has none"),
         random_in_graph=quirk("the default generator only: torch.musa registers no other with a graph")
         if random
         else random,
         host_read_detection=no("not claimed: its trial is a failed capture, after which torch_musa does not clean up"),
         order_detection=no("the runtime reports nothing; run on the cpu platform for that"),
-        triton=no(f"{found['triton']}. The plain torch ops run, slower") if found["triton"] else yes(),
+        notes={"triton": no(f"{found['triton']}. The plain torch ops run, slower") if found["triton"] else yes()},
         max_live_graphs=max_live_graphs,
         update_order="before_replay",
         default_lowering="step",
