@@ -54,7 +54,7 @@ class MusaPlatform(Platform):
         found = findings(self) if found is None else found
         self._capabilities = capabilities(found, self.policy.max_live_graphs) if found else None
         self.release = cast("Release", found.get("release", "never"))
-        if self._capabilities is not None and self._capabilities.triton:
+        if self._capabilities is not None and self._capabilities.notes["triton"]:
             register_ops(self)
 
     @property
