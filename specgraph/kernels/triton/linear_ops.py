@@ -17,7 +17,7 @@ from specgraph.kernels.triton import norm as norm_kernels
 from specgraph.kernels.triton.launch import Launcher, Tile, ceil_div, contiguous_rows, power_of_two
 
 MAX_ROWS = 64
-"""Above this many rows a linear's time is more than that of reading its weights, and the library's matmul is as fast."""
+"""Above this many rows a linear takes longer than reading its weights, and the library's matmul is as fast."""
 
 _HALVES = (torch.bfloat16, torch.float16)
 
