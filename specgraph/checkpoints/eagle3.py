@@ -105,7 +105,7 @@ def load_eagle3(opened: DrafterFolder, target: LlamaTarget) -> Eagle3Head:
     hidden, vocabulary = model.hidden_size, target.vocab_size
     check_same("hidden size", config.target_hidden_size, target.hidden_size, source.name)
     check_same("vocabulary", model.vocab_size, vocabulary, source.name)
-    prefix = "model." if any(name.startswith("model.") for name in folder.names()) else ""
+    prefix = "model." if "model.norm.weight" in folder else ""
     layer_names = [f"{prefix}layers.{i}" for i in range(model.num_layers)]
     if f"{prefix}midlayer.mlp.down_proj.weight" in folder:
         layer_names[0] = f"{prefix}midlayer"

@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from specgraph.errors import CheckpointError
+from specgraph.errors import CheckpointError, first_line
 
 JSON_LIMIT = 64 << 20
 """Bytes. The largest index of shards that is published has about 10 MB."""
@@ -27,13 +27,6 @@ _SHORT.maxlevel = 2
 def shown(value: object) -> str:
     """A value from a file as part of a message: its repr, at most a few dozen characters, however deeply nested."""
     return _SHORT.repr(value)
-
-
-def brief(error: BaseException) -> str:
-    """The first line of another library's error, at most 120 characters."""
-    lines = str(error).strip().splitlines()
-    text = lines[0] if lines else type(error).__name__
-    return text if len(text) <= 120 else f"{text[:117]}..."
 
 
 def exists(path: Path) -> bool:
@@ -63,7 +56,7 @@ def checked_folder(folder: Path) -> Path:
             next(folder.iterdir(), None)
             return folder
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder} cannot be opened as a folder: {brief(error)}") from error
+        raise CheckpointError(f"{folder} cannot be opened as a folder: {first_line(error)}") from error
     raise CheckpointError(f"{folder} is not a folder; give the folder that holds config.json and the weights")
 
 
@@ -77,7 +70,7 @@ def checked_file(path: Path, limit: int | None = None) -> Path:
         status = path.stat()
     except (OSError, ValueError) as error:
         why = "is a link to a file that does not exist" if exists(path) else "cannot be opened"
-        raise CheckpointError(f"{path} {why} ({brief(error)}); fetch the checkpoint again") from error
+        raise CheckpointError(f"{path} {why} ({first_line(error)}); fetch the checkpoint again") from error
     if not stat.S_ISREG(status.st_mode):
         raise CheckpointError(f"{path} is not a regular file; fetch the checkpoint again")
     if limit is not None and status.st_size > limit:
@@ -97,7 +90,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except RecursionError:
         raise CheckpointError(f"{path} cannot be read as JSON: it is nested too deeply") from None
     except (OSError, ValueError, MemoryError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {brief(error)}") from error
+        raise CheckpointError(f"{path} cannot be read as JSON: {first_line(error)}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} should hold a JSON object, holds {type(value).__name__}")
     return value

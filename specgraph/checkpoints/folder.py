@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specgraph.checkpoints.files import brief, checked_file, exists, listed, read_json, shown
-from specgraph.errors import CheckpointError
+from specgraph.checkpoints.files import checked_file, exists, listed, read_json, shown
+from specgraph.errors import CheckpointError, first_line
 
 _INDEX = "model.safetensors.index.json"
 _FLOATS = {"F64", "F32", "F16", "BF16", "torch.float64", "torch.float32", "torch.float16", "torch.bfloat16"}
@@ -197,7 +197,7 @@ def _safetensors(path: Path) -> dict[str, StoredTensor]:
             return read()
         except (safetensors.SafetensorError, OSError, ValueError, OverflowError) as error:
             raise CheckpointError(
-                f"{path} ({size} bytes) is truncated or not a safetensors file: {brief(error)}; fetch it again"
+                f"{path} ({size} bytes) is truncated or not a safetensors file: {first_line(error)}; fetch it again"
             ) from error
 
     file = guarded(lambda: safetensors.safe_open(path, framework="pt", device="cpu"))
@@ -226,7 +226,12 @@ def _pickled_tensors(path: Path) -> dict[str, StoredTensor]:
         raise CheckpointError(f"{path} should hold a mapping of names to tensors, holds {type(loaded).__name__}")
     tensors: dict[str, StoredTensor] = {}
     for name, tensor in loaded.items():
-        if not isinstance(name, str) or not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
+        if (
+            not isinstance(name, str)
+            or not isinstance(tensor, Tensor)
+            or tensor.layout != torch.strided
+            or tensor.is_meta
+        ):
             raise CheckpointError(f"{path} should map names to plain tensors; {shown(name)} is {type(tensor).__name__}")
         plain = tensor.detach()
         tensors[name] = StoredTensor(path, tuple(plain.shape), str(plain.dtype), lambda tensor=plain: tensor)

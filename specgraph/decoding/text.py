@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -14,10 +13,11 @@ import torch
 
 from specgraph.attention import choose_attention
 from specgraph.checkpoints import drafter_format, load_drafter, load_target
+from specgraph.checkpoints.tokens import read_tokenizer, sampling_defaults, stop_token_ids
 from specgraph.decoding.decoder import SpeculativeDecoder
 from specgraph.decoding.request import Chunk, Generation, Request
 from specgraph.drafting import DraftConfig
-from specgraph.errors import CheckpointError
+from specgraph.errors import CheckpointError, ConfigError
 from specgraph.options import EngineOptions, dtype_named
 from specgraph.platforms import Platform, open_platform
 
@@ -38,13 +38,17 @@ class TextGenerator:
     decoder: SpeculativeDecoder
     tokenizer: Tokenizer
     stop_token_ids: tuple[int, ...]
+    vocab_size: int
+    """The target's; a tokenizer may have more tokens."""
     platform: Platform
     description: str
     """What was loaded: target, drafter format, lowering and why."""
 
     def request(self, prompt: str, *, max_tokens: int = 128, temperature: float = 0.0, seed: int = 0) -> Request:
-        """A request for one prompt. Raises ConfigError for an empty prompt."""
+        """A request for one prompt. Raises ConfigError for an empty prompt, and for tokens that the target lacks."""
         ids = self.tokenizer.encode(prompt).ids
+        if max(ids, default=0) >= self.vocab_size:
+            raise ConfigError(f"the tokenizer made token {max(ids)} of the prompt, the target has {self.vocab_size}")
         return Request(
             prompt_token_ids=ids,
             max_tokens=max_tokens,
@@ -107,8 +111,9 @@ def load_generator(
     dtype = dtype_named(chosen.dtype)
     if dtype is None and opened.device.type == "cpu":
         dtype = torch.float32  # half precision is slower than float32 on most CPUs
-    tokenizer, stop_token_ids = _tokenizer(target_folder), _stop_tokens(target_folder)
+    tokenizer, defaults = read_tokenizer(target_folder), sampling_defaults(target_folder)
     model = load_target(target_folder, opened.device, dtype, chosen.max_model_len)
+    stops = stop_token_ids(target_folder, model.vocab_size)
     head = load_drafter(draft_folder, model, num_modules=chosen.num_modules) if speculate else None
     config = draft_config(chosen, model.max_model_len)
     with torch.inference_mode():
@@ -120,8 +125,9 @@ def load_generator(
     drafter = f"; drafter {drafter_format(draft_folder)}" if speculate else ""
     how = f"mode {resolution.mode}, lowering {resolution.explain()}"
     where = f"{opened.info.name} (simulated)" if opened.info.simulated else opened.info.name
-    description = f"{where}: {how}; captured in {took:.2f} s{drafter}"
-    return TextGenerator(decoder, tokenizer, stop_token_ids, opened, description)
+    ignored = f"; generation_config.json's {defaults} are not applied, each request says how it samples"
+    description = f"{where}: {how}; captured in {took:.2f} s{drafter}{ignored if defaults else ''}"
+    return TextGenerator(decoder, tokenizer, stops, model.vocab_size, opened, description)
 
 
 def draft_config(options: EngineOptions, max_model_len: int) -> DraftConfig:
@@ -130,34 +136,3 @@ def draft_config(options: EngineOptions, max_model_len: int) -> DraftConfig:
     values: dict[str, Any] = {name: getattr(options, name) for name in shared}
     values["max_model_len"] = options.max_model_len or max_model_len
     return DraftConfig(**values)
-
-
-def _tokenizer(folder: Path) -> Tokenizer:
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise CheckpointError(f"{folder} has no tokenizer.json; the target's folder must hold one")
-    from tokenizers import Tokenizer  # here, so that a drafter without text needs no tokenizers
-
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises bare Exception
-        raise CheckpointError(f"{path} can't be read: {error}") from error
-
-
-def _stop_tokens(folder: Path) -> tuple[int, ...]:
-    for name in ("generation_config.json", "config.json"):
-        path = folder / name
-        if not path.is_file():
-            continue
-        try:
-            ids = json.loads(path.read_text()).get("eos_token_id")
-        except (OSError, ValueError, AttributeError) as error:
-            raise CheckpointError(f"{path} can't be read: {error}") from error
-        if ids is None:
-            continue
-        listed: list[object] = ids if isinstance(ids, list) else [ids]
-        tokens = [token for token in listed if isinstance(token, int)]
-        if len(tokens) != len(listed):
-            raise CheckpointError(f"{path}: eos_token_id is {ids!r}, expected a token id or a list of them")
-        return tuple(tokens)
-    return ()

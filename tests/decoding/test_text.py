@@ -80,7 +80,7 @@ def test_any_folders(folders):
     ("spoil", "says"),
     [
         (lambda target: (target / "tokenizer.json").unlink(), "has no tokenizer.json"),
-        (lambda target: (target / "tokenizer.json").write_text("{"), "tokenizer.json can't be read"),
+        (lambda target: (target / "tokenizer.json").write_text("{"), "tokenizer.json cannot be read"),
         (lambda target: (target / "generation_config.json").write_text("{"), "generation_config.json"),
         (lambda target: (target / "generation_config.json").write_text('{"eos_token_id": "end"}'), "eos_token_id"),
         (lambda target: (target / "model.safetensors").unlink(), "safetensors"),
