@@ -1,7 +1,7 @@
-"""Finding backends by their entry points, each loaded in its own `try`.
+"""Finding backends by their entry points.
 
-pluggy's own `load_setuptools_entrypoints` stops at the first plugin that raises: one backend whose driver library is
-missing would take all others down. Here a plugin that fails keeps its place in the list, with the reason.
+Each plugin is loaded in its own `try`: one that fails is listed with the reason, and does not hide the others.
+(pluggy's `load_setuptools_entrypoints` stops at the first plugin that raises.)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specgraph.platforms.interface import PLATFORM_API
 
 @dataclass(frozen=True, slots=True)
 class Discovered:
-    """One entry point: the backend it gave, or the reason why it gave none."""
+    """One entry point: its backend, or the reason why there is none."""
 
     name: str
     distribution: str
@@ -30,7 +30,7 @@ class Discovered:
     reason: str = ""
 
     def probe(self) -> Probe:
-        """The backend's answer for this machine; never raises."""
+        """What the backend found on this machine. Never raises: an exception becomes a reason."""
         if self.backend is None:
             return Probe(available=False, reason=self.reason)
         try:
@@ -80,7 +80,7 @@ def _load(entry: EntryPoint) -> Discovered:
 
 
 def _ask(entry: EntryPoint) -> Backend:
-    """Register the plugin alone with a checked hook, and call it."""
+    """Call the hook of one plugin."""
     plugins = pluggy.PluginManager(PROJECT)
     plugins.add_hookspecs(hookspecs)
     plugins.register(entry.load(), name=entry.name)

@@ -12,7 +12,6 @@ import gc
 import sys
 import threading
 import warnings
-from abc import ABC
 from collections import Counter
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -154,7 +153,7 @@ class GraphPool:
         """
 
 
-class Graph(ABC):  # noqa: B024
+class Graph:
     """One captured, replayable piece of device work.
 
     Everything allocated during capture lives in `pool` at fixed addresses; Python scalars are baked. The graph does

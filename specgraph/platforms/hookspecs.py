@@ -7,7 +7,7 @@ A backend is a distribution with an entry point in the group `specgraph.backends
     @hookimpl
     def specgraph_backend() -> Backend: ...
 
-The module must import without the vendor's package: only `Backend.probe` and `Backend.open` may import it.
+The module must import without the vendor's package and must touch no device: `Backend.probe` and `Backend.open` do.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """A platform that can be opened. `probe` answers within a second, imports lazily and raises nothing."""
+    """A platform that can be opened. `probe` should answer within a second and raise nothing."""
 
     name: str
     probe: Callable[[], Probe]
     open: Callable[[int], Platform]
-    """Opens the device of that index; raises PlatformError when it can't."""
+    """Opens the device of that index, or raises PlatformError."""
     accelerator: bool = True
-    """Accelerators are selected by themselves when exactly one answers; others only by name."""
+    """An accelerator is selected when it is the only one that is available; other platforms only by name."""
     supersedes: frozenset[str] = frozenset()
-    """Names of accelerators that seem to answer where this one does: a compatibility layer may present this device
-    under another vendor's API. They are passed over when an accelerator is selected by itself, never by name."""
+    """Names of platforms under which this device may also appear, through a compatibility layer of another vendor's
+    API. Automatic selection passes them over; selection by name does not."""
     api: int = PLATFORM_API
 
 

@@ -1,8 +1,7 @@
-"""The waist: all that the drafting engine asks of a device.
+"""What the drafting engine asks of a device.
 
-Verbs and signatures are torch's own (`torch.Stream`, `torch.Event`, `torch.accelerator.Graph`), so a backend whose
-vendor follows torch mostly hands the vendor's objects through. Whoever creates a handle owns it; handles with device
-memory behind them have `close()`, and closing twice is harmless.
+Streams and events have torch's own methods (`torch.Stream`, `torch.Event`), so that a backend can return the vendor's
+objects as they are. Whoever creates a graph or pool owns it and closes it; closing twice is harmless.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ class PlatformInfo:
     device_name: str
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
     device_kind: str = ""
-    """What stands behind the name, in a few words: "GPU", or "simulated runtime, no device". Reports show it,
-    so that nobody takes a stand-in for the device."""
+    """What kind of device it is, in a few words: "GPU", or "simulated runtime, no device". Reports show it, so that a
+    simulation is not taken for the device."""
     simulated: bool = False
-    """The device is a simulation: what it computes can be looked at, how long it takes says nothing."""
+    """The device is a simulation: its results are meaningful, its times are not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,37 +195,46 @@ class Platform(ABC):
         self.is_closed = True
 
     def task_group(self) -> AbstractContextManager[TaskGroup]:
-        """In capture: gate and collect the tasks issued in the `with` block, to be rewritten by `task_update`.
+        """During capture: collect the tasks issued in the `with` block, to be rewritten by `task_update`.
 
-        The captured graph stands before these tasks until an update of the group is issued: one update a replay.
+        Used by: engine (attention with host parameters), suite.
+
+        Every replay needs one update of each group: before it, or while it runs and waits at the group, as
+        `capabilities.update_order` says.
+
+        Raises:
+            UnsupportedError: the platform has no task update.
         """
         raise UnsupportedError(
             f"platform '{self.info.name}' has no task update: {self.capabilities.task_update.reason}"
         )
 
     def task_update(self, group: TaskGroup) -> AbstractContextManager[None]:
-        """Re-issue, within the `with` block, exactly the ops of `group` with new host parameters, and open its gate.
+        """Issue, within the `with` block, exactly the ops of `group` again with new host parameters.
 
-        The order against the previous replay is kept on the device, without a host synchronise.
+        They are not run: their parameters are those of the group's tasks from the next replay on (`before_replay`) or
+        of the replay that waits (`during_replay`). A previous replay that still runs keeps its own parameters, without
+        a host synchronise. Used by: engine (attention with host parameters), suite.
 
         Raises:
-            UpdateError: the ops issued differ from the captured ones.
+            UpdateError: the ops issued differ from the captured ones; nothing is rewritten.
+            UnsupportedError: the platform has no task update.
         """
         raise UnsupportedError(
             f"platform '{self.info.name}' has no task update: {self.capabilities.task_update.reason}"
         )
 
     def attention_backends(self) -> Mapping[str, Any]:
-        """Attention of the device's own, by name: factories `(platform) -> specgraph.attention.AttentionBackend`.
+        """The device's own attention backends by name: factories `(platform) -> specgraph.attention.AttentionBackend`.
 
-        The core's paged attention in both flavours is there without being named here.
+        The core's paged attention needs no entry here. Used by: engine, suite.
         """
         return {}
 
     def counts(self) -> Mapping[str, int]:
-        """What was issued to the device through this platform since it was opened, by name; empty if it is not counted.
+        """How often each kind of call was issued to the device since it was opened, by name; empty if not counted.
 
-        For accounts such as "one launch and no synchronise a propose": names are the platform's own, such as
-        "graph_launches" or "task_updates", and their numbers only grow.
+        The names are the platform's own, such as "graph_launches" or "task_updates"; the numbers only grow. For checks
+        such as "one launch and no synchronise per propose". Used by: benchmarks, suite.
         """
         return {}

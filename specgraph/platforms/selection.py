@@ -1,4 +1,4 @@
-"""Which platform a program runs on: asked for, found, or the CPU."""
+"""Which platform a program runs on: the one asked for, the one accelerator that is available, or the CPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def open_platform(
     found: Mapping[str, Discovered] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Platform:
-    """Open a platform: `name`, else `SPECGRAPH_PLATFORM`, else the one accelerator that answers, else the CPU.
+    """Open a platform: `name`, else `SPECGRAPH_PLATFORM`, else the one available accelerator, else the CPU.
 
     Args:
         name: "name" or "name:index", as in the environment variable.
@@ -30,7 +30,7 @@ def open_platform(
         environ: where to look for the variable; `os.environ` by default.
 
     Raises:
-        PlatformError: the name is unknown or not available, several accelerators answer, or opening failed. The
+        PlatformError: the name is unknown or not available, several accelerators are available, or opening failed. The
             message lists every backend with the reason why it is not available.
     """
     backends = discover() if found is None else found
@@ -63,10 +63,10 @@ def _only_accelerator(backends: Mapping[str, Discovered]) -> str:
     imitated = frozenset[str]().union(*(backend.supersedes for backend in answering.values()))
     names = [name for name in answering if name not in imitated]
     if len(names) > 1:
-        raise PlatformError(f"several accelerators answer: {', '.join(names)}. Choose one: {ENV_VAR}={names[0]}")
+        raise PlatformError(f"several accelerators are available: {', '.join(names)}. Choose one: {ENV_VAR}={names[0]}")
     if names:
         return names[0]
-    _log.info("no accelerator answers; running on the '%s' platform", FALLBACK)
+    _log.info("no accelerator is available; running on the '%s' platform", FALLBACK)
     return FALLBACK
 
 

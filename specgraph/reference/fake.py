@@ -17,7 +17,7 @@ from specgraph.reference.baking import map_tensors
 
 @dataclass(slots=True)
 class Inferred:
-    """What one call would return. `aliases[i]` is the index of the input that output i shares storage with."""
+    """What a call would return. `aliases[i]`: index of the input that output i shares its storage with, or None."""
 
     outputs: list[Any]
     spec: TreeSpec
@@ -30,7 +30,7 @@ class Inferred:
 
 _KNOWN_LIMIT = 8192
 _known: dict[Hashable, Inferred] = {}
-"""Results by call: captures repeat the same few calls over and over, and a fake run costs more than all the rest."""
+"""Results by call. Captures repeat the same few calls, and running a fake is the most expensive part of recording."""
 
 
 class Shapes:
@@ -42,7 +42,7 @@ class Shapes:
     def infer(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inferred:
         """Run `func` on fakes of its arguments; raises what torch's fake tensor mode raises.
 
-        What is known is not run again: an op's fake may look at nothing but its arguments and the default dtype.
+        Results are cached by op, arguments and default dtype: a fake implementation must depend on nothing else.
         """
         key = _key(func, args, kwargs)
         found = None if key is None else _known.get(key)
@@ -92,7 +92,7 @@ _PLAIN = (int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.
 
 
 def _key(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable | None:
-    """All that a fake run can see of a call; None if it has an argument of another kind."""
+    """The cache key of a call: all that its fake may depend on; None if an argument has no key."""
     parts: list[Hashable] = [func, torch.get_default_dtype()]
     storages: dict[int, int] = {}
 

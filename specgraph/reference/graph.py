@@ -1,4 +1,4 @@
-"""A captured graph: lists of prepared calls, and the checks before they run."""
+"""A captured graph: lists of prepared calls, and the checks made before they run."""
 
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch.utils._python_dispatch import _disable_current_modes, _pop_mode, _pus
 
 from specgraph.platforms.graph import Graph
 from specgraph.reference.baking import tensors_in
-from specgraph.reference.host_read import HostReadMode
-from specgraph.reference.inputs import Inputs
-from specgraph.reference.ordering import Access, Region
+from specgraph.reference.checks.host_read import HostReadMode
+from specgraph.reference.checks.inputs import Inputs
+from specgraph.reference.checks.order import Access, Region
+from specgraph.reference.checks.source import user_line
 from specgraph.reference.pool import CpuGraphPool
 from specgraph.reference.recorder import EventNode, Recorder
-from specgraph.reference.source import user_line
 from specgraph.reference.tasks import CpuTaskGroup, Task
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _numbers = itertools.count(1)
 
 @dataclass(slots=True)
 class Part:
-    """The calls between two external events. `accesses` is what other streams can conflict with."""
+    """The calls between two external events. `accesses`: the memory they touch that other streams can touch too."""
 
     calls: list[Callable[[], Any]] = field(default_factory=list[Callable[[], Any]])
     tasks: list[Task] = field(default_factory=list[Task])
@@ -53,7 +53,7 @@ class Part:
 
 @dataclass(slots=True)
 class _Captured:
-    """What a finished capture leaves. The tasks hold the pool's blocks by address, the pool keeps them mapped."""
+    """The result of a capture. Its tasks refer to blocks of the pool by address; the pool keeps them mapped."""
 
     parts: list[Part]
     groups: list[CpuTaskGroup]
@@ -107,7 +107,7 @@ class CpuGraph(Graph):
                 group.is_live = False
 
     def _launch(self) -> None:
-        """Runs on this thread, in order; dispatch and function modes don't see it."""
+        """Run the calls in this thread, in order, outside of all dispatch and function modes."""
         self.platform.refuse_in_capture("graph.replay()")
         captured = self._captured
         assert captured is not None
@@ -135,7 +135,7 @@ class CpuGraph(Graph):
             group.is_updated = False
 
     def _destroy(self) -> None:
-        """Tensors that came out of the capture keep their blocks."""
+        """Drop the calls. Tensors that the capture returned keep their memory."""
         captured, self._captured = self._captured, None
         if captured is not None:
             for group in captured.groups:
@@ -145,7 +145,7 @@ class CpuGraph(Graph):
 
 @contextmanager
 def _recording(recorder: Recorder) -> Generator[None]:
-    """Put the recorder under all other modes: each of them sees every op once, and hands it down to the recorder."""
+    """Enter the recorder below all active dispatch modes, so that each of them sees every op once."""
     with ExitStack() as stack:
         above: list[Any] = [_pop_mode() for _ in range(torch._C._len_torch_dispatch_stack())]
         try:
@@ -169,7 +169,7 @@ def _leave(recorder: Recorder) -> None:
 
 
 def _drop_unread_outputs(recorder: Recorder) -> None:
-    """Forget result blocks that no later op and no living tensor reads, so that nothing is copied there."""
+    """Drop result blocks that neither a later op nor a living tensor reads, so that nothing is copied there."""
     read: set[int] = set()
     for node in reversed(recorder.nodes):
         if not isinstance(node, Task):
@@ -205,7 +205,7 @@ def _not_compiled() -> None:
 
 
 def _outside(tasks: list[Task], pool: CpuGraphPool) -> list[Access]:
-    """The accesses that other work can see: those to living storages, and one to the pool as a whole."""
+    """The accesses that can conflict with other work: those to living storages, and one for the pool as a whole."""
     token = -id(pool)
     whole = Access(Region(token, token, token + 1, (1,), (1,), 1), True, "a replay of a graph in the same pool")
     found: dict[tuple[Region, bool], Access] = {}

@@ -1,4 +1,4 @@
-"""The `cpu` platform: the real way to run here, with a device graph's semantics."""
+"""The `cpu` platform: streams, events and graphs on the CPU that behave as a device's do."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from specgraph.platforms.interface import (
     Stream,
     TaskGroup,
 )
+from specgraph.reference.checks.order import Clock, merge
+from specgraph.reference.checks.timeline import Timeline, TrackedWork
 from specgraph.reference.graph import CpuGraph
-from specgraph.reference.ordering import Clock, merge
 from specgraph.reference.pool import CpuGraphPool, MemoryCount
 from specgraph.reference.recorder import Recorder
 from specgraph.reference.stream import CpuEvent, CpuStream
 from specgraph.reference.tasks import CpuTaskGroup, UpdateMode
-from specgraph.reference.timeline import Timeline, TrackedWork
 
 CAPABILITIES = Capabilities(
     graphs=yes("recorded ops, replayed at baked addresses"),
@@ -49,7 +49,7 @@ class _ThreadState(threading.local):
 
 
 class CpuPlatform(Platform):
-    """The CPU as a device: streams, events, graphs and pools, each with the checks that a device lacks."""
+    """The CPU as a device. Work runs when it is issued; streams and events keep its order, which is checked."""
 
     graph_type = CpuGraph
     pool_type = CpuGraphPool
@@ -75,12 +75,12 @@ class CpuPlatform(Platform):
         return CAPABILITIES
 
     def synchronize(self) -> None:
-        """Everything has run already; refused in capture, as on a device."""
+        """See `Platform.synchronize`. Work has run already; refused during capture, as on a device."""
         self.refuse_in_capture("platform.synchronize()")
         self.host_knows(self.timeline.everything())
 
     def memory(self) -> MemoryInfo:
-        """Graph pools only: what eager tensors take is the process's. `total` is the machine's memory."""
+        """See `Platform.memory`. Counts the memory of graph pools only, not eager tensors; `total` is the machine's."""
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
         return MemoryInfo(self.memory_count.allocated, self.memory_count.reserved, total)
 
@@ -92,7 +92,7 @@ class CpuPlatform(Platform):
 
     @contextmanager
     def use(self, stream: Stream) -> Generator[None]:
-        """See `Platform.use`. Work on another than the default stream is tracked for its order."""
+        """See `Platform.use`. Work on streams other than the default one is checked for its order."""
         before = self._thread.stream
         self._thread.stream = self._own(stream)
         try:
@@ -106,7 +106,7 @@ class CpuPlatform(Platform):
 
     @contextmanager
     def checked(self) -> Generator[None]:
-        """Track the order of this thread's default-stream work too (slower: for tests)."""
+        """Check the order of this thread's work on the default stream too (slower; for tests)."""
         with TrackedWork(self):
             yield
 
@@ -129,7 +129,7 @@ class CpuPlatform(Platform):
 
     @contextmanager
     def task_update(self, group: TaskGroup) -> Generator[None]:
-        """See `Platform.task_update`. Nothing is rewritten unless the whole block matches; the last update wins."""
+        """See `Platform.task_update`. All or nothing is rewritten; the last of several updates counts."""
         self.refuse_in_capture("task_update()")
         if not isinstance(group, CpuTaskGroup) or not group.is_live:
             raise UpdateError(f"{group} belongs to no captured graph of this platform (reset, closed or failed)")
@@ -142,7 +142,7 @@ class CpuPlatform(Platform):
 
     @property
     def recorder(self) -> Recorder | None:
-        """This thread's capture."""
+        """The capture of this thread, if any."""
         return self._thread.recorder
 
     @recorder.setter
@@ -150,19 +150,19 @@ class CpuPlatform(Platform):
         self._thread.recorder = recorder
 
     def refuse_in_capture(self, what: str) -> None:
-        """Raise CaptureError, and spoil this thread's capture, where a device would."""
+        """In a capture of this thread: make it fail and raise CaptureError, as a device does. `what` is the call."""
         if (recorder := self.recorder) is not None:
             error = CaptureError(f"{what} is not allowed in a capture: do it before, or after")
             recorder.invalidate(error)
             raise error
 
     def host_wait(self, what: str, stream: CpuStream) -> None:
-        """The host waits for `stream`: all later work comes after it."""
+        """The host waits for `stream`: all work issued from now on is ordered after it."""
         self.refuse_in_capture(what)
         self.host_knows(stream.clock)
 
     def host_knows(self, clock: Clock) -> None:
-        """All later work comes after `clock`."""
+        """The host has waited for `clock`: all work issued from now on is ordered after it."""
         merge(self.timeline.host, clock)
 
     def _own(self, stream: Stream) -> CpuStream:

@@ -1,8 +1,8 @@
 """The private memory of captured graphs: blocks at fixed addresses, poisoned when allocated and when freed.
 
-Blocks behave as a device's caching allocator behaves in capture. A tensor that dies in a capture gives its block back
-to the same capture; a tensor that outlives the capture keeps its block; what a later graph of the same pool allocates
-may lie where an earlier graph still writes at every replay. Free blocks are kept per stream, as device allocators do.
+The rules are those of a device's caching allocator in a capture: the block of a tensor freed during a capture is reused
+by the same capture; a tensor that outlives the capture keeps its block; a later graph of the same pool may reuse memory
+that an earlier graph still writes at every replay. Free blocks are kept per stream.
 """
 
 # pyright: reportPrivateUsage=false

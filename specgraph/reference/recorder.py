@@ -1,4 +1,4 @@
-"""One capture: every op that this thread dispatches is recorded, none runs."""
+"""One capture: records every op that this thread dispatches instead of running it."""
 
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
@@ -19,15 +19,14 @@ from torch.utils._pytree import tree_unflatten
 
 from specgraph.errors import CaptureError
 from specgraph.reference.baking import Baker, map_tensors, tensor_over, tensors_in
-from specgraph.reference.composite import is_composite
+from specgraph.reference.checks.host_read import host_read_error
+from specgraph.reference.checks.inputs import Inputs
+from specgraph.reference.checks.order import Access, Clock, Region, conflict, merge, order_error
+from specgraph.reference.checks.source import in_compiled_function, user_line
 from specgraph.reference.fake import Inferred, Shapes
-from specgraph.reference.host_read import host_read_error
-from specgraph.reference.inputs import Inputs
-from specgraph.reference.ordering import Access, Clock, Region, conflict, merge, order_error
+from specgraph.reference.ops import EMPTY, RESIZING, changes_metadata_only, is_composite, written_by
 from specgraph.reference.pool import CpuGraphPool
-from specgraph.reference.source import in_compiled_function, user_line
 from specgraph.reference.tasks import CpuTaskGroup, Task
-from specgraph.reference.views import EMPTY, RESIZING, changes_metadata_only
 
 if TYPE_CHECKING:
     from specgraph.reference.platform import CpuPlatform
@@ -82,11 +81,11 @@ class Recorder(TorchDispatchMode):
     # ---- streams, events and groups ------------------------------------------------------------------------------
 
     def clock_of(self, stream: CpuStream) -> Clock | None:
-        """The capture's clock of `stream`; None if the stream doesn't take part."""
+        """This capture's clock of `stream`, or None if the stream takes no part in it."""
         return self._clocks.get(stream.id)
 
     def join(self, stream: CpuStream, clock: Clock) -> None:
-        """`stream` waits for a point of this capture, and takes part from here on."""
+        """`stream` waits for a point of this capture, and so takes part in it from here on."""
         self._streams[stream.id] = stream
         merge(self._clocks.setdefault(stream.id, {stream.id: 0}), clock)
 
@@ -107,14 +106,14 @@ class Recorder(TorchDispatchMode):
         self._group = None
 
     def invalidate(self, error: Exception) -> None:
-        """The capture can't succeed any more, even if the caller swallows `error`."""
+        """Make the capture fail at its end, also if the caller swallows `error`."""
         self.error = self.error or error
 
     def finish(self) -> None:
-        """The end of a capture whose body raised nothing.
+        """Make the checks that are possible only at the end of a capture.
 
         Raises:
-            CaptureError: it was invalidated, a stream was never joined, or an input died.
+            CaptureError: the capture was invalidated, a stream was never joined, or an input was freed.
         """
         if self.error is not None:
             raise CaptureError(f"the capture was invalidated by an earlier error: {self.error}") from self.error
@@ -215,7 +214,7 @@ class Recorder(TorchDispatchMode):
                 self._scalars.append(_HostScalar(task, baked[id(tensor)], value, weakref.ref(storage), key))
 
     def _order(self, stream: CpuStream, accesses: list[Access]) -> None:
-        """Tick, and refuse a conflict with unordered work of this capture's other streams."""
+        """Advance the clock, and refuse a conflict with unordered work of this capture's other streams."""
         clock = self._clocks.get(stream.id)
         if clock is None:
             self._fail(
@@ -312,7 +311,7 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _host_constant(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A 0-dim `torch.tensor(3.0)`: a host scalar, baked with its value. Larger ones would be a host copy."""
+        """Keep the value of a 0-dim `torch.tensor(3.0)`; refuse larger host data, which would be a copy."""
         if tensor.dim():
             self._fail(
                 CaptureError(
@@ -330,8 +329,8 @@ class Recorder(TorchDispatchMode):
     def _note_inputs(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         line: str | None = None
         for tensor in tensors_in(args, list(kwargs.values())):
-            # What an earlier capture made in this pool may die here, its block reused: graphs of one pool that are
-            # replayed in order hand memory on that way (piecewise segments). Replayed out of order, they clash.
+            # A tensor that an earlier capture allocated from this pool may be freed here, and its block reused: graphs
+            # of one pool that are replayed in order pass memory on (piecewise segments).
             if tensor.device.type == "cpu" and self.pool.allocated_by(tensor.untyped_storage().data_ptr()) is None:
                 if self._owns(tensor.untyped_storage()):
                     continue
@@ -341,14 +340,6 @@ class Recorder(TorchDispatchMode):
     def _fail(self, error: Exception, cause: Exception | None = None) -> NoReturn:
         self.invalidate(error)
         raise error from cause
-
-
-def written_by(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
-    """Identities of the tensors that the op writes, by its schema."""
-    arguments = func._schema.arguments
-    named = dict(zip((a.name for a in arguments), args, strict=False)) | kwargs
-    written = [named.get(a.name) for a in arguments if a.alias_info is not None and a.alias_info.is_write]
-    return {id(t) for t in tensors_in(written)}
 
 
 def _replace(task: Task, old: torch.Tensor, new: torch.Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:

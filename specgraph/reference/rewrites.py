@@ -1,4 +1,4 @@
-"""Ops whose result goes straight into its block through another op that computes the very same bits.
+"""Ops without an `out=` form whose result another op writes into the captured block, with the same bits.
 
 Each rewrite follows from how torch itself implements the op on the CPU: `_to_copy` allocates and calls `copy_`, `full`
 allocates and calls `fill_`, `embedding` is `index_select`, `add_.Scalar` wraps the number and calls `add_.Tensor`.
@@ -20,7 +20,7 @@ _Call = Callable[[], Any]
 def rewrite(
     func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], blocks: tuple[torch.Tensor, ...]
 ) -> _Call | None:
-    """The call that does what `func` does, with its result in `blocks[0]`; None where there is no rewrite."""
+    """A call equivalent to `func` that writes its result into `blocks[0]`, or None if there is none."""
     rule = _INTO_BLOCK.get(func) if len(blocks) == 1 else _IN_PLACE.get(func) if not blocks else None
     return rule(args, kwargs, *blocks) if rule is not None else None
 

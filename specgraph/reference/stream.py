@@ -1,4 +1,5 @@
-"""Streams and events of the `cpu` platform: work runs at once, only the order between streams is kept, as clocks."""
+"""Streams and events of the `cpu` platform. Work runs when it is issued; the order between streams is kept as vector
+clocks, so that a missing wait can be reported."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from specgraph.errors import CaptureError, OrderError, UnsupportedError
-from specgraph.reference.ordering import Clock, merge
+from specgraph.reference.checks.order import Clock, merge
 
 if TYPE_CHECKING:
     from specgraph.reference.platform import CpuPlatform
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class CpuStream:
-    """An ordered queue of work. `clock` is what its latest work is known to come after."""
+    """An ordered queue of work. `clock`: all work that its next work is ordered after."""
 
     def __init__(self, platform: CpuPlatform, stream_id: int) -> None:
         self._platform = platform
@@ -29,7 +30,7 @@ class CpuStream:
         self._platform.host_wait("stream.synchronize()", self)
 
     def query(self) -> bool:
-        """Whether all work is done: always, outside of a capture."""
+        """Always True: work runs when it is issued. Refused during capture."""
         self._platform.refuse_in_capture("stream.query()")
         return True
 
@@ -49,7 +50,7 @@ class CpuStream:
 
 
 class CpuEvent:
-    """A point in a stream. An external one may be recorded or waited for inside a graph, and seen outside of it."""
+    """A point in a stream. An external event can be recorded or waited for inside a graph and is visible outside."""
 
     def __init__(self, platform: CpuPlatform, *, timing: bool, external: bool) -> None:
         self._platform = platform
@@ -76,7 +77,7 @@ class CpuEvent:
         self.fire(stream)
 
     def fire(self, stream: CpuStream) -> None:
-        """Take `stream`'s clock now: an eager record, or a replay that reaches a captured one."""
+        """Take the clock of `stream`: called by an eager record, and by a replay that reaches a captured record."""
         self._clock = dict(stream.clock)
         self._seconds = time.perf_counter()
 
@@ -127,7 +128,7 @@ class CpuEvent:
         self.wait(waiting)
 
     def query(self) -> bool:
-        """Whether the recorded work is done: always, outside of a capture."""
+        """Always True: work runs when it is issued. Refused during capture."""
         self._platform.refuse_in_capture("event.query()")
         return True
 

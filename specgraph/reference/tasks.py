@@ -13,12 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specgraph.errors import UpdateError
 from specgraph.reference.baking import map_tensors, tensors_in
-from specgraph.reference.composite import is_composite
+from specgraph.reference.checks.order import Access
+from specgraph.reference.checks.source import user_line
 from specgraph.reference.executor import bind
 from specgraph.reference.fake import Shapes
-from specgraph.reference.ordering import Access
-from specgraph.reference.source import user_line
-from specgraph.reference.views import changes_metadata_only
+from specgraph.reference.ops import changes_metadata_only, is_composite
 
 
 @dataclass(slots=True)
@@ -30,7 +29,7 @@ class Task:
     kwargs: dict[str, Any]
     outputs: list[tuple[int, torch.Tensor]]
     returns: Any
-    """The op's result as the capture saw it, by address; what a task update returns."""
+    """The op's result at its captured address; what issuing the op in a task update returns."""
     line: str
     accesses: list[Access]
     calls: list[Callable[[], Any]] = field(default_factory=list[Callable[[], Any]])
@@ -38,7 +37,7 @@ class Task:
     place: int = -1
 
     def compile(self) -> None:
-        """(Re)make this task's call from its arguments, in its place."""
+        """Make this task's call from its arguments and put it into the call list, in place of the old one."""
         sequence = isinstance(self.returns, (list, tuple))
         count = len(self.returns) if sequence else len(self.func._schema.returns)
         binding = bind(self.func, self.args, self.kwargs, self.outputs, sequence, count)
@@ -60,7 +59,7 @@ class CpuTaskGroup:
         return f"task group {self.number} ({ops or 'empty'}; captured at {self.line})"
 
     def require_update(self) -> None:
-        """Before a replay.
+        """Check, before a replay, that the group was updated.
 
         Raises:
             UpdateError: no update was issued since the last replay.

@@ -19,7 +19,7 @@ from specgraph.attention import PagedAttention, PagedHostAttention
 from specgraph.decoding import Request, SpeculativeDecoder
 from specgraph.drafting import DraftConfig
 from specgraph.reference import CpuPlatform
-from specgraph.reference.host_read import _READS
+from specgraph.reference.checks.host_read import _READS
 from specgraph.reference.stream import CpuEvent, CpuStream
 
 SYNCHRONISING = {"item", "_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2"}

@@ -45,5 +45,5 @@ def test_a_backend_that_does_not_answer_supersedes_nothing():
 
 def test_two_that_do_not_supersede_each_other_are_an_error():
     found = {"one": backend("one"), "two": backend("two")}
-    with pytest.raises(PlatformError, match="several accelerators answer: one, two"):
+    with pytest.raises(PlatformError, match="several accelerators are available: one, two"):
         open_platform(found=found, environ={})

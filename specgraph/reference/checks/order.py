@@ -1,7 +1,8 @@
 """Vector clocks, and the memory regions whose accesses they order.
 
-Work on one stream is ordered by its tick; a wait merges the clock of what is waited for. Two accesses to the same
-bytes, at least one of them a write, must be ordered one way, or the order is an accident of timing.
+Each piece of work on a stream advances the stream's clock by one; a wait merges the clock of what is waited for. Two
+accesses to the same bytes, at least one of them a write, must be ordered by these clocks; otherwise their order on a
+device depends on timing.
 """
 
 # pyright: reportPrivateUsage=false
@@ -23,7 +24,7 @@ EXACT_LIMIT = 1 << 20
 
 
 def merge(into: Clock, other: Clock) -> None:
-    """Let `into` know all that `other` knows."""
+    """Order `into` after everything that `other` is ordered after."""
     for stream, tick in other.items():
         if into.get(stream, 0) < tick:
             into[stream] = tick
@@ -76,7 +77,7 @@ class Region:
 
 
 class Access(NamedTuple):
-    """One region touched by one piece of work; `label` says which, for a person."""
+    """One region touched by one piece of work; `label` names the work in messages."""
 
     region: Region
     write: bool
@@ -107,8 +108,8 @@ def order_error(ours: Access, our_stream: str, theirs: Access, their_stream: str
 class EagerLog:
     """What tracked eager work touched: per storage, the last tick of each (stream, region, read or write).
 
-    Keeping the last tick is enough: whoever is ordered after it is ordered after all earlier ones. Entries go when
-    their storage dies, so the log is bounded by the living regions.
+    The last tick is enough: work ordered after it is ordered after all earlier ones. Entries are dropped with their
+    storage, so the log is bounded by the regions that exist.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a graph reads or writes but didn't allocate: it must stay where it was at capture."""
+"""Memory that a graph reads or writes and did not allocate: it must stay where it was at capture."""
 
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
@@ -54,14 +54,14 @@ class Inputs:
             )
 
     def forget(self, storage_key: int) -> None:
-        """Drop a storage whose content the graph has taken over."""
+        """Stop watching a storage whose content the graph keeps itself."""
         self._storages.pop(storage_key, None)
 
     def finish(self) -> None:
         """The capture is over: watch what is still alive.
 
         Raises:
-            CaptureError: an input died during the capture.
+            CaptureError: an input was freed during the capture.
         """
         for entry in self._storages.values():
             if entry.ref() is None:
@@ -95,7 +95,7 @@ class Inputs:
                 break
 
     def _look_closer(self) -> None:
-        """Tell a stale input from a view that merely died, and stop watching the latter."""
+        """Raise for a stale input; stop watching views that were merely dropped."""
         for entry in self._storages.values():
             storage = entry.ref()
             if storage is None:

@@ -8,10 +8,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specgraph.reference.baking import tensors_in
-from specgraph.reference.ordering import Access, Clock, EagerLog, Region, conflict, merge, order_error
-from specgraph.reference.recorder import written_by
-from specgraph.reference.source import user_line
-from specgraph.reference.views import EMPTY, changes_metadata_only
+from specgraph.reference.checks.order import Access, Clock, EagerLog, Region, conflict, merge, order_error
+from specgraph.reference.checks.source import user_line
+from specgraph.reference.ops import EMPTY, changes_metadata_only, written_by
 
 if TYPE_CHECKING:
     from specgraph.reference.graph import CpuGraph
@@ -24,8 +23,7 @@ _PartKey = tuple[int, int]
 class Timeline:
     """Knows the last tick of every graph part on every stream, and what tracked eager work touched.
 
-    While all work of other streams is known to be over nothing can be unordered, and a replay costs two dictionary
-    entries.
+    While `stream` is ordered after all work of the other streams, a replay costs two dictionary entries.
     """
 
     def __init__(self) -> None:
@@ -77,7 +75,7 @@ class Timeline:
         return clock
 
     def forget(self, graph: CpuGraph) -> None:
-        """The graph's capture is gone."""
+        """Drop what is known of a graph whose capture was dropped."""
         for key in [k for k in self._accesses if k[0] == graph.number]:
             del self._accesses[key]
         self._ticks = {k: v for k, v in self._ticks.items() if k[0][0] != graph.number}
@@ -91,7 +89,7 @@ class Timeline:
         self._streams[stream.id] = stream
 
     def _may_be_unordered(self, stream: CpuStream) -> bool:
-        """Whether another stream has work that `stream` doesn't come after. Cheap while other streams rest."""
+        """Whether another stream has work that `stream` is not ordered after. Cheap while other streams are idle."""
         elsewhere = self._all_ticks - stream.clock[stream.id]
         if self._settled.get(stream.id) == elsewhere:
             return False
@@ -117,7 +115,7 @@ class Timeline:
 
 
 class TrackedWork(TorchDispatchMode):
-    """Reports this thread's eager ops to the timeline before they run; silent in a capture."""
+    """Reports this thread's eager ops to the timeline before they run, except during capture."""
 
     def __init__(self, platform: CpuPlatform) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Host reads that torch never dispatches on a CPU tensor, and so only a function mode can see.
+"""Host reads that torch does not dispatch for a CPU tensor, so that only a torch function mode can see them.
 
 `.item()`, `bool(t)`, `nonzero` and boolean masks are dispatched; the recorder refuses those.
 """
@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from specgraph.errors import HostReadError
-from specgraph.reference.source import user_line
+from specgraph.reference.checks.source import user_line
 
 _READS: dict[Any, str] = {
     getattr(torch.Tensor, name): shown
@@ -42,9 +42,9 @@ def host_read_error(what: str) -> HostReadError:
 
 
 class HostReadMode(TorchFunctionMode):
-    """Raises HostReadError for host reads below the dispatcher's sight.
+    """Raises HostReadError for host reads that do not reach the dispatcher.
 
-    `.to("cpu")` is refused only as that literal: `.to(platform.device)` is how portable code stays where it is.
+    `.to("cpu")` is refused only as that literal; `.to(platform.device)`, which portable code calls, is allowed.
     """
 
     def __init__(self, report: Callable[[HostReadError], None]) -> None:
