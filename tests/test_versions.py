@@ -34,3 +34,9 @@ def test_the_modules_and_the_changelog_name_that_version() -> None:
     newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest is not None
     assert newest[1] == specgraph.__version__
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_part_ships_the_licence(part: str) -> None:
+    assert (ROOT / part / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    assert 'license-files = ["LICENSE"]' in (ROOT / part / "pyproject.toml").read_text()
