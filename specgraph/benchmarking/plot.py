@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from specgraph.errors import ConfigError
-
 _COLOURS = {
     "eager, torch ops": "#d7dade",
     "eager": "#9aa0a6",
@@ -18,18 +16,13 @@ _COLOURS = {
 
 
 def plot_rows(rows: Sequence[dict[str, Any]], title: str, path: Path) -> None:
-    """Write a PNG.
+    """Write a PNG; needs matplotlib.
 
     Args:
         rows: as `bench_propose` returns them; rows without a time (refused lowerings) are left out.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError("plots need matplotlib: pip install 'specgraph-core[plot]'") from error
+    from matplotlib.figure import Figure
+
     timed = [row for row in rows if "device_us" in row]
     cases = list(dict.fromkeys((row["shape"], row["requests"], row["k"]) for row in timed))
     lowerings = list(dict.fromkeys(row["lowering"] for row in timed))

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from specgraph.cli.json_output import write_json
+from specgraph.cli.env import environment
 from specgraph.cli.options import JsonOption, PlatformOption
+from specgraph.cli.output import check_output, require_matplotlib, write_json
 from specgraph.errors import ConfigError
 
-if TYPE_CHECKING:
-    from specgraph.platforms import Platform
-
 _TABLE = ("requests", "k", "context", "lowering", "device_us", "host_us", "launches", "syncs", "floor_us", "ratio")
+_GENERATED = ("k", "lowering", "tokens_per_second", "mean_acceptance_length")
 _ROUNDS = ("requests", "k", "lowering", "tokens_per_second", "round_ms", "mean_acceptance_length", "same_tokens")
 
 
@@ -26,7 +26,7 @@ def bench(
     shape: Annotated[str | None, typer.Option(help="A drafter by name, with random weights.")] = None,
     requests: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1,4",
     k: Annotated[str, typer.Option("-k", help="Draft tokens per propose, comma-separated.")] = "5",
-    context: Annotated[int, typer.Option(help="Tokens per request.")] = 256,
+    context: Annotated[int, typer.Option(min=2, help="Tokens per request.")] = 256,
     lowerings: Annotated[str, typer.Option(help="Lowerings to time, comma-separated.")] = "eager,step,merged",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
     torch_ops: Annotated[bool, typer.Option(help="Also time eager with plain torch ops.")] = True,
@@ -34,12 +34,18 @@ def bench(
         str | None, typer.Option(help="Also time whole rounds with a target by name, with random weights.")
     ] = None,
     acceptance: Annotated[float, typer.Option(help="Chance that a draft token is accepted, in whole rounds.")] = 0.7,
-    repeats: Annotated[int, typer.Option(help="Timed calls per lowering; the median counts.")] = 50,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed calls per lowering; the median counts.")] = 50,
     decoding: Annotated[bool, typer.Option(help="Also time text generation with the shipped pair.")] = True,
     json: JsonOption = None,
     plot: Annotated[Path | None, typer.Option(help="Write a PNG of the propose times.")] = None,
 ) -> None:
     """Time one propose in every lowering, in one run; on an accelerator also against the bandwidth floor."""
+    ways: Any = tuple(lowerings.split(","))
+    counts, steps = _numbers("--requests", requests), _numbers("-k", k)
+    check_output("--json", json)
+    check_output("--plot", plot)
+    if plot is not None:
+        require_matplotlib()
     import torch
 
     from specgraph.attention import choose_attention
@@ -48,77 +54,76 @@ def bench(
     from specgraph.benchmarking.plot import plot_rows
     from specgraph.benchmarking.propose import BenchCase, bench_propose
     from specgraph.benchmarking.rounds import RoundsCase, bench_rounds
+    from specgraph.benchmarking.shapes import shape_named
     from specgraph.options import dtype_named
     from specgraph.platforms import open_platform
 
     opened = open_platform(platform)
     accelerator = opened.device.type != "cpu"
     shape = shape or ("eagle3-llama3-8b" if accelerator else "eagle3-tiny-python")
+    shape_named(shape)
     chosen = dtype_named(dtype) or (torch.bfloat16 if accelerator else torch.float32)
-    ways: Any = tuple(lowerings.split(","))
-    bandwidth = read_bandwidth(opened) if accelerator and not opened.info.simulated else None
-    attention = choose_attention("auto", opened)
+    attention_backend = choose_attention("auto", opened)
     rows: list[dict[str, Any]] = []
-    for count in _numbers("requests", requests):
-        for steps in _numbers("k", k):
-            case = BenchCase(
-                shape=shape, requests=count, k=steps, context=context, lowerings=ways, torch_ops=torch_ops,
-                repeats=repeats,
+    whole: list[dict[str, Any]] = []
+    generated: list[dict[str, Any]] = []
+    report: dict[str, Any] = {
+        **environment(opened), "command": shlex.join(["specgraph", *sys.argv[1:]]), "dtype": str(chosen), "rows": rows
+    }  # fmt: skip
+    interrupted = False
+    try:
+        bandwidth = read_bandwidth(opened) if accelerator and not opened.info.simulated else None
+        if bandwidth is not None:
+            report["bandwidth_bytes_per_second"] = bandwidth
+        for count in counts:
+            for each in steps:
+                case = BenchCase(
+                    shape=shape, requests=count, k=each, context=context, lowerings=ways, torch_ops=torch_ops,
+                    repeats=repeats,
+                )  # fmt: skip
+                rows += bench_propose(opened, case, dtype=chosen, bandwidth=bandwidth, attention=attention_backend)
+        for count in counts if target is not None else ():
+            rounds = RoundsCase(
+                target=str(target), shape=shape, requests=count, k=steps[0], context=context, acceptance=acceptance,
+                lowerings=ways,
             )  # fmt: skip
-            rows += bench_propose(opened, case, dtype=chosen, bandwidth=bandwidth, attention=attention)
-    report = _environment(opened) | {"command": "specgraph " + " ".join(sys.argv[1:]), "dtype": str(chosen)}
-    if bandwidth is not None:
-        report["bandwidth_bytes_per_second"] = bandwidth
+            whole += bench_rounds(opened, rounds, dtype=chosen, attention=attention_backend)
+        if decoding:
+            generated += bench_decoding(opened, k=steps[0], lowerings=ways)
+    except KeyboardInterrupt:
+        interrupted = True
+    report |= {name: found for name, found in (("rounds", whole), ("decoding", generated)) if found}
     console = Console(file=sys.stderr if json == "-" else sys.stdout)
     device = f"{opened.info.device_name}, {opened.info.device_kind}"
     _show(console, f"propose, {shape}, {device}", rows, _TABLE)
-    if any("issued" in row for row in rows):
-        issued = [{**row, **row.get("issued", {})} for row in rows]
-        names = dict.fromkeys(name for row in rows for name in row.get("issued", {}))
-        columns = ("requests", "k", "lowering", *names, "propose_host_us")
-        _show(console, f"issued per propose, accepted counts on the device only, {device}", issued, columns)
-    report["rows"] = rows
-    if target is not None:
-        whole: list[dict[str, Any]] = []
-        for count in _numbers("requests", requests):
-            rounds = RoundsCase(
-                target=target, shape=shape, requests=count, k=_numbers("k", k)[0], context=context,
-                acceptance=acceptance, lowerings=ways,
-            )  # fmt: skip
-            whole += bench_rounds(opened, rounds, dtype=chosen, attention=attention)
-        _show(console, f"whole rounds, {target} and {shape}, {device}", whole, _ROUNDS)
-        report["rounds"] = whole
-    if decoding:
-        generated = bench_decoding(opened, k=_numbers("k", k)[0], lowerings=ways)
-        columns = ("k", "lowering", "tokens_per_second", "mean_acceptance_length")
-        _show(console, f"generation, shipped pair, one request at a time, {device}", generated, columns)
-        report["decoding"] = generated
+    issued = [{**row, **row["issued"]} for row in rows if "issued" in row]
+    names = dict.fromkeys(name for row in rows for name in row.get("issued", {}))
+    columns = ("requests", "k", "lowering", *names, "propose_host_us")
+    _show(console, f"issued per propose, accepted counts on the device only, {device}", issued, columns)
+    _show(console, f"whole rounds, {target} and {shape}, {device}", whole, _ROUNDS)
+    _show(console, f"generation, shipped pair, one request at a time, {device}", generated, _GENERATED)
     if json is not None:
-        write_json(report, json)
-    if plot is not None:
+        write_json(report | ({"interrupted": True} if interrupted else {}), json)
+    if plot is not None and rows:
         plot_rows(rows, f"{shape}, context {context}, {opened.info.device_name}", plot)
+    if interrupted:
+        print("specgraph: interrupted; these are the figures so far", file=sys.stderr)
+        raise typer.Exit(130)
 
 
-def _environment(platform: Platform) -> dict[str, Any]:
-    import torch
-
-    info = platform.info
-    return {
-        "platform": info.name,
-        "device": info.device_name,
-        "device_kind": info.device_kind,
-        "versions": {**info.versions, "threads": str(torch.get_num_threads())},
-    }
-
-
-def _numbers(name: str, text: str) -> list[int]:
+def _numbers(option: str, text: str) -> list[int]:
     try:
-        return [int(part) for part in text.split(",")]
+        numbers = [int(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError(f"--{name} takes whole numbers separated by commas, got '{text}'") from None
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise ConfigError(f"{option} {text}: give whole numbers of at least 1, comma-separated")
+    return numbers
 
 
 def _show(console: Console, title: str, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
+    if not rows:
+        return
     present = [c for c in columns if any(c in row for row in rows)]
     table = Table(*present, title=title)
     for row in rows:

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from specgraph.cli.json_output import write_json
 from specgraph.cli.options import DraftOption, JsonOption, PlatformOption, TargetOption, with_engine_options
+from specgraph.cli.output import check_output, write_json
 from specgraph.errors import ConfigError
 
 _COLUMNS = ("model", "phase", "requests", "rows_per_request", "rows", "k", "step", "graphs")
@@ -31,6 +31,7 @@ def explain(
     json: JsonOption = None,
 ) -> None:
     """Show captured sizes by phase and model, graphs, memory, the lowering, and why each other one was refused."""
+    check_output("--json", json)
     import torch
 
     from specgraph.attention import choose_attention

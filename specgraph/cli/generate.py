@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from specgraph.cli.json_output import write_json
 from specgraph.cli.options import DraftOption, JsonOption, PlatformOption, TargetOption, with_engine_options
+from specgraph.cli.output import check_output, write_json
 from specgraph.errors import CapacityError, ConfigError
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ def generate(
     json: JsonOption = None,
 ) -> None:
     """Generate text with speculative decoding; accepted draft tokens are shown green."""
+    check_output("--json", json)
     from specgraph.decoding.text import load_generator
     from specgraph.platforms import open_platform
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from specgraph.cli.json_output import write_json
 from specgraph.cli.options import JsonOption
+from specgraph.cli.output import check_output, write_json
 
 if TYPE_CHECKING:
     from specgraph.platforms import Discovered, Probe
@@ -18,6 +18,7 @@ def platforms(
     json: JsonOption = None,
 ) -> None:
     """Show every installed platform: available or why not, versions, capabilities."""
+    check_output("--json", json)
     from specgraph.platforms import discover
 
     rows = [_row(name, item) for name, item in discover().items()]

@@ -5,13 +5,16 @@ from __future__ import annotations
 import inspect
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 from command import in_a_process, specgraph
 
-from specgraph import EngineOptions, load_generator, shipped_pair
+from specgraph import EngineOptions, __version__, load_generator, shipped_pair
 from specgraph.cli.explain import explain
 from specgraph.cli.generate import generate
 
@@ -147,3 +150,61 @@ def test_choices_in_any_case_and_values_that_do_not_parse():
     refused(specgraph("explain", "--prefill-sizes", "8,x"), "--prefill-sizes 8,x", "whole numbers")
     refused(specgraph("generate", "--synthetic-acceptance", "often"), "--synthetic-acceptance often", "0.8,0.6,0.5")
     refused(specgraph("generate", "--dtype", "int8"), "int8", "float32, float16, bfloat16")
+
+
+def test_version_and_help_do_not_import_torch():
+    for arguments in (["--version"], ["--help"], ["generate", "--help"], ["bench", "--help"]):
+        code = f"import sys; from specgraph.cli import app; app({arguments!r}, standalone_mode=False)"
+        run = subprocess.run(
+            [sys.executable, "-c", code + "; print('torch' in sys.modules)"],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert run.stdout.rstrip().endswith("False"), arguments
+    assert specgraph("--version").stdout == f"specgraph {__version__}\n"
+
+
+def test_env_names_what_a_bug_report_needs():
+    report = json.loads(specgraph("env", "--json", "-").stdout)
+    assert report["specgraph"]["specgraph-core"] == __version__
+    assert report["packages"]["torch"] == torch.__version__
+    assert report["backends"]["cpu"] == "available"
+    assert report["variables"]["SPECGRAPH_PLATFORM"] == "cpu"
+    shown = specgraph("env").stdout
+    assert f"torch: {torch.__version__}" in shown
+    assert report["cpu"]["name"] in shown
+
+
+@pytest.mark.parametrize("command", ["generate", "explain", "bench", "platforms", "env"])
+@pytest.mark.parametrize(("to", "reason"), [("/no/such/folder/x", "no folder"), ("", "name of a file"), (".", "file")])
+def test_where_to_write_is_checked_before_the_work(command, to, reason, monkeypatch):
+    monkeypatch.setattr("specgraph.platforms.open_platform", lambda name: pytest.fail("the work has begun"))
+    refused(specgraph(command, "--json", to), "--json", reason)
+
+
+def test_what_can_not_be_drawn_or_measured_is_refused_before_the_work(tmp_path, monkeypatch):
+    monkeypatch.setattr("specgraph.platforms.open_platform", lambda name: pytest.fail("the work has begun"))
+    refused(specgraph("bench", "--plot", "/no/such/folder/x.png"), "--plot", "no folder")
+    monkeypatch.setattr("specgraph.cli.output.find_spec", lambda name: None)
+    refused(specgraph("bench", "--plot", tmp_path / "x.png"), "matplotlib", "pip install")
+    for arguments in (("--repeats", 0), ("--context", 0)):
+        assert specgraph("bench", *arguments).returncode == 2
+    refused(specgraph("bench", "--requests", 0), "--requests 0")
+
+
+def test_a_full_disk_is_one_message_after_the_work():
+    refused(specgraph("platforms", "--json", "/dev/full"), "/dev/full", "No space left")
+
+
+def test_ctrl_c_in_bench_shows_the_figures_so_far(monkeypatch):
+    def rounds(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("specgraph.benchmarking.rounds.bench_rounds", rounds)
+    quick = ("--requests", 1, "-k", 2, "--repeats", 1, "--context", 20, "--lowerings", "merged")
+    run = specgraph("bench", *quick, "--target", "tiny-python", "--json", "-")
+    assert run.returncode == 130
+    assert "Traceback" not in run.stderr
+    assert "figures so far" in run.stderr
+    report = json.loads(run.stdout)
+    assert [row["lowering"] for row in report["rows"]] == ["merged"]
+    assert report["interrupted"]
