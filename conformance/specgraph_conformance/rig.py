@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from specgraph.attention import AttentionBackend, PagedAttention, PagedHostAttention
+from specgraph.attention import NULL_BLOCK, NULL_SLOT, AttentionBackend, PagedAttention, PagedHostAttention
 from specgraph.graphs import Body, Recording
 from specgraph.platforms import Graph, GraphPool, Platform
 from torch import Tensor
@@ -34,7 +34,7 @@ def expect_equal(seen: Tensor, wanted: Tensor, what: str = "the result") -> None
     first = differ.nonzero()[0].tolist()
     a, b = seen[tuple(first)].item(), wanted[tuple(first)].item()
     raise AssertionError(
-        f"{what} differs in {int(differ.sum())} of {differ.numel()} places, first at {first}: {a} instead of {b}"
+        f"{what}: {int(differ.sum())} of {differ.numel()} values differ, the first at {first}: {a} instead of {b}"
     )
 
 
@@ -85,3 +85,26 @@ def attention_backend(platform: Platform, name: str) -> AttentionBackend:
             raise Absent("the device has attention with host parameters of its own")
         return PagedHostAttention(platform)
     return platform.attention_backends()[name](platform)
+
+
+WAYS = ("eager", "captured")
+"""How a case of group kernels runs an op."""
+
+
+def run_op(platform: Platform, way: str, body: Callable[[], Any]) -> None:
+    """Run `body`, which writes its results in place: once eagerly, or only in the replay of a graph."""
+    if way == "eager":
+        body()
+    else:
+        graph = captured(platform, body, warm_up=False)
+        graph.replay()
+        platform.synchronize()
+        graph.close()
+    platform.synchronize()
+
+
+def slot_of(position: int, blocks: list[int], limit: int, block: int) -> int:
+    """The KV slot of a position by host arithmetic; NULL_SLOT from `limit` on and in the null block."""
+    if not 0 <= position < limit or blocks[position // block] == NULL_BLOCK:
+        return NULL_SLOT
+    return blocks[position // block] * block + position % block

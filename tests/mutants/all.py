@@ -1,6 +1,6 @@
 """Every mutant, by name."""
 
-from mutants import attention, engine, platforms
+from mutants import attention, draft_ops, engine, platforms
 from mutants.registry import MUTANTS
 
-__all__ = ["MUTANTS", "attention", "engine", "platforms"]
+__all__ = ["MUTANTS", "attention", "draft_ops", "engine", "platforms"]

@@ -245,6 +245,51 @@ HAZARDS: dict[str, Hazard] = {
         "a device that has gone is opened, one that came back is refused",
         "the first answer of the probe is kept",
     ),
+    "mixed-requests-in-verify": Hazard(
+        REVIEW,
+        "near-zero temperature takes the argmax in 122 of 200 draws; biased output for others",
+        "rejection sampling tested with equal requests only",
+    ),
+    "parallel-block-sampling": Hazard(
+        REVIEW,
+        "accepted distribution biased with a parallel drafter",
+        "draft probabilities without temperature, or of another row",
+    ),
+    "parallel-block-rows": Hazard(
+        REVIEW,
+        "a parallel drafter drafts one position off, or attends to rejected rows",
+        "the block's first position, or slots of rejected rows",
+    ),
+    "prompt-padding": Hazard(
+        REVIEW,
+        "KV after a prompt is overwritten, or the first drafts are bad",
+        "padding of a prompt pass counts as rows",
+    ),
+    "stale-block-table": Hazard(
+        REVIEW,
+        "reads of a block that now belongs to another request",
+        "the tail of a block table or of a batch keeps the last round",
+    ),
+    "module-token-shift": Hazard(
+        REVIEW,
+        "acceptance of later modules falls where drafts were rejected",
+        "the latest token goes to a row that is not selected",
+    ),
+    "synthetic-acceptance": Hazard(
+        REVIEW,
+        "benchmarks at another acceptance than asked for",
+        "one chance for all positions",
+    ),
+    "fused-linears": Hazard(
+        REVIEW,
+        "acceptance falls with fused kernels only",
+        "a fused op computes another function than its parts",
+    ),
+    "attention-op-rows": Hazard(
+        REVIEW,
+        "requests from the eighth on decode another request's text",
+        "tests with at most four requests",
+    ),
 }
 
 NOT_PUT_BACK: dict[str, str] = {

@@ -1,254 +1,16 @@
-"""Draft ops on the device against plain Python loops, eagerly and in a graph."""
+"""Fused linears and the attention ops against float64."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from specgraph import kernels
-from specgraph.attention import NULL_SLOT
 from specgraph.platforms import Platform
 from torch import Tensor
 
+from specgraph_conformance.attention_rows import Rows
 from specgraph_conformance.case import case
-from specgraph_conformance.rig import captured, expect_equal, on_host
-
-WAYS = ("eager", "captured")
-
-
-def run(platform: Platform, way: str, body: Callable[[], Any]) -> None:
-    """Run an op that writes its arguments."""
-    if way == "eager":
-        body()
-    else:
-        graph = captured(platform, body, warm_up=False)
-        graph.replay()
-        platform.synchronize()
-        graph.close()
-    platform.synchronize()
-
-
-def slot_of(position: int, blocks: list[int], limit: int, block: int) -> int:
-    """The paged slot of a position, or NULL_SLOT."""
-    if not 0 <= position < limit or blocks[position // block] == 0:
-        return NULL_SLOT
-    return blocks[position // block] * block + position % block
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("k", [1, 2, 5])
-@case(
-    "kernels.begin-propose",
-    "Rows, positions, lengths, slots and last rows of a propose are those of a host loop; inert requests are inert.",
-    hazard="query-len-zero",
-    cause="begin_propose: an inert request's last row, a filler token, or the end of max_model_len",
-    quick=True,
-)
-def test_begin_propose(platform: Platform, way: str, k: int, seed: int) -> None:
-    device, q, limit, block = platform.device, k + 1, 40, 16
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(0, 100, (4, q), generator=generator)
-    counts, starts = [q, 0, 1, min(2, q)], [14, 3, 39, 31]
-    blocks = [[5, 2, 0], [1, 0, 0], [3, 4, 6], [8, 7, 9]]
-    rows = 4 * q
-
-    def full(n: int, dtype: torch.dtype = torch.int64) -> Tensor:
-        return torch.full((n,), -77, dtype=dtype, device=device)
-
-    out = {"token_ids": full(rows), "positions": full(rows), "slot_mapping": full(rows), "last_rows": full(4)}
-    out |= {"seq_lens": full(4, torch.int32), "step_positions": full(4), "step_seq_lens": full(4, torch.int32)}
-    out["draft_step"] = full(1)
-    inputs = (
-        tokens.to(device),
-        torch.tensor(counts, dtype=torch.int32, device=device),
-        torch.tensor(starts, device=device),
-        torch.tensor(blocks, dtype=torch.int32, device=device),
-    )
-    run(platform, way, lambda: kernels.begin_propose(*inputs, max_model_len=limit, block_size=block, **out))
-    seen = {name: on_host(tensor).tolist() for name, tensor in out.items()}
-    for r in range(4):
-        live = counts[r] > 0
-        assert seen["seq_lens"][r] == (starts[r] + q if live else 0)
-        assert seen["step_seq_lens"][r] == (starts[r] + counts[r] if live else 0)
-        assert r * q <= seen["last_rows"][r] < (r + 1) * q
-        if live:
-            assert seen["last_rows"][r] == r * q + counts[r] - 1
-            assert seen["step_positions"][r] == min(starts[r] + counts[r] - 1, limit - 1)
-        for i in range(q):
-            row, position = r * q + i, starts[r] + i
-            if live and i < counts[r]:
-                assert seen["token_ids"][row] == tokens[r, i]
-            assert 0 <= seen["token_ids"][row] < 100
-            assert 0 <= seen["positions"][row] < limit
-            if live:
-                assert seen["positions"][row] == min(position, limit - 1)
-            wanted = slot_of(position, blocks[r], limit, block) if live else NULL_SLOT
-            assert seen["slot_mapping"][row] == wanted
-    assert seen["draft_step"] == [0]
-
-
-@pytest.mark.parametrize("way", WAYS)
-@case(
-    "kernels.begin-verify",
-    "Rows, positions, lengths and slots of a verify pass are those of a host loop; inert requests are inert.",
-    hazard="num-reqs-unpadded",
-    cause="begin_verify: a padded request that keeps a length or a slot",
-    quick=True,
-)
-def test_begin_verify(platform: Platform, way: str) -> None:
-    device, k, limit, block = platform.device, 3, 40, 16
-    last, drafts = [11, 12, 13], [[1, 2, 3], [4, -1, -1], [7, 8, 9]]
-    starts, blocks = [14, -1, 38], [[5, 2, 0], [1, 1, 1], [3, 4, 6]]
-    rows = 3 * (k + 1)
-    token_ids, positions, slots = (torch.full((rows,), -77, device=device) for _ in range(3))
-    seq_lens = torch.full((3,), -77, dtype=torch.int32, device=device)
-    inputs = (
-        torch.tensor(last, device=device),
-        torch.tensor(drafts, device=device),
-        torch.tensor(starts, device=device),
-        torch.tensor(blocks, dtype=torch.int32, device=device),
-    )
-    out = {"token_ids": token_ids, "positions": positions, "slot_mapping": slots, "seq_lens": seq_lens}
-    run(platform, way, lambda: kernels.begin_verify(*inputs, max_model_len=limit, block_size=block, **out))
-    assert on_host(seq_lens).tolist() == [18, 0, 42]
-    for r in range(3):
-        for i in range(k + 1):
-            row, position = r * (k + 1) + i, starts[r] + i
-            if starts[r] < 0:
-                assert on_host(slots)[row] == NULL_SLOT
-                continue
-            assert on_host(token_ids)[row] == max(([last[r], *drafts[r]])[i], 0)
-            assert on_host(positions)[row] == min(position, limit - 1)
-            assert on_host(slots)[row] == slot_of(position, blocks[r], limit, block)
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("mapped", [False, True], ids=["same-vocabulary", "own-vocabulary"])
-@case(
-    "kernels.draft-greedy",
-    "The most likely token, mapped to the target's ids, goes to the next step and to its own column only.",
-    hazard="draft-step-column",
-    cause="draft_greedy: the column index, or the vocabulary map applied twice or not at all",
-    quick=True,
-)
-def test_greedy(platform: Platform, way: str, mapped: bool, seed: int) -> None:
-    device, generator = platform.device, torch.Generator().manual_seed(seed)
-    logits = torch.randn(5, 1000, generator=generator)
-    logits[1, 17] = logits[1, 400] = 50.0  # a tie: the first index wins
-    offsets = torch.arange(1000) * 2 if mapped else None
-    token_ids = torch.full((5,), -7, device=device)
-    drafts = torch.full((5, 3), -7, device=device)
-    step = torch.tensor([1], device=device)
-    on_device = None if offsets is None else offsets.to(device)
-    there = logits.to(device)
-    run(platform, way, lambda: kernels.draft_greedy(there, on_device, step, token_ids, drafts))
-    best = [row.index(max(row)) for row in logits.tolist()]
-    wanted = [3 * b if mapped else b for b in best]
-    assert on_host(token_ids).tolist() == wanted
-    assert on_host(drafts).tolist() == [[-7, w, -7] for w in wanted]
-
-
-@pytest.mark.parametrize("way", WAYS)
-@case(
-    "kernels.draft-gumbel",
-    "Sampled tokens follow softmax(logits / temperature), and the distribution written is that one.",
-    hazard="gumbel-seed-position",
-    cause="draft_gumbel: noise that isn't Gumbel, or a temperature applied after it",
-)
-def test_gumbel(platform: Platform, way: str) -> None:
-    device, draws, vocab = platform.device, 4000, 6
-    logits = torch.tensor([0.3, 1.2, -0.5, 0.0, 2.0, -2.0])
-    temperature = torch.full((draws,), 0.8)
-    temperature[0] = 0.0
-    there = logits.expand(draws, vocab).contiguous().to(device)
-    token_ids, drafts = (
-        torch.zeros(draws, dtype=torch.int64, device=device),
-        torch.zeros(draws, 1, device=device).long(),
-    )
-    probs = torch.zeros(draws, 1, vocab, device=device)
-    inputs = (
-        temperature.to(device),
-        torch.arange(draws, device=device),
-        torch.full((draws,), 9, dtype=torch.int32, device=device),
-        torch.zeros(1, dtype=torch.int64, device=device),
-    )
-    run(platform, way, lambda: kernels.draft_gumbel(there, None, *inputs, token_ids, drafts, probs))
-    wanted = (logits.double() / 0.8).softmax(0)
-    torch.testing.assert_close(on_host(probs)[1, 0].double(), wanted, atol=1e-5, rtol=1e-5)
-    assert on_host(token_ids)[0] == 4
-    assert on_host(probs)[0, 0].tolist() == [0, 0, 0, 0, 1, 0]
-    counts = on_host(token_ids)[1:].bincount(minlength=vocab).double()
-    chi_square = ((counts - wanted * (draws - 1)) ** 2 / (wanted * (draws - 1))).sum()
-    assert chi_square < 25.7, f"chi-square {chi_square:.1f} with 5 degrees of freedom"  # p = 1e-4
-    expect_equal(on_host(drafts)[:, 0], on_host(token_ids))
-
-
-@pytest.mark.parametrize("way", WAYS)
-@case(
-    "kernels.verify-greedy",
-    "Draft tokens are accepted while they are the target's most likely ones; the target's own follows, then -1.",
-    cause="verify_greedy: an accepted count off by one, or an inert request that samples",
-    quick=True,
-)
-def test_verify_greedy(platform: Platform, way: str, seed: int) -> None:
-    device, k, vocab = platform.device, 3, 50
-    logits = torch.randn(5 * (k + 1), vocab, generator=torch.Generator().manual_seed(seed))
-    best = logits.argmax(-1).view(5, k + 1)
-    drafts = best[:, :k].clone()
-    drafts[1, 1] += 1
-    drafts[2, 0] = (drafts[2, 0] + 1) % vocab
-    drafts[3, 2] = -1
-    starts = torch.tensor([5, 6, 7, 8, -1])
-    sampled = torch.full((5, k + 1), -9, device=device)
-    counts = torch.full((5,), -9, dtype=torch.int32, device=device)
-    inputs = logits.to(device), drafts.to(device), starts.to(device)
-    run(platform, way, lambda: kernels.verify_greedy(*inputs, sampled, counts))
-    assert on_host(counts).tolist() == [4, 2, 1, 3, 0]
-    for r, count in enumerate([4, 2, 1, 3, 0]):
-        wanted = [*drafts[r, : max(count - 1, 0)].tolist(), *([best[r, count - 1].item()] if count else [])]
-        assert on_host(sampled)[r].tolist() == wanted + [-1] * (k + 1 - count)
-
-
-@pytest.mark.parametrize("way", WAYS)
-@case(
-    "kernels.verify-sampled",
-    "Tokens after rejection sampling have the target's distribution for any drafter: chi-square test over two tokens.",
-    hazard="gumbel-seed-position",
-    cause="verify_sampled: noise shared between drafting and accepting, or a residual that isn't max(p - q, 0)",
-)
-def test_verify_sampled(platform: Platform, way: str, seed: int) -> None:
-    device, draws, vocab, k = platform.device, 6000, 4, 2
-    generator = torch.Generator().manual_seed(seed + 1)
-    p_logits, q_logits = (torch.randn(k + 1, vocab, generator=generator) * 1.5 for _ in range(2))
-    q = q_logits[:k].softmax(-1)
-    start = torch.full((draws,), 20)
-    temperature, seeds = torch.ones(draws, device=device), torch.arange(draws, device=device) * 7919
-    drafts = torch.zeros(draws, k, dtype=torch.int64, device=device)
-    probs = torch.zeros(draws, k, vocab, device=device)
-    ids = torch.zeros(draws, dtype=torch.int64, device=device)
-    for step in range(k):
-        there = q_logits[step].expand(draws, vocab).contiguous().to(device)
-        column = torch.tensor([step], device=device)
-        # The draft token of column i has position start + 1 + i; its row attended to start + i + 1 keys.
-        seq_lens = torch.full((draws,), 20 + step, dtype=torch.int32, device=device)
-        kernels.draft_gumbel(there, None, temperature, seeds, seq_lens, column, ids, drafts, probs)
-    torch.testing.assert_close(on_host(probs)[0], q, atol=1e-5, rtol=1e-5)
-    logits = p_logits.expand(draws, k + 1, vocab).reshape(-1, vocab).contiguous().to(device)
-    sampled = torch.zeros(draws, k + 1, dtype=torch.int64, device=device)
-    counts = torch.zeros(draws, dtype=torch.int32, device=device)
-    inputs = logits, drafts, probs, None, temperature, seeds, start.to(device)
-    run(platform, way, lambda: kernels.verify_sampled(*inputs, sampled, counts))
-    p, seen, lengths = p_logits.double().softmax(-1), on_host(sampled), on_host(counts)
-    for position in range(2):
-        tokens = seen[lengths > position][:, position]
-        got, wanted = tokens.bincount(minlength=vocab).double(), p[position] * len(tokens)
-        chi_square = ((got - wanted) ** 2 / wanted).sum()
-        assert chi_square < 21.1, f"token {position}: chi-square {chi_square:.1f}, 3 degrees of freedom"  # p = 1e-4
-    accepted = (lengths > 1).double().mean()
-    overlap = torch.minimum(p[0], q[0].double()).sum()
-    assert abs(accepted - overlap) < 0.03, f"{accepted:.3f} accepted at position 0, {overlap:.3f} is the overlap"
+from specgraph_conformance.rig import WAYS, expect_equal, on_host, run_op, slot_of
 
 
 @pytest.mark.parametrize("rows", [1, 4, 17])
@@ -268,3 +30,138 @@ def test_norm_linear(platform: Platform, rows: int, dtype: torch.dtype, seed: in
     normed = x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-6).rsqrt() * norm.double()
     tolerance = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 6e-2}[dtype]
     torch.testing.assert_close(seen, normed @ weight.double().T, atol=tolerance, rtol=tolerance)
+
+
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 6e-2}
+DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=["fp32", "fp16", "bf16"])
+
+
+def random(shape: tuple[int, ...], dtype: torch.dtype, seed: int, scale: float = 1.0) -> Tensor:
+    """Normal values times `scale`, in host memory."""
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype)
+
+
+def rms_norm(x: Tensor, norm: Tensor) -> Tensor:
+    """In float64."""
+    x = x.double()
+    return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * norm.double()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@DTYPES
+@case(
+    "kernels.norm-gate-up",
+    "A norm, a projection and the gate of an MLP are within rounding of float64.",
+    hazard="fused-linears",
+    cause="norm_gate_up: gate and up exchanged, the bias or the norm left out, or sums in the narrow type",
+)
+def test_norm_gate_up(platform: Platform, way: str, dtype: torch.dtype, seed: int) -> None:
+    x, norm = random((9, 128), dtype, seed), (1 + random((128,), torch.float32, seed + 1) / 8).to(dtype)
+    weight, bias = random((2 * 96, 128), dtype, seed + 2, 1 / 11), random((2 * 96,), dtype, seed + 3)
+    there = [t.to(platform.device) for t in (x, norm, weight, bias)]
+    out = torch.zeros(9, 96, dtype=dtype, device=platform.device)
+    run_op(platform, way, lambda: out.copy_(kernels.norm_gate_up(there[0], there[1], 1e-6, there[2], there[3])))
+    gate, up = (rms_norm(x, norm) @ weight.double().T + bias.double()).chunk(2, dim=-1)
+    wanted = gate * torch.sigmoid(gate) * up
+    torch.testing.assert_close(on_host(out).double(), wanted, atol=2 * TOLERANCE[dtype], rtol=2 * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("way", WAYS)
+@DTYPES
+@case(
+    "kernels.pair-linear",
+    "The first linear of a draft head, over the normed embedding and hidden state, is within rounding of float64.",
+    hazard="fused-linears",
+    cause="pair_linear: embedding and hidden state exchanged, a norm or the bias left out, or sums in the narrow type",
+)
+def test_pair_linear(platform: Platform, way: str, dtype: torch.dtype, seed: int) -> None:
+    table, hidden = random((50, 64), dtype, seed), random((9, 96), dtype, seed + 1)
+    ids = torch.tensor([0, 49, 3, 3, 17, 8, 30, 2, 41])
+    norms = [(1 + random((n,), torch.float32, seed + 2) / 8).to(dtype) for n in (64, 96)]
+    weight, bias = random((80, 160), dtype, seed + 3, 1 / 12), random((80,), dtype, seed + 4)
+    there = [t.to(platform.device) for t in (ids, table, norms[0], hidden, norms[1])]
+    last = weight.to(platform.device), bias.to(platform.device)
+    out = torch.zeros(9, 80, dtype=dtype, device=platform.device)
+    run_op(platform, way, lambda: out.copy_(kernels.pair_linear(*there, 1e-6, *last)))
+    both = torch.cat((rms_norm(table[ids], norms[0]), rms_norm(hidden, norms[1])), dim=-1)
+    wanted = both @ weight.double().T + bias.double()
+    torch.testing.assert_close(on_host(out).double(), wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("way", WAYS)
+@case(
+    "kernels.greedy-head",
+    "The fused norm, output projection and argmax write float64's most likely token, mapped to the target's ids, into "
+    "their own column.",
+    hazard="draft-step-column",
+    cause="greedy_head: the norm left out, the column index, or the vocabulary map",
+    quick=True,
+)
+def test_greedy_head(platform: Platform, way: str, seed: int) -> None:
+    device, requests, vocab = platform.device, 9, 300
+    x, norm = random((requests, 64), torch.float32, seed), 1 + random((64,), torch.float32, seed + 1) / 2
+    weight = random((vocab, 64), torch.float32, seed + 2)
+    offsets = torch.arange(vocab)
+    there = [t.to(device) for t in (x, norm, weight, offsets)]
+    token_ids, drafts = torch.full((requests,), -7, device=device), torch.full((requests, 4), -7, device=device)
+    step = torch.tensor([2], device=device)
+    rest = there[2], there[3], step, token_ids, drafts
+    run_op(platform, way, lambda: kernels.greedy_head(there[0], there[1], 1e-6, *rest))
+    wanted = (rms_norm(x, norm) @ weight.double().T).argmax(-1) * 2
+    expect_equal(on_host(token_ids), wanted, "the next step's tokens")
+    untouched = torch.full((requests,), -7)
+    expect_equal(on_host(drafts), torch.stack([untouched, untouched, wanted, untouched], 1), "the draft tokens")
+
+
+@pytest.mark.parametrize("op", ["paged_attention", "paged_attention_host", "rotate_store_attend"])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "not-causal"])
+@case(
+    "kernels.attention-ops",
+    "Each attention op, after `rotate_and_store` or with its own storing of keys, gives float64's output and KV.",
+    hazard="attention-op-rows",
+    cause="an implementation of this op on this device; the cases of group attention look at one property each",
+)
+def test_attention_ops(platform: Platform, op: str, causal: bool, seed: int) -> None:
+    query_lens, seq_lens = [4, 4, 4, 4, 4, 4, 4, 4, 4], [4, 37, 0, 90, 16, 17, 5, 64, 33]
+    Rows(platform, "paged", query_lens, seq_lens, causal=causal, seed=seed).check(lambda rows: attend(rows, op))
+
+
+def attend(rows: Rows, op: str) -> Tensor:
+    """Run one attention op; those that only attend run after `rotate_and_store`."""
+    m, cache, rotary = rows.metadata, rows.cache, rows.layer.rotary
+    query, key, value = rows.device_rows
+    options = {"scale": rows.layer.scale, "causal": rows.causal}
+    lengths = m.seq_lens, m.query_start_loc
+    if op == "rotate_store_attend":
+        stored = rotary, m.positions, m.slot_mapping, cache.key, cache.value, m.block_table
+        return kernels.rotate_store_attend(query, key, value, *stored, *lengths, query_len=m.query_len, **options)
+    query = kernels.rotate_and_store(query, key, value, rotary, m.positions, m.slot_mapping, cache.key, cache.value)
+    if op == "paged_attention":
+        keys = cache.key, cache.value, m.block_table
+        return kernels.paged_attention(query, *keys, *lengths, query_len=m.query_len, **options)
+    out = torch.zeros_like(query)
+    host = list(rows.query_lens), list(rows.seq_lens)
+    kernels.paged_attention_host(query, cache.key, cache.value, m.block_table, *host, out=out, **options)
+    return out
+
+
+@case(
+    "kernels.advance",
+    "advance moves the one row of each live request one token forward as a host loop does; inert requests stay inert.",
+    hazard="metadata-not-rebuilt-between-steps",
+    cause="advance: lengths, positions or slots that stay behind, or a slot past max_model_len or in the null block",
+    quick=True,
+)
+def test_advance(platform: Platform) -> None:
+    device, limit, block = platform.device, 48, 16
+    lengths = [15, 16, 47, 0, 1, 31, 32, 46, 48]
+    blocks = [[3 * r + 1, 3 * r + 2, 3 * r + 3 if r % 2 else 0] for r in range(len(lengths))]
+    seq_lens = torch.tensor(lengths, dtype=torch.int32, device=device)
+    positions, slots = (torch.full((len(lengths),), -77, device=device) for _ in range(2))
+    step, table = torch.tensor([1], device=device), torch.tensor(blocks, dtype=torch.int32, device=device)
+    run_op(platform, "captured", lambda: kernels.advance(seq_lens, positions, slots, step, table, limit, block))
+    wanted = [n + 1 if n else 0 for n in lengths]
+    assert on_host(seq_lens).tolist() == wanted
+    assert on_host(positions).tolist() == [min(max(n - 1, 0), limit - 1) for n in wanted]
+    assert on_host(slots).tolist() == [slot_of(n - 1, row, limit, block) for n, row in zip(wanted, blocks, strict=True)]
+    assert on_host(step).tolist() == [2]

@@ -1,0 +1,245 @@
+"""Broken draft ops: rows of a pass, copies, sampling, verification."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from mutants.registry import mutant
+from torch import Tensor
+
+from specgraph import kernels
+
+
+def replace_op(patch: pytest.MonkeyPatch, name: str, broken: Callable[..., Any]) -> None:
+    """`kernels.name` becomes `broken(real, *args, **options)`."""
+    real = getattr(kernels, name)
+    patch.setattr(kernels, name, lambda *args, **options: broken(real, *args, **options))
+
+
+def change_arguments(patch: pytest.MonkeyPatch, name: str, change: Callable[..., tuple[Any, ...]]) -> None:
+    """The op runs with `change(*args)` instead of its positional arguments."""
+    replace_op(patch, name, lambda real, *args, **options: real(*change(*args), **options))
+
+
+@mutant("mixed-requests-in-verify", "kernel")
+def one_temperature(patch: pytest.MonkeyPatch) -> None:
+    """Rejection sampling takes request 0's temperature for all requests."""
+
+    def broken(logits: Any, drafts: Any, probs: Any, ids: Any, temperature: Tensor, *rest: Any) -> tuple[Any, ...]:
+        return logits, drafts, probs, ids, temperature[:1].expand_as(temperature), *rest
+
+    change_arguments(patch, "verify_sampled", broken)
+
+
+@mutant("mixed-requests-in-verify-largest", "kernel", hazard="mixed-requests-in-verify")
+def largest_temperature(patch: pytest.MonkeyPatch) -> None:
+    """Rejection sampling takes the largest temperature of the batch for all requests that sample."""
+
+    def broken(logits: Any, drafts: Any, probs: Any, ids: Any, temperature: Tensor, *rest: Any) -> tuple[Any, ...]:
+        return logits, drafts, probs, ids, torch.where(temperature > 0, temperature.max(), temperature), *rest
+
+    change_arguments(patch, "verify_sampled", broken)
+
+
+@mutant("mixed-requests-in-verify-no-draft", "kernel", hazard="mixed-requests-in-verify")
+def no_draft_is_token_0(patch: pytest.MonkeyPatch) -> None:
+    """Rejection sampling takes -1, no draft token, for token 0."""
+    change_arguments(patch, "verify_sampled", lambda logits, drafts, *rest: (logits, drafts.clamp(min=0), *rest))
+
+
+@mutant("mixed-requests-in-verify-inert", "kernel", hazard="mixed-requests-in-verify")
+def inert_requests_sample(patch: pytest.MonkeyPatch) -> None:
+    """Rejection sampling gives tokens to inert requests."""
+
+    def broken(real: Any, *args: Any) -> None:
+        starts = args[6].clamp(min=0)
+        real(*args[:6], starts, *args[7:])
+
+    replace_op(patch, "verify_sampled", broken)
+
+
+@mutant("mixed-requests-in-verify-no-probs", "kernel", hazard="mixed-requests-in-verify")
+def missing_probs_are_uniform(patch: pytest.MonkeyPatch) -> None:
+    """Without draft probabilities, rejection sampling takes a uniform distribution for the drafter's."""
+
+    def broken(logits: Tensor, drafts: Tensor, probs: Tensor | None, *rest: Any) -> tuple[Any, ...]:
+        vocab = logits.shape[-1]
+        uniform = torch.full((*drafts.shape, vocab), 1 / vocab, device=logits.device)
+        return logits, drafts, uniform if probs is None else probs, *rest
+
+    change_arguments(patch, "verify_sampled", broken)
+
+
+@mutant("mixed-requests-in-verify-no-map", "kernel", hazard="mixed-requests-in-verify")
+def vocabulary_map_ignored(patch: pytest.MonkeyPatch) -> None:
+    """Rejection sampling reads the drafter's probabilities as if its token ids were the target's."""
+
+    def broken(logits: Tensor, drafts: Tensor, probs: Tensor | None, ids: Any, *rest: Any) -> tuple[Any, ...]:
+        if probs is not None and ids is not None:
+            probs = torch.nn.functional.pad(probs, (0, logits.shape[-1] - probs.shape[-1]))
+        return logits, drafts, probs, None, *rest
+
+    change_arguments(patch, "verify_sampled", broken)
+
+
+@mutant("parallel-block-sampling", "kernel")
+def block_temperature_ignored(patch: pytest.MonkeyPatch) -> None:
+    """A parallel drafter's distributions leave out the temperature."""
+
+    def broken(real: Any, logits: Tensor, ids: Any, temperature: Tensor, *rest: Any) -> None:
+        real(logits, ids, temperature, *rest)
+        probs = rest[-1]
+        plain = logits.float().softmax(-1).view(probs.shape)
+        probs.copy_(torch.where((temperature > 0)[:, None, None], plain, probs))
+
+    replace_op(patch, "draft_block_gumbel", broken)
+
+
+@mutant("parallel-block-sampling-one-noise", "kernel", hazard="parallel-block-sampling")
+def block_noise_shared(patch: pytest.MonkeyPatch) -> None:
+    """All rows of a parallel drafter's block take the noise and the logits of the first one."""
+
+    def broken(logits: Tensor, ids: Any, temperature: Any, seeds: Any, starts: Any, counts: Any, *out: Any) -> Any:
+        first = logits.view(*out[0].shape, -1)[:, :1].expand(*out[0].shape, -1)
+        return first.reshape(logits.shape), ids, temperature, seeds, starts, counts, *out
+
+    change_arguments(patch, "draft_block_gumbel", broken)
+
+
+@mutant("parallel-block-sampling-transposed", "kernel", hazard="parallel-block-sampling")
+def block_transposed(patch: pytest.MonkeyPatch) -> None:
+    """A parallel drafter's greedy tokens have rows and columns exchanged."""
+
+    def broken(real: Any, logits: Tensor, ids: Any, drafts: Tensor) -> None:
+        real(logits, ids, drafts)
+        drafts.copy_(drafts.T.reshape(drafts.shape).clone())
+
+    replace_op(patch, "draft_block_greedy", broken)
+
+
+@mutant("parallel-block-rows", "kernel")
+def block_begins_early(patch: pytest.MonkeyPatch) -> None:
+    """A parallel drafter's block begins at the last accepted row instead of after it."""
+
+    def broken(real: Any, *args: Any, **options: Any) -> None:
+        real(*args, **options)
+        options["positions"].copy_((options["positions"] - 1).clamp(min=0))
+
+    replace_op(patch, "begin_block", broken)
+
+
+@mutant("parallel-block-rows-rejected", "kernel", hazard="parallel-block-rows")
+def block_stores_rejected(patch: pytest.MonkeyPatch) -> None:
+    """Rejected rows of a parallel drafter's context are written to the cache."""
+
+    def broken(real: Any, tokens: Tensor, counts: Tensor, *args: Any, **options: Any) -> None:
+        slots = options["context_slots"].clone()
+        real(tokens, torch.where(counts > 0, tokens.shape[1], 0).int(), *args, **options)
+        slots.copy_(options["context_slots"])
+        real(tokens, counts, *args, **options)
+        options["context_slots"].copy_(slots)
+
+    replace_op(patch, "begin_block", broken)
+
+
+@mutant("prompt-padding", "kernel")
+def prompt_padding_writes(patch: pytest.MonkeyPatch) -> None:
+    """Padded rows of a prompt pass have slots."""
+
+    def broken(first: Tensor, rows: Tensor, table: Tensor) -> tuple[Any, ...]:
+        return first, torch.where(rows > 0, rows + 1, rows), table
+
+    change_arguments(patch, "begin_prefill", broken)
+
+
+@mutant("prompt-padding-length", "kernel", hazard="prompt-padding")
+def prompt_length_of_real_rows(patch: pytest.MonkeyPatch) -> None:
+    """The length of a padded prompt pass counts its real rows only, so that each row sees too few keys."""
+
+    def broken(real: Any, first: Tensor, rows: Tensor, table: Tensor, **options: Any) -> None:
+        real(first, rows, table, **options)
+        options["seq_lens"].copy_(torch.where(rows > 0, first + rows, 0))
+
+    replace_op(patch, "begin_prefill", broken)
+
+
+@mutant("stale-block-table", "kernel")
+def stale_block_table(patch: pytest.MonkeyPatch) -> None:
+    """A smaller block table leaves the columns of the larger one before it."""
+
+    def broken(real: Any, *args: Any, **options: Any) -> None:
+        n, width = args[4].shape
+        tail = options["to_block_table"][:n, width:].clone()
+        real(*args, **options)
+        options["to_block_table"][:n, width:].copy_(tail)
+
+    replace_op(patch, "load_round", broken)
+
+
+@mutant("stale-block-table-requests", "kernel", hazard="stale-block-table")
+def stale_requests(patch: pytest.MonkeyPatch) -> None:
+    """A smaller round leaves the requests after it alive."""
+
+    def broken(real: Any, *args: Any, **options: Any) -> None:
+        n = args[4].shape[0]
+        tail = options["to_num_sampled"][n:].clone()
+        real(*args, **options)
+        options["to_num_sampled"][n:].copy_(tail)
+
+    replace_op(patch, "load_round", broken)
+
+
+@mutant("module-token-shift", "kernel")
+def latest_in_the_last_row(patch: pytest.MonkeyPatch) -> None:
+    """The latest draft token goes to the last row of a request instead of its last accepted one."""
+
+    def broken(ids: Tensor, last_rows: Tensor, latest: Tensor, *rest: Any) -> tuple[Any, ...]:
+        q = ids.shape[0] // latest.shape[0]
+        return ids, torch.arange(1, latest.shape[0] + 1, device=ids.device) * q - 1, latest, *rest
+
+    change_arguments(patch, "shift_token_ids", broken)
+
+
+@mutant("synthetic-acceptance", "kernel")
+def first_chance_for_all(patch: pytest.MonkeyPatch) -> None:
+    """Synthetic verification accepts every draft token with the chance of the first."""
+
+    def broken(logits: Any, drafts: Any, chances: Tensor, *rest: Any) -> tuple[Any, ...]:
+        return logits, drafts, chances[:1].expand_as(chances).contiguous(), *rest
+
+    change_arguments(patch, "verify_synthetic", broken)
+
+
+@mutant("fused-linears", "kernel")
+def gate_and_up_exchanged(patch: pytest.MonkeyPatch) -> None:
+    """Gate and up rows of a fused MLP are exchanged."""
+
+    def broken(x: Any, norm: Any, eps: Any, weight: Tensor, *bias: Any) -> tuple[Any, ...]:
+        return x, norm, eps, torch.cat(weight.chunk(2)[::-1]), *bias
+
+    change_arguments(patch, "norm_gate_up", broken)
+
+
+@mutant("fused-linears-one-norm", "kernel", hazard="fused-linears")
+def hidden_norm_dropped(patch: pytest.MonkeyPatch) -> None:
+    """The fused first linear of a draft head leaves the hidden state's norm out."""
+
+    def broken(ids: Any, table: Any, norm: Any, hidden: Any, hidden_norm: Any, *rest: Any) -> tuple[Any, ...]:
+        return ids, table, norm, hidden, None, *rest
+
+    change_arguments(patch, "pair_linear", broken)
+
+
+@mutant("attention-op-rows", "kernel")
+def requests_from_the_eighth(patch: pytest.MonkeyPatch) -> None:
+    """Attention of requests from the eighth on reads the blocks of the one before."""
+
+    def broken(real: Any, query: Any, keys: Any, values: Any, table: Tensor, *rest: Any, **options: Any) -> Any:
+        moved = table.clone()
+        moved[7:] = table[6:-1]
+        return real(query, keys, values, moved, *rest, **options)
+
+    replace_op(patch, "paged_attention", broken)
