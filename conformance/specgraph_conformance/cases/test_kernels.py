@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from specgraph import kernels
@@ -79,10 +81,11 @@ def test_pair_linear(platform: Platform, way: str, dtype: torch.dtype, seed: int
     ids = torch.tensor([0, 49, 3, 3, 17, 8, 30, 2, 41])
     norms = [(1 + random((n,), torch.float32, seed + 2) / 8).to(dtype) for n in (64, 96)]
     weight, bias = random((80, 160), dtype, seed + 3, 1 / 12), random((80,), dtype, seed + 4)
-    there = [t.to(platform.device) for t in (ids, table, norms[0], hidden, norms[1])]
-    last = weight.to(platform.device), bias.to(platform.device)
+    tensors = (ids, table, norms[0], hidden, norms[1], weight, bias)
+    first, embedding, embedding_norm, state, state_norm, w, b = (t.to(platform.device) for t in tensors)
+    before = first, embedding, embedding_norm, state, state_norm
     out = torch.zeros(9, 80, dtype=dtype, device=platform.device)
-    run_op(platform, way, lambda: out.copy_(kernels.pair_linear(*there, 1e-6, *last)))
+    run_op(platform, way, lambda: out.copy_(kernels.pair_linear(*before, 1e-6, w, b)))
     both = torch.cat((rms_norm(table[ids], norms[0]), rms_norm(hidden, norms[1])), dim=-1)
     wanted = both @ weight.double().T + bias.double()
     torch.testing.assert_close(on_host(out).double(), wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
@@ -130,7 +133,7 @@ def attend(rows: Rows, op: str) -> Tensor:
     """Run one attention op; those that only attend run after `rotate_and_store`."""
     m, cache, rotary = rows.metadata, rows.cache, rows.layer.rotary
     query, key, value = rows.device_rows
-    options = {"scale": rows.layer.scale, "causal": rows.causal}
+    options: dict[str, Any] = {"scale": rows.layer.scale, "causal": rows.causal}
     lengths = m.seq_lens, m.query_start_loc
     if op == "rotate_store_attend":
         stored = rotary, m.positions, m.slot_mapping, cache.key, cache.value, m.block_table

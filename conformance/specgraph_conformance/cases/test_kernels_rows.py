@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from specgraph import kernels
@@ -116,7 +118,7 @@ def test_begin_block(platform: Platform, way: str, k: int, seed: int) -> None:
     counts, starts = [q, 0, 1, min(2, q), 1], [14, 3, 39, 31, 20]
     blocks = [[5, 2, 0], [1, 0, 0], [3, 4, 6], [8, 7, 9], [10, 11, 0]]
     names = ("context_positions", "context_slots", "token_ids", "positions", "slot_mapping")
-    out = {name: torch.full((5 * q,), -77, device=device) for name in names}
+    out: dict[str, Any] = {name: torch.full((5 * q,), -77, device=device) for name in names}
     out["seq_lens"] = torch.full((5,), -77, dtype=torch.int32, device=device)
     inputs = (
         tokens.to(device),
@@ -124,7 +126,7 @@ def test_begin_block(platform: Platform, way: str, k: int, seed: int) -> None:
         torch.tensor(starts, device=device),
         torch.tensor(blocks, dtype=torch.int32, device=device),
     )
-    limits = {"mask_token_id": mask, "max_model_len": limit, "block_size": block}
+    limits: dict[str, Any] = {"mask_token_id": mask, "max_model_len": limit, "block_size": block}
     run_op(platform, way, lambda: kernels.begin_block(*inputs, **limits, **out))
     seen = {name: on_host(tensor).tolist() for name, tensor in out.items()}
     for r, (count, start) in enumerate(zip(counts, starts, strict=True)):

@@ -303,7 +303,8 @@ def test_verify_synthetic(platform: Platform, way: str, seed: int) -> None:
     chances = torch.tensor([0.8, 0.5, 1.0])
     sampled = torch.full((draws, k + 1), -9, device=device)
     counts = torch.full((draws,), -9, dtype=torch.int32, device=device)
-    inputs = [t.to(device) for t in (logits, drafts, chances, torch.arange(draws) * 7919, starts)]
+    seeds = torch.arange(draws) * 7919
+    inputs = logits.to(device), drafts.to(device), chances.to(device), seeds.to(device), starts.to(device)
     run_op(platform, way, lambda: kernels.verify_synthetic(*inputs, sampled, counts))
     tokens, lengths = on_host(sampled), on_host(counts)
     assert int(lengths[2]) == 0
