@@ -13,6 +13,7 @@ import re
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -192,24 +193,20 @@ def _safetensors(path: Path) -> dict[str, StoredTensor]:
 
     size = checked_file(path).stat().st_size
 
-    def guarded(read: Callable[[], Any]) -> Any:
+    def guarded(read: Callable[..., Any], *args: object) -> Any:
         try:
-            return read()
+            return read(*args)
         except (safetensors.SafetensorError, OSError, ValueError, OverflowError) as error:
             raise CheckpointError(
                 f"{path} ({size} bytes) is truncated or not a safetensors file: {first_line(error)}; fetch it again"
             ) from error
 
-    file = guarded(lambda: safetensors.safe_open(path, framework="pt", device="cpu"))
-
-    def stored(name: str) -> StoredTensor:
-        header = guarded(lambda: file.get_slice(name))
-        return StoredTensor(path, tuple(header.get_shape()), header.get_dtype(), lambda: guarded(read_tensor(name)))
-
-    def read_tensor(name: str) -> Callable[[], Tensor]:
-        return lambda: file.get_tensor(name)
-
-    return {name: stored(name) for name in guarded(file.keys)}
+    file = guarded(safetensors.safe_open, path, "pt", "cpu")
+    headers = {name: guarded(file.get_slice, name) for name in guarded(file.keys)}
+    return {
+        name: StoredTensor(path, tuple(h.get_shape()), h.get_dtype(), partial(guarded, file.get_tensor, name))
+        for name, h in headers.items()
+    }
 
 
 def _pickled_tensors(path: Path) -> dict[str, StoredTensor]:
@@ -226,13 +223,8 @@ def _pickled_tensors(path: Path) -> dict[str, StoredTensor]:
         raise CheckpointError(f"{path} should hold a mapping of names to tensors, holds {type(loaded).__name__}")
     tensors: dict[str, StoredTensor] = {}
     for name, tensor in loaded.items():
-        if (
-            not isinstance(name, str)
-            or not isinstance(tensor, Tensor)
-            or tensor.layout != torch.strided
-            or tensor.is_meta
-        ):
+        plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta
+        if not isinstance(name, str) or not plain:
             raise CheckpointError(f"{path} should map names to plain tensors; {shown(name)} is {type(tensor).__name__}")
-        plain = tensor.detach()
-        tensors[name] = StoredTensor(path, tuple(plain.shape), str(plain.dtype), lambda tensor=plain: tensor)
+        tensors[name] = StoredTensor(path, tuple(tensor.shape), str(tensor.dtype), tensor.detach)
     return tensors

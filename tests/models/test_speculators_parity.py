@@ -107,11 +107,15 @@ def test_mtp(target, dense_attend):
         hidden = out.carry
 
 
+@pytest.mark.parametrize("name", ["dflash", "dflash-llama"])
 @torch.no_grad()
-def test_dflash(target, dense_attend, dense_store):
-    """Blocks at several places of one sequence; each sees the context before it, and itself in both directions."""
-    want = expected("dflash")
-    head = load_drafter(FIXTURES / "dflash", target)
+def test_dflash(name, target, dense_attend, dense_store):
+    """Blocks at several places of one sequence; each sees the context before it, and itself in both directions.
+
+    The second folder's decoder configuration is Llama's; the package's attention normalises heads all the same.
+    """
+    want = expected(name)
+    head = load_drafter(FIXTURES / name, target)
     assert isinstance(head, ParallelHead)
     assert (head.max_speculative_tokens, head.mask_token_id, list(head.aux_layers)) == (4, 63, [1, 3])
     assert not any(layer.causal for layer in head.attention_layers)
@@ -125,7 +129,7 @@ def test_dflash(target, dense_attend, dense_store):
         torch.testing.assert_close(head.logits(hidden), logits, **TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3-llama", "eagle3-qwen3", "mtp", "dflash"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3-llama", "eagle3-qwen3", "mtp", "dflash", "dflash-llama"])
 @torch.inference_mode()
 def test_a_saved_folder_drafts(name, target):
     """Through graphs, for two requests: every output is the target's alone."""

@@ -1,6 +1,6 @@
 """Write the folders beside this file with the `speculators` package, and what its own models compute from them.
 
-    python write.py eagle3 mtp dflash       # speculators 0.9.0
+    python write.py eagle3 mtp dflash dflash-llama       # speculators 0.9.0
     python write.py eagle                   # speculators 0.2.0, the last line that has EAGLE-1
 
 Run it only to make them again; the tests read what is committed. Everything is float32, random and tiny.
@@ -147,11 +147,11 @@ def write_mtp(target: LlamaForCausalLM) -> None:
     save("mtp", model, {**given, **{f"logits.{i}": t[0] for i, t in enumerate(logits)}})
 
 
-def write_dflash(target: LlamaForCausalLM) -> None:
-    """Two Qwen3 layers over blocks of five: an anchor and four masks."""
+def write_dflash(target: LlamaForCausalLM, name: str = "dflash", layer_config: type = Qwen3Config) -> None:
+    """Two layers over blocks of five: an anchor and four masks. Its attention is Qwen3's whatever the configuration."""
     from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
 
-    layers = Qwen3Config(**SIZES, **OWNERS, num_hidden_layers=2)
+    layers = layer_config(**SIZES, **OWNERS, num_hidden_layers=2)
     layers._attn_implementation = "eager"
     config = DFlashSpeculatorConfig(
         transformer_layer_config=layers,
@@ -176,7 +176,7 @@ def write_dflash(target: LlamaForCausalLM) -> None:
             torch.zeros(1, ROWS, dtype=torch.long),
             max_anchors=3,
         )
-    save("dflash", model, {**given, "logits": logits[0], "rows": rows})
+    save(name, model, {**given, "logits": logits[0], "rows": rows})
 
 
 def write_eagle(target: LlamaForCausalLM) -> None:
@@ -217,9 +217,10 @@ def main() -> None:
         "eagle3": write_eagle3,
         "mtp": lambda: write_mtp(target),
         "dflash": lambda: write_dflash(target),
+        "dflash-llama": lambda: write_dflash(target, "dflash-llama", LlamaConfig),
         "eagle": lambda: write_eagle(target),
     }
-    for name in sys.argv[1:] or ["eagle3", "mtp", "dflash"]:
+    for name in sys.argv[1:] or ["eagle3", "mtp", "dflash", "dflash-llama"]:
         writers[name]()
 
 
