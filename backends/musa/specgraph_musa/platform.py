@@ -59,7 +59,7 @@ class MusaPlatform(Platform):
 
     @property
     def capabilities(self) -> Capabilities:
-        """See `Platform.capabilities`. The merged loop also follows the policy, which depends on how many ranks
+        """The merged loop also follows the policy, which depends on how many ranks
         torch.distributed has now."""
         if self._capabilities is None:
             raise PlatformError("this musa platform was opened for trials only: it claims no capabilities")
@@ -73,35 +73,31 @@ class MusaPlatform(Platform):
         )
 
     def synchronize(self) -> None:
-        """See `Platform.synchronize`."""
         self.musa.synchronize(self.index)
 
     def memory(self) -> MemoryInfo:
-        """See `Platform.memory`. Counts torch_musa's allocator of this process only."""
+        """Counts torch_musa's allocator of this process only."""
         total = int(self.musa.get_device_properties(self.index).total_memory)
         return MemoryInfo(self.musa.memory_allocated(self.index), self.musa.memory_reserved(self.index), total)
 
     def stream(self) -> Stream:
-        """See `Platform.stream`. torch_musa hands out its 32 streams in turn: two of these may be the same one."""
+        """torch_musa hands out its 32 streams in turn: two of these may be the same one."""
         return self._handles.stream(self.index)
 
     def current_stream(self) -> Stream:
-        """See `Platform.current_stream`."""
         now = self.musa.current_stream(self.index)
         return self._handles.stream(stream_id=now.stream_id, device_index=now.device_index, device_type=now.device_type)
 
     def use(self, stream: Stream) -> AbstractContextManager[None]:
-        """See `Platform.use`."""
         return self.musa.stream(own(self.musa.Stream, stream, "stream"))
 
     def event(self, *, timing: bool = False, external: bool = False) -> Event:
-        """See `Platform.event`. There are no external ones."""
+        """There are no external ones."""
         if external:
             raise UnsupportedError(f"no external events here: {self.capabilities.external_events.reason}")
         return self._handles.event(enable_timing=timing)
 
     def is_capturing(self) -> bool:
-        """See `Platform.is_capturing`."""
         with self.musa.device(self.index):
             return self.musa.is_current_stream_capturing()
 
