@@ -48,7 +48,7 @@ def register_ops(platform: MusaPlatform) -> None:
     """Register the kernels under the dispatch key of the platform's tensors. Later calls change nothing."""
     from specgraph.kernels.triton.implement import register
 
-    key = torch._C._dispatch_key_for_device(platform.device.type)
+    key = torch._C._dispatch_key_for_device(platform.device.type)  # pyright: ignore[reportPrivateUsage]
     register(key, launch_options(platform), around=with_canonical_arguments)
 
 
@@ -66,9 +66,10 @@ def agree_with_reference(platform: MusaPlatform) -> str | None:
     table = torch.tensor([[5, 2, 0], [1, 3, 4]], dtype=torch.int32, device=device)
     lens = torch.tensor([7, 9], dtype=torch.int32, device=device)
     starts = torch.tensor([0, 2, 4], dtype=torch.int32, device=device)
-    args, how = (query, caches[0], caches[1], table, lens, starts), {"query_len": 2, "scale": 32**-0.5}
-    wanted = kernels.paged_attention.reference(*args, **how)
-    if not torch.allclose(ops.paged_attention(*args, **how), wanted, atol=2e-2, rtol=2e-2):
+    args = (query, caches[0], caches[1], table, lens, starts)
+    got = ops.paged_attention(*args, query_len=2, scale=32**-0.5)
+    wanted = kernels.paged_attention.reference(*args, query_len=2, scale=32**-0.5)
+    if not torch.allclose(got, wanted, atol=2e-2, rtol=2e-2):
         return "paged attention in Triton differs from plain torch"
     logits = torch.randn(3, 500, generator=g).to(device)
     step = torch.zeros(1, dtype=torch.int64, device=device)
