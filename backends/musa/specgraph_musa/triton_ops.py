@@ -46,10 +46,10 @@ def launch_options(platform: MusaPlatform) -> LaunchOptions:
 
 def register_ops(platform: MusaPlatform) -> None:
     """Register the kernels under the dispatch key of the platform's tensors. Later calls change nothing."""
+    from specgraph.kernels.library import dispatch_key_of
     from specgraph.kernels.triton.implement import register
 
-    key = torch._C._dispatch_key_for_device(platform.device.type)  # pyright: ignore[reportPrivateUsage]
-    register(key, launch_options(platform), around=with_canonical_arguments)
+    register(dispatch_key_of(platform.device), launch_options(platform), around=with_canonical_arguments)
 
 
 def agree_with_reference(platform: MusaPlatform) -> str | None:
