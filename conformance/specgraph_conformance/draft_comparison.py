@@ -14,7 +14,7 @@ from torch import Tensor
 from specgraph_conformance.draft_oracles import dense_draft
 from specgraph_conformance.draft_rig import DraftRig, HostBatch, Round, make_batches
 from specgraph_conformance.oracles import gather_request
-from specgraph_conformance.rig import expect_equal, on_host
+from specgraph_conformance.rig import expect_close, expect_equal, on_host
 from specgraph_conformance.tiny_models import make_head
 
 CAPTURED = [name for name in LOWERINGS if name != "eager"]
@@ -126,9 +126,7 @@ def expect_oracle(made: DraftRig, batch: HostBatch, kind: str) -> DraftTokens:
         for layer, (key, value) in enumerate(after):
             for name, cache, wanted in (("keys", key, draft.keys[layer]), ("values", value, draft.values[layer])):
                 stored = gather_request(cache, blocks, wanted.shape[0]).double()
-                torch.testing.assert_close(
-                    stored, wanted, atol=2e-2, rtol=2e-2, msg=lambda text, n=name, i=layer: f"{n} of layer {i}: {text}"
-                )
+                expect_close(stored, wanted, 2e-2, f"{name} of layer {layer} of request {r}")
     return proposed
 
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from specgraph.platforms import Platform, open_platform
 from torch import Tensor
 
-from specgraph_conformance.rig import captured, expect_equal, on_host
+from specgraph_conformance.rig import captured, expect_close, expect_equal, on_host
 from specgraph_conformance.watchdog import load_factor
 
 ROWS, WIDTH, REPLAYS = 8, 64, 5
@@ -72,7 +72,7 @@ def check_chain(platform: Platform, count: int, seed: int) -> None:
         graph.replay()
         platform.synchronize()
         seen = on_host(out)
-        torch.testing.assert_close(seen.double(), dense(inputs), atol=2e-2, rtol=2e-2)
+        expect_close(seen, dense(inputs), 2e-2, f"the chain of {count} on rank {rank}")
         expect_equal(seen, on_host(chain()))
     graph.close()
 

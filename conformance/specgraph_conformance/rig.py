@@ -38,6 +38,30 @@ def expect_equal(seen: Tensor, wanted: Tensor, what: str = "the result") -> None
     )
 
 
+def expect_close(seen: Tensor, wanted: Tensor, tolerance: float, what: str) -> None:
+    """Equality within `tolerance`, absolute plus relative.
+
+    Args:
+        seen: any floating dtype, on the host.
+        wanted: float64.
+
+    Raises:
+        AssertionError: they differ by more, or one has a NaN; says where most and by how much.
+    """
+    assert seen.shape == wanted.shape, f"{what} is {list(seen.shape)}, expected {list(wanted.shape)}"
+    seen = seen.double()
+    excess = (seen - wanted).abs() - tolerance * (1 + wanted.abs())
+    excess = torch.where(seen.isnan() | wanted.isnan(), torch.inf, excess)
+    if excess.numel() == 0 or not (excess > 0).any():
+        return
+    worst = tuple((excess == excess.max()).nonzero()[0].tolist())
+    a, b = seen[worst].item(), wanted[worst].item()
+    raise AssertionError(
+        f"{what}: {int((excess > 0).sum())} of {excess.numel()} values are off by more than the dtype's rounding "
+        f"({tolerance:g}), most at {list(worst)}: {a:.5g} instead of {b:.5g}"
+    )
+
+
 def captured(platform: Platform, body: Callable[[], Any], pool: GraphPool | None = None, warm_up: bool = True) -> Graph:
     """A graph of `body`, which ran once before on the capture stream to warm up; the device is idle around it."""
     platform.synchronize()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -139,3 +141,83 @@ def gumbel_seed_position(patch: pytest.MonkeyPatch) -> None:
         real(logits, vocab_map, temperature, seeds, torch.zeros_like(seq_lens), *rest)
 
     patch.setattr(kernels, "draft_gumbel", draft_gumbel)
+
+
+def _with_tables(patch: pytest.MonkeyPatch, change: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
+    """Device-length attention reads `change(block_table, seq_lens, key_cache)` instead of its table and lengths."""
+    for name, place in (("paged_attention", 3), ("rotate_store_attend", 8)):
+        real = getattr(kernels, name)
+
+        def broken(*args: Any, _real: Any = real, _place: int = place, **options: Any) -> Tensor:
+            table, seq_lens = change(args[_place], args[_place + 1], args[_place - 2])
+            return _real(*args[:_place], table, seq_lens, *args[_place + 2 :], **options)
+
+        patch.setattr(kernels, name, broken)
+
+
+@mutant("attention-many-requests", "attention")
+def eighth_request(patch: pytest.MonkeyPatch) -> None:
+    """Requests from the eighth on read the blocks of the request before them."""
+
+    def change(table: Tensor, seq_lens: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.cat([table[:7], table[6:-1]]) if table.shape[0] > 7 else table, seq_lens
+
+    _with_tables(patch, change)
+
+
+@mutant("attention-many-requests-lengths", "attention", hazard="attention-many-requests")
+def length_of_a_neighbour(patch: pytest.MonkeyPatch) -> None:
+    """In batches of more than 32 requests, request 32 has the length of request 0."""
+
+    def change(table: Tensor, seq_lens: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
+        changed = seq_lens.clone()
+        changed[32:33] = seq_lens[0]
+        return table, changed
+
+    _with_tables(patch, change)
+
+
+@mutant("attention-many-keys", "attention")
+def last_1024_keys(patch: pytest.MonkeyPatch) -> None:
+    """Attention sees only the last 1,024 keys or so of a request."""
+
+    def change(table: Tensor, seq_lens: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
+        size = cache.shape[1]
+        skipped = ((seq_lens - 1024).clamp(min=0) // size).long()
+        columns = (torch.arange(table.shape[1], device=table.device) + skipped[:, None]).clamp(max=table.shape[1] - 1)
+        return table.gather(1, columns), (seq_lens - skipped * size).int()
+
+    _with_tables(patch, change)
+
+
+@mutant("attention-many-keys-sixteen-bits", "attention", hazard="attention-many-keys")
+def keys_in_sixteen_bits(patch: pytest.MonkeyPatch) -> None:
+    """Keys from 32,768 on are left out: their number is kept in a signed 16-bit integer."""
+    _with_tables(patch, lambda table, seq_lens, cache: (table, seq_lens.clamp(max=2**15 - 1)))
+
+
+@mutant("attention-rounded-scores", "attention")
+def rounded_scores(patch: pytest.MonkeyPatch) -> None:
+    """Scores of half-precision attention are rounded to the query's dtype before the softmax."""
+    real = kernels.rotate_store_attend
+
+    def broken(query: Tensor, *args: Any, query_len: int, scale: float, causal: bool = True) -> Tensor:
+        plain = real(query, *args, query_len=query_len, scale=scale, causal=causal)
+        key_cache, value_cache, table, seq_lens, starts = args[5:]
+        if query.dtype == torch.float32 or args[2] is not None:
+            return plain
+        for r, (first, last) in enumerate(pairwise(starts.tolist())):
+            n, rows = int(seq_lens[r]), query[first:last]
+            groups = query.shape[1] // key_cache.shape[2]
+            keys, values = (
+                cache[table[r].long()].flatten(0, 1)[:n].repeat_interleave(groups, dim=1)
+                for cache in (key_cache, value_cache)
+            )
+            for i in range(last - first):
+                seen = n - (last - first) + 1 + i
+                scores = torch.einsum("hd,nhd->hn", rows[i].float(), keys[:seen].float()) * scale
+                weights = scores.to(query.dtype).float().softmax(-1)
+                plain[first + i] = torch.einsum("hn,nhd->hd", weights, values[:seen].float()).to(query.dtype)
+        return plain
+
+    patch.setattr(kernels, "rotate_store_attend", broken)

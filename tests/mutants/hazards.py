@@ -290,6 +290,21 @@ HAZARDS: dict[str, Hazard] = {
         "requests from the eighth on decode another request's text",
         "tests with at most four requests",
     ),
+    "attention-many-requests": Hazard(
+        REVIEW,
+        "requests from the eighth on decode another request's text",
+        "tests with at most four requests",
+    ),
+    "attention-many-keys": Hazard(
+        REVIEW,
+        "long prompts are forgotten",
+        "keys past a window, a number of splits or 16 bits are left out",
+    ),
+    "attention-rounded-scores": Hazard(
+        REVIEW,
+        "acceptance falls in half precision only",
+        "scores rounded before the softmax",
+    ),
 }
 
 NOT_PUT_BACK: dict[str, str] = {

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specgraph_conformance.attention_rows import Rows
 from specgraph_conformance.case import case
-from specgraph_conformance.rig import WAYS, expect_equal, on_host, run_op, slot_of
+from specgraph_conformance.rig import WAYS, expect_close, expect_equal, on_host, run_op, slot_of
 
 
 @pytest.mark.parametrize("rows", [1, 4, 17])
@@ -31,7 +31,7 @@ def test_norm_linear(platform: Platform, rows: int, dtype: torch.dtype, seed: in
     seen = on_host(kernels.norm_linear(there[0], there[1], 1e-6, there[2])).double()
     normed = x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-6).rsqrt() * norm.double()
     tolerance = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 6e-2}[dtype]
-    torch.testing.assert_close(seen, normed @ weight.double().T, atol=tolerance, rtol=tolerance)
+    expect_close(seen, normed @ weight.double().T, tolerance, "norm_linear")
 
 
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 6e-2}
@@ -65,7 +65,7 @@ def test_norm_gate_up(platform: Platform, way: str, dtype: torch.dtype, seed: in
     run_op(platform, way, lambda: out.copy_(kernels.norm_gate_up(there[0], there[1], 1e-6, there[2], there[3])))
     gate, up = (rms_norm(x, norm) @ weight.double().T + bias.double()).chunk(2, dim=-1)
     wanted = gate * torch.sigmoid(gate) * up
-    torch.testing.assert_close(on_host(out).double(), wanted, atol=2 * TOLERANCE[dtype], rtol=2 * TOLERANCE[dtype])
+    expect_close(on_host(out), wanted, 2 * TOLERANCE[dtype], "norm_gate_up")
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -88,7 +88,7 @@ def test_pair_linear(platform: Platform, way: str, dtype: torch.dtype, seed: int
     run_op(platform, way, lambda: out.copy_(kernels.pair_linear(*before, 1e-6, w, b)))
     both = torch.cat((rms_norm(table[ids], norms[0]), rms_norm(hidden, norms[1])), dim=-1)
     wanted = both @ weight.double().T + bias.double()
-    torch.testing.assert_close(on_host(out).double(), wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    expect_close(on_host(out), wanted, TOLERANCE[dtype], "pair_linear")
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -9,7 +9,7 @@ from specgraph.platforms import Platform
 from torch import Tensor
 
 from specgraph_conformance.case import case
-from specgraph_conformance.rig import WAYS, expect_equal, on_host, run_op
+from specgraph_conformance.rig import WAYS, expect_close, expect_equal, on_host, run_op
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -64,7 +64,7 @@ def test_gumbel(platform: Platform, way: str) -> None:
     )
     run_op(platform, way, lambda: kernels.draft_gumbel(there, None, *inputs, token_ids, drafts, probs))
     wanted = (logits.double() / 0.8).softmax(0)
-    torch.testing.assert_close(on_host(probs)[1, 0].double(), wanted, atol=1e-5, rtol=1e-5)
+    expect_close(on_host(probs)[1, 0], wanted, 1e-5, "the distribution")
     assert on_host(token_ids)[0] == 4
     assert on_host(probs)[0, 0].tolist() == [0, 0, 0, 0, 1, 0]
     counts = on_host(token_ids)[1:].bincount(minlength=vocab).double()
@@ -122,7 +122,7 @@ def test_verify_sampled(platform: Platform, way: str, seed: int) -> None:
         # The draft token of column i has position start + 1 + i; its row attended to start + i + 1 keys.
         seq_lens = torch.full((draws,), 20 + step, dtype=torch.int32, device=device)
         kernels.draft_gumbel(there, None, temperature, seeds, seq_lens, column, ids, drafts, probs)
-    torch.testing.assert_close(on_host(probs)[0], q, atol=1e-5, rtol=1e-5)
+    expect_close(on_host(probs)[0], q.double(), 1e-5, "the drafter's distributions")
     logits = p_logits.expand(draws, k + 1, vocab).reshape(-1, vocab).contiguous().to(device)
     sampled = torch.zeros(draws, k + 1, dtype=torch.int64, device=device)
     counts = torch.zeros(draws, dtype=torch.int32, device=device)
