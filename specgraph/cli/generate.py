@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,41 +12,44 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from specgraph.cli.env import choose_threads
 from specgraph.cli.options import DraftOption, JsonOption, PlatformOption, TargetOption, with_engine_options
 from specgraph.cli.output import check_output, write_json
-from specgraph.errors import CapacityError, ConfigError
+from specgraph.cli.prompts import Prompt, read_prompts
 
 if TYPE_CHECKING:
-    from specgraph.decoding.request import Request
     from specgraph.decoding.text import TextGenerator
-    from specgraph.platforms import Platform
 
-DEFAULT_PROMPT = '''def read_chunk(self, size):
-    """Read at most size bytes, returned as a bytes object."""
-    if self.closed:
-        raise ValueError("I/O operation on closed file")
-'''
+ACCEPTED = "green underline"
+"""Style of accepted text. Underlined too, for terminals without colour."""
 
 
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """Generated tokens and the wall time they took, prefill included, capture not."""
+@dataclass(slots=True)
+class Result:
+    """What was generated for one prompt."""
 
-    token_ids: list[int]
-    seconds: float
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Generated tokens per second, prefill included."""
-        return len(self.token_ids) / self.seconds if self.seconds else 0.0
+    prompt: Prompt
+    text: str = ""
+    tokens: list[int] = field(default_factory=list[int])
+    finish_reason: str | None = None
+    accepted: list[int] = field(default_factory=list[int])
+    """Accepted draft tokens of every verify, as far as they are in the output."""
+    seconds: float = 0.0
+    """Wall time, prefill included, capture not."""
 
 
 @with_engine_options(without=("sampled", "max_num_requests"))
 def generate(
     target: TargetOption = None,
     draft: DraftOption = None,
-    prompt: Annotated[str | None, typer.Option(help="The prompt.")] = None,
-    prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from a file.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="The prompt; - reads it from standard input.")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from a file; - is standard input.")] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help='JSON lines: {"prompt": TEXT}, each with max_tokens, temperature and seed if wanted.'),
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Put each prompt into the target's chat template.")] = False,
+    stop: Annotated[list[str] | None, typer.Option(help="End the text before this string; repeatable.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate.")] = 200,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Sampling repeats for the same seed.")] = 0,
@@ -55,107 +58,144 @@ def generate(
     platform: PlatformOption = None,
     json: JsonOption = None,
 ) -> None:
-    """Generate text with speculative decoding; accepted draft tokens are shown green."""
+    """Generate text with speculative decoding; text from accepted draft tokens is green and underlined."""
     check_output("--json", json)
-    from specgraph.decoding.text import load_generator
-    from specgraph.platforms import open_platform
-
-    text = _prompt(prompt, prompt_file)
-    opened = open_platform(platform)
-
-    def load(speculate: bool) -> TextGenerator:
-        acceptance = options.synthetic_acceptance if speculate else None
-        chosen = replace(options, sampled=temperature > 0, synthetic_acceptance=acceptance)
-        return load_generator(target, draft, platform=opened, speculate=speculate, options=chosen)
-
+    settings = Prompt(prompt="", max_tokens=max_tokens, temperature=temperature, seed=seed)
+    asked = read_prompts(prompt, prompt_file, prompts, settings)
     console = Console(file=sys.stderr if json == "-" else sys.stdout, highlight=False)
-    generator = load(speculate=True)
-    request = generator.request(text, max_tokens=max_tokens, temperature=temperature, seed=seed)
-    generator.decoder.check(request)
-    console.print(f"[dim]{generator.description}[/]\n")
-    run = _run(generator, request, console)
-    plain = _plain(load, text, request) if compare else None
-    report = _report(generator, run, plain, opened)
+    with console.status("loading"):
+        from specgraph.decoding.text import load_generator, shipped_pair
+        from specgraph.platforms import open_platform
+
+        opened = open_platform(platform)
+        threads = choose_threads(opened, target or shipped_pair()[0])
+
+        def load(speculate: bool) -> TextGenerator:
+            acceptance = options.synthetic_acceptance if speculate else None
+            sampled = any(each.temperature > 0 for each in asked)
+            chosen = replace(options, sampled=sampled, synthetic_acceptance=acceptance)
+            return load_generator(target, draft, platform=opened, speculate=speculate, options=chosen)
+
+        generator = load(speculate=True)
+        requests = [generator.request(each.prompt, chat=chat, **_sampling(each)) for each in asked]
+        for request in requests:
+            generator.decoder.check(request)
+    console.print(f"[dim]{generator.description}{threads}[/]")
+    if console.is_terminal:
+        console.print(f"[dim]text from accepted draft tokens looks[/] [{ACCEPTED}]like this[/]")
+    folders = {"target": str(target or "tiny-python"), "draft": str(draft or "eagle3")}
+    results: list[Result] = []
+    interrupted = False
+    try:
+        for each, request in zip(asked, requests, strict=True):
+            results.append(Result(each))
+            _stream(generator, request, stop or (), results[-1], console)
+        plain = _plain(load(speculate=False), asked, chat) if compare else None
+    except KeyboardInterrupt:
+        interrupted, plain = True, None
+        console.print()
+    report = _report(generator, results, plain, folders)
     _table(console, report, generator)
     if json is not None:
-        write_json(report, json)
+        write_json(report | ({"interrupted": True} if interrupted else {}), json)
     generator.close()
+    if interrupted:
+        print("specgraph: interrupted; these are the figures so far", file=sys.stderr)
+        raise typer.Exit(130)
 
 
-def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
-    if prompt is not None and prompt_file is not None:
-        raise ConfigError("give --prompt or --prompt-file, not both")
-    if prompt_file is None:
-        return DEFAULT_PROMPT if prompt is None else prompt
-    try:
-        return prompt_file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the prompt file can't be read: {error}") from error
+def _sampling(prompt: Prompt) -> dict[str, Any]:
+    return {"max_tokens": prompt.max_tokens, "temperature": prompt.temperature, "seed": prompt.seed}
 
 
-def _run(generator: TextGenerator, request: Request, console: Console) -> Timed:
-    """Stream to the terminal. Bytes of one character may come in several tokens, so text is decoded as a whole."""
-    ids: list[int] = []
-    shown = ""
+def _stream(generator: TextGenerator, request: Any, stop: Any, result: Result, console: Console) -> None:
+    """Generate for one prompt, show the text as it comes, and fill in `result` also when interrupted."""
+    console.print()
     console.print(generator.tokenizer.decode(list(request.prompt_token_ids)), style="dim", end="", markup=False)
     start = time.perf_counter()
-    for chunk in generator.stream([request]):
-        if chunk.finish_reason == "refused":
-            raise CapacityError(chunk.message)
-        for part, style in (
-            (chunk.token_ids[: chunk.num_accepted], "green"),
-            (chunk.token_ids[chunk.num_accepted :], None),
-        ):
-            ids += part
-            whole = generator.tokenizer.decode(ids)
-            if part and not whole.endswith("\N{REPLACEMENT CHARACTER}"):
-                console.print(whole[len(shown) :], style=style, end="", markup=False, soft_wrap=True)
-                shown = whole
-    seconds = time.perf_counter() - start
+    with generator.stream_text(request, stop=stop) as stream:
+        try:
+            for piece in stream:
+                style = ACCEPTED if piece.is_accepted else None
+                console.print(piece.text, style=style, end="", markup=False, soft_wrap=True)
+        finally:
+            result.seconds = time.perf_counter() - start
+            result.text, result.tokens, result.accepted = stream.text, stream.token_ids, stream.accepted
+            result.finish_reason = stream.finish_reason
     console.print("\n")
-    return Timed(ids, seconds)
 
 
-def _plain(load: Any, text: str, request: Request) -> Timed:
-    generator: TextGenerator = load(speculate=False)
-    start = time.perf_counter()
-    result = generator.generate([request])[0]
+def _plain(generator: TextGenerator, prompts: list[Prompt], chat: bool) -> float:
+    """Tokens per second of the same prompts without drafting."""
+    count, start = 0, time.perf_counter()
+    for each in prompts:
+        request = generator.request(each.prompt, chat=chat, **_sampling(each))
+        count += len(generator.generate([request])[0].token_ids)
     seconds = time.perf_counter() - start
     generator.close()
-    return Timed(result.token_ids, seconds)
+    return count / seconds
 
 
-def _report(generator: TextGenerator, run: Timed, plain: Timed | None, platform: Platform) -> dict[str, Any]:
-    drafter, metrics = generator.decoder.drafter, generator.decoder.metrics
+def _report(
+    generator: TextGenerator, results: list[Result], plain: float | None, folders: dict[str, str]
+) -> dict[str, Any]:
+    from specgraph import __version__
+
+    drafter, info = generator.decoder.drafter, generator.platform.info
     assert drafter is not None
+    accepted = [count for result in results for count in result.accepted]
+    positions = drafter.config.num_speculative_tokens
+    tokens, seconds = sum(len(result.tokens) for result in results), sum(result.seconds for result in results)
+    rows = [
+        {
+            **asdict(result.prompt), "text": result.text, "tokens": result.tokens, "num_tokens": len(result.tokens),
+            "finish_reason": result.finish_reason, "seconds": result.seconds,
+        }
+        for result in results
+    ]  # fmt: skip
     launches = drafter.runner.launches / drafter.num_proposes if drafter.runner and drafter.num_proposes else 0.0
     return {
-        "text": generator.tokenizer.decode(run.token_ids),
-        "tokens": run.token_ids,
-        "mean_acceptance_length": metrics.mean_acceptance_length,
-        "acceptance_per_position": metrics.acceptance_per_position,
-        "rounds": metrics.rounds,
+        **(rows[0] if len(rows) == 1 else {"results": rows, "num_tokens": tokens}),
+        "num_speculative_tokens": positions,
+        # tokens per verify; the first token of each output comes from its prefill
+        "mean_acceptance_length": (tokens - len(results)) / len(accepted) if accepted else None,
+        "acceptance_per_position": [
+            sum(count > place for count in accepted) / len(accepted) if accepted else None for place in range(positions)
+        ],
+        "rounds": len(accepted),
         "graph_launches_per_propose": launches,
         "mode": drafter.resolution.mode.name,
         "lowering": drafter.resolution.lowering,
         "lowering_refusals": drafter.resolution.refusals,
-        "platform": platform.info.name,
-        "device": platform.info.device_name,
-        "tokens_per_second": run.tokens_per_second,
-        "tokens_per_second_without_drafting": None if plain is None else plain.tokens_per_second,
+        "platform": info.name,
+        "device": info.device_name,
+        "tokens_per_second": tokens / seconds if seconds else 0.0,
+        "tokens_per_second_without_drafting": plain,
+        **folders,
+        "version": __version__,
+        "versions": dict(info.versions),
     }
 
 
 def _table(console: Console, report: dict[str, Any], generator: TextGenerator) -> None:
     table = Table(show_header=False)
-    positions = "  ".join(f"{share:.0%}" for share in report["acceptance_per_position"])
-    table.add_row("mean acceptance length", f"{report['mean_acceptance_length']:.2f}")
-    table.add_row("acceptance per position", positions)
-    table.add_row("rounds", str(report["rounds"]))
+    one, length = "results" not in report, report["mean_acceptance_length"]
+    reason = f"{report['finish_reason'] or 'interrupted'} after " if one else ""
+    table.add_row("finished", f"{reason}{report['num_tokens']} tokens in {report['rounds']} rounds")
+    table.add_row("mean acceptance length", "no round" if length is None else f"{length:.2f}")
+    if length is not None:
+        shares = [f"{share:.0%}" for share in report["acceptance_per_position"][:16]]
+        more = "  ..." if len(report["acceptance_per_position"]) > 16 else ""
+        table.add_row("acceptance per position", "  ".join(shares) + more)
+    table.add_row("draft tokens K", str(report["num_speculative_tokens"]))
+    if one:
+        sampling = f"temperature {report['temperature']:g}, seed {report['seed']}"
+        table.add_row("sampling", sampling if report["temperature"] else "greedy")
     table.add_row("graph launches per propose", f"{report['graph_launches_per_propose']:g}")
     table.add_row("tokens/s", f"{report['tokens_per_second']:.0f}")
     if report["tokens_per_second_without_drafting"] is not None:
         table.add_row("tokens/s without drafting", f"{report['tokens_per_second_without_drafting']:.0f}")
-    table.add_row("platform", f"{report['platform']} ({report['device']})")
+    table.add_row("platform", f"{report['platform']} ({report['device']}), specgraph {report['version']}")
+    table.add_row("target, drafter", f"{report['target']}, {report['draft']}")
     table.add_row("lowering", generator.decoder.drafter.resolution.explain() if generator.decoder.drafter else "")
     console.print(table)

@@ -14,8 +14,10 @@ import torch
 from specgraph.attention import choose_attention
 from specgraph.checkpoints import drafter_format, load_drafter, load_target
 from specgraph.checkpoints.tokens import read_tokenizer, sampling_defaults, stop_token_ids
+from specgraph.decoding.chat_template import render_chat
 from specgraph.decoding.decoder import SpeculativeDecoder
 from specgraph.decoding.request import Chunk, Generation, Request
+from specgraph.decoding.text_stream import TextStream
 from specgraph.drafting import DraftConfig
 from specgraph.errors import CheckpointError, ConfigError
 from specgraph.options import EngineOptions, dtype_named
@@ -41,12 +43,30 @@ class TextGenerator:
     vocab_size: int
     """The target's; a tokenizer may have more tokens."""
     platform: Platform
+    folder: Path
+    """The target's."""
     description: str
     """What was loaded: target, drafter format, lowering and why."""
 
-    def request(self, prompt: str, *, max_tokens: int = 128, temperature: float = 0.0, seed: int = 0) -> Request:
-        """A request for one prompt. Raises ConfigError for an empty prompt, and for tokens that the target lacks."""
-        ids = self.tokenizer.encode(prompt).ids
+    def request(
+        self, prompt: str, *, max_tokens: int = 128, temperature: float = 0.0, seed: int = 0, chat: bool = False
+    ) -> Request:
+        """A request for one prompt.
+
+        Args:
+            max_tokens: tokens to generate, at most.
+            temperature: 0 is greedy; above 0 the generator must have been loaded with `sampled=True`.
+            seed: sampling repeats for the same seed.
+            chat: put the prompt into the target's chat template, as a message of the user.
+
+        Raises:
+            ConfigError: the prompt is empty, it has tokens that the target lacks, or it can't be sampled here.
+            CheckpointError: with `chat`, the target's folder has no usable template.
+        """
+        if temperature > 0 and not self.decoder.config.sampled:
+            raise ConfigError(f"temperature {temperature}: this generator is greedy; load it with sampled=True")
+        text = render_chat(self.folder, [{"role": "user", "content": prompt}]) if chat else prompt
+        ids = self.tokenizer.encode(text, add_special_tokens=not chat).ids
         if max(ids, default=0) >= self.vocab_size:
             raise ConfigError(f"the tokenizer made token {max(ids)} of the prompt, the target has {self.vocab_size}")
         return Request(
@@ -56,6 +76,20 @@ class TextGenerator:
             seed=seed,
             stop_token_ids=self.stop_token_ids,
         )
+
+    def stream_text(self, prompt: str | Request, *, stop: Sequence[str] = (), **settings: Any) -> TextStream:
+        """The text for one prompt as it is generated, in whole characters.
+
+        Args:
+            prompt: the prompt, or a request made by `request`.
+            stop: the text ends before the first of these strings.
+            settings: as in `request`, if `prompt` is a text.
+
+        Returns:
+            An iterable of `TextPiece` that is also a context manager.
+        """
+        request = self.request(prompt, **settings) if isinstance(prompt, str) else prompt
+        return TextStream(self.tokenizer, request, self.stream([request]), stop)
 
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
         """Token ids for every request."""
@@ -72,9 +106,10 @@ class TextGenerator:
                 return
             yield chunk
 
-    def text(self, prompts: Sequence[str], *, max_tokens: int = 128) -> list[str]:
-        """Greedy continuations, one a prompt."""
-        results = self.generate([self.request(prompt, max_tokens=max_tokens) for prompt in prompts])
+    def text(self, prompts: str | Sequence[str], *, max_tokens: int = 128) -> list[str]:
+        """Greedy continuations, one per prompt; a single string is one prompt."""
+        texts = [prompts] if isinstance(prompts, str) else prompts
+        results = self.generate([self.request(text, max_tokens=max_tokens) for text in texts])
         return [self.tokenizer.decode(result.token_ids) for result in results]
 
     def close(self) -> None:
@@ -127,7 +162,7 @@ def load_generator(
     where = f"{opened.info.name} (simulated)" if opened.info.simulated else opened.info.name
     ignored = f"; generation_config.json's {defaults} are not applied, each request says how it samples"
     description = f"{where}: {how}; captured in {took:.2f} s{drafter}{ignored if defaults else ''}"
-    return TextGenerator(decoder, tokenizer, stops, model.vocab_size, opened, description)
+    return TextGenerator(decoder, tokenizer, stops, model.vocab_size, opened, target_folder, description)
 
 
 def draft_config(options: EngineOptions, max_model_len: int) -> DraftConfig:

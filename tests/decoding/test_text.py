@@ -104,3 +104,29 @@ def test_stop_tokens_come_from_the_generation_config_else_from_the_config(folder
     generator = load_generator(*folders, platform="cpu", lowering="eager")
     assert generator.stop_token_ids == wanted
     generator.close()
+
+
+def test_streamed_text_is_the_text(generator):
+    with generator.stream_text(PROMPT, max_tokens=24) as stream:
+        pieces = list(stream)
+    assert [stream.text] == generator.text([PROMPT], max_tokens=24) == generator.text(PROMPT, max_tokens=24)
+    assert "".join(piece.text for piece in pieces) == stream.text
+    assert {piece.is_accepted for piece in pieces} == {True, False}
+    assert (len(stream.token_ids), stream.finish_reason) == (24, "length")
+    assert 1 + sum(stream.accepted) + len(stream.accepted) >= 24  # the last round may be cut
+
+
+def test_a_stop_string_ends_the_request_and_frees_its_blocks(generator):
+    free = generator.decoder.allocator.num_free
+    stream = generator.stream_text(PROMPT, max_tokens=24, stop=["\n"])
+    for _ in stream:
+        pass
+    [whole] = generator.text(PROMPT, max_tokens=24)
+    assert stream.text == whole.partition("\n")[0]
+    assert stream.finish_reason == "stop"
+    assert generator.decoder.allocator.num_free == free
+
+
+def test_a_greedy_generator_refuses_a_temperature_at_once(generator):
+    with pytest.raises(ConfigError, match="sampled=True"):
+        generator.request(PROMPT, temperature=0.5)

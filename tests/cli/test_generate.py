@@ -1,0 +1,125 @@
+"""`specgraph generate`: prompts from everywhere, what is printed and counted, and an interrupt."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+import torch
+from command import specgraph
+
+from specgraph.cli.env import choose_threads
+from specgraph.cli.prompts import Prompt, read_prompts
+from specgraph.decoding.text import shipped_pair
+from specgraph.errors import ConfigError
+from specgraph.reference import CpuPlatform
+
+SETTINGS = Prompt(prompt="", max_tokens=9, temperature=0.0, seed=1)
+QUICK = ("--lowering", "eager", "--no-compare", "--max-tokens", 12)
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu(monkeypatch):
+    monkeypatch.setenv("SPECGRAPH_PLATFORM", "cpu")
+
+
+def test_prompts_from_json_lines(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a", "temperature": 0.5}\n\n{"prompt": "b", "max_tokens": 3, "seed": 7}\n')
+    assert read_prompts(None, None, file, SETTINGS) == [
+        Prompt(prompt="a", max_tokens=9, temperature=0.5, seed=1),
+        Prompt(prompt="b", max_tokens=3, temperature=0.0, seed=7),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("nonsense", "line 1 is not JSON"),
+        ("[]", "give an object"),
+        ('{"max_tokens": 3}', "give an object"),
+        ('{"prompt": "a", "top_p": 1}', "unknown key 'top_p'; there are prompt, max_tokens, temperature, seed"),
+        ('{"prompt": "a", "seed": true}', "'seed' is true"),
+        ("", "holds no prompt"),
+    ],
+)
+def test_a_line_that_is_no_prompt_is_refused(line, message, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(line)
+    with pytest.raises(ConfigError, match=message):
+        read_prompts(None, None, file, SETTINGS)
+
+
+def test_prompts_from_standard_input(monkeypatch):
+    for arguments in (("-", None, None), (None, "-", None)):
+        monkeypatch.setattr("sys.stdin", io.StringIO("from stdin"))
+        assert [each.prompt for each in read_prompts(*arguments, SETTINGS)] == ["from stdin"]
+    monkeypatch.setattr("sys.stdin", io.StringIO('{"prompt": "line"}'))
+    assert [each.prompt for each in read_prompts(None, None, "-", SETTINGS)] == ["line"]
+    with pytest.raises(ConfigError, match="give one of"):
+        read_prompts("a", None, "-", SETTINGS)
+
+
+def test_what_is_counted_is_in_the_output():
+    run = specgraph("generate", *QUICK, "-k", 20, "--max-tokens", 4, "--json", "-")
+    report = json.loads(run.stdout)
+    assert report["num_tokens"] == len(report["tokens"]) == 4
+    assert report["mean_acceptance_length"] * report["rounds"] == pytest.approx(3)  # the first token is the prefill's
+    assert report["finish_reason"] == "length"
+    for shown in (
+        "length after 4 tokens",
+        "draft tokens K",
+        "greedy",
+        "tiny-python, eagle3",
+        f"specgraph {report['version']}",
+    ):
+        assert shown in run.stderr
+
+
+def test_several_prompts_with_a_stop_string(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "import os\\n"}\n{"prompt": "def main():\\n", "max_tokens": 5}\n')
+    run = specgraph("generate", *QUICK, "--prompts", file, "--stop", "\n", "--json", "-")
+    first, second = json.loads(run.stdout)["results"]
+    assert [first["finish_reason"], first["text"].count("\n")] == ["stop", 0]
+    assert second["num_tokens"] <= 5
+    assert first["text"] in run.stderr
+
+
+def test_a_target_without_a_chat_template_says_so():
+    run = specgraph("generate", *QUICK, "--chat")
+    assert (run.returncode, "has no chat template" in run.stderr) == (1, True)
+
+
+def test_ctrl_c_shows_the_figures_so_far(monkeypatch):
+    from specgraph.decoding.text_stream import Detokenizer
+
+    push, calls = Detokenizer.push, []
+
+    def interrupted(self, *arguments, **options):
+        calls.append(1)
+        if len(calls) > 4:
+            raise KeyboardInterrupt
+        return push(self, *arguments, **options)
+
+    monkeypatch.setattr(Detokenizer, "push", interrupted)
+    run = specgraph("generate", "--lowering", "eager", "--json", "-")
+    assert run.returncode == 130
+    assert "Traceback" not in run.stderr
+    report = json.loads(run.stdout)
+    assert report["interrupted"]
+    assert 0 < report["num_tokens"] < 200
+    assert report["text"]
+
+
+def test_a_small_model_runs_on_one_thread_unless_told_otherwise(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    platform = CpuPlatform()
+    assert "OMP_NUM_THREADS" in choose_threads(platform, shipped_pair()[0])
+    assert chosen == [1]
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert choose_threads(platform, shipped_pair()[0]) == ""
+    assert chosen == [1]
