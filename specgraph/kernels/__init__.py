@@ -5,7 +5,7 @@ from specgraph.kernels.copies import load_round, take_rows
 from specgraph.kernels.draft_sampling import draft_block_greedy, draft_block_gumbel, draft_greedy, draft_gumbel
 from specgraph.kernels.kv_cache import rotate_and_store
 from specgraph.kernels.library import implement
-from specgraph.kernels.linear import greedy_head, norm_gate_up, norm_linear, pair_linear
+from specgraph.kernels.linear import greedy_head, gumbel_head, norm_gate_up, norm_linear, pair_linear
 from specgraph.kernels.paged_attention import paged_attention, paged_attention_host, rotate_store_attend
 from specgraph.kernels.rejection import verify_greedy, verify_sampled, verify_synthetic
 from specgraph.kernels.slots import advance, shift_token_ids
@@ -21,6 +21,7 @@ __all__ = [
     "draft_greedy",
     "draft_gumbel",
     "greedy_head",
+    "gumbel_head",
     "implement",
     "load_round",
     "norm_gate_up",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specgraph.kernels.draft_sampling import write_drafts
+from specgraph.kernels.draft_sampling import draft_gumbel, write_drafts
 from specgraph.kernels.library import op
 
 
@@ -126,3 +126,32 @@ def greedy_head(
     """
     logits = functional.linear(normed(x, norm, eps), weight)
     write_drafts(logits.argmax(dim=-1), draft_to_target, draft_step, token_ids, draft_token_ids)
+
+
+@op(writes=("token_ids", "draft_token_ids", "draft_probs"))
+def gumbel_head(
+    x: Tensor,
+    norm: Tensor | None,
+    eps: float,
+    weight: Tensor,
+    draft_to_target: Tensor | None,
+    temperature: Tensor,
+    seeds: Tensor,
+    seq_lens: Tensor,
+    draft_step: Tensor,
+    token_ids: Tensor,
+    draft_token_ids: Tensor,
+    draft_probs: Tensor,
+) -> None:
+    """`draft_gumbel` of the logits rms_norm(x) @ weight.T.
+
+    Args:
+        x: [R, in]; norm and eps as in `norm_linear`.
+        weight: [draft_vocab, in].
+        draft_to_target, temperature, seeds, seq_lens, draft_step, token_ids, draft_token_ids, draft_probs: as in
+            `draft_gumbel`.
+    """
+    draft_gumbel.reference(
+        functional.linear(normed(x, norm, eps), weight), draft_to_target, temperature, seeds, seq_lens, draft_step,
+        token_ids, draft_token_ids, draft_probs,
+    )  # fmt: skip

@@ -70,6 +70,10 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
         "norm_gate_up": ((f32(R, 8), f32(8), 1e-5, f32(10, 8), f32(10)), {}),
         "pair_linear": ((i64(R), f32(9, 6), f32(6), f32(R, 8), f32(8), 1e-5, f32(5, 14), f32(5)), {}),
         "greedy_head": ((f32(R, 8), f32(8), 1e-5, f32(DV, 8), OFFSETS, step, ids, drafts), {}),
+        "gumbel_head": (
+            (f32(R, 8), f32(8), 1e-5, f32(DV, 8), OFFSETS, torch.ones(R), i64(R), lengths, step, ids, drafts,
+             f32(R, K, DV)), {},
+        ),
         "begin_block": (
             (i64(R, Q), i32(1, 0, 3), i64(R), TABLE),
             {"mask_token_id": 10, **limits, "context_positions": i64(R * Q), "context_slots": i64(R * Q), **rows_out()},

@@ -122,11 +122,11 @@ def _dense_starts(starts: Tensor) -> Tensor:
 @mutant("draft-step-column", "attention")
 def draft_step_column(patch: pytest.MonkeyPatch) -> None:
     """The draft token goes into a column of a copy: indexing with a tensor is no view."""
-    for name in ("draft_greedy", "draft_gumbel", "greedy_head"):
+    for name in ("draft_greedy", "draft_gumbel", "greedy_head", "gumbel_head"):
         real = getattr(kernels, name)
 
         def write_into_copy(*args: Any, _real: Any = real, _name: str = name, **options: Any) -> Any:
-            place = len(args) - (2 if _name == "draft_gumbel" else 1)
+            place = len(args) - (2 if "gumbel" in _name else 1)
             return _real(*args[:place], args[place].clone(), *args[place + 1 :], **options)
 
         patch.setattr(kernels, name, write_into_copy)

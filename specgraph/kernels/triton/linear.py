@@ -12,6 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from specgraph.kernels.triton.sampling import best_by_gumbel, best_of, real_numbers, scaled
+
 
 @triton.jit
 def first_lines(weight, columns, depth, PREFETCH: tl.constexpr):
@@ -86,12 +88,14 @@ def gate_up_kernel(
 
 @triton.jit
 def head_kernel(
-    x, weight, best_value, best_index, rows, columns, depth, x_stride,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr, PREFETCH: tl.constexpr,
+    x, weight, logits, best_value, best_index, tops, totals, temperature, seeds, seq_lens, rows, columns, depth,
+    x_stride, blocks, SAMPLED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    OVERLAP: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
-    """The largest logit of each block of columns, and where it is: best_value, best_index [blocks, rows].
+    """Per block of columns of x @ weight.T, the best logit and its column: best_value, best_index [rows, blocks].
 
-    Logits are rounded to the model's dtype before they are compared, as if they had been stored.
+    Logits are rounded to the model's dtype before they are compared, as if they had been stored. With SAMPLED,
+    logits [rows, columns] are stored, and best_value, best_index, tops, totals are what `best_by_gumbel` returns.
     """
     block = tl.program_id(0)
     column = block * COLUMNS + tl.arange(0, COLUMNS)
@@ -107,69 +111,22 @@ def head_kernel(
     for k in range(0, depth, DEPTH):
         a = tl.load(x_rows + k, mask=live[:, None], other=0.0)
         acc = tl.dot(a, tl.trans(tl.load(w_rows + k, eviction_policy="evict_first")), acc)
-    logits = acc.to(x.dtype.element_ty).to(tl.float32)
-    # A NaN never wins (it differs from itself): a padded row of garbage still gives a token that exists.
-    logits = tl.where((column < columns)[None, :] & (logits == logits), logits, float("-inf"))
-    value, index = tl.max(logits, axis=1, return_indices=True, return_indices_tie_break_left=True)
-    tl.store(best_value + block * rows + row, value, mask=live)
-    tl.store(best_index + block * rows + row, block * COLUMNS + index, mask=live)
-
-
-@triton.jit
-def best_kernel(logits, best_value, best_index, rows, columns, stride, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr):
-    """As `head_kernel`, of logits that exist. One program per block of columns and row."""
-    if OVERLAP is not None:
-        OVERLAP()
-    block = tl.program_id(0)
-    row = tl.program_id(1)
-    column = block * COLUMNS + tl.arange(0, COLUMNS)
-    at = logits + row.to(tl.int64) * stride + column
-    value = tl.load(at, mask=column < columns, other=float("-inf")).to(tl.float32)
-    value = tl.where(value == value, value, float("-inf"))  # as in `head_kernel`
-    best, index = tl.max(value, axis=0, return_indices=True, return_indices_tie_break_left=True)
-    tl.store(best_value + block * rows + row, best)
-    tl.store(best_index + block * rows + row, block * COLUMNS + index)
-
-
-@triton.jit
-def best_token(best_value, best_index, draft_to_target, row, blocks, rows, MAPPED: tl.constexpr, BLOCKS: tl.constexpr):
-    """The best block's token of one row, the lowest id among equals, in the target's vocabulary."""
-    block = tl.arange(0, BLOCKS)
-    known = block < blocks
-    value = tl.load(best_value + block * rows + row, mask=known, other=float("-inf"))
-    index = tl.load(best_index + block * rows + row, mask=known, other=2147483647)
-    best = tl.max(value, axis=0)
-    token = tl.min(tl.where(value == best, index, 2147483647), axis=0).to(tl.int64)
-    if MAPPED:
-        token += tl.load(draft_to_target + token)
-    return token
-
-
-@triton.jit
-def finish_greedy_kernel(
-    best_value, best_index, draft_to_target, draft_step, token_ids, draft_token_ids, blocks, rows, draft_stride,
-    MAPPED: tl.constexpr, BLOCKS: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """One program per row: its token to the next step's input and to column `draft_step` of the result."""
-    if OVERLAP is not None:
-        OVERLAP()
-    row = tl.program_id(0)
-    token = best_token(best_value, best_index, draft_to_target, row, blocks, rows, MAPPED, BLOCKS)
-    tl.store(token_ids + row, token)
-    tl.store(draft_token_ids + row * draft_stride + tl.load(draft_step), token)
-
-
-@triton.jit
-def finish_block_kernel(
-    best_value, best_index, draft_to_target, draft_token_ids, blocks, rows, steps, draft_stride,
-    MAPPED: tl.constexpr, BLOCKS: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """One program per row: row i is column i % steps of request i // steps."""
-    if OVERLAP is not None:
-        OVERLAP()
-    row = tl.program_id(0)
-    token = best_token(best_value, best_index, draft_to_target, row, blocks, rows, MAPPED, BLOCKS)
-    tl.store(draft_token_ids + (row // steps) * draft_stride + row % steps, token)
+    rounded = acc.to(x.dtype.element_ty)
+    inside = (column < columns)[None, :]
+    scores = real_numbers(rounded.to(tl.float32), inside)
+    if SAMPLED:
+        at = logits + row.to(tl.int64)[:, None] * columns + column[None, :]
+        tl.store(at, rounded, mask=live[:, None] & inside)
+        warmth = tl.load(temperature + row, mask=live, other=0.0)
+        position = tl.load(seq_lens + row, mask=live, other=0).to(tl.int64) + 1
+        seed = tl.load(seeds + row, mask=live, other=0)
+        value, index, top, total = best_by_gumbel(scaled(scores, warmth), warmth, seed, position, column)
+        tl.store(tops + row * blocks + block, top, mask=live)
+        tl.store(totals + row * blocks + block, total, mask=live)
+    else:
+        value, index = best_of(scores)
+    tl.store(best_value + row * blocks + block, value, mask=live)
+    tl.store(best_index + row * blocks + block, block * COLUMNS + index, mask=live)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Launching the Triton linears of few rows, and greedy sampling."""
+"""Launching the Triton linears of few rows."""
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
@@ -14,7 +14,8 @@ from specgraph import kernels
 from specgraph.kernels.linear import normed
 from specgraph.kernels.triton import linear
 from specgraph.kernels.triton import norm as norm_kernels
-from specgraph.kernels.triton.launch import Launcher, Tile, ceil_div, contiguous_rows, power_of_two
+from specgraph.kernels.triton.launch import Tile, ceil_div, contiguous_rows, power_of_two
+from specgraph.kernels.triton.sampling_ops import Draws, Picked, SamplingOps, allocate_picked
 
 MAX_ROWS = 64
 """Above this many rows a linear takes longer than reading its weights, and the library's matmul is as fast."""
@@ -23,8 +24,8 @@ _HALVES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
-class LinearOps(Launcher):
-    """Implementations of the ops in `specgraph.kernels.linear` and `specgraph.kernels.draft_sampling`."""
+class LinearOps(SamplingOps):
+    """Implementations of the ops in `specgraph.kernels.linear`."""
 
     def norm_linear(
         self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, bias: Tensor | None = None,
@@ -111,63 +112,34 @@ class LinearOps(Launcher):
         draft_step: Tensor, token_ids: Tensor, draft_token_ids: Tensor,
     ) -> None:  # fmt: skip
         """See `specgraph.kernels.greedy_head`."""
+        picked = self._head(x, norm, eps, weight, None)
+        self.finish_greedy(picked, draft_to_target, draft_step, token_ids, draft_token_ids)
+
+    def gumbel_head(
+        self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, draft_to_target: Tensor | None,
+        temperature: Tensor, seeds: Tensor, seq_lens: Tensor, draft_step: Tensor, token_ids: Tensor,
+        draft_token_ids: Tensor, draft_probs: Tensor,
+    ) -> None:  # fmt: skip
+        """See `specgraph.kernels.gumbel_head`."""
+        picked = self._head(x, norm, eps, weight, Draws(temperature, seeds, seq_lens))
+        self.finish_sampled(picked, draft_to_target, temperature, draft_step, token_ids, draft_token_ids, draft_probs)
+
+    def _head(self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, draws: Draws | None) -> Picked:
+        """The best token of each block of columns of rms_norm(x) @ weight.T."""
         x = self._normed(x, norm, eps)
         tile = self._tile("head", x, weight, weight.shape[0])
         if tile is None:
-            logits = kernels.norm_linear.reference(x, None, eps, weight, None, None)
-            return self.draft_greedy(logits, draft_to_target, draft_step, token_ids, draft_token_ids)
-        blocks = ceil_div(weight.shape[0], tile.columns)
-        value = x.new_empty(blocks, x.shape[0], dtype=torch.float32)
-        index = x.new_empty(blocks, x.shape[0], dtype=torch.int32)
-        linear.head_kernel[(blocks,)](
-            x, weight, value, index, x.shape[0], weight.shape[0], weight.shape[1], x.stride(0), **self._shape(tile, x)
-        )
-        return self._finish(value, index, draft_to_target, draft_step, token_ids, draft_token_ids)
-
-    def draft_greedy(
-        self, logits: Tensor, draft_to_target: Tensor | None, draft_step: Tensor, token_ids: Tensor,
-        draft_token_ids: Tensor,
-    ) -> None:  # fmt: skip
-        """See `specgraph.kernels.draft_greedy`."""
-        value, index = self._best(logits)
-        self._finish(value, index, draft_to_target, draft_step, token_ids, draft_token_ids)
-
-    def draft_block_greedy(self, logits: Tensor, draft_to_target: Tensor | None, draft_token_ids: Tensor) -> None:
-        """See `specgraph.kernels.draft_block_greedy`."""
-        if draft_token_ids.stride(1) != 1:
-            raise ValueError("the rows of draft_token_ids must be contiguous")
-        value, index = self._best(logits)
-        blocks, count = value.shape
-        linear.finish_block_kernel[(count,)](
-            value, index, draft_to_target, draft_token_ids, blocks, count, draft_token_ids.shape[1],
-            draft_token_ids.stride(0), MAPPED=draft_to_target is not None, BLOCKS=power_of_two(blocks),
-            num_warps=4, **self.common(),
+            return self.pick(kernels.norm_linear.reference(x, None, eps, weight, None, None), draws)
+        count, columns = x.shape[0], weight.shape[0]
+        logits = None if draws is None else x.new_empty(count, columns)
+        picked = allocate_picked(x, ceil_div(columns, tile.columns), logits)
+        temperature, seeds, positions = (None, None, None) if draws is None else draws[:3]
+        linear.head_kernel[(picked.blocks,)](
+            x, weight, logits, picked.value, picked.index, picked.top, picked.total, temperature, seeds, positions,
+            count, columns, weight.shape[1], x.stride(0), picked.blocks, SAMPLED=draws is not None,
+            **self._shape(tile, x),
         )  # fmt: skip
-
-    def _best(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The largest logit of each 4096 columns, and its column: [blocks, rows] both."""
-        logits = contiguous_rows(logits)
-        count, vocab = logits.shape
-        blocks = ceil_div(vocab, 4096)
-        value = logits.new_empty(blocks, count, dtype=torch.float32)
-        index = logits.new_empty(blocks, count, dtype=torch.int32)
-        linear.best_kernel[(blocks, count)](
-            logits, value, index, count, vocab, logits.stride(0), COLUMNS=4096, num_warps=8, **self.common()
-        )
-        return value, index
-
-    def _finish(
-        self, value: Tensor, index: Tensor, draft_to_target: Tensor | None, draft_step: Tensor, token_ids: Tensor,
-        draft_token_ids: Tensor,
-    ) -> None:  # fmt: skip
-        if not token_ids.is_contiguous() or draft_token_ids.stride(1) != 1:
-            raise ValueError("token_ids and the rows of draft_token_ids must be contiguous")
-        blocks, count = value.shape
-        linear.finish_greedy_kernel[(count,)](
-            value, index, draft_to_target, draft_step, token_ids, draft_token_ids, blocks, count,
-            draft_token_ids.stride(0), MAPPED=draft_to_target is not None, BLOCKS=power_of_two(blocks),
-            num_warps=4, **self.common(),
-        )  # fmt: skip
+        return picked
 
     def _tile(self, kind: str, x: Tensor, weight: Tensor, columns: int) -> Tile | None:
         count, depth = x.shape[0], weight.shape[1]
