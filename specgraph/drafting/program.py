@@ -15,7 +15,7 @@ from specgraph.attention import AttentionMetadata, HostLengths
 from specgraph.drafting.buffers import DraftBuffers, PassRows
 from specgraph.drafting.host_lengths import HostRound
 from specgraph.graphs import MakeAttend
-from specgraph.models.protocol import DraftHead, GreedyHead
+from specgraph.models.protocol import DraftHead, ProjectionHead
 
 
 class DraftProgram(Protocol):
@@ -71,27 +71,20 @@ class DraftProgram(Protocol):
 
 
 def draft_one(head: DraftHead, buffers: DraftBuffers, hidden: Tensor) -> None:
-    """Pick one token a request from hidden states [R, hidden_size], and write it to column `draft_step`."""
-    if buffers.draft_probs is None and isinstance(head, GreedyHead):
-        head.draft_greedy(hidden, buffers.draft_step, buffers.step_token_ids, buffers.draft_token_ids)
-        return
-    logits = head.logits(hidden)
-    if buffers.draft_probs is None:
-        kernels.draft_greedy(
-            logits, head.draft_to_target, buffers.draft_step, buffers.step_token_ids, buffers.draft_token_ids
-        )
+    """Pick one token per request from hidden states [R, hidden_size], and write it to column `draft_step`."""
+    picks = (buffers.draft_step, buffers.step_token_ids, buffers.draft_token_ids)
+    draws = (buffers.temperature, buffers.seeds, buffers.step.seq_lens)
+    if isinstance(head, ProjectionHead):
+        out = head.output_projection
+        logits = (hidden, out.norm, out.eps, out.weight, head.draft_to_target)
+        if buffers.draft_probs is None:
+            kernels.greedy_head(*logits, *picks)
+        else:
+            kernels.gumbel_head(*logits, *draws, *picks, buffers.draft_probs)
+    elif buffers.draft_probs is None:
+        kernels.draft_greedy(head.logits(hidden), head.draft_to_target, *picks)
     else:
-        kernels.draft_gumbel(
-            logits,
-            head.draft_to_target,
-            buffers.temperature,
-            buffers.seeds,
-            buffers.step.seq_lens,
-            buffers.draft_step,
-            buffers.step_token_ids,
-            buffers.draft_token_ids,
-            buffers.draft_probs,
-        )
+        kernels.draft_gumbel(head.logits(hidden), head.draft_to_target, *draws, *picks, buffers.draft_probs)
 
 
 def begin_rows(buffers: DraftBuffers, max_model_len: int, block_size: int, position_offset: int = 0) -> None:

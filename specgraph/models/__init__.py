@@ -6,11 +6,21 @@
 from specgraph.models.protocol import (
     DraftHead,
     DraftOutput,
-    GreedyHead,
+    OutputProjection,
     ParallelHead,
+    ProjectionHead,
     StepwiseHead,
     Target,
     TargetOutput,
 )
 
-__all__ = ["DraftHead", "DraftOutput", "GreedyHead", "ParallelHead", "StepwiseHead", "Target", "TargetOutput"]
+__all__ = [
+    "DraftHead",
+    "DraftOutput",
+    "OutputProjection",
+    "ParallelHead",
+    "ProjectionHead",
+    "StepwiseHead",
+    "Target",
+    "TargetOutput",
+]

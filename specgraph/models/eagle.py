@@ -14,8 +14,8 @@ from torch import Tensor
 
 from specgraph.attention import Attend
 from specgraph.models.config import ModelConfig
-from specgraph.models.layers import DecoderLayer, attention_layers, decoder_block, greedy_head, linear, pair_linear
-from specgraph.models.protocol import DraftOutput
+from specgraph.models.layers import DecoderLayer, attention_layers, decoder_block, linear, pair_linear
+from specgraph.models.protocol import DraftOutput, OutputProjection
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,10 @@ class EagleHead:
         """[N, hidden_size] -> [N, vocab_size]."""
         return linear(hidden, self.tensors.lm_head)
 
-    def draft_greedy(self, hidden: Tensor, draft_step: Tensor, token_ids: Tensor, draft_token_ids: Tensor) -> None:
-        """See `GreedyHead.draft_greedy`."""
-        greedy_head(
-            hidden, None, 0.0, self.tensors.lm_head, self.draft_to_target, draft_step, token_ids, draft_token_ids
-        )
+    @property
+    def output_projection(self) -> OutputProjection:
+        """See `ProjectionHead`."""
+        return OutputProjection(None, 0.0, self.tensors.lm_head)
 
     def weights(self) -> Mapping[str, Tensor]:
         """Everything that the head reads, the rotary table too."""

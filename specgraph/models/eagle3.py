@@ -22,13 +22,12 @@ from specgraph.models.layers import (
     attention_and_mlp,
     attention_layers,
     decoder_block,
-    greedy_head,
     linear,
     norm_linear,
     pair_linear,
     rms_norm,
 )
-from specgraph.models.protocol import DraftOutput
+from specgraph.models.protocol import DraftOutput, OutputProjection
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,18 +115,10 @@ class Eagle3Head:
         """[N, hidden_size] -> [N, draft_vocab_size]."""
         return norm_linear(hidden, self.tensors.norm, self.config.model.rms_norm_eps, self.tensors.lm_head)
 
-    def draft_greedy(self, hidden: Tensor, draft_step: Tensor, token_ids: Tensor, draft_token_ids: Tensor) -> None:
-        """See `GreedyHead.draft_greedy`."""
-        greedy_head(
-            hidden,
-            self.tensors.norm,
-            self.config.model.rms_norm_eps,
-            self.tensors.lm_head,
-            self.draft_to_target,
-            draft_step,
-            token_ids,
-            draft_token_ids,
-        )
+    @property
+    def output_projection(self) -> OutputProjection:
+        """See `ProjectionHead`."""
+        return OutputProjection(self.tensors.norm, self.config.model.rms_norm_eps, self.tensors.lm_head)
 
     def weights(self) -> Mapping[str, Tensor]:
         """Everything that the head reads, the rotary table and the vocabulary offsets too."""

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from specgraph import kernels
 from specgraph.attention import Attend, AttentionLayer
-from specgraph.kernels import greedy_head, norm_gate_up, norm_linear, pair_linear
+from specgraph.kernels import norm_gate_up, norm_linear, pair_linear
 from specgraph.models.config import ModelConfig
 from specgraph.models.rotary import rotary_table
 
@@ -23,7 +23,6 @@ __all__ = [
     "attention_layers",
     "decoder_block",
     "embedding",
-    "greedy_head",
     "linear",
     "norm_linear",
     "pair_linear",

@@ -21,12 +21,11 @@ from specgraph.models.layers import (
     DecoderLayer,
     attention_layers,
     decoder_block,
-    greedy_head,
     linear,
     pair_linear,
     rms_norm,
 )
-from specgraph.models.protocol import DraftOutput
+from specgraph.models.protocol import DraftOutput, OutputProjection
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +104,10 @@ class MtpHead:
         """[N, hidden_size] -> [N, vocab_size]."""
         return linear(hidden, self.lm_head)
 
-    def draft_greedy(self, hidden: Tensor, draft_step: Tensor, token_ids: Tensor, draft_token_ids: Tensor) -> None:
-        """See `GreedyHead.draft_greedy`."""
-        greedy_head(hidden, None, 0.0, self.lm_head, self.draft_to_target, draft_step, token_ids, draft_token_ids)
+    @property
+    def output_projection(self) -> OutputProjection:
+        """See `ProjectionHead`."""
+        return OutputProjection(None, 0.0, self.lm_head)
 
     def weights(self) -> Mapping[str, Tensor]:
         """Everything that the head reads, the rotary table too."""

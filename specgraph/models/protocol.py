@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -115,13 +116,23 @@ class DraftHead(Head, Protocol):
         ...
 
 
-@runtime_checkable
-class GreedyHead(Protocol):
-    """A `DraftHead` that selects its most likely token without storing logits."""
+@dataclass(frozen=True, slots=True)
+class OutputProjection:
+    """The linear that gives a head's logits: rms_norm(hidden) @ weight.T."""
 
-    def draft_greedy(self, hidden: Tensor, draft_step: Tensor, token_ids: Tensor, draft_token_ids: Tensor) -> None:
-        """Same result as `specgraph.kernels.draft_greedy` on `logits(hidden)`."""
-        ...
+    norm: Tensor | None
+    """[hidden_size]; None for no norm."""
+    eps: float
+    weight: Tensor
+    """[draft_vocab_size, hidden_size]"""
+
+
+@runtime_checkable
+class ProjectionHead(Protocol):
+    """A `DraftHead` whose logits are one linear, so that an op can pick the token in the linear's epilogue."""
+
+    @property
+    def output_projection(self) -> OutputProjection: ...
 
 
 @runtime_checkable

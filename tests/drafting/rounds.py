@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specgraph import kernels
 from specgraph.attention import Attend
 from specgraph.decoding import BlockAllocator
 from specgraph.drafting import DraftConfig, ProposeBatch
@@ -26,6 +25,8 @@ class LoggedHead:
     """The drafter's counter; set once the drafter exists."""
 
     def __getattr__(self, name: str):
+        if name == "output_projection":  # else `logits` would not be called
+            raise AttributeError(name)
         return getattr(self.head, name)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -35,9 +36,6 @@ class LoggedHead:
 
     def forward(self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None) -> DraftOutput:
         return self.head.forward(token_ids, hidden, attend, rows)
-
-    def draft_greedy(self, hidden: Tensor, draft_step: Tensor, token_ids: Tensor, draft_token_ids: Tensor) -> None:
-        kernels.draft_greedy(self.logits(hidden), self.head.draft_to_target, draft_step, token_ids, draft_token_ids)
 
     def weights(self) -> Mapping[str, Tensor]:
         return {**self.head.weights(), "log": self.log}

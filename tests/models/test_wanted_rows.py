@@ -7,7 +7,7 @@ import torch
 
 from specgraph import kernels
 from specgraph.checkpoints import load_drafter, load_target
-from specgraph.models.protocol import GreedyHead, StepwiseHead
+from specgraph.models.protocol import ProjectionHead, StepwiseHead
 
 FIXTURES = Path(__file__).parent / "speculators_fixtures"
 ROWS = 7
@@ -47,12 +47,14 @@ def test_wanted_rows_are_those_of_the_whole_pass(head, dense_attend):
 @pytest.mark.parametrize("head", ["eagle", "eagle3-llama", "eagle3-qwen3", "mtp"], indirect=True)
 @torch.no_grad()
 def test_greedy_pick_is_the_most_likely_token(head):
-    assert isinstance(head, GreedyHead)
+    assert isinstance(head, ProjectionHead)
     generator = torch.Generator().manual_seed(1)
     hidden = torch.randn(4, head.hidden_size, generator=generator)
     step = torch.tensor([1])
     got_tokens, got_drafts = torch.zeros(4, dtype=torch.int64), torch.full((4, 3), -5)
-    head.draft_greedy(hidden, step, got_tokens, got_drafts)
+    out = head.output_projection
+    weights = (out.norm, out.eps, out.weight, head.draft_to_target)
+    kernels.greedy_head(hidden, *weights, step, got_tokens, got_drafts)
     ids = head.logits(hidden).argmax(dim=-1)
     if head.draft_to_target is not None:
         ids = ids + head.draft_to_target[ids]

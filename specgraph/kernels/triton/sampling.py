@@ -55,7 +55,7 @@ def best_by_gumbel(scores, temperature, seed, position, column):
     """The largest key (score + noise) of each row and its column, and the row's part of the softmax.
 
     The noise is that of (seed, position) [ROWS] and column [COLUMNS], none at temperature 0. As it is -log(e) with
-    e = -log(uniform), the key is top + log(exp(score - top) / e): one logarithm per element, and the softmax's exponential.
+    e = -log(uniform), the key is top + log(exp(score - top) / e): one logarithm per element, and the softmax's exp.
 
     Returns:
         value and index of the key, the largest score (top), and the sum of exp(score - top), each [ROWS].
