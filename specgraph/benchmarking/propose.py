@@ -32,6 +32,8 @@ class BenchCase:
     k: int
     context: int
     lowerings: tuple[LoweringChoice, ...] = ("eager", "step", "merged")
+    sampled: bool = False
+    """Also time drafts sampled at temperature 1, beside greedy ones."""
     torch_ops: bool = True
     """Also time eager with plain torch ops instead of the device's own kernels, where it has some."""
     repeats: int = 50
@@ -68,7 +70,7 @@ def bench_propose(
     with torch.inference_mode():
         for way in _ways(platform, case):
             try:
-                drafter = _drafter(platform, head, case, way.lowering, length, attention)
+                drafter = _drafter(platform, head, case, way, length, attention)
             except UnsupportedError as error:
                 rows.append(_names(case, way) | {"refused": str(error)})
                 continue
@@ -99,6 +101,7 @@ class _Way:
 
     name: str
     lowering: LoweringChoice
+    sampled: bool = False
     ops: Callable[[], AbstractContextManager[None]] = nullcontext
     """A context that every call runs in."""
 
@@ -107,8 +110,8 @@ def _ways(platform: Platform, case: BenchCase) -> list[_Way]:
     ways = [_Way(lowering, lowering) for lowering in case.lowerings]
     key = dispatch_key_of(platform.device)
     if case.torch_ops and "eager" in case.lowerings and has_implementations(key):
-        ways.insert(0, _Way("eager, torch ops", "eager", lambda: plain_torch(key)))
-    return ways
+        ways.insert(0, _Way("eager, torch ops", "eager", ops=lambda: plain_torch(key)))
+    return ways + [replace(way, sampled=True) for way in ways] if case.sampled else ways
 
 
 @dataclass(slots=True)
@@ -132,7 +135,7 @@ def _drafter(
     platform: Platform,
     head: RandomHead,
     case: BenchCase,
-    lowering: LoweringChoice,
+    way: _Way,
     length: int,
     attention: AttentionBackend | None,
 ) -> Drafter:
@@ -141,7 +144,8 @@ def _drafter(
         max_num_requests=case.requests,
         max_model_len=length,
         capture_sizes=[case.requests],
-        lowering=lowering,
+        lowering=way.lowering,
+        sampled=way.sampled,
     )
     blocks = 1 + case.requests * -(-length // config.block_size)
     caches = allocate_caches(head.attention_layers, blocks, config.block_size, head.dtype, platform.device)
@@ -201,6 +205,7 @@ def _names(case: BenchCase, way: _Way) -> dict[str, Any]:
         "k": case.k,
         "context": case.context,
         "lowering": way.name,
+        "sampled": way.sampled,
     }
 
 
@@ -219,6 +224,8 @@ def _batch(head: RandomHead, case: BenchCase, device: torch.device) -> ProposeBa
         start_positions=torch.tensor(starts, device=device),
         aux_hidden=torch.randn(n * q, head.aux_size, generator=g).to(device, head.dtype),
         block_table=(torch.randperm(n * per_request, generator=g) + 1).view(n, per_request).int().to(device),
+        temperature=torch.ones(n, device=device),
+        seeds=torch.arange(n, device=device),
         host_start_positions=starts,
         host_num_sampled=counts,
     )

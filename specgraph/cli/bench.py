@@ -16,7 +16,9 @@ from specgraph.cli.options import JsonOption, PlatformOption
 from specgraph.cli.output import check_output, require_matplotlib, write_json
 from specgraph.errors import ConfigError
 
-_TABLE = ("requests", "k", "context", "lowering", "device_us", "host_us", "launches", "syncs", "floor_us", "ratio")
+_TABLE = (
+    "requests", "k", "context", "lowering", "sampled", "device_us", "host_us", "launches", "syncs", "floor_us", "ratio",
+)  # fmt: skip
 _GENERATED = ("k", "lowering", "tokens_per_second", "mean_acceptance_length")
 _ROUNDS = ("requests", "k", "lowering", "tokens_per_second", "round_ms", "mean_acceptance_length", "same_tokens")
 
@@ -29,6 +31,7 @@ def bench(
     context: Annotated[int, typer.Option(min=2, help="Tokens per request.")] = 256,
     lowerings: Annotated[str, typer.Option(help="Lowerings to time, comma-separated.")] = "eager,step,merged",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    sampled: Annotated[bool, typer.Option(help="Also time drafts sampled at temperature 1.")] = False,
     torch_ops: Annotated[bool, typer.Option(help="Also time eager with plain torch ops.")] = True,
     target: Annotated[
         str | None, typer.Option(help="Also time whole rounds with a target by name, with random weights.")
@@ -78,7 +81,8 @@ def bench(
         for count in counts:
             for each in steps:
                 case = BenchCase(
-                    shape=shape, requests=count, k=each, context=context, lowerings=ways, torch_ops=torch_ops,
+                    shape=shape, requests=count, k=each, context=context, lowerings=ways, sampled=sampled,
+                    torch_ops=torch_ops,
                     repeats=repeats,
                 )  # fmt: skip
                 rows += bench_propose(opened, case, dtype=chosen, bandwidth=bandwidth, attention=attention_backend)
@@ -105,7 +109,8 @@ def bench(
     if json is not None:
         write_json(report | ({"interrupted": True} if interrupted else {}), json)
     if plot is not None and rows:
-        plot_rows(rows, f"{shape}, context {context}, {opened.info.device_name}", plot)
+        greedy = [row for row in rows if not row["sampled"]]
+        plot_rows(greedy, f"{shape}, context {context}, {opened.info.device_name}", plot)
     if interrupted:
         print("specgraph: interrupted; these are the figures so far", file=sys.stderr)
         raise typer.Exit(130)

@@ -67,16 +67,17 @@ def test_platforms(tmp_path):
 
 
 def test_bench(tmp_path):
-    run = specgraph(
-        "bench", "--requests", 2, "-k", 2, "--repeats", 2, "--no-decoding", "--json", "-", "--plot", tmp_path / "b.png"
-    )
+    options = ("--requests", 2, "-k", 2, "--repeats", 2, "--no-decoding", "--sampled", "--json", "-")
+    run = specgraph("bench", *options, "--plot", tmp_path / "b.png")
     assert run.returncode == 0, run.stderr
     report = json.loads(run.stdout)
     assert {"platform", "device", "versions", "rows"} <= report.keys()
-    assert [row["lowering"] for row in report["rows"]] == ["eager", "step", "merged"]
+    assert [(row["lowering"], row["sampled"]) for row in report["rows"]] == [
+        (lowering, sampled) for sampled in (False, True) for lowering in ("eager", "step", "merged")
+    ]
     for row in report["rows"]:
         assert {"shape", "requests", "k", "context", "device_us", "host_us", "launches", "syncs"} <= row.keys()
-    assert [row["launches"] for row in report["rows"]] == [0, 2, 1]
+    assert [row["launches"] for row in report["rows"]] == [0, 2, 1] * 2
     assert (tmp_path / "b.png").stat().st_size > 1000
 
 
