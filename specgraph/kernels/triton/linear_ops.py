@@ -20,6 +20,9 @@ from specgraph.kernels.triton.sampling_ops import Draws, Picked, SamplingOps, al
 MAX_ROWS = 64
 """Above this many rows a linear takes longer than reading its weights, and the library's matmul is as fast."""
 
+MAX_SAMPLED_ROWS = 32
+"""Above this many rows the noise is drawn in a kernel of its own: the linear has too few threads for so much of it."""
+
 _HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -36,6 +39,9 @@ class LinearOps(SamplingOps):
         tile = self._tile("linear", x, weight, weight.shape[0])
         if tile is None:
             return kernels.norm_linear.reference(x, None, eps, weight, bias, residual)
+        return self._linear(x, weight, bias, residual, tile)
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, tile: Tile) -> Tensor:
         out = x.new_empty(x.shape[0], weight.shape[0])
         residual = None if residual is None else contiguous_rows(residual)
         linear.linear_kernel[(ceil_div(weight.shape[0], tile.columns),)](
@@ -130,6 +136,8 @@ class LinearOps(SamplingOps):
         tile = self._tile("head", x, weight, weight.shape[0])
         if tile is None:
             return self.pick(kernels.norm_linear.reference(x, None, eps, weight, None, None), draws)
+        if draws is not None and x.shape[0] > MAX_SAMPLED_ROWS:
+            return self.pick(self._linear(x, weight, None, None, tile), draws)
         count, columns = x.shape[0], weight.shape[0]
         logits = None if draws is None else x.new_empty(count, columns)
         picked = allocate_picked(x, ceil_div(columns, tile.columns), logits)

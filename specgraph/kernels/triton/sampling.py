@@ -55,17 +55,17 @@ def best_by_gumbel(scores, temperature, seed, position, column):
     """The largest key (score + noise) of each row and its column, and the row's part of the softmax.
 
     The noise is that of (seed, position) [ROWS] and column [COLUMNS], none at temperature 0. As it is -log(e) with
-    e = -log(uniform), the key is top + log(exp(score - top) / e): one logarithm per element, and the softmax's exp.
+    e = -log(uniform), the key is top - log(e * exp(top - score)): one logarithm per element, and no division.
 
     Returns:
         value and index of the key, the largest score (top), and the sum of exp(score - top), each [ROWS].
     """
     top = tl.max(scores, axis=1)
     base = tl.where(top == float("-inf"), 0.0, top)
-    weights = tl.exp(scores - base[:, None])
+    below = scores - base[:, None]
     number = uniform(noise_key(seed, position, 1)[:, None], column[None, :])
-    value, index = best_of(tl.where((temperature > 0)[:, None], weights / -tl.log(number), scores))
-    return tl.where(temperature > 0, base + tl.log(value), value), index, top, tl.sum(weights, axis=1)
+    value, index = best_of(tl.where((temperature > 0)[:, None], tl.log(number) * tl.exp(-below), scores))
+    return tl.where(temperature > 0, base - tl.log(-value), value), index, top, tl.sum(tl.exp(below), axis=1)
 
 
 @triton.jit
