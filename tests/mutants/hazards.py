@@ -305,6 +305,16 @@ HAZARDS: dict[str, Hazard] = {
         "acceptance falls in half precision only",
         "scores rounded before the softmax",
     ),
+    "one-group-not-gated": Hazard(
+        REVIEW,
+        "later layers attend with the lengths of the last round",
+        "only one group of a graph waits for its update",
+    ),
+    "group-partly-rewritten": Hazard(
+        REVIEW,
+        "some ops keep the lengths of the capture",
+        "an update stops after one op of its group",
+    ),
 }
 
 NOT_PUT_BACK: dict[str, str] = {

@@ -15,6 +15,7 @@ import torch
 from mutants.registry import mutant
 
 from specgraph.platforms import Discovered, Graph, Platform, Probe
+from specgraph.reference.tasks import UpdateMode
 
 
 class WrappedGraph(Graph):
@@ -431,3 +432,69 @@ def probe_cached(patch: pytest.MonkeyPatch) -> None:
     """The first answer of a backend's probe is kept for the life of the process."""
     real, kept = Discovered.probe, dict[str, Probe]()
     patch.setattr(Discovered, "probe", lambda self: kept.setdefault(self.name, real(self)))
+
+
+class Ungating(WrappedPlatform):
+    """Knows its task groups, and opens the gates of some of them before each replay."""
+
+    class graph_type(WrappedGraph):
+        def replay(self) -> None:
+            for group in self.platform.open_groups(self.platform.groups):
+                group.is_updated = True
+            self.inner.replay()
+
+    def __init__(self, inner: Platform) -> None:
+        super().__init__(inner)
+        self.groups: list[Any] = []
+
+    @contextmanager
+    def task_group(self) -> Iterator[Any]:
+        with self.inner.task_group() as group:
+            self.groups.append(group)
+            yield group
+
+
+@mutant("one-group-not-gated", "platform")
+def only_the_first_group_is_gated(patch: pytest.MonkeyPatch) -> None:
+    """Only the first group of a graph waits for its update."""
+
+    class Broken(Ungating):
+        open_groups = staticmethod(lambda groups: groups[1:])
+
+    install(patch, Broken)
+
+
+@mutant("one-group-not-gated-last", "platform", hazard="one-group-not-gated")
+def only_the_last_group_is_gated(patch: pytest.MonkeyPatch) -> None:
+    """Only the last group of a graph waits for its update."""
+
+    class Broken(Ungating):
+        open_groups = staticmethod(lambda groups: groups[:-1])
+
+    install(patch, Broken)
+
+
+def _commit_some(patch: pytest.MonkeyPatch, chosen: slice) -> None:
+    real = UpdateMode.commit
+
+    def commit(self: Any) -> None:
+        tasks = self._group.tasks
+        kept = [(task, task.args, task.kwargs) for i, task in enumerate(tasks) if i not in range(len(tasks))[chosen]]
+        real(self)
+        for task, args, kwargs in kept:
+            task.args, task.kwargs = args, kwargs
+            task.compile()
+
+    patch.setattr(UpdateMode, "commit", commit)
+
+
+@mutant("group-partly-rewritten", "platform")
+def only_the_last_op_is_rewritten(patch: pytest.MonkeyPatch) -> None:
+    """A task update rewrites the last op of its group only."""
+    _commit_some(patch, slice(-1, None))
+
+
+@mutant("group-partly-rewritten-first", "platform", hazard="group-partly-rewritten")
+def only_the_first_op_is_rewritten(patch: pytest.MonkeyPatch) -> None:
+    """A task update rewrites the first op of its group only."""
+    _commit_some(patch, slice(0, 1))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
 import torch
+from specgraph import kernels
 from specgraph.attention import (
     AttentionBackend,
     AttentionLayer,
@@ -93,6 +94,13 @@ class Tasks:
         if not during:
             self.graph.replay()
 
+    def update_only(self, values: Mapping[TaskKey, HostLengths]) -> None:
+        """Update these groups and no other, which `UpdatePlan.apply` refuses to do."""
+        for key, lengths in values.items():
+            task = self.plan._tasks[key]  # pyright: ignore[reportPrivateUsage]
+            with self.platform.task_update(task.group):
+                task.rewrite(lengths)
+
     def eager(self, lengths: dict[int, HostLengths]) -> Tensor:
         """The result without a graph."""
         self._run(lengths, None)
@@ -168,6 +176,89 @@ def test_missing(platform: Platform, tasks: Tasks) -> None:
         assert not done.query(), "the graph ran without an update"
         tasks.plan.apply(tasks.plan.for_steps(second))
     expect_equal(tasks.result(), tasks.eager(second))
+
+
+@pytest.mark.parametrize("left_out", [0, 1, 2], ids=["first", "middle", "last"])
+@case(
+    "task_update.each-group-is-gated",
+    "With three groups of which two were updated, a replay is an error or waits for the third; it never runs with the "
+    "third one's old lengths.",
+    hazard="one-group-not-gated",
+    cause="only the first or the last group of a graph is gated: each needs a gate of its own",
+    needs=NEEDS,
+    timeout=30,
+)
+def test_each_gated(platform: Platform, left_out: int) -> None:
+    tasks = Tasks(platform, steps=3)
+    first = tasks.lengths([3, 17, 40], [4, 18, 41], [5, 19, 42])
+    second = tasks.lengths([50, 5, 31], [51, 6, 32], [52, 7, 33])
+    tasks.replay(first)
+    tasks.result()
+    values = tasks.plan.for_steps(second)
+    missing = list(values)[left_out]
+    during = platform.capabilities.update_order == "during_replay"
+    done = platform.event()
+    try:
+        if during:
+            tasks.graph.replay()
+        tasks.update_only({key: value for key, value in values.items() if key != missing})
+        if not during:
+            tasks.graph.replay()
+        done.record()
+    except SpecgraphError:
+        tasks.replay(second)
+    else:
+        for _ in range(100):
+            torch.zeros(1 << 12).exp()  # some host time for the device to pass the gate, if it is open
+        assert not done.query(), f"the graph ran although group {left_out} of 3 had no update"
+        tasks.update_only({missing: values[missing]})
+    expect_equal(tasks.result(), tasks.eager(second), "the replay after the missing update")
+    tasks.graph.close()
+
+
+@case(
+    "task_update.several-ops-in-a-group",
+    "An update rewrites every op of a group, each with its own lengths.",
+    hazard="group-partly-rewritten",
+    cause="task_update() rewrites the first or the last op of the group only",
+    needs=NEEDS,
+)
+def test_several_ops(platform: Platform) -> None:
+    if not isinstance(host_attention(platform), PagedHostAttention):
+        raise Absent("attention of the device's own issues one op per task group")
+    device, generator, ops = platform.device, torch.Generator().manual_seed(17), 3
+    query = torch.randn(REQUESTS, HEADS, DIM, generator=generator).to(device)
+    shape = (1 + REQUESTS * BLOCKS, BLOCK, KV_HEADS, DIM)
+    caches = [torch.randn(shape, generator=generator).to(device) for _ in range(ops)]
+    table = torch.arange(1, 1 + REQUESTS * BLOCKS, dtype=torch.int32).view(REQUESTS, BLOCKS).to(device)
+    out = torch.zeros(ops, REQUESTS, HEADS, DIM, device=device)
+
+    def issue(lengths: Sequence[Sequence[int]]) -> None:
+        for cache, rows, seq_lens in zip(caches, out, lengths, strict=True):
+            kernels.paged_attention_host(
+                query, cache, cache, table, [1] * REQUESTS, list(seq_lens), scale=DIM**-0.5, out=rows
+            )
+
+    issue([[1, 1, 1]] * ops)
+    platform.synchronize()
+    graph = platform.graph()
+    with graph.capture(), platform.task_group() as group:
+        issue([[1, 1, 1]] * ops)
+    during = platform.capabilities.update_order == "during_replay"
+    for lengths in ([[3, 17, 40], [64, 1, 16], [5, 6, 7]], [[9, 2, 33], [8, 60, 4], [31, 30, 29]]):
+        if during:
+            graph.replay()
+        with platform.task_update(group):
+            issue(lengths)
+        if not during:
+            graph.replay()
+        platform.synchronize()
+        seen = on_host(out)
+        issue(lengths)
+        platform.synchronize()
+        for number, (mine, eager) in enumerate(zip(seen, on_host(out), strict=True)):
+            expect_equal(mine, eager, f"op {number} of the {ops} in the group, after the update")
+    graph.close()
 
 
 @case(
