@@ -19,8 +19,7 @@ from tokenizers import Tokenizer
 
 from specgraph import shipped_pair
 from specgraph.checkpoints import load_drafter, load_target
-from specgraph.decoding import Request, SpeculativeDecoder
-from specgraph.drafting import DraftConfig
+from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
 from specgraph.platforms import Platform, open_platform
 
 ROOT = Path(__file__).parent.parent
@@ -43,7 +42,7 @@ def on_cpu(path: Path) -> list[tuple[str, int, float]]:
 
 def decode(platform: Platform, target, head, requests: list[Request], k: int, lowering: str) -> tuple[list, float]:
     """The tokens of every request, and the mean acceptance length."""
-    config = DraftConfig(
+    config = EngineConfig(
         num_speculative_tokens=k, max_num_requests=BATCH, max_model_len=MAX_MODEL_LEN, capture_sizes=[1, 4, BATCH],
         prefill_sizes=[64, 256], lowering=lowering, mode=MODES[lowering],
     )  # fmt: skip

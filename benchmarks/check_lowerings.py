@@ -73,7 +73,7 @@ def check(platform: Platform, shape: str, rounds: int, requests: int, k: int, ma
         platform.synchronize()
         capture[name] = {
             "seconds": round(time.perf_counter() - start, 2),
-            "graphs": drafters[name].runner.graph_count if drafters[name].runner else 0,
+            "graphs": drafters[name].graphs.graph_count if drafters[name].graphs else 0,
             "reserved_mib": round((platform.memory().reserved - before) / 2**20, 1),
         }
     sizes = set()
@@ -106,13 +106,13 @@ def replays(platform: Platform, count: int) -> dict:
     config = DraftConfig(num_speculative_tokens=5, max_num_requests=1, max_model_len=256, lowering="merged")
     drafter = Drafter(head, caches, platform, config)
     drafter.capture()
-    plan = drafter.dispatch(1)
-    drafter.run(plan)
+    inputs = drafter.inputs(1)
+    drafter.propose(inputs, copy=False)
     platform.synchronize()
     before = platform.memory(), torch.cuda.mem_get_info()[0] if platform.device.type == "cuda" else 0
     start = time.perf_counter()
     for i in range(count):
-        drafter.run(plan)
+        drafter.propose(inputs, copy=False)
         if i % 1000 == 0:
             platform.synchronize()
     platform.synchronize()

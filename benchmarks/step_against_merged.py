@@ -55,8 +55,8 @@ def medians(platform: Platform, head, requests: int, a: argparse.Namespace) -> d
     order = Random(0)
     for _ in range(a.repeats):
         for _, drafter, times in order.sample(ways, len(ways)):
-            plan = drafter.dispatch(requests)
-            times += device_time(platform, lambda d=drafter, p=plan: d.run(p), repeats=1, warmup=1)
+            inputs = drafter.inputs(requests)
+            times += device_time(platform, lambda d=drafter, i=inputs: d.propose(i, copy=False), repeats=1, warmup=1)
     for _, drafter, _ in ways:
         drafter.close()
     return {name: [round(median(t), 1) for way, _, t in ways if way == name] for name in ("step", "merged")}

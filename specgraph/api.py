@@ -1,35 +1,107 @@
 """The public names of specgraph. `specgraph/__init__.py` hands them out when they are first asked for."""
 
-from specgraph.attention import AttentionBackend, AttentionLayer, AttentionMetadata, KVCache, PagedAttention
+from specgraph.attention import (
+    NULL_BLOCK,
+    NULL_SLOT,
+    AdvancingAttention,
+    Attend,
+    AttentionBackend,
+    AttentionLayer,
+    AttentionMetadata,
+    HostLengths,
+    KVCache,
+    PagedAttention,
+    PagedHostAttention,
+    StepContext,
+    Store,
+    TaskKey,
+    choose_attention,
+)
 from specgraph.checkpoints import load_drafter, load_target
-from specgraph.decoding.request import Generation, Request
+from specgraph.decoding.blocks import allocate_caches
+from specgraph.decoding.config import EngineConfig
+from specgraph.decoding.decoder import SpeculativeDecoder
+from specgraph.decoding.request import Chunk, Generation, Request
 from specgraph.decoding.text import TextGenerator, load_generator, shipped_pair
 from specgraph.drafting import DraftConfig, Drafter, DraftTokens, ProposeBatch
-from specgraph.errors import SpecgraphError
-from specgraph.models.protocol import DraftHead, DraftOutput, Target, TargetOutput
+from specgraph.errors import (
+    CapacityError,
+    CaptureError,
+    CheckpointError,
+    ConfigError,
+    HostReadError,
+    OrderError,
+    PlatformError,
+    ReadSetError,
+    SpecgraphError,
+    StaleInputError,
+    UnsupportedError,
+    UpdateError,
+)
+from specgraph.models.protocol import (
+    DraftHead,
+    DraftOutput,
+    OffsetHead,
+    OutputProjection,
+    ParallelHead,
+    ProjectionHead,
+    StepwiseHead,
+    Target,
+    TargetOutput,
+)
 from specgraph.options import EngineOptions
 from specgraph.platforms import Platform, open_platform
 
 __all__ = [
+    "NULL_BLOCK",
+    "NULL_SLOT",
+    "AdvancingAttention",
+    "Attend",
     "AttentionBackend",
     "AttentionLayer",
     "AttentionMetadata",
+    "CapacityError",
+    "CaptureError",
+    "CheckpointError",
+    "Chunk",
+    "ConfigError",
     "DraftConfig",
     "DraftHead",
     "DraftOutput",
     "DraftTokens",
     "Drafter",
+    "EngineConfig",
     "EngineOptions",
     "Generation",
+    "HostLengths",
+    "HostReadError",
     "KVCache",
+    "OffsetHead",
+    "OrderError",
+    "OutputProjection",
     "PagedAttention",
+    "PagedHostAttention",
+    "ParallelHead",
     "Platform",
+    "PlatformError",
+    "ProjectionHead",
     "ProposeBatch",
+    "ReadSetError",
     "Request",
     "SpecgraphError",
+    "SpeculativeDecoder",
+    "StaleInputError",
+    "StepContext",
+    "StepwiseHead",
+    "Store",
     "Target",
     "TargetOutput",
+    "TaskKey",
     "TextGenerator",
+    "UnsupportedError",
+    "UpdateError",
+    "allocate_caches",
+    "choose_attention",
     "load_drafter",
     "load_generator",
     "load_target",

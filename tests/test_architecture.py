@@ -24,10 +24,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "graphs": {"platforms", "attention", "errors"},
     "models": {"attention", "graphs", "platforms", "kernels", "errors"},
     "checkpoints": {"models", "errors"},
-    "drafting": {"options", "graphs", "platforms", "attention", "kernels", "models", "errors"},
+    "runner": {"options", "graphs", "platforms", "attention", "kernels", "errors"},
+    "drafting": {"options", "runner", "graphs", "platforms", "attention", "kernels", "models", "errors"},
     "decoding": {
         "options",
         "drafting",
+        "runner",
         "graphs",
         "platforms",
         "attention",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import torch
-from specgraph.decoding import Request, SpeculativeDecoder
+from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
 from specgraph.errors import UnsupportedError
 from specgraph.platforms import Platform
 from torch import Tensor
@@ -29,9 +30,8 @@ def decoder(
 
     One capture size, so that every pass has one shape and bits don't depend on who else is in the batch.
     """
-    keep = {name: options.pop(name) for name in ("num_blocks", "prefill_chunk") if name in options}
     limits: dict[str, Any] = {"k": 4, "max_num_requests": 3, "capture_sizes": (3,)}
-    config = make_config(lowering=lowering, **limits | options)
+    config = EngineConfig(**asdict(make_config(lowering=lowering, **limits)) | options)
     target = make_target(MODEL_SEED, platform.device)
     head = None if kind is None else make_head(kind, MODEL_SEED, platform.device)
     try:
@@ -42,7 +42,6 @@ def decoder(
             config,
             query_len=config.query_len,
             attention=attention_backend(platform, attention),
-            **keep,
         )
         made.capture()
     except UnsupportedError as error:

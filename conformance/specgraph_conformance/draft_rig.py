@@ -36,8 +36,8 @@ class HostBatch:
         """Requests in the batch."""
         return len(self.num_sampled)
 
-    def on(self, device: torch.device, dtype: torch.dtype, *, host_numbers: bool = True) -> ProposeBatch:
-        """The batch as an engine hands it over. `host_numbers` False: without host copies of the numbers."""
+    def on(self, device: torch.device, dtype: torch.dtype) -> ProposeBatch:
+        """The round as an engine hands it over."""
         width = max(len(row) for row in self.blocks)
         table = [row + [NULL_BLOCK] * (width - len(row)) for row in self.blocks]
         return ProposeBatch(
@@ -48,8 +48,6 @@ class HostBatch:
             block_table=torch.tensor(table, dtype=torch.int32, device=device),
             temperature=self.temperature.to(device),
             seeds=self.seeds.to(device),
-            host_start_positions=self.start_positions if host_numbers else None,
-            host_num_sampled=self.num_sampled if host_numbers else None,
         )
 
 
@@ -156,9 +154,18 @@ class DraftRig:
         except UnsupportedError as error:
             raise Absent(str(error)) from error
 
-    def propose(self, batch: HostBatch, **options: Any) -> DraftTokens:
-        """Draft for one round."""
-        return self.drafter.propose(batch.on(self.platform.device, self.head.dtype, **options))
+    def propose(self, batch: HostBatch, *, host_numbers: bool = True) -> DraftTokens:
+        """Draft for one round; `host_numbers` False leaves out the numbers as the host knows them."""
+        return self.drafter.propose(
+            batch.on(self.platform.device, self.head.dtype),
+            host_start_positions=batch.start_positions if host_numbers else None,
+            host_num_sampled=batch.num_sampled if host_numbers else None,
+        )
+
+    def prefill(self, tokens: Sequence[int], positions: range, blocks: Sequence[int], aux_hidden: Tensor) -> None:
+        """Prefill the rows at some positions of a prompt; `tokens` are those that rows take, from position 0 on."""
+        prompt = tokens if self.drafter.position_offset else [0, *tokens]
+        self.drafter.prefill(prompt, positions, blocks, aux_hidden)
 
     def round(self, batch: HostBatch, **options: Any) -> Round:
         """Draft for one round and bring what it left to the host."""

@@ -16,8 +16,7 @@ from tokenizers import Tokenizer
 
 from specgraph import shipped_pair
 from specgraph.checkpoints import drafter_format, load_drafter, load_target
-from specgraph.decoding import AcceptanceMetrics, Request, SpeculativeDecoder
-from specgraph.drafting import DraftConfig
+from specgraph.decoding import AcceptanceMetrics, EngineConfig, Request, SpeculativeDecoder
 from specgraph.models.llama import LlamaTarget
 from specgraph.models.protocol import DraftHead, ParallelHead
 from specgraph.reference.platform import CpuPlatform
@@ -45,7 +44,7 @@ def decode(
 ) -> Run:
     """Generate for all requests, in batches of up to BATCH."""
     platform = CpuPlatform()
-    config = DraftConfig(
+    config = EngineConfig(
         num_speculative_tokens=k,
         max_num_requests=BATCH,
         max_model_len=MAX_MODEL_LEN,

@@ -161,27 +161,29 @@ def _prepare(platform: Platform, case: BenchCase, way: _Way, drafter: Drafter, b
     drafter.capture()
     platform.synchronize()
     capture_seconds = time.perf_counter() - start
-    drafter.propose(batch)  # writes the batch into the buffers
-    plan = drafter.dispatch(case.requests)
+    inputs = drafter.inputs(case.requests)
+    counts, starts = _host_numbers(case)
+
+    def propose(copied: ProposeBatch = batch, num_sampled: list[int] | None = counts) -> None:
+        drafter.propose(copied, host_start_positions=starts, host_num_sampled=num_sampled)
 
     def call() -> None:
-        drafter.run(plan, start_positions=batch.host_start_positions, num_sampled=batch.host_num_sampled)
+        drafter.propose(inputs, host_start_positions=starts, host_num_sampled=counts, copy=False)
 
-    before = drafter.runner.launches if drafter.runner else 0
+    propose()  # leaves the batch in the drafter's memory
+    before = drafter.launches["propose"]
     call()
     row = _names(case, way) | {
-        "launches": (drafter.runner.launches if drafter.runner else 0) - before,
+        "launches": drafter.launches["propose"] - before,
         "syncs": count_host_reads(call),
         "capture_seconds": round(capture_seconds, 3),
-        "graphs": drafter.runner.graph_count if drafter.runner else 0,
+        "graphs": drafter.graphs.graph_count if drafter.graphs else 0,
         "graph_memory_bytes": platform.memory().reserved - reserved,
     }
-    late = replace(
-        batch, host_num_sampled=None
-    )  # as an engine hands it over that does not wait for the accepted counts
-    if issued := count_issued(platform, lambda: drafter.propose(late)):
+    # Without the counts, as an engine that does not wait for its round hands it over.
+    if issued := count_issued(platform, lambda: propose(num_sampled=None)):
         row["issued"] = issued
-    return _Prepared(way, drafter, call, lambda: drafter.propose(batch), row)
+    return _Prepared(way, drafter, call, propose, row)
 
 
 def _times(head: RandomHead, case: BenchCase, ready: _Prepared, bandwidth: float | None) -> dict[str, Any]:
@@ -214,8 +216,7 @@ def _batch(head: RandomHead, case: BenchCase, device: torch.device) -> ProposeBa
     n, q = case.requests, case.k + 1
     length = case.context + 2 * q
     per_request = -(-length // 16)
-    counts = [1 + r % 2 for r in range(n)]
-    starts = [case.context - count for count in counts]
+    counts, starts = _host_numbers(case)
     g = torch.Generator().manual_seed(0)
     vocab = shape_named(case.shape).vocab_size
     return ProposeBatch(
@@ -226,6 +227,10 @@ def _batch(head: RandomHead, case: BenchCase, device: torch.device) -> ProposeBa
         block_table=(torch.randperm(n * per_request, generator=g) + 1).view(n, per_request).int().to(device),
         temperature=torch.ones(n, device=device),
         seeds=torch.arange(n, device=device),
-        host_start_positions=starts,
-        host_num_sampled=counts,
     )
+
+
+def _host_numbers(case: BenchCase) -> tuple[list[int], list[int]]:
+    """`num_sampled` and start positions of the round."""
+    counts = [1 + r % 2 for r in range(case.requests)]
+    return counts, [case.context - count for count in counts]

@@ -15,8 +15,7 @@ import torch
 from specgraph.attention import AttentionBackend
 from specgraph.benchmarking.shapes import SHAPES, BenchShape, RandomHead, RandomWeights, model_config, random_head
 from specgraph.benchmarking.shapes import shape_named as drafter_named
-from specgraph.decoding import Chunk, Request, SpeculativeDecoder
-from specgraph.drafting import DraftConfig
+from specgraph.decoding import Chunk, EngineConfig, Request, SpeculativeDecoder
 from specgraph.errors import ConfigError
 from specgraph.models.llama import LlamaTarget
 from specgraph.options import LoweringChoice
@@ -135,7 +134,7 @@ def _way(
     length: int,
     attention: AttentionBackend | None,
 ) -> _Way:
-    config = DraftConfig(
+    config = EngineConfig(
         num_speculative_tokens=case.k,
         max_num_requests=case.requests,
         max_model_len=length,

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor
 
 from specgraph.decoding import TargetRunner
-from specgraph.drafting import DraftConfig, Drafter, resolve
+from specgraph.drafting import DraftConfig, Drafter
 from specgraph.errors import UnsupportedError
-from specgraph.graphs import GraphMode, GraphRunner
 from specgraph.platforms import LOWERINGS, Platform
+from specgraph.runner import GraphMode, ModelRunner, resolve
 
 
 def describe(platform: Platform, config: DraftConfig, target: TargetRunner | None, drafter: Drafter) -> dict[str, Any]:
     """Capture target and drafter; the report of what was captured, as `specgraph explain --json` writes it."""
-    owners: dict[str, TargetRunner | Drafter] = {"drafter": drafter}
+    owners: dict[str, ModelRunner] = {"drafter": drafter}
     if target is not None:
         owners = {"target": target, "drafter": drafter}
     captured: list[dict[str, Any]] = []
@@ -28,7 +28,7 @@ def describe(platform: Platform, config: DraftConfig, target: TargetRunner | Non
         before = platform.memory().reserved
         owner.capture()
         platform.synchronize()
-        captured += _captured(name, (owner.prompts.runner, owner.runner))
+        captured += _captured(name, owner)
         memory[name] = {"graphs": platform.memory().reserved - before, **_sizes(owner.read_set())}
     resolution = drafter.resolution
     capabilities, hosts = platform.capabilities, drafter.attention.host_parameters
@@ -47,7 +47,7 @@ def describe(platform: Platform, config: DraftConfig, target: TargetRunner | Non
         "num_speculative_tokens": {size: config.draft_tokens(size) for size in config.sizes},
         "max_num_requests": config.max_num_requests,
         "max_model_len": config.max_model_len,
-        "prompt_sizes": list(config.prompt_sizes),
+        "prompt_sizes": list(config.prefill_rows),
         "eager": _eager(config, resolution.mode),
         "captured": captured,
         "graph_count": sum(row["graphs"] for row in captured),
@@ -60,14 +60,16 @@ def describe(platform: Platform, config: DraftConfig, target: TargetRunner | Non
 
 def _launches(drafter: Drafter) -> dict[int, int]:
     """Graph launches per propose, by K; attention between the graphs of a piecewise lowering is not counted."""
-    runner, result = drafter.runner, dict[int, int]()
-    for batch in drafter.captures():
-        each = drafter.launched(batch)
-        result[batch.num_speculative_tokens] = 0 if runner is None else sum(runner.graphs_of(one) for one in each)
+    graphs, result = drafter.graphs, dict[int, int]()
+    for batch in drafter.program.batches():
+        keys = [launch.descriptor for launch in drafter.launches_of(drafter.program, batch)]
+        result[batch.num_speculative_tokens] = 0 if graphs is None else sum(map(graphs.graphs_of, keys))
     return dict(sorted(result.items()))
 
 
-def _captured(model: str, runners: Iterable[GraphRunner | None]) -> list[dict[str, Any]]:
+def _captured(model: str, runner: ModelRunner) -> list[dict[str, Any]]:
+    if (graphs := runner.graphs) is None:
+        return []
     return [
         {
             "model": model,
@@ -77,11 +79,9 @@ def _captured(model: str, runners: Iterable[GraphRunner | None]) -> list[dict[st
             "rows": batch.num_tokens,
             "k": batch.num_speculative_tokens,
             "step": batch.step,
-            "graphs": runner.graphs_of(batch),
+            "graphs": graphs.graphs_of(batch),
         }
-        for runner in runners
-        if runner is not None
-        for batch in runner.descriptors
+        for batch in graphs.descriptors
     ]
 
 

@@ -39,7 +39,7 @@ def explain(
     from specgraph.checkpoints import drafter_format, load_drafter, load_target
     from specgraph.cli.captured import describe
     from specgraph.decoding import SpeculativeDecoder, allocate_caches
-    from specgraph.decoding.text import draft_config, shipped_pair
+    from specgraph.decoding.text import engine_config, shipped_pair
     from specgraph.drafting import Drafter
     from specgraph.options import dtype_named
     from specgraph.platforms import open_platform
@@ -53,7 +53,7 @@ def explain(
     dtype = dtype_named(options.dtype) or (torch.float32 if opened.device.type == "cpu" else None)
     with torch.inference_mode():
         if shape is not None:
-            config, models = draft_config(options, 4096), {"drafter": f"{shape}, random weights"}
+            config, models = engine_config(options, 4096), {"drafter": f"{shape}, random weights"}
             head = random_head(shape_named(shape), opened.device, dtype or torch.bfloat16, config.max_model_len)
             blocks = 1 + config.max_num_requests * -(-config.max_model_len // config.block_size)
             caches = allocate_caches(head.attention_layers, blocks, config.block_size, head.dtype, opened.device)
@@ -61,7 +61,7 @@ def explain(
         else:
             folders = (target, draft) if target is not None and draft is not None else shipped_pair()
             model = load_target(folders[0], opened.device, dtype, options.max_model_len)
-            config = draft_config(options, model.max_model_len)
+            config = engine_config(options, model.max_model_len)
             models = {"target": f"{folders[0]}", "drafter": f"{folders[1]}: {drafter_format(folders[1])}"}
             head = load_drafter(folders[1], model, num_modules=options.num_modules)
             decoder = SpeculativeDecoder(model, head, opened, config, attention=attention)

@@ -153,7 +153,7 @@ def _report(
         }
         for result in results
     ]  # fmt: skip
-    launches = drafter.runner.launches / drafter.num_proposes if drafter.runner and drafter.num_proposes else 0.0
+    launches = drafter.launches["propose"] / drafter.num_proposes if drafter.num_proposes else 0.0
     return {
         **(rows[0] if len(rows) == 1 else {"results": rows, "num_tokens": tokens}),
         "num_speculative_tokens": positions,

@@ -1,22 +1,24 @@
 """Speculative decoding end to end: target verify, rejection sampling, KV blocks, rounds, metrics."""
 
 from specgraph.decoding.blocks import BlockAllocator, allocate_caches
+from specgraph.decoding.config import EngineConfig, acceptance_chances
 from specgraph.decoding.decoder import SpeculativeDecoder
 from specgraph.decoding.metrics import AcceptanceMetrics
 from specgraph.decoding.request import Chunk, FinishReason, Generation, Request
-from specgraph.decoding.target_runner import TargetRunner
-from specgraph.decoding.verify_buffers import VerifyBuffers, VerifyOutputs
+from specgraph.decoding.target import TargetRunner, VerifyBuffers, VerifyProgram
 
 __all__ = [
     "AcceptanceMetrics",
     "BlockAllocator",
     "Chunk",
+    "EngineConfig",
     "FinishReason",
     "Generation",
     "Request",
     "SpeculativeDecoder",
     "TargetRunner",
     "VerifyBuffers",
-    "VerifyOutputs",
+    "VerifyProgram",
+    "acceptance_chances",
     "allocate_caches",
 ]

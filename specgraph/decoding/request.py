@@ -1,4 +1,4 @@
-"""One generation request, what came of it, and what the decoder remembers of it meanwhile."""
+"""A generation request, its results, and the decoder's state of it while it runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 from specgraph.errors import ConfigError
 
-FinishReason = Literal["stop", "length", "refused"]
+FinishReason = Literal["stop", "length", "refused", "cancelled"]
 
 MIN_TEMPERATURE = 1e-5
 """Below it logits / temperature may leave float32, and the distribution is one-hot anyway."""
@@ -24,7 +24,7 @@ class Request:
 
     prompt_token_ids: Sequence[int]
     max_tokens: int
-    """Tokens to generate at most."""
+    """The largest number of tokens to generate."""
     temperature: float = 0.0
     """0 is greedy; sampling needs at least MIN_TEMPERATURE."""
     seed: int = 0
@@ -48,10 +48,10 @@ class Chunk:
     """Tokens that one round added to one request."""
 
     request: int
-    """Index of the request in the call."""
+    """The request: its id from `add`, or its index in the call of `stream`."""
     token_ids: list[int]
     num_accepted: int
-    """The first this many were draft tokens; the rest came from the target."""
+    """The first `num_accepted` tokens were draft tokens; the rest came from the target."""
     finish_reason: FinishReason | None = None
     message: str = ""
     """Why a request was refused."""
@@ -59,7 +59,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class Generation:
-    """All that was generated for one request."""
+    """All tokens that were generated for one request."""
 
     token_ids: list[int] = field(default_factory=list[int])
     finish_reason: FinishReason | None = None
@@ -68,19 +68,21 @@ class Generation:
 
 @dataclass(slots=True)
 class Running:
-    """A request with KV blocks."""
+    """An unfinished request."""
 
     index: int
+    """Its id."""
     request: Request
     blocks: list[int]
+    """KV blocks; none while it waits."""
     token_ids: list[int]
-    """Prompt and output. The last one's KV is not in the cache yet."""
+    """Prompt and output. The KV of the last token is not in the cache yet."""
     row: int = 0
-    """Row in the last propose: where its draft tokens are."""
+    """Its row in the last round: where its draft tokens, block table, temperature and seed are."""
 
     @property
     def position(self) -> int:
-        """Position of the last token: where the next target pass starts."""
+        """Position of the last token: the first row of the next target pass."""
         return len(self.token_ids) - 1
 
     @property
@@ -89,7 +91,7 @@ class Running:
         return len(self.token_ids) - len(self.request.prompt_token_ids)
 
     def cut(self, tokens: list[int], num_accepted: int, max_model_len: int) -> Chunk:
-        """A round's tokens, which stand at the end of `token_ids`, cut at a stop token or a limit."""
+        """The chunk of a round: its tokens, which are the last of `token_ids`, cut at a stop token or a limit."""
         room = self.request.max_tokens - (self.num_output - len(tokens))
         room = min(room, max_model_len - (len(self.token_ids) - len(tokens)))
         reason: FinishReason | None = "length" if len(tokens) >= room else None

@@ -15,10 +15,10 @@ from specgraph.attention import choose_attention
 from specgraph.checkpoints import drafter_format, load_drafter, load_target
 from specgraph.checkpoints.tokens import read_tokenizer, sampling_defaults, stop_token_ids
 from specgraph.decoding.chat_template import render_chat
+from specgraph.decoding.config import EngineConfig
 from specgraph.decoding.decoder import SpeculativeDecoder
 from specgraph.decoding.request import Chunk, Generation, Request
 from specgraph.decoding.text_stream import TextStream
-from specgraph.drafting import DraftConfig
 from specgraph.errors import CheckpointError, ConfigError
 from specgraph.options import EngineOptions, dtype_named
 from specgraph.platforms import Platform, open_platform
@@ -96,6 +96,19 @@ class TextGenerator:
         with torch.inference_mode():
             return self.decoder.generate(requests)
 
+    def add(self, request: Request) -> int:
+        """Queue a request for `step`; gives the id that names it in chunks and in `cancel`."""
+        return self.decoder.add(request)
+
+    def cancel(self, request_id: int) -> bool:
+        """End a request; says whether it was still unfinished."""
+        return self.decoder.cancel(request_id)
+
+    def step(self) -> list[Chunk]:
+        """One round over all unfinished requests; see `SpeculativeDecoder.step`."""
+        with torch.inference_mode():
+            return self.decoder.step()
+
     def stream(self, requests: Sequence[Request]) -> Iterator[Chunk]:
         """Each round's tokens as they come."""
         stream = self.decoder.stream(requests)
@@ -150,7 +163,7 @@ def load_generator(
     model = load_target(target_folder, opened.device, dtype, chosen.max_model_len)
     stops = stop_token_ids(target_folder, model.vocab_size)
     head = load_drafter(draft_folder, model, num_modules=chosen.num_modules) if speculate else None
-    config = draft_config(chosen, model.max_model_len)
+    config = engine_config(chosen, model.max_model_len)
     with torch.inference_mode():
         decoder = SpeculativeDecoder(model, head, opened, config, attention=choose_attention(chosen.attention, opened))
         start = time.perf_counter()
@@ -165,9 +178,9 @@ def load_generator(
     return TextGenerator(decoder, tokenizer, stops, model.vocab_size, opened, target_folder, description)
 
 
-def draft_config(options: EngineOptions, max_model_len: int) -> DraftConfig:
-    """The part of `options` that a drafter takes; `max_model_len` where they name none."""
-    shared = {field.name for field in fields(DraftConfig)} & {field.name for field in fields(options)}
+def engine_config(options: EngineOptions, max_model_len: int) -> EngineConfig:
+    """The part of `options` that a decoder takes; `max_model_len` where they name none."""
+    shared = {field.name for field in fields(EngineConfig)} & {field.name for field in fields(options)}
     values: dict[str, Any] = {name: getattr(options, name) for name in shared}
     values["max_model_len"] = options.max_model_len or max_model_len
-    return DraftConfig(**values)
+    return EngineConfig(**values)

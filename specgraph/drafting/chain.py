@@ -2,57 +2,56 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import cast
 
+import torch
 from torch import Tensor
 
 from specgraph import kernels
-from specgraph.attention import AdvancingAttention, AttentionBackend, AttentionMetadata, HostLengths, advance
+from specgraph.attention import AdvancingAttention, AttentionMetadata, HostLengths, advance
 from specgraph.drafting.buffers import DraftBuffers, PassRows
 from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.host_lengths import HostRound
-from specgraph.drafting.program import begin_rows, draft_one
-from specgraph.graphs import MakeAttend
+from specgraph.drafting.program import DraftProgram, begin_rows, draft_one
+from specgraph.graphs import AttentionStack, MakeAttend
 from specgraph.models.protocol import DraftHead
 
 
-@dataclass(frozen=True, slots=True)
-class ChainProgram:
-    """Step 0 over the target's rows, then K - 1 steps of one row a request."""
+class ChainProgram(DraftProgram):
+    """Step 0 over the target's rows, then K - 1 steps of one row per request."""
 
-    head: DraftHead
-    attention: AttentionBackend
-    config: DraftConfig
-    position_offset: int = 0
-    """How much further than the target's the rows stand (`OffsetHead`)."""
-    steps_differ: bool = False
-    prefill_steps: int = 1
+    def __init__(
+        self, head: DraftHead, stack: AttentionStack, config: DraftConfig, device: torch.device, position_offset: int
+    ) -> None:
+        """position_offset: how much further than the target's rows the head's rows are (`OffsetHead`)."""
+        super().__init__(head, stack, config, device)
+        self.head, self.position_offset = head, position_offset
 
-    def num_steps(self, num_speculative_tokens: int) -> int:
+    def passes(self, num_speculative_tokens: int) -> int:
         """K."""
         return num_speculative_tokens
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
-        """One row a request after step 0."""
+        """One row per request after step 0."""
         return PassRows(query_len, later=1, carried=1)
 
-    def first(self, buffers: DraftBuffers, make_attend: MakeAttend) -> None:
+    def first(self, b: DraftBuffers, make_attend: MakeAttend) -> None:
         """See `DraftProgram.first`."""
-        begin_rows(buffers, self.config.max_model_len, self.config.block_size, self.position_offset)
-        hidden = self.head.combine(buffers.aux_hidden)
-        out = self.head.forward(buffers.token_ids, hidden, make_attend(buffers.first, 0), buffers.last_rows)
-        kernels.take_rows(out.carry, None, buffers.hidden)
-        draft_one(self.head, buffers, out.hidden)
+        begin_rows(b, self.config, self.position_offset)
+        hidden = self.head.combine(b.inputs.aux_hidden)
+        out = self.head.forward(b.token_ids, hidden, make_attend(b.first, 0), b.last_rows)
+        kernels.take_rows(out.carry, None, b.hidden)
+        draft_one(self.head, b, out.hidden)
 
-    def step(self, buffers: DraftBuffers, make_attend: MakeAttend, step: int) -> None:
+    def step(self, b: DraftBuffers, make_attend: MakeAttend, step: int) -> None:
         """See `DraftProgram.step`."""
-        advance(buffers.step, buffers.draft_step, self.config.max_model_len, self.config.block_size)
-        if hasattr(self.attention, "after_advance"):  # an attribute, not the type: a wrapper must not hide it
-            cast(AdvancingAttention, self.attention).after_advance(buffers.step, buffers.draft_step)
-        out = self.head.forward(buffers.step_token_ids, buffers.hidden, make_attend(buffers.step, step))
-        kernels.take_rows(out.carry, None, buffers.hidden)
-        draft_one(self.head, buffers, out.hidden)
+        advance(b.step, b.draft_step, self.config.max_model_len, self.config.block_size)
+        attention = self.stack.backend
+        if hasattr(attention, "after_advance"):  # an attribute, not the type: a wrapper must not hide it
+            cast(AdvancingAttention, attention).after_advance(b.step, b.draft_step)
+        out = self.head.forward(b.step_token_ids, b.hidden, make_attend(b.step, step))
+        kernels.take_rows(out.carry, None, b.hidden)
+        draft_one(self.head, b, out.hidden)
 
     def prefill(
         self,

@@ -1,76 +1,55 @@
-"""The lengths of each draft step as host integers, for attention that takes them so."""
+"""The lengths of each draft step as host integers, for attention with host parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from specgraph.attention import HostLengths
-from specgraph.drafting.buffers import DraftBuffers
-from specgraph.drafting.transfers import HostCopy
+from specgraph.drafting.round import RoundBuffers
 from specgraph.graphs import BatchDescriptor
 from specgraph.platforms import Platform
+from specgraph.runner import HostCopy
 
 Counts = Sequence[int] | Callable[[], Sequence[int]]
-"""Accepted + 1 of each request. The host doesn't know it when a propose is launched: asking for it may wait."""
+"""Accepted + 1 of each request, or a function that gives it: when a propose is launched the host may not know it yet,
+so the call may wait for the target's round."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostRound:
-    """The numbers of one round that a draft program makes host lengths from."""
+    """The numbers of one round from which a draft program computes host lengths."""
 
     start_positions: Sequence[int]
     """Position of each real request's first row in the target's pass."""
     num_sampled: Counts
     """Accepted + 1 of each real request."""
     query_len: int
-    """Rows a request in the target's pass."""
+    """Rows per request in the target's pass."""
     num_speculative_tokens: int
     padded: int
-    """Requests of the graph; those beyond the real ones get length 0."""
+    """Requests of the graph, padding included; padded requests get length 0."""
 
     def lengths(self, rows: int, seq_lens: Sequence[int]) -> HostLengths:
-        """`rows` for every request, `seq_lens` for the real ones and 0 for the padded."""
+        """`rows` for every request; `seq_lens` for the real requests and 0 for padded ones."""
         tail = [0] * (self.padded - len(self.start_positions))
         return HostLengths(query_lens=[rows] * self.padded, seq_lens=[*seq_lens, *tail])
 
     def first(self) -> HostLengths:
-        """Every row of the target's pass; needs no accepted count."""
+        """All rows of the target's pass; accepted counts are not needed."""
         return self.lengths(self.query_len, [start + self.query_len for start in self.start_positions])
 
     def accepted_ends(self) -> list[int]:
-        """One past the last accepted row's position: this round's rejected tokens are counted out."""
+        """One past the position of the last accepted row: rejected tokens of this round do not count."""
         counts = self.num_sampled() if callable(self.num_sampled) else self.num_sampled
         real = counts[: len(self.start_positions)]
         return [start + count for start, count in zip(self.start_positions, real, strict=True)]
 
 
-@dataclass(frozen=True)
-class LateLengths(Mapping[int, HostLengths]):
-    """The lengths of one launch by captured step, each computed when it is asked for: later ones may have to wait."""
-
-    at: Callable[[int], HostLengths]
-    """The lengths of a draft step."""
-    steps: Mapping[int, int]
-    """Draft step by the step it was captured as."""
-
-    def __getitem__(self, captured: int) -> HostLengths:
-        return self.at(self.steps[captured])
-
-    def __contains__(self, captured: object) -> bool:
-        return captured in self.steps  # Mapping's own would ask for the lengths, and wait
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.steps)
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
-
 class HostRounds:
-    """Brings to the host what attention with host parameters needs of a round, and no sooner than it is needed."""
+    """Brings to the host the numbers of a round that attention with host parameters needs, as late as possible."""
 
     def __init__(self, platform: Platform, max_num_requests: int) -> None:
         self._accepted = HostCopy(platform, max_num_requests, torch.int32)
@@ -78,14 +57,14 @@ class HostRounds:
     def round(
         self,
         batch: BatchDescriptor,
-        buffers: DraftBuffers,
+        buffers: RoundBuffers,
         start_positions: Sequence[int] | None,
         num_sampled: Counts | None,
     ) -> HostRound:
-        """The round that stands in `buffers`; what is not given as host integers is read from them.
+        """The round in `buffers`; what is not given as host integers is copied from them.
 
-        The copy that this takes is ordered before the propose in the stream, so reading it waits for the target's round
-        and not for the propose.
+        The copy is queued before the propose in the stream, so reading it waits for the target's round and not for the
+        propose.
         """
         if start_positions is None:
             counts: list[int] = buffers.num_sampled[: batch.num_requests].tolist()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import torch
 from torch import Tensor
 
 from specgraph import kernels
@@ -11,25 +10,27 @@ from specgraph.attention import AttentionMetadata, HostLengths
 from specgraph.drafting.buffers import DraftBuffers, PassRows
 from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.host_lengths import HostRound
+from specgraph.drafting.program import DraftProgram, sampling
 from specgraph.graphs import AttentionStack, MakeAttend
 from specgraph.models.protocol import ParallelHead
 
 
-@dataclass(frozen=True, slots=True)
-class ParallelProgram:
+class ParallelProgram(DraftProgram):
     """One step: the round's hidden states become context keys and values, then the block runs.
 
-    Every request has 1 + K rows in the block, padded ones too, so the rows of a captured size are a multiple of 1 + K
-    by construction.
+    Every request has 1 + K rows in the block, padding included, so the rows of a captured size are a multiple of 1 + K.
     """
 
-    head: ParallelHead
-    stack: AttentionStack
-    config: DraftConfig
-    steps_differ: bool = False
-    prefill_steps: int = 0
+    def __init__(self, head: ParallelHead, stack: AttentionStack, config: DraftConfig, device: torch.device) -> None:
+        super().__init__(head, stack, config, device)
+        self.head = head
 
-    def num_steps(self, num_speculative_tokens: int) -> int:
+    @property
+    def prefill_passes(self) -> int:
+        """None attends: a prompt's context is stored without attention."""
+        return 0
+
+    def passes(self, num_speculative_tokens: int) -> int:
         """1."""
         return 1
 
@@ -37,30 +38,30 @@ class ParallelProgram:
         """The round's rows are context; the block has 1 + K."""
         return PassRows(query_len, later=1 + num_speculative_tokens, carried=0)
 
-    def first(self, buffers: DraftBuffers, make_attend: MakeAttend) -> None:
+    def first(self, b: DraftBuffers, make_attend: MakeAttend) -> None:
         """See `DraftProgram.first`."""
         kernels.begin_block(
-            buffers.sampled_token_ids,
-            buffers.num_sampled,
-            buffers.start_positions,
-            buffers.block_table,
+            b.inputs.sampled_token_ids,
+            b.inputs.num_sampled,
+            b.inputs.start_positions,
+            b.inputs.block_table,
             mask_token_id=self.head.mask_token_id,
             max_model_len=self.config.max_model_len,
             block_size=self.config.block_size,
-            context_positions=buffers.first.positions,
-            context_slots=buffers.first.slot_mapping,
-            token_ids=buffers.step_token_ids,
-            positions=buffers.step.positions,
-            slot_mapping=buffers.step.slot_mapping,
-            seq_lens=buffers.step.seq_lens,
+            context_positions=b.first.positions,
+            context_slots=b.first.slot_mapping,
+            token_ids=b.step_token_ids,
+            positions=b.step.positions,
+            slot_mapping=b.step.slot_mapping,
+            seq_lens=b.step.seq_lens,
         )
-        self.head.store_context(self.head.combine(buffers.aux_hidden), self.stack.store(buffers.first))
-        hidden = self.head.forward(buffers.step_token_ids, make_attend(buffers.step, 0))
-        blocks = hidden.view(buffers.num_sampled.shape[0], -1, hidden.shape[-1])
-        self._sample(buffers, blocks[:, 1:].flatten(0, 1))
+        self.head.store_context(self.head.combine(b.inputs.aux_hidden), self.stack.store(b.first))
+        hidden = self.head.forward(b.step_token_ids, make_attend(b.step, 0))
+        blocks = hidden.view(b.inputs.num_sampled.shape[0], -1, hidden.shape[-1])
+        self._sample(b, blocks[:, 1:].flatten(0, 1))
 
-    def step(self, buffers: DraftBuffers, make_attend: MakeAttend, step: int) -> None:
-        """There is none."""
+    def step(self, b: DraftBuffers, make_attend: MakeAttend, step: int) -> None:
+        """Not called: there is one step."""
         raise AssertionError("a parallel drafter has one step")
 
     def prefill(
@@ -80,18 +81,18 @@ class ParallelProgram:
         ends = [min(end + rows, self.config.max_model_len) for end in host_round.accepted_ends()]
         return host_round.lengths(rows, ends)
 
-    def _sample(self, buffers: DraftBuffers, hidden: Tensor) -> None:
+    def _sample(self, b: DraftBuffers, hidden: Tensor) -> None:
         logits = self.head.logits(hidden)
-        if buffers.draft_probs is None:
-            kernels.draft_block_greedy(logits, self.head.draft_to_target, buffers.draft_token_ids)
+        if b.draft_probs is None:
+            kernels.draft_block_greedy(logits, self.head.draft_to_target, b.draft_token_ids)
         else:
             kernels.draft_block_gumbel(
                 logits,
                 self.head.draft_to_target,
-                buffers.temperature,
-                buffers.seeds,
-                buffers.start_positions,
-                buffers.num_sampled,
-                buffers.draft_token_ids,
-                buffers.draft_probs,
+                sampling(b.inputs.temperature),
+                sampling(b.inputs.seeds),
+                b.inputs.start_positions,
+                b.inputs.num_sampled,
+                b.draft_token_ids,
+                b.draft_probs,
             )

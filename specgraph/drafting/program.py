@@ -1,52 +1,69 @@
-"""Draft programs: plain tensor code for one propose, written once for every lowering.
+"""The draft program: plain tensor code for one propose, written once for every lowering.
 
-A program knows no device, no graph and no lowering. It reads and writes the persistent buffers, so a step that is
-captured once and replayed, a step inside one merged graph, and an eager step run the very same ops.
+It knows no device, no graph and no lowering. It reads and writes persistent buffers, so a step that is captured once
+and replayed, a step inside one merged graph, and an eager step run the very same ops.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import cast
 
+import torch
 from torch import Tensor
 
 from specgraph import kernels
 from specgraph.attention import AttentionMetadata, HostLengths
-from specgraph.drafting.buffers import DraftBuffers, PassRows
+from specgraph.drafting.buffers import DraftBuffers, PassRows, allocate_buffers
+from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.host_lengths import HostRound
-from specgraph.graphs import MakeAttend
-from specgraph.models.protocol import DraftHead, ProjectionHead
+from specgraph.graphs import AttentionStack, BatchDescriptor, MakeAttend, Phase
+from specgraph.models.protocol import DraftHead, Head, ProjectionHead
+from specgraph.runner import StepKind, Work
 
 
-class DraftProgram(Protocol):
-    """How one propose is computed. `buffers` are sliced to the padded batch, its rows and its K."""
+class DraftProgram(ABC):
+    """How one propose is computed with one kind of head; see `specgraph.runner.model_runner.Program`.
+
+    Subclasses say what step 0 and a later step compute, and how many rows they have.
+    """
+
+    phase: Phase = "propose"
+    step_kind: StepKind = "alike"
+
+    def __init__(self, head: Head, stack: AttentionStack, config: DraftConfig, device: torch.device) -> None:
+        self.stack, self.config = stack, config
+        most = self.rows(config.query_len, config.num_speculative_tokens)
+        self.buffers = allocate_buffers(config, most, head, device)
 
     @property
-    def steps_differ(self) -> bool:
-        """Whether each later step is a computation of its own. If not, one captured step is replayed for all."""
-        ...
+    def prefill_passes(self) -> int:
+        """Forward passes with attention in a prefill: the modules that a prompt runs through."""
+        return 1
 
-    @property
-    def prefill_steps(self) -> int:
-        """Passes with attention in a prefill: the modules that a prompt runs through."""
-        ...
-
-    def num_steps(self, num_speculative_tokens: int) -> int:
+    @abstractmethod
+    def passes(self, num_speculative_tokens: int) -> int:
         """Passes of a propose of K tokens: K for a chain, 1 for a parallel drafter."""
-        ...
 
+    @abstractmethod
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
-        """Rows a request after a target round of `query_len` rows."""
-        ...
+        """Rows per request after a target round of `query_len` rows."""
 
-    def first(self, buffers: DraftBuffers, make_attend: MakeAttend) -> None:
-        """Step 0: from the target's round to the first draft token (or to all of them)."""
-        ...
+    @abstractmethod
+    def first(self, b: DraftBuffers, make_attend: MakeAttend) -> None:
+        """Step 0: from the target's round to the first draft token (or to all of them).
 
-    def step(self, buffers: DraftBuffers, make_attend: MakeAttend, step: int) -> None:
-        """A later step. Unless `steps_differ`, `step` is for `make_attend` only: captured once, it is stale."""
-        ...
+        Args:
+            b: buffers sliced to the padded batch, its rows and its K.
+        """
 
+    @abstractmethod
+    def step(self, b: DraftBuffers, make_attend: MakeAttend, step: int) -> None:
+        """A later step. Where steps are alike, one captured step is replayed for all: `step` is for `make_attend` only,
+        and the number that changes is `b.draft_step`."""
+
+    @abstractmethod
     def prefill(
         self,
         token_ids: Tensor,
@@ -61,50 +78,97 @@ class DraftProgram(Protocol):
             token_ids: int64 [T], the token after each row's position.
             aux_hidden: [T, aux_size], the target's hidden states of the rows.
             metadata: T rows.
-            last_row: int64 [1], the last real row where the rest is padding; None where every row is real.
+            last_row: int64 [1], the last real row where the others are padding; None where every row is real.
         """
-        ...
 
+    @abstractmethod
     def host_lengths(self, step: int, host_round: HostRound) -> HostLengths:
         """The same numbers as the device metadata has at `step`."""
-        ...
+
+    def num_steps(self, batch: BatchDescriptor) -> int:
+        """See `Program.num_steps`."""
+        return self.passes(computed_tokens(batch))
+
+    def batches(self) -> list[BatchDescriptor]:
+        """Every captured size, largest first, after rounds of every length."""
+        return [
+            BatchDescriptor("propose", size, query_len, self.config.draft_tokens(size))
+            for size in reversed(self.config.sizes)
+            for query_len in reversed(self.config.query_lens)
+        ]
+
+    def bind(self, batch: BatchDescriptor) -> Work:
+        """The steps over the first requests of the buffers."""
+        k = computed_tokens(batch)
+        b = self.buffers.sliced(batch.num_requests, self.rows(batch.query_len, k), k)
+
+        def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
+            for step in steps:
+                if step == 0:
+                    self.first(b, make_attend)
+                else:
+                    self.step(b, make_attend, step)
+
+        return work
+
+    def make_inert(self) -> None:
+        """No request sampled a token, and no later step has a live request."""
+        self.buffers.round.num_sampled.zero_()
+        self.buffers.step.seq_lens.zero_()
+
+    def named_tensors(self) -> Mapping[str, Tensor]:
+        """The buffers."""
+        return self.buffers.named_tensors()
 
 
-def draft_one(head: DraftHead, buffers: DraftBuffers, hidden: Tensor) -> None:
+def computed_tokens(batch: BatchDescriptor) -> int:
+    """Draft tokens that the passes make. With K 0 the first pass runs for its KV, and its token is not handed out."""
+    return max(1, batch.num_speculative_tokens)
+
+
+def draft_one(head: DraftHead, b: DraftBuffers, hidden: Tensor) -> None:
     """Pick one token per request from hidden states [R, hidden_size], and write it to column `draft_step`."""
-    picks = (buffers.draft_step, buffers.step_token_ids, buffers.draft_token_ids)
-    draws = (buffers.temperature, buffers.seeds, buffers.step.seq_lens)
-    if isinstance(head, ProjectionHead):
-        out = head.output_projection
+    picks = (b.draft_step, b.step_token_ids, b.draft_token_ids)
+    draws = (sampling(b.inputs.temperature), sampling(b.inputs.seeds), b.step.seq_lens)
+    if hasattr(head, "output_projection"):  # an attribute, not the type: a wrapper must not hide it
+        out = cast(ProjectionHead, head).output_projection
         logits = (hidden, out.norm, out.eps, out.weight, head.draft_to_target)
-        if buffers.draft_probs is None:
+        if b.draft_probs is None:
             kernels.greedy_head(*logits, *picks)
         else:
-            kernels.gumbel_head(*logits, *draws, *picks, buffers.draft_probs)
-    elif buffers.draft_probs is None:
+            kernels.gumbel_head(*logits, *draws, *picks, b.draft_probs)
+    elif b.draft_probs is None:
         kernels.draft_greedy(head.logits(hidden), head.draft_to_target, *picks)
     else:
-        kernels.draft_gumbel(head.logits(hidden), head.draft_to_target, *draws, *picks, buffers.draft_probs)
+        kernels.draft_gumbel(head.logits(hidden), head.draft_to_target, *draws, *picks, b.draft_probs)
 
 
-def begin_rows(buffers: DraftBuffers, max_model_len: int, block_size: int, position_offset: int = 0) -> None:
-    """Step 0's rows, and the later steps' starting metadata, from the target's round.
+def sampling(tensor: Tensor | None) -> Tensor:
+    """A tensor that a sampled drafter's own buffers always have."""
+    assert tensor is not None
+    return tensor
 
-    `position_offset`: how much further than the target's the rows stand (`OffsetHead`).
+
+def begin_rows(b: DraftBuffers, config: DraftConfig, position_offset: int = 0) -> None:
+    """Step 0's rows and the metadata that the later steps start from, out of the target's round.
+
+    Args:
+        position_offset: how much further than the target's rows the head's rows are (`OffsetHead`).
     """
+    starts = b.inputs.start_positions
     kernels.begin_propose(
-        buffers.sampled_token_ids,
-        buffers.num_sampled,
-        buffers.start_positions + position_offset if position_offset else buffers.start_positions,
-        buffers.block_table,
-        max_model_len=max_model_len,
-        block_size=block_size,
-        token_ids=buffers.token_ids,
-        positions=buffers.first.positions,
-        slot_mapping=buffers.first.slot_mapping,
-        seq_lens=buffers.first.seq_lens,
-        last_rows=buffers.last_rows,
-        step_positions=buffers.step.positions,
-        step_seq_lens=buffers.step.seq_lens,
-        draft_step=buffers.draft_step,
+        b.inputs.sampled_token_ids,
+        b.inputs.num_sampled,
+        starts + position_offset if position_offset else starts,
+        b.inputs.block_table,
+        max_model_len=config.max_model_len,
+        block_size=config.block_size,
+        token_ids=b.token_ids,
+        positions=b.first.positions,
+        slot_mapping=b.first.slot_mapping,
+        seq_lens=b.first.seq_lens,
+        last_rows=b.last_rows,
+        step_positions=b.step.positions,
+        step_seq_lens=b.step.seq_lens,
+        draft_step=b.draft_step,
     )

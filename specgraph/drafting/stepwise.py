@@ -1,8 +1,6 @@
-"""The program of a head with one module a step (MTP with several modules)."""
+"""The stepwise program: each step runs a module of its own (MTP with several modules)."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,29 +10,31 @@ from specgraph.attention import AttentionMetadata, HostLengths
 from specgraph.drafting.buffers import DraftBuffers, PassRows
 from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.host_lengths import HostRound
-from specgraph.drafting.program import begin_rows, draft_one
-from specgraph.graphs import MakeAttend
+from specgraph.drafting.program import DraftProgram, begin_rows, draft_one
+from specgraph.graphs import AttentionStack, MakeAttend
 from specgraph.models.protocol import DraftHead, StepwiseHead
+from specgraph.runner import StepKind
 
 
 class ModuleHead(StepwiseHead, DraftHead):
     """A `DraftHead` with a module for each step."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepwiseProgram:
+class StepwiseProgram(DraftProgram):
     """Every step over all rows of the target's round, by a module of its own, so that each module's KV is complete."""
 
-    head: ModuleHead
-    config: DraftConfig
-    steps_differ: bool = True
+    step_kind: StepKind = "distinct"
+
+    def __init__(self, head: ModuleHead, stack: AttentionStack, config: DraftConfig, device: torch.device) -> None:
+        super().__init__(head, stack, config, device)
+        self.head = head
 
     @property
-    def prefill_steps(self) -> int:
-        """One a module that is used."""
+    def prefill_passes(self) -> int:
+        """One for each module that is used."""
         return self.config.num_speculative_tokens
 
-    def num_steps(self, num_speculative_tokens: int) -> int:
+    def passes(self, num_speculative_tokens: int) -> int:
         """K: one module each."""
         return num_speculative_tokens
 
@@ -42,17 +42,15 @@ class StepwiseProgram:
         """All rows of the round in every step."""
         return PassRows(query_len, later=1, carried=query_len)
 
-    def first(self, buffers: DraftBuffers, make_attend: MakeAttend) -> None:
+    def first(self, b: DraftBuffers, make_attend: MakeAttend) -> None:
         """See `DraftProgram.first`."""
-        begin_rows(buffers, self.config.max_model_len, self.config.block_size)
-        self._module(0, buffers, self.head.combine(buffers.aux_hidden), make_attend)
+        begin_rows(b, self.config)
+        self._module(0, b, self.head.combine(b.inputs.aux_hidden), make_attend)
 
-    def step(self, buffers: DraftBuffers, make_attend: MakeAttend, step: int) -> None:
+    def step(self, b: DraftBuffers, make_attend: MakeAttend, step: int) -> None:
         """See `DraftProgram.step`."""
-        kernels.shift_token_ids(
-            buffers.token_ids, buffers.last_rows, buffers.step_token_ids, buffers.step.seq_lens, buffers.draft_step
-        )
-        self._module(step, buffers, buffers.hidden, make_attend)
+        kernels.shift_token_ids(b.token_ids, b.last_rows, b.step_token_ids, b.step.seq_lens, b.draft_step)
+        self._module(step, b, b.hidden, make_attend)
 
     def prefill(
         self,
@@ -62,19 +60,19 @@ class StepwiseProgram:
         make_attend: MakeAttend,
         last_row: Tensor | None,
     ) -> None:
-        """See `DraftProgram.prefill`. A module's last rows look past the tokens given: there the last one stands in."""
+        """See `DraftProgram.prefill`. Module k takes the token k places further; past the last one, the last token."""
         hidden = self.head.combine(aux_hidden)
         row = torch.arange(token_ids.shape[0], device=token_ids.device)
         last = row[-1:] if last_row is None else last_row
-        for module in range(self.prefill_steps):
+        for module in range(self.prefill_passes):
             ids = token_ids[torch.minimum(row + module, last)]
             hidden = self.head.forward_step(module, ids, hidden, make_attend(metadata, module)).carry
 
     def host_lengths(self, step: int, host_round: HostRound) -> HostLengths:
-        """See `DraftProgram.host_lengths`. The same at every step, and without accepted counts."""
+        """See `DraftProgram.host_lengths`. The same at every step; accepted counts are not needed."""
         return host_round.first()
 
-    def _module(self, step: int, buffers: DraftBuffers, hidden: Tensor, make_attend: MakeAttend) -> None:
-        out = self.head.forward_step(step, buffers.token_ids, hidden, make_attend(buffers.first, step))
-        kernels.take_rows(out.carry, None, buffers.hidden)
-        draft_one(self.head, buffers, out.hidden[buffers.last_rows])
+    def _module(self, step: int, b: DraftBuffers, hidden: Tensor, make_attend: MakeAttend) -> None:
+        out = self.head.forward_step(step, b.token_ids, hidden, make_attend(b.first, step))
+        kernels.take_rows(out.carry, None, b.hidden)
+        draft_one(self.head, b, out.hidden[b.last_rows])

@@ -1,6 +1,6 @@
 """Capturing bodies of device work once and replaying them: sizes, dispatch, updates, and the read-set guard."""
 
-from specgraph.graphs.attend import AttentionStack, MakeAttend
+from specgraph.graphs.attend import AttentionStack, MakeAttend, PassMode
 from specgraph.graphs.dispatch import (
     BatchDescriptor,
     Dispatch,
@@ -10,7 +10,6 @@ from specgraph.graphs.dispatch import (
     padded_size,
     prefill_sizes,
 )
-from specgraph.graphs.mode import GraphMode, PassMode
 from specgraph.graphs.read_set import Fingerprint, ReadSet, ReadSetGuard, fingerprint
 from specgraph.graphs.runner import Body, Captured, GraphRunner, Recording, StepLengths
 from specgraph.graphs.update_plan import UpdatePlan
@@ -22,7 +21,6 @@ __all__ = [
     "Captured",
     "Dispatch",
     "Fingerprint",
-    "GraphMode",
     "GraphRunner",
     "MakeAttend",
     "PassMode",

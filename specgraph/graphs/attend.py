@@ -1,9 +1,11 @@
-"""What stands behind `attend` in each way of running a body: eager, captured, captured with updates, or piecewise."""
+"""The `attend` callable of a pass in each way of running it: eager, captured whole, or captured between attention
+calls."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,8 +22,10 @@ from specgraph.attention import (
     bind,
     store_rows,
 )
-from specgraph.graphs.mode import PassMode
 from specgraph.graphs.runner import Recording, StepLengths
+
+PassMode = Literal["eager", "piecewise", "full"]
+"""How one kind of pass runs: op by op; from graphs between eager attention calls; from one graph."""
 
 MakeAttend = Callable[[AttentionMetadata, int], Attend]
 """(metadata, step) -> the attend callable of one forward pass."""
@@ -29,20 +33,20 @@ MakeAttend = Callable[[AttentionMetadata, int], Attend]
 
 @dataclass(frozen=True, slots=True)
 class AttentionStack:
-    """A model's attention layers with the backend and caches they run on."""
+    """A model's attention layers with their backend and KV caches."""
 
     backend: AttentionBackend
     layers: Sequence[AttentionLayer]
     caches: Sequence[KVCache]
 
     def attend_in(self, recording: Recording | None, mode: PassMode, lengths: StepLengths | None = None) -> MakeAttend:
-        """What a body attends with: it runs now when `recording` is None, else it is being captured as `mode` says."""
+        """Eager when `recording` is None; otherwise captured, whole or in pieces as `mode` says."""
         if recording is None:
             return self.eager(lengths or {})
         return self.split(recording) if mode == "piecewise" else self.captured(recording)
 
     def eager(self, lengths: StepLengths) -> MakeAttend:
-        """Run at once. `lengths` by step, for attention with host parameters; inert requests where they lack."""
+        """Run at once. `lengths` by step is for attention with host parameters; without them every request is inert."""
 
         def make_attend(metadata: AttentionMetadata, step: int) -> Attend:
             return bind(self.backend, self.layers, self.caches, self._context(metadata, step, lengths))
@@ -50,7 +54,7 @@ class AttentionStack:
         return make_attend
 
     def captured(self, recording: Recording) -> MakeAttend:
-        """Capture attention with the rest; host parameters are collected for updates."""
+        """Capture attention with the other ops; ops with host parameters are collected in the update plan."""
 
         def make_attend(metadata: AttentionMetadata, step: int) -> Attend:
             context = self._context(metadata, step, {})
@@ -61,7 +65,7 @@ class AttentionStack:
         return make_attend
 
     def split(self, recording: Recording) -> MakeAttend:
-        """End the graph before each attention and go on in a new one after it: attention itself stays eager."""
+        """End the graph before each attention call, which stays eager, and continue in a new graph after it."""
 
         def make_attend(metadata: AttentionMetadata, step: int) -> Attend:
             return self._split(recording, self._context(metadata, step, {}))
@@ -69,7 +73,7 @@ class AttentionStack:
         return make_attend
 
     def store(self, metadata: AttentionMetadata) -> Store:
-        """Write rows to the caches without attending; the same in every way of running."""
+        """Write rows to the caches without attending; the same in every mode."""
 
         def store(index: int, key: Tensor, value: Tensor) -> None:
             store_rows(self.layers[index], key, value, self.caches[index], metadata)

@@ -1,7 +1,7 @@
-"""Captures bodies of device work by descriptor, and replays them.
+"""The graph runner: captures bodies of device work by descriptor, and replays them.
 
-A captured body is a list of pieces: graphs, and between them calls that stay eager (attention, in the piecewise
-lowering). A full graph is the list of one.
+A captured body is a list of pieces: graphs, and between them calls that stay eager (attention, in piecewise passes). A
+body that is captured whole is a list of one graph.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from specgraph.graphs.update_plan import UpdatePlan
 from specgraph.platforms import Graph, GraphPool, Platform
 
 StepLengths = Mapping[int, HostLengths]
-"""Host lengths by draft step as captured; empty for attention with device parameters."""
+"""Host lengths by captured step; empty for attention with device lengths."""
 
 EagerPiece = Callable[[StepLengths], None]
 
 Body = Callable[["Recording | None"], None]
-"""Device work: called with None it runs, with a recording it is being captured."""
+"""Device work: called with None it runs, with a recording it is captured."""
 
 
 class Recording:
-    """An ongoing capture, as seen by the code being captured."""
+    """An ongoing capture, as the code that is captured sees it."""
 
     def __init__(
         self, platform: Platform, pool: GraphPool, guard: ReadSetGuard, num_requests: int, live_graphs: int
     ) -> None:
         """
         Args:
-            live_graphs: graphs that the runner and those beside it hold already.
+            live_graphs: graphs that the runner holds already.
         """
         self.updates = UpdatePlan(platform, num_requests)
         self.pieces: list[Graph | EagerPiece] = []
@@ -70,7 +70,7 @@ class Recording:
             segment.__exit__(*(sys.exc_info() if failed else (None, None, None)))
 
     def split(self, piece: EagerPiece) -> None:
-        """End the graph here, run `piece` eagerly at each replay, go on in a new graph."""
+        """End the graph here, run `piece` eagerly at each replay, continue in a new graph."""
         self.end()
         self.pieces.append(piece)
         self.begin()
@@ -89,36 +89,27 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """One descriptor's pieces, how to update them, and where what they read stood."""
+    """What was captured for one descriptor: the pieces, their update plan, and the addresses of what they read."""
 
     pieces: tuple[Graph | EagerPiece, ...]
+    num_graphs: int
+    """Graphs among the pieces."""
     updates: UpdatePlan
     inputs: Fingerprint
-
-    @property
-    def graphs(self) -> list[Graph]:
-        """The graphs among the pieces."""
-        return [piece for piece in self.pieces if isinstance(piece, Graph)]
 
 
 class GraphRunner:
     """Owns the graphs of one model on one platform, all in one pool."""
 
-    def __init__(
-        self, platform: Platform, reads: ReadSet, *, check_inputs: bool = False, beside: GraphRunner | None = None
-    ) -> None:
+    def __init__(self, platform: Platform, reads: ReadSet, *, check_inputs: bool = False) -> None:
         """
         Args:
             platform: where to capture.
             reads: the persistent tensors that bodies may touch.
             check_inputs: compare their addresses before every replay (a debugging aid; some microseconds each).
-            beside: another runner, whose graphs never run at the same time as this one's: they share one pool, and
-                count against the platform's limit together.
         """
         self._platform, self._reads, self._check_inputs = platform, reads, check_inputs
-        self._pool = platform.graph_pool() if beside is None else beside._pool
-        self._family: list[GraphRunner] = [] if beside is None else beside._family
-        self._family.append(self)
+        self._pool = platform.graph_pool()
         self._captured: dict[BatchDescriptor, Captured] = {}
         self.launches = 0
         """Graph launches so far."""
@@ -133,12 +124,12 @@ class GraphRunner:
 
     def graphs_of(self, descriptor: BatchDescriptor) -> int:
         """Graphs that one replay of `descriptor` launches."""
-        return len(self._captured[descriptor].graphs)
+        return self._captured[descriptor].num_graphs
 
     @property
     def graph_count(self) -> int:
         """Live graphs."""
-        return sum(len(captured.graphs) for captured in self._captured.values())
+        return sum(captured.num_graphs for captured in self._captured.values())
 
     def capture(self, descriptor: BatchDescriptor, body: Body) -> None:
         """Run `body(None)` once for warm-up on the platform's capture stream, then capture `body(recording)`.
@@ -154,8 +145,7 @@ class GraphRunner:
             raise CaptureError(f"{descriptor} is captured already")
         named = self._reads()
         guard = ReadSetGuard(named, self._platform.device)
-        live = sum(runner.graph_count for runner in self._family)
-        recording = Recording(self._platform, self._pool, guard, descriptor.num_requests, live)
+        recording = Recording(self._platform, self._pool, guard, descriptor.num_requests, self.graph_count)
         stream = self._platform.capture_stream
         stream.wait_stream(self._platform.current_stream())
         try:
@@ -170,7 +160,9 @@ class GraphRunner:
         finally:
             self._platform.current_stream().wait_stream(stream)  # after the warm-up, also where the capture failed
         inputs = fingerprint(named, guard.touched)
-        self._captured[descriptor] = Captured(tuple(recording.pieces), recording.updates, inputs)
+        pieces = tuple(recording.pieces)
+        num_graphs = sum(isinstance(piece, Graph) for piece in pieces)
+        self._captured[descriptor] = Captured(pieces, num_graphs, recording.updates, inputs)
 
     def _record(self, recording: Recording, body: Body) -> None:
         try:
@@ -183,11 +175,14 @@ class GraphRunner:
                 recording.end(failed=True)
             raise
 
-    def replay(self, descriptor: BatchDescriptor, lengths: StepLengths | None = None) -> None:
+    def replay(self, descriptor: BatchDescriptor, lengths: StepLengths | None = None) -> int:
         """Launch what was captured for `descriptor`.
 
         Args:
             lengths: host lengths by captured step; exactly the captured steps for attention with host parameters.
+
+        Returns:
+            The number of graphs that were launched.
 
         Raises:
             CaptureError: nothing is captured for it: capture never happens at request time.
@@ -199,25 +194,27 @@ class GraphRunner:
             raise CaptureError(f"{descriptor} was never captured; captured are: {', '.join(map(str, self._captured))}")
         if self._check_inputs:
             captured.inputs.check(self._reads(), str(descriptor))
-        updates = captured.updates
+        updates, lengths = captured.updates, lengths or {}
         during = self._platform.capabilities.update_order == "during_replay"
         if updates.keys:
-            updates.check_steps(lengths or {})  # before the launch: a graph must not be left standing
+            updates.check_steps(lengths)  # before the launch: a graph must not be left waiting for an update
         if updates.keys and not during:
-            updates.apply(updates.for_steps(lengths or {}))
+            updates.apply(updates.for_steps(lengths))
         for piece in captured.pieces:
             if isinstance(piece, Graph):
                 piece.replay()
-                self.launches += 1
             else:
-                piece(lengths or {})
+                piece(lengths)
         if updates.keys and during:
-            updates.apply_in_order(lengths or {})
+            updates.apply_in_order(lengths)
+        self.launches += captured.num_graphs
+        return captured.num_graphs
 
     def close(self) -> None:
         """Release the graphs and their pool."""
         for captured in self._captured.values():
-            for graph in captured.graphs:
-                graph.close()
+            for piece in captured.pieces:
+                if isinstance(piece, Graph):
+                    piece.close()
         self._captured.clear()
         self._pool.close()

@@ -12,8 +12,7 @@ from drafting.pairs import make_head, make_target
 
 from specgraph.attention import PagedAttention, PagedHostAttention
 from specgraph.cli.captured import describe
-from specgraph.decoding import SpeculativeDecoder
-from specgraph.drafting import DraftConfig
+from specgraph.decoding import EngineConfig, SpeculativeDecoder
 from specgraph.platforms import no
 from specgraph.reference import CpuPlatform
 from specgraph.reference.platform import CAPABILITIES
@@ -30,7 +29,7 @@ class NoTaskUpdate(CpuPlatform):
 def report_of(kind="eagle", platform=None, host=False, **settings):
     platform = platform or CpuPlatform()
     options = {"num_speculative_tokens": 3, "max_num_requests": 4, "max_model_len": 40, "prefill_sizes": [8]}
-    config = DraftConfig(**{**options, "capture_sizes": [1, 4], **settings})
+    config = EngineConfig(**{**options, "capture_sizes": [1, 4], **settings})
     target = make_target()
     attention = PagedHostAttention(platform) if host else PagedAttention()
     with torch.inference_mode():

@@ -13,8 +13,7 @@ from tiny_checkpoints import write_eagle3, write_target
 
 from specgraph.attention import AttentionBackend, PagedAttention, PagedHostAttention
 from specgraph.checkpoints import load_drafter, load_target
-from specgraph.decoding import Request, SpeculativeDecoder
-from specgraph.drafting import DraftConfig
+from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
 from specgraph.models.draft_model import DraftModelHead
 from specgraph.models.llama import LlamaTarget
 from specgraph.models.protocol import DraftHead
@@ -85,9 +84,7 @@ def make_decoder(target) -> Iterator[MakeDecoder]:
         *,
         target: LlamaTarget = target,
         attention: str = "device",
-        num_blocks: int | None = None,
         query_len: int | None = None,
-        prefill_chunk: int = 512,
         **changes: Any,
     ) -> SpeculativeDecoder:
         settings: dict[str, Any] = {
@@ -103,11 +100,9 @@ def make_decoder(target) -> Iterator[MakeDecoder]:
             target,
             head,
             platform,
-            DraftConfig(**(settings | changes)),
-            num_blocks=num_blocks,
+            EngineConfig(**(settings | changes)),
             query_len=query_len,
             attention=backend,
-            prefill_chunk=prefill_chunk,
         )
         decoder.capture()
         made.append(decoder)

@@ -58,11 +58,11 @@ def test_every_lowering_gives_the_tokens_and_the_acceptance_of_eager(
     eager = make_decoder(shadow, **settings)
     wanted = tokens(eager.generate(requests))
     decoder = make_decoder(shadow, lowering=lowering, attention=attention, check_inputs=True, **settings)
-    captured = decoder.drafter.runner.descriptors, decoder.target.runner.descriptors
+    captured = decoder.drafter.graphs.descriptors, decoder.target.graphs.descriptors
     assert tokens(decoder.generate(requests)) == wanted == by_target(3)
     assert decoder.metrics == eager.metrics
-    assert (decoder.drafter.runner.descriptors, decoder.target.runner.descriptors) == captured
-    assert decoder.drafter.runner.launches > 0
+    assert (decoder.drafter.graphs.descriptors, decoder.target.graphs.descriptors) == captured
+    assert decoder.drafter.graphs.launches > 0
 
 
 def test_a_second_run_gives_the_same(make_decoder, requests, shadow):

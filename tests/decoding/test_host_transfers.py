@@ -16,8 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from specgraph.attention import PagedAttention, PagedHostAttention
-from specgraph.decoding import Request, SpeculativeDecoder
-from specgraph.drafting import DraftConfig
+from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
 from specgraph.reference import CpuPlatform
 from specgraph.reference.checks.host_read import _READS
 from specgraph.reference.stream import CpuEvent, CpuStream
@@ -96,7 +95,7 @@ class Reads(TorchFunctionMode):
 
 def make_decoder(kind, mode, flavour="device", **settings):
     target, platform = make_target(), CpuPlatform()
-    config = DraftConfig(
+    config = EngineConfig(
         num_speculative_tokens=3, max_num_requests=3, max_model_len=48, block_size=4, capture_sizes=[1, 3],
         prefill_sizes=[8], mode=mode, **settings,
     )  # fmt: skip
@@ -109,22 +108,22 @@ def make_decoder(kind, mode, flavour="device", **settings):
 
 def transfers_by_round(decoder, monkeypatch, requests):
     """What each round transferred, and how often it waited."""
-    waits, rounds, run = [], [], decoder._round
+    waits, rounds, run = [], [], decoder.step
     for owner in (CpuEvent, CpuStream, CpuPlatform):
         real = owner.synchronize
         monkeypatch.setattr(owner, "synchronize", lambda self, real=real: (waits.append(self), real(self))[1])
     owners = [owner for owner in (decoder.target, decoder.drafter) if owner]
-    pools = [runner._pool for owner in owners for runner in (owner.runner, owner.prompts.runner) if runner]
+    pools = [owner.graphs._pool for owner in owners if owner.graphs]
     named = [tensor for owner in owners for tensor in owner.read_set().values()]
 
-    def watched(running, waiting):
+    def watched():
         waits.clear()
         with Transfers([*named, decoder._draft_rows], pools) as transfers:
-            chunks = run(running, waiting)
+            chunks = run()
         rounds.append((transfers.seen, len(waits)))
         return chunks
 
-    decoder._round = watched
+    decoder.step = watched
     results = decoder.generate(requests)
     assert [len(r.token_ids) for r in results] == [r.max_tokens for r in requests]
     return rounds

@@ -101,7 +101,7 @@ def test_a_full_cache_makes_requests_wait_and_all_complete(make_decoder, request
     decoder = make_decoder(shadow, capture_sizes=[4], num_blocks=num_blocks)
     most, least_free = 0, decoder.allocator.capacity
     for _ in decoder.stream(requests):
-        most = max(most, decoder.target.buffers.start_positions.ge(0).sum().item())
+        most = max(most, decoder.target.round.start_positions.ge(0).sum().item())
         least_free = min(least_free, decoder.allocator.num_free)
     assert decoder.allocator.num_free == decoder.allocator.capacity == num_blocks - 1
     assert decoder.generate(requests) == wanted
@@ -128,7 +128,7 @@ def test_no_two_running_requests_share_a_block(make_decoder, requests, shadow):
 
     def spy(running) -> None:
         verify(running)
-        table = decoder.target.buffers.block_table[: len(running)]
+        table = decoder.target.round.block_table[: len(running)]
         blocks = table[table != 0].tolist()
         assert sorted(blocks) == sorted(block for state in running for block in state.blocks)
         assert len(blocks) == len(set(blocks))
@@ -190,4 +190,4 @@ def test_batches_beyond_the_captured_sizes_run_eager_if_asked(make_decoder, requ
     wanted = make_decoder(shadow).generate(requests)
     decoder = make_decoder(shadow, lowering="merged", capture_sizes=[2], fallback="eager")
     assert [r.token_ids for r in decoder.generate(requests)] == [r.token_ids for r in wanted]
-    assert 0 < decoder.drafter.runner.launches < decoder.drafter.num_proposes
+    assert 0 < decoder.drafter.launches["propose"] < decoder.drafter.num_proposes

@@ -14,9 +14,8 @@ import torch
 from tokenizers import Tokenizer
 
 from specgraph.checkpoints import drafter_format, load_drafter, load_target
-from specgraph.decoding import Request, SpeculativeDecoder
+from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
 from specgraph.decoding.text import shipped_pair
-from specgraph.drafting import DraftConfig
 from specgraph.reference.platform import CpuPlatform
 
 TARGET, EAGLE3 = shipped_pair()
@@ -51,7 +50,7 @@ def decode(target):
     def run(name: str | None) -> tuple[list[list[int]], float]:
         head = load_drafter(folder_of(name), target) if name else None
         platform = CpuPlatform()
-        config = DraftConfig(
+        config = EngineConfig(
             num_speculative_tokens=STEPS, max_num_requests=4, max_model_len=256, capture_sizes=[4], lowering="merged"
         )
         with torch.inference_mode():

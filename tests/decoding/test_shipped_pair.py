@@ -11,9 +11,8 @@ import torch
 from tokenizers import Tokenizer
 
 from specgraph.checkpoints import load_drafter, load_target
-from specgraph.decoding import AcceptanceMetrics, Request, SpeculativeDecoder
+from specgraph.decoding import AcceptanceMetrics, EngineConfig, Request, SpeculativeDecoder
 from specgraph.decoding.text import shipped_pair
-from specgraph.drafting import DraftConfig
 from specgraph.reference.platform import CpuPlatform
 
 pytestmark = pytest.mark.slow
@@ -46,7 +45,7 @@ def run():
     def decode(lowering: str | None) -> Run:
         if lowering not in done:
             platform = CpuPlatform()
-            config = DraftConfig(
+            config = EngineConfig(
                 num_speculative_tokens=STEPS,
                 max_num_requests=BATCH,
                 max_model_len=256,
@@ -57,8 +56,8 @@ def run():
             decoder = SpeculativeDecoder(target, drafter, platform, config, query_len=STEPS + 1)
             decoder.capture()
             token_ids = [result.token_ids for result in decoder.generate(requests)]
-            runner = decoder.drafter and decoder.drafter.runner
-            launches = runner.launches / decoder.drafter.num_proposes if runner else 0.0
+            made = decoder.drafter
+            launches = made.launches["propose"] / made.num_proposes if made else 0.0
             done[lowering] = Run(token_ids, decoder.metrics, launches)
             decoder.close()
             platform.close()

@@ -7,15 +7,14 @@ import torch
 from drafting.pairs import make_head, make_target
 
 from specgraph.attention import PagedAttention
-from specgraph.decoding import Request, SpeculativeDecoder
-from specgraph.drafting import DraftConfig, acceptance_chances
+from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder, acceptance_chances
 from specgraph.errors import ConfigError
 from specgraph.reference import CpuPlatform
 
 
 def run(synthetic, lowering="eager", kind="dflash"):
     target = make_target()
-    config = DraftConfig(
+    config = EngineConfig(
         num_speculative_tokens=4, max_num_requests=8, max_model_len=128, lowering=lowering, capture_sizes=[8],
         prefill_sizes=[8], synthetic_acceptance=synthetic,
     )  # fmt: skip
@@ -57,7 +56,7 @@ def test_requests_do_not_accept_alike_and_lowerings_do():
 )
 def test_bad_tables(synthetic, message):
     with pytest.raises(ConfigError, match=message):
-        DraftConfig(num_speculative_tokens=4, max_num_requests=1, max_model_len=64, synthetic_acceptance=synthetic)
+        EngineConfig(num_speculative_tokens=4, max_num_requests=1, max_model_len=64, synthetic_acceptance=synthetic)
 
 
 def test_chances_after_a_position_that_accepts_nothing():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from drafting.rounds import LoggedHead
+from drafting.rounds import LoggedHead, prompt_metadata
 from tiny_checkpoints import VOCAB, write_eagle3, write_target
 
 from specgraph.attention import HostLengths, PagedAttention, PagedHostAttention
 from specgraph.checkpoints import load_drafter, load_target
 from specgraph.decoding import allocate_caches
-from specgraph.drafting import DraftConfig, Drafter, ProposeBatch, prompt_metadata
+from specgraph.drafting import DraftConfig, Drafter, ProposeBatch
 from specgraph.reference import CpuPlatform
 
 LENGTH, BLOCK = 64, 4
@@ -78,8 +78,8 @@ def test_drafts_follow_the_whole_accepted_history(tmp_path, lowering, flavour):
     tokens = [torch.randint(0, VOCAB, (n,), generator=g) for n in prompts]
     aux = [torch.randn(n, head.aux_size, generator=g) for n in prompts]
     for r, n in enumerate(prompts):  # rows 0 .. n-2; the last row enters the first propose
-        metadata = prompt_metadata(0, n - 1, order[r].tolist(), config, platform.device)
-        drafter.prefill(tokens[r][:-1], aux[r][:-1], metadata, HostLengths([n - 1], [n - 1]))
+        metadata = prompt_metadata(0, n - 1, order[r].tolist(), BLOCK)
+        drafter.prefill_ragged(tokens[r][:-1], aux[r][:-1], metadata, HostLengths([n - 1], [n - 1]))
     compared = 0
     for round_ in range(8):
         n = (3, 2, 1, 3)[round_ % 4] if round_ else 3

@@ -10,17 +10,18 @@ from drafting.pairs import DRAFTERS, VOCAB, make_head, make_target
 from drafting.rounds import Rounds
 from drafting.test_drafters_bit_equal import make_drafter
 
-from specgraph.drafting import DraftConfig, resolve
+from specgraph.drafting import DraftConfig
 from specgraph.errors import CapacityError, CaptureError, ConfigError, UnsupportedError
 from specgraph.platforms import no
 from specgraph.reference import CpuPlatform
 from specgraph.reference.platform import CAPABILITIES
+from specgraph.runner import resolve
 
 LIMITS = {"max_num_requests": 2, "max_model_len": 48, "capture_sizes": [2]}
 
 
 @pytest.mark.parametrize(
-    ("kind", "message"), [("mtp-modules", "has 8 modules, one a draft token"), ("dflash", "trained to fill 8 masked")]
+    ("kind", "message"), [("mtp-modules", "has 8 modules, one per draft token"), ("dflash", "trained to fill 8 masked")]
 )
 def test_more_tokens_than_the_head_can_draft(kind, message):
     with pytest.raises(ConfigError, match=message):
@@ -31,11 +32,11 @@ def test_rounds_of_a_length_that_no_k_makes():
     schedule = {1: 4, 2: 2}
     head = make_head("eagle", make_target())
     drafter = make_drafter(head, "merged", "device", num_speculative_tokens=4, draft_schedule=schedule, **LIMITS)
-    before = drafter.buffers.num_sampled.clone()
+    before = drafter.buffers.round.num_sampled.clone()
     batch = Rounds(DraftConfig(num_speculative_tokens=3, **LIMITS), head.aux_size, VOCAB, head.dtype, seed=0).next(2)
-    with pytest.raises(ConfigError, match=r"a round of 4 rows a request; with this drafter's K they are 3, 5"):
+    with pytest.raises(ConfigError, match=r"a round of 4 rows per request; with this drafter's K they are 3, 5"):
         drafter.propose(batch)
-    assert torch.equal(drafter.buffers.num_sampled, before)
+    assert torch.equal(drafter.buffers.round.num_sampled, before)
     assert drafter.num_proposes == 0
 
 
@@ -44,7 +45,7 @@ def test_every_k_of_a_schedule_is_captured_at_start_up():
     schedule = {1: 4, 2: 2}
     head = make_head("eagle", make_target())
     drafter = make_drafter(head, "merged", "device", num_speculative_tokens=4, draft_schedule=schedule, **LIMITS)
-    captured = list(drafter.runner.descriptors)
+    captured = list(drafter.graphs.descriptors)
     for k in (4, 2):
         limits = {**LIMITS, "capture_sizes": None}
         rounds = Rounds(DraftConfig(num_speculative_tokens=k, **limits), head.aux_size, VOCAB, head.dtype, seed=k)
@@ -53,7 +54,7 @@ def test_every_k_of_a_schedule_is_captured_at_start_up():
             # One size is captured, 2, and a size has one K.
             assert drafts.token_ids.shape == (n, 2)
             assert drafts.dispatch.captured
-    assert drafter.runner.descriptors == captured
+    assert drafter.graphs.descriptors == captured
 
 
 def test_a_prompt_pass_longer_than_the_largest_size():
@@ -61,7 +62,7 @@ def test_a_prompt_pass_longer_than_the_largest_size():
         make_head("eagle", make_target()), "merged", "device", num_speculative_tokens=2, prefill_sizes=[8], **LIMITS
     )
     with pytest.raises(CapacityError, match="9 rows: passes have 1 to 8; cut the prompt into chunks"):
-        drafter.prefill_prompt(list(range(9)), 0, [1, 2, 3])
+        drafter.prefill(list(range(20)), range(9), [1, 2, 3])
 
 
 @pytest.mark.parametrize(
@@ -140,11 +141,11 @@ def test_prompt_and_propose_graphs_count_against_one_limit(limit, enough, monkey
     settings = {"num_speculative_tokens": 2, "prefill_sizes": [8], **LIMITS}
     if enough:
         drafter = make_drafter(make_head("eagle", make_target()), "merged", "device", **settings)
-        assert drafter.runner.graph_count + drafter.prompts.runner.graph_count == limit
+        assert drafter.graphs.graph_count == limit
         with torch.inference_mode():
-            drafter.prefill_prompt([1, 2], 0, [1], torch.zeros(2, drafter.head.aux_size))
-        assert drafter.prompts.runner.launches == 2, "what was captured for prompts must serve them"
-        assert drafter.prompts.buffers.sliced(8).metadata.query_start_loc.tolist() == [0, 8]
+            drafter.prefill([0, 1, 2], range(2), [1], torch.zeros(2, drafter.head.aux_size))
+        assert drafter.launches["prefill"] == 2, "what was captured for prompts must serve them"
+        assert drafter.prefill_buffers.sliced(8).metadata.query_start_loc.tolist() == [0, 8]
     else:
         with pytest.raises(CaptureError, match="holds at most 2 graphs"):
             make_drafter(make_head("eagle", make_target()), "merged", "device", **settings)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from specgraph.decoding.config import acceptance_chances
 from specgraph.drafting import DraftConfig
-from specgraph.drafting.config import acceptance_chances
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from drafting.pairs import VOCAB, make_head, make_target
+from drafting.rounds import prompt_metadata
 from drafting.test_against_dense import dense_attend
 from drafting.test_drafters_bit_equal import make_drafter
 
 from specgraph.attention import HostLengths
-from specgraph.drafting import ProposeBatch, prompt_metadata
+from specgraph.drafting import ProposeBatch
 
 K, LENGTH, BLOCK = 3, 64, 4
 
@@ -100,8 +101,8 @@ def test_drafts_follow_the_whole_accepted_history(kind, dense, flavour):
         tokens, aux = torch.randint(0, VOCAB, (n,), generator=g), torch.randn(n, head.aux_size, generator=g)
         last.append((tokens[-1:], aux[-1:]))
         references[r].prefill(tokens[:-1], aux[:-1].double()) if n > 1 else None
-        metadata = prompt_metadata(0, n - 1, order[r].tolist(), drafter.config, torch.device("cpu"))
-        drafter.prefill(tokens[:-1], aux[:-1], metadata, HostLengths([n - 1], [n - 1]))
+        metadata = prompt_metadata(0, n - 1, order[r].tolist(), BLOCK)
+        drafter.prefill_ragged(tokens[:-1], aux[:-1], metadata, HostLengths([n - 1], [n - 1]))
     compared = 0
     for round_ in range(7):
         n = (3, 2, 1, 3)[round_ % 4]

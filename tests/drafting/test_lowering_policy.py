@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from specgraph.drafting import resolve
 from specgraph.errors import ConfigError, UnsupportedError
 from specgraph.platforms import no, quirk
 from specgraph.reference.platform import CAPABILITIES
+from specgraph.runner import resolve
 
 
 def test_auto_takes_the_strongest_up_to_the_default():

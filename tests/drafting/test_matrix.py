@@ -15,8 +15,7 @@ import torch
 from drafting.pairs import DRAFTERS, VOCAB, make_head, make_target
 
 from specgraph.attention import PagedAttention, PagedHostAttention
-from specgraph.decoding import Request, SpeculativeDecoder
-from specgraph.drafting import DraftConfig
+from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
 from specgraph.reference import CpuPlatform
 
 WAYS = (
@@ -53,7 +52,7 @@ def requests():
 def decode(kind, way, k, flavour, query_len=None, **settings):
     platform, target = CpuPlatform(), make_target()
     limits = {"max_num_requests": 3, "max_model_len": 56, "block_size": 4, "capture_sizes": [1, 3]} | settings
-    config = DraftConfig(num_speculative_tokens=k, prefill_sizes=[8], mode=way[0], lowering=way[1], **limits)
+    config = EngineConfig(num_speculative_tokens=k, prefill_sizes=[8], mode=way[0], lowering=way[1], **limits)
     attention = PagedHostAttention(platform) if flavour == "host" else PagedAttention()
     head = None if kind is None else make_head(kind, target)
     with torch.inference_mode():

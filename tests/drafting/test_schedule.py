@@ -9,8 +9,7 @@ from drafting.rounds import Rounds
 from drafting.test_drafters_bit_equal import make_drafter
 
 from specgraph.attention import PagedAttention
-from specgraph.decoding import Request, SpeculativeDecoder
-from specgraph.drafting import DraftConfig
+from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
 from specgraph.reference import CpuPlatform
 
 SETTINGS = {"num_speculative_tokens": 3, "max_num_requests": 2, "max_model_len": 48, "capture_sizes": [1, 2]}
@@ -39,7 +38,7 @@ def test_a_decoder_that_drafts_for_small_batches_only(settings, mode):
     requests = [Request(prompt_token_ids=[3, 5 + i], max_tokens=m) for i, m in enumerate((5, 9, 16))]
 
     def generate(head, **more):
-        config = DraftConfig(
+        config = EngineConfig(
             num_speculative_tokens=3, max_num_requests=3, max_model_len=48, mode=mode, prefill_sizes=[8], **more
         )
         with torch.inference_mode():

@@ -7,9 +7,9 @@ import torch
 
 from specgraph.attention import PagedAttention, PagedHostAttention
 from specgraph.checkpoints import drafter_format, load_drafter, load_target
+from specgraph.decoding import EngineConfig
 from specgraph.decoding.decoder import SpeculativeDecoder
 from specgraph.decoding.request import Request
-from specgraph.drafting import DraftConfig
 from specgraph.errors import CheckpointError, ConfigError
 from specgraph.reference import CpuPlatform
 
@@ -68,8 +68,13 @@ def test_a_model_that_drafts_for_itself_is_always_right(lowering, prefill_chunk,
     """Every draft token is accepted, from the first round to max_model_len: nothing of the sequence is missing."""
     platform = CpuPlatform()
     target = load_target(FIXTURES / "target")
-    config = DraftConfig(
-        num_speculative_tokens=3, max_num_requests=3, max_model_len=64, block_size=8, lowering=lowering
+    config = EngineConfig(
+        num_speculative_tokens=3,
+        max_num_requests=3,
+        max_model_len=64,
+        block_size=8,
+        lowering=lowering,
+        prefill_chunk=prefill_chunk,
     )
     backend = attention(platform) if attention is PagedHostAttention else attention()
     decoder = SpeculativeDecoder(
@@ -78,7 +83,6 @@ def test_a_model_that_drafts_for_itself_is_always_right(lowering, prefill_chunk,
         platform,
         config,
         attention=backend,
-        prefill_chunk=prefill_chunk,
     )
     decoder.capture()
     prompts = [[5, 9, 2, 7, 1], [3], [8] * 11]

@@ -7,8 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from specgraph.checkpoints import drafter_format, load_drafter, load_target
-from specgraph.decoding import Request, SpeculativeDecoder
-from specgraph.drafting import DraftConfig
+from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
 from specgraph.models.protocol import ParallelHead, StepwiseHead
 from specgraph.reference import CpuPlatform
 
@@ -133,7 +132,7 @@ def test_dflash(name, target, dense_attend, dense_store):
 @torch.inference_mode()
 def test_a_saved_folder_drafts(name, target):
     """Through graphs, for two requests: every output is the target's alone."""
-    config = DraftConfig(
+    config = EngineConfig(
         num_speculative_tokens=3, max_num_requests=2, max_model_len=32, block_size=4, capture_sizes=[2],
         prefill_sizes=[8], lowering="merged",
     )  # fmt: skip
@@ -144,6 +143,6 @@ def test_a_saved_folder_drafts(name, target):
         decoder.capture()
         outputs.append([result.token_ids for result in decoder.generate(requests)])
         if head is not None:
-            assert decoder.drafter.runner.launches == decoder.drafter.num_proposes > 0
+            assert decoder.drafter.launches["propose"] == decoder.drafter.num_proposes > 0
         decoder.close()
     assert outputs[0] == outputs[1]

@@ -10,76 +10,81 @@ import pytest
 from mutants.registry import mutant
 from torch import Tensor
 
-import specgraph.decoding.verify_buffers
+import specgraph.decoding.target
 import specgraph.drafting.buffers
-import specgraph.drafting.config
-import specgraph.drafting.drafter
-from specgraph.drafting import Drafter, DraftTokens
+import specgraph.drafting.program
+import specgraph.runner.config
+import specgraph.runner.model_runner
+from specgraph.drafting import Drafter, DraftTokens, RoundBuffers
 from specgraph.drafting.chain import ChainProgram
 from specgraph.drafting.host_lengths import HostRound
 from specgraph.graphs import BatchDescriptor, Fingerprint, GraphRunner, UpdatePlan
 from specgraph.graphs.runner import Recording
 
-drafter = specgraph.drafting.drafter
+model_runner = specgraph.runner.model_runner
 
 
 @mutant("stale-metadata-rebound", "engine")
 def stale_metadata_rebound(patch: pytest.MonkeyPatch) -> None:
     """Each round's counts are a new tensor instead of the old one, written in place."""
-    real, kept = drafter.load_batch, list[Tensor]()
+    real, kept = RoundBuffers.load, list[Tensor]()
 
-    def load_batch(buffers: Any, batch: Any) -> None:
-        kept.append(buffers.num_sampled)
-        object.__setattr__(buffers, "num_sampled", buffers.num_sampled.clone())
-        real(buffers, batch)
+    def load(self: RoundBuffers, batch: Any, **options: Any) -> None:
+        kept.append(self.num_sampled)
+        object.__setattr__(self, "num_sampled", self.num_sampled.clone())
+        real(self, batch, **options)
 
-    patch.setattr(drafter, "load_batch", load_batch)
+    patch.setattr(RoundBuffers, "load", load)
 
 
 @mutant("stale-metadata-copied-late", "engine")
 def stale_metadata_copied_late(patch: pytest.MonkeyPatch) -> None:
     """The block table is copied after the replay that needs it."""
-    real_load, real_run, late = drafter.load_batch, Drafter.run, dict[int, Tensor]()
+    real_load, real_run, late = RoundBuffers.load, Drafter.run, dict[int, Tensor]()
 
-    def load_batch(buffers: Any, batch: Any) -> None:
-        before = buffers.block_table.clone()
-        real_load(buffers, batch)
-        late[id(buffers)] = buffers.block_table.clone()
+    def load(self: RoundBuffers, batch: Any, **options: Any) -> None:
+        before = self.block_table.clone()
+        real_load(self, batch, **options)
+        late[id(self)] = self.block_table.clone()
         if before.any():
-            buffers.block_table.copy_(before)
+            self.block_table.copy_(before)
 
-    def run(self: Drafter, *args: Any, **options: Any) -> None:
+    def run(self: Any, *args: Any, **options: Any) -> None:
         real_run(self, *args, **options)
-        self.buffers.block_table.copy_(late[id(self.buffers)])
+        shared = self.buffers.round
+        shared.block_table.copy_(late.pop(id(shared), shared.block_table))
 
-    patch.setattr(drafter, "load_batch", load_batch)
+    patch.setattr(RoundBuffers, "load", load)
     patch.setattr(Drafter, "run", run)
 
 
 @mutant("stale-padding-rows", "engine")
 def stale_padding_rows(patch: pytest.MonkeyPatch) -> None:
     """The rows after a smaller batch keep the counts of the last, larger one."""
-    real = drafter.load_batch
+    real = RoundBuffers.load
 
-    def load_batch(buffers: Any, batch: Any) -> None:
-        tail = buffers.num_sampled[batch.num_requests :].clone()
-        real(buffers, batch)
-        buffers.num_sampled[batch.num_requests :].copy_(tail)
+    def load(self: RoundBuffers, batch: Any, **options: Any) -> None:
+        tail = self.num_sampled[batch.num_requests :].clone()
+        real(self, batch, **options)
+        self.num_sampled[batch.num_requests :].copy_(tail)
 
-    patch.setattr(drafter, "load_batch", load_batch)
+    patch.setattr(RoundBuffers, "load", load)
 
 
 @mutant("capture-key-mismatch", "engine")
 def capture_key_mismatch(patch: pytest.MonkeyPatch) -> None:
     """Graphs are captured under another key than requests are dispatched to."""
-    real = Drafter.capture
+    real_capture, real_launches = Drafter.capture, model_runner.launches
+
+    def under_another_key(*args: Any) -> Any:
+        found = real_launches(*args)
+        return tuple(replace(one, descriptor=replace(one.descriptor, num_speculative_tokens=99)) for one in found)
 
     def capture(self: Drafter) -> None:
-        descriptor = Drafter._descriptor
         with pytest.MonkeyPatch.context() as during:
-            during.setattr(Drafter, "_descriptor", lambda *a: replace(descriptor(*a), num_speculative_tokens=99))
-            real(self)
-        self._known_launches.clear()  # requests work theirs out anew
+            during.setattr(model_runner, "launches", under_another_key)
+            real_capture(self)
+        self._launches.clear()  # requests work theirs out anew
 
     patch.setattr(Drafter, "capture", capture)
 
@@ -90,7 +95,7 @@ def capture_at_request_time(patch: pytest.MonkeyPatch) -> None:
     real_capture, real_run = Drafter.capture, Drafter.run
 
     def run(self: Drafter, *args: Any, **options: Any) -> None:
-        if self.runner is not None and not self.runner.descriptors:
+        if self.graphs is not None and not self.graphs.descriptors:
             real_capture(self)
         real_run(self, *args, **options)
 
@@ -112,12 +117,13 @@ def num_reqs_unpadded(patch: pytest.MonkeyPatch) -> None:
 @mutant("k-equals-2", "engine")
 def k_equals_2(patch: pytest.MonkeyPatch) -> None:
     """With two draft tokens the later step is left out, as if there were none."""
-    real = drafter.launches
+    real = model_runner.launches
 
-    def launches(lowering: Any, num_steps: int, *rest: Any) -> Any:
-        return real(lowering, 1 if num_steps == 2 else num_steps, *rest)
+    def launches(lowering: Any, batch: BatchDescriptor, num_steps: int, kind: Any) -> Any:
+        left_out = num_steps == 2 and batch.phase == "propose"
+        return real(lowering, batch, 1 if left_out else num_steps, kind)
 
-    patch.setattr(drafter, "launches", launches)
+    patch.setattr(model_runner, "launches", launches)
 
 
 @mutant("step-ladder-overpadding", "engine")
@@ -125,11 +131,11 @@ def step_ladder_overpadding(patch: pytest.MonkeyPatch) -> None:
     """Later steps are padded on step 0's ladder: K + 1 times the rows."""
     real = Drafter._body
 
-    def body(self: Drafter, launch: Any, batch: BatchDescriptor, *rest: Any) -> Any:
-        if launch.phase == "step":
+    def body(self: Drafter, program: Any, batch: BatchDescriptor, launch: Any, *rest: Any) -> Any:
+        if launch.descriptor.phase == "step":
             rows = batch.num_requests * (batch.num_speculative_tokens + 1)
             batch = replace(batch, num_requests=min(rows, self.config.max_num_requests))
-        return real(self, launch, batch, *rest)
+        return real(self, program, batch, launch, *rest)
 
     patch.setattr(Drafter, "_body", body)
 
@@ -137,7 +143,7 @@ def step_ladder_overpadding(patch: pytest.MonkeyPatch) -> None:
 @mutant("size-truncated", "engine")
 def size_truncated(patch: pytest.MonkeyPatch) -> None:
     """Named sizes are cut to even numbers without a word."""
-    real = specgraph.drafting.config.capture_sizes
+    real = specgraph.runner.config.capture_sizes
 
     def capture_sizes(most: int, asked: Any = None) -> tuple[int, ...]:
         sizes = real(most, asked)
@@ -155,13 +161,12 @@ def block_misaligned_sizes(patch: pytest.MonkeyPatch) -> None:
 @mutant("buffer-smaller-than-padded-size", "engine")
 def buffer_smaller(patch: pytest.MonkeyPatch) -> None:
     """Buffers hold the largest default size below the maximum instead of the maximum."""
-    real = drafter.allocate_buffers
+    real = specgraph.drafting.program.allocate_buffers
 
-    def allocate_buffers(config: Any, *args: Any, **options: Any) -> Any:
-        smaller = config.max_num_requests // 2
-        return real(replace(config, max_num_requests=smaller, capture_sizes=None), *args, **options)
+    def allocate_buffers(config: Any, *args: Any) -> Any:
+        return real(replace(config, max_num_requests=config.max_num_requests // 2, capture_sizes=None), *args)
 
-    patch.setattr(drafter, "allocate_buffers", allocate_buffers)
+    patch.setattr(specgraph.drafting.program, "allocate_buffers", allocate_buffers)
 
 
 @mutant("graph-reuses-target-metadata", "engine")
@@ -174,7 +179,7 @@ def graph_reuses_target_metadata(patch: pytest.MonkeyPatch) -> None:
         key = requests, query_len, block_table.shape, block_table.device
         return made.setdefault(key, real(requests, query_len, block_table))
 
-    for module in (specgraph.drafting.buffers, specgraph.decoding.verify_buffers):
+    for module in (specgraph.drafting.buffers, specgraph.decoding.target):
         patch.setattr(module, "allocate_metadata", allocate_metadata)
 
 
@@ -231,8 +236,8 @@ def output_aliases_graph_buffer(patch: pytest.MonkeyPatch) -> None:
     """propose hands out the buffers that the next replay writes."""
     real = Drafter.propose
 
-    def propose(self: Drafter, batch: Any) -> DraftTokens:
-        drafts = real(self, batch)
+    def propose(self: Drafter, batch: Any, **options: Any) -> DraftTokens:
+        drafts = real(self, batch, **options)
         n, k = drafts.token_ids.shape
         b = self.buffers
         probs = None if b.draft_probs is None else b.draft_probs[:n, :k]
@@ -254,7 +259,7 @@ def exec_budget(patch: pytest.MonkeyPatch) -> None:
     real = Recording.begin
 
     def begin(self: Any) -> None:
-        self._others = 0
+        self._live_graphs = 0
         real(self)
 
     patch.setattr(Recording, "begin", begin)

@@ -89,12 +89,12 @@ def timed(platform: MusaPlatform, shape: str, k: int, requests: int, context: in
         tokens = {name: drafter.propose(batch).token_ids for name, drafter in drafters.items()}
         for _ in range(25):
             for name, drafter in drafters.items():
-                plan = drafter.dispatch(requests)
+                inputs = drafter.inputs(requests)
                 start, end = platform.event(timing=True), platform.event(timing=True)
                 platform.synchronize()
                 start.record()
                 for _ in range(10):
-                    drafter.run(plan)
+                    drafter.propose(inputs, copy=False)
                 end.record()
                 platform.synchronize()
                 times[name].append(start.elapsed_time(end) / 10)

@@ -6,9 +6,9 @@ from importlib import import_module
 
 import pytest
 from specgraph.cli import app
-from specgraph.drafting import resolve
 from specgraph.errors import ConfigError, UnsupportedError
 from specgraph.platforms import Discovered, open_platform
+from specgraph.runner import resolve
 from typer.testing import CliRunner
 
 import specgraph_musa.platform

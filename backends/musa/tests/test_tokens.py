@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from draft_on import KINDS, VOCAB, make_drafter, on, propose, rounds_for, target_and_head
-from specgraph.decoding import Request, SpeculativeDecoder
-from specgraph.drafting import DraftConfig
+from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
 from specgraph.errors import StaleInputError, UnsupportedError
 from specgraph.graphs import BatchDescriptor
 
@@ -30,7 +29,7 @@ def test_drafts_are_what_cpu_drafts(musa, forced, cpu, kind, lowering, k):
     passes = k if kind == "eagle3" else 1
     launches = {"merged": 1, "step": passes, "eager": 0}.get(lowering)
     if launches is not None:
-        assert (drafter.runner.launches if drafter.runner else 0) == launches * drafter.num_proposes
+        assert drafter.launches["propose"] == launches * drafter.num_proposes
     drafter.close()
 
 
@@ -47,7 +46,7 @@ def captured_rows(platform, k):
     """Rows of a DFlash drafter's graphs, ascending, and those that one request is padded to."""
     drafter = make_drafter(platform, "auto", k, "dflash", max_num_requests=8, capture_sizes=None)
     assert drafter.buffers.step_token_ids.shape[0] == 8 * (1 + k)
-    rows = sorted(descriptor.num_tokens for descriptor in drafter.runner.descriptors)
+    rows = sorted(descriptor.num_tokens for descriptor in drafter.graphs.descriptors)
     smallest = drafter.dispatch(1).descriptor.num_tokens
     drafter.close()
     return rows, smallest
@@ -70,7 +69,7 @@ def test_block_misaligned_sizes_put_back_are_seen(musa, monkeypatch):
     assert rows != [9, 18, 36, 72]
     assert smallest % 9
     with monkeypatch.context() as patch:
-        patch.setattr("specgraph.drafting.config.capture_sizes", lambda most, asked=None: (most,))
+        patch.setattr("specgraph.runner.config.capture_sizes", lambda most, asked=None: (most,))
         assert captured_rows(musa, 8) == ([72], 72)
 
 
@@ -102,7 +101,7 @@ def test_generation_gives_what_cpu_gives(musa, forced, cpu, kind, lowering):
 
     def generate(platform, name):
         target, head = target_and_head(kind, platform)
-        config = DraftConfig(
+        config = EngineConfig(
             num_speculative_tokens=3,
             max_num_requests=3,
             max_model_len=64,

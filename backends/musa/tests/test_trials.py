@@ -7,8 +7,8 @@ import sys
 
 import pytest
 from device_memory import live, reserved
-from specgraph.drafting import resolve
 from specgraph.errors import ConfigError, PlatformError
+from specgraph.runner import resolve
 
 from specgraph_musa import trials
 from specgraph_musa.platform import MusaPlatform

@@ -94,20 +94,20 @@ def rounds_for(drafter: Drafter, seed: int) -> Rounds:
     return Rounds(drafter.config, drafter.head.aux_size, VOCAB, drafter.head.dtype, seed)
 
 
-def on_device(batch: ProposeBatch, device: torch.device, *, late: bool = True) -> ProposeBatch:
-    """The batch on a device. An engine knows the start positions; the accepted counts only unless `late`."""
+def on_device(batch: ProposeBatch, device: torch.device, *, late: bool = True) -> dict[str, Any]:
+    """The arguments of `Drafter.propose` for a batch on a device, as an engine gives them: it knows the start
+    positions, and the accepted counts only unless `late`."""
     moved: Mapping[str, Tensor] = {
         f.name: value.to(device) for f in fields(batch) if isinstance(value := getattr(batch, f.name), Tensor)
     }
-    return replace(
-        batch,
-        **moved,
-        host_start_positions=batch.start_positions.tolist(),
-        host_num_sampled=None if late else batch.num_sampled.tolist(),
-    )
+    return {
+        "batch": replace(batch, **moved),
+        "host_start_positions": batch.start_positions.tolist(),
+        "host_num_sampled": None if late else batch.num_sampled.tolist(),
+    }
 
 
 def propose(drafter: Drafter, batch: ProposeBatch, *, late: bool = True) -> Tensor:
     """Draft tokens of one propose, on the host."""
     with torch.inference_mode():
-        return drafter.propose(on_device(batch, drafter.platform.device, late=late)).token_ids.cpu()
+        return drafter.propose(**on_device(batch, drafter.platform.device, late=late)).token_ids.cpu()

@@ -26,7 +26,7 @@ def test_cost_of_one_merged_propose(npu, runtime, k, layers):
     runtime.reset_report()
     before = Counter(npu.counts())
     with torch.inference_mode():
-        drafter.propose(batch)
+        drafter.propose(**batch)
     torch.npu.current_stream().query()  # drains torch_npu's own task queue; no wait
     calls, spent = runtime.report()["calls"], Counter(npu.counts()) - before
     assert (spent["graph_launches"], spent["task_updates"]) == (1, k * layers)

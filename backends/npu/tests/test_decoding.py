@@ -7,8 +7,7 @@ import torch
 from specgraph_npu.attention import make_attention
 
 from specgraph.checkpoints import load_drafter, load_target
-from specgraph.decoding import Request, SpeculativeDecoder
-from specgraph.drafting import DraftConfig
+from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
 from specgraph.platforms import LOWERINGS
 from specgraph.reference import CpuPlatform
 from tiny_checkpoints import VOCAB, write_eagle3, write_target
@@ -23,7 +22,7 @@ def folders(tmp_path_factory):
 def generate(folders, platform, lowering, k, attention=None):
     target = load_target(folders[0], dtype=torch.float32, device=platform.device)
     head = load_drafter(folders[1], target)
-    config = DraftConfig(
+    config = EngineConfig(
         num_speculative_tokens=k, max_num_requests=3, max_model_len=64, block_size=4, lowering=lowering
     )
     decoder = SpeculativeDecoder(target, head, platform, config, attention=attention)

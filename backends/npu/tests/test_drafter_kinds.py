@@ -12,8 +12,7 @@ from specgraph_npu.rows import store_latent
 
 from drafting.pairs import VOCAB, make_head, make_target
 from specgraph.attention import AttentionLayer, PagedAttention
-from specgraph.decoding import Request, SpeculativeDecoder
-from specgraph.drafting import DraftConfig
+from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
 from specgraph.errors import UnsupportedError
 from specgraph.platforms import LOWERINGS
 from specgraph.reference import CpuPlatform
@@ -23,7 +22,7 @@ def generate(platform, kind, lowering, k, attention=None):
     """(tokens, acceptance, rounds) of four prompts in a batch of three."""
     target = make_target()
     head = moved(make_head(kind, target), platform.device)
-    config = DraftConfig(
+    config = EngineConfig(
         num_speculative_tokens=k, max_num_requests=3, max_model_len=48, block_size=4, lowering=lowering,
         capture_sizes=[3], prefill_sizes=[16],
     )  # fmt: skip

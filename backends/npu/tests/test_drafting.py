@@ -67,7 +67,7 @@ def test_proposes_back_to_back_without_a_wait(npu, runtime, cpu):
         batches = [rounds.next(num_requests=2) for _ in range(4)]
         moved = [on_device(batch, npu.device, late=False) for batch in batches]
         with torch.inference_mode():
-            results = [drafter.propose(batch).token_ids for batch in moved]
+            results = [drafter.propose(**batch).token_ids for batch in moved]
         for batch, result in zip(batches, results, strict=True):
             assert torch.equal(result.cpu(), propose(reference, batch)), seed
     drafter.close()
@@ -75,7 +75,7 @@ def test_proposes_back_to_back_without_a_wait(npu, runtime, cpu):
 
 def test_accepted_counts_are_read_while_the_graph_runs(npu, runtime, monkeypatch):
     """The host learns this round's accepted counts after the launch and after step 0's updates, not before."""
-    from specgraph.drafting.transfers import HostCopy
+    from specgraph.runner.transfers import HostCopy
 
     drafter = make_drafter(npu, make_attention(npu, "fia"), "merged", 3)
     batch = on_device(rounds_for(drafter, seed=6).next(num_requests=2), npu.device)
@@ -87,7 +87,7 @@ def test_accepted_counts_are_read_while_the_graph_runs(npu, runtime, monkeypatch
 
     monkeypatch.setattr(HostCopy, "read", watched)
     with torch.inference_mode():
-        drafter.propose(batch)
+        drafter.propose(**batch)
     assert (seen[0]["graph_launches"], seen[0]["task_updates"]) == (1, 1)
     npu.synchronize()
     drafter.close()
@@ -96,8 +96,8 @@ def test_accepted_counts_are_read_while_the_graph_runs(npu, runtime, monkeypatch
 def test_later_steps_run_one_row_a_request(npu, runtime):
     drafter = make_drafter(npu, make_attention(npu, "fia"), "merged", 3)
     rows = {}
-    for descriptor, captured in drafter.runner._captured.items():
+    for descriptor, captured in drafter.graphs._captured.items():
         for key, task in captured.updates._tasks.items():
-            rows[descriptor.num_requests, key.step] = task.rewrite.call.arguments["query"].shape[0]
+            rows[descriptor.num_requests, key.step] = task.rewrite.args[0].arguments["query"].shape[0]
     assert rows == {(n, step): n * (4 if step == 0 else 1) for n in (1, 2, 5) for step in range(3)}
     drafter.close()

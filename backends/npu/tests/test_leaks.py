@@ -44,11 +44,11 @@ def test_300_proposes(npu, runtime):
     batches = [on_device(rounds.next(), npu.device) for _ in range(6)]
     with torch.inference_mode():
         for batch in batches * 2:
-            drafter.propose(batch)
+            drafter.propose(**batch)
         before = settled(npu, runtime)
         for _ in range(50):
             for batch in batches:
-                drafter.propose(batch)
+                drafter.propose(**batch)
     assert settled(npu, runtime) == before
     drafter.close()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from specgraph.graphs import GraphMode
 from specgraph.platforms import LOWERINGS, Platform
+from specgraph.runner import GraphMode
 from torch import Tensor
 
 from specgraph_conformance.case import case
@@ -111,10 +111,10 @@ def test_acceptance(platform: Platform, attention: str, lowering: str, seed: int
 def test_launches(platform: Platform, seed: int) -> None:
     with decoder(platform, lowering="merged") as made:
         assert made.drafter is not None
-        assert made.drafter.runner is not None
+        assert made.drafter.graphs is not None
         made.generate(requests(seed, count=2, tokens=12))
         # The first propose of a request may come in a round without a verify.
-        assert made.metrics.rounds <= made.drafter.runner.launches <= made.metrics.rounds + 2
+        assert made.metrics.rounds <= made.drafter.launches["propose"] <= made.metrics.rounds + 2
 
 
 @pytest.mark.parametrize("mode", [mode.name for mode in GraphMode if mode is not GraphMode.NONE])

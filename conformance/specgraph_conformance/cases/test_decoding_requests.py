@@ -25,7 +25,7 @@ def test_metadata(platform: Platform) -> None:
         assert made.drafter is not None
         buffers = made.drafter.buffers
         own = _storages(buffers.first) | _storages(buffers.step)
-        assert own.isdisjoint(_storages(made.target.buffers.metadata))
+        assert own.isdisjoint(_storages(made.target.verify_program.sliced(1, made.query_len).metadata))
 
 
 def _storages(metadata: AttentionMetadata) -> set[int]:

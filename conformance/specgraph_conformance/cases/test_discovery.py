@@ -11,10 +11,10 @@ from importlib.metadata import entry_points
 import pytest
 import torch
 from specgraph.attention import AttentionBackend
-from specgraph.drafting import resolve
 from specgraph.errors import PlatformError
 from specgraph.platforms import PLATFORM_API, Discovered, Event, Platform, Probe, Stream, discover, open_platform
 from specgraph.platforms.hookspecs import ENTRY_POINT_GROUP
+from specgraph.runner import resolve
 
 from specgraph_conformance.case import case
 

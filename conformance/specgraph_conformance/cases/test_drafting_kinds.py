@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from specgraph.graphs import GraphMode
 from specgraph.platforms import Platform
+from specgraph.runner import GraphMode
 from torch import Tensor
 
 from specgraph_conformance.case import case
@@ -102,8 +102,9 @@ def test_prompts(platform: Platform, attention: str, kind: str, seed: int) -> No
     (batch,) = make_batches(made.config, head.aux_size, seed, [1])
     prompt, blocks = make_prompt(made, batch.start_positions[0], seed), batch.blocks[0]
     dense = DenseKeys.empty(head.attention_layers)
+    whole = [token for _, tokens, _ in prompt for token in tokens]
     for first, tokens, aux in prompt:
-        made.drafter.prefill_prompt(tokens, first, blocks, aux)
+        made.prefill(whole, range(first, first + len(tokens)), blocks, aux)
         dense_prompt(head, dense, torch.tensor(tokens), on_host(aux), first, made.config.num_speculative_tokens)
     length, size = batch.start_positions[0], made.config.block_size
     slots = [(blocks[p // size] - 1) * size + p % size for p in range(length)]
@@ -131,13 +132,13 @@ def test_prompts(platform: Platform, attention: str, kind: str, seed: int) -> No
 def test_modes(platform: Platform, attention: str, mode: Any, kind: str, seed: int) -> None:
     named = GraphMode.named(mode)
     made = rig(platform, make_config(lowering="auto", mode=mode), attention, kind)
-    runner, prompts = made.drafter.runner, made.drafter.prompts.runner
-    assert (runner is None) == (named.decode == "eager")
-    assert (prompts is None) == (named.prefill == "eager")
-    launched = [0 if r is None else r.launches for r in (runner, prompts)]
+    graphs = made.drafter.graphs
+    phases = set() if graphs is None else {descriptor.phase for descriptor in graphs.descriptors}
+    assert bool(phases - {"prefill"}) == (named.decode != "eager")
+    assert ("prefill" in phases) == (named.prefill != "eager")
     ours = prompt_and_round(made, seed)
-    for r, before, how in zip((runner, prompts), launched, (named.decode, named.prefill), strict=True):
-        assert r is None or r.launches > before, f"a {how} pass ran without its graph"
+    for phase, how in (("propose", named.decode), ("prefill", named.prefill)):
+        assert (made.drafter.launches[phase] > 0) == (how != "eager"), f"{phase} passes should be {how}"
     assert_same(ours, _eager_prompt_and_round(platform, attention, kind, seed))
 
 
@@ -149,14 +150,16 @@ def _eager_prompt_and_round(platform: Platform, attention: str, kind: str, seed:
 def prompt_and_round(made: DraftRig, seed: int) -> Rounds:
     """Prefill the first of three requests, propose for all, and close the rig."""
     (batch,) = make_batches(made.config, made.head.aux_size, seed, [3])
-    for first, tokens, aux in make_prompt(made, batch.start_positions[0], seed):
-        made.drafter.prefill_prompt(tokens, first, batch.blocks[0], aux)
+    prompt = make_prompt(made, batch.start_positions[0], seed)
+    whole = [token for _, tokens, _ in prompt for token in tokens]
+    for first, tokens, aux in prompt:
+        made.prefill(whole, range(first, first + len(tokens)), batch.blocks[0], aux)
     return run(made, [batch])
 
 
 def make_prompt(made: DraftRig, length: int, seed: int) -> list[tuple[int, list[int], Tensor]]:
     """A prompt in passes of the largest size, the last one shorter: first position, tokens, hidden states each."""
-    generator, most = torch.Generator().manual_seed(seed), made.config.prompt_sizes[-1]
+    generator, most = torch.Generator().manual_seed(seed), made.config.prefill_rows[-1]
     tokens = torch.randint(0, VOCAB, (length,), generator=generator).tolist()
     aux = torch.randn(length, made.head.aux_size, generator=generator).to(made.platform.device, made.head.dtype)
     return [(first, tokens[first : first + most], aux[first : first + most]) for first in range(0, length, most)]

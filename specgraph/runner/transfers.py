@@ -1,4 +1,5 @@
-"""Numbers between host and device, in the order of the stream: only who reads a result waits, and for no later work."""
+"""Copies between host and device that keep stream order: only a read waits, and never for work that was launched
+later."""
 
 from __future__ import annotations
 
@@ -12,30 +13,30 @@ from specgraph.platforms import Platform
 
 
 def write(into: Tensor, values: Sequence[Any]) -> None:
-    """Copy host numbers into a device tensor of their shape, without waiting for what the device still runs.
+    """Copy numbers from the host into a device tensor of the same shape, without waiting for work in flight.
 
-    From pageable memory a copy would wait for all work launched before it. Pinned memory is not reused before the copy
-    is done: torch's host allocator sees to that.
+    The numbers go through pinned memory: a copy from pageable memory would wait for all work launched before it.
+    torch's host allocator does not hand pinned memory out again before the copy is done.
     """
     staged = torch.tensor(values, dtype=into.dtype, device="cpu", pin_memory=into.device.type != "cpu")
     into.copy_(staged.view(into.shape), non_blocking=True)
 
 
 class HostCopy:
-    """A device tensor on its way to the host, one at a time.
+    """Copies one device tensor at a time to the host.
 
-    `start` queues the copy in the current stream; `read` waits for it, and not for work that was launched after it.
+    `start` queues the copy in the current stream; `read` waits for the copy, and not for work launched after it.
     """
 
     def __init__(self, platform: Platform, size: int, dtype: torch.dtype) -> None:
-        """size: elements of the largest tensor."""
+        """size: elements of the largest tensor to copy."""
         pinned = platform.device.type != "cpu"
         self._host = torch.zeros(size, dtype=dtype, device="cpu", pin_memory=pinned)
         self._platform, self._copied = platform, platform.event()
         self._result, self._is_waited_for = self._host[:0], True
 
     def start(self, tensor: Tensor) -> None:
-        """Begin to copy a tensor of the dtype given at the start."""
+        """Queue the copy of a tensor, which must have the dtype given to the constructor."""
         self._result, self._is_waited_for = self._host[: tensor.numel()].view(tensor.shape), False
         self._result.copy_(tensor, non_blocking=True)
         self._copied.record(self._platform.current_stream())

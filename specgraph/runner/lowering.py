@@ -1,43 +1,85 @@
-"""How a draft program becomes launches: which steps are captured together, and in what order they run.
+"""How a program becomes graph launches, and which passes run from graphs at all.
 
-A lowering is data: a list of launches. Each names the graph (its phase), the steps its body was captured with, and the
-steps it stands for in this propose. `step` replays one captured step K - 1 times; `merged` captures all K at once.
-Which lowering is used follows from the graph mode, that target and drafter share, and from what the platform can do.
+The lowering of the draft loop: `eager` runs op by op; `piecewise` captures between attention calls; `step` captures the
+first step and one later step; `merged` captures the whole loop. Programs without a loop (prefill, verify) are always
+one launch. Which lowering is used follows from the graph mode, which target and drafter share, and from the platform.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Literal
 
 from specgraph.errors import ConfigError, UnsupportedError
-from specgraph.graphs import GraphMode, PassMode, Phase
+from specgraph.graphs import BatchDescriptor, PassMode
 from specgraph.platforms import LOWERINGS, Capabilities, LoweringName
+
+StepKind = Literal["together", "alike", "distinct"]
+"""How the steps of a program may be captured. together: always in one launch. alike: a draft loop whose later steps are
+the same computation, so that one captured step is replayed for all of them. distinct: a draft loop whose later steps
+differ, so that each has a graph of its own."""
+
+
+class GraphMode(Enum):
+    """Which passes run from graphs. *decode* passes are uniform batches (verify, propose), *prefill* passes prompts."""
+
+    NONE = ("eager", "eager")
+    """Nothing is captured."""
+    PIECEWISE = ("piecewise", "piecewise")
+    """Graphs between attention calls; attention itself is eager."""
+    FULL = ("full", "full")
+    """Every pass is captured whole."""
+    FULL_DECODE_ONLY = ("full", "eager")
+    """Uniform batches are captured whole, prompts run eagerly."""
+    FULL_AND_PIECEWISE = ("full", "piecewise")
+    """Uniform batches are captured whole, prompts between attention calls."""
+
+    def __init__(self, decode: PassMode, prefill: PassMode) -> None:
+        self.decode: PassMode = decode
+        self.prefill: PassMode = prefill
+
+    def __str__(self) -> str:
+        return self.name
+
+    @classmethod
+    def named(cls, name: str) -> GraphMode:
+        """The mode of that name.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if name not in cls.__members__:
+            raise ConfigError(f"unknown graph mode '{name}'; there are auto, {', '.join(cls.__members__)}")
+        return cls[name]
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One replay (or one eager call) of a propose."""
+    """One replay, or one eager call, of a program."""
 
-    phase: Phase
+    descriptor: BatchDescriptor
+    """The key of the graph."""
     captured_steps: tuple[int, ...]
-    """Draft steps of the body as captured: the steps that its update plan is keyed by."""
+    """The steps that the graph was captured with: what its update plan is keyed by."""
     steps: tuple[int, ...]
-    """Draft steps it stands for here."""
+    """The steps that this launch computes. They differ where one captured step serves all later ones."""
 
 
-def launches(lowering: LoweringName, num_steps: int, steps_differ: bool) -> list[Launch]:
-    """The launches of one propose with `num_steps` passes.
+def launches(lowering: LoweringName, batch: BatchDescriptor, num_steps: int, step_kind: StepKind) -> tuple[Launch, ...]:
+    """The launches of one padded batch, in order.
 
-    `eager` calls what `merged` would capture; `piecewise` has the launches of `step`, each with eager attention.
-
-    Args:
-        steps_differ: each later step is a computation of its own and can't stand for another.
+    `eager` calls what `merged` would capture; `piecewise` has the launches of `step`, each split around attention.
     """
     every = tuple(range(num_steps))
-    if lowering in ("merged", "eager"):
-        return [Launch("propose", every, every)]
-    return [Launch("first", (0,), (0,)), *(Launch("step", (k if steps_differ else 1,), (k,)) for k in every[1:])]
+    if step_kind == "together" or lowering in ("merged", "eager"):
+        return (Launch(batch, every, every),)
+    first = Launch(replace(batch, phase="first"), (0,), (0,))
+    if step_kind == "distinct":
+        return (first, *(Launch(replace(batch, phase="step", step=k), (k,), (k,)) for k in every[1:]))
+    later = replace(batch, phase="step", query_len=1)
+    return (first, *(Launch(later, (1,), (k,)) for k in every[1:]))
 
 
 LOWERINGS_OF: Mapping[PassMode, tuple[LoweringName, ...]] = {
@@ -45,19 +87,19 @@ LOWERINGS_OF: Mapping[PassMode, tuple[LoweringName, ...]] = {
     "piecewise": ("piecewise",),
     "full": ("merged", "step"),
 }
-"""What a mode's decode passes mean for the draft loop, strongest first."""
+"""The lowerings of the draft loop that go with a mode's decode passes, strongest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """The lowering that was chosen, why each stronger one was not, and the mode it belongs to."""
+    """The lowering that was chosen, the reason why each stronger one was not, and the graph mode."""
 
     lowering: LoweringName
     refusals: dict[str, str]
     mode: GraphMode
 
     def explain(self) -> str:
-        """One line for a person."""
+        """One line for a person: the lowering, and what was refused."""
         refused = "; ".join(f"{name} refused: {reason}" for name, reason in self.refusals.items())
         return f"{self.lowering}" + (f" ({refused})" if refused else "")
 
@@ -79,7 +121,7 @@ def refusal(lowering: LoweringName, capabilities: Capabilities, host_parameters:
 
 
 def resolve(asked: str, capabilities: Capabilities, host_parameters: tuple[str, ...], mode: str = "auto") -> Resolution:
-    """The asked lowering and mode; where one is `auto`, the strongest allowed one that goes with the other.
+    """The lowering and mode to use; where one is `auto`, the strongest one that is possible and fits the other.
 
     Raises:
         UnsupportedError: a named lowering or mode is not possible here; the message has the reason.
@@ -93,7 +135,7 @@ def resolve(asked: str, capabilities: Capabilities, host_parameters: tuple[str, 
     names = LOWERINGS_OF[named.decode]
     if asked != "auto" and _named(asked) not in names:
         raise ConfigError(
-            f"lowering '{asked}' contradicts graph mode {named}, whose drafter is {' or '.join(names)}; "
+            f"lowering '{asked}' contradicts graph mode {named}, whose drafter runs {' or '.join(names)}; "
             "leave one of them at auto"
         )
     if named.prefill == "full" and (reason := refusal("step", capabilities, host_parameters)) is not None:
@@ -106,7 +148,7 @@ def resolve(asked: str, capabilities: Capabilities, host_parameters: tuple[str, 
 def _strongest(
     asked: str, names: Sequence[LoweringName], capabilities: Capabilities, host_parameters: tuple[str, ...], what: str
 ) -> Resolution:
-    """The first of `names` that nothing refuses; for `auto`, not above the platform's default."""
+    """The first of `names` that is possible; for `auto`, none that is stronger than the platform's default."""
     refusals: dict[str, str] = {}
     for name in names:
         reason = refusal(name, capabilities, host_parameters)

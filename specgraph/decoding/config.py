@@ -1,0 +1,62 @@
+"""What a decoder is asked to do: the limits of its drafter, and those that only a whole engine has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from specgraph.drafting import DraftConfig
+from specgraph.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig(DraftConfig):
+    """Limits and choices of a target with its drafter.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+
+    num_blocks: int | None = None
+    """KV blocks of each cache, the null block included; by default enough for max_num_requests of max_model_len."""
+    prefill_chunk: int | None = None
+    """Prompt tokens per prefill pass, at most; by default the largest prefill size."""
+    synthetic_acceptance: float | Sequence[float] | None = None
+    """For measuring speed: accept drafts by chance instead of by the target. A number is the chance that a draft token
+    is accepted when all before it are; a list gives, for each of the K positions, the share of drafts accepted there.
+    The output is then not the target's."""
+
+    def __post_init__(self) -> None:
+        DraftConfig.__post_init__(self)
+        if self.prefill_chunk is not None and self.prefill_chunk < 1:
+            raise ConfigError(f"prefill_chunk must be at least 1, got {self.prefill_chunk}")
+        if self.synthetic_acceptance is not None:
+            acceptance_chances(self.synthetic_acceptance, self.num_speculative_tokens)
+
+
+def acceptance_chances(synthetic: float | Sequence[float], num_speculative_tokens: int) -> tuple[float, ...]:
+    """For each position, the chance that its token is accepted when all before it are.
+
+    Args:
+        synthetic: as `EngineConfig.synthetic_acceptance`.
+
+    Raises:
+        ConfigError: a number is not in 0..1, there is not one per position, or they rise: a token is accepted only
+            where those before it are.
+    """
+    k = num_speculative_tokens
+    if isinstance(synthetic, int | float):
+        if not 0 <= synthetic <= 1:
+            raise ConfigError(f"synthetic_acceptance {synthetic} is not in 0..1")
+        return (float(synthetic),) * k
+    shares = [1.0, *synthetic]
+    if len(shares) != k + 1 or any(not 0 <= share <= 1 for share in shares):
+        raise ConfigError(
+            f"synthetic_acceptance {list(synthetic)}: give {k} shares (one per draft token), each in 0..1"
+        )
+    if any(after > before for before, after in pairwise(shares)):
+        raise ConfigError(
+            f"synthetic_acceptance {list(synthetic)} rises; a draft token is accepted only where all before it are"
+        )
+    return tuple(after / before if before else 0.0 for before, after in pairwise(shares))

@@ -1,0 +1,182 @@
+"""What one round hands from the target to the drafter, and the draft tokens that come back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from specgraph import kernels
+from specgraph.attention import allocate_block_table
+from specgraph.drafting.config import DraftConfig
+from specgraph.errors import ConfigError
+from specgraph.graphs import Dispatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposeBatch:
+    """The end of the target's round for n requests, on the drafter's device: query_len = K + 1 rows per request for
+    the K tokens that were verified.
+
+    Either tensors of the engine's own, or the drafter's own memory (`Drafter.inputs`), written in place.
+    """
+
+    sampled_token_ids: Tensor
+    """int64 [n, query_len]: accepted draft tokens, then the token that the target sampled, then anything."""
+    num_sampled: Tensor
+    """int32 [n]: accepted + 1. 0 makes a request inert: it drafts nothing of use and writes no KV."""
+    start_positions: Tensor
+    """int64 [n]: the position of each request's first row in the target's pass."""
+    aux_hidden: Tensor
+    """[n * query_len, aux_size]: the target's hidden states of those rows."""
+    block_table: Tensor
+    """int32 [n, b]: the blocks of each request in order, covering start + 2 * query_len tokens (a parallel drafter's
+    block may end there) or max_model_len; filled up with NULL_BLOCK."""
+    temperature: Tensor | None = None
+    """float32 [n]; needed by a sampled drafter."""
+    seeds: Tensor | None = None
+    """int64 [n]; needed by a sampled drafter."""
+
+    @property
+    def num_requests(self) -> int:
+        """n."""
+        return self.num_sampled.shape[0]
+
+    @property
+    def query_len(self) -> int:
+        """Rows per request."""
+        return self.sampled_token_ids.shape[1] if self.sampled_token_ids.dim() == 2 else 0
+
+    def join(self, row: int, token_id: Tensor, aux_hidden: Tensor | None) -> None:
+        """Make request `row` one whose prompt was just prefilled: a round in which the target sampled one token.
+
+        The prompt's last row, which no prefill pass writes, enters the draft model here. The caller writes
+        `start_positions` (the last prompt position) and `block_table`.
+
+        Args:
+            token_id: int64 scalar: the first token after the prompt.
+            aux_hidden: [aux_size], from `Drafter.prefill`: the hidden state of the prompt's last row.
+        """
+        own = self.aux_hidden[row * self.query_len : (row + 1) * self.query_len]
+        own.zero_()  # rows without a token write KV past the request's end: the same values in every mode
+        if aux_hidden is not None:
+            own[0].copy_(aux_hidden)
+        self.sampled_token_ids[row, 0].copy_(token_id)
+        self.num_sampled[row].fill_(1)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTokens:
+    """The result of one propose."""
+
+    token_ids: Tensor
+    """int64 [n, K]"""
+    probs: Tensor | None
+    """float32 [n, K, draft_vocab] for a sampled drafter."""
+    dispatch: Dispatch
+    """The padded size that it ran at, and whether a graph served it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundBuffers:
+    """The persistent memory of a round for up to R requests of up to Q rows: written by the target's graphs or the
+    engine, read by the target's and the drafter's graphs.
+
+    What has rows per request is packed by the rows of the batch at hand, so that views are contiguous for every
+    query_len.
+    """
+
+    sampled_token_ids: Tensor
+    """int64 [R * Q]"""
+    num_sampled: Tensor
+    """int32 [R]"""
+    start_positions: Tensor
+    """int64 [R]; for a target, negative makes a request inert."""
+    aux_hidden: Tensor
+    """[R * Q, aux_size]"""
+    block_table: Tensor
+    """int32 [R, max_blocks]"""
+    temperature: Tensor
+    """float32 [R]"""
+    seeds: Tensor
+    """int64 [R]"""
+
+    def named_tensors(self) -> Mapping[str, Tensor]:
+        """Every tensor by name, for the read-set."""
+        return {f"round.{field.name}": getattr(self, field.name) for field in fields(self)}
+
+    def sliced(self, num_requests: int, query_len: int) -> ProposeBatch:
+        """The first `num_requests` requests of a batch of `query_len` rows per request: views."""
+        n, rows = num_requests, num_requests * query_len
+        return ProposeBatch(
+            sampled_token_ids=self.sampled_token_ids[:rows].view(n, query_len),
+            num_sampled=self.num_sampled[:n],
+            start_positions=self.start_positions[:n],
+            aux_hidden=self.aux_hidden[:rows],
+            block_table=self.block_table[:n],
+            temperature=self.temperature[:n],
+            seeds=self.seeds[:n],
+        )
+
+    def load(self, batch: ProposeBatch, needs_sampling: bool) -> None:
+        """Copy tensors of the engine's own into this memory with one op, and make all later requests inert.
+
+        Args:
+            needs_sampling: whether the batch must have temperatures and seeds.
+
+        Raises:
+            ConfigError: a tensor is missing or has the wrong shape; nothing was written.
+        """
+        n, query_len = batch.num_requests, batch.query_len
+        into, width = self.sliced(n, query_len), self.block_table.shape[1]
+        for name in ("sampled_token_ids", "start_positions", "aux_hidden"):
+            seen, expected = getattr(batch, name).shape, getattr(into, name).shape
+            if seen != expected:
+                raise ConfigError(f"{name} is {list(seen)}, expected {list(expected)}")
+        if batch.block_table.dim() != 2 or batch.block_table.shape[0] != n or batch.block_table.shape[1] > width:
+            raise ConfigError(f"block_table is {list(batch.block_table.shape)}, expected [{n}, at most {width}]")
+        for name in ("temperature", "seeds"):
+            if needs_sampling and getattr(batch, name) is None:
+                raise ConfigError(f"a sampled drafter needs {name} with every batch")
+        kernels.load_round(
+            batch.sampled_token_ids,
+            batch.num_sampled,
+            batch.start_positions,
+            batch.aux_hidden,
+            batch.block_table,
+            to_sampled_token_ids=into.sampled_token_ids,
+            to_num_sampled=self.num_sampled,
+            to_start_positions=self.start_positions,
+            to_aux_hidden=self.aux_hidden,
+            to_block_table=self.block_table,
+        )
+        if batch.temperature is not None and batch.seeds is not None:
+            self.temperature[:n].copy_(batch.temperature)
+            self.seeds[:n].copy_(batch.seeds)
+
+
+def allocate_round(
+    config: DraftConfig, query_lens: Sequence[int], aux_size: int, dtype: torch.dtype, device: torch.device
+) -> RoundBuffers:
+    """Memory for the largest batch of `config`, every request inert.
+
+    Args:
+        query_lens: rows per request that batches may have, ascending.
+        aux_size: columns of the target's hidden states; 0 where no drafter reads them.
+    """
+    requests, rows = config.max_num_requests, config.max_num_requests * query_lens[-1]
+
+    def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    return RoundBuffers(
+        sampled_token_ids=zeros(rows),
+        num_sampled=zeros(requests, dtype=torch.int32),
+        start_positions=zeros(requests) - 1,
+        aux_hidden=zeros(rows, aux_size, dtype=dtype),
+        block_table=allocate_block_table(requests, config.max_blocks, device),
+        temperature=zeros(requests, dtype=torch.float32),
+        seeds=zeros(requests),
+    )

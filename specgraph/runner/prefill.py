@@ -1,0 +1,184 @@
+"""Prefill passes: rows of one prompt on their way into the KV cache, padded to a captured number of rows.
+
+Target and drafter prefill alike. A pass is a uniform batch of one request. Its padding follows the real rows and writes
+nothing, so one graph serves every chunk of up to that many rows, at any position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from specgraph import kernels
+from specgraph.attention import NULL_BLOCK, AttentionMetadata, HostLengths, allocate_block_table, allocate_metadata
+from specgraph.errors import CapacityError
+from specgraph.graphs import BatchDescriptor, MakeAttend, Phase, padded_size
+from specgraph.runner.config import RunnerConfig
+from specgraph.runner.lowering import StepKind
+from specgraph.runner.transfers import write
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillBuffers:
+    """The persistent tensors of prefill passes of up to T rows, for one model."""
+
+    token_ids: Tensor
+    """int64 [T], written per pass."""
+    first_position: Tensor
+    """int64 [1], written per pass: the position of row 0."""
+    num_rows: Tensor
+    """int64 [1], written per pass: real rows; 0 makes the pass inert."""
+    block_table: Tensor
+    """int32 [1, blocks], written per pass: room for T rows past max_model_len, filled up with NULL_BLOCK."""
+    aux_hidden: Tensor
+    """[T, aux_size]: the target's hidden states; written by the target's pass, read by the drafter's."""
+    last_row: Tensor
+    """int64 [1]: the last real row."""
+    metadata: AttentionMetadata
+    query_start_locs: Mapping[int, Tensor]
+    """int32 [2] for each captured number of rows: constants."""
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """Every tensor by name, for the read-set."""
+        own = {f"prefill.{f.name}": v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+        starts = {f"prefill.query_start_loc.{rows}": tensor for rows, tensor in self.query_start_locs.items()}
+        return {**own, **starts, **self.metadata.named_tensors("prefill.metadata")}
+
+    def sliced(self, rows: int) -> PrefillBuffers:
+        """A pass of `rows` rows: views of the same memory."""
+        whole = replace(self.metadata, query_start_loc=self.query_start_locs[rows], query_len=rows)
+        return replace(
+            self, token_ids=self.token_ids[:rows], aux_hidden=self.aux_hidden[:rows], metadata=whole.sliced(1)
+        )
+
+    def load(self, token_ids: Sequence[int], first_position: int, blocks: Sequence[int]) -> None:
+        """Write one pass's inputs, in place."""
+        count, width = len(token_ids), self.block_table.shape[1]
+        write(self.token_ids[:count], token_ids)
+        self.token_ids[count:].zero_()
+        self.first_position.fill_(first_position)
+        self.num_rows.fill_(count)
+        write(self.block_table, [[*blocks, *[NULL_BLOCK] * (width - len(blocks))]])
+
+
+def allocate_prefill(
+    config: RunnerConfig, aux_size: int, dtype: torch.dtype, device: torch.device, aux_hidden: Tensor | None = None
+) -> PrefillBuffers:
+    """Inert buffers for passes of up to the largest prefill size.
+
+    Args:
+        aux_hidden: [rows, aux_size], to share the drafter's; a tensor of its own by default.
+    """
+    rows = config.prefill_rows[-1]
+    table = allocate_block_table(1, -(-(config.max_model_len + rows) // config.block_size), device)
+    one = torch.zeros(1, dtype=torch.int64, device=device)
+    if aux_hidden is None:
+        aux_hidden = torch.zeros(rows, aux_size, dtype=dtype, device=device)
+    return PrefillBuffers(
+        token_ids=torch.zeros(rows, dtype=torch.int64, device=device),
+        first_position=one,
+        num_rows=one.clone(),
+        block_table=table,
+        aux_hidden=aux_hidden,
+        last_row=one.clone(),
+        metadata=allocate_metadata(1, rows, table),
+        query_start_locs={n: torch.tensor([0, n], dtype=torch.int32, device=device) for n in config.prefill_rows},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillProgram:
+    """The prefill passes of one model; see `specgraph.runner.model_runner.Program`."""
+
+    buffers: PrefillBuffers
+    config: RunnerConfig
+    forward: Callable[[PrefillBuffers, MakeAttend], None]
+    """The model's part of a pass, once positions, slots and lengths are in the buffers."""
+    num_passes: int = 1
+    """Forward passes with attention in `forward`, numbered from 0."""
+    phase: Phase = "prefill"
+    step_kind: StepKind = "together"
+
+    def num_steps(self, batch: BatchDescriptor) -> int:
+        """The model's forward passes."""
+        return self.num_passes
+
+    def batches(self) -> list[BatchDescriptor]:
+        """Every prefill size, largest first."""
+        return [BatchDescriptor("prefill", 1, rows, 0) for rows in reversed(self.config.prefill_rows)]
+
+    def bind(self, batch: BatchDescriptor) -> Callable[[Sequence[int], MakeAttend], None]:
+        """Positions, slots and lengths of the rows; then the model."""
+        b, config = self.buffers.sliced(batch.query_len), self.config
+
+        def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
+            kernels.begin_prefill(
+                b.first_position,
+                b.num_rows,
+                b.block_table,
+                max_model_len=config.max_model_len,
+                block_size=config.block_size,
+                positions=b.metadata.positions,
+                slot_mapping=b.metadata.slot_mapping,
+                seq_lens=b.metadata.seq_lens,
+                last_row=b.last_row,
+            )
+            self.forward(b, make_attend)
+
+        return work
+
+    def make_inert(self) -> None:
+        """No real rows."""
+        self.buffers.num_rows.zero_()
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """The buffers."""
+        return self.buffers.named_tensors()
+
+    def dispatch(self, num_rows: int) -> BatchDescriptor:
+        """The padded pass for `num_rows` rows of a prompt. Eager passes pad too: matmuls change their last bit with
+        the number of rows.
+
+        Raises:
+            CapacityError: more rows than the longest pass has.
+        """
+        size = padded_size(num_rows, self.config.prefill_rows)
+        if size is None or num_rows < 1:
+            raise CapacityError(
+                f"a prefill pass of {num_rows} rows: passes have 1 to {self.config.prefill_rows[-1]}; cut the prompt "
+                "into chunks"
+            )
+        return BatchDescriptor("prefill", 1, size, 0)
+
+    def load(self, token_ids: Sequence[int], first_position: int, blocks: Sequence[int]) -> BatchDescriptor:
+        """Write a pass's inputs, and give its padded batch.
+
+        Args:
+            token_ids: one per row, for consecutive rows of one prompt.
+            first_position: the position of the first row.
+            blocks: the request's KV blocks, from position 0 on.
+
+        Raises:
+            CapacityError: more rows than the longest pass has; nothing was written.
+        """
+        batch = self.dispatch(len(token_ids))
+        self.buffers.load(token_ids, first_position, blocks)
+        return batch
+
+
+def uniform_lengths(starts: Sequence[int], batch: BatchDescriptor) -> Callable[[int], HostLengths]:
+    """The host lengths of every step of a pass: the same numbers as the device metadata has, padding included.
+
+    Args:
+        starts: the position of each real request's first row.
+    """
+    rows, padding = batch.query_len, batch.num_requests - len(starts)
+    lengths = HostLengths([rows] * batch.num_requests, [start + rows for start in starts] + [0] * padding)
+
+    def at(step: int) -> HostLengths:
+        return lengths
+
+    return at
