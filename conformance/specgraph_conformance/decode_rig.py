@@ -31,7 +31,10 @@ def decoder(
     One capture size, so that every pass has one shape and bits don't depend on who else is in the batch.
     """
     limits: dict[str, Any] = {"k": 4, "max_num_requests": 3, "capture_sizes": (3,)}
-    config = EngineConfig(**asdict(make_config(lowering=lowering, **limits)) | options)
+    engine = {
+        name: options.pop(name) for name in ("num_blocks", "prefill_chunk", "synthetic_acceptance") if name in options
+    }
+    config = EngineConfig(**asdict(make_config(lowering=lowering, **limits | options)), **engine)
     target = make_target(MODEL_SEED, platform.device)
     head = None if kind is None else make_head(kind, MODEL_SEED, platform.device)
     try:
