@@ -7,6 +7,7 @@ or round in circles, and a JSON file may be nested until the parser gives up.
 from __future__ import annotations
 
 import json
+import re
 import reprlib
 import stat
 from pathlib import Path
@@ -57,6 +58,9 @@ def checked_folder(folder: Path) -> Path:
             return folder
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder} cannot be opened as a folder: {first_line(error)}") from error
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", str(folder)):  # the form of a model's name on the Hugging Face hub
+        hint = f"if it is a model of the Hugging Face hub, run: hf download {folder} --local-dir {folder.name}"
+        raise CheckpointError(f"{folder} is not a folder; nothing is downloaded here; {hint}")
     raise CheckpointError(f"{folder} is not a folder; give the folder that holds config.json and the weights")
 
 

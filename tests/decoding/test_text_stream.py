@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -67,6 +67,7 @@ def test_an_incomplete_character_shows_at_the_end_only():
     pieces=st.lists(st.text("abc", max_size=4), max_size=8),
     stop=st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
 )
+@example(pieces=["abcab"], stop=["c", "b"])
 def test_the_text_ends_before_the_first_stop_string(pieces, stop):
     text, strings, shown = "".join(pieces), StopStrings(stop), ""
     for piece in pieces:

@@ -39,6 +39,12 @@ def test_no_such_folder(tmp_path):
         load_target(tmp_path / "nowhere")
 
 
+def test_a_name_of_the_hub_is_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with refuses("meta-llama/Llama-3.1-8B is not a folder", "hf download meta-llama/Llama-3.1-8B --local-dir Llama-3"):
+        load_target("meta-llama/Llama-3.1-8B")
+
+
 def test_no_config(folder):
     (folder / "config.json").unlink()
     with refuses("no config.json", "model.safetensors"):
