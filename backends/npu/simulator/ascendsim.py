@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -53,9 +54,22 @@ class Runtime:
         """After how long without any progress a host wait is answered with an error."""
         self.library.ascendsim_hang_seconds(ctypes.c_double(seconds))
 
-    def strict(self, on: bool) -> None:
-        """Whether breaches that real hardware lets pass are listed under `violations`."""
-        self.library.ascendsim_strict(int(on))
+    def limits(self) -> list[dict[str, Any]]:
+        """What the runtime refuses because a public source says that a device does: name, rule, source, on."""
+        return self.report()["limits"]
+
+    def strict(self, *names: str) -> None:
+        """Turn limits on, by name, or "all"."""
+        self._set(names, on=True)
+
+    def lenient(self, *names: str) -> None:
+        """Turn limits off, by name, or "all"."""
+        self._set(names, on=False)
+
+    def _set(self, names: Iterable[str], on: bool) -> None:
+        for name in names:
+            if self.library.ascendsim_limit(name.encode(), int(on)):
+                raise ValueError(f"no limit '{name}'; there are {', '.join(each['name'] for each in self.limits())}")
 
     def clear_errors(self) -> None:
         """Forget the sticky errors of all streams, as a reset of the device would."""
@@ -66,7 +80,7 @@ def environment(build: str | Path, flavour: Flavour = "values", **options: int |
     """The environment variables for a process that shall find this runtime instead of CANN.
 
     `options` become ASCENDSIM_<NAME>: devices, soc, streams, memory_mib, seed, delay_us, delay_percent,
-    hang_seconds, strict, trace.
+    hang_seconds, trace, and lenient: names of limits to turn off, with commas, or "all" (see `Runtime.limits`).
     """
     root = Path(build).resolve() / flavour
     if not (root / "done").exists():

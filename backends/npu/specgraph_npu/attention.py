@@ -12,11 +12,12 @@ from torch import Tensor
 
 from specgraph.attention import AttentionLayer, HostLengths, KVCache, StepContext, TaskKey
 from specgraph.errors import ConfigError, UnsupportedError, UpdateError
-from specgraph_npu.host_ops import HOST_OPS, HostOp, make_call
+from specgraph_npu.host_ops import HOST_OPS, Call, HostOp, make_call
 from specgraph_npu.rows import store_heads, store_latent
 
 if TYPE_CHECKING:
     from specgraph_npu.platform import NpuPlatform
+    from specgraph_npu.task_groups import NpuTaskGroup
 
 _MASK_SIZE = 2048
 """Sparse mode 3 (causal, aligned to the last key) takes one compressed mask of this size for all lengths."""
@@ -60,41 +61,45 @@ class HostOpAttention:
         metadata, lengths = context.metadata, context.lengths
         if lengths is None:
             raise UpdateError(f"attention '{self.name}' takes host lengths; step {context.step} came without")
-        if self.row.rows_per_request == "one" and metadata.query_len > 1:
+        if not self.row.fused and metadata.query_len > 1:
             raise UnsupportedError(
-                f"attention '{self.name}' takes one row a request, step {context.step} has {metadata.query_len}: "
+                f"attention '{self.name}' takes one row per request, step {context.step} has {metadata.query_len}: "
                 "use 'fia'"
             )
         store = store_latent if self.row.is_latent else store_heads
         rows = store(layer, query, key, value, cache, metadata)
-        flat = self.row.lse != ""  # the FIA ops take caches with heads and head_dim in one dimension
-        options: dict[str, Any] = {"block_size": cache.block_size} if flat else {}
+        options: dict[str, Any] = {"block_size": cache.block_size} if self.row.fused else {}
         tensors = {"block_table": metadata.block_table, **rows.rope}
-        if layer.causal and metadata.query_len > 1:
+        masked = layer.causal and metadata.query_len > 1
+        if masked:
             options["sparse_mode"] = 3
             tensors["atten_mask"] = self._causal_mask()
         call = make_call(
             self.row,
             rows.query,
-            rows.key.flatten(2) if flat else rows.key,
-            rows.value.flatten(2) if flat else rows.value,
+            rows.key.flatten(2) if self.row.fused else rows.key,
+            rows.value.flatten(2) if self.row.fused else rows.value,
             rows.out,
-            None,
             num_heads=layer.num_heads,
             num_kv_heads=layer.num_kv_heads,
             scale=layer.scale,
             tensors=tensors,
             options=options,
         )
+        lengths = _with_keys(lengths) if masked else lengths
         workspace = call.workspace(lengths)
         if context.updates is None:
-            call.issue(lengths, workspace)
-            return rows.result()
-        with self.platform.task_group() as group:
-            call.issue(lengths, workspace)
-        weak = call.weak(self.platform.weak_reference)
-        rewrite: Callable[[HostLengths], None] = partial(_issue, weak, self.platform.weak_reference(workspace))
-        context.updates.add(TaskKey(context.step, index), group, rewrite)
+            call.issue(call.host_arguments(lengths), workspace)
+        else:
+            with self.platform.task_group() as group:
+                call.issue(call.host_arguments(lengths), workspace)
+            weak = call.weak(self.platform.weak_reference)
+            rewrite = _Rewrite(weak, self.platform.weak_reference(workspace), group, masked)
+            group.issue = partial(weak.issue, call.host_arguments(lengths), rewrite.workspace)
+            context.updates.add(TaskKey(context.step, index), group, rewrite)
+        if masked:  # the inert requests' rows attended to the null block
+            per_request = rows.out.view(metadata.num_requests, metadata.query_len, *rows.out.shape[1:])
+            per_request.masked_fill_((metadata.seq_lens == 0).view(-1, 1, 1, 1), 0)
         return rows.result()
 
     def _causal_mask(self) -> Tensor:
@@ -105,8 +110,35 @@ class HostOpAttention:
         return self.constants["causal_mask"]
 
 
-def _issue(call: Any, workspace: Tensor, lengths: HostLengths) -> None:
-    call.issue(lengths, workspace)
+@dataclass(frozen=True, slots=True)
+class _Rewrite:
+    """Issues a captured op again with other lengths, within a task update."""
+
+    call: Call
+    workspace: Tensor
+    group: NpuTaskGroup
+    masked: bool
+
+    def __call__(self, lengths: HostLengths) -> None:
+        arguments = self.call.host_arguments(_with_keys(lengths) if self.masked else lengths)
+        self.group.next_issue = partial(self.call.issue, arguments, self.workspace)
+        self.group.next_issue()
+
+
+def _with_keys(lengths: HostLengths) -> HostLengths:
+    """The same with as many keys as rows for inert requests: sparse mode 3 takes no request with fewer keys than rows.
+
+    Their block tables name the null block only. What they read from it is not used.
+
+    Raises:
+        UpdateError: a request that is not inert has fewer keys than rows.
+    """
+    for rows, keys in zip(lengths.query_lens, lengths.seq_lens, strict=True):
+        if 0 < keys < rows:
+            raise UpdateError(f"a request of {rows} rows sees {keys} keys: its own rows are not among them")
+    return HostLengths(
+        lengths.query_lens, [keys or rows for rows, keys in zip(lengths.query_lens, lengths.seq_lens, strict=True)]
+    )
 
 
 def make_attention(platform: NpuPlatform, name: str) -> HostOpAttention:

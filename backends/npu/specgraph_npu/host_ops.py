@@ -1,4 +1,4 @@
-"""The ops whose lengths are host parameters, one row each. To support another op, add a row.
+"""The ops whose lengths are host parameters, one row per op. To support another op, add a row.
 
 A row says how the op is called in both passes: once in capture, inside its task group, and once per replay, inside a
 task update, where everything but the lengths must be as captured.
@@ -17,7 +17,7 @@ from torch import Tensor
 from specgraph.attention import HostLengths
 from specgraph.errors import ConfigError
 from specgraph.platforms import Support, yes
-from specgraph_npu.capabilities import has_atb
+from specgraph_npu.probe import has_atb
 
 LengthForm = Literal["cumulative_query_lens", "seq_lens", "seq_lens_tensor"]
 
@@ -28,10 +28,6 @@ _FORMS: Mapping[LengthForm, Callable[[HostLengths], Any]] = {
 }
 
 
-def _always() -> Support:
-    return yes()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostOp:
     """One registered op that writes preallocated outputs and takes lengths from the host."""
@@ -40,10 +36,9 @@ class HostOp:
     op: str
     overload: str
     workspace_op: str
-    """Takes the same arguments less outputs and workspace; returns the largest workspace any lengths may need."""
+    """Takes the same arguments except outputs and workspace; returns enough memory for any lengths."""
     host: Mapping[str, LengthForm]
-    """Which arguments are host parameters, and in which form they want the lengths."""
-    layout: str
+    """Which arguments are host parameters, and in which form they take the lengths."""
     fixed: Mapping[str, Any]
     """Arguments that are the same in every call of this row."""
     heads: str
@@ -52,18 +47,17 @@ class HostOp:
     query: str = "query"
     key: str = "key"
     value: str = "value"
-    lse: str = ""
-    """The flag that asks for the log-sum-exp, which the op then takes as a second output; empty when it has none."""
     tensors: tuple[str, ...] = ()
     """Further tensor arguments that the caller gives."""
     namespace: str = "npu"
     """Where in torch.ops."""
-    rows_per_request: Literal["any", "one"] = "any"
-    available: Callable[[], Support] = _always
+    fused: bool = True
+    """A fused-infer-attention op: [attention, log-sum-exp] as outputs, caches with all heads in one dimension."""
+    available: Callable[[], Support] = yes
 
     @property
     def is_latent(self) -> bool:
-        """Whether it is an MLA op: keys and values are one latent, rotated parts come apart."""
+        """Whether it is an MLA op: keys and values are one latent, rotated parts come separately."""
         return "query_rope" in self.tensors
 
 
@@ -75,12 +69,10 @@ def _fia(name: str, *tensors: str) -> HostOp:
         overload="out",
         workspace_op="_npu_fused_infer_attention_score_get_max_workspace",
         host={"actual_seq_lengths": "cumulative_query_lens", "actual_seq_lengths_kv": "seq_lens"},
-        layout="TND",
-        fixed={"input_layout": "TND"},
+        fixed={"input_layout": "TND", "softmax_lse_flag": False},
         heads="num_heads",
         kv_heads="num_key_value_heads",
         scale="scale",
-        lse="softmax_lse_flag",
         tensors=("block_table", "atten_mask", *tensors),
     )
 
@@ -93,12 +85,10 @@ def _fia2(name: str, *tensors: str) -> HostOp:
         overload="out",
         workspace_op="_npu_fused_infer_attention_score_v2_get_max_workspace",
         host={"actual_seq_qlen": "cumulative_query_lens", "actual_seq_kvlen": "seq_lens"},
-        layout="TND",
-        fixed={"input_layout": "TND"},
+        fixed={"input_layout": "TND", "return_softmax_lse": False},
         heads="num_query_heads",
         kv_heads="num_key_value_heads",
         scale="softmax_scale",
-        lse="return_softmax_lse",
         tensors=("block_table", "atten_mask", *tensors),
     )
 
@@ -110,7 +100,6 @@ _PAGED = HostOp(
     overload="default",
     workspace_op="_npu_paged_attention_get_workspace",
     host={"context_lens": "seq_lens_tensor"},
-    layout="TND",
     fixed={},
     heads="num_heads",
     kv_heads="num_kv_heads",
@@ -118,7 +107,7 @@ _PAGED = HostOp(
     key="key_cache",
     value="value_cache",
     tensors=("block_table",),
-    rows_per_request="one",
+    fused=False,
     available=has_atb,
 )
 _ROWS = (
@@ -138,28 +127,35 @@ class Call:
     row: HostOp
     arguments: Mapping[str, Any]
     outputs: Sequence[Tensor]
-    """[output] or [output, log-sum-exp]"""
 
     def workspace(self, lengths: HostLengths) -> Tensor:
-        """Device memory that is enough for any lengths that fit the block table."""
-        given = {**self.arguments, **self._host(lengths)}
-        if not self.row.lse:
-            given["out"] = self.outputs[0]
-        return _op(self.row, self.row.workspace_op, "default")(**given)
+        """Device memory that is enough for any lengths that fit the block table.
 
-    def issue(self, lengths: HostLengths, workspace: Tensor) -> None:
+        Raises:
+            RuntimeError: the op refuses the shapes, dtypes or lengths.
+        """
+        given = {**self.arguments, **self.host_arguments(lengths)}
+        if not self.row.fused:
+            given["out"] = self.outputs[0]
+        return self._op(self.row.workspace_op, "default")(**given)
+
+    def host_arguments(self, lengths: HostLengths) -> dict[str, Any]:
+        """The host parameters of one issue, made from its lengths."""
+        return {name: _FORMS[form](lengths) for name, form in self.row.host.items()}
+
+    def issue(self, host_arguments: Mapping[str, Any], workspace: Tensor) -> None:
         """Issue the op on the current stream."""
-        out = list(self.outputs) if self.row.lse else self.outputs[0]
-        given = {**self.arguments, **self._host(lengths), "workspace": workspace, "out": out}
-        _op(self.row, self.row.op, self.row.overload)(**given)
+        out = list(self.outputs) if self.row.fused else self.outputs[0]
+        given = {**self.arguments, **host_arguments, "workspace": workspace, "out": out}
+        self._op(self.row.op, self.row.overload)(**given)
 
     def weak(self, weak_reference: Callable[[Tensor], Tensor]) -> Call:
         """The same call without keeping its tensors alive."""
         arguments = {k: weak_reference(v) if isinstance(v, Tensor) else v for k, v in self.arguments.items()}
         return Call(self.row, arguments, [weak_reference(out) for out in self.outputs])
 
-    def _host(self, lengths: HostLengths) -> dict[str, Any]:
-        return {name: _FORMS[form](lengths) for name, form in self.row.host.items()}
+    def _op(self, name: str, overload: str) -> Any:
+        return getattr(getattr(getattr(torch.ops, self.row.namespace), name), overload)
 
 
 def make_call(
@@ -168,7 +164,6 @@ def make_call(
     key: Tensor,
     value: Tensor,
     out: Tensor,
-    lse: Tensor | None,
     *,
     num_heads: int,
     num_kv_heads: int,
@@ -180,29 +175,21 @@ def make_call(
 
     Args:
         query: [T, num_heads, head_dim].
-        key, value: caches in the op's form: [num_blocks, block_size, num_kv_heads * head_dim] for the FIA rows.
+        key, value: caches in the op's form: [num_blocks, block_size, num_kv_heads * head_dim] for the fused rows.
         out: [T, num_heads, value_dim], written.
-        lse: float32 [T, num_heads, 1], written, or None when it isn't wanted.
         tensors: further tensors, of the names in `row.tensors`.
         options: further plain arguments, such as sparse_mode and block_size.
 
     Raises:
-        ConfigError: a tensor that the row doesn't take, or a log-sum-exp from an op that has none.
+        ConfigError: a tensor that the row doesn't take.
     """
     if unknown := set(tensors) - set(row.tensors):
         raise ConfigError(f"host op '{row.name}' takes no {', '.join(sorted(unknown))}; it takes {row.tensors}")
-    if lse is not None and not row.lse:
-        raise ConfigError(f"host op '{row.name}' gives no log-sum-exp: context parallelism needs one that does")
     arguments: dict[str, Any] = {
         row.query: query, row.key: key, row.value: value, row.heads: num_heads, row.kv_heads: num_kv_heads,
         row.scale: scale, **row.fixed, **tensors, **(options or {}),
     }  # fmt: skip
-    if not row.lse:
+    if not row.fused:
         return Call(row, arguments, [out])
-    arguments[row.lse] = lse is not None
-    placeholder = torch.empty(0, dtype=torch.float32, device=query.device) if lse is None else lse
-    return Call(row, arguments, [out, placeholder])
-
-
-def _op(row: HostOp, name: str, overload: str) -> Any:
-    return getattr(getattr(getattr(torch.ops, row.namespace), name), overload)
+    no_log_sum_exp = torch.empty(1, dtype=torch.float32, device=query.device)  # op-plugin's document: of shape [1]
+    return Call(row, arguments, [out, no_log_sum_exp])

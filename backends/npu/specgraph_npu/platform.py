@@ -1,28 +1,51 @@
-"""The Platform on torch.npu."""
+"""One Ascend NPU as a specgraph platform: torch.npu's own streams and events, handed through."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from specgraph.errors import CaptureError, PlatformError, UnsupportedError
-from specgraph.platforms import Capabilities, Event, Graph, GraphPool, MemoryInfo, Platform, PlatformInfo, Stream
+from specgraph.platforms import Capabilities, Event, MemoryInfo, Platform, PlatformInfo, Stream
 from specgraph_npu.attention import attention_factories
-from specgraph_npu.capabilities import probe_capabilities
-from specgraph_npu.counters import Counters, counted_event
-from specgraph_npu.external_events import Gates
 from specgraph_npu.graph import NpuGraph, NpuGraphPool
-from specgraph_npu.probe import has_value_wait, import_torch_npu, is_simulated, missing, versions
-from specgraph_npu.task_groups import NpuTaskGroup, capture_group, reason_of, update_group
+from specgraph_npu.probe import (
+    find_capabilities,
+    has_value_wait,
+    import_torch_npu,
+    is_simulated,
+    missing,
+    reason_of,
+    versions,
+)
+from specgraph_npu.task_groups import Gates, NpuTaskGroup, capture_group, update_group
+
+
+@dataclass(slots=True)
+class Counters:
+    """Calls issued through one platform, for `Platform.counts`."""
+
+    graph_launches: int = 0
+    task_updates: int = 0
+    event_records: int = 0
+    """Gates opened, ends of launches, and records of events that the platform handed out."""
+    event_synchronizes: int = 0
+    """Host waits for one event."""
+    synchronizes: int = 0
+    """Host waits for the whole device."""
 
 
 class NpuPlatform(Platform):
-    """One NPU. Holds streams of its own: to capture on, to update tasks on, and for new external events."""
+    """NPU `index` of this process. The process's current device stays as it is."""
+
+    graph_type = NpuGraph
+    pool_type = NpuGraphPool
 
     def __init__(self, index: int) -> None:
         """
@@ -34,45 +57,44 @@ class NpuPlatform(Platform):
         self.torch_npu: Any = import_torch_npu()
         self.npu: Any = torch.npu  # type: ignore[attr-defined]
         self.counters = Counters()
-        self.event_type = counted_event(self.npu.Event, self.counters)
-        self.graphs: set[NpuGraph] = set()
-        self.capturing: NpuGraph | None = None
-        self._index, self._graph_count, self._is_closed = index, 0, False
+        self.event_type = _counted(self.npu.Event, self.counters)
+        self.graphs: weakref.WeakSet[NpuGraph] = weakref.WeakSet()
+        """Captured graphs that may wait at a gate."""
+        self.broken = ""
+        """Why this platform takes no more work; empty while it does."""
+        self._index = index
         self._capabilities: Capabilities | None = None
         try:
-            self.npu.set_device(index)
-            self.update_stream: Any = self.npu.Stream()
-            self.capture_stream: Any = self._stream_other_than(self.update_stream)
-            self.scratch = torch.zeros(1, device=f"npu:{index}")
-            name: str = self.npu.get_device_name(index)
+            with self.on_device():
+                name: str = self.npu.get_device_name(index)
+                streams = self._separate_streams(3)
         except RuntimeError as error:
             raise PlatformError(f"NPU {index} can't be opened: {reason_of(error)}") from error
         simulated = is_simulated()
         kind = f"simulated runtime under torch_npu {self.torch_npu.__version__}, no NPU" if simulated else "NPU"
         name += " (simulated)" if simulated else ""
-        found = versions(self.torch_npu)
-        self._info = PlatformInfo("npu", torch.device("npu", index), name, found, kind, simulated)
-        self.gates = Gates(self, has_value_wait(), self._stream_other_than(self.update_stream, self.capture_stream))
-
-    @property
-    def info(self) -> PlatformInfo:
-        """See `Platform.info`. `device_name` is the SoC."""
-        return self._info
+        super().__init__(
+            PlatformInfo("npu", torch.device("npu", index), name, versions(self.torch_npu), kind, simulated)
+        )
+        self.update_stream, self.capture_stream, for_gates = streams
+        self.gates = Gates(self, has_value_wait(), for_gates)
+        self._own_streams = {stream.npu_stream for stream in streams}
 
     @property
     def capabilities(self) -> Capabilities:
         """See `Platform.capabilities`; probed at first use."""
         if self._capabilities is None:
-            self._capabilities = probe_capabilities(self)
+            self._capabilities = find_capabilities(self)
         return self._capabilities
 
     def synchronize(self) -> None:
         """See `Platform.synchronize`.
 
         Raises:
-            UpdateError: a graph stands at a gate without an update: waiting would never end.
+            UpdateError: a launch waits at a gate without an update: waiting would never end.
         """
-        for graph in self.graphs:
+        self.require_working()
+        for graph in list(self.graphs):
             graph.require_updates()
         self.counters.synchronizes += 1
         self.npu.synchronize(self._index)
@@ -84,7 +106,7 @@ class NpuPlatform(Platform):
 
     def stream(self) -> Stream:
         """See `Platform.stream`. torch_npu hands its streams out in turn, so two of many may be the same queue."""
-        return self._stream_other_than(self.update_stream, self.capture_stream, self.gates.stream)
+        return next(stream for stream in self._streams() if stream.npu_stream not in self._own_streams)
 
     def current_stream(self) -> Stream:
         """See `Platform.current_stream`."""
@@ -94,37 +116,37 @@ class NpuPlatform(Platform):
         """See `Platform.use`."""
         return self.npu.stream(stream)
 
+    def on_device(self) -> AbstractContextManager[None]:
+        """Make this NPU the process's current one within the block: for calls that take no device."""
+        return self.npu.device(self._index)
+
     def event(self, *, timing: bool = False, external: bool = False) -> Event:
-        """See `Platform.event`."""
+        """See `Platform.event`. An external event can't be queried, timed, or waited for by the host."""
         if not external:
             return self.event_type(enable_timing=timing)
         if not self.capabilities.external_events:
             raise UnsupportedError(f"no external events on this NPU: {self.capabilities.external_events.reason}")
         return self.gates.event()
 
-    def graph_pool(self) -> GraphPool:
-        """See `Platform.graph_pool`."""
-        return NpuGraphPool(self)
-
-    def graph(self, pool: GraphPool | None = None) -> Graph:
-        """See `Platform.graph`."""
-        if self._is_closed:
-            raise PlatformError("this platform is closed: open it again")
-        own = self.graph_pool() if pool is None else pool
-        if not isinstance(own, NpuGraphPool):
-            raise CaptureError(f"a pool of another platform: {own!r}")
-        self._graph_count += 1
-        return NpuGraph(self, own, self._graph_count)
-
     def is_capturing(self) -> bool:
         """See `Platform.is_capturing`."""
-        return bool(self.npu.is_current_stream_capturing())
+        with self.on_device():
+            return bool(self.npu.is_current_stream_capturing())
+
+    def require_working(self) -> None:
+        """
+        Raises:
+            PlatformError: an update failed and could not be undone.
+        """
+        if self.broken:
+            raise PlatformError(self.broken)
 
     def task_group(self) -> AbstractContextManager[Any]:
-        """See `Platform.task_group`."""
-        if self.capturing is None:
+        """See `Platform.task_group`. Kernels of one stream only: no copies, events, or work on other streams."""
+        graph = self.captures.graph
+        if not isinstance(graph, NpuGraph):
             raise CaptureError("task_group() outside of a capture: there is no graph to put the group in")
-        return capture_group(self, self.capturing)
+        return capture_group(self, graph)
 
     def task_update(self, group: Any) -> AbstractContextManager[None]:
         """See `Platform.task_update`. The block runs with the update stream as the current one."""
@@ -133,7 +155,7 @@ class NpuPlatform(Platform):
         return update_group(self, group)
 
     def weak_reference(self, tensor: Tensor) -> Tensor:
-        """A tensor at the same address that does not keep the memory: for what a captured op's update passes again.
+        """A tensor at the same address that does not keep the memory: for what an update of a captured op passes again.
 
         The graph owns the memory of what it allocated; a strong reference would keep the pool from reusing it.
         """
@@ -148,18 +170,36 @@ class NpuPlatform(Platform):
         return asdict(self.counters)
 
     def close(self) -> None:
-        """See `Platform.close`. A launch that stands at a gate is let go, so that the device can end."""
-        if not self._is_closed:
-            for graph in self.graphs:
+        """See `Platform.close`. A launch that waits at a gate is let go, so that the device can end."""
+        if not self.is_closed:
+            for graph in list(self.graphs):
                 graph.release()
-            self._is_closed = True
+        super().close()
 
-    def _stream_other_than(self, *taken: Any) -> Any:
-        """A stream that is none of the given queues: torch_npu's pool hands the same ones out again and again."""
-        streams = []
-        for _ in range(len(taken) + 1):
-            stream = self.npu.Stream(device=self._index)
-            if all(stream.npu_stream != other.npu_stream for other in taken):
-                return stream
-            streams.append(stream)
-        return streams[-1]
+    def _streams(self) -> Any:
+        """torch_npu's streams of this device, in turn; the same few come again and again."""
+        while True:
+            yield self.npu.Stream(device=self._index)
+
+    def _separate_streams(self, count: int) -> list[Any]:
+        found: dict[int, Any] = {}
+        for stream in self._streams():
+            found.setdefault(stream.npu_stream, stream)
+            if len(found) == count:
+                return list(found.values())
+        raise AssertionError
+
+
+def _counted(event_type: Any, counters: Counters) -> Any:
+    """The vendor's event type, with records and host waits counted."""
+
+    class CountedEvent(event_type):
+        def record(self, stream: Any = None) -> None:
+            counters.event_records += 1
+            super().record(stream)
+
+        def synchronize(self) -> None:
+            counters.event_synchronizes += 1
+            super().synchronize()
+
+    return CountedEvent

@@ -1,7 +1,7 @@
-"""What this machine has of an Ascend software stack, and what to do about what is missing.
+"""What this machine has of an Ascend software stack, what to do about what is missing, and what an opened NPU can do.
 
-The checks go from cheap to dear and stop at the first that fails. torch_npu is imported only when its libraries can
-load: without CANN that import fails deep inside, and with autoload on it takes `import torch` down with it.
+The checks go from cheap to expensive and stop at the first that fails. torch_npu is imported only when its libraries
+can load: without CANN that import fails deep inside, and with autoload on `import torch` fails with it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,14 @@ import os
 import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from specgraph.errors import PlatformError
-from specgraph.platforms import Probe
+from specgraph.errors import PlatformError, first_line
+from specgraph.platforms import Capabilities, Probe, Support, no, quirk, yes
+from specgraph.platforms.trial import a_loop_in_one_graph, claim, graphs_share_a_pool, replays_follow_their_input
+
+if TYPE_CHECKING:
+    from specgraph_npu.platform import NpuPlatform
 
 KNOWN_WHEELS = ("2.12.0.post3", "2.13.0", "2.14.0")
 """torch_npu versions whose names and keywords this backend was checked against, with the torch of the same number."""
@@ -33,7 +37,8 @@ def probe() -> Probe:
 
         count = torch.npu.device_count()  # type: ignore[attr-defined]
     except Exception as error:
-        return Probe(available=False, reason=f"torch_npu is installed but does not work: {_first_line(error)}")
+        reason = f"torch_npu is installed but does not work: {type(error).__name__}: {first_line(error)}"
+        return Probe(available=False, reason=reason)
     if count == 0:
         return Probe(available=False, reason="torch_npu and CANN are here, but no NPU: check `npu-smi info`")
     return Probe(available=True, device_count=count, versions=versions(torch_npu))
@@ -42,10 +47,7 @@ def probe() -> Probe:
 def missing(environ: Mapping[str, str] | None = None) -> str:
     """What keeps this backend from working, with what to do, or an empty string."""
     environ = os.environ if environ is None else environ
-    try:
-        wheel = version("torch_npu")
-    except PackageNotFoundError:
-        wheel = ""
+    wheel = _version("torch_npu")
     if not wheel or importlib.util.find_spec("torch_npu") is None:
         return f"torch_npu is not installed: pip install torch_npu=={_wheel_for(version('torch'))}"
     torch_version = version("torch").partition("+")[0]
@@ -121,5 +123,63 @@ def _wheel_for(torch_version: str) -> str:
     return fitting[0] if fitting else f"{KNOWN_WHEELS[1]} (with torch=={KNOWN_WHEELS[1]})"
 
 
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+def reason_of(error: Exception) -> str:
+    """The runtime's own sentence out of torch_npu's report, or its first line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if line.startswith(("[simulated", "EZ", "EE", "The "))]
+    return (telling or lines or [type(error).__name__])[0]
+
+
+# ---- what an opened NPU can do -------------------------------------------------------------------------------------
+
+_TASK_NAMES = ("graph_task_group_begin", "graph_task_group_end", "graph_task_update_begin", "graph_task_update_end")
+_ONE_WAIT = (
+    "torch_npu takes one wait for each record that is issued, and a record captured in a graph is issued once; the "
+    "host can neither query, time nor wait for an external event"
+)
+
+
+def find_capabilities(platform: NpuPlatform) -> Capabilities:
+    """Graphs, pools and loops from trials on the device, the rest from the names that are installed."""
+    graphs = claim(platform, replays_follow_their_input)
+    missing_names = [name for name in _TASK_NAMES if not hasattr(platform.npu, name)]
+    events = quirk(_ONE_WAIT) if hasattr(platform.npu, "ExternalEvent") else no("torch_npu has no ExternalEvent")
+    if events and not has_value_wait():
+        events = quirk(
+            "the runtime has no aclrtValueWait: an event must be recorded once before it is captured, and the host can "
+            "neither query, time nor wait for it"
+        )
+    if missing_names:
+        updates = no(f"torch_npu lacks {', '.join(missing_names)}")
+    elif not events:
+        updates = no(events.reason)
+    else:
+        updates = yes("for kernels of cube and vector cores, attention among them; only core types are compared")
+    return Capabilities(
+        graphs=graphs,
+        shared_pool=claim(platform, graphs_share_a_pool) if graphs else no(graphs.reason),
+        external_events=events,
+        task_update=updates if graphs else no(graphs.reason),
+        merged_loop=claim(platform, a_loop_in_one_graph) if graphs else no(graphs.reason),
+        collectives_in_graph=no("not tried: no test of this backend captures HCCL ops"),
+        random_in_graph=quirk("torch_npu registers its default generator; specgraph's draft ops use none"),
+        host_read_detection=yes("the runtime refuses to wait for a stream that is being captured"),
+        order_detection=no("the runtime does not report unordered access"),
+        notes={"triton": yes() if _version("triton-ascend") else no("triton-ascend is not installed")},
+        update_order="during_replay",
+        default_lowering="merged",
+    )
+
+
+def has_atb() -> Support:
+    """Whether the ATB library is there, which `_npu_paged_attention` needs."""
+    if library_loads("libatb.so"):
+        return yes()
+    return no("libatb.so is missing: install the CANN NNAL package and source its set_env.sh")
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

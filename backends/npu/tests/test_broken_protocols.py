@@ -27,8 +27,8 @@ from specgraph_npu.platform import NpuPlatform
 from specgraph_npu import graph, task_groups
 
 ordered = graph.NpuGraph.order_updates
-def slow_updates(self, stream):
-    ordered(self, stream)
+def slow_updates(self):
+    ordered(self)
     work @ work  # on the update stream: the graph gets to its first gate long before the first update
 graph.NpuGraph.order_updates = slow_updates
 npu = NpuPlatform(0)
@@ -70,9 +70,7 @@ def test_unbroken_protocol_is_clean(run_script):
 
 
 def test_update_before_previous_replay_ends(run_script):
-    done = run_script(
-        MANY_ROUNDS.format(mutation="graph.NpuGraph.order_updates = lambda self, stream: None"), hang_seconds=3
-    )
+    done = run_script(MANY_ROUNDS.format(mutation="graph.NpuGraph.order_updates = lambda self: None"), hang_seconds=3)
     assert caught(done), done.stdout
 
 
@@ -237,36 +235,115 @@ def test_group_updated_twice(npu, runtime):
     graph.close()
 
 
-def test_update_with_another_op(npu, runtime):
-    x = torch.zeros(2, device="npu")
+def captured_pair(npu):
+    """A graph with one task group of two kernels, and the tensors that they fill."""
+    x, y = torch.zeros(2, device="npu"), torch.zeros(2, device="npu")
     graph = npu.graph()
     with graph.capture(), npu.task_group() as group:
         x.fill_(1)
+        y.fill_(2)
     graph.replay()
-    with pytest.raises(UpdateError, match="does not fit"), npu.task_update(group):
-        x.add_(1)
-    npu.synchronize()  # the graph went on with its old parameters instead of standing at the gate
-    assert x.cpu().tolist() == [1, 1]
+    return graph, group, x, y
+
+
+def test_update_with_another_op_of_the_same_cores_is_not_refused(npu, runtime):
+    """The runtime compares the cores that kernels run on: what an update issues is what the graph runs from then on."""
+    graph, group, x, y = captured_pair(npu)
+    with npu.task_update(group):
+        x.add_(3)
+        y.fill_(5)
+    assert (x.cpu().tolist(), y.cpu().tolist()) == ([3, 3], [5, 5])
     graph.close()
 
 
-def test_exception_in_an_update(npu, runtime):
-    x = torch.zeros(2, device="npu")
-    graph = npu.graph()
-    with graph.capture(), npu.task_group() as group:
-        x.fill_(1)
-    graph.replay()
-    with pytest.raises(ZeroDivisionError), npu.task_update(group):
-        1 / 0  # noqa: B018
-    npu.synchronize()
+def test_update_with_too_few_ops(npu, runtime):
+    """The kernels that were issued stay rewritten; without the old values at hand, the launch computes with both."""
+    graph, group, x, y = captured_pair(npu)
+    with pytest.raises(UpdateError, match=r"issued 1 of 2 captured kernels.*launch 1"), npu.task_update(group):
+        x.fill_(7)
+    npu.synchronize()  # the launch went on instead of waiting at the gate
+    assert (x.cpu().tolist(), y.cpu().tolist()) == ([7, 7], [2, 2])
+    assert any("failed midway" in line for line in runtime.report()["violations"])
+    runtime.reset_report()
     graph.replay()
     with npu.task_update(group):
-        x.fill_(4)
-    assert x.cpu().tolist() == [4, 4]
+        x.fill_(8)
+        y.fill_(9)
+    assert (x.cpu().tolist(), y.cpu().tolist()) == ([8, 8], [9, 9])
     graph.close()
 
 
-def test_closing_a_graph_that_stands_at_a_gate(npu, runtime):
+def test_exception_in_an_update_restores_the_last_values(npu, runtime):
+    """With the issue of the last values at hand (`NpuTaskGroup.issue`), a failed update is undone."""
+    graph, group, x, y = captured_pair(npu)
+
+    def issue(a, b):
+        x.fill_(a)
+        y.fill_(b)
+
+    with npu.task_update(group):
+        group.next_issue = lambda: issue(3, 4)
+        group.next_issue()
+    graph.replay()
+    with pytest.raises(ZeroDivisionError), npu.task_update(group):  # noqa: PT012
+        x.fill_(7)
+        1 / 0  # noqa: B018
+    npu.synchronize()
+    assert (x.cpu().tolist(), y.cpu().tolist()) == ([3, 3], [4, 4])
+    graph.replay()
+    with npu.task_update(group):
+        issue(5, 6)
+    assert (x.cpu().tolist(), y.cpu().tolist()) == ([5, 5], [6, 6])
+    graph.close()
+
+
+BROKEN = """
+import torch
+from specgraph_npu.platform import NpuPlatform
+npu = NpuPlatform(0)
+x, y, z = (torch.zeros(4, 4, device="npu") for _ in range(3))
+graph = npu.graph()
+with graph.capture(), npu.task_group() as group:
+    x.fill_(1)
+    y.fill_(2)
+npu.synchronize()
+graph.replay()
+for attempt in range(2):
+    try:
+        with npu.task_update(group):
+            {body}
+        npu.synchronize()
+    except Exception as error:
+        print(type(error).__name__, error)
+import os
+os._exit(0)
+"""
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("queue", [0, 1])
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("torch.mm(x, y, out=z); y.fill_(3)", "a cube kernel, for a captured 'aclnnInplaceFillScalar', a vector"),
+        ("x.fill_(3); y.fill_(3); z.fill_(3)", "is one kernel more than the 2 of the updated task group"),
+    ],
+)
+def test_kernel_that_the_runtime_refuses_in_an_update(run_script, body, why, queue):
+    """One sentence; where torch_npu's task queue issues the kernels, it drops all later work: the platform ends."""
+    done = run_script(BROKEN.format(body=body), hang_seconds=3, TASK_QUEUE_ENABLE=queue)
+    lines = done.stdout.splitlines()
+    assert lines, done.stderr
+    if queue:
+        assert len(lines) == 2
+        assert all(line.startswith("PlatformError an update of task group 0") for line in lines), done.stdout
+        assert all("start a new process" in line for line in lines), done.stdout
+    else:
+        assert lines[0].startswith("UpdateError task group 0 of 1: the update does not fit"), done.stdout
+        assert why in lines[0], done.stdout
+
+
+def test_closing_a_graph_that_waits_at_a_gate(npu, runtime):
     x = torch.zeros(2, device="npu")
     graph = npu.graph()
     with graph.capture(), npu.task_group():

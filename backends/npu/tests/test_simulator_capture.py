@@ -100,7 +100,7 @@ def test_nested_capture(npu, runtime):
         with npu.graph().capture():
             pass
 
-    refused(npu, nested, "don't nest")
+    refused(npu, nested, "nested")
 
 
 def test_exception_in_capture_leaves_the_stream_usable(npu, runtime):

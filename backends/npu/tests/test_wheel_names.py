@@ -68,7 +68,7 @@ class Wheel:
 def keywords(row: HostOp) -> set[str]:
     """The arguments that the row passes by name."""
     named = {*row.host, row.heads, row.kv_heads, row.scale, *row.fixed, *row.tensors, row.query, row.key, row.value}
-    return named | {"workspace", "out"} | ({row.lse, "sparse_mode", "block_size"} if row.lse else set())
+    return named | {"workspace", "out"} | ({"sparse_mode", "block_size"} if row.fused else set())
 
 
 OPTIONAL = {"2.12.0.post3": ["torch_npu._C._npu_endAllocateToPool"]}

@@ -6,9 +6,11 @@
 #include <cmath>
 #include <limits>
 
+#include "../runtime/limits.h"
 #include "op.h"
 
 using namespace op;
+using sim::Limit;
 
 namespace {
 
@@ -43,6 +45,58 @@ void check_dtypes(const Shapes& s) {
     bad("query_rope and key_rope must have query's dtype");
   if (s.mask && s.mask->type != acl::kBool && s.mask->type != acl::kInt8 && s.mask->type != acl::kUint8)
     bad("atten_mask must be bool, int8 or uint8");
+}
+
+void refuse_by(Limit limit, const std::string& why) { bad(sim::by_limit(limit, why)); }
+
+// head_dim 512 with a latent as the only key head: the device's op of its own for MLA.
+void check_latent_limits(const Problem& p, const Shapes& s) {
+  if (!sim::is_on(Limit::fia_latent)) return;
+  auto refuse = [](const std::string& why) { refuse_by(Limit::fia_latent, why); };
+  if (s.query->type != acl::kBFloat16 && s.query->type != acl::kHalf) refuse("query is neither bfloat16 nor float16");
+  if (!s.query_rope || s.query_rope->sizes.back() != 64) refuse("head_dim 512 needs query_rope and key_rope of 64");
+  if (p.kv_heads != 1) refuse(text(p.kv_heads) + " key heads");
+  if (p.heads > 128 || (p.heads & (p.heads - 1))) refuse(text(p.heads) + " query heads");
+  if (s.table && p.block_size != 16 && p.block_size != 128) refuse("block_size " + text(p.block_size));
+  if (p.lse) refuse("a log-sum-exp is asked for");
+}
+
+// What the sources say of layout TND; see limits.cpp for each row.
+void check_limits(const Problem& p, const Shapes& s) {
+  auto dim = [&](const TensorHandle& t) {  // of one head; paged caches may have all heads in one dimension
+    return t.sizes.size() == 3 && s.table ? t.sizes[2] / p.kv_heads : t.sizes.back();
+  };
+  int64_t query = s.query->sizes.back(), key = dim(*s.key), value = dim(*s.value);
+  if (sim::is_on(Limit::fia_mask)) {
+    bool plain = p.sparse == 0 && !s.mask, masked = (p.sparse == 3 || p.sparse == 4) && s.mask;
+    if (!plain && !masked)
+      refuse_by(Limit::fia_mask, "sparse_mode " + text(p.sparse) + (s.mask ? " with" : " without") + " a mask");
+  }
+  if (sim::is_on(Limit::fia_lengths) && p.q_lengths.size() > 4096)
+    refuse_by(Limit::fia_lengths, text(static_cast<int64_t>(p.q_lengths.size())) + " sequences");
+  if (query == 512) return check_latent_limits(p, s);
+  if (sim::is_on(Limit::fia_dtype) && s.query->type != acl::kBFloat16)
+    refuse_by(Limit::fia_dtype, std::string("query is ") + c10::toString(scalar_type(s.query->type)));
+  if (sim::is_on(Limit::fia_head_dim)) {
+    std::string heads = "head_dim " + text(query) + " of query, " + text(key) + " of key, " + text(value) + " of value";
+    bool same = query == 128 && key == 128 && value == 128;
+    if (s.query_rope) {
+      int64_t rope = s.query_rope->sizes.back();
+      if (!same || rope != 64) refuse_by(Limit::fia_head_dim, heads + ", " + text(rope) + " of rope");
+    } else {
+      bool wide = query == 192 && key == 192 && (value == 128 || (value == 192 && p.heads == p.kv_heads));
+      if (!same && !wide) refuse_by(Limit::fia_head_dim, heads);
+    }
+  }
+  if (sim::is_on(Limit::fia_block_size) && s.table && (p.block_size % 128 || p.block_size < 128 || p.block_size > 512))
+    refuse_by(Limit::fia_block_size, "block_size " + text(p.block_size));
+  if (sim::is_on(Limit::fia_lengths) && p.sparse == 3)
+    for (size_t i = 0; i < p.q_lengths.size(); i++) {
+      int64_t rows = p.q_lengths[i] - (i ? p.q_lengths[i - 1] : 0);
+      if (rows > p.kv_lengths[i])
+        refuse_by(Limit::fia_lengths, "sequence " + text(static_cast<int64_t>(i)) + " has " + text(rows) +
+                                          " query rows and " + text(p.kv_lengths[i]) + " keys, with sparse_mode 3");
+    }
 }
 
 uint64_t check(const Problem& p, const Shapes& s, bool largest) {
@@ -88,6 +142,7 @@ uint64_t check(const Problem& p, const Shapes& s, bool largest) {
           text(room));
     longest = std::max(longest, length);
   }
+  if (p.packed()) check_limits(p, s);
   if (p.lse && (s.lse->type != acl::kFloat || s.lse->sizes.empty())) bad("softmax_lse must be float32");
   // Enough for the scores; the maximum is what any lengths that fit the block table may need.
   int64_t columns = largest || p.kv_lengths.empty() ? room : longest;

@@ -116,6 +116,14 @@ void prepare_thread() {
   (void)no_autograd;
 }
 
+// Which cores an op's kernel runs on. By name: attention mixes both, products of matrices take the cube.
+static sim::Kernel kernel_of(const std::string& name) {
+  if (name.find("Attention") != std::string::npos) return sim::Kernel::mix;
+  for (auto* each : {"Mm", "Matmul", "MatMul", "aclnnMv", "Addmm", "Baddbmm", "aclnnDot"})
+    if (name.find(each) != std::string::npos) return sim::Kernel::cube;
+  return sim::Kernel::vector;
+}
+
 aclError launch(void* workspace, uint64_t bytes, Executor* executor, aclrtStream stream) {
   if (!sim::remove_handle(executor, sim::Kind::executor))
     return sim::fail(acl::kInvalidHandle, "an op is launched with " + sim::describe_handle(executor));
@@ -131,7 +139,7 @@ aclError launch(void* workspace, uint64_t bytes, Executor* executor, aclrtStream
   auto on = sim::stream_of(stream);
   if (on)
     if (auto why = check(*mine, on->device); !why.empty()) return refuse(mine->name, why);
-  return sim::enqueue(stream, {mine->name, std::move(mine->run)});
+  return sim::enqueue(stream, {mine->name, std::move(mine->run), nullptr, nullptr, kernel_of(mine->name)});
 }
 
 }  // namespace op

@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "handles.h"
+#include "limits.h"
 #include "report.h"
 
 namespace sim {
@@ -23,6 +24,29 @@ std::unordered_map<void*, std::shared_ptr<TaskGroup>>& groups() {
 }
 std::atomic<uint32_t> next_graph{1};
 thread_local int thread_mode = acl::kGlobal;
+constexpr int kStreamTasks = 2048 - 32;  // what one device stream of a graph holds
+constexpr int kGroupPrefetch = 8;        // empty tasks before each task group
+
+const char* kernel_name(Kernel kernel) {
+  static const char* names[] = {"no kernel", "a vector kernel", "a cube kernel", "a mixed kernel"};
+  return names[static_cast<size_t>(kernel)];
+}
+
+// Count `tasks` on a captured stream, and take another stream of the device where they don't fit.
+aclError occupy(Stream& stream, int tasks) {
+  auto& graph = *stream.capture;
+  stream.captured_tasks += tasks;
+  if (!is_on(Limit::capture_cascade) || stream.captured_tasks < kStreamTasks) return acl::kSuccess;
+  if (streams_left(graph.device) <= 0) {
+    invalidate(graph, by_limit(Limit::capture_cascade, "no stream left of " + std::to_string(settings().streams) +
+                                                           " for a capture of more than " +
+                                                           std::to_string(kStreamTasks) + " tasks on one stream"));
+    return fail(acl::kNoStreamResource, graph.broken);
+  }
+  graph.cascades++;
+  stream.captured_tasks = 0;
+  return acl::kSuccess;
+}
 
 // A side stream whose last work the capture's own stream does not follow, in words; empty when all are joined.
 std::string unjoined(const Graph& graph) {
@@ -70,6 +94,8 @@ void run_graph(Stream& stream, Graph& graph) {
     ready.erase(ready.begin() + static_cast<long>(picked));
     std::vector<Task> tasks;
     if (auto& group = graph.nodes[at].group) {
+      if (group->torn)
+        violation("a replay ran a task group of which an update had failed midway: some of its tasks are new, others old");
       tasks = group->tasks;
       group->executions++;
       group->base = group->updates;
@@ -109,16 +135,51 @@ aclError record(Stream& stream, Task task) {
   if (settings().trace)
     fprintf(stderr, "[ascendsim] capture %u, stream %d: %s%s\n", graph.id, stream.id, task.name,
             stream.group ? " (task group)" : "");
+  if (auto code = occupy(stream, 1)) return code;
   if (stream.group) {
-    if (task.ready || task.done) {
-      invalidate(graph, std::string("'") + task.name + "' inside a task group");
-      return fail(acl::kTaskGroupInterrupted, graph.broken);
+    if (task.kernel == Kernel::none && (is_on(Limit::group_kernels_only) || task.ready || task.done)) {
+      invalidate(graph, by_limit(Limit::group_kernels_only, std::string("'") + task.name + "' inside a task group"));
+      return fail(acl::kTaskNotSupported, graph.broken);
     }
     stream.group->tasks.push_back(std::move(task));
     return acl::kSuccess;
   }
+  if (is_on(Limit::group_other_streams))
+    for (auto& other : graph.streams)
+      if (other->group) {
+        invalidate(graph, by_limit(Limit::group_other_streams, std::string("'") + task.name + "' on stream " +
+                                                                   std::to_string(stream.id) + " while a task group is "
+                                                                   "open on stream " + std::to_string(other->id)));
+        return fail(acl::kTaskGroupInterrupted, graph.broken);
+      }
   graph.nodes.push_back({std::move(task), nullptr, stream.frontier});
   stream.frontier = {static_cast<int>(graph.nodes.size()) - 1};
+  return acl::kSuccess;
+}
+
+// As hicann/runtime 681ef76 does it (stream.cc:4702, context_aclgraph.cc:878): each kernel of an update rewrites its task
+// when it is issued; one too many fails alone; the end wants the right number, and takes nothing back.
+aclError update(Stream& stream, Task task) {
+  auto group = stream.update;
+  if (task.kernel == Kernel::none)
+    return fail(acl::kTaskNotSupported, by_limit(Limit::group_kernels_only, std::string("'") + task.name +
+                                                                                "' in a task update"));
+  size_t at = stream.updated;
+  if (at >= group->tasks.size())
+    return fail(acl::kInternalError, std::string("'") + task.name + "' is one kernel more than the " +
+                                         std::to_string(group->tasks.size()) + " of the updated task group");
+  stream.updated++;  // also when the kernel is refused below: the end of the update counts it
+  auto& captured = group->tasks[at];
+  bool differs = is_on(Limit::update_kernel_types) ? captured.kernel != task.kernel
+                                                   : std::string(captured.name) != task.name;
+  if (differs) {
+    push(stream, {"failed task update", nullptr, [group] { group->torn = group->tasks.size() > 1; }});
+    return fail(acl::kInternalError, by_limit(Limit::update_kernel_types,
+                                              std::string("a task update issues '") + task.name + "', " +
+                                                  kernel_name(task.kernel) + ", for a captured '" + captured.name +
+                                                  "', " + kernel_name(captured.kernel)));
+  }
+  push(stream, {"task update", nullptr, [group, at, task] { group->tasks[at] = task; }});
   return acl::kSuccess;
 }
 
@@ -129,7 +190,7 @@ void invalidate(Graph& graph, const std::string& why) {
 int graph_streams(int device) {
   int used = 0;
   for (auto& [handle, graph] : graphs())
-    if (graph->device == device) used += static_cast<int>(graph->streams.size());
+    if (graph->device == device) used += static_cast<int>(graph->streams.size()) + graph->cascades;
   return used;
 }
 
@@ -172,6 +233,7 @@ aclError aclmdlRICaptureBegin(aclrtStream handle, int mode) {
   graph->streams = {stream};
   stream->capture = graph;
   stream->frontier.clear();
+  stream->captured_tasks = 0;
   graphs()[graph.get()] = graph;
   add_handle(graph.get(), Kind::graph);
   return acl::kSuccess;
@@ -254,6 +316,14 @@ aclError aclmdlRIExecuteAsync(aclmdlRI handle, aclrtStream stream_handle) {
   if (!stream) return fail(acl::kInvalidHandle, "aclmdlRIExecuteAsync on " + describe_handle(stream_handle));
   if (is_capturing(stream_handle))
     return fail(acl::kCaptureModeForbids, "aclmdlRIExecuteAsync: a replay can't be captured into another graph");
+  if (is_on(Limit::replay_device) && (graph->device != current_device() || graph->device != stream->device)) {
+    std::lock_guard lock(world());
+    graph->pending--;
+    return fail(acl::kModelContext,
+                by_limit(Limit::replay_device, "a graph of device " + std::to_string(graph->device) +
+                                                   " replayed on a stream of device " + std::to_string(stream->device) +
+                                                   " while device " + std::to_string(current_device()) + " is current"));
+  }
   return enqueue(stream_handle, {"graph replay", [stream, graph] { run_graph(*stream, *graph); },
                                  [graph] { graph->pending--; }});
 }
@@ -299,6 +369,8 @@ aclError aclmdlRICaptureTaskGrpBegin(aclrtStream handle) {
   std::lock_guard lock(world());
   if (!stream->capture) return fail(acl::kStreamNotCaptured, "a task group begins on a stream that is not captured");
   if (stream->group) return fail(acl::kTaskGroupStatus, "a task group begins inside another one");
+  if (is_on(Limit::group_prefetch))
+    if (auto code = occupy(*stream, kGroupPrefetch)) return code;
   stream->group = std::make_shared<TaskGroup>();
   stream->group->graph = stream->capture.get();
   return acl::kSuccess;
@@ -334,8 +406,10 @@ aclError aclmdlRICaptureTaskUpdateBegin(aclrtStream handle, aclrtTaskGrp group_h
     return fail(acl::kTaskGroupStatus, "task update of a graph that is still being captured");
   if (stream->capture) return fail(acl::kStreamCaptured, "task update on a stream that is being captured");
   if (stream->update) return fail(acl::kTaskGroupStatus, "a task update begins inside another one");
+  if (found->second->is_updating) return fail(acl::kTaskGroupStatus, "a task group is updated on two streams at once");
   stream->update = found->second;
-  stream->updated.clear();
+  stream->update->is_updating = true;
+  stream->updated = 0;
   return acl::kSuccess;
 }
 
@@ -346,22 +420,19 @@ aclError aclmdlRICaptureTaskUpdateEnd(aclrtStream handle) {
   std::lock_guard lock(world());
   if (!stream->update) return fail(acl::kTaskGroupStatus, "a task update ends that was not begun");
   auto group = std::move(stream->update);
-  auto tasks = std::move(stream->updated);
   stream->update.reset();
-  stream->updated.clear();
-  auto names = [](const std::vector<Task>& list) {
-    std::string text;
-    for (auto& task : list) text += (text.empty() ? "" : ", ") + std::string(task.name);
-    return "[" + text + "]";
-  };
-  if (names(group->tasks) != names(tasks))
-    return fail(acl::kUpdateFailed,
-                "a task update issues " + names(tasks) + " for a group that captured " + names(group->tasks));
-  push(*stream, {"task update", nullptr, [group, tasks] {
-                   if (group->updates > group->base && group->updates > 0 && settings().strict)
+  group->is_updating = false;
+  if (stream->updated != group->tasks.size()) {
+    bool torn = stream->updated > 0;
+    push(*stream, {"failed task update", nullptr, [group, torn] { group->torn |= torn; }});
+    return fail(acl::kInternalError, "a task update issued " + std::to_string(stream->updated) + " of " +
+                                         std::to_string(group->tasks.size()) + " captured kernels");
+  }
+  push(*stream, {"task update end", nullptr, [group] {
+                   if (group->updates > group->base && group->updates > 0)
                      violation("a task update overwrote one that no replay had used yet: it ran before the previous "
                                "replay of its graph ended");
-                   group->tasks = tasks;
+                   group->torn = false;
                    group->updates++;
                    signals().notify_all();
                  }});

@@ -19,6 +19,8 @@ struct TaskGroup {
   long updates = 0;     // updates that took effect
   long executions = 0;  // replays that ran the group
   long base = 0;        // updates seen by the last execution
+  bool torn = false;    // an update failed after it had rewritten some of the tasks
+  bool is_updating = false;
 };
 
 struct Node {
@@ -36,6 +38,7 @@ struct Graph {
   std::string broken;                       // why the capture is invalid
   Stream* origin = nullptr;
   std::vector<std::shared_ptr<Stream>> streams;
+  int cascades = 0;                         // further device streams, for long captures
   std::vector<Node> nodes;
   std::vector<std::vector<int>> followers;  // made at the end of capture
   std::vector<std::shared_ptr<TaskGroup>> groups;
@@ -44,6 +47,7 @@ struct Graph {
 
 // With the world's lock held.
 aclError record(Stream& stream, Task task);
+aclError update(Stream& stream, Task task);
 void invalidate(Graph& graph, const std::string& why);
 int graph_streams(int device);
 

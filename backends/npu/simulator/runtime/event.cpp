@@ -6,6 +6,7 @@
 
 #include "capture.h"
 #include "handles.h"
+#include "limits.h"
 #include "report.h"
 #include "scheduler.h"
 
@@ -56,6 +57,12 @@ aclError create(aclrtEvent* out, uint32_t flag) {
   add_handle(event.get(), Kind::event);
   *out = event.get();
   return acl::kSuccess;
+}
+
+// Empty, or why the host may not ask for the state of this event.
+std::string hidden_from_host(const Event& event) {
+  if (event.flag != acl::kEventExternal || !is_on(Limit::external_event_host)) return "";
+  return by_limit(Limit::external_event_host, "the host asks for the state or time of an external event");
 }
 
 aclError record_external(std::shared_ptr<Event> event, aclrtStream stream) {
@@ -141,6 +148,7 @@ aclError aclrtStreamWaitEvent(aclrtStream stream_handle, aclrtEvent handle) {
         if (stream->device != graph->device)
           return fail(acl::kCaptureDependency, "a stream of another device joins the capture");
         stream->capture = graph;
+        stream->captured_tasks = 0;
         stream->frontier = event->frontier;
         graph->streams.push_back(stream);
       } else {
@@ -150,8 +158,10 @@ aclError aclrtStreamWaitEvent(aclrtStream stream_handle, aclrtEvent handle) {
       }
       return acl::kSuccess;
     }
-    if (stream->capture && event->done < event->recorded) {
-      invalidate(*stream->capture, "a wait, inside a capture, for work issued before it that has not finished");
+    bool outside = is_on(Limit::capture_outside_event) ? event->recorded > 0 : event->done < event->recorded;
+    if (stream->capture && outside) {
+      invalidate(*stream->capture,
+                 by_limit(Limit::capture_outside_event, "a wait, inside a capture, for an event recorded outside of it"));
       return fail(acl::kCaptureDependency, stream->capture->broken);
     }
     if (stream->capture) return acl::kSuccess;
@@ -172,6 +182,7 @@ aclError aclrtSynchronizeEvent(aclrtEvent handle) {
   SIM_API(aclrtSynchronizeEvent);
   auto event = event_of(handle);
   if (!event) return unknown("aclrtSynchronizeEvent", handle);
+  if (auto why = hidden_from_host(*event); !why.empty()) return fail(acl::kUnsupported, why);
   std::unique_lock lock(world());
   if (auto graph = capturing(*event)) {
     invalidate(*graph, "aclrtSynchronizeEvent of an event recorded in a capture");
@@ -189,6 +200,7 @@ aclError aclrtQueryEventStatus(aclrtEvent handle, int* status) {
   SIM_API(aclrtQueryEventStatus);
   auto event = event_of(handle);
   if (!event) return unknown("aclrtQueryEventStatus", handle);
+  if (auto why = hidden_from_host(*event); !why.empty()) return fail(acl::kUnsupported, why);
   std::lock_guard lock(world());
   if (auto graph = capturing(*event)) {
     invalidate(*graph, "aclrtQueryEventStatus of an event recorded in a capture");
@@ -201,6 +213,7 @@ aclError aclrtQueryEventStatus(aclrtEvent handle, int* status) {
 aclError aclrtQueryEventWaitStatus(aclrtEvent handle, int* status) {
   auto event = event_of(handle);
   if (!event) return unknown("aclrtQueryEventWaitStatus", handle);
+  if (auto why = hidden_from_host(*event); !why.empty()) return fail(acl::kUnsupported, why);
   std::lock_guard lock(world());
   *status = event->done >= event->recorded ? 0 : 1;
   return acl::kSuccess;
@@ -209,9 +222,11 @@ aclError aclrtQueryEventWaitStatus(aclrtEvent handle, int* status) {
 aclError aclrtEventElapsedTime(float* out, aclrtEvent from, aclrtEvent to) {
   auto first = event_of(from), last = event_of(to);
   if (!first || !last) return unknown("aclrtEventElapsedTime", first ? to : from);
-  for (auto& event : {first, last})
+  for (auto& event : {first, last}) {
+    if (auto why = hidden_from_host(*event); !why.empty()) return fail(acl::kUnsupported, why);
     if (event->flag && !(event->flag & acl::kEventTimeLine))
       return fail(acl::kEventTimestampInvalid, "aclrtEventElapsedTime of an event that keeps no time");
+  }
   std::lock_guard lock(world());
   *out = static_cast<float>(last->milliseconds - first->milliseconds);
   return acl::kSuccess;
@@ -219,6 +234,7 @@ aclError aclrtEventElapsedTime(float* out, aclrtEvent from, aclrtEvent to) {
 aclError aclrtEventGetTimestamp(aclrtEvent handle, uint64_t* out) {
   auto event = event_of(handle);
   if (!event) return unknown("aclrtEventGetTimestamp", handle);
+  if (auto why = hidden_from_host(*event); !why.empty()) return fail(acl::kUnsupported, why);
   std::lock_guard lock(world());
   *out = static_cast<uint64_t>(event->milliseconds * 1000);
   return acl::kSuccess;

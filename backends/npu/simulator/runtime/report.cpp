@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "handles.h"
+#include "limits.h"
 #include "memory.h"
 #include "scheduler.h"
 
@@ -48,7 +49,6 @@ Settings& settings() {
   static auto* made = [] {
     auto* s = new Settings;
     s->trace = number("ASCENDSIM_TRACE", 0) != 0;
-    s->strict = number("ASCENDSIM_STRICT", 1) != 0;
     s->hang_seconds = static_cast<double>(number("ASCENDSIM_HANG_SECONDS", 20));
     s->seed = static_cast<unsigned long>(number("ASCENDSIM_SEED", 0));
     s->delay_us = static_cast<int>(number("ASCENDSIM_DELAY_US", 0));
@@ -120,7 +120,7 @@ size_t ascendsim_report(char* out, size_t size) {
     }
   }
   text += "], \"live\": " + sim::live_handles_json() + ", \"device_bytes\": " + sim::device_bytes_json() +
-          ", \"streams_used\": " + sim::streams_used_json() + "}";
+          ", \"streams_used\": " + sim::streams_used_json() + ", \"limits\": " + sim::limits_json() + "}";
   if (size) {
     strncpy(out, text.c_str(), size - 1);
     out[size - 1] = 0;
@@ -142,7 +142,6 @@ void ascendsim_schedule(unsigned long seed, int delay_us, int delay_percent) {
 }
 
 void ascendsim_hang_seconds(double seconds) { sim::settings().hang_seconds = seconds; }
-void ascendsim_strict(int on) { sim::settings().strict = on != 0; }
 void ascendsim_clear_errors() { sim::clear_errors(); }
 
 // Called by the generated stubs: a function of the vendor's libraries that this runtime doesn't have.

@@ -12,7 +12,7 @@ namespace sim {
 aclError fail(acl::Code code, const std::string& message);
 
 // A breach of the capture/update protocol that a real device would answer with wrong tokens or a hang.
-// Kept in the report; in strict mode also an error of the stream at hand.
+// Kept in the report.
 void violation(const std::string& message);
 
 struct Counter {
@@ -23,7 +23,6 @@ struct Counter {
 
 struct Settings {
   std::atomic<bool> trace{false};
-  std::atomic<bool> strict{true};
   std::atomic<double> hang_seconds{20};
   std::atomic<unsigned long> seed{0};
   std::atomic<int> delay_us{0};       // upper bound of one random delay

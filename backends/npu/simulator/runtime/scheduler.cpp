@@ -176,10 +176,7 @@ aclError enqueue(aclrtStream handle, Task task) {
   auto stream = stream_of(handle);
   if (!stream) return fail(acl::kInvalidHandle, std::string(task.name) + " on " + describe_handle(handle));
   std::lock_guard lock(world());
-  if (stream->update) {
-    stream->updated.push_back(std::move(task));
-    return acl::kSuccess;
-  }
+  if (stream->update) return update(*stream, std::move(task));
   if (stream->capture) return record(*stream, std::move(task));
   if (!stream->error.empty()) return fail(acl::kKernelFailed, stream->error);
   push(*stream, std::move(task));

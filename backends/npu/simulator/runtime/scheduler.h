@@ -18,12 +18,16 @@ namespace sim {
 struct Graph;
 struct TaskGroup;
 
+// Which cores a task runs on, as far as a task update compares it; none: it is no kernel.
+enum class Kernel { none, vector, cube, mix };
+
 // One piece of device work. `run` works without the world's lock and may throw; `done` runs with the lock held.
 struct Task {
   const char* name;
   std::function<void()> run;
   std::function<void()> done = nullptr;
-  std::function<bool()> ready = nullptr;  // with the lock held; the task stands in its queue until true
+  std::function<bool()> ready = nullptr;  // with the lock held; the task waits in its queue until true
+  Kernel kernel = Kernel::none;
 };
 
 struct Stream {
@@ -43,8 +47,9 @@ struct Stream {
   std::shared_ptr<Graph> capture;
   std::vector<int> frontier;                 // the graph nodes that the next one follows
   std::shared_ptr<TaskGroup> group;          // open task group
-  std::shared_ptr<TaskGroup> update;         // open task update, and what it collected
-  std::vector<Task> updated;
+  int captured_tasks = 0;                    // since the capture took its latest stream for this one
+  std::shared_ptr<TaskGroup> update;         // open task update, and how many kernels it issued
+  size_t updated = 0;
 };
 
 // One lock for all bookkeeping. Kernels run without it.

@@ -1,0 +1,111 @@
+#include "limits.h"
+
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <sstream>
+
+namespace sim {
+
+namespace {
+
+struct Row {
+  const char* name;
+  const char* rule;
+  const char* source;
+};
+
+// Sources: "runtime" is hicann/runtime at 681ef76 (2026-08-22), "ops-transformer" is hicann/ops-transformer at c29bc10
+// (2025-11-15), "op-plugin's document" is docs/zh/custom_APIs/torch_npu/torch_npu-npu_fused_infer_attention_score.md of
+// Ascend/op-plugin at 517f2e7 (2026-08-21). Where two of them differ, the row has the
+// stricter rule and names both.
+constexpr std::array<Row, static_cast<size_t>(Limit::count)> kRows{{
+    {"fia-dtype", "layout TND: query, key and value are bfloat16",
+     "ops-transformer prompt_flash_attention_tiling.cpp:3814; op-plugin's document also has float16"},
+    {"fia-head-dim", "layout TND without rope: head_dim 128, or 192 with value head_dim 128, or 192 for both without "
+                     "grouped heads; with rope: 128 and 64",
+     "op-plugin's document, TND section; ops-transformer prompt_flash_attention_tiling.cpp:3800 also has 64"},
+    {"fia-block-size", "layout TND with a block table: block_size a multiple of 128, at most 512",
+     "ops-transformer prompt_flash_attention_tiling.cpp:2053 (up to 1024); op-plugin's document, block_size (up to 512)"},
+    {"fia-mask", "layout TND: sparse_mode 0 without a mask, or 3 or 4 with a mask of 2048 x 2048",
+     "ops-transformer prompt_flash_attention_tiling.cpp:4911, incre_flash_attention_tiling_check.cpp:1353"},
+    {"fia-lengths", "layout TND: at most 4096 sequences; sparse_mode 3: no sequence has more query rows than keys",
+     "ops-transformer prompt_flash_attention_tiling.cpp:4275 and :4969"},
+    {"fia-latent", "query head_dim 512: rope of 64, 1 key head, 1 to 128 query heads in powers of 2, block_size 16 or "
+                   "128, float16 or bfloat16, no log-sum-exp",
+     "ops-transformer incre_flash_attention_tiling_check.cpp:1764 and :1803; op-plugin's document, MLA section"},
+    {"group-kernels-only", "a task group holds kernels of cube and vector cores only, no copies, events or host calls",
+     "runtime src/runtime/core/src/stream/stream.cc:5189"},
+    {"group-other-streams", "while a task group is open, the capture's other streams take no task",
+     "runtime src/runtime/feature/aclgraph/stream_capture.cc:84, docs/zh/dev_guide/04-03_task_update.md"},
+    {"group-prefetch", "each task group adds 8 empty tasks to its stream",
+     "runtime src/runtime/feature/aclgraph/context_aclgraph.cc:793, config/910_B_93/dev_info_reg.cc:177"},
+    {"update-kernel-types", "a task update compares the kernels' core types, not their names",
+     "runtime src/runtime/core/src/launch/aix_stars.cc:165"},
+    {"capture-outside-event", "in capture, a wait for an event that was recorded outside of it is refused",
+     "runtime src/runtime/api/impl/api_impl.cc:1654"},
+    {"capture-cascade", "a captured stream of more than 2048 - 32 tasks takes a further stream of the device",
+     "runtime src/runtime/feature/aclgraph/stream_capture.cc:87, config/910_B_93/dev_info_reg.cc:257"},
+    {"external-event-host", "external events are not queried, waited for by the host, or timed",
+     "runtime src/runtime/api/impl/api_error.cc:1777"},
+    {"replay-device", "a graph is replayed while its device is current, on a stream of that device",
+     "runtime src/runtime/api/impl/api_impl.cc:4413"},
+}};
+
+std::array<std::atomic<bool>, static_cast<size_t>(Limit::count)>& states() {
+  static auto* made = new std::array<std::atomic<bool>, static_cast<size_t>(Limit::count)>;
+  return *made;
+}
+
+void start() {
+  static bool once = [] {
+    for (auto& state : states()) state = true;
+    if (const char* names = getenv("ASCENDSIM_LENIENT")) {
+      std::stringstream list(names);
+      for (std::string name; std::getline(list, name, ',');) set_limit(name, false);
+    }
+    return true;
+  }();
+  (void)once;
+}
+
+}  // namespace
+
+bool is_on(Limit limit) {
+  start();
+  return states()[static_cast<size_t>(limit)];
+}
+
+std::string by_limit(Limit limit, const std::string& why) {
+  auto& row = kRows[static_cast<size_t>(limit)];
+  return why + " (limit '" + row.name + "': " + row.source + ")";
+}
+
+bool set_limit(const std::string& name, bool on) {
+  bool found = name == "all";
+  for (size_t i = 0; i < kRows.size(); i++)
+    if (name == "all" || name == kRows[i].name) states()[i] = on, found = true;
+  return found;
+}
+
+std::string limits_json() {
+  start();
+  std::string text = "[";
+  for (size_t i = 0; i < kRows.size(); i++)
+    text += std::string(i ? ", " : "") + "{\"name\": \"" + kRows[i].name + "\", \"rule\": \"" + kRows[i].rule +
+            "\", \"source\": \"" + kRows[i].source + "\", \"on\": " + (states()[i] ? "true" : "false") + "}";
+  return text + "]";
+}
+
+}  // namespace sim
+
+extern "C" {
+
+// 0, or -1 when there is no row of that name. `on` 0 turns the row off.
+int ascendsim_limit(const char* name, int on) {
+  sim::is_on(sim::Limit::fia_dtype);  // reads the environment first
+  return sim::set_limit(name, on != 0) ? 0 : -1;
+}
+
+}  // extern "C"
