@@ -99,13 +99,13 @@ def test_the_output_follows_the_targets_distribution(small_decoder, small_model)
 @pytest.mark.parametrize("bias", ["accepts everything", "stale distributions", "drafts at another temperature"])
 def test_a_biased_decoder_goes_red(small_decoder, small_model, bias, monkeypatch):
     if bias == "drafts at another temperature":
-        draft = kernels.draft_gumbel
+        draft = kernels.gumbel_head
 
-        def hotter(logits, offsets, temperature, *rest):
-            draft(logits * 0.3, offsets, temperature, *rest)  # and reports those probabilities
-            rest[-1].copy_(torch.full_like(rest[-1], 0.25))
+        def hotter(hidden, norm, eps, weight, *rest):
+            draft(hidden, norm, eps, weight * 0.3, *rest)
+            rest[-1].copy_(torch.full_like(rest[-1], 0.25))  # and reports other probabilities
 
-        monkeypatch.setattr(kernels, "draft_gumbel", hotter)
+        monkeypatch.setattr(kernels, "gumbel_head", hotter)
     else:
         verify = kernels.verify_sampled
 

@@ -135,12 +135,13 @@ def draft_step_column(patch: pytest.MonkeyPatch) -> None:
 @mutant("gumbel-seed-position", "attention")
 def gumbel_seed_position(patch: pytest.MonkeyPatch) -> None:
     """The noise of a draft depends on the seed alone and forgets the position."""
-    real = kernels.draft_gumbel
+    for name, place in (("draft_gumbel", 4), ("gumbel_head", 7)):
+        real = getattr(kernels, name)
 
-    def draft_gumbel(logits: Any, vocab_map: Any, temperature: Any, seeds: Any, seq_lens: Tensor, *rest: Any) -> None:
-        real(logits, vocab_map, temperature, seeds, torch.zeros_like(seq_lens), *rest)
+        def same_position(*args: Any, _real: Any = real, _place: int = place) -> None:
+            _real(*args[:_place], torch.zeros_like(args[_place]), *args[_place + 1 :])
 
-    patch.setattr(kernels, "draft_gumbel", draft_gumbel)
+        patch.setattr(kernels, name, same_position)
 
 
 def _with_tables(patch: pytest.MonkeyPatch, change: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
