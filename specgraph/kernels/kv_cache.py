@@ -17,6 +17,13 @@ def rotate(x: Tensor, rotary: Tensor, positions: Tensor) -> Tensor:
     return rotated if 2 * half == x.shape[-1] else torch.cat([rotated, x[..., 2 * half :]], dim=-1)
 
 
+def _cells(cache: Tensor, slots: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """A view of the cache, and the index in it that gives the slots int64 [T]: [T, num_kv_heads, head_dim]."""
+    if cache.is_contiguous():
+        return cache.view(-1, *cache.shape[2:]), (slots,)
+    return cache, (slots // cache.shape[1], slots % cache.shape[1])
+
+
 def _rotate_and_store_on_host(
     query: Tensor,
     key: Tensor,
@@ -32,8 +39,9 @@ def _rotate_and_store_on_host(
     live = slot_mapping >= 0
     if not bool(live.all()):
         key, value, slot_mapping = key[live], value[live], slot_mapping[live]
-    key_cache.view(-1, *key_cache.shape[2:]).index_copy_(0, slot_mapping, key.to(key_cache.dtype))
-    value_cache.view(-1, *value_cache.shape[2:]).index_copy_(0, slot_mapping, value.to(value_cache.dtype))
+    for rows, cache in ((key, key_cache), (value, value_cache)):
+        cells, place = _cells(cache, slot_mapping)
+        cells.index_put_(place, rows.to(cache.dtype))
     return query.clone() if rotary is None else query
 
 
@@ -58,7 +66,7 @@ def rotate_and_store(
         rotary: float32 [max_positions, rotary_dim] (cos | sin), or None for no rotation.
         positions: int64 [T].
         slot_mapping: int64 [T]; a row with a negative slot is not written.
-        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], written.
+        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim] of any strides, written.
 
     Returns:
         [T, num_heads, head_dim] in the query's dtype: a new tensor, also without rotation.
@@ -68,7 +76,7 @@ def rotate_and_store(
     live = (slot_mapping >= 0)[:, None, None]
     slots = slot_mapping.clamp(min=0)
     for rows, cache in ((key, key_cache), (value, value_cache)):
-        flat = cache.view(-1, *cache.shape[2:])
+        cells, place = _cells(cache, slots)
         # An inert row writes slot 0 back as it was: slot 0 is in the null block, which no live row writes.
-        flat.index_put_((slots,), torch.where(live, rows.to(cache.dtype), flat[slots]))
+        cells.index_put_(place, torch.where(live, rows.to(cache.dtype), cells[place]))
     return query.clone() if rotary is None else query

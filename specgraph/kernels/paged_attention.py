@@ -32,8 +32,8 @@ def _attend_gathered(
     key = torch.arange(width, device=query.device)
     # What no row may see is cleared, not only masked: it may hold anything, and 0 * NaN is NaN.
     unseen = (key >= visible.amax(dim=1)[:, None])[:, :, None, None]
-    keys = key_cache[block_table].view(requests, width, kv_heads, dim).masked_fill_(unseen, 0.0)
-    values = value_cache[block_table].view(requests, width, kv_heads, dim).masked_fill_(unseen, 0.0)
+    keys = key_cache[block_table].reshape(requests, width, kv_heads, dim).masked_fill_(unseen, 0.0)
+    values = value_cache[block_table].reshape(requests, width, kv_heads, dim).masked_fill_(unseen, 0.0)
     # Query heads of one KV head become rows of one matrix, so that no key is repeated.
     grouped = query.view(requests, query_len, kv_heads, group, dim).permute(0, 2, 3, 1, 4)
     mask = key < visible.clamp(min=1)[:, :, None]  # a row that sees nothing is cleared below
@@ -123,7 +123,7 @@ def paged_attention(
 
     Args:
         query: [T, num_heads, head_dim].
-        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim].
+        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim] of any strides.
         block_table: int32 [R, max_blocks].
         seq_lens: int32 [R]; a request of length 0 gives zeros.
         query_start_loc: int32 [R + 1]: first row of each request, then T.

@@ -84,6 +84,18 @@ def test_the_two_give_the_same_bits():
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+def test_caches_that_are_views_of_one_packed_tensor(store):
+    """[num_blocks, num_kv_heads, block_size, 2 * head_dim], as engines have it, gives the same."""
+    query, key, value, key_cache, value_cache = inputs(torch.bfloat16, seed=3)
+    packed = torch.cat([key_cache, value_cache], dim=-1).transpose(1, 2).contiguous()
+    views = packed.transpose(1, 2).split(key_cache.shape[-1], dim=-1)
+    positions, slots = torch.tensor([0, 9, 31, 4, 4, 17]), torch.tensor([4, -1, 19, 11, 12, -1])
+    out = store(query, key, value, table(32, 8), positions, slots, *views)
+    assert torch.equal(out, store(query, key, value, table(32, 8), positions, slots, key_cache, value_cache))
+    assert torch.equal(views[0], key_cache)
+    assert torch.equal(views[1], value_cache)
+
+
 def test_without_rotation_the_query_comes_back_as_a_copy(store):
     query, key, value, key_cache, value_cache = inputs(torch.float32)
     slots = torch.arange(4, 10)

@@ -100,6 +100,16 @@ def test_against_float64(way, causal, block_size, heads, kv_heads):
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_caches_that_are_views_of_one_packed_tensor(way):
+    query_lens, seq_lens = [3, 1, 5], [7, 16, 33]
+    (query, key_cache, value_cache, table), _ = make(query_lens, seq_lens, block_size=4, heads=4, kv_heads=2)
+    packed = torch.cat([key_cache, value_cache], dim=-1).transpose(1, 2).contiguous()
+    views = packed.transpose(1, 2).split(key_cache.shape[-1], dim=-1)
+    got = WAYS[way](query, *views, table, query_lens, seq_lens, 0.4, True)
+    assert torch.equal(got, WAYS[way](query, key_cache, value_cache, table, query_lens, seq_lens, 0.4, True))
+
+
+@pytest.mark.parametrize("way", WAYS)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_ragged_batches(way, data):

@@ -198,16 +198,22 @@ CASES = [
     (16, 1, [3, 33], True, 4, 1, 256),
     (16, 40, [40, 100], True, 32, 8, 128),
     (16, 2, [2, 37], True, 6, 2, 16),
+    (256, 1, [1, 255, 256, 257, 0, 1025], True, 8, 2, 64),
+    (48, 6, [6, 47, 100], True, 8, 2, 64),
 ]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"b{c[0]}q{c[1]}c{c[3]:d}h{c[4]}d{c[6]}")
-def test_attention(case: tuple, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("packed_caches", [False, True])
+def test_attention(case: tuple, dtype: torch.dtype, packed_caches: bool) -> None:
     block, rows, lengths, causal, heads, kv_heads, dim = case
     requests, width = len(lengths), -(-max(lengths) // block) + 3
     keys = make(requests * width + 1, block, kv_heads, dim, dtype=dtype)
     values = make(*keys.shape, dtype=dtype)
+    if packed_caches:  # as engines have them: one tensor [blocks, kv_heads, block, 2 * dim]
+        whole = torch.cat([keys, values], dim=-1).transpose(1, 2).contiguous()
+        keys, values = whole.transpose(1, 2).split(dim, dim=-1)
     table = (torch.randperm(requests * width, device="cuda") + 1).view(requests, width).int()
     seq_lens = torch.tensor(lengths, dtype=torch.int32, device="cuda")
     starts = torch.arange(0, requests * rows + 1, rows, dtype=torch.int32, device="cuda")
@@ -231,8 +237,8 @@ def test_attention(case: tuple, dtype: torch.dtype) -> None:
     wide = [t.double() for t in (query, key, value, keys, values)]
     turned = [rotate(t, rotary.double(), position) for t in wide[:2]]
     live = slots >= 0
-    wide[3].view(-1, kv_heads, dim)[slots[live]] = turned[1][live].to(dtype).double()
-    wide[4].view(-1, kv_heads, dim)[slots[live]] = wide[2][live]
+    place = slots[live] // block, slots[live] % block
+    wide[3][place], wide[4][place] = turned[1][live].to(dtype).double(), wide[2][live]
     before = keys.clone(), values.clone()
     got = kernels.rotate_store_attend(
         query, key, value, rotary, position, slots, keys, values, table, seq_lens, starts, **how
@@ -345,3 +351,14 @@ def test_a_block_of_drafts(mapped: bool) -> None:
         wanted = first if offsets is None else first + offsets[first]
         assert torch.equal(whole[:, :steps].flatten(), wanted)
         assert bool((whole[:, steps:] == -7).all())
+
+
+def test_caches_that_the_kernels_cannot_take_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    keys, values = make(3, 16, 2, 128)[..., ::2], make(3, 16, 2, 128)[..., ::2]
+    table, starts = torch.tensor([[1, 2]], dtype=torch.int32).cuda(), torch.tensor([0, 1], dtype=torch.int32).cuda()
+    seq_lens, query = torch.tensor([20], dtype=torch.int32).cuda(), make(1, 4, 64)
+    for _ in range(2):
+        got = kernels.paged_attention(query, keys, values, table, seq_lens, starts, query_len=1, scale=0.1)
+    wide = query.double(), keys.double(), values.double()
+    close(got, kernels.paged_attention.reference(*wide, table, seq_lens, starts, query_len=1, scale=0.1))
+    assert sum("last stride of the KV caches is 2" in record.message for record in caplog.records) == 1

@@ -16,7 +16,8 @@ def attend_kernel(
     query, new_key, new_value, rotary, positions, slot_mapping, key_cache, value_cache, block_table, seq_lens,
     query_start_loc, out, partial_out, partial_max, partial_sum, query_stride, new_stride, rotary_stride, table_stride,
     table_width, heads, scale,
-    GROUP: tl.constexpr, HALF: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    GROUP: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, BLOCK_STRIDE: tl.constexpr,
+    KEY_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr, ROWS: tl.constexpr,
     KEYS: tl.constexpr, SPLITS: tl.constexpr, TILES: tl.constexpr, CAUSAL: tl.constexpr, FUSED: tl.constexpr,
     ROTATED: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -78,7 +79,7 @@ def attend_kernel(
                 new = new_value + begin.to(tl.int64) * new_stride + kv_head * DIM + half
                 v_left = tl.load(new)
                 v_right = tl.load(new + HALF)
-                to = slot * (KV_HEADS * DIM) + kv_head * DIM + half
+                to = slot // BLOCK * BLOCK_STRIDE + slot % BLOCK * KEY_STRIDE + kv_head * HEAD_STRIDE + half
                 own_left = k_left.to(key_cache.dtype.element_ty)
                 own_right = k_right.to(key_cache.dtype.element_ty)
                 tl.store(key_cache + to, own_left)
@@ -101,7 +102,7 @@ def attend_kernel(
         position = n + key
         inside = position < last
         block = tl.load(block_table + request * table_stride + position // BLOCK, mask=inside, other=0).to(tl.int64)
-        cell = (block * BLOCK + position % BLOCK) * (KV_HEADS * DIM) + kv_head * DIM
+        cell = block * BLOCK_STRIDE + position % BLOCK * KEY_STRIDE + kv_head * HEAD_STRIDE
         cell = cell[:, None] + half[None, :]
         keys_left = tl.load(key_cache + cell, mask=inside[:, None], other=0.0)
         keys_right = tl.load(key_cache + cell + HALF, mask=inside[:, None], other=0.0)

@@ -28,11 +28,16 @@ class AttentionOps(Launcher):
         out = torch.empty((count, heads, dim), dtype=query.dtype, device=query.device)
         total = heads + 2 * key.shape[1]
         per_program = 16
+        if reason := _unsupported(dim, key_cache, value_cache, rotated_only=True):
+            self.say_once(f"rotate_and_store runs on plain torch ops, slower: {reason}")
+            return kernels.rotate_and_store.reference(
+                query, key, value, rotary, positions, slot_mapping, key_cache, value_cache
+            )
         if count:
             rows.rotate_and_store_kernel[(count, ceil_div(total, per_program))](
                 query, key, value, rotary, positions.contiguous(), slot_mapping.contiguous(), out, key_cache,
                 value_cache, query.stride(0), key.stride(0), value.stride(0),
-                0 if rotary is None else rotary.stride(0), heads, key.shape[1], DIM=dim,
+                0 if rotary is None else rotary.stride(0), heads, key.shape[1], **_cache_layout(key_cache), DIM=dim,
                 DIMS=power_of_two(dim), HALF=0 if rotary is None else rotary.shape[1] // 2,
                 HEADS=per_program, ROTATED=rotary is not None, num_warps=4, **self.common(),
             )  # fmt: skip
@@ -72,8 +77,9 @@ class AttentionOps(Launcher):
     ) -> Tensor:  # fmt: skip
         query = _heads(query)
         count, heads, dim = query.shape
-        kv_heads, block = key_cache.shape[2], key_cache.shape[1]
-        if not _attends(dim, key_cache, value_cache):
+        kv_heads = key_cache.shape[2]
+        if reason := _unsupported(dim, key_cache, value_cache):
+            self.say_once(f"attention runs on plain torch ops, many times slower: {reason}")
             if key is None or value is None or positions is None or slot_mapping is None:
                 return kernels.paged_attention.reference(
                     query, key_cache, value_cache, block_table, seq_lens, query_start_loc, query_len=query_len,
@@ -107,7 +113,7 @@ class AttentionOps(Launcher):
             query, key, value, rotary, positions, slot_mapping, key_cache, value_cache, block_table, seq_lens,
             query_start_loc, out, partial, top, total, query.stride(0), 0 if key is None else key.stride(0),
             0 if rotary is None else rotary.stride(0), block_table.stride(0), block_table.shape[1], heads, scale,
-            GROUP=group, HALF=dim // 2, KV_HEADS=kv_heads, BLOCK=block, ROWS=tile_rows, KEYS=keys, SPLITS=splits,
+            GROUP=group, HALF=dim // 2, **_cache_layout(key_cache), ROWS=tile_rows, KEYS=keys, SPLITS=splits,
             TILES=tiles, CAUSAL=causal, FUSED=key is not None, ROTATED=rotary is not None,
             PRECISION="ieee" if wide else "tf32", num_warps=4, num_stages=2, **self.common(),
         )  # fmt: skip
@@ -131,9 +137,29 @@ def attention_splits(programs: int, rows: int, compute_units: int) -> int:
     return splits
 
 
-def _attends(dim: int, key_cache: Tensor, value_cache: Tensor) -> bool:
-    power_of_two = dim >= 32 and dim & (dim - 1) == 0
-    return power_of_two and key_cache.is_contiguous() and value_cache.is_contiguous()
+def _unsupported(dim: int, key_cache: Tensor, value_cache: Tensor, rotated_only: bool = False) -> str | None:
+    """Why the kernels cannot use these caches; None if they can.
+
+    They take any strides that key and value share if heads are contiguous. So they take the two halves of one tensor
+    [num_blocks, num_kv_heads, block_size, 2 * head_dim], each transposed to the shape of a cache.
+    """
+    if not rotated_only and (dim < 32 or dim & (dim - 1)):
+        return f"head_dim is {dim}, the attention kernel takes powers of two from 32"
+    if key_cache.stride() != value_cache.stride():
+        return f"the key cache has strides {key_cache.stride()}, the value cache {value_cache.stride()}"
+    if key_cache.stride(3) != 1:
+        return f"the last stride of the KV caches is {key_cache.stride(3)}, the kernels take 1"
+    return None
+
+
+def _cache_layout(cache: Tensor) -> dict[str, int]:
+    """Strides of the KV caches as constants of a kernel."""
+    return {
+        "BLOCK": cache.shape[1],
+        "BLOCK_STRIDE": cache.stride(0),
+        "KEY_STRIDE": cache.stride(1),
+        "HEAD_STRIDE": cache.stride(2),
+    }
 
 
 def _heads(x: Tensor) -> Tensor:

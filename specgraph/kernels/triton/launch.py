@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
+
+_LOG = logging.getLogger("specgraph")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,15 @@ class Launcher:
     options: LaunchOptions
     compiled: dict[tuple[Any, ...], Any] = field(default_factory=dict[tuple[Any, ...], Any], repr=False)
     """Compiled kernels as their first launch returned them, keyed by device, constants and dtypes."""
+
+    said: set[str] = field(default_factory=set[str], repr=False)
+    """What `say_once` has said."""
+
+    def say_once(self, message: str) -> None:
+        """Log a warning, the first time that it is given."""
+        if message not in self.said:
+            self.said.add(message)
+            _LOG.warning(message)
 
     def common(self) -> dict[str, Any]:
         """Keyword arguments of every launch."""

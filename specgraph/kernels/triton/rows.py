@@ -11,6 +11,7 @@ import triton.language as tl
 def rotate_and_store_kernel(
     query, key, value, rotary, positions, slot_mapping, rotated, key_cache, value_cache, query_stride, key_stride,
     value_stride, rotary_stride, heads, kv_heads,
+    BLOCK: tl.constexpr, BLOCK_STRIDE: tl.constexpr, KEY_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr,
     DIM: tl.constexpr, DIMS: tl.constexpr, HALF: tl.constexpr, HEADS: tl.constexpr, ROTATED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -43,11 +44,12 @@ def rotate_and_store_kernel(
         k = (k.to(tl.float32) * cos + k_other * sin).to(k.dtype)
     tl.store(rotated + (row * heads + head) * DIM + dim, q, mask=is_query & inside)
     if slot >= 0:
-        at = slot * kv_heads * DIM + (head - heads) * DIM + dim
+        row_at = slot // BLOCK * BLOCK_STRIDE + slot % BLOCK * KEY_STRIDE
+        at = row_at + (head - heads) * HEAD_STRIDE + dim
         tl.store(key_cache + at, k.to(key_cache.dtype.element_ty), mask=is_key & inside)
         v_at = value + row * value_stride + (head - heads - kv_heads) * DIM
         v = tl.load(v_at + dim, mask=is_value & inside, other=0.0)
-        tl.store(value_cache + at - kv_heads * DIM, v.to(value_cache.dtype.element_ty), mask=is_value & inside)
+        tl.store(value_cache + at - kv_heads * HEAD_STRIDE, v.to(value_cache.dtype.element_ty), mask=is_value & inside)
 
 
 @triton.jit
