@@ -7,12 +7,12 @@ how far each falls short of the best, so that a near tie on the device is no dif
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
-from specgraph.drafting.stepwise import ModuleHead
-from specgraph.models.protocol import DraftHead, ParallelHead
+from specgraph.models.mtp import MtpHead
+from specgraph.models.protocol import DraftHead, DraftOutput, ParallelHead
 from torch import Tensor
 
 from specgraph_conformance.oracles import DenseKeys
@@ -51,12 +51,15 @@ def dense_draft(
         drafted: the device's drafts, which the oracle goes on with.
         position_offset: see `OffsetHead`.
     """
-    dense = DenseKeys(head.attention_layers, keys, values)
+    parallel = hasattr(head, "store_context")
+    # A parallel drafter's rows see all keys of their request, whatever its layers say of themselves.
+    layers = [replace(layer, causal=not parallel) for layer in head.attention_layers]
+    dense = DenseKeys(layers, keys, values)
     aux_hidden, steps = aux_hidden.double(), list(drafted) or [0]  # with K 0 the first pass runs for its KV
-    if hasattr(head, "store_context"):
+    if parallel:
         logits = _block(cast(ParallelHead, head), dense, token_ids, aux_hidden, start, len(steps))
     elif getattr(head, "num_modules", 1) > 1:
-        logits = _modules(cast(ModuleHead, head), dense, token_ids, aux_hidden, start, steps)
+        logits = _modules(cast(MtpHead, head), dense, token_ids, aux_hidden, start, steps)
     else:
         logits = _chain(cast(DraftHead, head), dense, token_ids, aux_hidden, start + position_offset, steps)
     ids = torch.arange(logits.shape[1])
@@ -88,7 +91,7 @@ def dense_prompt(
         cast(DraftHead, head).forward(token_ids, hidden, dense.attend)
     else:
         for module in range(num_modules):
-            hidden = cast(ModuleHead, head).forward_step(module, token_ids, hidden, dense.attend).carry
+            hidden = _module(cast(MtpHead, head), module, token_ids, hidden, dense).carry
             token_ids = torch.cat([token_ids[1:], token_ids[-1:]])
 
 
@@ -108,14 +111,20 @@ def _chain(
     return torch.cat(logits)
 
 
+def _module(head: MtpHead, number: int, token_ids: Tensor, hidden: Tensor, dense: DenseKeys) -> DraftOutput:
+    """Module `number` as a head of its own, so that the order of modules is the oracle's and not the head's."""
+    alone = MtpHead(head.config, [head.modules[number]], head.embed_tokens, head.lm_head)
+    return alone.forward(token_ids, hidden, lambda index, query, key, value: dense.attend(number, query, key, value))
+
+
 def _modules(
-    head: ModuleHead, dense: DenseKeys, token_ids: Tensor, aux_hidden: Tensor, start: int, drafted: Sequence[int]
+    head: MtpHead, dense: DenseKeys, token_ids: Tensor, aux_hidden: Tensor, start: int, drafted: Sequence[int]
 ) -> Tensor:
     """Rows of the round through each module in turn, their tokens moved up by one, the latest draft last."""
     hidden, logits = head.combine(aux_hidden), list[Tensor]()
     for module, token in enumerate(drafted):
         dense.at(range(start, start + len(token_ids)))
-        out = head.forward_step(module, token_ids, hidden, dense.attend)
+        out = _module(head, module, token_ids, hidden, dense)
         hidden = out.carry
         logits.append(head.logits(out.hidden[-1:]))
         token_ids = torch.cat([token_ids[1:], torch.tensor([token])])

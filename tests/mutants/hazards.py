@@ -315,6 +315,26 @@ HAZARDS: dict[str, Hazard] = {
         "some ops keep the lengths of the capture",
         "an update stops after one op of its group",
     ),
+    "bad-first-drafts": Hazard(
+        REVIEW,
+        "lossless output, and the first drafts of each request are rejected",
+        "the propose after a prompt takes another row",
+    ),
+    "prompt-keys": Hazard(
+        REVIEW,
+        "lossless output, and acceptance falls with the position",
+        "rotary angles in half precision, or prompt chunks of the drafter shifted",
+    ),
+    "head-arithmetic": Hazard(
+        REVIEW,
+        "lossless output, and a lower acceptance with one kind of drafter",
+        "a mask or an order of modules that the checkpoint was not trained with",
+    ),
+    "metrics-count-the-bonus": Hazard(
+        REVIEW,
+        "acceptance reported one token too high",
+        "the target's own token counts as accepted",
+    ),
 }
 
 NOT_PUT_BACK: dict[str, str] = {

@@ -17,7 +17,7 @@ class Mutant:
     name: str
     """The hazard's name, with a dash and more words if the hazard has several mutants."""
     part: str
-    """platform, attention, kernel, or engine."""
+    """platform, attention, kernel, model, or engine."""
     bug: str
     """What is broken, in one sentence."""
     apply: Apply

@@ -99,6 +99,30 @@ def test_stop(platform: Platform, seed: int) -> None:
 
 
 @case(
+    "decoding.metrics-count-accepted-drafts",
+    "The metrics count accepted draft tokens: the tokens of each verify but the target's own one.",
+    hazard="metrics-count-the-bonus",
+    cause="the target's own token counts as accepted, or drafts of finished requests are left out",
+)
+def test_metrics(platform: Platform, seed: int) -> None:
+    (asked,) = requests(seed, count=1, tokens=40)
+    with decoder(platform) as made:
+        # The first tokens come from the prompt's pass, the last ones may be cut at max_tokens.
+        sizes = [len(chunk.token_ids) for chunk in made.stream([asked])][1:]
+        metrics = made.metrics
+        most = made.config.num_speculative_tokens
+    assert metrics.num_drafts == len(sizes), f"{metrics.num_drafts} drafts were counted in {len(sizes)} verify passes"
+    least = sum(sizes[:-1]) - len(sizes[:-1]) + sizes[-1] - 1
+    cut = most + 1 - sizes[-1]
+    seen = sum(metrics.accepted)
+    assert least <= seen <= least + cut, (
+        f"{seen} draft tokens count as accepted; {len(sizes)} verify passes gave {sum(sizes)} tokens, one of each the "
+        f"target's own, and at most {cut} were cut off at the end"
+    )
+    assert metrics.mean_acceptance_length == pytest.approx(1 + seen / len(sizes))
+
+
+@case(
     "decoding.up-to-max-model-len",
     "A request that runs into max_model_len ends there with the target's tokens.",
     hazard="max-len-clamp",

@@ -51,6 +51,7 @@ def test_heads(platform: Platform, attention: str, lowering: str, kind: str, see
 @case(
     "drafting.every-head-follows-float64",
     "Drafts and KV of each kind of drafter are those of a dense float64 one, from the accepted tokens alone.",
+    hazard="head-arithmetic",
     cause="rows, positions or slots of this kind: modules over all rows, a block after the accepted ones, an offset",
 )
 def test_oracle(platform: Platform, attention: str, kind: str, seed: int) -> None:

@@ -1,0 +1,100 @@
+"""The tiny target and the EAGLE head in float64, without the code of `specgraph.models`: only their weights are read.
+
+The other oracles run a head's own code in float64, which shows what a device, a graph or a buffer does wrong. These
+show what that code does wrong, and what an engine hands it: rotary angles, norms, the row and the token of a prompt.
+Every pass computes the whole sequence again; nothing is cached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specgraph_conformance.oracles import attention
+from specgraph_conformance.tiny_models import CONFIG
+
+THETA = 10000.0
+"""The rotary base of the tiny models."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One pass over a whole sequence of n tokens."""
+
+    hidden: Tensor
+    """[n, hidden_size], after the last layer and the final norm, if the model has one."""
+    keys: list[Tensor]
+    """Per layer, [n, num_kv_heads, head_dim], rotated."""
+
+
+def rotate(x: Tensor) -> Tensor:
+    """Rotate x [n, heads, dim], of positions 0 to n - 1: components i and i + dim / 2 turn by position * frequency."""
+    n, _, dim = x.shape
+    frequency = THETA ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    angle = torch.arange(n, dtype=torch.float64)[:, None, None] * frequency
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], dim=-1)
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    """x over its root mean square, times `weight`."""
+    return x / (x.square().mean(dim=-1, keepdim=True) + CONFIG.rms_norm_eps).sqrt() * weight
+
+
+def run_layers(x: Tensor, layers: Sequence[Any]) -> Pass:
+    """x [n, hidden_size] of positions 0 to n - 1 through decoder layers, causally."""
+    n, heads, kv_heads, dim = x.shape[0], CONFIG.num_heads, CONFIG.num_kv_heads, CONFIG.head_dim
+    all_keys: list[Tensor] = []
+    for layer in layers:
+        qkv = rms_norm(x, layer.input_norm) @ layer.qkv.T
+        query, keys, values = qkv.view(n, heads + 2 * kv_heads, dim).split((heads, kv_heads, kv_heads), dim=1)
+        keys = rotate(keys)
+        x = x + attention(rotate(query), keys, values, dim**-0.5).reshape(n, -1) @ layer.output.T
+        gate, up = (rms_norm(x, layer.post_norm) @ layer.gate_up.T).chunk(2, dim=-1)
+        x = x + (gate * torch.sigmoid(gate) * up) @ layer.down.T
+        all_keys.append(keys)
+    return Pass(x, all_keys)
+
+
+def run_target(target: Any, token_ids: Sequence[int]) -> Pass:
+    """The target over a sequence; `target` holds float64 weights on the host."""
+    out = run_layers(target.embed_tokens[list(token_ids)], target.layers)
+    return Pass(rms_norm(out.hidden, target.norm), out.keys)
+
+
+def best_tokens(model: Any, hidden: Tensor) -> list[int]:
+    """The most likely token after each row of `hidden`, by the vocabulary head of a target or an EAGLE head."""
+    lm_head = model.lm_head if hasattr(model, "lm_head") else model.tensors.lm_head
+    return (hidden @ lm_head.T).argmax(dim=-1).tolist()
+
+
+def run_eagle(head: Any, target_hidden: Tensor, following: Sequence[int]) -> Pass:
+    """The EAGLE head over rows 0 to n - 1: row i takes the target's hidden state of i and the token after it."""
+    rows = torch.cat([head.tensors.embed_tokens[list(following)], target_hidden], dim=-1) @ head.tensors.fc.T
+    return run_layers(rows, head.layers)
+
+
+def first_drafts(target: Any, head: Any, prompt: Sequence[int], num_drafts: int) -> tuple[list[int], list[int], Pass]:
+    """What an EAGLE head drafts after a prompt.
+
+    Returns:
+        The draft tokens; the target's own tokens after the prompt, one more than there are drafts; and the head's pass
+        over the prompt's rows.
+    """
+    tokens = list(prompt)
+    for _ in range(num_drafts + 1):
+        tokens += best_tokens(target, run_target(target, tokens).hidden[-1:])
+    hidden = run_target(target, prompt).hidden
+    following = [*prompt[1:], tokens[len(prompt)]]
+    over_prompt = out = run_eagle(head, hidden, following)
+    drafts: list[int] = []
+    for _ in range(num_drafts):
+        drafts += best_tokens(head, out.hidden[-1:])
+        hidden = torch.cat([hidden, out.hidden[-1:]])
+        following.append(drafts[-1])
+        out = run_eagle(head, hidden, following)
+    return drafts, tokens[len(prompt) :], over_prompt
