@@ -66,35 +66,29 @@ def run_target(target: Any, token_ids: Sequence[int]) -> Pass:
     return Pass(rms_norm(out.hidden, target.norm), out.keys)
 
 
-def best_tokens(model: Any, hidden: Tensor) -> list[int]:
-    """The most likely token after each row of `hidden`, by the vocabulary head of a target or an EAGLE head."""
-    lm_head = model.lm_head if hasattr(model, "lm_head") else model.tensors.lm_head
-    return (hidden @ lm_head.T).argmax(dim=-1).tolist()
-
-
 def run_eagle(head: Any, target_hidden: Tensor, following: Sequence[int]) -> Pass:
     """The EAGLE head over rows 0 to n - 1: row i takes the target's hidden state of i and the token after it."""
     rows = torch.cat([head.tensors.embed_tokens[list(following)], target_hidden], dim=-1) @ head.tensors.fc.T
     return run_layers(rows, head.layers)
 
 
-def first_drafts(target: Any, head: Any, prompt: Sequence[int], num_drafts: int) -> tuple[list[int], list[int], Pass]:
-    """What an EAGLE head drafts after a prompt.
-
-    Returns:
-        The draft tokens; the target's own tokens after the prompt, one more than there are drafts; and the head's pass
-        over the prompt's rows.
-    """
-    tokens = list(prompt)
-    for _ in range(num_drafts + 1):
-        tokens += best_tokens(target, run_target(target, tokens).hidden[-1:])
+def prompt_rows(target: Any, head: Any, prompt: Sequence[int]) -> tuple[Tensor, list[int], Pass]:
+    """The target's hidden states of a prompt, the token after each of its rows, and the EAGLE head's pass over them."""
     hidden = run_target(target, prompt).hidden
-    following = [*prompt[1:], tokens[len(prompt)]]
-    over_prompt = out = run_eagle(head, hidden, following)
-    drafts: list[int] = []
-    for _ in range(num_drafts):
-        drafts += best_tokens(head, out.hidden[-1:])
-        hidden = torch.cat([hidden, out.hidden[-1:]])
-        following.append(drafts[-1])
+    following = [*prompt[1:], int((hidden[-1] @ target.lm_head.T).argmax())]
+    return hidden, following, run_eagle(head, hidden, following)
+
+
+def short_of_best(target: Any, head: Any, prompt: Sequence[int], drafted: Sequence[int]) -> list[float]:
+    """How much lower than the best the logit of each drafted token is, in a propose right after a prompt.
+
+    0 where the token is the most likely one; next to 0 where two tokens nearly tie in float64.
+    """
+    hidden, following, out = prompt_rows(target, head, prompt)
+    short: list[float] = []
+    for token in drafted:
+        logits = out.hidden[-1] @ head.tensors.lm_head.T
+        short.append(float(logits.max() - logits[token]))
+        hidden, following = torch.cat([hidden, out.hidden[-1:]]), [*following, token]
         out = run_eagle(head, hidden, following)
-    return drafts, tokens[len(prompt) :], over_prompt
+    return short
