@@ -121,7 +121,7 @@ class Drafter(ModelRunner):
 
         Args:
             batch: from `inputs`, written in place; or tensors of the engine's own, which one op copies there.
-                host_start_positions, host_num_sampled: the same numbers as in the batch, one per request, for attention
+            host_start_positions, host_num_sampled: the same numbers as in the batch, one per request, for attention
                 with host parameters. `host_num_sampled` may be a function, called when the numbers are needed. Without
                 it they are copied to the host while the propose starts; without `host_start_positions` both are read
                 from the device, which waits for it.
@@ -135,20 +135,28 @@ class Drafter(ModelRunner):
         """
         ready = self._prepare(batch.num_requests, batch.query_len)
         if batch is not ready.inputs:
-            self.buffers.round.load(batch, needs_sampling=self.config.sampled)
+            self.buffers.round.load(batch, ready.inputs, self.config.sampled)
         elif ready.padding is not None:
             ready.padding.zero_()
-        padded, lengths = ready.dispatch.descriptor, None
-        if self.attention.host_parameters:
-            computed = replace(padded, num_speculative_tokens=computed_tokens(padded))
-            now = self._host_rounds.round(computed, self.buffers.round, host_start_positions, host_num_sampled)
-            lengths = partial(self.program.host_lengths, host_round=now)
+        self._launch(ready.dispatch, host_start_positions, host_num_sampled)
         self.num_proposes += 1
-        self.run(self.program, padded, lengths, captured=ready.dispatch.captured)
         if not copy:
             return DraftTokens(ready.token_ids, ready.probs, ready.dispatch)
         probs = None if ready.probs is None else ready.probs.clone()
         return DraftTokens(ready.token_ids.clone(), probs, ready.dispatch)
+
+    def propose_idle(self, num_requests: int = 1, query_len: int | None = None) -> None:
+        """Run a propose in which every request is inert: it drafts nothing and writes no KV.
+
+        For a rank that has no requests while others have: their collectives inside the draft model need it to run the
+        same graph. Overwrites the round in the drafter's memory.
+
+        Args:
+            num_requests, query_len: of the batch on the other ranks; the smallest captured size by default.
+        """
+        found = self.dispatch(num_requests, query_len)
+        self.buffers.round.num_sampled[: found.descriptor.num_requests].zero_()
+        self._launch(found, [], [])
 
     def dispatch(self, num_requests: int, query_len: int | None = None) -> Dispatch:
         """The padded size that a batch runs at, and the K that goes with it.
@@ -208,6 +216,15 @@ class Drafter(ModelRunner):
             return
         every = {} if lengths is None else dict.fromkeys(range(self.program.prefill_passes), lengths)
         self.program.prefill(token_ids, aux_hidden, metadata, self.stack.eager(every), None)
+
+    def _launch(self, found: Dispatch, start_positions: Sequence[int] | None, num_sampled: Counts | None) -> None:
+        """Run the draft program over the round in the drafter's memory."""
+        padded, lengths = found.descriptor, None
+        if self.attention.host_parameters:
+            computed = replace(padded, num_speculative_tokens=computed_tokens(padded))
+            now = self._host_rounds.round(computed, self.buffers.round, start_positions, num_sampled)
+            lengths = partial(self.program.host_lengths, host_round=now)
+        self.run(self.program, padded, lengths, captured=found.captured)
 
     def _prepare(self, num_requests: int, query_len: int | None) -> _Prepared:
         key = num_requests, self.config.query_len if query_len is None else query_len

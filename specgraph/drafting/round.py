@@ -120,41 +120,45 @@ class RoundBuffers:
             seeds=self.seeds[:n],
         )
 
-    def load(self, batch: ProposeBatch, needs_sampling: bool) -> None:
+    def load(self, batch: ProposeBatch, into: ProposeBatch, needs_sampling: bool) -> None:
         """Copy tensors of the engine's own into this memory with one op, and make all later requests inert.
 
         Args:
-            needs_sampling: whether the batch must have temperatures and seeds.
+            into: this memory sliced to the batch.
+            needs_sampling: copy temperatures and seeds too, which the batch must then have.
 
         Raises:
             ConfigError: a tensor is missing or has the wrong shape; nothing was written.
         """
-        n, query_len = batch.num_requests, batch.query_len
-        into, width = self.sliced(n, query_len), self.block_table.shape[1]
-        for name in ("sampled_token_ids", "start_positions", "aux_hidden"):
-            seen, expected = getattr(batch, name).shape, getattr(into, name).shape
-            if seen != expected:
-                raise ConfigError(f"{name} is {list(seen)}, expected {list(expected)}")
-        if batch.block_table.dim() != 2 or batch.block_table.shape[0] != n or batch.block_table.shape[1] > width:
-            raise ConfigError(f"block_table is {list(batch.block_table.shape)}, expected [{n}, at most {width}]")
-        for name in ("temperature", "seeds"):
-            if needs_sampling and getattr(batch, name) is None:
-                raise ConfigError(f"a sampled drafter needs {name} with every batch")
+        table, starts, aux = batch.block_table, batch.start_positions, batch.aux_hidden
+        if starts.shape != into.start_positions.shape:
+            raise ConfigError(f"start_positions is {list(starts.shape)}, expected {list(into.start_positions.shape)}")
+        if aux.shape != into.aux_hidden.shape:
+            raise ConfigError(f"aux_hidden is {list(aux.shape)}, expected {list(into.aux_hidden.shape)}")
+        rows, width = into.block_table.shape
+        if table.dim() != 2 or table.shape[0] != rows or table.shape[1] > width:
+            raise ConfigError(f"block_table is {list(table.shape)}, expected [{rows}, at most {width}]")
+        if batch.sampled_token_ids.shape != into.sampled_token_ids.shape:
+            seen, expected = batch.sampled_token_ids.shape, into.sampled_token_ids.shape
+            raise ConfigError(f"sampled_token_ids is {list(seen)}, expected {list(expected)}")
+        if needs_sampling:
+            for name in ("temperature", "seeds"):
+                if getattr(batch, name) is None:
+                    raise ConfigError(f"a sampled drafter needs {name} with every batch")
+            for name in ("temperature", "seeds"):
+                getattr(into, name).copy_(getattr(batch, name))
         kernels.load_round(
             batch.sampled_token_ids,
             batch.num_sampled,
-            batch.start_positions,
-            batch.aux_hidden,
-            batch.block_table,
+            starts,
+            aux,
+            table,
             to_sampled_token_ids=into.sampled_token_ids,
             to_num_sampled=self.num_sampled,
             to_start_positions=self.start_positions,
             to_aux_hidden=self.aux_hidden,
             to_block_table=self.block_table,
         )
-        if batch.temperature is not None and batch.seeds is not None:
-            self.temperature[:n].copy_(batch.temperature)
-            self.seeds[:n].copy_(batch.seeds)
 
 
 def allocate_round(

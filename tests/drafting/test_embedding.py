@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from specgraph import EngineConfig, Request, SpeculativeDecoder, shipped_pair
+from specgraph.reference import CpuPlatform
+
 PATH = Path(__file__).parents[2] / "examples" / "embed" / "engine.py"
 
 
@@ -31,16 +34,45 @@ def alone(example, engine, prompt, count):
     return tokens[len(prompt) :]
 
 
-def test_it_generates_the_targets_own_tokens_and_accepts_drafts(example):
+@pytest.fixture(scope="module")
+def prompts():
+    """Code, of which the drafter guesses much right after a prompt if the prompt reached it."""
+    tokenizer = pytest.importorskip("tokenizers").Tokenizer.from_file(str(shipped_pair()[0] / "tokenizer.json"))
+    code = (
+        "import os\nimport sys\n\n\nclass Counter(dict):\n    def __init__(self, iterable=None):\n        self.update("
+    )
+    ids = tokenizer.encode(code).ids
+    return [ids, ids[:1], ids[:19]]
+
+
+def test_it_generates_the_targets_own_tokens(example, prompts):
     with torch.inference_mode():
         engine = example.Engine()
-        g = torch.Generator().manual_seed(2)
-        words = engine.target.vocab_size
-        prompts = [torch.randint(0, words, (n,), generator=g).tolist() for n in (1, 7, 33)]
         for batch in (prompts, prompts[1:2]):
-            generated, length = engine.generate(batch, max_tokens=24)
+            generated, _ = engine.generate(batch, max_tokens=24)
             assert generated == [alone(example, engine, prompt, 24) for prompt in batch]
-            assert length > 1.3, "drafts of an intact hand-over are accepted"
+        engine.drafter.close()
+
+
+def test_it_accepts_what_our_own_decoder_accepts(example, prompts):
+    """A prompt that reached the drafter wrongly costs acceptance in the first rounds, and nothing else tells."""
+    with torch.inference_mode():
+        engine = example.Engine()
+        config = EngineConfig(
+            num_speculative_tokens=example.K,
+            max_num_requests=1,
+            max_model_len=example.MAX_LEN,
+            block_size=example.BLOCK,
+            prefill_sizes=[16],
+        )
+        engine.chunk = 16
+        for prompt in prompts:
+            decoder = SpeculativeDecoder(engine.target, engine.head, CpuPlatform(), config)
+            decoder.capture()
+            decoder.generate([Request(prompt_token_ids=prompt, max_tokens=9)])
+            _, length = engine.generate([prompt], max_tokens=9)
+            assert length == decoder.metrics.mean_acceptance_length
+            decoder.close()
         engine.drafter.close()
 
 

@@ -29,10 +29,10 @@ def stale_metadata_rebound(patch: pytest.MonkeyPatch) -> None:
     """Each round's counts are a new tensor instead of the old one, written in place."""
     real, kept = RoundBuffers.load, list[Tensor]()
 
-    def load(self: RoundBuffers, batch: Any, **options: Any) -> None:
+    def load(self: RoundBuffers, batch: Any, *rest: Any) -> None:
         kept.append(self.num_sampled)
         object.__setattr__(self, "num_sampled", self.num_sampled.clone())
-        real(self, batch, **options)
+        real(self, batch, *rest)
 
     patch.setattr(RoundBuffers, "load", load)
 
@@ -42,9 +42,9 @@ def stale_metadata_copied_late(patch: pytest.MonkeyPatch) -> None:
     """The block table is copied after the replay that needs it."""
     real_load, real_run, late = RoundBuffers.load, Drafter.run, dict[int, Tensor]()
 
-    def load(self: RoundBuffers, batch: Any, **options: Any) -> None:
+    def load(self: RoundBuffers, batch: Any, *rest: Any) -> None:
         before = self.block_table.clone()
-        real_load(self, batch, **options)
+        real_load(self, batch, *rest)
         late[id(self)] = self.block_table.clone()
         if before.any():
             self.block_table.copy_(before)
@@ -63,9 +63,9 @@ def stale_padding_rows(patch: pytest.MonkeyPatch) -> None:
     """The rows after a smaller batch keep the counts of the last, larger one."""
     real = RoundBuffers.load
 
-    def load(self: RoundBuffers, batch: Any, **options: Any) -> None:
+    def load(self: RoundBuffers, batch: Any, *rest: Any) -> None:
         tail = self.num_sampled[batch.num_requests :].clone()
-        real(self, batch, **options)
+        real(self, batch, *rest)
         self.num_sampled[batch.num_requests :].copy_(tail)
 
     patch.setattr(RoundBuffers, "load", load)
