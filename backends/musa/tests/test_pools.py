@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from device_memory import live, reserved
 
@@ -11,6 +12,7 @@ from specgraph_musa.policy import Policy
 from torch_musa import simulated
 
 MIB = 1 << 20
+LEAKS = pytest.mark.skipif(simulated.machine.release != "2.7.1", reason="reset() of newer releases gives the pool back")
 
 
 def capture_in(platform, pool, nbytes=64 * MIB):
@@ -20,6 +22,7 @@ def capture_in(platform, pool, nbytes=64 * MIB):
     return graph
 
 
+@LEAKS
 def test_the_way_is_found_by_trying(musa):
     assert musa.release == "by_own_call"
     simulated.as_2_11()
@@ -76,6 +79,7 @@ def test_a_pool_goes_on_after_its_last_graph(musa):
     assert reserved(musa) == before
 
 
+@LEAKS
 def test_reset_leaks_pool_put_back_is_seen(musa, monkeypatch):
     """Trusting reset(), as one would, keeps the memory: the check above can fail."""
     before = reserved(musa)

@@ -1,7 +1,7 @@
 """The simulator's own controls. No part of torch_musa's API.
 
-SPECGRAPH_MUSA_SIMULATED names defects, separated by commas, that are on from the start: for processes that a test
-starts.
+SPECGRAPH_MUSA_SIMULATED lists what is on from the start, separated by commas: names of defects, or "2.11" for that
+release.
 """
 
 import os
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Defects:
-    """Limits and defects, as the process-wide runtime has them. The first group is what torch_musa 2.7.1 does."""
+    """Limits and defects of the process. The first group is what torch_musa 2.7.1 does."""
 
     reset_keeps_pool: bool = True
     """MUSAGraph.reset() does not give its share of the memory pool back."""
@@ -26,12 +26,11 @@ class Defects:
     random_baked: bool = False
     """Every replay draws the same numbers."""
     pool_overlaps: bool = False
-    """A further graph of a pool writes over what the graphs before left there: modelled as doing nothing."""
+    """A second graph of a pool overwrites the first one's results: modelled as a replay that does nothing."""
     loop_stops_short: bool = False
-    """A graph of many ops loses its last ones: modelled as doing nothing when it was captured with `merged`-like
-    length (64 ops or more, on the cpu form)."""
+    """A graph of 64 ops or more loses its last ones: modelled as a replay that does nothing (cpu form only)."""
     loop_faults: bool = False
-    """Such a graph ends the process at its replay, as a device fault does."""
+    """The replay of a graph of 64 ops or more ends the process, as a device fault does (cpu form only)."""
 
 
 @dataclass
@@ -50,7 +49,7 @@ def as_2_11() -> None:
 
 
 class MemoryCorruption(Exception):
-    """What would corrupt memory or crash on a device, and here is only told."""
+    """Raised where a real device would corrupt memory or crash."""
 
 
 defects = Defects()
@@ -60,25 +59,28 @@ faults: list[str] = []
 
 
 def device_kind() -> str:
-    """What reports call this device."""
+    """The kind of device that reports name."""
     from torch_musa.forms import form
 
     return f"stand-in for torch_musa over {form.WHAT}, no Moore Threads device"
 
 
 def corrupt(what: str) -> None:
-    """Report it."""
+    """Add `what` to `faults` and raise MemoryCorruption."""
     faults.append(what)
     raise MemoryCorruption(what)
 
 
 def restore() -> None:
-    """The defects of 2.7.1 and those that the environment names, one device, nothing reported."""
+    """The state at the start of the process: defects of 2.7.1, what the environment lists, one device, no faults."""
     for state in (defects, machine):
         for name, value in vars(type(state)()).items():
             setattr(state, name, value)
     for name in filter(None, os.environ.get("SPECGRAPH_MUSA_SIMULATED", "").split(",")):
-        setattr(defects, name, True)
+        if name == "2.11":
+            as_2_11()
+        else:
+            setattr(defects, name, True)
     faults.clear()
 
 
