@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # Read when torch_musa is imported, so set before any test module is.
 os.environ.setdefault("SPECGRAPH_MUSA_SIMULATOR", "cpu")
 os.environ.pop("SPECGRAPH_MUSA_MERGED", None)
-os.environ["SPECGRAPH_MUSA_TRIALS"] = "skip"  # here and now, so that a test chooses what the simulator does
+os.environ["SPECGRAPH_MUSA_TRIALS"] = "skip"  # in this process, where each test sets the defects
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""What graphs hold, apart from what libraries keep for good."""
+"""Memory and graph objects that are in use, without what libraries never free."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch_musa.forms import form
 
 
 def reserved(platform) -> int:
-    """Bytes that the allocator holds once all that can go is gone."""
+    """Bytes that the allocator holds after everything unused was freed."""
     gc.collect()
     platform.synchronize()
     if form.NAME == "cuda":
@@ -20,5 +20,5 @@ def reserved(platform) -> int:
 
 
 def live(platform) -> int:
-    """Graph objects of the process."""
+    """Number of MUSAGraph objects in the process."""
     return len(platform.musa.MUSAGraph.get_latest_instance())

@@ -57,7 +57,7 @@ def test_a_drafter_over_the_budget_fails_at_start_up(musa):
 
 
 def test_without_the_budget_the_runtime_fails_late(musa):
-    """exec-budget, put back: the runtime's own limit, hit at instantiation, is told too; nothing grows with it."""
+    """exec-budget, put back: the runtime's own limit, met at instantiation, is a CaptureError too, and leaks no memory."""
     simulated.defects.max_live_graphs = 2
     x, held = torch.ones(2, device=musa.device), []
     for _ in range(3):

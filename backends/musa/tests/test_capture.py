@@ -21,7 +21,7 @@ from torch_musa.graphs import Generator
 
 
 def works(platform) -> bool:
-    """Capture, replay on other input, look."""
+    """Whether a new graph captures and replays correctly on new input."""
     x = torch.ones(4, device=platform.device)
     graph = platform.graph()
     with graph.capture():
@@ -103,7 +103,7 @@ def test_a_host_read_fails_the_capture_and_nothing_else(musa, shared, swallowed)
 
 
 def test_without_the_clean_up_the_next_capture_fails(musa, monkeypatch):
-    """capture-left-broken, put back: the simulator shows what 2.7.1 leaves behind."""
+    """capture-left-broken, put back: the allocator of 2.7.1 still records to the pool."""
     monkeypatch.setattr("specgraph_musa.graph.end_recording", lambda index, handle: False)
     monkeypatch.setattr("specgraph_musa.graph.heal_generator", lambda platform: None)
     monkeypatch.setattr("specgraph_musa.graph.MusaGraphPool.retire", lambda pool, handle: None)
@@ -131,7 +131,7 @@ def test_memory_that_runs_out_is_a_capture_error(musa):
 
 
 def test_another_thread_s_capture_is_refused(musa):
-    """Its graph() would wait for the device and free cached memory, and so break the capture that is under way."""
+    """A second capture begins by freeing cached memory, which breaks the one that is under way."""
     x, told = torch.ones(3, device=musa.device), list[BaseException]()
     graph, second, third = musa.graph(), musa.graph(), musa.graph()
     with third.capture():
@@ -163,7 +163,7 @@ def test_another_thread_s_capture_is_refused(musa):
 
 
 def test_a_capture_looks_through_none_of_the_process_s_objects(musa):
-    """torch_musa's graph() collects garbage each time: with a hundred graphs and many objects, that took minutes."""
+    """A garbage collection per capture, as in torch_musa's graph(), took minutes with a hundred graphs."""
 
     class Cycle:
         pass
@@ -221,7 +221,7 @@ def test_the_default_stream_is_refused_by_the_runtime():
 
 @pytest.mark.parametrize("is_2_11", [False, True], ids=["2.7.1", "2.11"])
 def test_after_a_failed_capture_other_graphs_replay(is_2_11):
-    """The generator believes that the failed capture goes on, and every replay asks it."""
+    """After a failed capture the generator is in capture mode, and every replay checks that it is not."""
     if is_2_11:
         simulated.as_2_11()
     platform = MusaPlatform(0, Policy())
@@ -292,7 +292,7 @@ def test_so_beside_a_graph_that_another_library_captured_in_inference_mode(musa,
 
 
 def test_memory_does_not_grow_with_failed_captures(musa):
-    """The first one may leave a segment of ordinary memory, which serves all others."""
+    """The first failure may leave a segment of ordinary memory, which the later ones reuse."""
     held: list[int] = []
     for _ in range(4):
         graph = musa.graph()
@@ -328,7 +328,7 @@ def test_a_graph_that_nobody_closes_gives_its_memory_back(musa):
 
 
 def test_graphs_of_a_pool_outlive_a_failed_capture_in_it(musa):
-    """A failed capture spoils the pool's handle, not its graphs, and what comes after shares a new handle."""
+    """After a failed capture the pool's graphs stay valid, and later captures share a new handle."""
     before = reserved(musa)
     pool = musa.graph_pool()
     x = torch.ones(3, device=musa.device)

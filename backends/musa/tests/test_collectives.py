@@ -1,4 +1,4 @@
-"""merged-chain-collectives: why the policy refuses it, shown on a simulated baked barrier."""
+"""merged-chain-collectives: the tokens that a baked barrier gives, and the policy that prevents them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def draft(platform, lowering, k=4, rounds=3):
 
 @pytest.fixture
 def ranks(monkeypatch):
-    """Several ranks, as torch.distributed would report them."""
+    """Make torch.distributed report several ranks."""
     monkeypatch.setattr(specgraph_musa.platform, "has_collectives", lambda: True)
 
 

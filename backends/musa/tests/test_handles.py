@@ -21,7 +21,7 @@ def test_a_generic_stream_handed_to_a_musa_event_is_refused(musa):
 
 
 def test_the_vendor_s_event_takes_it(musa):
-    """What the check prevents."""
+    """The vendor's own event takes a torch.Stream: the memory corruption that the check prevents."""
     with pytest.raises(simulated.MemoryCorruption):
         musa.musa.Event().record(generic_stream())
     simulated.faults.clear()

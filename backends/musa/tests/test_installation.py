@@ -1,4 +1,4 @@
-"""What can be wrong with an installation: one clear line each, before any device work."""
+"""Each fault of an installation gives a one-line reason before any device work."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_something_that_torch_musa_needs_missing():
 
 
 def test_patched_torch_missing():
-    """torch_musa hides the loader's words behind advice of its own."""
+    """torch_musa replaces the loader's message by advice of its own; the reason has it nevertheless."""
     error = ImportError("Please try another directory")
     error.__cause__ = ImportError("_MUSAC.so: undefined symbol: _ZN3c1019something")
     reason = refused(load=loading(error))
@@ -141,7 +141,7 @@ def test_an_index_that_is_not_there():
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
-    """In a Python of its own, with this one's path and nothing else of its environment."""
+    """Run `code` in a new Python with this one's sys.path and no other environment."""
     path = {"PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run([sys.executable, "-c", code], check=False, env=path, capture_output=True, text=True)
 

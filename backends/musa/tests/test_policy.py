@@ -1,4 +1,4 @@
-"""The policy is data with reasons, and the environment chooses within it."""
+"""Every decision of the policy has its reason and source, and the environment chooses among the allowed ones."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_every_rule_says_why_where_and_by_what():
 
 
 def test_explain_shows_every_rule_with_its_reason_and_source(monkeypatch):
-    """As a person runs it; the reader's console is wide, so that no cell is broken."""
+    """The console is wide enough that no cell of the table is wrapped."""
     monkeypatch.setenv("COLUMNS", "2000")
     found = {"musa": Discovered("musa", "specgraph-musa", "0.1.0", specgraph_backend())}
     monkeypatch.setattr("specgraph.platforms.open_platform", lambda name: open_platform(name, found=found))

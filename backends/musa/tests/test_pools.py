@@ -1,4 +1,4 @@
-"""Memory of closed graphs comes back, whichever way the torch_musa at hand needs."""
+"""Closed graphs give their memory back, by whichever call the installed torch_musa needs."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_pool_goes_on_after_its_last_graph(musa):
 
 @LEAKS
 def test_reset_leaks_pool_put_back_is_seen(musa, monkeypatch):
-    """Trusting reset(), as one would, keeps the memory: the check above can fail."""
+    """With reset() alone the memory stays reserved: the checks above can fail."""
     before = reserved(musa)
     monkeypatch.setattr(musa, "release", "by_reset")
     graph = capture_in(musa, musa.graph_pool())

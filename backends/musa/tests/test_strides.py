@@ -1,4 +1,4 @@
-"""Kernels see canonical strides."""
+"""Kernels get tensors with contiguous rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_others_are_copied():
 
 
 def test_a_block_table_with_a_foreign_last_stride_is_packed():
-    """The failure seen in the field: stride(-1) != 1."""
+    """stride(-1) != 1, which failed in vllm-musa."""
     schema = torch.ops.specgraph.paged_attention.default._schema
     table = torch.arange(12, dtype=torch.int32).view(4, 3).t()
     args = (torch.zeros(3, 2, 8), torch.zeros(5, 4, 2, 8), torch.zeros(5, 4, 2, 8), table)

@@ -1,4 +1,4 @@
-"""Tokens equal those of the `cpu` platform, in every lowering; the runtime underneath is simulated."""
+"""Tokens equal those of the `cpu` platform in every lowering, on the simulated runtime."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_so_for_the_other_kinds(forced, cpu, kind, lowering):
 
 
 def captured_rows(platform, k):
-    """Rows of a DFlash drafter's graphs, ascending, and those that one request is padded to."""
+    """Numbers of rows of a DFlash drafter's graphs, ascending, and the number that one request is padded to."""
     drafter = make_drafter(platform, "auto", k, "dflash", max_num_requests=8, capture_sizes=None)
     assert drafter.buffers.step_token_ids.shape[0] == 8 * (1 + k)
     rows = sorted(descriptor.num_tokens for descriptor in drafter.graphs.descriptors)
@@ -54,14 +54,14 @@ def captured_rows(platform, k):
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5, 8])
 def test_parallel_rows_are_multiples_of_1_plus_k_from_the_smallest_on(musa, k):
-    """block-misaligned-sizes: on this device, other sizes gave an illegal access, and only large ones a slow draft."""
+    """block-misaligned-sizes: on this device, other sizes gave an illegal access, and large sizes only a slow draft."""
     rows, smallest = captured_rows(musa, k)
     assert rows == [(1 + k) * n for n in (1, 2, 4, 8)]  # K = 8: 9, 18, 36, 72
     assert smallest == 1 + k
 
 
 def test_block_misaligned_sizes_put_back_are_seen(musa, monkeypatch):
-    """Rows rounded to eights on their own, and only large sizes kept: the check above fails on both."""
+    """Rows rounded up to multiples of 8, and only large sizes kept: the test above fails on both."""
     with monkeypatch.context() as patch:
         rounded = property(lambda self: -(-self.num_requests * self.query_len // 8) * 8)
         patch.setattr(BatchDescriptor, "num_tokens", rounded)
@@ -123,7 +123,7 @@ def test_generation_gives_what_cpu_gives(musa, forced, cpu, kind, lowering):
 
 
 def test_a_moved_weight_is_told_before_the_replay(musa):
-    """What a graph would read at the old address without a word."""
+    """Without the check, the graph would read the old address and give wrong tokens."""
     drafter = make_drafter(musa, "step", 3)
     batch = rounds_for(drafter, seed=1).next()
     layer = drafter.head.layers[0]

@@ -26,7 +26,7 @@ def opened() -> MusaPlatform:
 
 @pytest.fixture
 def apart(monkeypatch, tmp_path):
-    """Trials run in processes of their own; the list gets their commands, the path is the cache file."""
+    """Run trials in processes of their own; gives the list of their arguments and the path of the cache file."""
     monkeypatch.delenv(trials.VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     started: list[list[str]] = []

@@ -15,7 +15,7 @@ __all__ = [
 
 
 def index_of(device):
-    """A device's number: an int, a torch.device, a string, or None for the current one."""
+    """The index of a device given as an int, a torch.device, a string, or None for the current one."""
     if isinstance(device, int):
         return device
     if isinstance(device, str):

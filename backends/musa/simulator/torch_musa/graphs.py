@@ -1,4 +1,4 @@
-"""MUSAGraph and the capture context, with 2.7.1's limits and defects."""
+"""MUSAGraph and `graph`, the capture context, with the limits and defects of 2.7.1."""
 
 import gc
 import os
@@ -20,12 +20,12 @@ __all__ = ["MUSAGraph", "graph", "graph_pool_handle", "is_current_stream_capturi
 
 @dataclass
 class Captures:
-    """The process's captures, as the runtime knows them."""
+    """What the runtime counts: the capture under way and the graphs that are instantiated."""
 
     current: "MUSAGraph | None" = None
     instantiated: int = 0
     in_pool: Counter = field(default_factory=Counter)
-    """Live graphs by pool."""
+    """Pool -> number of live graphs."""
 
 
 class Generator:

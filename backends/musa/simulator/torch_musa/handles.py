@@ -1,4 +1,4 @@
-"""Streams and events. As in 2.7.1, an event casts what it is given without a look."""
+"""Streams and events. As in 2.7.1, an event casts what it is given without a check."""
 
 from contextlib import nullcontext
 
@@ -88,7 +88,7 @@ class StreamContext:
             self._entered = None
 
     def abandon(self):
-        """What is left when nobody exits the context: the stream stays the current one."""
+        """What happens when the context is never exited: the stream stays the current one."""
         form.leave_stream(self._entered, back=False)
         self._entered = None
 

@@ -1,4 +1,4 @@
-"""What the caching allocator tells, and pools of the user's own."""
+"""The caching allocator's counts, and MemPool."""
 
 from torch_musa.device import index_of
 from torch_musa.forms import form
@@ -30,7 +30,7 @@ def mem_get_info(device=None):
 
 
 class MemPool:
-    """Only an id, as in 2.7.1: dropping it releases nothing."""
+    """Holds an id only, as in 2.7.1: destroying it releases no memory."""
 
     def __init__(self, allocator=None):
         self._id = form.new_pool_handle()

@@ -1,4 +1,4 @@
-"""The default generator."""
+"""The default generator's state and seed."""
 
 from torch_musa.device import index_of
 from torch_musa.forms import form

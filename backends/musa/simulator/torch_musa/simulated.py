@@ -35,16 +35,16 @@ class Defects:
 
 @dataclass
 class Machine:
-    """What the probe finds."""
+    """The machine that the probe sees."""
 
     device_count: int = 1
     release: str = "2.7.1"
-    """Of torch_musa: "2.7.1" or "2.11"."""
+    """The simulated release of torch_musa: "2.7.1" or "2.11"."""
 
 
 def as_2_11() -> None:
-    """What torch_musa 2.9.1.post1 and 2.11 do otherwise than 2.7.1: reset() gives the pool back, and the call that ends
-    a recording has another name."""
+    """Simulate 2.11 (and 2.9.1.post1) instead of 2.7.1: reset() gives the pool back, and the call that ends a recording
+    has another name."""
     machine.release, defects.reset_keeps_pool = "2.11", False
 
 
@@ -55,7 +55,7 @@ class MemoryCorruption(Exception):
 defects = Defects()
 machine = Machine()
 faults: list[str] = []
-"""Every corruption so far, also those in destructors, whose exceptions nobody sees."""
+"""Every corruption so far. Those in destructors raise exceptions that Python only prints."""
 
 
 def device_kind() -> str:
@@ -85,7 +85,7 @@ def restore() -> None:
 
 
 def all_reduce(tensor, slot):
-    """A collective over one rank: what comes out is what went in, unless the barrier of `slot` is baked."""
+    """A collective over one rank: returns its input, or zeros where the barrier of `slot` is baked."""
     from torch_musa.graphs import captures
 
     capture = captures.current

@@ -1,4 +1,5 @@
-"""Names that torch_musa 2.7.1 has and the simulator does not model: present, with their signature, and refusing."""
+"""Names of torch_musa 2.7.1 that the simulator does not model: they have their signature and raise
+NotImplementedError."""
 
 import inspect
 import json
@@ -8,7 +9,7 @@ TABLE = Path(__file__).resolve().parents[2] / "api" / "torch_musa-2.7.1.json"
 
 
 def present(module):
-    """Add what `module` lacks of the table."""
+    """Add to `module` the names of the table that it lacks."""
     for name, entry in json.loads(TABLE.read_text())["torch.musa"].items():
         if not hasattr(module, name):
             made = _function(name, entry) if isinstance(entry, str) else type(name, (), {"__new__": _refusing(name)})
@@ -45,7 +46,7 @@ def _method(name, signature):
 
 
 def signature_of(text):
-    """The signature that a table entry such as "(device=None)" writes down."""
+    """The inspect.Signature of a table entry such as "(device=None)"."""
     scope = {}
     exec(f"def f{text}: ...", scope)
     return inspect.signature(scope["f"])

@@ -1,4 +1,4 @@
-"""What the simulator runs on, chosen by SPECGRAPH_MUSA_SIMULATOR. Nothing chooses it by itself."""
+"""What the simulator runs on: SPECGRAPH_MUSA_SIMULATOR, which has no default, says."""
 
 import os
 from importlib import import_module

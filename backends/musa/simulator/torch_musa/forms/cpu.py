@@ -1,4 +1,4 @@
-"""The simulator over specgraph's recorded graphs: one device, whose memory and tensors are the CPU's."""
+"""The simulator over specgraph's recorded graphs: one device, whose tensors are CPU tensors."""
 
 from contextlib import contextmanager
 
@@ -19,7 +19,7 @@ _next_stream = 0
 
 @contextmanager
 def runtime_errors():
-    """What the recorder refuses, as the RuntimeError that a runtime call gives."""
+    """Turn the recorder's errors into RuntimeError, as calls of the runtime raise."""
     try:
         yield
     except (CaptureError, PlatformError) as error:
@@ -61,7 +61,7 @@ def properties(index):
 
 
 class StreamBase(torch.Stream):
-    """A stream from the runtime's pool of 32, handed out in turn, or the one named by its id."""
+    """The next of the runtime's pool of 32 streams, in turn, or the stream of the given id."""
 
     def __new__(cls, priority=0, stream_id=None, device_index=0, device_type=0, stream_ptr=0):
         global _next_stream
@@ -150,14 +150,14 @@ def set_stream(stream):
 
 
 def enter_stream(stream):
-    """Work goes to `stream`, its order tracked, until `leave_stream`."""
+    """Send work to `stream`, and track its order, until `leave_stream`."""
     context = _platform.use(stream.recorded)
     context.__enter__()
     return context
 
 
 def leave_stream(context, *, back=True):
-    """`back=False`: tracking ends, the stream stays."""
+    """End the tracking; with `back=False`, keep the stream as the current one."""
     stream = _platform.current_stream()
     context.__exit__(None, None, None)
     if not back:
@@ -194,11 +194,11 @@ def manual_seed(seed):
 
 
 class _Pool:
-    """A private pool as the caching allocator keeps it: alive until its count is 0 and the cache is emptied."""
+    """A private pool of the caching allocator: freed once its count is 0 and the cache is emptied."""
 
     def __init__(self):
         self.memory = _platform.graph_pool()
-        self.entry = self.memory.enter()  # stands for the count: the recorder's own pools would let go at a reset
+        self.entry = self.memory.enter()  # keeps the recorder's pool, which would free itself at a reset
         self.uses = 1
 
     def free(self):
@@ -250,7 +250,7 @@ def empty_cache():
 
 
 class Capture:
-    """One recorded graph."""
+    """A recorded graph and the pool it was captured with."""
 
     def __init__(self):
         self._graph = self._context = None
@@ -280,7 +280,7 @@ class Capture:
             self._graph.replay()
 
     def destroy(self):
-        """Graph and executable go; the pool's count goes down only if the defect is off."""
+        """Destroy the graph; the pool's count goes down only if the defect `reset_keeps_pool` is off."""
         self._graph.close()
         self._graph = None
         if not simulated.defects.reset_keeps_pool:

@@ -104,7 +104,7 @@ def release_pool(index, handle):
 
 
 class Capture:
-    """One CUDA graph."""
+    """A CUDA graph."""
 
     def __init__(self):
         self._graph = torch.cuda.CUDAGraph()
@@ -125,7 +125,7 @@ class Capture:
         self._graph.replay()
 
     def destroy(self):
-        """torch.cuda gives the pool back; with the defect on, a count is taken first that nobody gives back."""
+        """Destroy the graph. torch.cuda gives the pool back, so with `reset_keeps_pool` one more count is taken first."""
         if simulated.defects.reset_keeps_pool:
             begin_allocate(self._index, self.handle)
             end_allocate(self._index, self.handle)
