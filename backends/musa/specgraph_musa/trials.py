@@ -23,7 +23,7 @@ from specgraph.platforms import Capabilities, Support, no, quirk, trial, yes
 
 from specgraph_musa.graph import Release, release_share
 from specgraph_musa.policy import RULES
-from specgraph_musa.triton_ops import agree_with_reference
+from specgraph_musa.triton_ops import agree_with_reference, why_absent
 
 if TYPE_CHECKING:
     from specgraph_musa.platform import MusaPlatform
@@ -123,7 +123,7 @@ def findings(platform: MusaPlatform) -> Findings:
         return {name: run(platform, name) for name in names}
     key = " | ".join([platform.info.device_name, *(f"{k} {v}" for k, v in platform.info.versions.items())])
     kept = {} if asked == "again" else _kept().get(key, {})
-    if kept.keys() == set(names):
+    if kept.keys() == set(names) and (kept["triton"] or why_absent(platform) is None):
         return kept
     found: dict[str, str] = {}
     while remaining := names[len(found) :]:

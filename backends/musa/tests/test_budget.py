@@ -12,7 +12,15 @@ from specgraph.errors import CaptureError
 
 from specgraph_musa.platform import MusaPlatform
 from specgraph_musa.policy import Policy
+from specgraph_musa.trials import TRIALS
 from torch_musa import simulated
+
+FOUND = (
+    {"release": "by_own_call" if simulated.machine.release == "2.7.1" else "by_reset"}
+    | dict.fromkeys(TRIALS, "")
+    | {"triton": "not tried"}
+)
+"""What trials find on a sound device, without running them."""
 
 
 def test_a_capture_over_the_budget_says_what_to_do(musa):
@@ -57,7 +65,7 @@ def test_a_drafter_over_the_budget_fails_at_start_up(musa):
 
 
 def test_without_the_budget_the_runtime_fails_late(musa):
-    """exec-budget, put back: the runtime's own limit, met at instantiation, is a CaptureError too, and leaks no memory."""
+    """exec-budget, put back: the runtime's own limit, met at instantiation, is a CaptureError too and leaks nothing."""
     simulated.defects.max_live_graphs = 2
     x, held = torch.ones(2, device=musa.device), []
     for _ in range(3):
@@ -76,4 +84,21 @@ def test_without_the_budget_the_runtime_fails_late(musa):
         y = x + 1
     graph.replay()
     assert y.tolist() == [2.0, 2.0]
+    graph.close()
+
+
+def test_graphs_in_reference_cycles_are_collected_before_a_capture_is_refused(musa):
+    platform = MusaPlatform(0, Policy(max_live_graphs=live(musa) + 1), found=FOUND)
+    cycle, x = [platform.graph()], torch.ones(2, device=platform.device)
+    gc.disable()  # no collection of Python's own in between
+    try:
+        with cycle[0].capture():
+            x + 1
+        cycle.append(cycle)
+        del cycle
+        graph = platform.graph()
+        with graph.capture():
+            x + 1
+    finally:
+        gc.enable()
     graph.close()

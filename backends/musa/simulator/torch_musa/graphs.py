@@ -153,6 +153,8 @@ class MUSAGraph:
     def __del__(self):
         if getattr(self, "_has_exec", False):
             self.reset()
+        elif getattr(getattr(self, "_capture", None), "is_pointed_to", False):
+            simulated.corrupt("a graph is destroyed to which the host allocator still has a pointer")
 
 
 class graph:

@@ -1,5 +1,6 @@
 """The caching allocator's counts, and MemPool."""
 
+from torch_musa import simulated
 from torch_musa.device import index_of
 from torch_musa.forms import form
 
@@ -7,6 +8,10 @@ __all__ = ["MemPool", "empty_cache", "mem_get_info", "memory_allocated", "memory
 
 
 def empty_cache():
+    from torch_musa.graphs import captures
+
+    if captures.current is not None:
+        simulated.corrupt("cached memory is freed while a capture is under way")
     form.empty_cache()
 
 

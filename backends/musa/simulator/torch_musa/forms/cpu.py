@@ -208,6 +208,8 @@ class _Pool:
 
 _pools = {}
 _recording_to = set()
+_host_recording_to = set()
+"""Newer torch (seen with torch.cuda 2.11) records host memory too, and only a capture that succeeds ends that."""
 _handles = 0
 
 
@@ -254,12 +256,22 @@ class Capture:
 
     def __init__(self):
         self._graph = self._context = None
-        self._replays = 0
+
+    @property
+    def is_pointed_to(self):
+        """Whether an allocator records to the pool on behalf of this capture."""
+        return simulated.machine.release != "2.7.1" and self._is_recorded
+
+    _is_recorded = False
 
     def begin(self, handle, error_mode):
         self.handle = handle or new_pool_handle()
         begin_allocate(0, self.handle)
         self._graph = _platform.graph(_pools[self.handle].memory)
+        if simulated.machine.release != "2.7.1" and self.handle in _host_recording_to:
+            raise RuntimeError("MUSA error (simulated): the host allocator is already recording to the pool")
+        _host_recording_to.add(self.handle)
+        self._is_recorded = True
         _platform.capture_stream = _platform.current_stream()
         self._context = self._graph.capture()
         with runtime_errors():
@@ -270,6 +282,8 @@ class Capture:
         with runtime_errors():
             context.__exit__(None, None, None)
         end_allocate(0, self.handle)
+        _host_recording_to.discard(self.handle)
+        self._is_recorded = False
 
     @property
     def num_nodes(self):

@@ -125,7 +125,7 @@ class Capture:
         self._graph.replay()
 
     def destroy(self):
-        """Destroy the graph. torch.cuda gives the pool back, so with `reset_keeps_pool` one more count is taken first."""
+        """Destroy the graph. torch.cuda gives the pool back, so `reset_keeps_pool` takes one more count first."""
         if simulated.defects.reset_keeps_pool:
             begin_allocate(self._index, self.handle)
             end_allocate(self._index, self.handle)
