@@ -197,11 +197,11 @@ def test_smaller_sizes_after_out_of_memory(platform: Platform) -> None:
 
     with torch.inference_mode():
         small = drafter([8])
-        small.capture()  # libraries take their workspaces once a process
+        small.capture()  # libraries take their workspaces once per process
         small.close()
         torch.cuda.empty_cache()
         large = drafter([8, 16384])
-        torch._C._cuda_clearCublasWorkspaces()  # one a stream that ever captured, kept by the library
+        torch._C._cuda_clearCublasWorkspaces()  # one per stream that ever captured, kept by the library
         before, total = platform.memory().reserved, platform.memory().total
         torch.cuda.set_per_process_memory_fraction((before + (128 << 20)) / total, platform.device)
         try:

@@ -46,7 +46,7 @@ def captured_rows(platform, k):
     """Numbers of rows of a DFlash drafter's graphs, ascending, and the number that one request is padded to."""
     drafter = make_drafter(platform, "auto", k, "dflash", max_num_requests=8, capture_sizes=None)
     assert drafter.buffers.step_token_ids.shape[0] == 8 * (1 + k)
-    rows = sorted(descriptor.num_tokens for descriptor in drafter.graphs.descriptors)
+    rows = sorted(d.num_tokens for d in drafter.graphs.descriptors if d.phase != "prefill")
     smallest = drafter.dispatch(1).descriptor.num_tokens
     drafter.close()
     return rows, smallest
