@@ -223,6 +223,7 @@ def test_other_threads_run_eagerly_during_a_capture(platform):
     assert x.tolist() == [2.0] * 3
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 11), reason="older torch has no frame that tells compiled code apart")
 def test_compiled_code_is_refused(platform):
     compiled = torch.compile(lambda x: x.sin() + 1, backend="eager")
     x = torch.ones(3)
