@@ -20,6 +20,8 @@ from specgraph_conformance.rig import attention_backend
 from specgraph_conformance.tiny_models import VOCAB, make_head, make_target
 
 MODEL_SEED = 3
+MANY: dict[str, Any] = {"max_num_requests": 9, "capture_sizes": (9,)}
+"""Options of `decoder` for batches of up to nine requests."""
 
 
 @contextmanager
@@ -55,13 +57,22 @@ def decoder(
         made.close()
 
 
-def requests(seed: int, count: int = 5, tokens: int = 20, **options: Any) -> list[Request]:
-    """Prompts of different lengths, on both sides of a block border, with different limits."""
+def requests(seed: int, count: int = 5, tokens: int = 20, temperatures: Sequence[float] = (0.0,)) -> list[Request]:
+    """Requests with different prompts, prompt lengths (on both sides of a block border), limits and seeds.
+
+    `temperatures` are taken in turns.
+    """
     generator = torch.Generator().manual_seed(seed)
-    lengths = [(3, 16, 17, 30, 9)[i % 5] for i in range(count)]
+    lengths = [(3, 16, 17, 30, 9)[i % 5] + i // 5 for i in range(count)]
     prompts = [torch.randint(0, VOCAB, (n,), generator=generator).tolist() for n in lengths]
     return [
-        Request(prompt_token_ids=p, max_tokens=tokens - 3 * (i % 3), seed=i, **options) for i, p in enumerate(prompts)
+        Request(
+            prompt_token_ids=prompt,
+            max_tokens=tokens - 3 * (i % 3),
+            seed=i,
+            temperature=temperatures[i % len(temperatures)],
+        )
+        for i, prompt in enumerate(prompts)
     ]
 
 

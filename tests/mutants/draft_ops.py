@@ -243,3 +243,23 @@ def requests_from_the_eighth(patch: pytest.MonkeyPatch) -> None:
         return real(query, keys, values, moved, *rest, **options)
 
     replace_op(patch, "paged_attention", broken)
+
+
+@mutant("fused-sampling", "kernel")
+def fused_temperature_ignored(patch: pytest.MonkeyPatch) -> None:
+    """The fused head samples at temperature 1, whatever was asked for."""
+
+    def broken(x: Any, norm: Any, eps: Any, weight: Any, ids: Any, temperature: Tensor, *rest: Any) -> tuple[Any, ...]:
+        return x, norm, eps, weight, ids, (temperature > 0).float(), *rest
+
+    change_arguments(patch, "gumbel_head", broken)
+
+
+@mutant("fused-sampling-one-noise", "kernel", hazard="fused-sampling")
+def fused_noise_shared(patch: pytest.MonkeyPatch) -> None:
+    """The fused head draws the noise of request 0 for all requests."""
+
+    def broken(*args: Any) -> tuple[Any, ...]:
+        return *args[:6], args[6][:1].expand_as(args[6]), args[7][:1].expand_as(args[7]), *args[8:]
+
+    change_arguments(patch, "gumbel_head", broken)

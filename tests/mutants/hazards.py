@@ -335,6 +335,11 @@ HAZARDS: dict[str, Hazard] = {
         "acceptance reported one token too high",
         "the target's own token counts as accepted",
     ),
+    "fused-sampling": Hazard(
+        REVIEW,
+        "sampled drafts differ with the fused head only",
+        "a fused op samples from other logits, or with other noise, than its parts",
+    ),
 }
 
 NOT_PUT_BACK: dict[str, str] = {

@@ -10,7 +10,7 @@ from specgraph.runner import GraphMode
 from torch import Tensor
 
 from specgraph_conformance.case import case
-from specgraph_conformance.decode_rig import decoder, expect_targets_tokens, generate, requests
+from specgraph_conformance.decode_rig import MANY, decoder, expect_targets_tokens, generate, requests
 from specgraph_conformance.draft_comparison import CAPTURED
 from specgraph_conformance.rig import expect_equal, on_host
 from specgraph_conformance.tiny_models import HEADS
@@ -35,11 +35,11 @@ def test_quick(platform: Platform, seed: int) -> None:
     cause="a rejected draft that stays in the output or the KV, or a verify graph with old lengths",
 )
 def test_lossless(platform: Platform, attention: str, lowering: str, seed: int) -> None:
-    asked = requests(seed)
-    with decoder(platform, lowering=lowering, attention=attention) as speculative:
+    asked = requests(seed, count=12)
+    with decoder(platform, lowering=lowering, attention=attention, **MANY) as speculative:
         ours = generate(speculative, asked)
         assert speculative.metrics.mean_acceptance_length > 1.3, "the pair accepts too little for this to say much"
-    with decoder(platform, lowering=lowering, attention=attention, kind=None) as plain:
+    with decoder(platform, lowering=lowering, attention=attention, kind=None, **MANY) as plain:
         assert ours == generate(plain, asked)
 
 

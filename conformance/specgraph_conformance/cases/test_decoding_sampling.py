@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from specgraph.decoding import Request
 from specgraph.platforms import Platform
 
 from specgraph_conformance.case import case
-from specgraph_conformance.decode_rig import decoder, generate, requests, target_logits
+from specgraph_conformance.decode_rig import MANY, decoder, generate, requests, target_logits
 from specgraph_conformance.tiny_models import VOCAB
 
 
@@ -50,12 +52,9 @@ def test_sampled(platform: Platform) -> None:
     cause="noise that depends on the row, the round or the padding",
 )
 def test_repeats(platform: Platform, seed: int) -> None:
-    asked = requests(seed, count=4, temperature=1.0)
-    with decoder(platform, sampled=True) as made:
+    asked = requests(seed, count=11, temperatures=(1.0, 0.5, 0.0, 2.0))
+    with decoder(platform, sampled=True, **MANY) as made:
         first = generate(made, asked)
         assert generate(made, asked[::-1])[::-1] == first
-        others = [
-            Request(prompt_token_ids=r.prompt_token_ids, max_tokens=r.max_tokens, temperature=1.0, seed=r.seed + 50)
-            for r in asked
-        ]
+        others = [replace(r, seed=r.seed + 50) for r in asked]
         assert generate(made, others) != first

@@ -318,3 +318,49 @@ def test_verify_synthetic(platform: Platform, way: str, seed: int) -> None:
         reached, accepted = (rest > position).sum(), (rest > position + 1).sum()
         share = float(accepted / reached)
         assert abs(share - chance) < 0.04, f"{share:.3f} of draft tokens {position} accepted, the chance is {chance:g}"
+
+
+@pytest.mark.parametrize("way", WAYS)
+@case(
+    "kernels.gumbel-head",
+    "The fused norm, output projection and sampling write the distribution of float64's logits at each request's own "
+    "temperature, and tokens that follow it.",
+    hazard="fused-sampling",
+    cause="gumbel_head: the norm or the temperature left out, one request's noise for all, or the column index",
+)
+def test_gumbel_head(platform: Platform, way: str, seed: int) -> None:
+    device, draws, size, vocab = platform.device, 3000, 32, 5
+    generator = torch.Generator().manual_seed(seed)
+    temperatures = torch.tensor([0.0, 0.5, 2.0])
+    requests = 3 * draws
+    kind = torch.arange(requests) % 3
+    x, norm = torch.randn(3, size, generator=generator), 1 + torch.randn(size, generator=generator) / 4
+    weight = torch.randn(vocab, size, generator=generator) * 0.12
+    ids = torch.full((requests,), -7, device=device)
+    drafts = torch.full((requests, 3), -7, device=device)
+    probs = torch.full((requests, 3, vocab), -7.0, device=device)
+    lengths = (torch.arange(requests) % 50 + 1).int()
+    tensors = x[kind], norm, weight, torch.arange(vocab), temperatures[kind], torch.arange(requests) * 7919, lengths
+    rows, scale, matrix, offsets, temperature, seeds, seq_lens = (t.to(device) for t in tensors)
+    step = torch.tensor([1], device=device)
+    run_op(
+        platform,
+        way,
+        lambda: kernels.gumbel_head(
+            rows, scale, 1e-6, matrix, offsets, temperature, seeds, seq_lens, step, ids, drafts, probs
+        ),
+    )
+    tokens, seen = on_host(ids), on_host(probs)[:, 1]
+    expect_equal(on_host(drafts)[:, 1], tokens, "the column of the step")
+    assert on_host(drafts)[:, [0, 2]].unique().tolist() == [-7], "another column was written"
+    wide = x.double()
+    logits = wide / (wide.square().mean(-1, keepdim=True) + 1e-6).sqrt() * norm.double() @ weight.double().T
+    best = int(logits[0].argmax())
+    assert tokens[kind == 0].unique().tolist() == [2 * best], "at temperature 0 the token is not the most likely one"
+    for number in (1, 2):
+        wanted = (logits[number] / temperatures[number].double()).softmax(-1)
+        at = f"at temperature {temperatures[number]:g}"
+        expect_close(seen[kind == number], wanted.expand(draws, vocab), 1e-4, f"the distribution {at}")
+        got = (tokens[kind == number] // 2).bincount(minlength=vocab).double()
+        chi_square = float(((got - wanted * draws) ** 2 / (wanted * draws)).sum())
+        assert chi_square < LIMIT, f"tokens {at}: frequencies {rounded(got / draws)} instead of {rounded(wanted)}"
