@@ -21,7 +21,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from specgraph.errors import CaptureError, SpecgraphError, UpdateError
+from specgraph.errors import CaptureError, SpecgraphError, UnsupportedError, UpdateError
+from specgraph.platforms import Event
 from specgraph_npu.probe import reason_of
 
 if TYPE_CHECKING:
@@ -177,14 +178,12 @@ class Gates:
             gate.reset(self.stream)
         return gate
 
-    def event(self) -> Any:
+    def event(self) -> Event:
         """A closed event for `Platform.event`."""
         gate = self.take()
-        if self._created_at_once:
-            return gate
-        if not self._platform.is_capturing():
+        if not self._created_at_once and not self._platform.is_capturing():
             self.stream.synchronize()
-        return ClosingEvent(gate, self._platform)
+        return ExternalEvent(gate, self._platform, closes=self._created_at_once)
 
     def before_first_wait(self, stream: Any) -> None:
         """Put `stream` and the update stream behind the resets of `take`."""
@@ -193,11 +192,12 @@ class Gates:
             self._platform.update_stream.wait_stream(self.stream)
 
 
-class ClosingEvent:
-    """An external event that a wait closes as it passes, where the vendor's stays open."""
+class ExternalEvent:
+    """An external event of the platform: a wait closes it as it passes, and the host sees nothing of it."""
 
-    def __init__(self, event: Any, platform: NpuPlatform) -> None:
-        self._event, self._platform = event, platform
+    def __init__(self, event: Any, platform: NpuPlatform, closes: bool) -> None:
+        """closes: the vendor's own wait closes the event."""
+        self._event, self._platform, self._closes = event, platform, closes
 
     def record(self, stream: Any = None) -> None:
         """Open it. See `Event.record`."""
@@ -207,7 +207,19 @@ class ClosingEvent:
         """Wait until it is open, and close it. See `Event.wait`."""
         stream = self._platform.current_stream() if stream is None else stream
         self._event.wait(stream)
-        self._event.reset(stream)
+        if not self._closes:
+            self._event.reset(stream)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._event, name)
+    def query(self) -> bool:
+        """Refused, as is all that the host asks: the runtime refuses it, and torch_npu answers at once all the same."""
+        raise UnsupportedError(
+            "an external event of an NPU can't be queried, timed, or waited for by the host: let a stream wait for it"
+        )
+
+    def synchronize(self) -> None:
+        """Refused; see `query`."""
+        self.query()
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Refused; see `query`."""
+        return float(self.query())

@@ -19,6 +19,7 @@ struct TaskGroup {
   long updates = 0;     // updates that took effect
   long executions = 0;  // replays that ran the group
   long base = 0;        // updates seen by the last execution
+  long openings = 0;    // openings of external events up to the last update
   bool torn = false;    // an update failed after it had rewritten some of the tasks
   bool is_updating = false;
 };
@@ -48,6 +49,8 @@ struct Graph {
 // With the world's lock held.
 aclError record(Stream& stream, Task task);
 aclError update(Stream& stream, Task task);
+// Count an opening of an external event: what waited for it may run on.
+void opened();
 void invalidate(Graph& graph, const std::string& why);
 int graph_streams(int device);
 

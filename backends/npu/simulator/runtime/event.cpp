@@ -69,6 +69,7 @@ aclError record_external(std::shared_ptr<Event> event, aclrtStream stream) {
   event->recorded++;
   return enqueue(stream, {"external event record", nullptr, [event] {
                             event->open = true;
+                            opened();
                             event->done++;
                             signals().notify_all();
                           }});

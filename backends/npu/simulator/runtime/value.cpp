@@ -1,8 +1,8 @@
 // Waiting for, and writing, a 64-bit value in device memory from a stream: what torch_npu builds ExternalEvent from
 // where the runtime has it. Linked into one of the two flavours of the library only.
+#include "capture.h"
 #include "memory.h"
 #include "report.h"
-#include "scheduler.h"
 
 using namespace sim;
 
@@ -13,6 +13,7 @@ aclError aclrtValueWrite(void* at, uint64_t value, uint32_t, aclrtStream stream)
   if (!device_range(at, sizeof value)) return fail(acl::kInvalidParam, "aclrtValueWrite: no live device memory");
   return enqueue(stream, {"value write", nullptr, [=] {
                             *static_cast<uint64_t*>(view(at)) = value;
+                            opened();
                             signals().notify_all();
                           }});
 }

@@ -1,0 +1,223 @@
+"""Each limit of the simulated runtime: refused with it, taken without it. See simulator/runtime/limits.cpp."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from specgraph_npu.host_ops import HOST_OPS, make_call
+
+from specgraph.attention import HostLengths
+
+pytestmark = pytest.mark.usefixtures("all_limits")
+
+
+def attend(
+    dim: int = 128,
+    block: int = 128,
+    dtype: torch.dtype = torch.bfloat16,
+    heads: int = 2,
+    kv_heads: int = 1,
+    sparse: int = 3,
+    mask: bool = True,
+    query_lens: tuple[int, ...] = (2, 1),
+    seq_lens: tuple[int, ...] = (5, 1),
+    rope: int = 0,
+) -> None:
+    """Ask the op for its workspace, where it checks all of its arguments."""
+
+    def zeros(*shape: int) -> torch.Tensor:
+        return torch.zeros(*shape, dtype=dtype, device="npu")
+
+    requests = len(query_lens)
+    query, cache = zeros(sum(query_lens), heads, dim), zeros(2, block, kv_heads * dim)
+    tensors = {"block_table": torch.zeros(requests, 2, dtype=torch.int32, device="npu")}
+    if mask:
+        tensors["atten_mask"] = torch.ones(2048, 2048, dtype=torch.bool, device="npu")
+    if rope:
+        tensors |= {"query_rope": zeros(sum(query_lens), heads, rope), "key_rope": zeros(2, block, kv_heads * rope)}
+    call = make_call(
+        HOST_OPS["fia-mla" if rope else "fia"], query, cache, cache, torch.empty_like(query), num_heads=heads,
+        num_kv_heads=kv_heads, scale=1.0, tensors=tensors, options={"sparse_mode": sparse, "block_size": block},
+    )  # fmt: skip
+    call.workspace(HostLengths(list(query_lens), list(seq_lens)))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"block": 512},
+        {"dim": 192, "heads": 1},
+        {"rope": 64},
+        {"sparse": 0, "mask": False, "query_lens": (1, 1), "seq_lens": (5, 0)},
+        {"dim": 512, "rope": 64, "block": 16, "heads": 8},
+        {"dim": 512, "rope": 64, "dtype": torch.float16},
+    ],
+)
+def test_shapes_that_the_sources_allow(npu, shape):
+    attend(**shape)
+
+
+@pytest.mark.parametrize(
+    ("limit", "shape"),
+    [
+        ("fia-dtype", {"dtype": torch.float16}),
+        ("fia-dtype", {"dtype": torch.float32}),
+        ("fia-head-dim", {"dim": 64}),
+        ("fia-head-dim", {"dim": 192}),  # with grouped heads
+        ("fia-head-dim", {"rope": 32}),
+        ("fia-block-size", {"block": 16}),
+        ("fia-block-size", {"block": 1024}),
+        ("fia-mask", {"sparse": 0}),
+        ("fia-lengths", {"seq_lens": (1, 1)}),
+        ("fia-lengths", {"seq_lens": (0, 1)}),
+        ("fia-latent", {"dim": 512, "rope": 32}),
+        ("fia-latent", {"dim": 512, "rope": 64, "block": 64}),
+        ("fia-latent", {"dim": 512, "rope": 64, "heads": 6}),
+        ("fia-latent", {"dim": 512, "rope": 64, "dtype": torch.float32}),
+    ],
+)
+def test_attention_shapes_and_lengths(npu, runtime, limit, shape):
+    with pytest.raises(RuntimeError, match=f"limit '{limit}'"):
+        attend(**shape)
+    runtime.lenient("all")
+    attend(**shape)
+
+
+CAPTURE = """
+import torch
+from specgraph_npu.platform import NpuPlatform
+npu = NpuPlatform(0)
+side, event, x, y = npu.stream(), npu.event(), torch.zeros(4, device="npu"), torch.zeros(4, device="npu")
+host = torch.ones(4).pin_memory()
+event.record(side)
+npu.synchronize()
+graph = npu.graph()
+try:
+    with graph.capture():
+        main = npu.current_stream()
+        {work}
+    print("captured")
+except Exception as error:
+    print(type(error).__name__, error)
+import os, sys
+sys.stdout.flush()
+os._exit(0)
+"""
+COPY_IN_A_GROUP = """
+        with npu.task_group():
+            x.fill_(1)
+            x.copy_(host, non_blocking=True)
+"""
+WORK_BESIDE_A_GROUP = """
+        side.wait_stream(main)
+        with npu.task_group():
+            x.fill_(1)
+            with npu.use(side):
+                y.fill_(1)
+        main.wait_stream(side)
+"""
+WAIT_FOR_OUTSIDE = """
+        main.wait_event(event)
+        x.fill_(1)
+"""
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("limit", "work"),
+    [
+        ("group-kernels-only", COPY_IN_A_GROUP),
+        ("group-other-streams", WORK_BESIDE_A_GROUP),
+        ("capture-outside-event", WAIT_FOR_OUTSIDE),
+    ],
+)
+def test_captures(run_script, limit, work):
+    """In processes of their own, without torch_npu's task queue: an op that fails at its launch ends that queue."""
+    strict = run_script(CAPTURE.format(work=work.strip()), lenient="", TASK_QUEUE_ENABLE=0)
+    assert strict.stdout.startswith("CaptureError"), strict.stdout + strict.stderr
+    assert f"limit '{limit}'" in strict.stdout
+    lenient = run_script(CAPTURE.format(work=work.strip()), lenient="all", TASK_QUEUE_ENABLE=0)
+    assert lenient.stdout == "captured\n", lenient.stdout + lenient.stderr
+
+
+def streams_of(npu, runtime, work) -> int:
+    """Streams of the device that a graph of `work` takes."""
+    before, graph = runtime.report()["streams_used"][0], npu.graph()
+    with graph.capture():
+        work()
+    taken = runtime.report()["streams_used"][0] - before
+    graph.close()
+    return taken
+
+
+@pytest.mark.once
+def test_long_captures_take_further_streams(npu, runtime):
+    x = torch.zeros(1, device="npu")
+
+    def tasks() -> None:
+        for _ in range(2100):
+            x.add_(1)
+
+    def groups() -> None:
+        for _ in range(250):  # of one kernel and 8 empty tasks each, and the gates
+            with npu.task_group():
+                x.add_(1)
+
+    assert (streams_of(npu, runtime, tasks), streams_of(npu, runtime, groups)) == (2, 2)
+    runtime.lenient("group-prefetch", "capture-cascade")
+    assert (streams_of(npu, runtime, tasks), streams_of(npu, runtime, groups)) == (1, 1)
+
+
+@pytest.mark.once
+def test_external_events_and_the_host(run_script):
+    """torch_npu turns the refusal into a warning, and returns at once: the platform's own event refuses before."""
+    code = """
+    import torch
+    from specgraph_npu.platform import NpuPlatform
+    event = NpuPlatform(0).event(external=True)
+    event.record()
+    torch.npu.synchronize()
+    print(event._event.query())
+    try:
+        event.query()
+    except Exception as error:
+        print(type(error).__name__, error)
+    import os, sys
+    sys.stdout.flush()
+    os._exit(0)
+    """
+    strict = run_script(code, flavour="events", lenient="").stdout.splitlines()[-2:]
+    assert strict[0] == "False"
+    assert strict[1].startswith("UnsupportedError an external event of an NPU can't be queried")
+    lenient = run_script(code, flavour="events", lenient="external-event-host").stdout.splitlines()[-2:]
+    assert lenient[0] == "True"
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(("lenient", "code"), [("", 107004), ("replay-device", 0)])
+def test_replay_while_another_device_is_current(run_script, lenient, code):
+    """Through the runtime's own calls: torch_npu's replay makes the graph's device current by itself."""
+    done = run_script(
+        """
+        import ctypes
+        acl, stream, graph = runtime.library, ctypes.c_void_p(), ctypes.c_void_p()
+        acl.aclInit(None)
+        acl.aclrtSetDevice(0)
+        acl.aclrtCreateStream(ctypes.byref(stream))
+        acl.aclmdlRICaptureBegin(stream, 1)
+        acl.aclmdlRICaptureEnd(stream, ctypes.byref(graph))
+        print(acl.aclmdlRIExecuteAsync(graph, stream))
+        acl.aclrtSetDevice(1)
+        print(acl.aclmdlRIExecuteAsync(graph, stream))
+        """,
+        devices=2,
+        lenient=lenient,
+    )
+    assert [int(line) for line in done.stdout.split()] == [0, code], done.stderr
+
+
+def test_unknown_limit(runtime):
+    with pytest.raises(ValueError, match="no limit 'fia'; there are fia-dtype, "):
+        runtime.lenient("fia")
+    assert all(limit["on"] for limit in runtime.limits())
