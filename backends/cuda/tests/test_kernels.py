@@ -58,9 +58,10 @@ def test_norm_gate_up(rows: int, inner: int, depth: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 17, 64, 200])
-def test_pair_linear(rows: int) -> None:
-    table, norms, hidden = make(100, 4096), (make(4096), make(4096)), make(rows, 4096)
-    weight, ids = make(6144, 8192, scale=8192**-0.5), torch.randint(0, 100, (rows,), device="cuda")
+@pytest.mark.parametrize("width", [4096, 1000])
+def test_pair_linear(rows: int, width: int) -> None:
+    table, norms, hidden = make(100, width), (make(width), make(4096)), make(rows, 4096)
+    weight, ids = make(6144, width + 4096, scale=8192**-0.5), torch.randint(0, 100, (rows,), device="cuda")
     for first, second in (norms, (None, None), (norms[0], None)):
         want = kernels.pair_linear.reference(
             ids,

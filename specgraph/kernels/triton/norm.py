@@ -41,11 +41,12 @@ def pair_kernel(
         OVERLAP()
     row = tl.program_id(0).to(tl.int64)
     to = out + row * (width + hidden_width)
+    # Names differ between the branches: Triton takes one type per name, and the widths may differ.
     if tl.program_id(1) == 0:
-        result = normed_row(table + tl.load(token_ids + row) * width, table_norm, width, eps, TABLE_NORMED, WIDTH)
-        column = tl.arange(0, WIDTH)
-        tl.store(to + column, result.to(out.dtype.element_ty), mask=column < width)
+        embedded = normed_row(table + tl.load(token_ids + row) * width, table_norm, width, eps, TABLE_NORMED, WIDTH)
+        left = tl.arange(0, WIDTH)
+        tl.store(to + left, embedded.to(out.dtype.element_ty), mask=left < width)
     else:
-        result = normed_row(hidden + row * hidden_stride, hidden_norm, hidden_width, eps, HIDDEN_NORMED, HIDDEN_WIDTH)
-        column = tl.arange(0, HIDDEN_WIDTH)
-        tl.store(to + width + column, result.to(out.dtype.element_ty), mask=column < hidden_width)
+        state = normed_row(hidden + row * hidden_stride, hidden_norm, hidden_width, eps, HIDDEN_NORMED, HIDDEN_WIDTH)
+        right = tl.arange(0, HIDDEN_WIDTH)
+        tl.store(to + width + right, state.to(out.dtype.element_ty), mask=right < hidden_width)
