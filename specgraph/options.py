@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 LoweringChoice = Literal["auto", "eager", "piecewise", "step", "merged"]
 ModeChoice = Literal["auto", "NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"]
 Fallback = Literal["error", "eager"]
+DraftSampling = Literal["sampled", "greedy"]
 
 
 def _option(default: Any, text: str, *flags: str, parse: Callable[[str], Any] | None = None) -> Any:
@@ -87,7 +88,10 @@ class EngineOptions:
         "Of weights and activations: float32, float16 or bfloat16. Default: float32 on cpu, else the target's.",
         parse=str,
     )
-    sampled: bool = _option(False, "Allow temperatures above 0: drafts are drawn, and their probabilities kept.")
+    sampled: bool = _option(False, "Allow temperatures above 0.")
+    draft_sampling: DraftSampling = _option(
+        "sampled", "Drafts of requests above temperature 0: drawn by temperature too, or greedy. Lossless either way."
+    )
     synthetic_acceptance: float | Sequence[float] | None = _option(
         None, "For speed tests: accept drafts by chance, at one rate or at one share per position.", parse=_acceptance
     )

@@ -77,7 +77,7 @@ class VerifyProgram:
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        draft_vocab = drafter.head.draft_vocab_size if config.sampled and drafter is not None else None
+        draft_vocab = drafter.head.draft_vocab_size if config.keeps_draft_probs and drafter is not None else None
         self._last, self._rows = zeros(requests), zeros(requests * rows)
         self._drafts = zeros(requests * (rows - 1))
         self._probs = None

@@ -110,7 +110,7 @@ def allocate_buffers(config: DraftConfig, rows: PassRows, head: Head, device: to
         return torch.arange(0, requests * query_len + 1, query_len, dtype=torch.int32, device=device)
 
     shared = allocate_round(config, config.query_lens, head.aux_size, head.dtype, device)
-    probs = zeros(requests, steps, head.draft_vocab_size, dtype=torch.float32) if config.sampled else None
+    probs = zeros(requests, steps, head.draft_vocab_size, dtype=torch.float32) if config.keeps_draft_probs else None
     return DraftBuffers(
         round=shared,
         inputs=shared.sliced(requests, rows.first),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import get_args
 
 from specgraph.errors import ConfigError
+from specgraph.options import DraftSampling
 from specgraph.runner import RunnerConfig
 
 
@@ -26,10 +28,21 @@ class DraftConfig(RunnerConfig):
     K 0 gives no drafts, and the next round is plain decode. The drafter's first pass still runs, so that its KV is
     complete and drafting can go on when the batch is small again."""
     sampled: bool = False
-    """Draw drafts by temperature and keep their distributions; otherwise drafts are greedy."""
+    """Requests may have temperatures above 0."""
+    draft_sampling: DraftSampling = "sampled"
+    """How the drafts of such requests are chosen. "sampled" draws them by the request's temperature and keeps their
+    distributions, float32 [max_num_requests, K, draft_vocab]; "greedy" takes the most likely tokens. The output has the
+    target's distribution either way (`kernels.verify_sampled`); which is accepted more often depends on the pair."""
+
+    @property
+    def keeps_draft_probs(self) -> bool:
+        """Whether drafts are drawn by temperature."""
+        return self.sampled and self.draft_sampling == "sampled"
 
     def __post_init__(self) -> None:
         RunnerConfig.__post_init__(self)
+        if self.draft_sampling not in get_args(DraftSampling):
+            raise ConfigError(f"draft_sampling is '{self.draft_sampling}'; it is 'sampled' or 'greedy'")
         k = self.num_speculative_tokens
         if k < 1:
             raise ConfigError(f"num_speculative_tokens must be at least 1, got {k}")

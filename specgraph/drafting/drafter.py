@@ -135,7 +135,7 @@ class Drafter(ModelRunner):
         """
         ready = self._prepare(batch.num_requests, batch.query_len)
         if batch is not ready.inputs:
-            self.buffers.round.load(batch, ready.inputs, self.config.sampled)
+            self.buffers.round.load(batch, ready.inputs, self.config.keeps_draft_probs)
         elif ready.padding is not None:
             ready.padding.zero_()
         self._launch(ready.dispatch, host_start_positions, host_num_sampled)

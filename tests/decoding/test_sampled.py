@@ -45,6 +45,20 @@ def test_every_lowering_samples_the_same_tokens(make_decoder, requests, shadow, 
     assert decoder.metrics.accepted[1] > 0
 
 
+@pytest.mark.parametrize("lowering", ["step", "merged"])
+def test_greedy_drafts_for_requests_that_sample(make_decoder, requests, shadow, lowering):
+    """Same drafts as at temperature 0, the same tokens in every lowering, and no distribution is kept."""
+    config = {"sampled": True, "draft_sampling": "greedy", "capture_sizes": [4]}
+    eager = make_decoder(shadow, **config)
+    wanted = tokens(eager.generate(warm(requests, 0.5)))
+    decoder = make_decoder(shadow, lowering=lowering, **config)
+    assert tokens(decoder.generate(warm(requests, 0.5))) == wanted
+    assert decoder.metrics == eager.metrics
+    assert decoder.metrics.accepted[1] > 0
+    assert decoder.drafter.buffers.draft_probs is None
+    assert tokens(decoder.generate(requests)) == tokens(make_decoder(shadow, capture_sizes=[4]).generate(requests))
+
+
 def test_temperature_zero_is_greedy_also_beside_warm_requests(make_decoder, requests, shadow):
     greedy = tokens(make_decoder(shadow, capture_sizes=[4]).generate(requests))
     mixed = [r if i % 2 else replace(r, temperature=1.0, seed=i) for i, r in enumerate(requests)]
@@ -82,13 +96,18 @@ def counts(decoder, temperature: float, n: int) -> torch.Tensor:
 
 @pytest.fixture
 def small_decoder(make_decoder, small_pair):
+    return make_small(make_decoder, small_pair)
+
+
+def make_small(make_decoder, small_pair, **config):
     target, head = small_pair
-    return make_decoder(head, target=target, num_speculative_tokens=2, sampled=True, max_num_requests=64)
+    return make_decoder(head, target=target, num_speculative_tokens=2, sampled=True, max_num_requests=64, **config)
 
 
 @pytest.mark.slow
-def test_the_output_follows_the_targets_distribution(small_decoder, small_model):
-    temperature = 0.5
+@pytest.mark.parametrize("draft_sampling", ["sampled", "greedy"])
+def test_the_output_follows_the_targets_distribution(make_decoder, small_pair, small_model, draft_sampling):
+    small_decoder, temperature = make_small(make_decoder, small_pair, draft_sampling=draft_sampling), 0.5
     got = counts(small_decoder, temperature, 1_000)
     assert 0 < small_decoder.metrics.accepted[1] < small_decoder.metrics.num_drafts
     assert follows(got, joint(small_model, temperature))

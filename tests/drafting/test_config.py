@@ -6,6 +6,7 @@ import pytest
 
 from specgraph.decoding.config import acceptance_chances
 from specgraph.drafting import DraftConfig
+from specgraph.errors import ConfigError
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])
@@ -22,3 +23,11 @@ def test_the_block_table_has_room_for_every_row_of_a_round(k, block_size):
 )
 def test_a_synthetic_share_may_be_nothing_or_all(asked, chances):
     assert acceptance_chances(asked, 2) == chances
+
+
+def test_how_drafts_are_chosen_is_one_of_two():
+    limits = {"num_speculative_tokens": 2, "max_num_requests": 1, "max_model_len": 48, "sampled": True}
+    assert DraftConfig(**limits).keeps_draft_probs
+    assert not DraftConfig(**limits, draft_sampling="greedy").keeps_draft_probs
+    with pytest.raises(ConfigError, match="'argmax'; it is 'sampled' or 'greedy'"):
+        DraftConfig(**limits, draft_sampling="argmax")
