@@ -5,12 +5,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import warnings
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specgraph.errors import HostReadError
+from specgraph.errors import HostReadError, UpdateError
 from specgraph.platforms import Graph, GraphPool, VendorMessage
+
+if TYPE_CHECKING:
+    from specgraph_cuda.platform import CudaPlatform
+    from specgraph_cuda.tasks import CudaTaskGroup
 
 _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
@@ -18,11 +23,18 @@ _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 class CudaGraphPool(GraphPool):
     """A private pool of torch's caching allocator."""
 
+    @cached_property
+    def update_memory(self) -> torch.cuda.MemPool:
+        """What task updates of graphs in this pool allocate from; see tasks.py."""
+        return torch.cuda.MemPool()
+
     def _new_handle(self) -> Any:
         return torch.cuda.graph_pool_handle()
 
     def _release(self, handle: Any) -> None:
         """torch retires the pool with its last graph, and keeps its memory until the cache is emptied."""
+        if not self.num_graphs:
+            self.__dict__.pop("update_memory", None)
         if self.platform.captures.graph is None:
             torch.cuda.empty_cache()
 
@@ -38,14 +50,30 @@ class CudaGraph(Graph):
             "captured code copies between the host and the device. Copy before the capture, into a persistent tensor",
         ),
     )
-    _graph: torch.cuda.CUDAGraph
+    platform: CudaPlatform
+    pool: CudaGraphPool
+
+    def __init__(self, platform: CudaPlatform, pool: CudaGraphPool, *, owns_pool: bool = False) -> None:
+        super().__init__(platform, pool, owns_pool=owns_pool)
+        self._graph: Any = None
+        self.groups: list[CudaTaskGroup] = []
+        self.broken = ""
+        """Why the graph can't be replayed any more: an update that the driver stopped half-way."""
+
+    def executable(self) -> int:
+        """The cudaGraphExec_t of the captured graph. Owned by this object."""
+        return int(self._graph.raw_cuda_graph_exec())
 
     def _begin(self, handle: Any) -> None:
-        self._graph = torch.cuda.CUDAGraph()
+        self.groups, self.broken = [], ""
+        # Updates name the nodes of the graph that was captured, so it is kept beside the executable one.
+        self._graph = torch.cuda.CUDAGraph(keep_graph=self.platform.tasks is not None)
         self._graph.capture_begin(pool=handle, capture_error_mode="thread_local")
 
     def _end(self) -> None:
         self._graph.capture_end()
+        if self.platform.tasks is not None:
+            self._graph.instantiate()
 
     def _abandon(self, began: bool) -> None:
         """torch stops at the driver's error, with its pools and its generator still in capture.
@@ -59,10 +87,22 @@ class CudaGraph(Graph):
             driver.cuStreamEndCapture(ctypes.c_void_p(stream), ctypes.byref(ended))
             if driver.cuStreamBeginCapture_v2(ctypes.c_void_p(stream), _THREAD_LOCAL) == 0:
                 self._graph.capture_end()
-        self._graph.reset()
+        self._destroy()
 
     def _launch(self) -> None:
+        if self.groups:
+            self._require_updates()
         self._graph.replay()
 
+    def _require_updates(self) -> None:
+        if self.broken:
+            raise UpdateError(f"{self.broken}; reset() the graph and capture it again")
+        for group in self.groups:
+            if not group.is_updated:
+                raise UpdateError(f"{group} has had no update since the last replay: issue one task_update() for it")
+        for group in self.groups:
+            group.is_updated = False
+
     def _destroy(self) -> None:
+        self.groups.clear()
         self._graph.reset()

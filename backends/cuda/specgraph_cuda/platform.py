@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from specgraph.errors import PlatformError, UnsupportedError
-from specgraph.platforms import Capabilities, Event, MemoryInfo, Platform, PlatformInfo, Stream
+from specgraph.platforms import Capabilities, Event, MemoryInfo, Platform, PlatformInfo, Stream, TaskGroup
 from specgraph_cuda import probe
 from specgraph_cuda.graph import CudaGraph, CudaGraphPool
+
+if TYPE_CHECKING:
+    from specgraph_cuda.tasks import TaskUpdates
 
 OLDEST_COMPUTE_CAPABILITY = (7, 0)
 
@@ -38,8 +42,14 @@ class CudaPlatform(Platform):
         device = torch.device("cuda", index)
         super().__init__(PlatformInfo("cuda", device, properties.name, probe.versions(device), "GPU"))
         self._total = int(properties.total_memory)
+        self.tasks: TaskUpdates | None = None
+        """None without cuda.bindings, or where the trial of task updates failed."""
         self._capabilities = probe.capabilities(self)
         triton = self._capabilities.notes["triton"]
+        if self._capabilities.task_update:
+            from specgraph_cuda.host_lengths import register_host_attention
+
+            register_host_attention()
         if triton:
             from specgraph_cuda.kernels import register_kernels
 
@@ -86,3 +96,15 @@ class CudaPlatform(Platform):
     def is_capturing(self) -> bool:
         """See `Platform.is_capturing`."""
         return torch.cuda.is_current_stream_capturing()
+
+    def task_group(self) -> AbstractContextManager[TaskGroup]:
+        """See `Platform.task_group`."""
+        return super().task_group() if self.tasks is None else self.tasks.group()
+
+    def task_update(self, group: TaskGroup) -> AbstractContextManager[None]:
+        """See `Platform.task_update`. The block runs on a stream of its own."""
+        return super().task_update(group) if self.tasks is None else self.tasks.update(group)
+
+    def counts(self) -> Mapping[str, int]:
+        """See `Platform.counts`."""
+        return {} if self.tasks is None else {"task_updates": self.tasks.count}

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
 import torch
 
 from specgraph.errors import first_line
 from specgraph.platforms import Capabilities, Platform, Probe, Support, no, quirk, trial, yes
+
+if TYPE_CHECKING:
+    from specgraph_cuda.platform import CudaPlatform
 
 
 def probe() -> Probe:
@@ -32,13 +36,13 @@ def probe() -> Probe:
     return Probe(available=True, device_count=count, versions=found)
 
 
-def capabilities(platform: Platform) -> Capabilities:
+def capabilities(platform: CudaPlatform) -> Capabilities:
     """Try out one GPU."""
     graphs = trial.claim(platform, trial.replays_follow_their_input)
     return Capabilities(
         graphs=graphs,
         merged_loop=graphs and trial.claim(platform, trial.a_loop_in_one_graph),
-        task_update=no("attention here reads lengths from device tensors, so there is nothing to rewrite"),
+        task_update=graphs and _task_update(platform),
         shared_pool=graphs and trial.claim(platform, trial.graphs_share_a_pool, "capture the largest graph first"),
         external_events=_external_events(),
         collectives_in_graph=_collectives(),
@@ -47,6 +51,43 @@ def capabilities(platform: Platform) -> Capabilities:
         order_detection=no("use compute-sanitizer's racecheck, or run on the cpu platform"),
         notes={"triton": triton_support(platform.device), "conditional_nodes": _conditional_nodes()},
     )
+
+
+def _task_update(platform: CudaPlatform) -> Support:
+    """Make task updates available if they work here."""
+    try:
+        from specgraph_cuda.tasks import TaskUpdates
+    except ImportError as error:
+        return no(f"cuda.bindings is missing: pip install cuda-bindings ({first_line(error)})")
+    platform.tasks = TaskUpdates(platform)
+    found = trial.claim(platform, _rewritten_values, "node parameters of the executable graph, through cuda.bindings")
+    if not found:
+        platform.tasks = None
+    return found
+
+
+def _rewritten_values(platform: Platform) -> str | None:
+    """Host values captured in a kernel's parameters, rewritten for each replay without waiting in between."""
+    from specgraph_cuda.host_lengths import store
+
+    x, total = (torch.zeros(3, dtype=torch.int32, device=platform.device) for _ in range(2))
+    store(x, [0, 0, 0])
+    total.add_(x)
+    platform.synchronize()
+    graph = platform.graph()
+    try:
+        with graph.capture():
+            with platform.task_group() as group:
+                store(x, [1, 2, 3])
+            total.add_(x)
+        for values in ([5, 0, 7], [10, 20, 30]):
+            with platform.task_update(group):
+                store(x, values)
+            graph.replay()
+        seen = total.tolist()
+        return None if seen == [15, 20, 37] else f"rewritten values added up to {seen} instead of [15, 20, 37]"
+    finally:
+        graph.close()
 
 
 def versions(device: torch.device) -> dict[str, str]:

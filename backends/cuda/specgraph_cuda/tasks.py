@@ -1,0 +1,191 @@
+"""Task update: the parameters of captured work, rewritten in the executable graph through the CUDA driver.
+
+`task_group()` notes which nodes its block adds to the graph. `task_update(group)` captures its block again into a
+temporary graph, checks that it holds the same nodes, and sets their parameters in the executable graph. The driver
+applies them to launches to come; a launch that is queued or running keeps its own. Nothing waits on the host.
+
+Memory that the block allocates in an update comes from a pool that all graphs of one graph pool share: the rewritten
+nodes use it in place of what was allocated during the capture. Such graphs must not run at the same time anyway.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from cuda.bindings import driver as cu  # pyright: ignore[reportMissingImports]
+
+from specgraph.errors import CaptureError, UpdateError, first_line
+
+if TYPE_CHECKING:
+    from specgraph_cuda.graph import CudaGraph
+    from specgraph_cuda.platform import CudaPlatform
+
+_KERNEL = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL
+_MEMCPY = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMCPY
+_MEMSET = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET
+
+
+@dataclass(slots=True, eq=False)
+class CudaTaskGroup:
+    """The nodes that one block added to a graph, in order."""
+
+    graph: CudaGraph
+    number: int
+    nodes: list[Any] = field(default_factory=list[Any])
+    is_updated: bool = False
+    """An update was issued since the last launch."""
+
+    def __str__(self) -> str:
+        return f"task group {self.number} ({len(self.nodes)} nodes)"
+
+
+class TaskUpdates:
+    """Task groups and their updates on one GPU."""
+
+    def __init__(self, platform: CudaPlatform) -> None:
+        self.count = 0
+        """Updates so far."""
+        self._platform = platform
+        self._stream = torch.cuda.Stream(platform.device)
+        self._lock = threading.Lock()
+        self._open: CudaTaskGroup | None = None
+
+    @contextmanager
+    def group(self) -> Generator[CudaTaskGroup]:
+        """See `Platform.task_group`."""
+        captures = self._platform.captures
+        if not captures.is_here:
+            raise CaptureError("task_group() outside of a capture: there is no graph to put the group in")
+        if self._open is not None:
+            raise CaptureError(f"{self._open} is still open: task groups don't nest")
+        graph: Any = captures.graph
+        group = self._open = CudaTaskGroup(graph, len(graph.groups))
+        stream = torch.cuda.current_stream(self._platform.device).cuda_stream
+        try:
+            before = _last_nodes(stream)
+            yield group
+            group.nodes = _between(before, _last_nodes(stream))
+        finally:
+            self._open = None
+        for node in group.nodes:
+            _parameters(node)
+        graph.groups.append(group)
+
+    @contextmanager
+    def update(self, group: Any) -> Generator[None]:
+        """See `Platform.task_update`."""
+        if not isinstance(group, CudaTaskGroup):
+            raise UpdateError(f"{group!r} is no task group of the 'cuda' platform")
+        graph = group.graph
+        if group not in graph.groups:
+            raise UpdateError(f"{group} belongs to a graph that was closed or reset: capture again")
+        if torch.cuda.is_current_stream_capturing():
+            raise CaptureError("task_update() is not allowed in a capture: do it before, or after")
+        with self._lock:
+            stream = self._stream.cuda_stream
+            with torch.cuda.stream(self._stream), torch.cuda.use_mem_pool(graph.pool.update_memory):
+                _check(cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
+                try:
+                    yield
+                    nodes = _between([], _last_nodes(stream))
+                except BaseException as error:
+                    status, temporary = cu.cuStreamEndCapture(stream)
+                    if status == cu.CUresult.CUDA_SUCCESS:
+                        cu.cuGraphDestroy(temporary)
+                    elif isinstance(error, RuntimeError):
+                        raise UpdateError(f"{group}: its ops can't be captured again: {first_line(error)}") from error
+                    raise
+                try:
+                    temporary = _check(cu.cuStreamEndCapture(stream))
+                except RuntimeError as error:
+                    raise UpdateError(f"{group}: its ops can't be captured again: {first_line(error)}") from error
+            try:
+                self._rewrite(group, nodes)
+            finally:
+                cu.cuGraphDestroy(temporary)
+
+    def _rewrite(self, group: CudaTaskGroup, issued: Sequence[Any]) -> None:
+        """Set the parameters of all nodes of `group` to those of `issued`, or of none."""
+        if len(issued) != len(group.nodes):
+            raise UpdateError(f"{group}: the update issued {len(issued)} nodes: issue exactly the captured ops")
+        new = [_parameters(node) for node in issued]
+        for place, (node, (kind, _)) in enumerate(zip(group.nodes, new, strict=True)):
+            captured, _ = _parameters(node)
+            if kind != captured:
+                raise UpdateError(
+                    f"{group}: node {place} of the update is a {kind[0]} other than the captured {captured[0]}: issue "
+                    "exactly the captured ops, with values that need the same kernels"
+                )
+        executable = cu.CUgraphExec(group.graph.executable())
+        for place, (node, (_, parameters)) in enumerate(zip(group.nodes, new, strict=True)):
+            try:
+                _set(executable, node, parameters)
+            except RuntimeError as error:
+                group.graph.broken = f"the driver refused to rewrite node {place} of {group}: {error}"
+                raise UpdateError(f"{group.graph.broken}; reset() the graph and capture it again") from error
+        group.is_updated = True
+        self.count += 1
+
+
+def _last_nodes(stream: int) -> list[Any]:
+    """The nodes that the next work on a capturing stream will depend on."""
+    info = _check(cu.cuStreamGetCaptureInfo(stream))
+    return list(info[3] or ())[: int(info[-1])]
+
+
+def _between(before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
+    """The nodes from after `before` to `after`, in order.
+
+    Raises:
+        CaptureError: they are not a chain, so that two captures could number them differently.
+    """
+    start, found, now = {int(node) for node in before}, list[Any](), list(after)
+    while {int(node) for node in now} != start:
+        if len(now) != 1:
+            raise CaptureError("the ops of a task group must follow each other on one stream")
+        found.append(now[0])
+        answer = _check(cu.cuGraphNodeGetDependencies(now[0], 16))
+        now = list(answer[0] or ())[: int(answer[-1])]
+    return found[::-1]
+
+
+def _parameters(node: Any) -> tuple[tuple[Any, ...], Any]:
+    """What a node is, which an update must match, and its parameters, which an update sets.
+
+    Raises:
+        CaptureError: the driver can't rewrite nodes of this kind.
+    """
+    kind = _check(cu.cuGraphNodeGetType(node))
+    if kind == _KERNEL:
+        kernel = _check(cu.cuGraphKernelNodeGetParams(node))
+        return ("kernel", int(kernel.func), int(kernel.kern)), kernel
+    if kind == _MEMCPY:
+        copy = _check(cu.cuGraphMemcpyNodeGetParams(node))
+        return ("memcpy", int(copy.srcMemoryType), int(copy.dstMemoryType)), copy
+    if kind == _MEMSET:
+        fill = _check(cu.cuGraphMemsetNodeGetParams(node))
+        return ("memset", int(fill.elementSize)), fill
+    raise CaptureError(f"a task group holds a node of kind {kind}: only kernels, copies and fills can be updated")
+
+
+def _set(executable: Any, node: Any, parameters: Any) -> None:
+    """Set one node's parameters for the launches to come. Raises RuntimeError where the driver refuses."""
+    if isinstance(parameters, cu.CUDA_KERNEL_NODE_PARAMS):
+        _check(cu.cuGraphExecKernelNodeSetParams(executable, node, parameters))
+    elif isinstance(parameters, cu.CUDA_MEMCPY3D):
+        _check(cu.cuGraphExecMemcpyNodeSetParams(executable, node, parameters, _check(cu.cuCtxGetCurrent())))
+    else:
+        _check(cu.cuGraphExecMemsetNodeSetParams(executable, node, parameters, _check(cu.cuCtxGetCurrent())))
+
+
+def _check(answer: tuple[Any, ...]) -> Any:
+    """The results of a driver call: one, a tuple of several, or None. Raises RuntimeError with the driver's status."""
+    status, *results = answer
+    if status != cu.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(status.name)
+    return results[0] if len(results) == 1 else tuple(results) or None

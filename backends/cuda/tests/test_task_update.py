@@ -1,0 +1,400 @@
+"""Task updates on a GPU: what an update rewrites, when it takes effect, and what it costs in memory.
+
+Each check is a function that also runs on a deliberately broken version of the code, where it must fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from specgraph import kernels
+from specgraph.errors import CaptureError, UpdateError
+from specgraph.platforms import Platform
+
+
+@pytest.fixture
+def updating(platform: Platform) -> Iterator[Platform]:
+    if not platform.capabilities.task_update:
+        pytest.skip(platform.capabilities.task_update.reason)
+    yield platform
+    platform.synchronize()
+
+
+class Delayed:
+    """Blocks the current stream until `release()`: the launches behind it are queued, not running."""
+
+    def __init__(self) -> None:
+        from cuda.bindings import driver
+
+        self.flag = torch.zeros(1, dtype=torch.int32).pin_memory()
+        (status,) = driver.cuStreamWaitValue32(torch.cuda.current_stream().cuda_stream, self.flag.data_ptr(), 1, 0)
+        assert int(status) == 0, status
+
+    def release(self) -> None:
+        self.flag.fill_(1)
+
+
+class Stored:
+    """A graph that stores host values into `x` in a task group, then adds `x` to `total` and logs it."""
+
+    def __init__(self, platform: Platform, slow: int = 0) -> None:
+        from specgraph_cuda import host_lengths
+
+        self.platform, self.store = platform, lambda *values: host_lengths.store(self.x, values)
+        self.x, self.total = (torch.zeros(2, dtype=torch.int32, device=platform.device) for _ in range(2))
+        self.store(0, 0)
+        self.total.add_(self.x).zero_()
+        platform.synchronize()
+        self.graph = platform.graph()
+        with self.graph.capture():
+            if slow:
+                torch.cuda._sleep(slow)
+            with platform.task_group() as self.group:
+                self.store(1, 1)
+            self.total.add_(self.x)
+
+    def replay(self, *values: int) -> None:
+        with self.platform.task_update(self.group):
+            self.store(*values)
+        self.graph.replay()
+
+
+def queued_launch_keeps_its_values(platform: Platform) -> None:
+    """An update issued while an earlier launch is queued, and one while it runs, change neither."""
+    made, seen = Stored(platform, slow=20_000_000), []
+    delayed = Delayed()
+    for values in ((1, 10), (2, 20), (3, 30)):
+        made.replay(*values)
+        seen.append(made.x.clone())
+    delayed.release()  # an update that waits for the device would never get here
+    for values in ((4, 40), (5, 50)):
+        made.replay(*values)
+        seen.append(made.x.clone())
+    platform.synchronize()
+    assert [x.tolist() for x in seen] == [[i, 10 * i] for i in range(1, 6)]
+    assert made.total.tolist() == [15, 150]
+    made.graph.close()
+
+
+def only_the_group_is_rewritten(platform: Platform) -> None:
+    """Equal kernels before, between and after two groups keep their captured parameters."""
+    x = torch.zeros(5, device=platform.device)
+    x[0].add_(1.0)
+    platform.synchronize()
+    graph, parts = platform.graph(), list(x.unbind())
+    x.zero_()
+    with graph.capture():
+        parts[0].add_(1.0)
+        with platform.task_group() as first:
+            parts[1].add_(2.0)
+        parts[2].add_(3.0)
+        with platform.task_group() as second:
+            parts[3].add_(4.0)
+        parts[4].add_(5.0)
+    with platform.task_update(second):
+        parts[3].add_(40.0)
+    with platform.task_update(first):
+        parts[1].add_(20.0)
+    graph.replay()
+    platform.synchronize()
+    assert x.tolist() == [1.0, 20.0, 3.0, 40.0, 5.0]
+    graph.close()
+
+
+def copies_and_fills_are_rewritten(platform: Platform) -> None:
+    """A copy node's source is allocated in the group: an update moves it, and the copy must follow."""
+    from cuda.bindings import driver
+
+    source, out = torch.zeros(4096, device=platform.device), torch.zeros(4096, device=platform.device)
+    filled = torch.zeros(4096, dtype=torch.uint8, device=platform.device)
+
+    def work(value: float, byte: int) -> None:
+        scratch = source + value
+        out.copy_(scratch)
+        stream = torch.cuda.current_stream().cuda_stream
+        assert int(driver.cuMemsetD8Async(filled.data_ptr(), byte, filled.numel(), stream)[0]) == 0
+
+    work(1.0, 3)
+    platform.synchronize()
+    graph = platform.graph()
+    with graph.capture(), platform.task_group() as group:
+        work(1.0, 3)
+    for value, byte in ((5.0, 7), (6.0, 9)):
+        with platform.task_update(group):
+            work(value, byte)
+        graph.replay()
+        platform.synchronize()
+        assert (float(out.min()), float(out.max()), int(filled.min()), int(filled.max())) == (value, value, byte, byte)
+    graph.close()
+
+
+def updates_take_no_memory(platform: Platform, count: int = 3000) -> None:
+    """Attention with host lengths, which allocates in its group, updated many times."""
+    made = HostAttention(platform, [1] * 4)
+    for _ in range(20):
+        made.replay([3, 9, 40, 64])
+    platform.synchronize()
+    before = platform.memory(), torch.cuda.mem_get_info()[0]
+    for i in range(count):
+        made.replay([1 + i % 64, 2, 3 + i % 60, 0])
+    platform.synchronize()
+    assert platform.memory() == before[0]
+    assert abs(torch.cuda.mem_get_info()[0] - before[1]) <= 4 << 20
+    made.graph.close()
+
+
+class HostAttention:
+    """`paged_attention_host` captured in a task group; block table of 4 blocks of 16 per request."""
+
+    def __init__(self, platform: Platform, query_lens: list[int]) -> None:
+        self.platform, self.query_lens = platform, query_lens
+        requests = len(query_lens)
+
+        def random(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, device=platform.device, dtype=torch.bfloat16)
+
+        self.query, self.caches = random(sum(query_lens), 8, 64), [random(1 + 4 * requests, 16, 2, 64) for _ in "kv"]
+        self.table = torch.arange(1, 1 + 4 * requests, dtype=torch.int32, device=platform.device).view(requests, 4)
+        self.out = torch.zeros_like(self.query)
+        self._attend([0] * requests)
+        platform.synchronize()
+        self.graph = platform.graph()
+        with self.graph.capture(), platform.task_group() as self.group:
+            self._attend([0] * requests)
+
+    def _attend(self, seq_lens: list[int]) -> None:
+        kernels.paged_attention_host(
+            self.query, *self.caches, self.table, self.query_lens, seq_lens, scale=0.125, out=self.out
+        )
+
+    def replay(self, seq_lens: list[int]) -> None:
+        with self.platform.task_update(self.group):
+            self._attend(seq_lens)
+        self.graph.replay()
+
+    def with_device_lengths(self, seq_lens: list[int]) -> torch.Tensor:
+        starts = torch.tensor([0, *self.query_lens], device="cuda").cumsum(0).int()
+        lengths = torch.tensor(seq_lens, dtype=torch.int32, device="cuda")
+        each = max(self.query_lens) if len(set(self.query_lens)) == 1 else self.query.shape[0]
+        return kernels.paged_attention(
+            self.query, *self.caches, self.table, lengths, starts, query_len=each, scale=0.125
+        )
+
+
+CHECKS = [
+    queued_launch_keeps_its_values,
+    only_the_group_is_rewritten,
+    copies_and_fills_are_rewritten,
+    updates_take_no_memory,
+]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda f: f.__name__)
+def test_updates(updating: Platform, check: Callable[[Platform], None]) -> None:
+    check(updating)
+
+
+def _hits_running_launch(patch: pytest.MonkeyPatch) -> None:
+    """Values lie in host memory that a launch reads when it runs: an update changes launches that are queued."""
+    from specgraph_cuda import host_lengths
+
+    held = torch.zeros(2, dtype=torch.int32).pin_memory()
+
+    def store(out: torch.Tensor, values: Any) -> None:
+        held.copy_(torch.tensor(values, dtype=torch.int32))
+        out.copy_(held, non_blocking=True)
+
+    patch.setattr(host_lengths, "store", store)
+
+
+def _other_node(patch: pytest.MonkeyPatch) -> None:
+    """A group takes the node before its own."""
+    from specgraph_cuda import tasks
+
+    real = tasks._between
+    patch.setattr(tasks, "_between", lambda before, after: list(before) or real(before, after))
+
+
+def _misses_memcpy(patch: pytest.MonkeyPatch) -> None:
+    """Copy nodes keep their captured parameters."""
+    from specgraph_cuda import tasks
+
+    real, copies = tasks._set, tasks.cu.CUDA_MEMCPY3D
+    patch.setattr(tasks, "_set", lambda e, n, p: None if isinstance(p, copies) else real(e, n, p))
+
+
+def _pool_grows(patch: pytest.MonkeyPatch) -> None:
+    """Every update allocates from a new pool, which stays."""
+    from specgraph_cuda.graph import CudaGraphPool
+
+    kept: list[torch.cuda.MemPool] = []
+
+    def update_memory(self: CudaGraphPool) -> torch.cuda.MemPool:
+        kept.append(torch.cuda.MemPool())
+        return kept[-1]
+
+    patch.setattr(CudaGraphPool, "update_memory", property(update_memory))
+
+
+MUTANTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Callable[..., None]]] = {
+    "update-hits-running-launch": (_hits_running_launch, queued_launch_keeps_its_values),
+    "update-of-other-node": (_other_node, only_the_group_is_rewritten),
+    "group-misses-memcpy": (_misses_memcpy, copies_and_fills_are_rewritten),
+    "throwaway-pool-grows": (_pool_grows, lambda platform: updates_take_no_memory(platform, 40)),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_caught(updating: Platform, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken, check = MUTANTS[name]
+    broken(monkeypatch)
+    with pytest.raises((AssertionError, UpdateError)):
+        check(updating)
+
+
+@pytest.mark.parametrize("query_lens", [[1, 1, 1], [6, 6, 6], [4, 1, 7], [9]], ids=str)
+def test_host_lengths_give_the_bits_of_device_lengths(updating: Platform, query_lens: list[int]) -> None:
+    made = HostAttention(updating, query_lens)
+    top = torch.Generator().manual_seed(3)
+    for _ in range(20):
+        # A request is as long as its rows at least, or inert.
+        free = torch.randint(0, 54, (len(query_lens),), generator=top).tolist()
+        seq_lens = [rows + more if more else 0 for rows, more in zip(query_lens, free, strict=True)]
+        made.replay(seq_lens)
+        updating.synchronize()
+        assert torch.equal(made.out, made.with_device_lengths(seq_lens)), seq_lens
+    made.graph.close()
+
+
+def test_many_groups_in_any_order_of_updates(updating: Platform) -> None:
+    x = torch.zeros(24, device=updating.device)
+    parts = list(x.unbind())
+    parts[0].add_(1.0).zero_()
+    graph = updating.graph()
+    groups = []
+    with graph.capture():
+        for part in parts:
+            with updating.task_group() as group:
+                part.mul_(2.0)
+                part.add_(1.0)
+            groups.append(group)
+    expected = torch.zeros(24)
+    for number in range(1, 6):
+        for i in torch.randperm(24).tolist():
+            with updating.task_update(groups[i]):
+                parts[i].mul_(2.0)
+                parts[i].add_(float(number * i))
+        graph.replay()
+        expected = expected * 2 + number * torch.arange(24.0)
+    updating.synchronize()
+    assert torch.equal(x.cpu(), expected)
+    graph.close()
+
+
+def test_a_wrong_update_changes_nothing(updating: Platform) -> None:
+    made = Stored(updating)
+    made.replay(1, 2)
+
+    def failing() -> None:
+        made.store(7, 7)
+        raise KeyError("mine")
+
+    with pytest.raises(UpdateError, match="other than the captured"), updating.task_update(made.group):
+        made.total.mul_(3)
+    with pytest.raises(UpdateError, match="issued 2 nodes"), updating.task_update(made.group):
+        made.total.add_(1).add_(1)
+    with pytest.raises(UpdateError, match="issued 0 nodes"), updating.task_update(made.group):
+        pass
+    with pytest.raises(KeyError, match="mine"), updating.task_update(made.group):
+        failing()
+    with pytest.raises(UpdateError, match="can't be captured again"), updating.task_update(made.group):
+        made.total.sum().item()
+    with pytest.raises(UpdateError, match="has had no update"):
+        made.graph.replay()
+    made.replay(3, 4)
+    updating.synchronize()
+    assert made.total.tolist() == [4, 6]
+    made.graph.close()
+    with pytest.raises(UpdateError, match="closed or reset"), updating.task_update(made.group):
+        made.store(1, 1)
+
+
+def test_what_a_group_may_not_hold(updating: Platform) -> None:
+    x = torch.zeros(4, device=updating.device)
+    with pytest.raises(CaptureError, match="outside of a capture"), updating.task_group():
+        pass
+    side = updating.stream()
+    graph = updating.graph()
+
+    def fork() -> None:
+        x.add_(1)
+        side.wait_stream(updating.current_stream())
+        with updating.use(side):
+            y = x + 1
+        x.add_(1)
+        updating.current_stream().wait_stream(side)
+        x.add_(y)
+
+    with pytest.raises(CaptureError, match="one stream"), graph.capture(), updating.task_group():
+        fork()
+    with pytest.raises(CaptureError, match="nest"), graph.capture(), updating.task_group(), updating.task_group():
+        pass
+    with graph.capture():
+        x.add_(1)
+    graph.replay()
+    updating.synchronize()
+    assert x.tolist() == [1.0] * 4
+    graph.close()
+
+
+def test_a_refusal_half_way_breaks_the_graph_with_one_error(
+    updating: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from specgraph_cuda import tasks
+
+    x = torch.zeros(2, device=updating.device)
+    x.add_(1).zero_()
+    graph = updating.graph()
+    with graph.capture(), updating.task_group() as group:
+        x.add_(1)
+        x.add_(2)
+    real, done = tasks._set, []
+
+    def refuse(*arguments: Any) -> None:
+        if done:
+            raise RuntimeError("CUDA_ERROR_NOT_SUPPORTED")
+        done.append(real(*arguments))
+
+    def update() -> None:
+        with updating.task_update(group):
+            x.add_(10)
+            x.add_(20)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tasks, "_set", refuse)
+        with pytest.raises(UpdateError, match="refused to rewrite node 1"):
+            update()
+    update()
+    with pytest.raises(UpdateError, match="capture it again"):
+        graph.replay()
+    graph.reset()
+    with graph.capture():
+        x.add_(5)
+    graph.replay()
+    assert x.tolist() == [5.0, 5.0]
+    graph.close()
+
+
+def test_lists_longer_than_one_launch_may_carry(updating: Platform) -> None:
+    from specgraph_cuda.host_lengths import store
+
+    values = torch.randint(-(1 << 31), 1 << 31, (2500,)).tolist()
+    out = torch.zeros(2500, dtype=torch.int32, device=updating.device)
+    store(out, values)
+    assert out.tolist() == values
+    assert all(a != b for a, b in pairwise(sorted(set(values))))

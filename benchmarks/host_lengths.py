@@ -1,0 +1,171 @@
+"""Attention with host lengths against attention with device lengths: the same tokens, and what it costs.
+
+    python benchmarks/host_lengths.py --platform cuda --shape eagle3-llama3-8b --rounds 2000 --json FILE
+
+Drafters with device lengths (eager, merged) and with host lengths (step, merged) draft for the same changing batches;
+every round their tokens are compared bit for bit. Then each is timed at fixed sizes: per propose on the device (events)
+and on the host (until propose() returns), in microseconds, medians, the drafters taking turns. Last, many updates in
+one graph, with the memory before and after.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from check_lowerings import Round
+
+from specgraph.attention import choose_attention
+from specgraph.benchmarking.shapes import random_head, shape_named
+from specgraph.decoding import allocate_caches
+from specgraph.drafting import DraftConfig, Drafter, ProposeBatch
+from specgraph.platforms import Platform, open_platform
+
+WAYS = {
+    "device eager": ("device", "eager"),
+    "device merged": ("device", "merged"),
+    "host step": ("host", "step"),
+    "host merged": ("host", "merged"),
+}
+MAX_MODEL_LEN, BLOCK = 1100, 16
+
+
+def with_host_values(batch: ProposeBatch) -> ProposeBatch:
+    """The batch with its positions and counts as Python integers too, as an engine with a host round has them."""
+    return replace(
+        batch, host_start_positions=batch.start_positions.tolist(), host_num_sampled=batch.num_sampled.tolist()
+    )
+
+
+def compare(drafters: dict[str, Drafter], state: Round, dtype: torch.dtype, rounds: int) -> dict[str, object]:
+    """Draft for `rounds` batches with every drafter; stop at the first difference."""
+    sizes = set[int]()
+    for number in range(rounds):
+        slots, batch = state.next(dtype)
+        batch = with_host_values(batch)
+        sizes.add(batch.num_requests)
+        tokens = {name: drafter.propose(batch).token_ids for name, drafter in drafters.items()}
+        for name, found in tokens.items():
+            if not torch.equal(found, tokens["device eager"]):
+                return {"equal": False, "round": number, "way": name, "requests": batch.num_requests}
+        state.drafts[slots] = tokens["device eager"]
+    return {"equal": True, "rounds": rounds, "batch_sizes_seen": len(sizes)}
+
+
+def times(platform: Platform, drafters: dict[str, Drafter], state: Round, dtype: torch.dtype, requests: int) -> dict:
+    """Medians over 60 proposes of each drafter, in microseconds, and the calls of one propose."""
+    while True:
+        _, batch = state.next(dtype)
+        if batch.num_requests >= requests:
+            break
+    fields = ("sampled_token_ids", "num_sampled", "start_positions", "block_table")
+    cut = {name: getattr(batch, name)[:requests] for name in fields}
+    aux = batch.aux_hidden[: requests * (state.k + 1)]
+    batch = with_host_values(ProposeBatch(**cut, aux_hidden=aux))
+    device, host = {name: [] for name in drafters}, {name: [] for name in drafters}
+    for turn in range(70):
+        for name, drafter in drafters.items():
+            start, end = platform.event(timing=True), platform.event(timing=True)
+            platform.synchronize()
+            start.record()
+            begun = time.perf_counter_ns()
+            drafter.propose(batch)
+            spent = time.perf_counter_ns() - begun
+            end.record()
+            platform.synchronize()
+            if turn >= 10:
+                device[name].append(start.elapsed_time(end) * 1e3)
+                host[name].append(spent / 1e3)
+    found = {}
+    for name, drafter in drafters.items():
+        before, launches = platform.counts().get("task_updates", 0), drafter.runner.launches if drafter.runner else 0
+        drafter.propose(batch)
+        found[name] = {
+            "device_us": round(statistics.median(device[name]), 1),
+            "host_us": round(statistics.median(host[name]), 1),
+            "updates": platform.counts().get("task_updates", 0) - before,
+            "launches": (drafter.runner.launches - launches) if drafter.runner else None,
+        }
+    return found
+
+
+def growth(platform: Platform, drafter: Drafter, batch: ProposeBatch, proposes: int) -> dict[str, object]:
+    """Memory before and after many proposes with updates."""
+    for _ in range(10):
+        drafter.propose(batch)
+    platform.synchronize()
+    before, free = platform.memory(), torch.cuda.mem_get_info()[0]
+    updates, begun = platform.counts()["task_updates"], time.perf_counter()
+    for i in range(proposes):
+        drafter.propose(batch)
+        if i % 1000 == 0:
+            platform.synchronize()
+    platform.synchronize()
+    after, updates = platform.memory(), platform.counts()["task_updates"] - updates
+    return {
+        "updates": updates,
+        "host_us_per_update": round((time.perf_counter() - begun) / updates * 1e6, 1),
+        "allocated_growth_bytes": after.allocated - before.allocated,
+        "reserved_growth_bytes": after.reserved - before.reserved,
+        "device_free_change_bytes": torch.cuda.mem_get_info()[0] - free,
+    }
+
+
+def main() -> None:
+    """Parse, run, print, write."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--platform", default=None)
+    parser.add_argument("--shape", default="eagle3-llama3-8b")
+    parser.add_argument("--rounds", type=int, default=2000)
+    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("-k", type=int, default=5)
+    parser.add_argument("--proposes", type=int, default=20_000)
+    parser.add_argument("--json", type=Path)
+    a = parser.parse_args()
+    platform, dtype = open_platform(a.platform), torch.bfloat16
+    with torch.inference_mode():
+        shape = shape_named(a.shape)
+        head = random_head(shape, platform.device, dtype, MAX_MODEL_LEN)
+        state = Round(a.requests, a.k, MAX_MODEL_LEN, BLOCK, shape.vocab_size, head.aux_size, platform.device)
+        drafters: dict[str, Drafter] = {}
+        for name, (attention, lowering) in WAYS.items():
+            config = DraftConfig(
+                num_speculative_tokens=a.k,
+                max_num_requests=a.requests,
+                max_model_len=MAX_MODEL_LEN,
+                lowering=lowering,
+            )
+            caches = allocate_caches(head.attention_layers, state.num_blocks, BLOCK, dtype, platform.device)
+            chosen = choose_attention(attention, platform)
+            drafters[name] = Drafter(head, caches, platform, config, attention=chosen)
+            drafters[name].capture()
+        tokens = compare(drafters, state, dtype, a.rounds)
+        report = {
+            "device": platform.info.device_name,
+            "versions": dict(platform.info.versions),
+            "command": "python benchmarks/host_lengths.py " + " ".join(sys.argv[1:]),
+            "shape": a.shape,
+            "k": a.k,
+            "tokens": tokens,
+            "times": {str(n): times(platform, drafters, state, dtype, n) for n in (1, 8, a.requests)},
+        }
+        _, batch = state.next(dtype)
+        if a.proposes:
+            report["growth"] = growth(platform, drafters["host merged"], with_host_values(batch), a.proposes)
+        for drafter in drafters.values():
+            drafter.close()
+    print(json.dumps(report, indent=1))
+    if a.json:
+        a.json.write_text(json.dumps(report, indent=1) + "\n")
+    if not tokens["equal"]:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
