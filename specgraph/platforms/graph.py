@@ -221,13 +221,15 @@ class Graph:
         """Launch the captured work on the current stream. Used by: engine.
 
         Raises:
-            CaptureError: nothing is captured, or the graph is closed.
+            CaptureError: nothing is captured, the graph is closed, or this thread is capturing.
             StaleInputError: a tensor it reads was freed, moved or resized (on platforms that can tell).
             UpdateError: a task group of this graph has had no update (on platforms that can tell).
         """
         if not self.is_captured:
             state = "closed" if self.is_closed else "empty: capture it first"
             raise CaptureError(f"replay of a graph that is {state}")
+        if self.platform.captures.is_here:
+            raise CaptureError("replay of a graph inside the capture of another: replay it before, or after")
         self._launch()
 
     @final

@@ -108,7 +108,6 @@ class CpuGraph(Graph):
 
     def _launch(self) -> None:
         """Run the calls in this thread, in order, outside of all dispatch and function modes."""
-        self.platform.refuse_in_capture("graph.replay()")
         captured = self._captured
         assert captured is not None
         if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():

@@ -47,7 +47,7 @@ class CudaGraph(Graph):
         VendorMessage(
             "copy between cpu and cuda tensors during cuda graph capture",
             HostReadError,
-            "captured code copies between the host and the device. Copy before the capture, into a persistent tensor",
+            "captured code copies between the device and pageable memory on the host: copy before the capture",
         ),
     )
     platform: CudaPlatform
@@ -105,4 +105,6 @@ class CudaGraph(Graph):
 
     def _destroy(self) -> None:
         self.groups.clear()
-        self._graph.reset()
+        graph, self._graph = self._graph, None  # its destructor tells torch's random generator
+        if graph is not None:
+            graph.reset()

@@ -84,7 +84,7 @@ class TaskUpdates:
         graph = group.graph
         if group not in graph.groups:
             raise UpdateError(f"{group} belongs to a graph that was closed or reset: capture again")
-        if torch.cuda.is_current_stream_capturing():
+        if self._platform.captures.is_here:
             raise CaptureError("task_update() is not allowed in a capture: do it before, or after")
         with self._lock:
             stream = self._stream.cuda_stream

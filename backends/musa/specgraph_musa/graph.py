@@ -68,8 +68,6 @@ class MusaGraph(Graph):
         heal_generator(self.platform)
 
     def _launch(self) -> None:
-        if self.platform.is_capturing():
-            raise CaptureError("replay of a graph inside the capture of another: torch.musa records no child graphs")
         if self._in_inference_mode and not torch.is_inference_mode_enabled():
             with torch.inference_mode():
                 self._raw.replay()
