@@ -18,6 +18,7 @@ from cuda.bindings import nvrtc  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 from specgraph import kernels
+from specgraph_cuda.tasks import host_values
 
 _PER_LAUNCH = 960
 """Values per launch: kernel parameters may take 4 KiB."""
@@ -59,8 +60,13 @@ def paged_attention_host(
     uniform = requests == 1 or (each * requests == rows and all(count == each for count in query_lens))
     starts = -(-requests // 4) * 4  # aligned, as compiled kernels expect of pointers
     values = [*seq_lens, *[0] * (starts - requests), 0, *accumulate(query_lens)]
-    lengths = torch.empty(len(values), dtype=torch.int32, device=query.device)
-    store(lengths, values)
+    lengths, is_rest_needed = host_values(
+        lambda: torch.empty(len(values), dtype=torch.int32, device=query.device),
+        lambda memory: store(memory, values),
+        ("paged_attention_host", query.data_ptr(), out.data_ptr(), requests, uniform, scale, causal),
+    )
+    if not is_rest_needed:
+        return
     result = kernels.paged_attention(
         query, key_cache, value_cache, block_table, lengths[:requests], lengths[starts:],
         query_len=each if uniform else rows, scale=scale, causal=causal,
@@ -73,7 +79,7 @@ def paged_attention_host(
 
 def store(out: Tensor, values: Sequence[int]) -> None:
     """Write `values` to `out`, int32 and contiguous, on the current stream. A graph captures the values themselves."""
-    function = _function(out.device.index, *torch.cuda.get_device_capability(out.device))
+    function = _function(out.device)
     stream = torch.cuda.current_stream(out.device).cuda_stream
     for start in range(0, len(values), _PER_LAUNCH):
         part = values[start : start + _PER_LAUNCH]
@@ -85,8 +91,9 @@ def store(out: Tensor, values: Sequence[int]) -> None:
 
 
 @cache
-def _function(device: int, major: int, minor: int) -> Any:
+def _function(device: torch.device) -> Any:
     """The compiled kernel, loaded into the context of `device`, which must be the current one."""
+    major, minor = torch.cuda.get_device_capability(device)
     program = _checked(nvrtc.nvrtcCreateProgram(_SOURCE, b"store_lengths.cu", 0, [], []))
     options = [f"--gpu-architecture=sm_{major}{minor}".encode()]
     _checked(nvrtc.nvrtcCompileProgram(program, len(options), options))

@@ -4,6 +4,9 @@
 temporary graph, checks that it holds the same nodes, and sets their parameters in the executable graph. The driver
 applies them to launches to come; a launch that is queued or running keeps its own. Nothing waits on the host.
 
+An op may tell which of its work holds the host values (`host_values`): an update then issues only that, and the rest of
+the op is neither launched again nor rewritten.
+
 Memory that the block allocates in an update comes from a pool that all graphs of one graph pool share: the rewritten
 nodes use it in place of what was allocated during the capture. Such graphs must not run at the same time anyway.
 """
@@ -11,13 +14,15 @@ nodes use it in place of what was allocated during the capture. Such graphs must
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from cuda.bindings import driver as cu  # pyright: ignore[reportMissingImports]
+from torch import Tensor
 
 from specgraph.errors import CaptureError, UpdateError, first_line
 
@@ -37,11 +42,69 @@ class CudaTaskGroup:
     graph: CudaGraph
     number: int
     nodes: list[Any] = field(default_factory=list[Any])
+    """What an update rewrites: all nodes of the block, or those of its ops that hold host values."""
+    kept: list[tuple[Tensor, Hashable]] = field(default_factory=list[tuple[Tensor, Hashable]])
+    """Per op with host values: where they are stored, and what an update may not change."""
     is_updated: bool = False
     """An update was issued since the last launch."""
 
     def __str__(self) -> str:
         return f"task group {self.number} ({len(self.nodes)} nodes)"
+
+
+@dataclass(slots=True)
+class _Block:
+    """The task group block that this thread is in."""
+
+    group: CudaTaskGroup
+    is_update: bool
+    marked: list[Any] = field(default_factory=list[Any])
+    num_ops: int = 0
+    """Ops with host values issued so far."""
+
+
+_block: ContextVar[_Block | None] = ContextVar("_block", default=None)
+
+
+def host_values(
+    allocate: Callable[[], Tensor], store: Callable[[Tensor], None], fixed: Hashable
+) -> tuple[Tensor, bool]:
+    """Called by an op: store its host values in device memory, as the work that task updates rewrite.
+
+    Args:
+        allocate: makes the memory; called once per captured op.
+        store: issues the work that writes the values there.
+        fixed: what the rest of the op's work depends on besides its tensors; an update must give the same.
+
+    Returns:
+        the memory, and whether the op must issue the rest of its work (not in an update).
+
+    Raises:
+        UpdateError: an update issues other ops, or changes `fixed`.
+    """
+    block = _block.get()
+    if block is None:
+        memory = allocate()
+        store(memory)
+        return memory, True
+    group = block.group
+    if not block.is_update:
+        stream = torch.cuda.current_stream().cuda_stream
+        memory = allocate()
+        before = _last_nodes(stream)
+        store(memory)
+        block.marked += _between(before, _last_nodes(stream))
+        group.kept.append((memory, fixed))
+        return memory, True
+    block.num_ops += 1
+    if block.num_ops > len(group.kept) or group.kept[block.num_ops - 1][1] != fixed:
+        raise UpdateError(
+            f"{group}: op {block.num_ops - 1} of the update is not the captured one: issue it on the same tensors, for as "
+            "many requests, and with equal rows per request where they were equal in the capture"
+        )
+    memory = group.kept[block.num_ops - 1][0]
+    store(memory)
+    return memory, False
 
 
 class TaskUpdates:
@@ -53,7 +116,6 @@ class TaskUpdates:
         self._platform = platform
         self._stream = torch.cuda.Stream(platform.device)
         self._lock = threading.Lock()
-        self._open: CudaTaskGroup | None = None
 
     @contextmanager
     def group(self) -> Generator[CudaTaskGroup]:
@@ -61,17 +123,18 @@ class TaskUpdates:
         captures = self._platform.captures
         if not captures.is_here:
             raise CaptureError("task_group() outside of a capture: there is no graph to put the group in")
-        if self._open is not None:
-            raise CaptureError(f"{self._open} is still open: task groups don't nest")
+        if (outer := _block.get()) is not None:
+            raise CaptureError(f"{outer.group} is still open: task groups don't nest")
         graph: Any = captures.graph
-        group = self._open = CudaTaskGroup(graph, len(graph.groups))
+        group = CudaTaskGroup(graph, len(graph.groups))
         stream = torch.cuda.current_stream(self._platform.device).cuda_stream
+        before, block = _last_nodes(stream), _Block(group, is_update=False)
+        token = _block.set(block)
         try:
-            before = _last_nodes(stream)
             yield group
-            group.nodes = _between(before, _last_nodes(stream))
         finally:
-            self._open = None
+            _block.reset(token)
+        group.nodes = block.marked or _between(before, _last_nodes(stream))
         for node in group.nodes:
             _parameters(node)
         graph.groups.append(group)
@@ -90,6 +153,7 @@ class TaskUpdates:
             stream = self._stream.cuda_stream
             with torch.cuda.stream(self._stream), torch.cuda.use_mem_pool(graph.pool.update_memory):
                 _check(cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
+                token = _block.set(_Block(group, is_update=True))
                 try:
                     yield
                     nodes = _between([], _last_nodes(stream))
@@ -100,6 +164,8 @@ class TaskUpdates:
                     elif isinstance(error, RuntimeError):
                         raise UpdateError(f"{group}: its ops can't be captured again: {first_line(error)}") from error
                     raise
+                finally:
+                    _block.reset(token)
                 try:
                     temporary = _check(cu.cuStreamEndCapture(stream))
                 except RuntimeError as error:

@@ -134,18 +134,30 @@ def copies_and_fills_are_rewritten(platform: Platform) -> None:
 
 
 def updates_take_no_memory(platform: Platform, count: int = 3000) -> None:
-    """Attention with host lengths, which allocates in its group, updated many times."""
-    made = HostAttention(platform, [1] * 4)
-    for _ in range(20):
-        made.replay([3, 9, 40, 64])
+    """Work that allocates in its group, updated many times."""
+    source, out = torch.ones(1 << 16, device=platform.device), torch.zeros(1 << 16, device=platform.device)
+    out.copy_(source + 1.0)
+    platform.synchronize()
+    graph = platform.graph()
+    with graph.capture(), platform.task_group() as group:
+        out.copy_(source + 1.0)
+
+    def replay(value: float) -> None:
+        with platform.task_update(group):
+            out.copy_(source + value)
+        graph.replay()
+
+    for value in range(20):
+        replay(float(value))
     platform.synchronize()
     before = platform.memory(), torch.cuda.mem_get_info()[0]
-    for i in range(count):
-        made.replay([1 + i % 64, 2, 3 + i % 60, 0])
+    for value in range(count):
+        replay(float(value))
     platform.synchronize()
-    assert platform.memory() == before[0]
+    assert float(out.min()) == float(out.max()) == count
+    assert platform.memory().reserved == before[0].reserved
     assert abs(torch.cuda.mem_get_info()[0] - before[1]) <= 4 << 20
-    made.graph.close()
+    graph.close()
 
 
 class HostAttention:
@@ -269,6 +281,21 @@ def test_host_lengths_give_the_bits_of_device_lengths(updating: Platform, query_
         updating.synchronize()
         assert torch.equal(made.out, made.with_device_lengths(seq_lens)), seq_lens
     made.graph.close()
+
+
+def test_an_update_of_attention_on_other_tensors_is_refused(updating: Platform) -> None:
+    made, other = HostAttention(updating, [1, 1]), HostAttention(updating, [1, 1])
+    with pytest.raises(UpdateError, match="same tensors"), updating.task_update(made.group):
+        other._attend([3, 4])
+    ragged = HostAttention(updating, [2, 2])
+    ragged.query_lens = [1, 3]
+    with pytest.raises(UpdateError, match="equal rows"), updating.task_update(ragged.group):
+        ragged._attend([3, 4])
+    made.replay([5, 6])
+    updating.synchronize()
+    assert torch.equal(made.out, made.with_device_lengths([5, 6]))
+    for one in (made, other, ragged):
+        one.graph.close()
 
 
 def test_many_groups_in_any_order_of_updates(updating: Platform) -> None:
