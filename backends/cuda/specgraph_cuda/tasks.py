@@ -99,8 +99,8 @@ def host_values(
     block.num_ops += 1
     if block.num_ops > len(group.kept) or group.kept[block.num_ops - 1][1] != fixed:
         raise UpdateError(
-            f"{group}: op {block.num_ops - 1} of the update is not the captured one: issue it on the same tensors, for as "
-            "many requests, and with equal rows per request where they were equal in the capture"
+            f"{group}: op {block.num_ops - 1} of the update is not the captured one: issue it on the same tensors, for "
+            "as many requests, and with equal rows per request where they were equal in the capture"
         )
     memory = group.kept[block.num_ops - 1][0]
     store(memory)
