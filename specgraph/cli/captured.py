@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -13,20 +13,27 @@ from specgraph.decoding import TargetRunner
 from specgraph.drafting import DraftConfig, Drafter
 from specgraph.errors import UnsupportedError
 from specgraph.platforms import LOWERINGS, Platform
-from specgraph.runner import GraphMode, ModelRunner, resolve
+from specgraph.runner import GraphMode, ModelRunner, report_captures, resolve
 
 
-def describe(platform: Platform, config: DraftConfig, target: TargetRunner | None, drafter: Drafter) -> dict[str, Any]:
+def describe(
+    platform: Platform,
+    config: DraftConfig,
+    target: TargetRunner | None,
+    drafter: Drafter,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
     """Capture target and drafter; the report of what was captured, as `specgraph explain --json` writes it."""
     owners: dict[str, ModelRunner] = {"drafter": drafter}
     if target is not None:
         owners = {"target": target, "drafter": drafter}
     captured: list[dict[str, Any]] = []
     memory: dict[str, dict[str, int]] = {}
+    counted = report_captures(list(owners.values()), progress)
     start = time.perf_counter()
     for name, owner in owners.items():
         before = platform.memory().reserved
-        owner.capture()
+        owner.capture(counted)
         platform.synchronize()
         captured += _captured(name, owner)
         memory[name] = {"graphs": platform.memory().reserved - before, **_sizes(owner.read_set())}

@@ -6,7 +6,8 @@ It captures all graphs and reports what it captured. Nothing is generated.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,7 +17,9 @@ from rich.table import Table
 
 from specgraph.cli.options import DraftOption, JsonOption, PlatformOption, TargetOption, with_engine_options
 from specgraph.cli.output import check_output, write_json
+from specgraph.cli.waiting import waiting
 from specgraph.errors import ConfigError
+from specgraph.options import EngineOptions, dtype_named
 
 _COLUMNS = ("model", "phase", "requests", "rows_per_request", "rows", "k", "step", "graphs")
 
@@ -32,6 +35,25 @@ def explain(
 ) -> None:
     """Show captured sizes by phase and model, graphs, memory, the lowering, and why each other one was refused."""
     check_output("--json", json)
+    if shape is not None and (target, draft, options.num_modules) != (None, None, None):
+        raise ConfigError("give --shape, or folders, not both")
+    if (target is None) != (draft is None):
+        raise ConfigError("give both the target's and the drafter's folder, or neither for the shipped pair")
+    with waiting() as captured:
+        report = _report(target, draft, shape, options, platform, captured)
+    _show(Console(file=sys.stderr if json == "-" else sys.stdout), report)
+    if json is not None:
+        write_json(report, json)
+
+
+def _report(
+    target: Path | None,
+    draft: Path | None,
+    shape: str | None,
+    options: EngineOptions,
+    platform: str | None,
+    captured: Callable[[int, int], None],
+) -> dict[str, Any]:
     import torch
 
     from specgraph.attention import choose_attention
@@ -41,13 +63,8 @@ def explain(
     from specgraph.decoding import SpeculativeDecoder, allocate_caches
     from specgraph.decoding.text import engine_config, shipped_pair
     from specgraph.drafting import Drafter
-    from specgraph.options import dtype_named
     from specgraph.platforms import open_platform
 
-    if shape is not None and (target, draft, options.num_modules) != (None, None, None):
-        raise ConfigError("give --shape, or folders, not both")
-    if (target is None) != (draft is None):
-        raise ConfigError("give both the target's and the drafter's folder, or neither for the shipped pair")
     opened = open_platform(platform)
     attention = choose_attention(options.attention, opened)
     dtype = dtype_named(options.dtype) or (torch.float32 if opened.device.type == "cpu" else None)
@@ -67,14 +84,11 @@ def explain(
             decoder = SpeculativeDecoder(model, head, opened, config, attention=attention)
             assert decoder.drafter is not None
             runner, drafter = decoder.target, decoder.drafter
-        report = {"models": models, **describe(opened, config, runner, drafter)}
-    console = Console(file=sys.stderr if json == "-" else sys.stdout)
-    _show(console, report)
-    if json is not None:
-        write_json(report, json)
+        report = {"models": models, **describe(opened, config, runner, drafter, captured)}
     for owner in (runner, drafter):
         if owner is not None:
             owner.close()
+    return report
 
 
 def _show(console: Console, report: Mapping[str, Any]) -> None:

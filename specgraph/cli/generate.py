@@ -16,6 +16,7 @@ from specgraph.cli.env import choose_threads
 from specgraph.cli.options import DraftOption, JsonOption, PlatformOption, TargetOption, with_engine_options
 from specgraph.cli.output import check_output, write_json
 from specgraph.cli.prompts import Prompt, read_prompts
+from specgraph.cli.waiting import waiting
 
 if TYPE_CHECKING:
     from specgraph.decoding.text import TextGenerator
@@ -63,20 +64,22 @@ def generate(
     settings = Prompt(prompt="", max_tokens=max_tokens, temperature=temperature, seed=seed)
     asked = read_prompts(prompt, prompt_file, prompts, settings)
     console = Console(file=sys.stderr if json == "-" else sys.stdout, highlight=False)
-    with console.status("loading"):
+    with waiting() as captured:
         from specgraph.decoding.text import load_generator, shipped_pair
         from specgraph.platforms import open_platform
 
         opened = open_platform(platform)
         threads = choose_threads(opened, target or shipped_pair()[0])
 
-        def load(speculate: bool) -> TextGenerator:
+        def load(speculate: bool, progress: Any) -> TextGenerator:
             acceptance = options.synthetic_acceptance if speculate else None
             sampled = any(each.temperature > 0 for each in asked)
             chosen = replace(options, sampled=sampled, synthetic_acceptance=acceptance)
-            return load_generator(target, draft, platform=opened, speculate=speculate, options=chosen)
+            return load_generator(
+                target, draft, platform=opened, speculate=speculate, progress=progress, options=chosen
+            )
 
-        generator = load(speculate=True)
+        generator = load(True, captured)
         requests = [generator.request(each.prompt, chat=chat, **_sampling(each)) for each in asked]
         for request in requests:
             generator.decoder.check(request)
@@ -90,7 +93,11 @@ def generate(
         for each, request in zip(asked, requests, strict=True):
             results.append(Result(each))
             _stream(generator, request, stop or (), results[-1], console)
-        plain = _plain(load(speculate=False), asked, chat) if compare else None
+        plain = None
+        if compare:
+            with waiting() as captured:
+                alone = load(False, captured)
+            plain = _plain(alone, asked, chat)
     except KeyboardInterrupt:
         interrupted, plain = True, None
         console.print()

@@ -8,7 +8,7 @@ it is queued before the propose, so that the host has the tokens while the draft
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -23,7 +23,7 @@ from specgraph.drafting import Drafter, DraftTokens, ProposeBatch
 from specgraph.errors import CapacityError, ConfigError
 from specgraph.models.protocol import DraftHead, ParallelHead, Target
 from specgraph.platforms import Platform
-from specgraph.runner import HostCopy, write
+from specgraph.runner import HostCopy, report_captures, write
 
 
 class SpeculativeDecoder:
@@ -93,11 +93,16 @@ class SpeculativeDecoder:
         self._rows = self.query_len
         """Rows per request in the next verify: one more than were drafted last. Without a drafter always the same."""
 
-    def capture(self) -> None:
-        """Capture all graphs. Call once before generating; nothing is captured at request time."""
-        self.target.capture()
-        if self.drafter is not None:
-            self.drafter.capture()
+    def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Capture all graphs. Call once before generating; nothing is captured at request time.
+
+        Args:
+            progress: called after each capture with the number of captures done and their number in all.
+        """
+        runners = [self.target] if self.drafter is None else [self.target, self.drafter]
+        captured = report_captures(runners, progress)
+        for runner in runners:
+            runner.capture(captured)
 
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
         """Generate for all requests, in batches that shrink and grow as requests finish and join."""

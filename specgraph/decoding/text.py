@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
@@ -136,6 +136,7 @@ def load_generator(
     *,
     platform: Platform | str | None = None,
     speculate: bool = True,
+    progress: Callable[[int, int], None] | None = None,
     options: EngineOptions | None = None,
     **changes: Any,
 ) -> TextGenerator:
@@ -145,6 +146,7 @@ def load_generator(
         target, draft: checkpoint folders; the shipped pair when neither is given.
         platform: a platform or its name; chosen as in `open_platform` by default.
         speculate: False decodes with the target alone.
+        progress: called after each capture with the number of captures done and their number in all.
         options: how to load, capture and run; the defaults of `EngineOptions` when not given.
         changes: fields of `EngineOptions` by name, instead of or on top of `options`.
 
@@ -167,7 +169,7 @@ def load_generator(
     with torch.inference_mode():
         decoder = SpeculativeDecoder(model, head, opened, config, attention=choose_attention(chosen.attention, opened))
         start = time.perf_counter()
-        decoder.capture()
+        decoder.capture(progress)
     took = time.perf_counter() - start
     resolution = decoder.drafter.resolution if decoder.drafter is not None else decoder.target.resolution
     drafter = f"; drafter {drafter_format(draft_folder)}" if speculate else ""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Protocol
 
 from torch import Tensor
@@ -154,21 +155,35 @@ class ModelRunner:
             named |= program.named_tensors()
         return named
 
-    def capture(self) -> None:
+    def captures(self) -> list[tuple[Program, BatchDescriptor, Launch]]:
+        """What `capture` captures: every launch of every batch of the programs that the mode runs from graphs, once."""
+        found: dict[BatchDescriptor, tuple[Program, BatchDescriptor, Launch]] = {}
+        for program in self.programs if self.graphs is not None else ():
+            for batch in program.batches() if self.pass_mode(program) != "eager" else ():
+                for launch in self.launches_of(program, batch):
+                    found.setdefault(launch.descriptor, (program, batch, launch))  # one step graph serves several steps
+        return list(found.values())
+
+    def capture(self, captured: Callable[[], None] | None = None) -> None:
         """Capture every batch of every program that the mode runs from graphs. Nothing is captured later.
+
+        Args:
+            captured: called after each capture.
 
         Raises:
             CaptureError: a capture failed. With fallback 'eager' the caller may go on with a runner whose lowering is
                 'eager'; nothing falls back by itself.
         """
-        for program in self.programs:
-            if self.graphs is None or self.pass_mode(program) == "eager":
-                continue
-            program.make_inert()
-            for batch in program.batches():
-                for launch in self.launches_of(program, batch):
-                    if launch.descriptor not in self.graphs:  # one step graph serves several steps and query lengths
-                        self.graphs.capture(launch.descriptor, self._body(program, batch, launch))
+        inert: Program | None = None
+        for program, batch, launch in self.captures():
+            assert self.graphs is not None
+            if program is not inert:
+                program.make_inert()
+                inert = program
+            if launch.descriptor not in self.graphs:
+                self.graphs.capture(launch.descriptor, self._body(program, batch, launch))
+            if captured is not None:
+                captured()
 
     def pass_mode(self, program: Program) -> PassMode:
         """How the passes of a program run: the mode's word for prefill passes or for decode passes."""
@@ -220,3 +235,13 @@ class ModelRunner:
             work(launch.captured_steps, self.stack.attend_in(recording, mode, lengths))
 
         return body
+
+
+def report_captures(
+    runners: Sequence[ModelRunner], progress: Callable[[int, int], None] | None
+) -> Callable[[], None] | None:
+    """What to hand to `capture` of each runner, so that `progress` is called with (captures done, captures in all)."""
+    if progress is None:
+        return None
+    done, total = count(1), sum(len(runner.captures()) for runner in runners)
+    return lambda: progress(next(done), total)

@@ -8,10 +8,12 @@ import json
 import pytest
 import torch
 from command import specgraph
+from rich.console import Console
 
 from specgraph.cli.env import choose_threads
 from specgraph.cli.prompts import Prompt, read_prompts
-from specgraph.decoding.text import shipped_pair
+from specgraph.cli.waiting import waiting
+from specgraph.decoding.text import load_generator, shipped_pair
 from specgraph.errors import ConfigError
 from specgraph.reference import CpuPlatform
 
@@ -123,3 +125,30 @@ def test_a_small_model_runs_on_one_thread_unless_told_otherwise(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert choose_threads(platform, shipped_pair()[0]) == ""
     assert chosen == [1]
+
+
+def test_captures_are_counted_and_a_terminal_shows_them():
+    seen, screen = [], io.StringIO()
+    with waiting(Console(file=screen, force_terminal=True)) as captured:
+
+        def both(done, total):
+            seen.append((done, total))
+            captured(done, total)
+
+        generator = load_generator(
+            platform="cpu", max_model_len=64, progress=both, prefill_sizes=[8], capture_sizes=[1]
+        )
+        runners = (generator.decoder.target, generator.decoder.drafter)
+        count = sum(len(list(runner.graphs.descriptors)) for runner in runners)
+        generator.close()
+    assert seen == [(number, count) for number in range(1, count + 1)]
+    assert count == 4  # a prefill pass of each model, a verify, a propose
+    assert "loading" in screen.getvalue()
+    assert f"capturing {count}/{count}" in screen.getvalue()
+
+
+def test_waiting_is_quiet_when_piped():
+    screen = io.StringIO()
+    with waiting(Console(file=screen)) as captured:
+        captured(1, 2)
+    assert screen.getvalue() == ""

@@ -1,0 +1,30 @@
+"""What a person sees while a command loads and captures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+
+@contextmanager
+def waiting(console: Console | None = None) -> Generator[Callable[[int, int], None]]:
+    """Show `loading`, then `capturing 12/74` with a bar, until the block ends. Nothing stays on the screen.
+
+    Args:
+        console: standard error by default. Nothing is shown where it is no terminal.
+
+    Yields:
+        What to call after each capture, with the number of captures done and their number in all.
+    """
+    console = console or Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        task = bars.add_task("loading", total=None)
+
+        def captured(done: int, total: int) -> None:
+            bars.update(task, description=f"capturing {done}/{total}", completed=done, total=total)
+
+        yield captured
