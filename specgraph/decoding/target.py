@@ -224,7 +224,7 @@ class TargetRunner(ModelRunner):
         size = found.descriptor.num_requests
         write(self.round.start_positions[:size], [*start_positions, *[-1] * (size - num_requests)])
         lengths = uniform_lengths(start_positions, found.descriptor) if self.attention.host_parameters else None
-        self.run(self.verify_program, found.descriptor, lengths, captured=found.captured)
+        self.run(self.prepare(self.verify_program, found.descriptor, found.captured), lengths)
 
     def prefill(self, token_ids: Sequence[int], first_position: int, blocks: Sequence[int]) -> Tensor:
         """Run a chunk of one request's prompt: writes its KV, and its hidden states to the drafter.
@@ -242,7 +242,7 @@ class TargetRunner(ModelRunner):
         """
         batch = self._prefill.load(token_ids, first_position, blocks)
         lengths = uniform_lengths([first_position], batch) if self.attention.host_parameters else None
-        self.run(self._prefill, batch, lengths)
+        self.run(self.prepare(self._prefill, batch), lengths)
         return self._logits[0]
 
     def _prefill_rows(self, b: PrefillBuffers, make_attend: MakeAttend) -> None:

@@ -18,23 +18,31 @@ from specgraph.drafting.program import DraftProgram, computed_tokens
 from specgraph.drafting.round import DraftTokens, ProposeBatch
 from specgraph.drafting.stepwise import ModuleHead, StepwiseProgram
 from specgraph.errors import CapacityError, ConfigError
-from specgraph.graphs import Dispatch, MakeAttend, dispatch, padded_size
+from specgraph.graphs import BatchDescriptor, Dispatch, MakeAttend, dispatch, padded_size
 from specgraph.models.protocol import DraftHead, ParallelHead
 from specgraph.platforms import Platform
-from specgraph.runner import ModelRunner, PrefillBuffers, PrefillProgram, allocate_prefill, uniform_lengths
+from specgraph.runner import (
+    LengthsAt,
+    ModelRunner,
+    Pass,
+    PrefillBuffers,
+    PrefillProgram,
+    allocate_prefill,
+    uniform_lengths,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     """What a propose of n requests with query_len rows each needs, worked out once: it costs the host nothing later."""
 
-    dispatch: Dispatch
     inputs: ProposeBatch
     """The drafter's own memory for these requests."""
     padding: Tensor | None
     """`num_sampled` of the padded requests; None where there are none."""
-    token_ids: Tensor
-    probs: Tensor | None
+    run: Pass
+    drafts: DraftTokens
+    """Views of the result."""
 
 
 class Drafter(ModelRunner):
@@ -87,6 +95,7 @@ class Drafter(ModelRunner):
         self.num_proposes = 0
         """Proposes so far."""
         self._prepared: dict[tuple[int, int], _Prepared] = {}
+        self._in_place: dict[int, _Prepared] = {}
         self._host_rounds = HostRounds(platform, config.max_num_requests)
 
     @property
@@ -133,17 +142,22 @@ class Drafter(ModelRunner):
             CapacityError: the batch is larger than max_num_requests, or than every captured size with fallback
                 'error'. Nothing was run.
         """
-        ready = self._prepare(batch.num_requests, batch.query_len)
-        if batch is not ready.inputs:
+        ready = self._in_place.get(id(batch))  # the object itself: `inputs` keeps it alive
+        if ready is None:
+            ready = self._prepare(batch.num_requests, batch.query_len)
             self.buffers.round.load(batch, ready.inputs, self.config.keeps_draft_probs)
         elif ready.padding is not None:
             ready.padding.zero_()
-        self._launch(ready.dispatch, host_start_positions, host_num_sampled)
+        lengths = None
+        if self.attention.host_parameters:
+            lengths = self._host_lengths(ready.run.batch, host_start_positions, host_num_sampled)
+        self.run(ready.run, lengths)
         self.num_proposes += 1
+        drafts = ready.drafts
         if not copy:
-            return DraftTokens(ready.token_ids, ready.probs, ready.dispatch)
-        probs = None if ready.probs is None else ready.probs.clone()
-        return DraftTokens(ready.token_ids.clone(), probs, ready.dispatch)
+            return drafts
+        probs = None if drafts.probs is None else drafts.probs.clone()
+        return DraftTokens(drafts.token_ids.clone(), probs, drafts.dispatch)
 
     def propose_idle(self, num_requests: int = 1, query_len: int | None = None) -> None:
         """Run a propose in which every request is inert: it drafts nothing and writes no KV.
@@ -154,9 +168,9 @@ class Drafter(ModelRunner):
         Args:
             num_requests, query_len: of the batch on the other ranks; the smallest captured size by default.
         """
-        found = self.dispatch(num_requests, query_len)
-        self.buffers.round.num_sampled[: found.descriptor.num_requests].zero_()
-        self._launch(found, [], [])
+        ready = self._prepare(num_requests, query_len).run
+        self.buffers.round.num_sampled[: ready.batch.num_requests].zero_()
+        self.run(ready, self._host_lengths(ready.batch, [], []) if self.attention.host_parameters else None)
 
     def dispatch(self, num_requests: int, query_len: int | None = None) -> Dispatch:
         """The padded size that a batch runs at, and the K that goes with it.
@@ -165,7 +179,7 @@ class Drafter(ModelRunner):
             CapacityError: as in `propose`.
             ConfigError: no K of this drafter makes rounds of `query_len` rows per request.
         """
-        return self._prepare(num_requests, query_len).dispatch
+        return self._prepare(num_requests, query_len).drafts.dispatch
 
     def prefill(
         self, prompt: Sequence[int], positions: range, blocks: Sequence[int], aux_hidden: Tensor | None = None
@@ -198,7 +212,7 @@ class Drafter(ModelRunner):
         if tokens:
             batch = self._prefill.load(tokens, positions.start, blocks)
             host = uniform_lengths([positions.start], batch) if self.attention.host_parameters else None
-            self.run(self._prefill, batch, host)
+            self.run(self.prepare(self._prefill, batch), host)
         return states[last - positions.start] if last in positions else None
 
     def prefill_ragged(
@@ -217,30 +231,29 @@ class Drafter(ModelRunner):
         every = {} if lengths is None else dict.fromkeys(range(self.program.prefill_passes), lengths)
         self.program.prefill(token_ids, aux_hidden, metadata, self.stack.eager(every), None)
 
-    def _launch(self, found: Dispatch, start_positions: Sequence[int] | None, num_sampled: Counts | None) -> None:
-        """Run the draft program over the round in the drafter's memory."""
-        padded, lengths = found.descriptor, None
-        if self.attention.host_parameters:
-            computed = replace(padded, num_speculative_tokens=computed_tokens(padded))
-            now = self._host_rounds.round(computed, self.buffers.round, start_positions, num_sampled)
-            lengths = partial(self.program.host_lengths, host_round=now)
-        self.run(self.program, padded, lengths, captured=found.captured)
+    def _host_lengths(
+        self, padded: BatchDescriptor, start_positions: Sequence[int] | None, num_sampled: Counts | None
+    ) -> LengthsAt:
+        computed = replace(padded, num_speculative_tokens=computed_tokens(padded))
+        now = self._host_rounds.round(computed, self.buffers.round, start_positions, num_sampled)
+        return partial(self.program.host_lengths, host_round=now)
 
     def _prepare(self, num_requests: int, query_len: int | None) -> _Prepared:
         key = num_requests, self.config.query_len if query_len is None else query_len
         if (ready := self._prepared.get(key)) is None:
             ready = self._prepared[key] = self._work_out(*key)
+            self._in_place[id(ready.inputs)] = ready
         return ready
 
     def _work_out(self, num_requests: int, query_len: int) -> _Prepared:
         found, b = self._dispatch(num_requests, query_len), self.buffers
         n, padded, k = num_requests, found.descriptor.num_requests, found.descriptor.num_speculative_tokens
+        probs = None if b.draft_probs is None else b.draft_probs[:n, :k]
         return _Prepared(
-            dispatch=found,
             inputs=b.round.sliced(n, query_len),
             padding=b.round.num_sampled[n:padded] if n < padded else None,
-            token_ids=b.draft_token_ids[:n, :k],
-            probs=None if b.draft_probs is None else b.draft_probs[:n, :k],
+            run=self.prepare(self.program, found.descriptor, found.captured),
+            drafts=DraftTokens(b.draft_token_ids[:n, :k], probs, found),
         )
 
     def _dispatch(self, num_requests: int, query_len: int) -> Dispatch:

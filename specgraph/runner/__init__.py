@@ -2,7 +2,7 @@
 
 from specgraph.runner.config import RunnerConfig
 from specgraph.runner.lowering import GraphMode, Launch, Resolution, StepKind, launches, resolve
-from specgraph.runner.model_runner import LengthsAt, ModelRunner, Program, Work, report_captures
+from specgraph.runner.model_runner import LengthsAt, ModelRunner, Pass, Program, Work, report_captures
 from specgraph.runner.prefill import PrefillBuffers, PrefillProgram, allocate_prefill, uniform_lengths
 from specgraph.runner.transfers import HostCopy, write
 
@@ -12,6 +12,7 @@ __all__ = [
     "Launch",
     "LengthsAt",
     "ModelRunner",
+    "Pass",
     "PrefillBuffers",
     "PrefillProgram",
     "Program",

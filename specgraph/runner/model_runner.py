@@ -84,6 +84,16 @@ class Program(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One padded batch of a program, ready to run: what there is to look up is looked up once."""
+
+    program: Program
+    batch: BatchDescriptor
+    launches: tuple[Launch, ...]
+    from_graphs: bool
+
+
 @dataclass(frozen=True)
 class LaunchLengths(Mapping[int, HostLengths]):
     """The lengths of one launch by captured step, each computed when it is asked for: later ones may have to wait."""
@@ -197,28 +207,33 @@ class ModelRunner:
             known = self._launches[batch] = launches(self.resolution.lowering, batch, steps, kind)
         return known
 
-    def run(
-        self, program: Program, batch: BatchDescriptor, lengths: LengthsAt | None = None, *, captured: bool = True
-    ) -> None:
-        """Run a program over the rows that are in its buffers.
+    def prepare(self, program: Program, batch: BatchDescriptor, captured: bool = True) -> Pass:
+        """A pass over a padded batch.
 
         Args:
-            batch: the padded batch.
-            lengths: for attention with host parameters.
             captured: False where no captured size holds the batch; it then runs eagerly.
+        """
+        from_graphs = captured and self.pass_mode(program) != "eager"
+        return Pass(program, batch, self.launches_of(program, batch), from_graphs)
+
+    def run(self, ready: Pass, lengths: LengthsAt | None = None) -> None:
+        """Run a pass over the rows that are in the program's buffers.
+
+        Args:
+            lengths: for attention with host parameters.
 
         Raises:
             CaptureError: a graph of the batch should have been captured, and was not.
         """
-        graphs = self.graphs if captured and self.pass_mode(program) != "eager" else None
-        for launch in self.launches_of(program, batch):
+        graphs = self.graphs if ready.from_graphs else None
+        for launch in ready.launches:
             now: StepLengths = {}
             if lengths is not None:
                 now = LaunchLengths(lengths, dict(zip(launch.captured_steps, launch.steps, strict=True)))
             if graphs is None:
-                self._body(program, batch, launch, now)(None)
+                self._body(ready.program, ready.batch, launch, now)(None)
             else:
-                self.launches[program.phase] += graphs.replay(launch.descriptor, now)
+                self.launches[ready.program.phase] += graphs.replay(launch.descriptor, now)
 
     def close(self) -> None:
         """Release the graphs and their memory."""
