@@ -71,6 +71,11 @@ class EngineOptions:
         None, "Tokens of the longest request, prompt and output together. Default: the target's maximum."
     )
     block_size: int = _option(16, "Tokens per KV block.")
+    num_blocks: int | None = _option(
+        None, "KV blocks of each cache, one of them the null block. Default: what the batch needs and memory allows."
+    )
+    kv_memory: float | None = _option(None, "GiB for all KV caches together. Default: by --memory-fraction.")
+    memory_fraction: float = _option(0.9, "Share of the memory free after loading that the KV caches may take.")
     capture_sizes: Sequence[int] | None = _option(
         None, "Batch sizes to capture, comma-separated. Default: a ladder up to max_num_requests.", parse=_integers
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,10 +59,10 @@ def _report(
 
     from specgraph.attention import choose_attention
     from specgraph.benchmarking.shapes import random_head, shape_named
-    from specgraph.checkpoints import drafter_format, load_drafter, load_target
+    from specgraph.checkpoints import drafter_format
     from specgraph.cli.captured import describe
     from specgraph.decoding import SpeculativeDecoder, allocate_caches
-    from specgraph.decoding.text import engine_config, shipped_pair
+    from specgraph.decoding.text import engine_config, load_models, shipped_pair
     from specgraph.drafting import Drafter
     from specgraph.platforms import open_platform
 
@@ -77,10 +78,13 @@ def _report(
             runner, drafter = None, Drafter(head, caches, opened, config, attention=attention)
         else:
             folders = (target, draft) if target is not None and draft is not None else shipped_pair()
-            model = load_target(folders[0], opened.device, dtype, options.max_model_len)
-            config = engine_config(options, model.max_model_len)
-            models = {"target": f"{folders[0]}", "drafter": f"{folders[1]}: {drafter_format(folders[1])}"}
-            head = load_drafter(folders[1], model, num_modules=options.num_modules)
+            model, head, cache = load_models(*folders, opened, options)
+            config = engine_config(replace(options, num_blocks=cache.num_blocks), cache.max_model_len)
+            models = {
+                "target": f"{folders[0]}",
+                "drafter": f"{folders[1]}: {drafter_format(folders[1])}",
+                "KV": f"{cache}",
+            }
             decoder = SpeculativeDecoder(model, head, opened, config, attention=attention)
             assert decoder.drafter is not None
             runner, drafter = decoder.target, decoder.drafter

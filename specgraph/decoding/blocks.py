@@ -1,13 +1,78 @@
-"""The paged KV cache's blocks: who owns which."""
+"""The paged KV cache: how large it is, and who owns which of its blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from specgraph.attention import NULL_BLOCK, AttentionLayer, KVCache
-from specgraph.errors import CapacityError, ConfigError
+from specgraph.errors import CapacityError, ConfigError, first_line
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    """How many KV blocks each cache has, and the longest request that they hold."""
+
+    num_blocks: int
+    """The null block included."""
+    block_size: int
+    max_model_len: int
+    num_bytes: int
+    """Of all caches together."""
+
+    def __str__(self) -> str:
+        tokens = (self.num_blocks - 1) * self.block_size
+        return (
+            f"KV cache of {self.num_bytes / GIB:.2f} GiB: {self.num_blocks} blocks of {self.block_size}, {tokens} "
+            f"tokens, {tokens / self.max_model_len:.1f} requests of {self.max_model_len}"
+        )
+
+
+def size_cache(
+    bytes_per_token: int,
+    *,
+    block_size: int,
+    max_model_len: int,
+    max_num_requests: int,
+    memory: int | None,
+    num_blocks: int | None = None,
+    may_shorten: bool = False,
+) -> CacheSize:
+    """The size that a batch needs, or the largest that the memory allows.
+
+    Args:
+        bytes_per_token: keys and values of one token in all layers of target and drafter.
+        max_model_len: tokens of the longest request.
+        memory: bytes that the caches may take; None when it is unknown.
+        num_blocks: exactly this many, whatever the memory.
+        may_shorten: lower max_model_len to what the memory holds instead of refusing it.
+
+    Raises:
+        CapacityError: not even one request of max_model_len fits.
+    """
+    per_block, per_request = bytes_per_token * block_size, -(-max_model_len // block_size)
+    if num_blocks is None:
+        num_blocks = 1 + per_request * max_num_requests
+        if memory is not None:
+            num_blocks = min(num_blocks, memory // per_block)
+        if num_blocks <= per_request:
+            tokens = max(num_blocks - 1, 0) * block_size
+            if not may_shorten or num_blocks < 2:
+                raise CapacityError(
+                    f"a KV cache of {(memory or 0) / GIB:.2f} GiB holds {tokens} tokens, and one request may have "
+                    f"{max_model_len}: lower max_model_len, or give more memory (kv_memory, memory_fraction)"
+                )
+            max_model_len = tokens
+    return CacheSize(num_blocks, block_size, max_model_len, num_blocks * per_block)
+
+
+def bytes_per_token(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> int:
+    """Bytes of one token's keys and values in all of these layers."""
+    return sum(2 * layer.num_kv_heads * layer.head_dim * dtype.itemsize for layer in layers)
 
 
 class BlockAllocator:
@@ -57,9 +122,20 @@ class BlockAllocator:
 def allocate_caches(
     layers: Sequence[AttentionLayer], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> list[KVCache]:
-    """One zeroed cache per layer, [num_blocks, block_size, num_kv_heads, head_dim] for keys and for values."""
+    """One zeroed cache per layer, [num_blocks, block_size, num_kv_heads, head_dim] for keys and for values.
+
+    Raises:
+        CapacityError: the device has not enough memory.
+    """
 
     def one(layer: AttentionLayer) -> torch.Tensor:
         return torch.zeros(num_blocks, block_size, layer.num_kv_heads, layer.head_dim, dtype=dtype, device=device)
 
-    return [KVCache(one(layer), one(layer)) for layer in layers]
+    try:
+        return [KVCache(one(layer), one(layer)) for layer in layers]
+    except (RuntimeError, MemoryError) as error:  # torch's errors of all devices are RuntimeErrors
+        wanted = bytes_per_token(layers, dtype) * block_size * num_blocks / GIB
+        raise CapacityError(
+            f"{num_blocks} KV blocks of {block_size} tokens in {len(layers)} layers take {wanted:.2f} GiB, which could "
+            f"not be allocated; lower num_blocks, max_model_len or max_num_requests ({first_line(error)[:120]})"
+        ) from error

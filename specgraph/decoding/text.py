@@ -14,6 +14,7 @@ import torch
 from specgraph.attention import choose_attention
 from specgraph.checkpoints import drafter_format, load_drafter, load_target
 from specgraph.checkpoints.tokens import read_tokenizer, sampling_defaults, stop_token_ids
+from specgraph.decoding.blocks import GIB, CacheSize, bytes_per_token, size_cache
 from specgraph.decoding.chat_template import render_chat
 from specgraph.decoding.config import EngineConfig
 from specgraph.decoding.decoder import SpeculativeDecoder
@@ -25,6 +26,9 @@ from specgraph.platforms import Platform, open_platform
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+    from specgraph.models.llama import LlamaTarget
+    from specgraph.models.protocol import DraftHead, ParallelHead
 
 
 def shipped_pair() -> tuple[Path, Path]:
@@ -40,8 +44,6 @@ class TextGenerator:
     decoder: SpeculativeDecoder
     tokenizer: Tokenizer
     stop_token_ids: tuple[int, ...]
-    vocab_size: int
-    """The target's; a tokenizer may have more tokens."""
     platform: Platform
     folder: Path
     """The target's."""
@@ -60,15 +62,13 @@ class TextGenerator:
             chat: put the prompt into the target's chat template, as a message of the user.
 
         Raises:
-            ConfigError: the prompt is empty, it has tokens that the target lacks, or it can't be sampled here.
+            ConfigError: the prompt is empty, or it can't be sampled here.
             CheckpointError: with `chat`, the target's folder has no usable template.
         """
         if temperature > 0 and not self.decoder.config.sampled:
             raise ConfigError(f"temperature {temperature}: this generator is greedy; load it with sampled=True")
         text = render_chat(self.folder, [{"role": "user", "content": prompt}]) if chat else prompt
         ids = self.tokenizer.encode(text, add_special_tokens=not chat).ids
-        if max(ids, default=0) >= self.vocab_size:
-            raise ConfigError(f"the tokenizer made token {max(ids)} of the prompt, the target has {self.vocab_size}")
         return Request(
             prompt_token_ids=ids,
             max_tokens=max_tokens,
@@ -158,14 +158,10 @@ def load_generator(
         raise CheckpointError("give both the target's and the drafter's folder, or neither for the shipped pair")
     target_folder, draft_folder = (Path(target), Path(draft or target)) if target is not None else shipped_pair()
     opened = platform if isinstance(platform, Platform) else open_platform(platform)
-    dtype = dtype_named(chosen.dtype)
-    if dtype is None and opened.device.type == "cpu":
-        dtype = torch.float32  # half precision is slower than float32 on most CPUs
     tokenizer, defaults = read_tokenizer(target_folder), sampling_defaults(target_folder)
-    model = load_target(target_folder, opened.device, dtype, chosen.max_model_len)
+    model, head, cache = load_models(target_folder, draft_folder if speculate else None, opened, chosen)
     stops = stop_token_ids(target_folder, model.vocab_size)
-    head = load_drafter(draft_folder, model, num_modules=chosen.num_modules) if speculate else None
-    config = engine_config(chosen, model.max_model_len)
+    config = engine_config(replace(chosen, num_blocks=cache.num_blocks), cache.max_model_len)
     with torch.inference_mode():
         decoder = SpeculativeDecoder(model, head, opened, config, attention=choose_attention(chosen.attention, opened))
         start = time.perf_counter()
@@ -176,8 +172,47 @@ def load_generator(
     how = f"mode {resolution.mode}, lowering {resolution.explain()}"
     where = f"{opened.info.name} (simulated)" if opened.info.simulated else opened.info.name
     ignored = f"; generation_config.json's {defaults} are not applied, each request says how it samples"
-    description = f"{where}: {how}; captured in {took:.2f} s{drafter}{ignored if defaults else ''}"
-    return TextGenerator(decoder, tokenizer, stops, model.vocab_size, opened, target_folder, description)
+    description = f"{where}: {how}; captured in {took:.2f} s{drafter}; {cache}{ignored if defaults else ''}"
+    return TextGenerator(decoder, tokenizer, stops, opened, target_folder, description)
+
+
+def load_models(
+    target: Path, draft: Path | None, platform: Platform, options: EngineOptions
+) -> tuple[LlamaTarget, DraftHead | ParallelHead | None, CacheSize]:
+    """Load a target and its drafter, and choose the size of their KV caches by the memory that is left.
+
+    Where `options` names no max_model_len and not even one request of the target's maximum fits, the models are loaded
+    again with the length that does, so that their rotary tables have no more rows than positions are used.
+
+    Raises:
+        CheckpointError: a folder cannot be loaded.
+        CapacityError: not even one request of max_model_len fits.
+        ConfigError: an option is out of range.
+    """
+    if not 0 < options.memory_fraction <= 1:
+        raise ConfigError(f"memory_fraction must be above 0 and at most 1, got {options.memory_fraction}")
+    if options.kv_memory is not None and not 0 < options.kv_memory < float("inf"):
+        raise ConfigError(f"kv_memory must be a number of GiB above 0, got {options.kv_memory}")
+    dtype, length = dtype_named(options.dtype), options.max_model_len
+    if dtype is None and platform.device.type == "cpu":
+        dtype = torch.float32  # half precision is slower than float32 on most CPUs
+    while True:
+        model = load_target(target, platform.device, dtype, length)
+        head = load_drafter(draft, model, num_modules=options.num_modules) if draft is not None else None
+        memory = int(platform.memory().free * options.memory_fraction) or None
+        cache = size_cache(
+            sum(bytes_per_token(m.attention_layers, m.dtype) for m in (model, head) if m is not None),
+            block_size=options.block_size,
+            max_model_len=model.max_model_len,
+            max_num_requests=options.max_num_requests,
+            memory=int(options.kv_memory * GIB) if options.kv_memory is not None else memory,
+            num_blocks=options.num_blocks,
+            may_shorten=length is None,
+        )
+        if cache.max_model_len == model.max_model_len:
+            return model, head, cache
+        length = cache.max_model_len
+        del model, head  # before their memory is needed again
 
 
 def engine_config(options: EngineOptions, max_model_len: int) -> EngineConfig:

@@ -45,6 +45,8 @@ class MemoryInfo:
     allocated: int
     reserved: int
     total: int
+    free: int = 0
+    """What can still be allocated: not used by any process, or reserved by this one and unused. 0 where unknown."""
 
 
 @runtime_checkable

@@ -80,9 +80,9 @@ class CpuPlatform(Platform):
         self.host_knows(self.timeline.everything())
 
     def memory(self) -> MemoryInfo:
-        """See `Platform.memory`. Counts the memory of graph pools only, not eager tensors; `total` is the machine's."""
+        """See `Platform.memory`. Counts graph pools only, not eager tensors; `total` and `free` are the machine's."""
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
-        return MemoryInfo(self.memory_count.allocated, self.memory_count.reserved, total)
+        return MemoryInfo(self.memory_count.allocated, self.memory_count.reserved, total, _machine_free())
 
     def stream(self) -> CpuStream:
         return CpuStream(self, next(self._stream_ids))
@@ -169,3 +169,12 @@ class CpuPlatform(Platform):
         if not isinstance(stream, CpuStream):
             raise PlatformError(f"{stream!r} is no stream of the cpu platform: make one with platform.stream()")
         return stream
+
+
+def _machine_free() -> int:
+    """Bytes that Linux says a new allocation can have; 0 elsewhere."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return 0

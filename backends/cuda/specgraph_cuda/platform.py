@@ -67,10 +67,10 @@ class CudaPlatform(Platform):
         torch.cuda.synchronize(self.device)
 
     def memory(self) -> MemoryInfo:
-        """See `Platform.memory`. What torch's allocator holds; other processes are not counted."""
-        return MemoryInfo(
-            torch.cuda.memory_allocated(self.device), torch.cuda.memory_reserved(self.device), self._total
-        )
+        """See `Platform.memory`. What torch's allocator holds; only `free` counts other processes."""
+        allocated, reserved = torch.cuda.memory_allocated(self.device), torch.cuda.memory_reserved(self.device)
+        free = torch.cuda.mem_get_info(self.device)[0] + reserved - allocated
+        return MemoryInfo(allocated, reserved, self._total, free)
 
     def stream(self) -> Stream:
         """See `Platform.stream`."""

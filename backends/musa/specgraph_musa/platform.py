@@ -76,9 +76,11 @@ class MusaPlatform(Platform):
         self.musa.synchronize(self.index)
 
     def memory(self) -> MemoryInfo:
-        """Counts torch_musa's allocator of this process only."""
+        """Counts torch_musa's allocator of this process; only `free` counts other processes."""
         total = int(self.musa.get_device_properties(self.index).total_memory)
-        return MemoryInfo(self.musa.memory_allocated(self.index), self.musa.memory_reserved(self.index), total)
+        allocated, reserved = self.musa.memory_allocated(self.index), self.musa.memory_reserved(self.index)
+        free = self.musa.mem_get_info(self.index)[0] + reserved - allocated
+        return MemoryInfo(allocated, reserved, total, free)
 
     def stream(self) -> Stream:
         """torch_musa hands out its 32 streams in turn: two of these may be the same one."""

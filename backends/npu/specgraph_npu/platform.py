@@ -101,8 +101,9 @@ class NpuPlatform(Platform):
 
     def memory(self) -> MemoryInfo:
         """See `Platform.memory`."""
-        _, total = self.npu.mem_get_info(self._index)
-        return MemoryInfo(self.npu.memory_allocated(self._index), self.npu.memory_reserved(self._index), total)
+        free, total = self.npu.mem_get_info(self._index)
+        allocated, reserved = self.npu.memory_allocated(self._index), self.npu.memory_reserved(self._index)
+        return MemoryInfo(allocated, reserved, total, free + reserved - allocated)
 
     def stream(self) -> Stream:
         """See `Platform.stream`. torch_npu hands its streams out in turn, so two of many may be the same queue."""
