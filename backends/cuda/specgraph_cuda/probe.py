@@ -42,7 +42,7 @@ def capabilities(platform: CudaPlatform) -> Capabilities:
     return Capabilities(
         graphs=graphs,
         merged_loop=graphs and trial.claim(platform, trial.a_loop_in_one_graph),
-        task_update=graphs and _task_update(platform),
+        task_update=graphs and task_update_support(platform),
         shared_pool=graphs and trial.claim(platform, trial.graphs_share_a_pool, "capture the largest graph first"),
         external_events=_external_events(),
         collectives_in_graph=_collectives(),
@@ -53,7 +53,7 @@ def capabilities(platform: CudaPlatform) -> Capabilities:
     )
 
 
-def _task_update(platform: CudaPlatform) -> Support:
+def task_update_support(platform: CudaPlatform) -> Support:
     """Make task updates available if they work here."""
     try:
         from specgraph_cuda.tasks import TaskUpdates

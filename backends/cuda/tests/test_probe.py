@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from specgraph_cuda.backend import open_device
-from specgraph_cuda.probe import probe, triton_support
+from specgraph_cuda.probe import probe, task_update_support, triton_support
 
 from specgraph.errors import PlatformError
 from specgraph.platforms import discover
@@ -71,3 +72,13 @@ def test_discovery_finds_the_plugin() -> None:
     if "cuda" not in found:
         pytest.skip("specgraph-cuda is not installed")
     assert found["cuda"].backend is not None, found["cuda"].reason
+
+
+def test_without_cuda_bindings_the_capability_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    monkeypatch.delitem(sys.modules, "specgraph_cuda.tasks", raising=False)
+    platform = SimpleNamespace(tasks=None)
+    found = task_update_support(platform)
+    assert not found
+    assert "pip install cuda-bindings" in found.reason
+    assert platform.tasks is None
