@@ -80,7 +80,7 @@ def paged_attention_host(
 def store(out: Tensor, values: Sequence[int]) -> None:
     """Write `values` to `out`, int32 and contiguous, on the current stream. A graph captures the values themselves."""
     function = _function(out.device)
-    stream = torch.cuda.current_stream(out.device).cuda_stream
+    stream = torch._C._cuda_getCurrentRawStream(out.device.index)  # pyright: ignore[reportPrivateUsage]
     for start in range(0, len(values), _PER_LAUNCH):
         part = values[start : start + _PER_LAUNCH]
         address, count, packed = ctypes.c_void_p(out.data_ptr() + 4 * start), ctypes.c_int(len(part)), _Values(*part)

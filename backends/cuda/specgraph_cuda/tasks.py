@@ -43,6 +43,10 @@ class CudaTaskGroup:
     number: int
     nodes: list[Any] = field(default_factory=list[Any])
     """What an update rewrites: all nodes of the block, or those of its ops that hold host values."""
+    kinds: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
+    """What each node is; an update must issue the same."""
+    executable: Any = None
+    """The driver's handle of the executable graph, from the first update on."""
     kept: list[tuple[Tensor, Hashable]] = field(default_factory=list[tuple[Tensor, Hashable]])
     """Per op with host values: where they are stored, and what an update may not change."""
     is_updated: bool = False
@@ -135,8 +139,7 @@ class TaskUpdates:
         finally:
             _block.reset(token)
         group.nodes = block.marked or _between(before, _last_nodes(stream))
-        for node in group.nodes:
-            _parameters(node)
+        group.kinds = [_parameters(node)[0] for node in group.nodes]
         graph.groups.append(group)
 
     @contextmanager
@@ -159,9 +162,9 @@ class TaskUpdates:
                     nodes = _between([], _last_nodes(stream))
                 except BaseException as error:
                     status, temporary = cu.cuStreamEndCapture(stream)
-                    if status == cu.CUresult.CUDA_SUCCESS:
+                    if sound := status == cu.CUresult.CUDA_SUCCESS:
                         cu.cuGraphDestroy(temporary)
-                    elif isinstance(error, RuntimeError):
+                    if isinstance(error, CaptureError) or (not sound and isinstance(error, RuntimeError)):
                         raise UpdateError(f"{group}: its ops can't be captured again: {first_line(error)}") from error
                     raise
                 finally:
@@ -179,18 +182,21 @@ class TaskUpdates:
         """Set the parameters of all nodes of `group` to those of `issued`, or of none."""
         if len(issued) != len(group.nodes):
             raise UpdateError(f"{group}: the update issued {len(issued)} nodes: issue exactly the captured ops")
-        new = [_parameters(node) for node in issued]
-        for place, (node, (kind, _)) in enumerate(zip(group.nodes, new, strict=True)):
-            captured, _ = _parameters(node)
+        try:
+            new = [_parameters(node) for node in issued]
+        except CaptureError as error:
+            raise UpdateError(f"{group}: {error}") from error
+        for place, (captured, (kind, _)) in enumerate(zip(group.kinds, new, strict=True)):
             if kind != captured:
                 raise UpdateError(
                     f"{group}: node {place} of the update is a {kind[0]} other than the captured {captured[0]}: issue "
                     "exactly the captured ops, with values that need the same kernels"
                 )
-        executable = cu.CUgraphExec(group.graph.executable())
+        if group.executable is None:
+            group.executable = cu.CUgraphExec(group.graph.executable())
         for place, (node, (_, parameters)) in enumerate(zip(group.nodes, new, strict=True)):
             try:
-                _set(executable, node, parameters)
+                _set(group.executable, node, parameters)
             except RuntimeError as error:
                 group.graph.broken = f"the driver refused to rewrite node {place} of {group}: {error}"
                 raise UpdateError(f"{group.graph.broken}; reset() the graph and capture it again") from error

@@ -341,6 +341,17 @@ def test_a_wrong_update_changes_nothing(updating: Platform) -> None:
         failing()
     with pytest.raises(UpdateError, match="can't be captured again"), updating.task_update(made.group):
         made.total.sum().item()
+    side = updating.stream()
+
+    def fork() -> None:
+        side.wait_stream(updating.current_stream())
+        with updating.use(side):
+            made.total.add_(1)
+        made.x.add_(1)
+        updating.current_stream().wait_stream(side)
+
+    with pytest.raises(UpdateError, match="one stream"), updating.task_update(made.group):
+        fork()
     with pytest.raises(UpdateError, match="has had no update"):
         made.graph.replay()
     made.replay(3, 4)
