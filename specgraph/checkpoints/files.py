@@ -74,7 +74,8 @@ def checked_file(path: Path, limit: int | None = None) -> Path:
         status = path.stat()
     except (OSError, ValueError) as error:
         why = "is a link to a file that does not exist" if exists(path) else "cannot be opened"
-        raise CheckpointError(f"{path} {why} ({first_line(error)}); fetch the checkpoint again") from error
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise CheckpointError(f"{path} {why} ({reason}); fetch the checkpoint again") from error
     if not stat.S_ISREG(status.st_mode):
         raise CheckpointError(f"{path} is not a regular file; fetch the checkpoint again")
     if limit is not None and status.st_size > limit:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from specgraph.errors import CheckpointError
+from specgraph.checkpoints.files import JSON_LIMIT, checked_file, exists, read_json
+from specgraph.errors import CheckpointError, first_line
 
 
 def render_chat(folder: Path, messages: Sequence[Mapping[str, str]]) -> str:
@@ -38,20 +38,25 @@ def render_chat(folder: Path, messages: Sequence[Mapping[str, str]]) -> str:
             messages=messages, add_generation_prompt=True, bos_token=_token(config, "bos_token"),
             eos_token=_token(config, "eos_token"),
         )  # fmt: skip
-    except (TemplateError, TypeError, ValueError) as error:
-        raise CheckpointError(f"the chat template of {folder} can't render these messages: {error}") from None
+    except Exception as error:  # a template is a program of the folder's: it raises anything, RecursionError too
+        raise CheckpointError(
+            f"the chat template of {folder} can't render these messages: {first_line(error)}"
+        ) from None
 
 
 def _read(folder: Path) -> tuple[Mapping[str, Any], str]:
     """(tokenizer_config.json, the template)."""
     path, file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
-    try:
-        config: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        template = file.read_text(encoding="utf-8") if file.is_file() else config.get("chat_template")
-    except (OSError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"the chat template of {folder} can't be read: {error}") from None
+    config = read_json(path) if exists(path) else {}
+    template: Any = config.get("chat_template")
+    if exists(file):
+        try:
+            template = checked_file(file, JSON_LIMIT).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{file} can't be read: {first_line(error)}") from None
     if isinstance(template, list):
-        template = {each.get("name"): each.get("template") for each in template}.get("default")
+        named = [each for each in template if isinstance(each, dict) and each.get("name") == "default"]
+        template = named[0].get("template") if named else None
     if not isinstance(template, str):
         raise CheckpointError(f"{folder} has no chat template (chat_template.jinja, or in tokenizer_config.json)")
     return config, template

@@ -57,5 +57,5 @@ def test_what_can_not_be_rendered_is_one_message(config, message, tmp_path):
 
 def test_a_broken_file_is_one_message(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(CheckpointError, match="can't be read"):
+    with pytest.raises(CheckpointError, match="cannot be read"):
         render_chat(tmp_path, MESSAGES)

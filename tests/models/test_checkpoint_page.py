@@ -1,0 +1,17 @@
+"""docs/checkpoints.md names what the code reads and refuses."""
+
+from pathlib import Path
+
+import pytest
+
+from specgraph.checkpoints.config_source import NEUTRAL
+from specgraph.checkpoints.eagle3 import EAGLE_CONFIG
+from specgraph.checkpoints.load import READERS
+from specgraph.checkpoints.model_config import ARCHITECTURES
+
+PAGE = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text()
+
+
+@pytest.mark.parametrize("name", [*ARCHITECTURES, *(r.algorithm for r in READERS), *NEUTRAL, *EAGLE_CONFIG])
+def test_the_page_names(name):
+    assert f"`{name}`" in PAGE
