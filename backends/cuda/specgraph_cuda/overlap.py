@@ -11,21 +11,15 @@ import triton.language as tl
 
 
 @triton.jit
-def overlap_previous(first=None, second=None):
+def overlap_previous(lines=None, START: tl.constexpr = True, WAIT: tl.constexpr = True):
     """See `specgraph.kernels.triton.launch.LaunchOptions.overlap`."""
-    tl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1
-    )
-    if first is not None:
-        prefetch_lines(first)
-    if second is not None:
-        prefetch_lines(second)
-    tl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
-
-
-@triton.jit
-def prefetch_lines(address):
-    """Ask for the cache lines at these addresses (int64), without waiting."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
-    )
+    if START:
+        tl.inline_asm_elementwise(
+            "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+        )
+    if lines is not None:
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1
+        )
+    if WAIT:
+        tl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)

@@ -38,9 +38,10 @@ class LaunchOptions:
     """What a device adds to every launch of these kernels."""
 
     overlap: Any = None
-    """A `@triton.jit` function of the device that lets consecutive kernels overlap, or None. Each kernel calls it first
-    with up to two tensors of int64 addresses. It must allow the next kernel of the stream to be scheduled, prefetch
-    the cache lines at those addresses, and return once the kernel before has ended and its writes are visible."""
+    """A `@triton.jit` function (lines=None, START=True, WAIT=True) of the device that lets consecutive kernels overlap,
+    or None. With START it allows the next kernel of the stream to be scheduled; it prefetches the cache lines at the
+    addresses `lines` (int64); with WAIT it returns once the kernel before has ended and its writes are visible. Each
+    kernel calls it with START before anything else: what comes before delays the next kernel."""
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Keyword arguments of every launch."""
     tile: ChooseTile = default_tile

@@ -33,7 +33,8 @@ def linear_kernel(
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     safe = tl.minimum(column, columns - 1)
     if OVERLAP is not None:
-        OVERLAP(first_lines(weight, safe, depth, PREFETCH))
+        OVERLAP(WAIT=False)
+        OVERLAP(first_lines(weight, safe, depth, PREFETCH), START=False)
     row = tl.arange(0, ROWS)
     live = row < rows
     inner = tl.arange(0, DEPTH)[None, :]
@@ -62,8 +63,9 @@ def gate_up_kernel(
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     safe = tl.minimum(column, columns - 1)
     if OVERLAP is not None:
-        gate_lines = first_lines(weight, safe, depth, PREFETCH)
-        OVERLAP(gate_lines, first_lines(weight, safe + columns, depth, PREFETCH))
+        OVERLAP(WAIT=False)
+        OVERLAP(first_lines(weight, safe, depth, PREFETCH), START=False, WAIT=False)
+        OVERLAP(first_lines(weight, safe + columns, depth, PREFETCH), START=False)
     row = tl.arange(0, ROWS)
     live = row < rows
     inner = tl.arange(0, DEPTH)[None, :]
@@ -101,7 +103,8 @@ def head_kernel(
     column = block * COLUMNS + tl.arange(0, COLUMNS)
     safe = tl.minimum(column, columns - 1)
     if OVERLAP is not None:
-        OVERLAP(first_lines(weight, safe, depth, PREFETCH))
+        OVERLAP(WAIT=False)
+        OVERLAP(first_lines(weight, safe, depth, PREFETCH), START=False)
     row = tl.arange(0, ROWS)
     live = row < rows
     inner = tl.arange(0, DEPTH)[None, :]
