@@ -93,14 +93,8 @@ def with_canonical_arguments(name: str, function: Callable[..., Any]) -> Callabl
 
 def canonical(tensor: Tensor) -> Tensor:
     """`tensor` if each row (all dimensions but the first) is contiguous, else a contiguous copy."""
-    expected = 1
-    for size, stride in zip(reversed(tensor.shape[1:]), reversed(tensor.stride()[1:]), strict=True):
-        if size > 1 and stride != expected:
-            return tensor.contiguous()
-        expected *= size
-    if tensor.dim() == 1 and tensor.shape[0] > 1 and tensor.stride(0) != 1:
-        return tensor.contiguous()
-    return tensor
+    row = tensor[:1] if tensor.dim() > 1 else tensor
+    return tensor if row.is_contiguous() else tensor.contiguous()
 
 
 def canonical_arguments(
