@@ -1,0 +1,155 @@
+"""Every Triton op compiles, down to a binary, for a GPU that need not be there. Skipped where Triton is not installed.
+
+The ops run on CPU tensors, and each launch is turned into a compilation. What the kernels compute is not looked at.
+"""
+
+# ruff: noqa: E402  (the tests are skipped before anything imports Triton)
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+triton = pytest.importorskip("triton")
+
+from specgraph_cuda.overlap import overlap_previous
+from specgraph_cuda.tiles import tile_for
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from specgraph.kernels.triton.implement import _OPS, TritonOps
+from specgraph.kernels.triton.launch import LaunchOptions
+
+
+class Driver:
+    """A CUDA driver that names a target and has no device."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        return self.capability  # a device of its own per target: Triton keeps its compiler per device
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+
+AMPERE = (80, LaunchOptions())
+HOPPER = (90, LaunchOptions(overlap=overlap_previous, extra={"launch_pdl": True}, tile=tile_for))
+
+
+@pytest.fixture(params=[AMPERE, HOPPER], ids=["sm_80", "sm_90-overlap"])
+def ops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[TritonOps]:
+    capability, options = request.param
+    if options.overlap and tuple(map(int, triton.__version__.split(".")[:2])) < (3, 4):
+        pytest.skip("launch_pdl needs Triton 3.4")
+    run = JITFunction.run
+    monkeypatch.setattr(JITFunction, "run", lambda *args, **kwargs: run(*args, **{**kwargs, "warmup": True}))
+    driver.set_active(Driver(capability))
+    yield TritonOps(options)
+    with contextlib.suppress(RuntimeError):  # no GPU: there is no driver to go back to
+        driver.reset_active()
+
+
+def i32(*shape: int) -> Tensor:
+    return torch.zeros(*shape, dtype=torch.int32)
+
+
+def i64(*shape: int) -> Tensor:
+    return torch.zeros(*shape, dtype=torch.int64)
+
+
+class Call(NamedTuple):
+    """Arguments of one op; `x` makes tensors of the dtype under test."""
+
+    op: str
+    make: Callable[[Callable[..., Tensor]], tuple[tuple[Any, ...], dict[str, Any]]]
+
+
+def _attend(rows: int, op: str) -> Call:
+    def make(x: Callable[..., Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        n, caches, how = 2 * rows, (x(6, 16, 2, 64), x(6, 16, 2, 64)), {"query_len": rows, "scale": 0.125}
+        where = (i32(2, 3), i32(2), i32(3))
+        new = (x(n, 2, 64), x(n, 2, 64), torch.zeros(256, 64), i64(n), i64(n), *caches)
+        if op == "paged_attention":
+            return (x(n, 4, 64), *caches, *where), how
+        return (x(n, 4, 64), *new, *(where if op == "rotate_store_attend" else ())), how if "attend" in op else {}
+
+    return Call(op, make)
+
+
+def _head(op: str, *more: Any) -> Call:
+    return Call(op, lambda x: ((x(3, 256), x(256), 1e-6, x(1000, 256), None, *more), {}))
+
+
+def _pair(width: int, hidden: int) -> Call:
+    def make(x: Callable[..., Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (i64(3), x(100, width), x(width), x(3, hidden), x(hidden), 1e-6, x(512, width + hidden)), {}
+
+    return Call("pair_linear", make)
+
+
+LIMITS = {"max_model_len": 64, "block_size": 16}
+ROWS = {"token_ids": i64(8), "positions": i64(8), "slot_mapping": i64(8), "seq_lens": i32(2)}
+ROUND = (i64(2, 4), i32(2), i64(2))
+NOISE = (torch.zeros(3), i64(3), i32(3))
+LAST = {"last_rows": i64(2), "step_positions": i64(2), "step_seq_lens": i32(2), "draft_step": i64(1)}
+CONTEXT = {"context_positions": i64(8), "context_slots": i64(8), "mask_token_id": 1}
+
+CALLS = [
+    *[_attend(rows, op) for rows in (1, 2, 6) for op in ("paged_attention", "rotate_store_attend", "rotate_and_store")],
+    Call("norm_linear", lambda x: ((x(3, 256), x(256), 1e-6, x(512, 256)), {})),
+    Call("norm_linear", lambda x: ((x(3, 256), None, 1e-6, x(512, 256)), {"residual": x(3, 512)})),
+    Call("norm_gate_up", lambda x: ((x(3, 256), x(256), 1e-6, x(1024, 256)), {})),
+    _pair(256, 256),
+    _pair(64, 128),
+    _head("greedy_head", i64(1), i64(3), i64(3, 4)),
+    _head("gumbel_head", *NOISE, i64(1), i64(3), i64(3, 4), torch.zeros(3, 4, 1000)),
+    Call("draft_greedy", lambda x: ((x(3, 500), None, i64(1), i64(3), i64(3, 2)), {})),
+    Call("draft_gumbel", lambda x: ((x(3, 500), None, *NOISE, i64(1), i64(3), i64(3, 2), torch.zeros(3, 2, 500)), {})),
+    Call("draft_block_greedy", lambda x: ((x(6, 500), None, i64(2, 3)), {})),
+    Call(
+        "draft_block_gumbel",
+        lambda x: (
+            (x(6, 500), None, torch.zeros(2), i64(2), i64(2), i32(2), i64(2, 3), torch.zeros(2, 3, 500)),
+            {},
+        ),
+    ),
+    Call("take_rows", lambda x: ((x(9, 64), i64(3), x(3, 64)), {})),
+    Call(
+        "load_round",
+        lambda x: (
+            (*ROUND, x(8, 64), i32(2, 3)),
+            {
+                "to_sampled_token_ids": i64(2, 4),
+                "to_num_sampled": i32(2),
+                "to_start_positions": i64(2),
+                "to_aux_hidden": x(8, 64),
+                "to_block_table": i32(2, 3),
+            },
+        ),
+    ),
+    Call("advance", lambda x: ((i32(2), i64(2), i64(2), i64(1), i32(2, 3), 64, 16), {})),
+    Call("begin_propose", lambda x: ((*ROUND, i32(2, 3)), {**LIMITS, **ROWS, **LAST})),
+    Call("begin_verify", lambda x: ((i64(2), i64(2, 3), i64(2), i32(2, 3)), {**LIMITS, **ROWS})),
+    Call("begin_block", lambda x: ((*ROUND, i32(2, 3)), {**LIMITS, **ROWS, **CONTEXT})),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.op)
+def test_it_compiles(ops: TritonOps, call: Call, dtype: torch.dtype) -> None:
+    args, kwargs = call.make(lambda *shape: torch.zeros(*shape, dtype=dtype))
+    getattr(ops, call.op)(*args, **kwargs)
+
+
+def test_every_op_is_tried() -> None:
+    assert {call.op for call in CALLS} == set(_OPS)
