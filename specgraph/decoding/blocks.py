@@ -1,4 +1,4 @@
-"""The paged KV cache: how large it is, and who owns which of its blocks."""
+"""KV blocks: how large the cache is, which blocks are free, and allocating the caches that they number."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def bytes_per_token(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> int
 
 
 class BlockAllocator:
-    """Hands out blocks by number. Block 0 is the null block and never handed out."""
+    """Allocates KV blocks by number. Block 0 is the null block and is never allocated."""
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 2:
@@ -87,12 +87,12 @@ class BlockAllocator:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be handed out now."""
+        """Blocks that can be allocated now."""
         return len(self._free)
 
     @property
     def capacity(self) -> int:
-        """Blocks that can be handed out when nothing is running."""
+        """Blocks that can be allocated when nothing is running."""
         return self.num_blocks - 1
 
     def allocate(self, count: int) -> list[int]:

@@ -33,7 +33,7 @@ class AcceptanceMetrics:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens a target pass and request, the target's own included; 1.0 before the first draft."""
+        """Tokens per target pass and request, the target's own included; 1.0 before the first draft."""
         return 1 + sum(self.accepted) / max(self.num_drafts, 1)
 
     @property

@@ -1,9 +1,10 @@
-"""The read-set: what a captured graph may touch, declared by name and checked.
+"""The read set: the tensors that a captured graph may touch, declared by name and checked.
 
-The field's commonest silent bug is a captured graph that reads a tensor which nobody updates: metadata reassigned
-instead of written in place, a temporary that died, a host scalar baked in. Here every persistent tensor has a name; a
-guard watches the ops of a capture, and a storage that is neither named nor made inside the graph is an error that
-names the op and the tensor. Before a replay, `check` compares the named tensors with those of the capture.
+The most common silent bug of captured graphs is one that reads a tensor which nobody updates: metadata that was
+reassigned instead of written in place, a temporary that was freed, a host scalar that was baked in. Here every
+persistent tensor has a name. During a capture a guard checks each op: a storage that is neither named nor allocated
+inside the graph is an error with the name of the op and the shape of the tensor. Before a replay, `Fingerprint.check`
+compares the addresses of the named tensors with those at capture.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.utils._pytree import tree_iter
 from specgraph.errors import ReadSetError, StaleInputError
 
 ReadSet = Callable[[], Mapping[str, Tensor]]
-"""Names the persistent tensors as they are now: asked again before each checked replay."""
+"""Gives the persistent tensors by name, as they are now; called again before each checked replay."""
 
 
 def _base(tensor: Tensor) -> int:
@@ -29,10 +30,10 @@ def _base(tensor: Tensor) -> int:
 
 
 class ReadSetGuard(TorchDispatchMode):
-    """Active around a capture; entering it again continues the same capture (piecewise segments).
+    """A dispatch mode that is active during a capture. Entering it again continues the same capture (piecewise).
 
-    Storages produced inside are known by address: they come from the graph's private pool, where no named tensor
-    lives, and stay the graph's for good.
+    Storages allocated inside are recognised by address: they come from the graph's private pool, where no named tensor
+    is, and belong to the graph as long as it lives.
     """
 
     def __init__(self, named: Mapping[str, Tensor], device: torch.device) -> None:
@@ -82,12 +83,12 @@ def _tensors(tree: Any) -> Iterable[Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Where the tensors that a graph touches stood at capture."""
+    """Addresses, shapes and strides, at capture, of the tensors that a graph touches."""
 
     places: Mapping[str, tuple[int, torch.Size, tuple[int, ...]]]
 
     def check(self, named: Mapping[str, Tensor], graph: str) -> None:
-        """Compare with where they stand now.
+        """Compare with the tensors as they are now.
 
         Raises:
             StaleInputError: a tensor is gone, or was reassigned, moved or reshaped since capture.
@@ -109,6 +110,6 @@ def _place(tensor: Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
 
 
 def fingerprint(named: Mapping[str, Tensor], touched: Iterable[str]) -> Fingerprint:
-    """Remember where the touched ones of the named tensors stand."""
+    """The fingerprint of those named tensors that were touched."""
     bases = {_base(named[name]) for name in touched}
     return Fingerprint({name: _place(tensor) for name, tensor in named.items() if _base(tensor) in bases})

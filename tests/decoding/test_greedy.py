@@ -17,7 +17,7 @@ def tokens(results) -> list[list[int]]:
 
 @pytest.fixture
 def by_target(make_decoder, requests):
-    """`by_target(q)`: the target alone, one token a round, in passes of q rows a request at 4 requests."""
+    """`by_target(q)`: the target alone, one token per round, in passes of q rows per request at 4 requests."""
 
     def run(query_len: int) -> list[list[int]]:
         return tokens(make_decoder(None, query_len=query_len, capture_sizes=[4]).generate(requests))

@@ -93,13 +93,13 @@ class Reads(TorchFunctionMode):
         return result
 
 
-def make_decoder(kind, mode, flavour="device", **settings):
+def make_decoder(kind, mode, lengths="device", **settings):
     target, platform = make_target(), CpuPlatform()
     config = EngineConfig(
         num_speculative_tokens=3, max_num_requests=3, max_model_len=48, block_size=4, capture_sizes=[1, 3],
         prefill_sizes=[8], mode=mode, **settings,
     )  # fmt: skip
-    attention = PagedHostAttention(platform) if flavour == "host" else PagedAttention()
+    attention = PagedHostAttention(platform) if lengths == "host" else PagedAttention()
     head = None if kind is None else make_head(kind, target)
     decoder = SpeculativeDecoder(target, head, platform, config, attention=attention)
     decoder.capture()

@@ -56,9 +56,9 @@ def dense_chain(head, tokens, aux, k):
     return torch.stack(logits), drafts
 
 
-@pytest.mark.parametrize("flavour", ["device", "host"])
+@pytest.mark.parametrize("lengths", ["device", "host"])
 @pytest.mark.parametrize("lowering", ["eager", "merged"])
-def test_drafts_follow_the_whole_accepted_history(tmp_path, lowering, flavour):
+def test_drafts_follow_the_whole_accepted_history(tmp_path, lowering, lengths):
     k, platform, g = 4, CpuPlatform(), torch.Generator().manual_seed(7)
     write_target(tmp_path / "t")
     write_eagle3(tmp_path / "d")
@@ -69,7 +69,7 @@ def test_drafts_follow_the_whole_accepted_history(tmp_path, lowering, flavour):
         num_speculative_tokens=k, max_num_requests=3, max_model_len=LENGTH, block_size=BLOCK, lowering=lowering
     )
     caches = allocate_caches(head.attention_layers, 1 + 3 * LENGTH // BLOCK, BLOCK, torch.float32, platform.device)
-    attention = PagedHostAttention(platform) if flavour == "host" else PagedAttention()
+    attention = PagedHostAttention(platform) if lengths == "host" else PagedAttention()
     drafter = Drafter(logged, caches, platform, config, attention=attention)
     logged.draft_step = drafter.buffers.draft_step
     drafter.capture()

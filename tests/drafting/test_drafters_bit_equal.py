@@ -1,4 +1,4 @@
-"""Every kind of drafter: each lowering, in both attention flavours, gives the tokens and KV caches that eager gives."""
+"""Every kind of drafter: each lowering, with device and host lengths, gives the tokens and KV caches of eager."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specgraph.drafting import DraftConfig, Drafter
 from specgraph.reference import CpuPlatform
 
 LOWERINGS = ("eager", "piecewise", "step", "merged")
-WAYS = [(lowering, flavour) for flavour in ("device", "host") for lowering in LOWERINGS]
+WAYS = [(lowering, lengths) for lengths in ("device", "host") for lowering in LOWERINGS]
 
 
 def make_drafter(head, lowering, attention, **settings):

@@ -79,15 +79,15 @@ class DenseModules:
         return torch.stack(logits)
 
 
-@pytest.mark.parametrize("flavour", ["device", "host"])
+@pytest.mark.parametrize("lengths", ["device", "host"])
 @pytest.mark.parametrize(("kind", "dense"), [("dflash", DenseBlock), ("mtp-modules", DenseModules)])
-def test_drafts_follow_the_whole_accepted_history(kind, dense, flavour):
+def test_drafts_follow_the_whole_accepted_history(kind, dense, lengths):
     g = torch.Generator().manual_seed(3)
     head, oracle = make_head(kind, make_target()), make_head(kind, make_target(torch.float64))
     drafter = make_drafter(
         head,
         "merged",
-        flavour,
+        lengths,
         num_speculative_tokens=K,
         max_num_requests=3,
         max_model_len=LENGTH,

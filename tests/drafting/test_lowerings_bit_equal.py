@@ -1,4 +1,4 @@
-"""Every lowering, in both attention flavours, gives the bits that eager gives: tokens, logits, KV caches."""
+"""Every lowering, with device and host lengths, gives the bits that eager gives: tokens, logits, KV caches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specgraph.decoding import allocate_caches
 from specgraph.drafting import DraftConfig, Drafter
 from specgraph.reference import CpuPlatform
 
-WAYS = [(lowering, flavour) for flavour in ("device", "host") for lowering in ("eager", "piecewise", "step", "merged")]
+WAYS = [(lowering, lengths) for lengths in ("device", "host") for lowering in ("eager", "piecewise", "step", "merged")]
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def folders(tmp_path_factory):
     return write_target(root / "target"), write_eagle3(root / "eagle3")
 
 
-def make_drafter(folders, platform, lowering, flavour, dtype, **settings):
+def make_drafter(folders, platform, lowering, lengths, dtype, **settings):
     target = load_target(folders[0], dtype=dtype)
     config = DraftConfig(lowering=lowering, check_inputs=True, **settings)
     head = load_drafter(folders[1], target)
@@ -30,7 +30,7 @@ def make_drafter(folders, platform, lowering, flavour, dtype, **settings):
     logged = LoggedHead(head, log)
     blocks = 1 + -(-config.max_model_len // config.block_size) * config.max_num_requests
     caches = allocate_caches(head.attention_layers, blocks, config.block_size, dtype, platform.device)
-    attention = PagedHostAttention(platform) if flavour == "host" else PagedAttention()
+    attention = PagedHostAttention(platform) if lengths == "host" else PagedAttention()
     drafter = Drafter(logged, caches, platform, config, attention=attention)
     logged.draft_step = drafter.buffers.draft_step
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Drafter x graph mode and lowering x attention flavour x K, over ragged prompts and batches that shrink and grow.
+"""Drafter x graph mode and lowering x device or host lengths x K, over ragged prompts and batches that shrink and grow.
 
 All 480 cells. Each decodes the same requests as the eager decoder of its drafter and K, and must leave the same tokens,
 the same acceptance and the same bits in both KV caches; and the tokens are those of the target alone.
@@ -29,8 +29,8 @@ WAYS = (
     ("FULL_AND_PIECEWISE", "merged"),
 )
 KS = (1, 2, 3, 5, 8)
-FLAVOURS = ("device", "host")
-CELLS = [(way, flavour) for way, flavour in product(WAYS, FLAVOURS) if (way, flavour) != (WAYS[0], "device")]
+LENGTHS = ("device", "host")
+CELLS = [(way, lengths) for way, lengths in product(WAYS, LENGTHS) if (way, lengths) != (WAYS[0], "device")]
 PROMPTS = ((1, 7), (5, 12), (19, 4), (12, 9))
 """Rows and tokens to generate, a request: with prompt passes of up to 8 rows the last two come in chunks."""
 
@@ -49,11 +49,11 @@ def requests():
     ]
 
 
-def decode(kind, way, k, flavour, query_len=None, **settings):
+def decode(kind, way, k, lengths, query_len=None, **settings):
     platform, target = CpuPlatform(), make_target()
     limits = {"max_num_requests": 3, "max_model_len": 56, "block_size": 4, "capture_sizes": [1, 3]} | settings
     config = EngineConfig(num_speculative_tokens=k, prefill_sizes=[8], mode=way[0], lowering=way[1], **limits)
-    attention = PagedHostAttention(platform) if flavour == "host" else PagedAttention()
+    attention = PagedHostAttention(platform) if lengths == "host" else PagedAttention()
     head = None if kind is None else make_head(kind, target)
     with torch.inference_mode():
         decoder = SpeculativeDecoder(target, head, platform, config, query_len=query_len, attention=attention)
@@ -84,8 +84,8 @@ def test_every_way_is_as_eager_and_as_the_target_alone(kind, k):
     wanted = decode(kind, WAYS[0], k, "device")
     assert wanted.tokens == target_alone(k)
     for cell in CELLS:
-        way, flavour = cell
-        assert_same(decode(kind, way, k, flavour), wanted, cell)
+        way, lengths = cell
+        assert_same(decode(kind, way, k, lengths), wanted, cell)
 
 
 def test_drafts_are_accepted_at_many_lengths():
@@ -95,11 +95,11 @@ def test_drafts_are_accepted_at_many_lengths():
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
-@pytest.mark.parametrize(("way", "flavour"), [(WAYS[3], "device"), (WAYS[4], "host")])
-def test_k_follows_the_batch(kind, way, flavour):
+@pytest.mark.parametrize(("way", "lengths"), [(WAYS[3], "device"), (WAYS[4], "host")])
+def test_k_follows_the_batch(kind, way, lengths):
     """K 5, 3 and 0 for 1, 2 and 3 requests: each change of the batch changes the rows of a round and the drafts."""
     schedule = {"draft_schedule": {1: 5, 2: 3, 3: 0}, "capture_sizes": [1, 2, 3]}
     wanted = decode(kind, WAYS[0], 5, "device", **schedule)
-    got = decode(kind, way, 5, flavour, **schedule)
+    got = decode(kind, way, 5, lengths, **schedule)
     assert wanted.tokens == target_alone(5)
-    assert_same(got, wanted, (way, flavour))
+    assert_same(got, wanted, (way, lengths))

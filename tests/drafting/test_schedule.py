@@ -16,12 +16,12 @@ SETTINGS = {"num_speculative_tokens": 3, "max_num_requests": 2, "max_model_len":
 
 
 @pytest.mark.parametrize("kind", [kind for kind in DRAFTERS if kind != "mtp-modules"])
-@pytest.mark.parametrize(("lowering", "flavour"), [("merged", "device"), ("step", "host")])
-def test_kv_is_complete_after_rounds_without_drafts(kind, lowering, flavour):
+@pytest.mark.parametrize(("lowering", "lengths"), [("merged", "device"), ("step", "host")])
+def test_kv_is_complete_after_rounds_without_drafts(kind, lowering, lengths):
     """Later drafts are those of a drafter that always drafted. (A head's later modules have no KV of such rounds.)"""
     head = make_head(kind, make_target())
     always = make_drafter(head, "eager", "device", **SETTINGS)
-    at_times = make_drafter(head, lowering, flavour, draft_schedule={1: 3, 2: 0}, **SETTINGS)
+    at_times = make_drafter(head, lowering, lengths, draft_schedule={1: 3, 2: 0}, **SETTINGS)
     rounds = Rounds(always.config, head.aux_size, VOCAB, head.dtype, seed=7)
     for n in (2, 2, 1, 1, 2, 1):
         batch = rounds.next(n)
@@ -50,6 +50,6 @@ def test_a_decoder_that_drafts_for_small_batches_only(settings, mode):
     if "synthetic_acceptance" not in settings:
         assert tokens == generate(None)[1]
     assert [len(t) for t in tokens] == [5, 9, 16]
-    # Of the longest request, the first 9 tokens came one a round while others ran; drafts are counted after that.
+    # Of the longest request, the first 9 tokens came one per round while others ran; drafts are counted after that.
     assert decoder.metrics.rounds > decoder.metrics.num_drafts > 0
     assert decoder.metrics.num_drafts <= 16 - 9 + 1
