@@ -149,7 +149,7 @@ def size_truncated(patch: pytest.MonkeyPatch) -> None:
         sizes = real(most, asked)
         return (*sorted({max(1, size // 2 * 2) for size in sizes[:-1]} - {sizes[-1]}), sizes[-1])
 
-    patch.setattr(specgraph.drafting.config, "capture_sizes", capture_sizes)
+    patch.setattr(specgraph.runner.config, "capture_sizes", capture_sizes)
 
 
 @mutant("block-misaligned-sizes", "engine")

@@ -28,7 +28,8 @@ def test_sizes(platform: Platform, lowering: str) -> None:
     made = rig(platform, make_config(lowering=lowering, max_num_requests=7, capture_sizes=sizes), "paged")
     assert made.drafter.graphs is not None
     seen = made.drafter.graphs.descriptors
-    assert sorted({d.num_requests for d in seen if d.phase != "prefill"}) == list(sizes)
+    captured = sorted({d.num_requests for d in seen if d.phase != "prefill"})
+    assert captured == list(sizes), f"sizes {list(sizes)} were named and {captured} captured"
     made.close()
 
 
