@@ -19,7 +19,7 @@ def platform():
 
 @dataclass
 class PagedDecoder:
-    """A small decoder with a paged KV cache: the oracle's program, in plain torch, one token a request."""
+    """A small decoder with a paged KV cache: the oracle's program, in plain torch, one token per request."""
 
     dtype: torch.dtype
     layers: int = 2
