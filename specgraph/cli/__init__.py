@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from specgraph.cli.audit import audit
 from specgraph.cli.bench import bench
 from specgraph.cli.conformance import conformance
 from specgraph.cli.env import env
@@ -20,7 +21,7 @@ from specgraph.cli.platforms import platforms
 from specgraph.errors import SpecgraphError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
-for command in (generate, platforms, explain, bench, conformance, env, new_backend):
+for command in (generate, platforms, explain, bench, conformance, audit, env, new_backend):
     app.command()(command)
 
 

@@ -1,0 +1,80 @@
+"""`specgraph audit`: whether a drafter drafts the same tokens in every lowering, and where it first does not."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from specgraph.cli.options import JsonOption, PlatformOption, TargetOption
+from specgraph.cli.output import check_output, write_json
+from specgraph.errors import ConfigError
+
+
+def audit(
+    drafter: Annotated[
+        str | None,
+        typer.Argument(help="Folder of a drafter, or MODULE:FACTORY, which takes a device and returns a draft head."),
+    ] = None,
+    target: TargetOption = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Tokens of the target, for MODULE:FACTORY.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Random rounds.")] = 200,
+    requests: Annotated[int, typer.Option(min=1, help="Requests in the largest batch.")] = 8,
+    k: Annotated[int, typer.Option("-k", min=1, help="Draft tokens per propose.")] = 5,
+    max_model_len: Annotated[int, typer.Option(min=32, help="Tokens of the longest request.")] = 256,
+    attention: Annotated[str, typer.Option(help="device, host, or a backend's own attention by name.")] = "auto",
+    seed: Annotated[int, typer.Option(help="Of the rounds.")] = 0,
+    platform: PlatformOption = None,
+    json: JsonOption = None,
+) -> None:
+    """Compare step and merged with eager, bit for bit, over random rounds; name the first tensor that differs.
+
+    For "acceptance dropped, and nobody knows why": exit status 1 if anything differs.
+    """
+    check_output("--json", json)
+    import torch
+
+    from specgraph.attention import choose_attention
+    from specgraph.benchmarking.audit import AuditCase, as_text
+    from specgraph.benchmarking.audit import audit as compare
+    from specgraph.checkpoints import load_drafter, load_target
+    from specgraph.decoding.text import shipped_pair
+    from specgraph.platforms import open_platform
+
+    opened = open_platform(platform)
+    if drafter is not None and ":" in drafter and not Path(drafter).exists():
+        if vocab_size is None:
+            raise ConfigError(f"{drafter}: give the target's --vocab-size, so that no token is beyond it")
+        head, size = _factory(drafter)(opened.device), vocab_size
+    else:
+        if drafter is not None and target is None:
+            raise ConfigError("give the folder of the drafter's --target too")
+        folders = (target, drafter) if drafter is not None and target is not None else shipped_pair()
+        dtype = torch.float32 if opened.device.type == "cpu" else None
+        model = load_target(folders[0], opened.device, dtype, max_model_len)
+        head, size = load_drafter(folders[1], model), model.vocab_size
+    case = AuditCase(
+        rounds=rounds, max_num_requests=requests, num_speculative_tokens=k, max_model_len=max_model_len,
+        vocab_size=size, seed=seed,
+    )  # fmt: skip
+    report = compare(opened, head, case, choose_attention(attention, opened))
+    print(as_text(report, case.lowerings), file=sys.stderr if json == "-" else sys.stdout)
+    if json is not None:
+        write_json(report, json)
+    if not report["equal"]:
+        raise typer.Exit(1)
+
+
+def _factory(name: str) -> Any:
+    """The callable MODULE:FACTORY; modules of the current folder are found too."""
+    module, _, attribute = name.partition(":")
+    sys.path.insert(0, "")
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{name} can't be imported: {error}") from error
+    finally:
+        sys.path.remove("")

@@ -1,0 +1,123 @@
+"""`specgraph audit`: what is the same is called so, and what is broken on purpose is named."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from command import specgraph
+from drafting.pairs import make_head, make_target
+from mutants.all import MUTANTS
+
+from specgraph import kernels
+from specgraph.benchmarking.audit import AuditCase, as_text, audit
+from specgraph.reference import CpuPlatform
+
+
+def run(head=None, platform=None, **changes):
+    head = head or make_head("eagle", make_target())
+    settings = {"rounds": 12, "max_num_requests": 3, "num_speculative_tokens": 3, "max_model_len": 48}
+    return audit(platform or CpuPlatform(), head, AuditCase(vocab_size=make_target().vocab_size, **settings | changes))
+
+
+@pytest.mark.parametrize("kind", ["eagle", "mtp-modules", "dflash"])
+def test_a_sound_drafter_is_equal(kind):
+    report = run(make_head(kind, make_target()))
+    assert report["equal"]
+    assert (report["rounds"], report["batch_sizes"]) == (12, 3)
+
+
+class Broken:
+    """A draft head whose forward pass gets other hidden states."""
+
+    def __init__(self, change):
+        self.head, self.change, self.calls = make_head("eagle", make_target()), change, 0
+
+    def __getattr__(self, name):
+        return getattr(self.head, name)
+
+    def forward(self, token_ids, hidden, *rest):
+        self.calls += 1
+        return self.head.forward(token_ids, self.change(self, hidden), *rest)
+
+
+def test_a_python_value_in_the_forward_pass_is_found_at_step_and_layer():
+    report = run(Broken(lambda head, hidden: hidden + 0.01 * (head.calls % 7)))
+    assert not report["equal"]
+    first = report["first"]
+    assert first["tensor"].startswith("kv_cache.0.")
+    assert (first["lowering"], first["layer"], first["step"]) == ("step", 0, 0)
+    assert "differs from eager" in as_text(report, ("step", "merged"))
+
+
+def test_a_tensor_outside_of_the_read_set_is_named():
+    hidden_state = torch.randn(1)
+    report = run(Broken(lambda head, hidden: hidden + hidden_state))
+    assert report["first"]["tensor"] is None
+    assert "read-set" in report["first"]["message"]
+
+
+def test_lengths_that_do_not_advance_in_the_graph_show_in_a_later_step(monkeypatch):
+    """The graph is captured with an `advance` that does nothing, while eager's moves the metadata on."""
+    real, platform = kernels.advance, CpuPlatform()
+
+    def skipped(*arguments, **options):
+        return None if platform.is_capturing() else real(*arguments, **options)
+
+    monkeypatch.setattr(kernels, "advance", skipped)
+    report = run(platform=platform, lowerings=("merged",))
+    assert not report["equal"]
+    assert report["first"]["step"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "culprit"),
+    [
+        ("metadata-none-at-capture", {"step": 0, "layer": 0}),
+        ("stale-metadata-rebound", {"step": 0, "layer": 0}),
+        ("capture-at-request-time", {"step": 0}),
+        ("step-ladder-overpadding", {"tensor": "kv_cache.0.key"}),
+        ("padded-rows-write-kv", {"tensor": "kv_cache.0.key"}),
+        ("acceptance-hidden", {"step": 1, "layer": 0}),
+        ("capture-key-mismatch", "was never captured"),
+        ("query-len-zero", "reads a device value"),
+    ],
+)
+def test_known_bugs_are_named(name, culprit, monkeypatch):
+    """Bugs of the field, put back one by one, that make graphs differ from eager."""
+    head = make_head("eagle", make_target())
+    MUTANTS[name].apply(monkeypatch)
+    first = run(head, rounds=4)["first"]
+    if isinstance(culprit, str):
+        assert culprit in first["message"]
+    else:
+        assert culprit.items() <= first.items()
+
+
+def test_the_command(monkeypatch):
+    monkeypatch.setenv("SPECGRAPH_PLATFORM", "cpu")
+    done = specgraph("audit", "--rounds", 3, "--requests", 2, "-k", 2, "--max-model-len", 32, "--json", "-")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["equal"]
+    assert "equal to eager, bit for bit: step, merged (3 rounds" in done.stderr
+
+
+def test_the_command_takes_a_factory_and_fails_where_it_differs(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPECGRAPH_PLATFORM", "cpu")
+    (tmp_path / "my_drafter.py").write_text("from test_audit_head import head\n\ndef make(device):\n    return head\n")
+    module = type(json)("test_audit_head")
+    module.head = Broken(lambda head, hidden: hidden + 0.01 * (head.calls % 7))
+    monkeypatch.setitem(__import__("sys").modules, "test_audit_head", module)
+    settings = ("--rounds", 4, "--requests", 2, "-k", 2, "--max-model-len", 48)
+    done = specgraph("audit", "my_drafter:make", "--vocab-size", make_target().vocab_size, *settings, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "kv_cache.0" in done.stdout
+    for arguments, message in (
+        (("my_drafter:make",), "--vocab-size"),
+        (("no_such_module:make", "--vocab-size", 9), "can't be imported"),
+        (("some/folder",), "--target"),
+    ):
+        refused = specgraph("audit", *arguments, cwd=tmp_path)
+        assert refused.returncode == 1
+        assert message in refused.stderr
