@@ -65,7 +65,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
         ((1,), "logit_scale logits_scaling embedding_multiplier residual_multiplier scale_emb partial_rotary_factor"),
         ((1,), "rotary_pct rotary_percent parallel_draft_step"),
         ((False,), "is_encoder_decoder add_cross_attention use_mrope alibi qk_layernorm use_qk_norm parallel_attn"),
-        ((False,), "use_parallel_residual"),
+        ((False,), "use_parallel_residual rope_interleaved"),
         ((), "attention_multiplier query_pre_attn_scalar scale_depth text_config vision_config audio_config"),
         # P-EAGLE and PARD predict several tokens per pass, from mask tokens
         ((False,), "parallel_drafting"),
@@ -78,8 +78,8 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 
 _HARMLESS = """
     architectures attention_dropout auto_map bos_token_id dtype embed_requires_grad eos_token_id
-    has_no_defaults_at_init id2label initializer_range label2id max_window_layers model_type name_or_path
-    num_mtp_layers num_nextn_predict_layers output_attentions output_hidden_states pad_token_id pretraining_tp
+    has_no_defaults_at_init id2label initializer_range is_llama_config label2id max_window_layers model_type
+    name_or_path num_mtp_layers num_nextn_predict_layers output_attentions output_hidden_states pad_token_id pretraining_tp
     problem_type return_dict sliding_window sliding_window_non_causal speculators_version tie_word_embeddings
     tokenizer_class torch_dtype torchscript transformer_layer_architecture transformers_version unk_token_id
     use_cache use_sliding_window
