@@ -79,10 +79,10 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 _HARMLESS = """
     architectures attention_dropout auto_map bos_token_id dtype embed_requires_grad eos_token_id
     has_no_defaults_at_init id2label initializer_range is_llama_config label2id max_window_layers model_type
-    name_or_path num_mtp_layers num_nextn_predict_layers output_attentions output_hidden_states pad_token_id pretraining_tp
-    problem_type return_dict sliding_window sliding_window_non_causal speculators_version tie_word_embeddings
-    tokenizer_class torch_dtype torchscript transformer_layer_architecture transformers_version unk_token_id
-    use_cache use_sliding_window
+    name_or_path num_mtp_layers num_nextn_predict_layers output_attentions output_hidden_states pad_token_id
+    pretraining_tp problem_type return_dict sliding_window sliding_window_non_causal speculators_version
+    tie_word_embeddings tokenizer_class torch_dtype torchscript transformer_layer_architecture transformers_version
+    unk_token_id use_cache use_sliding_window
 """
 HARMLESS = frozenset(_HARMLESS.split())
 """Keys of a configuration's top level that do not change what a model of a known architecture computes, or that count
