@@ -190,9 +190,9 @@ class TargetRunner(ModelRunner):
     ) -> None:
         """
         Args:
-            query_lens: rows per request that a verify may have, ascending. drafter: whose memory the results go to:
-                tokens, counts and hidden states of verify passes, and hidden states of prefill passes. Start positions,
-                block tables, temperatures and seeds are shared with it.
+            query_lens: rows per request that a verify may have, ascending.
+            drafter: whose memory the results go to: tokens, counts and hidden states of verify passes, hidden states of
+                prefill passes. Positions, block tables, temperatures and seeds are shared with it.
         """
         super().__init__(target, caches, platform, config, attention)
         self.target, self.config = target, config
@@ -215,9 +215,9 @@ class TargetRunner(ModelRunner):
         """One pass over the rows in the buffers; results are in `round` until the next pass.
 
         Args:
-            num_requests: real requests, in the first rows. start_positions: the position of each request's last token.
-                Written to the device here, where padded requests get -1, which makes them inert: their `num_sampled`
-                becomes 0.
+            num_requests: real requests, in the first rows.
+            start_positions: the position of each request's last token. Written to the device here; padded requests get
+                -1, which makes them inert: their `num_sampled` becomes 0.
             query_len: rows per request.
         """
         found = dispatch("verify", num_requests, query_len, query_len - 1, self.config.sizes)
