@@ -17,8 +17,8 @@ _TABLE = """
     Stream(device) Stream.device_index Stream.device_type Stream.query(self) Stream.record_event(self,event)
     Stream.stream_id Stream.synchronize(self) Stream.wait_event(self,event) Stream.wait_stream(self,stream)
     current_stream(device) device(device) device_count() empty_cache() get_device_properties(device)
-    get_rng_state(device) graph_pool_handle() is_available() is_current_stream_capturing() memory_allocated(device)
-    memory_reserved(device) set_rng_state(state,device) stream(stream) synchronize(device)
+    get_rng_state(device) graph_pool_handle() is_available() is_current_stream_capturing() mem_get_info(device)
+    memory_allocated(device) memory_reserved(device) set_rng_state(state,device) stream(stream) synchronize(device)
 """
 
 CALLS: Mapping[str, tuple[str, ...] | None] = {
