@@ -22,7 +22,7 @@ from torch import Tensor
 
 from specgraph_conformance import oracles
 from specgraph_conformance.case import Absent
-from specgraph_conformance.rig import attention_backend, expect_close, on_host
+from specgraph_conformance.rig import AttentionShape, attention_backend, expect_close, on_host, supported_shape
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 POSITIONS = 2048
@@ -53,6 +53,9 @@ class Rows:
     metadata: AttentionMetadata = field(init=False)
 
     def __post_init__(self) -> None:
+        backend = attention_backend(self.platform, self.attention)
+        shape = supported_shape(backend, self.heads, AttentionShape(self.dtype, self.dim, self.block))
+        self.dtype, self.dim, self.block = shape.dtype, shape.dim, shape.block
         device, generator = self.platform.device, torch.Generator().manual_seed(self.seed)
         num_heads, kv_heads = self.heads
 

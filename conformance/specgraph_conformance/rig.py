@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
-from specgraph.attention import NULL_BLOCK, NULL_SLOT, AttentionBackend, PagedAttention, PagedHostAttention
+from specgraph.attention import (
+    NULL_BLOCK,
+    NULL_SLOT,
+    AttentionBackend,
+    AttentionLayer,
+    PagedAttention,
+    PagedHostAttention,
+)
 from specgraph.graphs import Body, Recording
 from specgraph.platforms import Graph, GraphPool, Platform
 from torch import Tensor
@@ -96,6 +105,37 @@ def adding(x: Tensor, value: Tensor | float) -> Body:
         x.add_(value)
 
     return body
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What attention may refuse: the dtype of its rows and caches, the head size, and tokens per KV block."""
+
+    dtype: torch.dtype = torch.float32
+    dim: int = 64
+    block: int = 16
+
+
+def supported_shape(backend: AttentionBackend, heads: tuple[int, int], wanted: AttentionShape) -> AttentionShape:
+    """`wanted`, or bfloat16, 128 and 128 in place of what is a default of it and the backend refuses.
+
+    Raises:
+        Absent: the backend supports none of these, and says why.
+    """
+    supports = getattr(backend, "supports", None)
+    if supports is None:
+        return wanted
+    usual = AttentionShape()
+    dtypes = (wanted.dtype, torch.bfloat16) if wanted.dtype == usual.dtype else (wanted.dtype,)
+    dims = (wanted.dim, 128) if wanted.dim == usual.dim else (wanted.dim,)
+    blocks = (wanted.block, 128) if wanted.block == usual.block else (wanted.block,)
+    refused = ""
+    for dtype, dim, block in product(dtypes, dims, blocks):
+        answer = supports(AttentionLayer(*heads, dim, dim**-0.5), dtype, block)
+        if answer:
+            return AttentionShape(dtype, dim, block)
+        refused = refused or answer.reason
+    raise Absent(f"attention '{backend.name}': {refused}")
 
 
 def attention_backend(platform: Platform, name: str) -> AttentionBackend:

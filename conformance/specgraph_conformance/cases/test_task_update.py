@@ -25,7 +25,7 @@ from specgraph.platforms import Graph, Platform
 from torch import Tensor
 
 from specgraph_conformance.case import Absent, case
-from specgraph_conformance.rig import expect_equal, on_host
+from specgraph_conformance.rig import AttentionShape, expect_equal, on_host, supported_shape
 
 NEEDS = ("task_update",)
 REQUESTS, HEADS, KV_HEADS, DIM, BLOCK, BLOCKS = 3, 4, 2, 64, 16, 4
@@ -53,18 +53,19 @@ class Tasks:
     def __post_init__(self) -> None:
         platform, device = self.platform, self.platform.device
         generator = torch.Generator().manual_seed(11)
+        self.attention = host_attention(platform)
+        fits = supported_shape(self.attention, (HEADS, KV_HEADS), AttentionShape(dim=DIM, block=BLOCK))
 
         def random(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator).to(device, torch.float32)
+            return torch.randn(shape, generator=generator).to(device, fits.dtype)
 
-        self.attention = host_attention(platform)
-        self.layer = AttentionLayer(HEADS, KV_HEADS, DIM, DIM**-0.5)
-        shape = (1 + REQUESTS * BLOCKS, BLOCK, KV_HEADS, DIM)
+        self.layer = AttentionLayer(HEADS, KV_HEADS, fits.dim, fits.dim**-0.5)
+        shape = (1 + REQUESTS * BLOCKS, fits.block, KV_HEADS, fits.dim)
         self.caches = [KVCache(random(*shape), random(*shape)) for _ in range(self.layers)]
         table = torch.arange(1, 1 + REQUESTS * BLOCKS, dtype=torch.int32).view(REQUESTS, BLOCKS).to(device)
         self.metadata: AttentionMetadata = allocate_metadata(REQUESTS, 1, table)  # slots are null: nothing is written
-        self.query, self.key = random(REQUESTS, HEADS, DIM), random(REQUESTS, KV_HEADS, DIM)
-        self.out = torch.zeros(self.steps, self.layers, REQUESTS, HEADS, DIM, device=device)
+        self.query, self.key = random(REQUESTS, HEADS, fits.dim), random(REQUESTS, KV_HEADS, fits.dim)
+        self.out = torch.zeros(self.steps, self.layers, REQUESTS, HEADS, fits.dim, dtype=fits.dtype, device=device)
         self.plan = UpdatePlan(platform, REQUESTS)
         inert = HostLengths([1] * REQUESTS, [0] * REQUESTS)
         self._run(dict.fromkeys(range(self.steps), inert), None)
@@ -343,7 +344,7 @@ def test_back_to_back(platform: Platform) -> None:
     tasks = Tasks(platform, steps=2)
     generator = torch.Generator().manual_seed(5)
     rounds = [tasks.lengths(*torch.randint(1, 64, (2, REQUESTS), generator=generator).tolist()) for _ in range(30)]
-    log = torch.zeros(len(rounds), *tasks.out.shape, device=platform.device)
+    log = torch.zeros(len(rounds), *tasks.out.shape, dtype=tasks.out.dtype, device=platform.device)
     for i, lengths in enumerate(rounds):
         tasks.replay(lengths)
         log[i].copy_(tasks.out)
