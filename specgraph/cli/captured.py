@@ -54,7 +54,7 @@ def describe(
         "num_speculative_tokens": {size: config.draft_tokens(size) for size in config.sizes},
         "max_num_requests": config.max_num_requests,
         "max_model_len": config.max_model_len,
-        "prompt_sizes": list(config.prefill_rows),
+        "prefill_sizes": list(config.prefill_rows),
         "eager": _eager(config, resolution.mode),
         "captured": captured,
         "graph_count": sum(row["graphs"] for row in captured),
