@@ -109,7 +109,7 @@ def change_header(rng: random.Random, folder: Path) -> None:
     length = min(struct.unpack("<Q", data[:8])[0], len(data))
     try:
         header = json.loads(data[8 : 8 + length])
-    except ValueError:
+    except (ValueError, RecursionError):  # an earlier mutation's
         return replace(path, data[: rng.randrange(len(data))])
     if rng.random() < 0.5 and isinstance(header, dict) and header:
         entry = header[rng.choice(list(header))]
@@ -139,7 +139,8 @@ def change_tensors(rng: random.Random, folder: Path) -> None:
     elif kind == 3:
         value = rng.choice([value[:-1], value[..., None], value.flatten(), value.new_zeros(0), value.sum()])
     elif kind == 4:
-        numbers = [float("nan"), float("inf"), 1e30, 5e4, -7.5] if value.is_floating_point() else [0, 1, -1, 10**6]
+        numbers = [float("nan"), float("inf"), 1e30, 5e4, -7.5] if value.is_floating_point() else [0, 1, 100]
+        numbers += [-1, 10**6, -(2**62)] if value.dtype == torch.int64 else []
         value.view(-1)[rng.randrange(value.numel())] = rng.choice(numbers)
     elif kind == 5:
         value = value.new_zeros(value.shape)
