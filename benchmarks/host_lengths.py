@@ -160,7 +160,7 @@ def main() -> None:
                 lowering=lowering,
             )
             caches = allocate_caches(head.attention_layers, state.num_blocks, BLOCK, dtype, platform.device)
-            chosen = choose_attention(attention, platform)
+            chosen = choose_attention(attention, platform).backend
             drafters[name] = Drafter(head, caches, platform, config, attention=chosen)
             drafters[name].capture()
         tokens = compare(drafters, state, dtype, a.rounds)

@@ -70,7 +70,7 @@ class EngineOptions:
     max_model_len: int | None = _option(
         None, "Tokens of the longest request, prompt and output together. Default: the target's maximum."
     )
-    block_size: int = _option(16, "Tokens per KV block.")
+    block_size: int | None = _option(None, "Tokens per KV block. Default: what the attention prefers.")
     num_blocks: int | None = _option(
         None, "KV blocks of each cache, one of them the null block. Default: what the batch needs and memory allows."
     )

@@ -18,16 +18,14 @@ $(NPU_VENV)/done: $(NPU_DIR)/pyproject.toml $(NPU_DIR)/npu.mk
 npu-simulator: $(NPU_VENV)/done
 	$(MAKE) -C $(NPU_DIR)/simulator -j2 PYTHON=$(NPU_PYTHON) OUT=$(NPU_BUILD)
 
-NPU_PYTEST = ASCENDSIM_BUILD=$(NPU_BUILD) ASCENDSIM_WHEELS=$(NPU_WHEELS) OMP_NUM_THREADS=1 \
-  TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(NPU_PYTHON) -m pytest -q
-NPU_PROTOCOL := $(addprefix $(NPU_DIR)/tests/test_,drafting.py broken_protocols.py simulator_capture.py leaks.py)
-# Everything once; what depends on how events are built and ops are queued, in the three other ways too. What needs
-# neither (the bench's table, processes of their own with a way of their own) is left out of those.
+# All tests run in one way; those that depend on how events are built and ops are queued run in the three other ways
+# too, except the tests marked `once`.
 NPU_PYTEST = ASCENDSIM_BUILD=$(NPU_BUILD) ASCENDSIM_WHEELS=$(NPU_WHEELS) OMP_NUM_THREADS=1 \
   TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(NPU_PYTHON) -m pytest -q -n $(NPU_JOBS) --dist worksteal
 NPU_JOBS ?= 2
 NPU_PROTOCOL := $(addprefix $(NPU_DIR)/tests/test_,\
-  drafting.py drafter_kinds.py accounting.py broken_protocols.py simulator_capture.py leaks.py)
+  drafting.py drafter_kinds.py accounting.py broken_protocols.py simulator_capture.py leaks.py limits.py \
+  random_graphs.py two_platforms.py)
 test-npu: npu-simulator npu-wheels
 	ASCENDSIM_FLAVOUR=values TASK_QUEUE_ENABLE=1 $(NPU_PYTEST) $(NPU_DIR)/tests
 	ASCENDSIM_FLAVOUR=values TASK_QUEUE_ENABLE=0 $(NPU_PYTEST) -m 'not once' $(NPU_PROTOCOL)

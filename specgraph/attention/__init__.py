@@ -23,7 +23,14 @@ from specgraph.attention.metadata import (
     allocate_block_table,
     allocate_metadata,
 )
-from specgraph.attention.paged import PagedAttention, PagedHostAttention, choose_attention, store_rows
+from specgraph.attention.paged import (
+    AttentionChoice,
+    PagedAttention,
+    PagedHostAttention,
+    choose_attention,
+    store_rows,
+    unsupported,
+)
 
 __all__ = [
     "NULL_BLOCK",
@@ -31,6 +38,7 @@ __all__ = [
     "AdvancingAttention",
     "Attend",
     "AttentionBackend",
+    "AttentionChoice",
     "AttentionFactory",
     "AttentionLayer",
     "AttentionMetadata",
@@ -49,4 +57,5 @@ __all__ = [
     "choose_attention",
     "named_cache_tensors",
     "store_rows",
+    "unsupported",
 ]

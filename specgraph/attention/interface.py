@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from specgraph.attention.metadata import AttentionMetadata, HostLengths
-from specgraph.platforms import TaskGroup
+from specgraph.platforms import Support, TaskGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,21 @@ class AttentionBackend(Protocol):
             [T, num_heads, head_dim] in the query's dtype. Row i of a request with query_len rows sees the first
             `seq_len - query_len + 1 + i` keys (all `seq_len` keys if not causal). Rows of requests with seq_len 0 are
             zero.
+        """
+        ...
+
+    @property
+    def preferred_block_size(self) -> int:
+        """Tokens per KV block that suit it best; used where nobody asks for a size."""
+        ...
+
+    def supports(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
+        """Whether it runs a layer, and if not, why: `no` names what was asked and what it takes.
+
+        Args:
+            layer: heads, head_dim and mask of the layer.
+            dtype: of queries, keys, values and the KV cache.
+            block_size: tokens per KV block.
         """
         ...
 

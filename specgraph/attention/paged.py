@@ -1,4 +1,4 @@
-"""The core's paged attention: once with device lengths, once with host parameters; and choosing attention by name.
+"""The core's paged attention: once with device lengths, once with host parameters; and the choice of attention.
 
 `PagedHostAttention` is the model for devices whose attention takes lengths from the host; every platform with task
 updates can run it.
@@ -6,7 +6,7 @@ updates can run it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,8 +15,8 @@ from torch import Tensor
 from specgraph import kernels
 from specgraph.attention.interface import AttentionBackend, AttentionLayer, KVCache, StepContext, TaskKey
 from specgraph.attention.metadata import AttentionMetadata, HostLengths
-from specgraph.errors import ConfigError, UpdateError
-from specgraph.platforms import Platform
+from specgraph.errors import ConfigError, UnsupportedError, UpdateError
+from specgraph.platforms import Platform, Support, yes
 
 
 def _rotate_and_store(
@@ -44,6 +44,7 @@ class PagedAttention:
 
     name: str = "paged"
     host_parameters: tuple[str, ...] = ()
+    preferred_block_size: int = 16
 
     def forward(
         self,
@@ -74,6 +75,10 @@ class PagedAttention:
             causal=layer.causal,
         )
 
+    def supports(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
+        """See `AttentionBackend.supports`: every shape."""
+        return yes()
+
     def named_tensors(self) -> Mapping[str, Tensor]:
         """Empty: it keeps no tensors of its own."""
         return {}
@@ -86,6 +91,7 @@ class PagedHostAttention:
     platform: Platform
     name: str = "paged-host"
     host_parameters: tuple[str, ...] = ("query_lens", "seq_lens")
+    preferred_block_size: int = 16
 
     def forward(
         self,
@@ -127,31 +133,79 @@ class PagedHostAttention:
             context.updates.add(TaskKey(context.step, index), group, attend)
         return out
 
+    def supports(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
+        """See `AttentionBackend.supports`: every shape."""
+        return yes()
+
     def named_tensors(self) -> Mapping[str, Tensor]:
         """Empty: it keeps no tensors of its own."""
         return {}
 
 
-def choose_attention(name: str, platform: Platform) -> AttentionBackend:
-    """The attention backend of that name.
+@dataclass(frozen=True, slots=True)
+class AttentionChoice:
+    """An attention backend, and what was decided with it."""
+
+    backend: AttentionBackend
+    block_size: int
+    """Tokens per KV block: what was asked for, or what the backend prefers."""
+    reason: str = ""
+    """Why `auto` did not take what the platform offers; empty where it did, or where a name was given."""
+
+
+def choose_attention(
+    name: str,
+    platform: Platform,
+    layers: Sequence[AttentionLayer] = (),
+    dtype: torch.dtype | None = None,
+    block_size: int | None = None,
+) -> AttentionChoice:
+    """The attention backend of that name, for the given layers.
 
     Args:
         name: "device" or "host": the core's paged attention, with lengths from device tensors or from host integers.
             A name that the platform offers (`Platform.attention_backends`). "auto": the first that the platform
-            offers, "device" where it offers none.
+            offers and that supports all layers, "device" where there is none.
+        layers: the attention layers of all models that it is for. Without layers, shapes are not looked at.
+        dtype: of these layers; needed with them.
+        block_size: tokens per KV block; None for what the backend prefers.
 
     Raises:
         ConfigError: there is no attention of that name on this platform.
-        UnsupportedError: a package that it needs is not installed.
+        UnsupportedError: the attention of that name does not support the layers, or a package that it needs is not
+            installed.
     """
     own = platform.attention_backends()
+    reasons: list[str] = []
     if name == "auto":
-        name = next(iter(own), "device")
+        for factory in own.values():
+            backend = factory(platform)
+            size = block_size or backend.preferred_block_size
+            if refused := unsupported(backend, layers, dtype, size):
+                reasons.append(refused)
+            else:
+                return AttentionChoice(backend, size, "; ".join(reasons))
+        backend = PagedAttention()
+        return AttentionChoice(backend, block_size or backend.preferred_block_size, "; ".join(reasons))
+    if name not in ("device", "host", *own):
+        offered = ", ".join(["auto", "device", "host", *own])
+        raise ConfigError(f"no attention '{name}' on platform '{platform.info.name}'; there are {offered}")
     if name in own:
-        return own[name](platform)
-    if name == "device":
-        return PagedAttention()
-    if name == "host":
-        return PagedHostAttention(platform)
-    offered = ", ".join(["auto", "device", "host", *own])
-    raise ConfigError(f"no attention '{name}' on platform '{platform.info.name}'; there are {offered}")
+        backend = own[name](platform)
+    else:
+        backend = PagedAttention() if name == "device" else PagedHostAttention(platform)
+    size = block_size or backend.preferred_block_size
+    if refused := unsupported(backend, layers, dtype, size):
+        raise UnsupportedError(refused)
+    return AttentionChoice(backend, size)
+
+
+def unsupported(
+    backend: AttentionBackend, layers: Sequence[AttentionLayer], dtype: torch.dtype | None, block_size: int
+) -> str:
+    """Why a backend can't run these layers; empty if it can."""
+    for layer in layers:
+        assert dtype is not None
+        if not (support := backend.supports(layer, dtype, block_size)):
+            return f"attention '{backend.name}': {support.reason}"
+    return ""

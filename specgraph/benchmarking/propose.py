@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from specgraph.attention import AttentionBackend
+from specgraph.attention import AttentionBackend, choose_attention
 from specgraph.benchmarking.shapes import RandomHead, bytes_per_propose, random_head, shape_named
 from specgraph.benchmarking.timing import count_host_reads, count_issued, count_kernels, device_time, host_time
 from specgraph.decoding import allocate_caches
@@ -54,7 +54,7 @@ def bench_propose(
     Args:
         dtype: of weights, activations and KV cache.
         bandwidth: of device memory, in bytes per second; with it rows have `floor_us` and `ratio`.
-        attention: the core's paged attention by default.
+        attention: what the platform offers for the head's shape by default.
 
     Returns:
         One row per lowering. Times are medians in microseconds: `device_us` and `host_us` of the draft loop alone,
@@ -64,7 +64,8 @@ def bench_propose(
     """
     length = case.context + 2 * (case.k + 1)
     head = random_head(shape_named(case.shape), platform.device, dtype, length)
-    batch = _batch(head, case, platform.device)
+    attention = attention or choose_attention("auto", platform, head.attention_layers, head.dtype).backend
+    batch = _batch(head, case, platform.device, attention.preferred_block_size)
     prepared: list[_Prepared] = []
     rows: list[dict[str, Any]] = []
     with torch.inference_mode():
@@ -137,12 +138,13 @@ def _drafter(
     case: BenchCase,
     way: _Way,
     length: int,
-    attention: AttentionBackend | None,
+    attention: AttentionBackend,
 ) -> Drafter:
     config = DraftConfig(
         num_speculative_tokens=case.k,
         max_num_requests=case.requests,
         max_model_len=length,
+        block_size=attention.preferred_block_size,
         capture_sizes=[case.requests],
         lowering=way.lowering,
         sampled=way.sampled,
@@ -211,11 +213,11 @@ def _names(case: BenchCase, way: _Way) -> dict[str, Any]:
     }
 
 
-def _batch(head: RandomHead, case: BenchCase, device: torch.device) -> ProposeBatch:
+def _batch(head: RandomHead, case: BenchCase, device: torch.device, block_size: int) -> ProposeBatch:
     """A batch in which every other request has one accepted draft token; all requests end at `context` tokens."""
     n, q = case.requests, case.k + 1
     length = case.context + 2 * q
-    per_request = -(-length // 16)
+    per_request = -(-length // block_size)
     counts, starts = _host_numbers(case)
     g = torch.Generator().manual_seed(0)
     vocab = shape_named(case.shape).vocab_size

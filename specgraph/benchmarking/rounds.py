@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from specgraph.attention import AttentionBackend
+from specgraph.attention import AttentionBackend, choose_attention
 from specgraph.benchmarking.shapes import SHAPES, BenchShape, RandomHead, RandomWeights, model_config, random_head
 from specgraph.benchmarking.shapes import shape_named as drafter_named
 from specgraph.decoding import Chunk, EngineConfig, Request, SpeculativeDecoder
@@ -134,10 +134,13 @@ def _way(
     length: int,
     attention: AttentionBackend | None,
 ) -> _Way:
+    layers = [*target.attention_layers, *(head.attention_layers if head is not None else ())]
+    attention = attention or choose_attention("auto", platform, layers, target.dtype).backend
     config = EngineConfig(
         num_speculative_tokens=case.k,
         max_num_requests=case.requests,
         max_model_len=length,
+        block_size=attention.preferred_block_size,
         capture_sizes=[case.requests],
         prefill_sizes=[min(512, length)],
         lowering=lowering,

@@ -51,7 +51,6 @@ def bench(
         require_matplotlib()
     import torch
 
-    from specgraph.attention import choose_attention
     from specgraph.benchmarking.bandwidth import read_bandwidth
     from specgraph.benchmarking.decoding import bench_decoding
     from specgraph.benchmarking.plot import plot_rows
@@ -66,7 +65,6 @@ def bench(
     shape = shape or ("eagle3-llama3-8b" if accelerator else "eagle3-tiny-python")
     shape_named(shape)
     chosen = dtype_named(dtype) or (torch.bfloat16 if accelerator else torch.float32)
-    attention_backend = choose_attention("auto", opened)
     rows: list[dict[str, Any]] = []
     whole: list[dict[str, Any]] = []
     generated: list[dict[str, Any]] = []
@@ -85,13 +83,13 @@ def bench(
                     torch_ops=torch_ops,
                     repeats=repeats,
                 )  # fmt: skip
-                rows += bench_propose(opened, case, dtype=chosen, bandwidth=bandwidth, attention=attention_backend)
+                rows += bench_propose(opened, case, dtype=chosen, bandwidth=bandwidth)
         for count in counts if target is not None else ():
             rounds = RoundsCase(
                 target=str(target), shape=shape, requests=count, k=steps[0], context=context, acceptance=acceptance,
                 lowerings=ways,
             )  # fmt: skip
-            whole += bench_rounds(opened, rounds, dtype=chosen, attention=attention_backend)
+            whole += bench_rounds(opened, rounds, dtype=chosen)
         if decoding:
             generated += bench_decoding(opened, k=steps[0], lowerings=ways)
     except KeyboardInterrupt:

@@ -67,28 +67,32 @@ def _report(
     from specgraph.platforms import open_platform
 
     opened = open_platform(platform)
-    attention = choose_attention(options.attention, opened)
     dtype = dtype_named(options.dtype) or (torch.float32 if opened.device.type == "cpu" else None)
     with torch.inference_mode():
         if shape is not None:
-            config, models = engine_config(options, 4096), {"drafter": f"{shape}, random weights"}
-            head = random_head(shape_named(shape), opened.device, dtype or torch.bfloat16, config.max_model_len)
+            models, length = {"drafter": f"{shape}, random weights"}, options.max_model_len or 4096
+            head = random_head(shape_named(shape), opened.device, dtype or torch.bfloat16, length)
+            layers = head.attention_layers
+            attention = choose_attention(options.attention, opened, layers, head.dtype, options.block_size)
+            config = engine_config(replace(options, block_size=attention.block_size), length)
             blocks = 1 + config.max_num_requests * -(-config.max_model_len // config.block_size)
             caches = allocate_caches(head.attention_layers, blocks, config.block_size, head.dtype, opened.device)
-            runner, drafter = None, Drafter(head, caches, opened, config, attention=attention)
+            runner, drafter = None, Drafter(head, caches, opened, config, attention=attention.backend)
         else:
             folders = (target, draft) if target is not None and draft is not None else shipped_pair()
-            model, head, cache = load_models(*folders, opened, options)
-            config = engine_config(replace(options, num_blocks=cache.num_blocks), cache.max_model_len)
+            model, head, attention, cache = load_models(*folders, opened, options)
+            sized = replace(options, num_blocks=cache.num_blocks, block_size=cache.block_size)
+            config = engine_config(sized, cache.max_model_len)
             models = {
                 "target": f"{folders[0]}",
                 "drafter": f"{folders[1]}: {drafter_format(folders[1])}",
                 "KV": f"{cache}",
             }
-            decoder = SpeculativeDecoder(model, head, opened, config, attention=attention)
+            decoder = SpeculativeDecoder(model, head, opened, config, attention=attention.backend)
             assert decoder.drafter is not None
             runner, drafter = decoder.target, decoder.drafter
         report = {"models": models, **describe(opened, config, runner, drafter, captured)}
+        report |= {"block_size": config.block_size, "attention_refusals": attention.reason}
     for owner in (runner, drafter):
         if owner is not None:
             owner.close()
@@ -101,7 +105,9 @@ def _show(console: Console, report: Mapping[str, Any]) -> None:
     for model, what in report.get("models", {}).items():
         summary.add_row(model, escape(what))
     hosts = ", ".join(report["host_parameters"])
-    summary.add_row("attention", report["attention"] + (f", {hosts} from the host" if hosts else ""))
+    used = report["attention"] + (f", {hosts} from the host" if hosts else "")
+    refused = f"; {report['attention_refusals']}" if report["attention_refusals"] else ""
+    summary.add_row("attention", escape(f"{used}, KV blocks of {report['block_size']} tokens{refused}"))
     summary.add_row("batches", f"up to {report['max_num_requests']} requests of {report['max_model_len']} tokens")
     by_k = ", ".join(f"{size}: {k}" for size, k in report["num_speculative_tokens"].items())
     same = len(set(report["num_speculative_tokens"].values())) == 1

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specgraph.attention import choose_attention
+from specgraph.attention import AttentionChoice, PagedAttention, choose_attention
 from specgraph.checkpoints import drafter_format, load_drafter, load_target
 from specgraph.checkpoints.tokens import read_tokenizer, sampling_defaults, stop_token_ids
 from specgraph.decoding.blocks import GIB, CacheSize, bytes_per_token, size_cache
@@ -159,17 +159,19 @@ def load_generator(
     target_folder, draft_folder = (Path(target), Path(draft or target)) if target is not None else shipped_pair()
     opened = platform if isinstance(platform, Platform) else open_platform(platform)
     tokenizer, defaults = read_tokenizer(target_folder), sampling_defaults(target_folder)
-    model, head, cache = load_models(target_folder, draft_folder if speculate else None, opened, chosen)
+    model, head, attention, cache = load_models(target_folder, draft_folder if speculate else None, opened, chosen)
     stops = stop_token_ids(target_folder, model.vocab_size)
-    config = engine_config(replace(chosen, num_blocks=cache.num_blocks), cache.max_model_len)
+    sized = replace(chosen, num_blocks=cache.num_blocks, block_size=cache.block_size)
+    config = engine_config(sized, cache.max_model_len)
     with torch.inference_mode():
-        decoder = SpeculativeDecoder(model, head, opened, config, attention=choose_attention(chosen.attention, opened))
+        decoder = SpeculativeDecoder(model, head, opened, config, attention=attention.backend)
         start = time.perf_counter()
         decoder.capture(progress)
     took = time.perf_counter() - start
     resolution = decoder.drafter.resolution if decoder.drafter is not None else decoder.target.resolution
     drafter = f"; drafter {drafter_format(draft_folder)}" if speculate else ""
     how = f"mode {resolution.mode}, lowering {resolution.explain()}"
+    how += f"; attention '{attention.backend.name}', because {attention.reason}" if attention.reason else ""
     where = f"{opened.info.name} (simulated)" if opened.info.simulated else opened.info.name
     ignored = f"; generation_config.json's {defaults} are not applied, each request says how it samples"
     description = f"{where}: {how}; captured in {took:.2f} s{drafter}; {cache}{ignored if defaults else ''}"
@@ -178,8 +180,8 @@ def load_generator(
 
 def load_models(
     target: Path, draft: Path | None, platform: Platform, options: EngineOptions
-) -> tuple[LlamaTarget, DraftHead | ParallelHead | None, CacheSize]:
-    """Load a target and its drafter, and choose the size of their KV caches by the memory that is left.
+) -> tuple[LlamaTarget, DraftHead | ParallelHead | None, AttentionChoice, CacheSize]:
+    """Load a target and its drafter, choose attention for both, and the size of their KV caches by the memory left.
 
     Where `options` names no max_model_len and not even one request of the target's maximum fits, the models are loaded
     again with the length that does, so that their rotary tables have no more rows than positions are used.
@@ -188,6 +190,7 @@ def load_models(
         CheckpointError: a folder cannot be loaded.
         CapacityError: not even one request of max_model_len fits.
         ConfigError: an option is out of range.
+        UnsupportedError: the attention that was asked for by name does not support both models.
     """
     if not 0 < options.memory_fraction <= 1:
         raise ConfigError(f"memory_fraction must be above 0 and at most 1, got {options.memory_fraction}")
@@ -199,10 +202,12 @@ def load_models(
     while True:
         model = load_target(target, platform.device, dtype, length)
         head = load_drafter(draft, model, num_modules=options.num_modules) if draft is not None else None
+        layers = [layer for m in (model, head) if m is not None for layer in m.attention_layers]
+        attention = choose_attention(options.attention, platform, layers, model.dtype, options.block_size)
         memory = int(platform.memory().free * options.memory_fraction) or None
         cache = size_cache(
             sum(bytes_per_token(m.attention_layers, m.dtype) for m in (model, head) if m is not None),
-            block_size=options.block_size,
+            block_size=attention.block_size,
             max_model_len=model.max_model_len,
             max_num_requests=options.max_num_requests,
             memory=int(options.kv_memory * GIB) if options.kv_memory is not None else memory,
@@ -210,7 +215,7 @@ def load_models(
             may_shorten=length is None,
         )
         if cache.max_model_len == model.max_model_len:
-            return model, head, cache
+            return model, head, attention, cache
         length = cache.max_model_len
         del model, head  # before their memory is needed again
 
@@ -220,4 +225,5 @@ def engine_config(options: EngineOptions, max_model_len: int) -> EngineConfig:
     shared = {field.name for field in fields(EngineConfig)} & {field.name for field in fields(options)}
     values: dict[str, Any] = {name: getattr(options, name) for name in shared}
     values["max_model_len"] = options.max_model_len or max_model_len
+    values["block_size"] = options.block_size or PagedAttention().preferred_block_size
     return EngineConfig(**values)

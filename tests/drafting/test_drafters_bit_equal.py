@@ -23,7 +23,7 @@ def make_drafter(head, lowering, attention, **settings):
     blocks = 1 + -(-config.max_model_len // config.block_size) * config.max_num_requests
     caches = allocate_caches(head.attention_layers, blocks, config.block_size, head.dtype, platform.device)
     if isinstance(attention, str):
-        attention = choose_attention(attention, platform)
+        attention = choose_attention(attention, platform).backend
     drafter = Drafter(head, caches, platform, config, attention=attention)
     with torch.inference_mode():
         drafter.capture()

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from specgraph.attention import AttentionLayer, HostLengths, KVCache, StepContext, TaskKey
+from specgraph.attention import AttentionLayer, AttentionMetadata, HostLengths, KVCache, StepContext, TaskKey
 from specgraph.errors import ConfigError, UnsupportedError, UpdateError
+from specgraph.platforms import Support, no, yes
 from specgraph_npu.host_ops import HOST_OPS, Call, HostOp, make_call
 from specgraph_npu.rows import store_heads, store_latent
 
@@ -30,12 +31,33 @@ class HostOpAttention:
     platform: NpuPlatform
     row: HostOp
     host_parameters: tuple[str, ...] = ("query_lens", "seq_lens")
+    preferred_block_size: int = 128
     constants: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
     @property
     def name(self) -> str:
         """See `AttentionBackend.name`."""
         return self.row.name
+
+    def supports(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
+        """See `AttentionBackend.supports`: the strictest of what public sources say of the op (README.md)."""
+        if not self.row.fused:
+            return yes()
+        latent = self.row.is_latent
+        rope = 0 if layer.rotary is None else layer.rotary.shape[1]
+        heads = f"{layer.num_heads} heads of {layer.head_dim} over {layer.num_kv_heads} key heads"
+        if dtype is not torch.bfloat16 and not (latent and dtype is torch.float16):
+            return no(f"the layers are {str(dtype).removeprefix('torch.')}; it takes bfloat16: choose that dtype")
+        if latent:
+            fits = layer.num_kv_heads == 1 and rope == 64 and layer.head_dim == 576 and layer.num_heads.bit_count() == 1
+            if not fits or layer.num_heads > 128:
+                return no(f"{heads}, {rope} rotated; it takes one key head of 512 + 64, and 1, 2, 4 ... 128 heads")
+        elif layer.head_dim != 128 and (layer.head_dim != 192 or layer.num_heads != layer.num_kv_heads):
+            return no(f"{heads}; it takes a head_dim of 128, or of 192 without grouped heads")
+        if block_size not in ((16, 128) if latent else (128, 256, 384, 512)):
+            sizes = "16 or 128" if latent else "128, 256, 384 or 512"
+            return no(f"KV blocks of {block_size} tokens; it takes {sizes}: leave block_size to it")
+        return yes()
 
     def named_tensors(self) -> Mapping[str, Tensor]:
         """Constants that captured ops read, by name: part of the read-set."""
@@ -97,9 +119,8 @@ class HostOpAttention:
             rewrite = _Rewrite(weak, self.platform.weak_reference(workspace), group, masked)
             group.issue = partial(weak.issue, call.host_arguments(lengths), rewrite.workspace)
             context.updates.add(TaskKey(context.step, index), group, rewrite)
-        if masked:  # the inert requests' rows attended to the null block
-            per_request = rows.out.view(metadata.num_requests, metadata.query_len, *rows.out.shape[1:])
-            per_request.masked_fill_((metadata.seq_lens == 0).view(-1, 1, 1, 1), 0)
+        if masked:
+            _zero_inert(rows.out, metadata, context.lengths)
         return rows.result()
 
     def _causal_mask(self) -> Tensor:
@@ -108,6 +129,19 @@ class HostOpAttention:
             ones = torch.ones(_MASK_SIZE, _MASK_SIZE, dtype=torch.bool)
             self.constants["causal_mask"] = ones.triu(1).to(self.platform.device)
         return self.constants["causal_mask"]
+
+
+def _zero_inert(out: Tensor, metadata: AttentionMetadata, lengths: HostLengths | None) -> None:
+    """Zero the rows of inert requests, which attended to the null block."""
+    if out.shape[0] == metadata.num_requests * metadata.query_len:
+        per_request = out.view(metadata.num_requests, metadata.query_len, *out.shape[1:])
+        per_request.masked_fill_((metadata.seq_lens == 0).view(-1, 1, 1, 1), 0)
+    elif lengths is not None:  # a ragged batch: only eager passes have one
+        start = 0
+        for rows, keys in zip(lengths.query_lens, lengths.seq_lens, strict=True):
+            if rows and not keys:
+                out[start : start + rows].zero_()
+            start += rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,7 +191,7 @@ def test_per_step_lengths_not_updated(pair, monkeypatch):
 
 @pytest.mark.once
 def test_step_ladder_overpadding(run_script):
-    """Later steps captured at K + 1 rows a request don't take one-row lengths: the update is refused."""
+    """Later steps captured at K + 1 rows per request don't take one-row lengths: the update is refused."""
     done = run_script(
         """
         import torch

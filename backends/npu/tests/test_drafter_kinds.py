@@ -43,7 +43,7 @@ def generate(platform, kind, lowering, k, attention=None):
     ("kind", "k"), [("eagle", 2), ("mtp", 3), ("mtp-modules", 3), ("dflash", 5), ("draft-model", 3)]
 )
 def test_tokens_and_acceptance_as_on_cpu(npu, runtime, kind, k):
-    """Verify passes and all steps of `mtp-modules` run K + 1 rows a request; `dflash` is not causal."""
+    """Verify passes and all steps of `mtp-modules` run K + 1 rows per request; `dflash` is not causal."""
     expected, _ = generate(CpuPlatform(), kind, "eager", k)
     assert sum(map(len, expected[0])) == 44
     for lowering in LOWERINGS:

@@ -26,6 +26,10 @@ OP(aclnnMax, (Tensor a, Tensor out), put(out, at::max(a)))
 OP(aclnnMin, (Tensor a, Tensor out), put(out, at::min(a)))
 OP(aclnnAmax, (Tensor a, Ints d, bool keep, Tensor out), put(out, at::amax(a, d, keep)))
 OP(aclnnAmin, (Tensor a, Ints d, bool keep, Tensor out), put(out, at::amin(a, d, keep)))
+OP(aclnnAminmax, (Tensor a, Ints d, bool keep, Tensor low, Tensor high), {
+  put(low, at::amin(a, d, keep));
+  put(high, at::amax(a, d, keep));
+})
 OP(aclnnMaxDim, (Tensor a, int64_t d, bool keep, Tensor out, Tensor i), {
   auto [values, at] = at::max(a, d, keep);
   put(out, values);

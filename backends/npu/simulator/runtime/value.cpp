@@ -13,7 +13,7 @@ aclError aclrtValueWrite(void* at, uint64_t value, uint32_t, aclrtStream stream)
   if (!device_range(at, sizeof value)) return fail(acl::kInvalidParam, "aclrtValueWrite: no live device memory");
   return enqueue(stream, {"value write", nullptr, [=] {
                             *static_cast<uint64_t*>(view(at)) = value;
-                            opened();
+                            if (value) opened();
                             signals().notify_all();
                           }});
 }
