@@ -44,6 +44,30 @@ def test_padding_writes(platform: Platform, attention: str, lowering: str, seed:
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @case(
+    "drafting.idle-between-rounds",
+    "A propose without requests runs the launches of one with requests, writes no KV, and changes no later round.",
+    cause="an idle rank skips the launch that its peers' collectives wait for, or its inert rows write KV",
+)
+def test_idle(platform: Platform, attention: str, lowering: str, seed: int) -> None:
+    config = make_config(lowering=lowering)
+    made, busy = rig(platform, config, attention), rig(platform, config, attention)
+    sizes = (3, 1, 2, 4)
+    for batch, size in zip(make_batches(config, made.head.aux_size, seed, sizes), sizes, strict=True):
+        before, caches = sum(made.drafter.launches.values()), made.host_caches()
+        made.drafter.propose_idle(size)
+        idle = sum(made.drafter.launches.values()) - before
+        for now, old in zip(made.host_caches(), caches, strict=True):
+            expect_equal(now[0], old[0])
+            expect_equal(now[1], old[1])
+        ours, expected = made.round(batch), busy.round(batch)
+        assert sum(made.drafter.launches.values()) - before == 2 * idle
+        assert ours.token_ids.tolist() == expected.token_ids.tolist()
+    made.close()
+    busy.close()
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@case(
     "drafting.smaller-batch-after-larger",
     "After a larger batch, a smaller one drafts what it drafts alone, and the rows after it are inert.",
     hazard="stale-padding-rows",
