@@ -60,9 +60,9 @@ def test_latent_attention(npu, runtime, name, monkeypatch):
     rounds = rounds_for(reference, seed=8)
     drafters = {way: make_drafter(npu, make_attention(npu, name), way, 3, head=head) for way in LOWERINGS}
 
-    def watched(call, lengths, workspace):
-        issued.append(lengths)
-        issue(call, lengths, workspace)
+    def watched(call, host_arguments, workspace):
+        issued.append(next(iter(host_arguments.values())))  # where each request's rows end
+        issue(call, host_arguments, workspace)
 
     monkeypatch.setattr(Call, "issue", watched)
     for number in range(6):
@@ -71,8 +71,8 @@ def test_latent_attention(npu, runtime, name, monkeypatch):
         for way, drafter in drafters.items():
             issued.clear()
             assert torch.equal(propose(drafter, batch), expected), (way, number)
-            padded = len(issued[0].query_lens)
-            assert [lengths.query_lens for lengths in issued] == [[rows] * padded for rows in (4, 1, 1)]
+            padded = len(issued[0])
+            assert issued == [[rows * (i + 1) for i in range(padded)] for rows in (4, 1, 1)]
     for drafter in drafters.values():
         drafter.close()
 
