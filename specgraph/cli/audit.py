@@ -60,7 +60,8 @@ def audit(
         rounds=rounds, max_num_requests=requests, num_speculative_tokens=k, max_model_len=max_model_len,
         vocab_size=size, seed=seed,
     )  # fmt: skip
-    report = compare(opened, head, case, choose_attention(attention, opened))
+    chosen = choose_attention(attention, opened, head.attention_layers, head.dtype, block_size=16)
+    report = compare(opened, head, case, chosen.backend)
     print(as_text(report, case.lowerings), file=sys.stderr if json == "-" else sys.stdout)
     if json is not None:
         write_json(report, json)
