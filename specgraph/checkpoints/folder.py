@@ -78,14 +78,14 @@ class CheckpointFolder:
                 f"{stored.file}: tensor {shown(name)} is stored as {stored.dtype}; quantised weights are not "
                 "supported, give a float32, float16 or bfloat16 checkpoint"
             )
-        weight = stored.read().to(device=self.device, dtype=self.dtype)
-        low, high = (float(limit) for limit in weight.aminmax())
+        weight = stored.read().to(dtype=self.dtype)
+        low, high = (float(limit) for limit in weight.aminmax())  # on the host: before any device work
         if not -LARGEST_WEIGHT <= low <= high <= LARGEST_WEIGHT:  # NaN compares false
             raise CheckpointError(
                 f"{stored.file}: tensor {shown(name)} (stored as {stored.dtype}, read as {self.dtype}) holds values "
                 f"from {low:g} to {high:g}; weights must be finite and below {LARGEST_WEIGHT:g}"
             )
-        return weight
+        return weight.to(self.device)
 
     def optional_weight(self, name: str, shape: Sequence[int]) -> Tensor | None:
         """As `weight`, or None when the folder has no such tensor."""

@@ -162,6 +162,10 @@ def test_version_and_help_do_not_import_torch():
         )  # fmt: skip
         assert run.stdout.rstrip().endswith("False"), arguments
     assert specgraph("--version").stdout == f"specgraph {__version__}\n"
+    module = subprocess.run(
+        [sys.executable, "-m", "specgraph", "--version"], capture_output=True, text=True, check=True
+    )
+    assert module.stdout == f"specgraph {__version__}\n"
 
 
 def test_env_names_what_a_bug_report_needs():
