@@ -36,7 +36,8 @@ def conformance(
         if error.name is None or error.name.partition(".")[0] not in (SUITE, "pytest"):
             raise
         raise ConfigError(
-            f"the conformance suite is not installed ({error.name} is missing): pip install specgraph-conformance"
+            f"the conformance suite is not installed ({error.name} is missing): in a checkout of specgraph, "
+            "pip install -e . -e ./conformance"
         ) from error
     green = suite.run_command(
         platform,
