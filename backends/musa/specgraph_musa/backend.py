@@ -9,12 +9,8 @@ from specgraph_musa.installation import probe
 
 
 def open_device(index: int) -> Platform:
-    """Open GPU `index`.
-
-    Raises:
-        PlatformError: torch_musa is missing or unusable, or there is no such device.
-        ConfigError: a SPECGRAPH_MUSA_* variable has a value that means nothing.
-    """
+    """Open GPU `index`. Raises PlatformError without a usable torch_musa or such a device, ConfigError for a
+    SPECGRAPH_MUSA_* variable with an unknown value."""
     found = probe()
     if not found.available:
         raise PlatformError(f"platform 'musa' is not available: {found.reason}")

@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
-from typing import TYPE_CHECKING, Any, Literal
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 from specgraph.errors import CaptureError, first_line
@@ -18,10 +19,10 @@ from specgraph.platforms import Graph, GraphPool
 if TYPE_CHECKING:
     from specgraph_musa.platform import MusaPlatform
 
-_log = logging.getLogger(__name__)
+END_RECORDING = ("_musa_endAllocateToPool", "_musa_endAllocateCurrentStreamToPool")
+"""One call by two names: 2.11 has the first, 2.7.1 the second, 2.9.1.post1 both."""
 
-Release = Literal["by_reset", "by_own_call", "never"]
-"""What gives a graph's share of its pool back: MUSAGraph.reset(), `release_share` after it, or nothing that works."""
+_log = logging.getLogger(__name__)
 
 
 class MusaGraphPool(GraphPool):
@@ -38,19 +39,28 @@ class MusaGraphPool(GraphPool):
 
 
 class MusaGraph(Graph):
-    """One torch.musa.MUSAGraph per capture."""
+    """One torch.musa.MUSAGraph per capture.
+
+    `_share` is the handle of the pool that `_raw` has a share of. `_in_inference_mode`: torch refuses to begin and to
+    replay outside inference mode (`policy.md`, inference mode).
+    """
 
     platform: MusaPlatform
     _raw: Any = None
     _share: Any = None
-    """The handle of the pool that `_raw` has a share of."""
     _in_inference_mode = False
-    """Whether torch refuses to begin and to replay outside inference mode (`policy.md`, inference mode)."""
 
     def _begin(self, handle: Any) -> None:
         self._raw = None
-        self._refuse_over_budget()
-        musa = self.platform.musa
+        musa, budget = self.platform.musa, self.platform.policy.max_live_graphs
+        instances = musa.MUSAGraph.get_latest_instance
+        if len(instances()) >= budget:
+            gc.collect()  # graphs that only a reference cycle keeps alive
+        if (live := len(instances())) >= budget:
+            raise CaptureError(
+                f"this process holds {live} MUSA graphs, and the budget is {budget} (the runtime fails near 2048): "
+                "name fewer capture sizes, use lowering 'step' instead of 'piecewise', or close drafters that are done"
+            )
         musa.synchronize(self.platform.index)
         musa.empty_cache()
         self._raw, self._share = musa.MUSAGraph(), handle
@@ -60,18 +70,15 @@ class MusaGraph(Graph):
         self._raw.capture_end()
 
     def _abandon(self, began: bool) -> None:
-        if (raw := self._raw) is None:
-            return
-        self._raw = None
-        self.pool.retire(self._share)  # some allocators refuse a further capture with this handle
-        drop(raw, self._share, self.platform, began=began)
-        heal_generator(self.platform)
+        raw, self._raw = self._raw, None
+        if raw is not None:
+            self.pool.retire(self._share)  # some allocators refuse a further capture with this handle
+            drop(raw, self._share, self.platform, began=began)
+            heal_generator(self.platform)
 
     def _launch(self) -> None:
-        if self._in_inference_mode and not torch.is_inference_mode_enabled():
-            with torch.inference_mode():
-                self._raw.replay()
-        else:
+        needed = self._in_inference_mode and not torch.is_inference_mode_enabled()
+        with torch.inference_mode() if needed else nullcontext():
             self._raw.replay()
 
     def _destroy(self) -> None:
@@ -79,16 +86,6 @@ class MusaGraph(Graph):
         raw.reset()
         if self.platform.release == "by_own_call":
             release_share(self.platform.index, self._share)
-
-    def _refuse_over_budget(self) -> None:
-        instances, budget = self.platform.musa.MUSAGraph.get_latest_instance, self.platform.policy.max_live_graphs
-        if len(instances()) >= budget:
-            gc.collect()  # graphs that only a reference cycle keeps alive
-        if (live := len(instances())) >= budget:
-            raise CaptureError(
-                f"this process holds {live} MUSA graphs, and the budget is {budget} (the runtime fails near 2048): "
-                "name fewer capture sizes, use lowering 'step' instead of 'piecewise', or close drafters that are done"
-            )
 
 
 def begin(raw: Any, handle: Any) -> bool:
@@ -132,28 +129,19 @@ def heal_generator(platform: MusaPlatform) -> None:
 
 
 def release_share(index: int, handle: Any) -> None:
-    """Take one share off the pool `handle` of device `index`.
-
-    Raises:
-        AttributeError: torch_musa lacks the call.
-        RuntimeError: the pool has no share left.
-    """
+    """Take one share off the pool `handle` of device `index`. Raises AttributeError if torch_musa lacks the call,
+    RuntimeError if the pool has no share left."""
     _binary_module()._musa_releasePool(index, handle)
 
 
 def end_recording(index: int, handle: Any) -> bool:
-    """End the allocator's recording to the pool `handle`; whether there was one."""
+    """End the allocator's recording to the pool `handle` of device `index`; whether there was one."""
     binary = _binary_module()
-    name = next(n for n in END_RECORDING if hasattr(binary, n))
     try:
-        getattr(binary, name)(index, handle)
+        getattr(binary, next(n for n in END_RECORDING if hasattr(binary, n)))(index, handle)
     except RuntimeError:
         return False
     return True
-
-
-END_RECORDING = ("_musa_endAllocateToPool", "_musa_endAllocateCurrentStreamToPool")
-"""One call by two names: 2.11 has the first, 2.7.1 the second, 2.9.1.post1 both."""
 
 
 def _binary_module() -> Any:

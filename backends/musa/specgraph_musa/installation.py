@@ -14,8 +14,6 @@ from specgraph.platforms import Probe
 
 from specgraph_musa.names import missing_names
 
-OLDEST_TORCH = (2, 7)
-
 HOW_TO_INSTALL = (
     "install the MUSA driver and toolkit, then torch and torch_musa of one release, both from Moore Threads "
     "(https://github.com/MooreThreads/torch_musa). They are not on PyPI, and the vendor's index reuses the names "
@@ -24,10 +22,10 @@ HOW_TO_INSTALL = (
 )
 
 
-def installed_version() -> str | None:
-    """The version of the installed distribution torch_musa, read without importing it."""
+def installed_version(distribution: str = "torch_musa") -> str | None:
+    """The version of an installed distribution, read without importing it; None if it is missing."""
     try:
-        return version("torch_musa")
+        return version(distribution)
     except PackageNotFoundError:
         return None
 
@@ -50,25 +48,32 @@ def probe(
     def refuse(reason: str) -> Probe:
         return Probe(available=False, reason=reason, versions=versions)
 
-    if _release(torch_version) < OLDEST_TORCH:
+    def misfit() -> str:
+        if _release(versions["torch_musa"]) in (_release(torch_version), ()):
+            return ""
+        return (
+            f"torch_musa {versions['torch_musa']} does not fit torch {torch_version}: its binary is built for the "
+            "torch of its own release. Install torch and torch_musa of one release from Moore Threads"
+        )
+
+    if _release(torch_version) < (2, 7):
         return refuse(
-            f"torch {torch_version} is older than {'.'.join(map(str, OLDEST_TORCH))}, which specgraph needs: install a "
-            "newer torch and torch_musa of one release from Moore Threads"
+            f"torch {torch_version} is older than 2.7, which specgraph needs: install a newer torch and torch_musa of "
+            "one release from Moore Threads"
         )
     if (found := installed()) is not None:
         versions["torch_musa"] = found
-        if (wrong := _wrong_torch(found, torch_version)) is not None:
+        if wrong := misfit():
             return refuse(wrong)
     try:
         musa = load("torch_musa")
     except ModuleNotFoundError as error:
-        if error.name != "torch_musa":
-            return refuse(f"torch_musa needs the module '{error.name}', which is missing: {HOW_TO_INSTALL}")
-        return refuse(f"torch_musa is not installed: {HOW_TO_INSTALL}")
+        needs = "" if error.name == "torch_musa" else f"needs the module '{error.name}', which "
+        return refuse(f"torch_musa {needs}is {'missing' if needs else 'not installed'}: {HOW_TO_INSTALL}")
     except Exception as error:
         return refuse(_why_it_does_not_load(error, torch_version))
     versions["torch_musa"] = str(getattr(musa, "__version__", "unknown"))
-    if (wrong := _wrong_torch(versions["torch_musa"], torch_version)) is not None:
+    if wrong := misfit():
         return refuse(wrong)
     if missing := missing_names(musa):
         return refuse(
@@ -87,23 +92,12 @@ def probe(
     return Probe(available=True, device_count=count, versions=versions)
 
 
-def _wrong_torch(torch_musa_version: str, torch_version: str) -> str | None:
-    if _release(torch_musa_version) in (_release(torch_version), ()):
-        return None
-    return (
-        f"torch_musa {torch_musa_version} does not fit torch {torch_version}: its binary is built for the torch of its "
-        "own release. Install torch and torch_musa of one release from Moore Threads"
-    )
-
-
 def _why_it_does_not_load(error: BaseException, torch_version: str) -> str:
     """torch_musa replaces the dynamic loader's message by advice of its own: the message is in the error's causes."""
-    causes: list[str] = []
-    seen: BaseException | None = error
-    while seen is not None and len(causes) < 4:
-        causes.append(first_line(seen))
-        seen = seen.__cause__ or seen.__context__
-    text = "; ".join(dict.fromkeys(causes))
+    causes: list[BaseException] = [error]
+    while len(causes) < 4 and (cause := causes[-1].__cause__ or causes[-1].__context__):
+        causes.append(cause)
+    text = "; ".join(dict.fromkeys(map(first_line, causes)))
     if "undefined symbol" in text:
         return (
             f"torch_musa does not load into torch {torch_version} ({text}): it needs the torch that Moore Threads "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
 _TABLE = """
@@ -33,18 +34,16 @@ def missing_names(musa: Any) -> list[str]:
 
     Signatures that Python can't read (functions of a binary module) are taken to fit.
     """
-    found = {name: _mismatch(musa, name, arguments) for name, arguments in CALLS.items()}
-    return [name + wrong for name, wrong in found.items() if wrong is not None]
+    return [name + wrong for name in CALLS if (wrong := _mismatch(musa, name)) is not None]
 
 
-def _mismatch(musa: Any, name: str, arguments: tuple[str, ...] | None) -> str | None:
+def _mismatch(musa: Any, name: str) -> str | None:
     """What to append to `name` in the list of missing names; None if it fits."""
-    found = musa
-    for part in name.split("."):
-        if not hasattr(found, part):
-            return ""
-        found = getattr(found, part)
-    if arguments is None:
+    try:
+        found = attrgetter(name)(musa)
+    except AttributeError:
+        return ""
+    if (arguments := CALLS[name]) is None:
         return None
     if inspect.isclass(found):
         found = found.__init__ if found.__new__ is object.__new__ else found.__new__
@@ -53,10 +52,8 @@ def _mismatch(musa: Any, name: str, arguments: tuple[str, ...] | None) -> str | 
         signature = inspect.signature(found)
     except (TypeError, ValueError):
         return None
-    positional = [argument for argument in arguments if not argument.endswith("=")]
-    keywords = {argument.rstrip("="): None for argument in arguments if argument.endswith("=")}
     try:
-        signature.bind(*positional, **keywords)
+        signature.bind(*(a for a in arguments if a[-1] != "="), **{a[:-1]: None for a in arguments if a[-1] == "="})
     except TypeError:
-        return f"({', '.join(argument for argument in arguments if argument != 'self')}), which is {signature} here"
+        return f"({', '.join(a for a in arguments if a != 'self')}), which is {signature} here"
     return None

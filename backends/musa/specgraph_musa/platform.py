@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any, cast
+from typing import Any
 
 import torch
 from specgraph.errors import PlatformError, UnsupportedError
 from specgraph.platforms import Capabilities, Event, MemoryInfo, Platform, PlatformInfo, Stream
 
-from specgraph_musa.graph import MusaGraph, MusaGraphPool, Release
+from specgraph_musa.graph import MusaGraph, MusaGraphPool
 from specgraph_musa.handles import handle_types, own
+from specgraph_musa.installation import installed_version
 from specgraph_musa.policy import Policy, policy_from
 from specgraph_musa.trials import Findings, capabilities, findings
 from specgraph_musa.triton_ops import register_ops
@@ -24,7 +23,8 @@ class MusaPlatform(Platform):
     Attributes:
         musa: the module torch.musa.
         policy: the choices in force.
-        release: what gives a closed graph's memory back on this torch_musa.
+        release: what gives a closed graph's memory back: "by_reset" (of MUSAGraph), "by_own_call" (`release_share`
+            after it), or "never" (nothing that works).
     """
 
     graph_type = MusaGraph
@@ -49,28 +49,20 @@ class MusaPlatform(Platform):
         if not 0 <= index < self.musa.device_count():
             raise PlatformError(f"there are {self.musa.device_count()} MUSA devices, index {index} was asked for")
         super().__init__(_info(self.musa, index))
-        self._handles = handle_types(self.musa)
-        self.release: Release = "never"
+        self._stream, self._event = handle_types(self.musa)
+        self.release = "never"
         found = findings(self) if found is None else found
-        self._capabilities = capabilities(found, self.policy.max_live_graphs) if found else None
-        self.release = cast("Release", found.get("release", "never"))
-        if self._capabilities is not None and self._capabilities.notes["triton"]:
+        self.release = found.get("release", "never")
+        self._capabilities = {ranks: capabilities(found, self.policy, ranks) for ranks in (False, True) if found}
+        if found and not found["triton"]:
             register_ops(self)
 
     @property
     def capabilities(self) -> Capabilities:
-        """The merged loop also follows the policy, which depends on how many ranks
-        torch.distributed has now."""
-        if self._capabilities is None:
+        """The merged loop also follows the policy, which depends on how many ranks torch.distributed has now."""
+        if not self._capabilities:
             raise PlatformError("this musa platform was opened for trials only: it claims no capabilities")
-        if not self._capabilities.merged_loop:
-            return self._capabilities
-        collectives = has_collectives()
-        return replace(
-            self._capabilities,
-            merged_loop=self.policy.merged_loop(collectives),
-            default_lowering=self.policy.default_lowering(collectives),
-        )
+        return self._capabilities[has_collectives()]
 
     def synchronize(self) -> None:
         self.musa.synchronize(self.index)
@@ -79,25 +71,24 @@ class MusaPlatform(Platform):
         """Counts torch_musa's allocator of this process; only `free` counts other processes."""
         total = int(self.musa.get_device_properties(self.index).total_memory)
         allocated, reserved = self.musa.memory_allocated(self.index), self.musa.memory_reserved(self.index)
-        free = self.musa.mem_get_info(self.index)[0] + reserved - allocated
-        return MemoryInfo(allocated, reserved, total, free)
+        return MemoryInfo(allocated, reserved, total, self.musa.mem_get_info(self.index)[0] + reserved - allocated)
 
     def stream(self) -> Stream:
         """torch_musa hands out its 32 streams in turn: two of these may be the same one."""
-        return self._handles.stream(self.index)
+        return self._stream(self.index)
 
     def current_stream(self) -> Stream:
         now = self.musa.current_stream(self.index)
-        return self._handles.stream(stream_id=now.stream_id, device_index=now.device_index, device_type=now.device_type)
+        return self._stream(stream_id=now.stream_id, device_index=now.device_index, device_type=now.device_type)
 
     def use(self, stream: Stream) -> AbstractContextManager[None]:
-        return self.musa.stream(own(self.musa.Stream, stream, "stream"))
+        return self.musa.stream(own(self.musa.Stream, stream))
 
     def event(self, *, timing: bool = False, external: bool = False) -> Event:
         """There are no external ones."""
         if external:
             raise UnsupportedError(f"no external events here: {self.capabilities.external_events.reason}")
-        return self._handles.event(enable_timing=timing)
+        return self._event(enable_timing=timing)
 
     def is_capturing(self) -> bool:
         with self.musa.device(self.index):
@@ -118,11 +109,7 @@ def _info(musa: Any, index: int) -> PlatformInfo:
         "musa": str(getattr(torch.version, "musa", "unknown")),
         "architecture": f"{properties.major}.{properties.minor}",
     }
-    for name in ("triton", "specgraph-musa"):
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
+    versions |= {name: found for name in ("triton", "specgraph-musa") if (found := installed_version(name))}
     stand_in = getattr(musa, "simulated", None)  # test equipment names itself
     kind = "Moore Threads GPU" if stand_in is None else stand_in.device_kind()
     # torch_musa's stream knows what torch calls the device; a name written here could be wrong.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from specgraph.errors import ConfigError
-from specgraph.platforms import LoweringName, Rule, Support, no, quirk
+from specgraph.platforms import Rule, Support, no, quirk
 
 TABLE = Path(__file__).with_name("policy.md")
 """One row per decision, with its reason, where the reason was seen, and the code that holds it."""
@@ -35,11 +35,8 @@ class Policy:
     """Live graphs per process, counting every library's."""
 
     def merged_loop(self, collectives: bool) -> Support:
-        """Whether the whole draft loop may be one graph.
-
-        Args:
-            collectives: torch.distributed has several ranks, so captured code may communicate.
-        """
+        """Whether the whole draft loop may be one graph. `collectives`: torch.distributed has several ranks, so
+        captured code may communicate."""
         seen = "with toolchain mcc 5.1.0 acceptance fell to 3.49 % (vllm-musa #50)"
         if self.merged == "off":
             return no(f"opt-in on this platform: {seen}; set {MERGED_VARIABLE}=1 to allow it and compare with eager")
@@ -50,17 +47,9 @@ class Policy:
             )
         return quirk(f"allowed by {MERGED_VARIABLE}; compare acceptance with eager of the same toolchain: {seen}")
 
-    def default_lowering(self, collectives: bool) -> LoweringName:
-        """What `auto` resolves to."""
-        return "merged" if self.merged_loop(collectives) else "step"
-
 
 def policy_from(environ: Mapping[str, str] = os.environ) -> Policy:
-    """The policy that the environment asks for.
-
-    Raises:
-        ConfigError: SPECGRAPH_MUSA_MERGED has an unknown value.
-    """
+    """The policy that the environment asks for; ConfigError if SPECGRAPH_MUSA_MERGED has an unknown value."""
     asked = environ.get(MERGED_VARIABLE, "")
     if asked not in _MERGED_VALUES:
         raise ConfigError(f"{MERGED_VARIABLE}={asked!r}: it may be 0, 1 or force")

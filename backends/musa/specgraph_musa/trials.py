@@ -21,8 +21,8 @@ import torch
 from specgraph.errors import ConfigError, PlatformError, first_line
 from specgraph.platforms import Capabilities, Support, no, quirk, trial, yes
 
-from specgraph_musa.graph import Release, release_share
-from specgraph_musa.policy import RULES
+from specgraph_musa.graph import release_share
+from specgraph_musa.policy import RULES, Policy
 from specgraph_musa.triton_ops import agree_with_reference, why_absent
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ VARIABLE = "SPECGRAPH_MUSA_TRIALS"
 """Environment variable. "skip": run the trials in this process and keep nothing. "again": ignore what was kept."""
 
 Findings = Mapping[str, str]
-"""Trial -> what is wrong, "" if nothing; "release" -> a `Release`."""
+"""Trial -> what is wrong, "" if nothing; "release" -> `MusaPlatform.release`."""
 
 _TRIAL_BYTES = 32 << 20
 _LONGEST_S = 900
@@ -50,12 +50,12 @@ def random_goes_on(platform: MusaPlatform) -> str | None:
         with graph.capture():
             drawn = torch.rand(8, device=device)
         replayed: list[torch.Tensor] = []
-        for _ in range(2):
+        for _ in eager:
             graph.replay()
             replayed.append(trial.on_host(drawn))
-        if torch.equal(replayed[0], replayed[1]):
+        if torch.equal(*replayed):
             return "two replays drew the same numbers"
-        same = all(torch.equal(a, b) for a, b in zip(eager, replayed, strict=True))
+        same = torch.equal(torch.stack(eager), torch.stack(replayed))
         return None if same else "replays draw other numbers than eager does"
     finally:
         graph.close()
@@ -72,12 +72,9 @@ TRIALS: Mapping[str, Callable[[Any], str | None]] = {
 """In this order, after `find_release`; the kernels that a toolchain compiles here and now come last."""
 
 
-def find_release(platform: MusaPlatform) -> Release:
-    """Capture 32 MiB into a pool, drop the graph, and see what it takes for the memory to come back.
-
-    Raises:
-        RuntimeError: the runtime's error where it can't capture at all.
-    """
+def find_release(platform: MusaPlatform) -> str:
+    """Capture 32 MiB into a pool, drop the graph, and see what it takes for the memory to come back: a value of
+    `MusaPlatform.release`. Raises the runtime's RuntimeError where it can't capture at all."""
     musa, index = platform.musa, platform.index
     musa.empty_cache()
     before = musa.memory_reserved(index)
@@ -138,26 +135,23 @@ def _run_apart(index: int, names: list[str]) -> dict[str, str]:
     path = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     try:
         done = subprocess.run(command, env=path, capture_output=True, text=True, timeout=_LONGEST_S, check=False)
-        output, how = done.stdout, _ending(done.returncode)
-        said = (done.stderr.strip().splitlines() or ["nothing on stderr"])[-1]
+        output, code = done.stdout, done.returncode
+        how = f"ended with signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+        how += f" ({(done.stderr.strip().splitlines() or ['nothing on stderr'])[-1]})"
     except subprocess.TimeoutExpired as late:
-        output, how = (late.stdout or b"").decode(errors="replace"), f"took more than {_LONGEST_S} s"
-        said = "killed"
-    lines = [json.loads(line) for line in output.splitlines() if line.startswith('{"')]
-    found = {name: text for line in lines for name, text in line.items() if text is not None}
-    begun = [name for line in lines for name in line]
-    if not begun:
+        output, how = (late.stdout or b"").decode(errors="replace"), f"took more than {_LONGEST_S} s (killed)"
+    found: dict[str, Any] = {}
+    for line in output.splitlines():
+        if line.startswith('{"'):
+            found |= json.loads(line)
+    if not found:
         raise PlatformError(
-            f"MUSA device {index} can't be opened: a process that tried it {how} ({said}). {VARIABLE}=skip opens it "
-            "without that trial"
+            f"MUSA device {index} can't be opened: a process that tried it {how}. {VARIABLE}=skip opens it without "
+            "that trial"
         )
-    if begun[-1] not in found:
-        found[begun[-1]] = "never" if begun[-1] == "release" else f"its trial {how} ({said}); {VARIABLE}=again retries"
+    if found[last := [*found][-1]] is None:
+        found[last] = "never" if last == "release" else f"its trial {how}; {VARIABLE}=again retries"
     return found
-
-
-def _ending(code: int) -> str:
-    return f"ended with signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
 
 
 def _cache_file() -> Path:
@@ -188,32 +182,32 @@ def _keep(key: str, found: Findings) -> None:
         _log.warning("what the trials found is not kept: %s", first_line(error))
 
 
-def capabilities(found: Findings, max_live_graphs: int) -> Capabilities:
-    """The claims that `found` supports, and what is not claimed, with reasons."""
+def capabilities(found: Findings, policy: Policy, collectives: bool) -> Capabilities:
+    """The claims that `found` supports and `policy` allows, and what is not claimed, with reasons. `collectives`:
+    torch.distributed has several ranks."""
 
     def claim(name: str, reason: str = "") -> Support:
         wrong = found["graphs"] or found[name]
         return no(f"a trial on this device failed: {wrong}") if wrong else yes(reason)
 
-    random = claim("random_in_graph")
+    merged = claim("merged_loop") and policy.merged_loop(collectives)
     return Capabilities(
         graphs=claim("graphs"),
         shared_pool=claim("shared_pool", "capture the largest graph first"),
         external_events=no("not claimed: torch.musa.Event(external=True) exists since 2.9.1 and was never tried"),
         task_update=no("torch.musa.MUSAGraph updates no captured task; attention here reads lengths from the device"),
-        merged_loop=claim("merged_loop"),
+        merged_loop=merged,
         collectives_in_graph=no(
             "not claimed: captured collectives lost their barrier state on one toolchain (vllm-musa #50)"
         ),
-        random_in_graph=quirk("the default generator only: torch.musa registers no other with a graph")
-        if random
-        else random,
+        random_in_graph=claim("random_in_graph")
+        and quirk("the default generator only: torch.musa registers no other with a graph"),
         host_read_detection=no("not claimed: its trial is a failed capture, after which torch_musa does not clean up"),
         order_detection=no("the runtime reports nothing; run on the cpu platform for that"),
         notes={"triton": no(f"{found['triton']}. The plain torch ops run, slower") if found["triton"] else yes()},
-        max_live_graphs=max_live_graphs,
+        max_live_graphs=policy.max_live_graphs,
         update_order="before_replay",
-        default_lowering="step",
+        default_lowering="merged" if merged else "step",
         rules=RULES,
     )
 

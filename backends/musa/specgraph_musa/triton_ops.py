@@ -19,11 +19,8 @@ if TYPE_CHECKING:
 
 
 def why_absent(platform: MusaPlatform) -> str | None:
-    """Why Triton can't compile for the platform's tensors, or None. Runs no kernel.
-
-    The driver package of the vendor's Triton has had several names (mtgpu, musa, mthreads); the target that Triton
-    compiles for has one.
-    """
+    """Why Triton can't compile for the platform's tensors, or None. Runs no kernel. Asks for Triton's target: the
+    driver package of the vendor's Triton has had several names (mtgpu, musa, mthreads)."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed: install Moore Threads' build of it"
     try:
@@ -63,18 +60,14 @@ def agree_with_reference(platform: MusaPlatform) -> str | None:
     g = torch.Generator().manual_seed(0)
     query = torch.randn(4, 4, 32, generator=g).to(device)
     caches = [torch.randn(6, 4, 2, 32, generator=g).to(device) for _ in range(2)]
-    table = torch.tensor([[5, 2, 0], [1, 3, 4]], dtype=torch.int32, device=device)
-    lens = torch.tensor([7, 9], dtype=torch.int32, device=device)
-    starts = torch.tensor([0, 2, 4], dtype=torch.int32, device=device)
-    args = (query, caches[0], caches[1], table, lens, starts)
+    table, lens, starts = ([5, 2, 0], [1, 3, 4]), (7, 9), (0, 2, 4)
+    args = (query, *caches, *(torch.tensor(t, dtype=torch.int32, device=device) for t in (table, lens, starts)))
     got = ops.paged_attention(*args, query_len=2, scale=32**-0.5)
     wanted = kernels.paged_attention.reference(*args, query_len=2, scale=32**-0.5)
     if not torch.allclose(got, wanted, atol=2e-2, rtol=2e-2):
         return "paged attention in Triton differs from plain torch"
     logits = torch.randn(3, 500, generator=g).to(device)
-    step = torch.zeros(1, dtype=torch.int64, device=device)
-    tokens = torch.zeros(3, dtype=torch.int64, device=device)
-    drafts = torch.zeros(3, 2, dtype=torch.int64, device=device)
+    step, tokens, drafts = (torch.zeros(s, dtype=torch.int64, device=device) for s in ((1,), (3,), (3, 2)))
     ops.draft_greedy(logits, None, step, tokens, drafts)
     return None if torch.equal(tokens, logits.argmax(1)) else "the greedy pick in Triton differs from argmax"
 
@@ -93,18 +86,14 @@ def with_canonical_arguments(name: str, function: Callable[..., Any]) -> Callabl
 
 def canonical(tensor: Tensor) -> Tensor:
     """`tensor` if each row (all dimensions but the first) is contiguous, else a contiguous copy."""
-    row = tensor[:1] if tensor.dim() > 1 else tensor
-    return tensor if row.is_contiguous() else tensor.contiguous()
+    return tensor if (tensor[:1] if tensor.dim() > 1 else tensor).is_contiguous() else tensor.contiguous()
 
 
 def canonical_arguments(
     schema: torch.FunctionSchema, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of one op call, each tensor with contiguous rows.
-
-    Raises:
-        ValueError: an argument that the op writes has other strides, so that a copy would lose what is written.
-    """
+    """The arguments of one op call, each tensor with contiguous rows. Raises ValueError where an argument that the op
+    writes has other strides: a copy would lose what is written."""
     named = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | dict(kwargs)
     written = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
     for name, value in named.items():
