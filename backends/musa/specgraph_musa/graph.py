@@ -10,6 +10,7 @@ import ctypes
 import gc
 import logging
 from contextlib import nullcontext
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -131,20 +132,14 @@ def heal_generator(platform: MusaPlatform) -> None:
 def release_share(index: int, handle: Any) -> None:
     """Take one share off the pool `handle` of device `index`. Raises AttributeError if torch_musa lacks the call,
     RuntimeError if the pool has no share left."""
-    _binary_module()._musa_releasePool(index, handle)
+    import_module("torch_musa._MUSAC")._musa_releasePool(index, handle)
 
 
 def end_recording(index: int, handle: Any) -> bool:
     """End the allocator's recording to the pool `handle` of device `index`; whether there was one."""
-    binary = _binary_module()
+    binary = import_module("torch_musa._MUSAC")
     try:
         getattr(binary, next(n for n in END_RECORDING if hasattr(binary, n)))(index, handle)
     except RuntimeError:
         return False
     return True
-
-
-def _binary_module() -> Any:
-    import torch_musa._MUSAC as binary  # pyright: ignore[reportMissingImports]
-
-    return binary

@@ -212,17 +212,12 @@ def capabilities(found: Findings, policy: Policy, collectives: bool) -> Capabili
     )
 
 
-def main() -> None:
-    """`python -m specgraph_musa.trials INDEX TRIAL...`: print one JSON line as a trial begins, and one as it ends."""
+if __name__ == "__main__":  # INDEX TRIAL...: prints one JSON line as a trial begins, and one as it ends
     from specgraph_musa.platform import MusaPlatform
 
-    platform = MusaPlatform(int(sys.argv[1]), found={})
+    opened = MusaPlatform(int(sys.argv[1]), found={})
     for name in sys.argv[2:]:
         print(json.dumps({name: None}), flush=True)
-        text = run(platform, name)
-        platform.synchronize()
+        text = run(opened, name)
+        opened.synchronize()
         print(json.dumps({name: text}), flush=True)
-
-
-if __name__ == "__main__":
-    main()
