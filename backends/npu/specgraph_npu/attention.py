@@ -65,15 +65,9 @@ class HostOpAttention:
         return {f"attention.{name}": tensor for name, tensor in self.constants.items()}
 
     def forward(
-        self,
-        layer: AttentionLayer,
-        index: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        cache: KVCache,
+        self, layer: AttentionLayer, index: int, query: Tensor, key: Tensor, value: Tensor, cache: KVCache,
         context: StepContext,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """See `AttentionBackend.forward`.
 
         Raises:
@@ -90,37 +84,33 @@ class HostOpAttention:
             )
         store = store_latent if self.row.is_latent else store_heads
         rows = store(layer, query, key, value, cache, metadata)
-        options: dict[str, Any] = {"block_size": cache.block_size} if self.row.fused else {}
         tensors = {"block_table": metadata.block_table, **rows.rope}
+        options: dict[str, Any] = {}
+        caches = rows.key, rows.value
+        if self.row.fused:
+            options["block_size"] = cache.block_size
+            caches = rows.key.flatten(2), rows.value.flatten(2)
         masked = layer.causal and metadata.query_len > 1
         if masked:
             options["sparse_mode"] = 3
             tensors["atten_mask"] = self._causal_mask()
         call = make_call(
-            self.row,
-            rows.query,
-            rows.key.flatten(2) if self.row.fused else rows.key,
-            rows.value.flatten(2) if self.row.fused else rows.value,
-            rows.out,
-            num_heads=layer.num_heads,
-            num_kv_heads=layer.num_kv_heads,
-            scale=layer.scale,
-            tensors=tensors,
-            options=options,
-        )
-        lengths = _with_keys(lengths) if masked else lengths
-        workspace = call.workspace(lengths)
+            self.row, rows.query, *caches, rows.out, num_heads=layer.num_heads, num_kv_heads=layer.num_kv_heads,
+            scale=layer.scale, tensors=tensors, options=options,
+        )  # fmt: skip
+        keyed = _with_keys(lengths) if masked else lengths
+        arguments, workspace = call.host_arguments(keyed), call.workspace(keyed)
         if context.updates is None:
-            call.issue(call.host_arguments(lengths), workspace)
+            call.issue(arguments, workspace)
         else:
             with self.platform.task_group() as group:
-                call.issue(call.host_arguments(lengths), workspace)
-            weak = call.weak(self.platform.weak_reference)
-            rewrite = _Rewrite(weak, self.platform.weak_reference(workspace), group, masked)
-            group.issue = partial(weak.issue, call.host_arguments(lengths), rewrite.workspace)
+                call.issue(arguments, workspace)
+            weak, weak_workspace = call.weak(self.platform.weak_reference), self.platform.weak_reference(workspace)
+            group.issue = partial(weak.issue, arguments, weak_workspace)
+            rewrite = partial(_rewrite, weak, weak_workspace, group, masked)
             context.updates.add(TaskKey(context.step, index), group, rewrite)
         if masked:
-            _zero_inert(rows.out, metadata, context.lengths)
+            _zero_inert(rows.out, metadata, lengths)
         return rows.result()
 
     def _causal_mask(self) -> Tensor:
@@ -131,32 +121,22 @@ class HostOpAttention:
         return self.constants["causal_mask"]
 
 
-def _zero_inert(out: Tensor, metadata: AttentionMetadata, lengths: HostLengths | None) -> None:
+def _zero_inert(out: Tensor, metadata: AttentionMetadata, lengths: HostLengths) -> None:
     """Zero the rows of inert requests, which attended to the null block."""
     if out.shape[0] == metadata.num_requests * metadata.query_len:
         per_request = out.view(metadata.num_requests, metadata.query_len, *out.shape[1:])
         per_request.masked_fill_((metadata.seq_lens == 0).view(-1, 1, 1, 1), 0)
-    elif lengths is not None:  # a ragged batch: only eager passes have one
-        start = 0
-        for rows, keys in zip(lengths.query_lens, lengths.seq_lens, strict=True):
-            if rows and not keys:
-                out[start : start + rows].zero_()
-            start += rows
+    else:  # a ragged batch: only eager passes have one
+        for part, keys in zip(out.split(list(lengths.query_lens)), lengths.seq_lens, strict=True):
+            if not keys:
+                part.zero_()
 
 
-@dataclass(frozen=True, slots=True)
-class _Rewrite:
-    """Issues a captured op again with other lengths, within a task update."""
-
-    call: Call
-    workspace: Tensor
-    group: NpuTaskGroup
-    masked: bool
-
-    def __call__(self, lengths: HostLengths) -> None:
-        arguments = self.call.host_arguments(_with_keys(lengths) if self.masked else lengths)
-        self.group.next_issue = partial(self.call.issue, arguments, self.workspace)
-        self.group.next_issue()
+def _rewrite(call: Call, workspace: Tensor, group: NpuTaskGroup, masked: bool, lengths: HostLengths) -> None:
+    """Issue a captured op again with other lengths, within a task update."""
+    arguments = call.host_arguments(_with_keys(lengths) if masked else lengths)
+    group.next_issue = partial(call.issue, arguments, workspace)
+    group.next_issue()
 
 
 def _with_keys(lengths: HostLengths) -> HostLengths:
@@ -170,9 +150,8 @@ def _with_keys(lengths: HostLengths) -> HostLengths:
     for rows, keys in zip(lengths.query_lens, lengths.seq_lens, strict=True):
         if 0 < keys < rows:
             raise UpdateError(f"a request of {rows} rows sees {keys} keys: its own rows are not among them")
-    return HostLengths(
-        lengths.query_lens, [keys or rows for rows, keys in zip(lengths.query_lens, lengths.seq_lens, strict=True)]
-    )
+    seq_lens = [keys or rows for rows, keys in zip(lengths.query_lens, lengths.seq_lens, strict=True)]
+    return HostLengths(lengths.query_lens, seq_lens)
 
 
 def make_attention(platform: NpuPlatform, name: str) -> HostOpAttention:

@@ -7,9 +7,9 @@ task update, where everything but the lengths must be as captured.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,13 +19,13 @@ from specgraph.errors import ConfigError
 from specgraph.platforms import Support, yes
 from specgraph_npu.probe import has_atb
 
-LengthForm = Literal["cumulative_query_lens", "seq_lens", "seq_lens_tensor"]
 
-_FORMS: Mapping[LengthForm, Callable[[HostLengths], Any]] = {
-    "cumulative_query_lens": lambda lengths: list(accumulate(lengths.query_lens)),
-    "seq_lens": lambda lengths: list(lengths.seq_lens),
-    "seq_lens_tensor": lambda lengths: torch.tensor(lengths.seq_lens, dtype=torch.int32),
-}
+def _query_ends(lengths: HostLengths) -> list[int]:
+    return list(accumulate(lengths.query_lens))
+
+
+def _seq_lens(lengths: HostLengths) -> list[int]:
+    return list(lengths.seq_lens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,23 +34,23 @@ class HostOp:
 
     name: str
     op: str
-    overload: str
     workspace_op: str
     """Takes the same arguments except outputs and workspace; returns enough memory for any lengths."""
-    host: Mapping[str, LengthForm]
-    """Which arguments are host parameters, and in which form they take the lengths."""
+    host: Mapping[str, Callable[[HostLengths], Any]]
+    """Host parameters: each argument's name, and its value made from the lengths."""
     fixed: Mapping[str, Any]
     """Arguments that are the same in every call of this row."""
-    heads: str
-    kv_heads: str
     scale: str
+    heads: str = "num_heads"
+    kv_heads: str = "num_key_value_heads"
     query: str = "query"
     key: str = "key"
     value: str = "value"
-    tensors: tuple[str, ...] = ()
+    tensors: tuple[str, ...] = ("block_table", "atten_mask")
     """Further tensor arguments that the caller gives."""
     namespace: str = "npu"
     """Where in torch.ops."""
+    overload: str = "out"
     fused: bool = True
     """A fused-infer-attention op: [attention, log-sum-exp] as outputs, caches with all heads in one dimension."""
     available: Callable[[], Support] = yes
@@ -61,49 +61,35 @@ class HostOp:
         return "query_rope" in self.tensors
 
 
-def _fia(name: str, *tensors: str) -> HostOp:
-    """A row of npu_fused_infer_attention_score."""
-    return HostOp(
-        name=name,
-        op="npu_fused_infer_attention_score",
-        overload="out",
-        workspace_op="_npu_fused_infer_attention_score_get_max_workspace",
-        host={"actual_seq_lengths": "cumulative_query_lens", "actual_seq_lengths_kv": "seq_lens"},
-        fixed={"input_layout": "TND", "softmax_lse_flag": False},
-        heads="num_heads",
-        kv_heads="num_key_value_heads",
-        scale="scale",
-        tensors=("block_table", "atten_mask", *tensors),
-    )
-
-
-def _fia2(name: str, *tensors: str) -> HostOp:
-    """A row of npu_fused_infer_attention_score_v2."""
-    return HostOp(
-        name=name,
-        op="npu_fused_infer_attention_score_v2",
-        overload="out",
-        workspace_op="_npu_fused_infer_attention_score_v2_get_max_workspace",
-        host={"actual_seq_qlen": "cumulative_query_lens", "actual_seq_kvlen": "seq_lens"},
-        fixed={"input_layout": "TND", "return_softmax_lse": False},
-        heads="num_query_heads",
-        kv_heads="num_key_value_heads",
-        scale="softmax_scale",
-        tensors=("block_table", "atten_mask", *tensors),
-    )
-
-
+_FIA = HostOp(
+    name="fia",
+    op="npu_fused_infer_attention_score",
+    workspace_op="_npu_fused_infer_attention_score_get_max_workspace",
+    host={"actual_seq_lengths": _query_ends, "actual_seq_lengths_kv": _seq_lens},
+    fixed={"input_layout": "TND", "softmax_lse_flag": False},
+    scale="scale",
+)
+_FIA2 = HostOp(
+    name="fia-v2",
+    op="npu_fused_infer_attention_score_v2",
+    workspace_op="_npu_fused_infer_attention_score_v2_get_max_workspace",
+    host={"actual_seq_qlen": _query_ends, "actual_seq_kvlen": _seq_lens},
+    fixed={"input_layout": "TND", "return_softmax_lse": False},
+    scale="softmax_scale",
+    heads="num_query_heads",
+    tensors=(*_FIA.tensors, "learnable_sink"),
+)
+_LATENT = (*_FIA.tensors, "query_rope", "key_rope")
 _PAGED = HostOp(
     name="atb-paged",
     namespace="atb",
     op="_npu_paged_attention",
     overload="default",
     workspace_op="_npu_paged_attention_get_workspace",
-    host={"context_lens": "seq_lens_tensor"},
+    host={"context_lens": lambda lengths: torch.tensor(lengths.seq_lens, dtype=torch.int32)},
     fixed={},
-    heads="num_heads",
-    kv_heads="num_kv_heads",
     scale="scale_value",
+    kv_heads="num_kv_heads",
     key="key_cache",
     value="value_cache",
     tensors=("block_table",),
@@ -111,10 +97,10 @@ _PAGED = HostOp(
     available=has_atb,
 )
 _ROWS = (
-    _fia("fia"),
-    _fia("fia-mla", "query_rope", "key_rope"),
-    _fia2("fia-v2", "learnable_sink"),
-    _fia2("fia-v2-mla", "query_rope", "key_rope"),
+    _FIA,
+    replace(_FIA, name="fia-mla", tensors=_LATENT),
+    _FIA2,
+    replace(_FIA2, name="fia-v2-mla", tensors=_LATENT),
     _PAGED,
 )
 HOST_OPS: Mapping[str, HostOp] = {row.name: row for row in _ROWS}
@@ -134,20 +120,17 @@ class Call:
         Raises:
             RuntimeError: the op refuses the shapes, dtypes or lengths.
         """
-        given = {**self.arguments, **self.host_arguments(lengths)}
-        if not self.row.fused:
-            given["out"] = self.outputs[0]
-        return self._op(self.row.workspace_op, "default")(**given)
+        out = {} if self.row.fused else {"out": self.outputs[0]}
+        return self._op(self.row.workspace_op, "default")(**self.arguments, **self.host_arguments(lengths), **out)
 
     def host_arguments(self, lengths: HostLengths) -> dict[str, Any]:
         """The host parameters of one issue, made from its lengths."""
-        return {name: _FORMS[form](lengths) for name, form in self.row.host.items()}
+        return {name: make(lengths) for name, make in self.row.host.items()}
 
     def issue(self, host_arguments: Mapping[str, Any], workspace: Tensor) -> None:
         """Issue the op on the current stream."""
         out = list(self.outputs) if self.row.fused else self.outputs[0]
-        given = {**self.arguments, **host_arguments, "workspace": workspace, "out": out}
-        self._op(self.row.op, self.row.overload)(**given)
+        self._op(self.row.op, self.row.overload)(**self.arguments, **host_arguments, workspace=workspace, out=out)
 
     def weak(self, weak_reference: Callable[[Tensor], Tensor]) -> Call:
         """The same call without keeping its tensors alive."""
@@ -189,7 +172,6 @@ def make_call(
         row.query: query, row.key: key, row.value: value, row.heads: num_heads, row.kv_heads: num_kv_heads,
         row.scale: scale, **row.fixed, **tensors, **(options or {}),
     }  # fmt: skip
-    if not row.fused:
-        return Call(row, arguments, [out])
-    no_log_sum_exp = torch.empty(1, dtype=torch.float32, device=query.device)  # op-plugin's document: of shape [1]
-    return Call(row, arguments, [out, no_log_sum_exp])
+    # the unused log-sum-exp is of shape [1], says op-plugin's document
+    outputs = [out, torch.empty(1, dtype=torch.float32, device=query.device)] if row.fused else [out]
+    return Call(row, arguments, outputs)
