@@ -107,7 +107,7 @@ class HostOpAttention:
                 call.issue(arguments, workspace)
             weak, weak_workspace = call.weak(self.platform.weak_reference), self.platform.weak_reference(workspace)
             group.issue = partial(weak.issue, arguments, weak_workspace)
-            rewrite = partial(_rewrite, weak, weak_workspace, group, masked)
+            rewrite = _Rewrite(weak, weak_workspace, group, masked)
             context.updates.add(TaskKey(context.step, index), group, rewrite)
         if masked:
             _zero_inert(rows.out, metadata, lengths)
@@ -132,11 +132,19 @@ def _zero_inert(out: Tensor, metadata: AttentionMetadata, lengths: HostLengths) 
                 part.zero_()
 
 
-def _rewrite(call: Call, workspace: Tensor, group: NpuTaskGroup, masked: bool, lengths: HostLengths) -> None:
-    """Issue a captured op again with other lengths, within a task update."""
-    arguments = call.host_arguments(_with_keys(lengths) if masked else lengths)
-    group.next_issue = partial(call.issue, arguments, workspace)
-    group.next_issue()
+@dataclass(frozen=True, slots=True)
+class _Rewrite:
+    """Issues a captured op again with other lengths, within a task update."""
+
+    call: Call
+    workspace: Tensor
+    group: NpuTaskGroup
+    masked: bool
+
+    def __call__(self, lengths: HostLengths) -> None:
+        arguments = self.call.host_arguments(_with_keys(lengths) if self.masked else lengths)
+        self.group.next_issue = partial(self.call.issue, arguments, self.workspace)
+        self.group.next_issue()
 
 
 def _with_keys(lengths: HostLengths) -> HostLengths:

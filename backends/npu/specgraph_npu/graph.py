@@ -28,6 +28,9 @@ class NpuGraphPool(GraphPool):
             self.platform.npu.empty_cache()
 
 
+_NO_STREAM = "the device has no stream left: live graphs hold streams. "
+
+
 class NpuGraph(Graph):
     """One ACL graph, with the task groups captured into it."""
 
@@ -38,12 +41,8 @@ class NpuGraph(Graph):
             "the device gave the graph no stream. Close graphs or capture fewer sizes; if few graphs are live, the "
             "driver (HDK) is older than the 25.5.1 that captures need: update it",
         ),
-        VendorMessage(
-            "no stream", CaptureError, "the device has no stream left: live graphs hold streams. Capture fewer sizes"
-        ),
-        VendorMessage(
-            "too many streams", CaptureError, "the device has no stream left: live graphs hold streams. Close some"
-        ),
+        VendorMessage("no stream", CaptureError, _NO_STREAM + "Capture fewer sizes"),
+        VendorMessage("too many streams", CaptureError, _NO_STREAM + "Close some"),
         *Graph.messages,
         VendorMessage("107027", HostReadError, "captured code waits for the device: no .item(), .cpu() or synchronize"),
     )
@@ -62,9 +61,8 @@ class NpuGraph(Graph):
     def _begin(self, handle: Any) -> None:
         self._graph = None
         self.platform.synchronize()  # memory that is still in use must not enter the pool
-        graph = self.platform.npu.NPUGraph()
-        self._graph = graph
-        graph.capture_begin(pool=handle, capture_error_mode="thread_local")
+        self._graph = self.platform.npu.NPUGraph()
+        self._graph.capture_begin(pool=handle, capture_error_mode="thread_local")
 
     def _end(self) -> None:
         self._graph.capture_end()
@@ -81,14 +79,7 @@ class NpuGraph(Graph):
         self._forget()
 
     def _launch(self) -> None:
-        """The launch waits at the gate of each task group until the group's update.
-
-        Raises:
-            CaptureError: another graph is being captured on the current stream.
-            UpdateError: a group has had no update since the previous launch, which still waits at its gate.
-        """
-        if self.platform.captures.is_here and self.platform.is_capturing():
-            raise CaptureError("a graph can't be replayed inside the capture of another one")
+        """The launch waits at the gate of each task group until the group's update."""
         self.platform.require_working()
         self.require_updates()
         stream = self.platform.current_stream()
@@ -120,15 +111,17 @@ class NpuGraph(Graph):
         self.groups.clear()
         self.launches, self._ordered_for = 0, -1
 
+    def _waiting(self) -> list[NpuTaskGroup]:
+        """The groups at whose gates the last launch waits."""
+        return [group for group in self.groups if not group.updates] if self.launches else []
+
     def require_updates(self) -> None:
         """Refuse to go on while the last launch waits at a gate that nobody will open.
 
         Raises:
-            UpdateError: names the groups without an update. Their gates are open then, so that the launch ends and the
-                device can be used.
+            UpdateError: groups had no update. Their gates are open then, so that the launch ends.
         """
-        waiting = [group for group in self.groups if not group.updates] if self.launches else []
-        if waiting:
+        if waiting := self._waiting():
             self.release()
             raise UpdateError(
                 f"launch {self.launches} of {self} waited at {len(waiting)} of {len(self.groups)} task groups, first "
@@ -146,11 +139,9 @@ class NpuGraph(Graph):
     def release(self) -> None:
         """Open the gates that the last launch waits at; it then ends, with stale parameters.
 
-        A gate that the launch before has not passed yet would take the new opening for its own, so that one of the two
-        launches waits for ever: the openings are ordered behind it.
+        The openings are ordered behind the launch before, which would take one for its own where it has not passed yet.
         """
-        waiting = [group for group in self.groups if not group.updates] if self.launches else []
-        if waiting:
+        if waiting := self._waiting():
             self.order_updates()
-        for group in waiting:
-            open_gate(self.platform, group)
+            for group in waiting:
+                open_gate(self.platform, group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import weakref
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -13,17 +14,9 @@ from torch import Tensor
 
 from specgraph.errors import CaptureError, PlatformError, UnsupportedError
 from specgraph.platforms import Capabilities, Event, MemoryInfo, Platform, PlatformInfo, Stream
+from specgraph_npu import probe
 from specgraph_npu.attention import attention_factories
 from specgraph_npu.graph import NpuGraph, NpuGraphPool
-from specgraph_npu.probe import (
-    find_capabilities,
-    has_value_wait,
-    import_torch_npu,
-    is_simulated,
-    missing,
-    reason_of,
-    versions,
-)
 from specgraph_npu.task_groups import Gates, NpuTaskGroup, capture_group, update_group
 
 
@@ -48,13 +41,10 @@ class NpuPlatform(Platform):
     pool_type = NpuGraphPool
 
     def __init__(self, index: int) -> None:
-        """
-        Raises:
-            PlatformError: something is missing, ASCEND_LAUNCH_BLOCKING is set, or the device can't be opened.
-        """
-        if reason := missing():
+        """Raises PlatformError: something is missing, ASCEND_LAUNCH_BLOCKING is set, or the device can't be opened."""
+        if reason := probe.missing():
             raise PlatformError(reason)
-        self.torch_npu: Any = import_torch_npu()
+        self.torch_npu: Any = importlib.import_module("torch_npu")
         self.npu: Any = torch.npu  # type: ignore[attr-defined]
         self.counters = Counters()
         self.event_type = _counted(self.npu.Event, self.counters)
@@ -69,30 +59,25 @@ class NpuPlatform(Platform):
                 name: str = self.npu.get_device_name(index)
                 streams = self._separate_streams(3)
         except RuntimeError as error:
-            raise PlatformError(f"NPU {index} can't be opened: {reason_of(error)}") from error
-        simulated = is_simulated()
+            raise PlatformError(f"NPU {index} can't be opened: {probe.reason_of(error)}") from error
+        simulated = probe.is_simulated()
         kind = f"simulated runtime under torch_npu {self.torch_npu.__version__}, no NPU" if simulated else "NPU"
         name += " (simulated)" if simulated else ""
-        super().__init__(
-            PlatformInfo("npu", torch.device("npu", index), name, versions(self.torch_npu), kind, simulated)
-        )
+        versions = probe.versions(self.torch_npu)
+        super().__init__(PlatformInfo("npu", torch.device("npu", index), name, versions, kind, simulated))
         self.update_stream, self.capture_stream, for_gates = streams
-        self.gates = Gates(self, has_value_wait(), for_gates)
+        self.gates = Gates(self, probe.has_value_wait(), for_gates)
         self._own_streams = {stream.npu_stream for stream in streams}
 
     @property
     def capabilities(self) -> Capabilities:
-        """See `Platform.capabilities`; probed at first use."""
+        """Probed at first use."""
         if self._capabilities is None:
-            self._capabilities = find_capabilities(self)
+            self._capabilities = probe.find_capabilities(self)
         return self._capabilities
 
     def synchronize(self) -> None:
-        """See `Platform.synchronize`.
-
-        Raises:
-            UpdateError: a launch waits at a gate without an update: waiting would never end.
-        """
+        """Raises UpdateError where a launch waits at a gate without an update: waiting would never end."""
         self.require_working()
         for graph in list(self.graphs):
             graph.require_updates()
@@ -100,21 +85,20 @@ class NpuPlatform(Platform):
         self.npu.synchronize(self._index)
 
     def memory(self) -> MemoryInfo:
-        """See `Platform.memory`."""
         free, total = self.npu.mem_get_info(self._index)
         allocated, reserved = self.npu.memory_allocated(self._index), self.npu.memory_reserved(self._index)
         return MemoryInfo(allocated, reserved, total, free + reserved - allocated)
 
     def stream(self) -> Stream:
-        """See `Platform.stream`. torch_npu hands its streams out in turn, so two of many may be the same queue."""
-        return next(stream for stream in self._streams() if stream.npu_stream not in self._own_streams)
+        """torch_npu hands its streams out in turn, so two of many may be the same queue."""
+        while (stream := self._next_stream()).npu_stream in self._own_streams:
+            pass
+        return stream
 
     def current_stream(self) -> Stream:
-        """See `Platform.current_stream`."""
         return self.npu.current_stream(self._index)
 
     def use(self, stream: Stream) -> AbstractContextManager[None]:
-        """See `Platform.use`."""
         return self.npu.stream(stream)
 
     def on_device(self) -> AbstractContextManager[None]:
@@ -122,7 +106,7 @@ class NpuPlatform(Platform):
         return self.npu.device(self._index)
 
     def event(self, *, timing: bool = False, external: bool = False) -> Event:
-        """See `Platform.event`. An external event can't be queried, timed, or waited for by the host."""
+        """An external event can't be queried, timed, or waited for by the host."""
         if not external:
             return self.event_type(enable_timing=timing)
         if not self.capabilities.external_events:
@@ -130,65 +114,54 @@ class NpuPlatform(Platform):
         return self.gates.event()
 
     def is_capturing(self) -> bool:
-        """See `Platform.is_capturing`."""
         with self.on_device():
             return bool(self.npu.is_current_stream_capturing())
 
     def require_working(self) -> None:
-        """
-        Raises:
-            PlatformError: an update failed and could not be undone.
-        """
+        """Raises PlatformError where an update failed and could not be undone."""
         if self.broken:
             raise PlatformError(self.broken)
 
     def task_group(self) -> AbstractContextManager[Any]:
-        """See `Platform.task_group`. Kernels of one stream only: no copies, events, or work on other streams."""
+        """Kernels of one stream only: no copies, events, or work on other streams."""
         graph = self.captures.graph
         if not isinstance(graph, NpuGraph):
             raise CaptureError("task_group() outside of a capture: there is no graph to put the group in")
         return capture_group(self, graph)
 
     def task_update(self, group: Any) -> AbstractContextManager[None]:
-        """See `Platform.task_update`. The block runs with the update stream as the current one."""
+        """The block runs with the update stream as the current one."""
         if not isinstance(group, NpuTaskGroup):
             raise UnsupportedError(f"{group!r} is not a task group of this platform")
         return update_group(self, group)
 
     def weak_reference(self, tensor: Tensor) -> Tensor:
-        """A tensor at the same address that does not keep the memory: for what an update of a captured op passes again.
-
-        The graph owns the memory of what it allocated; a strong reference would keep the pool from reusing it.
-        """
+        """A tensor at the same address that does not keep the memory: what the graph allocated, its pool may reuse."""
         return self.torch_npu._C._weak_ref_tensor(tensor)
 
     def attention_backends(self) -> Mapping[str, Any]:
-        """See `Platform.attention_backends`."""
         return attention_factories()
 
     def counts(self) -> Mapping[str, int]:
-        """See `Platform.counts`."""
         return asdict(self.counters)
 
     def close(self) -> None:
-        """See `Platform.close`. A launch that waits at a gate is let go, so that the device can end."""
+        """A launch that waits at a gate is let go, so that the device can end."""
         if not self.is_closed:
             for graph in list(self.graphs):
                 graph.release()
         super().close()
 
-    def _streams(self) -> Any:
-        """torch_npu's streams of this device, in turn; the same few come again and again."""
-        while True:
-            yield self.npu.Stream(device=self._index)
+    def _next_stream(self) -> Any:
+        """The next of torch_npu's streams of this device; the same few come again and again."""
+        return self.npu.Stream(device=self._index)
 
     def _separate_streams(self, count: int) -> list[Any]:
         found: dict[int, Any] = {}
-        for stream in self._streams():
+        while len(found) < count:
+            stream = self._next_stream()
             found.setdefault(stream.npu_stream, stream)
-            if len(found) == count:
-                return list(found.values())
-        raise AssertionError
+        return list(found.values())
 
 
 def _counted(event_type: Any, counters: Counters) -> Any:

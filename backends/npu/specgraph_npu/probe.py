@@ -6,16 +6,16 @@ can load: without CANN that import fails deep inside, and with autoload on `impo
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import importlib.util
 import os
-import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from specgraph.errors import PlatformError, first_line
+from specgraph.errors import first_line
 from specgraph.platforms import Capabilities, Probe, Support, no, quirk, yes
 from specgraph.platforms.trial import a_loop_in_one_graph, claim, graphs_share_a_pool, replays_follow_their_input
 
@@ -28,11 +28,10 @@ KNOWN_WHEELS = ("2.12.0.post3", "2.13.0", "2.14.0")
 
 def probe() -> Probe:
     """Whether an NPU can be opened here; never raises."""
-    reason = missing()
-    if reason:
+    if reason := missing():
         return Probe(available=False, reason=reason)
     try:
-        torch_npu = import_torch_npu()
+        torch_npu = importlib.import_module("torch_npu")
         import torch
 
         count = torch.npu.device_count()  # type: ignore[attr-defined]
@@ -50,11 +49,11 @@ def missing(environ: Mapping[str, str] | None = None) -> str:
     wheel = _version("torch_npu")
     if not wheel or importlib.util.find_spec("torch_npu") is None:
         return f"torch_npu is not installed: pip install torch_npu=={_wheel_for(version('torch'))}"
-    torch_version = version("torch").partition("+")[0]
-    if torch_version.split(".")[:2] != wheel.split(".")[:2]:
+    torch_version, number = version("torch").partition("+")[0], wheel.split(".")[:3]
+    if torch_version.split(".")[:2] != number[:2]:
+        needed = ".".join(number)
         return (
-            f"torch_npu {wheel} needs torch {'.'.join(wheel.split('.')[:3])}, installed is torch {torch_version}: "
-            f"pip install torch=={'.'.join(wheel.split('.')[:3])}"
+            f"torch_npu {wheel} needs torch {needed}, installed is torch {torch_version}: pip install torch=={needed}"
         )
     if not library_loads("libascendcl.so"):
         return (
@@ -79,11 +78,7 @@ def library_loads(name: str) -> bool:
 
 
 def has_value_wait() -> bool:
-    """Whether the runtime can wait for a value in device memory from a stream.
-
-    torch_npu then builds its ExternalEvent from that, else from a runtime event which it creates at the first record:
-    a wait or reset captured before that is dropped without a word.
-    """
+    """Whether a stream can wait for a value in device memory: decides how torch_npu builds events (`Gates`)."""
     runtime = ctypes.CDLL("libascendcl.so")
     return hasattr(runtime, "aclrtValueWait") and hasattr(runtime, "aclrtValueWrite")
 
@@ -93,34 +88,21 @@ def is_simulated() -> bool:
     return hasattr(ctypes.CDLL("libascendcl.so"), "ascendsim_report")
 
 
-def import_torch_npu() -> Any:
-    """torch_npu, imported.
-
-    Raises:
-        PlatformError: something is missing; the message says what and how to get it.
-    """
-    if "torch_npu" not in sys.modules and (reason := missing()):
-        raise PlatformError(reason)
-    return importlib.import_module("torch_npu")
-
-
 def versions(torch_npu: Any) -> dict[str, str]:
     """torch, torch_npu and CANN."""
     import torch
 
-    try:
+    cann = ""
+    with contextlib.suppress(Exception):
         cann = torch_npu.npu.utils.get_cann_version()
-    except Exception:
-        cann = ""
     if cann and is_simulated():
         cann = f"none, simulated as {cann}"
     return {"torch": torch.__version__, "torch_npu": torch_npu.__version__, "cann": cann or "unknown"}
 
 
 def _wheel_for(torch_version: str) -> str:
-    number = torch_version.partition("+")[0].split(".")[:2]
-    fitting = [wheel for wheel in KNOWN_WHEELS if wheel.split(".")[:2] == number]
-    return fitting[0] if fitting else f"{KNOWN_WHEELS[1]} (with torch=={KNOWN_WHEELS[1]})"
+    fitting = (wheel for wheel in KNOWN_WHEELS if wheel.split(".")[:2] == torch_version.split(".")[:2])
+    return next(fitting, f"{KNOWN_WHEELS[1]} (with torch=={KNOWN_WHEELS[1]})")
 
 
 def reason_of(error: Exception) -> str:
@@ -133,34 +115,31 @@ def reason_of(error: Exception) -> str:
 # ---- what an opened NPU can do -------------------------------------------------------------------------------------
 
 _TASK_NAMES = ("graph_task_group_begin", "graph_task_group_end", "graph_task_update_begin", "graph_task_update_end")
-_ONE_WAIT = (
-    "torch_npu takes one wait for each record that is issued, and a record captured in a graph is issued once; the "
-    "host can neither query, time nor wait for an external event"
-)
+_EVENTS = {
+    True: "torch_npu takes one wait for each record that is issued, and a record captured in a graph is issued once; "
+    "the host can neither query, time nor wait for an external event",
+    False: "the runtime has no aclrtValueWait: an event must be recorded once before it is captured, and the host can "
+    "neither query, time nor wait for it",
+}
+"""What limits external events, by `has_value_wait`."""
 
 
 def find_capabilities(platform: NpuPlatform) -> Capabilities:
     """Graphs, pools and loops from trials on the device, the rest from the names that are installed."""
     graphs = claim(platform, replays_follow_their_input)
-    missing_names = [name for name in _TASK_NAMES if not hasattr(platform.npu, name)]
-    events = quirk(_ONE_WAIT) if hasattr(platform.npu, "ExternalEvent") else no("torch_npu has no ExternalEvent")
-    if events and not has_value_wait():
-        events = quirk(
-            "the runtime has no aclrtValueWait: an event must be recorded once before it is captured, and the host can "
-            "neither query, time nor wait for it"
-        )
-    if missing_names:
-        updates = no(f"torch_npu lacks {', '.join(missing_names)}")
+    has_events = hasattr(platform.npu, "ExternalEvent")
+    events = quirk(_EVENTS[has_value_wait()]) if has_events else no("torch_npu has no ExternalEvent")
+    updates = yes("for kernels of cube and vector cores, attention among them; only core types are compared")
+    if lacking := [name for name in _TASK_NAMES if not hasattr(platform.npu, name)]:
+        updates = no(f"torch_npu lacks {', '.join(lacking)}")
     elif not events:
-        updates = no(events.reason)
-    else:
-        updates = yes("for kernels of cube and vector cores, attention among them; only core types are compared")
+        updates = events
     return Capabilities(
         graphs=graphs,
-        shared_pool=claim(platform, graphs_share_a_pool) if graphs else no(graphs.reason),
+        shared_pool=claim(platform, graphs_share_a_pool) if graphs else graphs,
         external_events=events,
-        task_update=updates if graphs else no(graphs.reason),
-        merged_loop=claim(platform, a_loop_in_one_graph) if graphs else no(graphs.reason),
+        task_update=updates if graphs else graphs,
+        merged_loop=claim(platform, a_loop_in_one_graph) if graphs else graphs,
         collectives_in_graph=no("not tried: no test of this backend captures HCCL ops"),
         random_in_graph=quirk("torch_npu registers its default generator; specgraph's draft ops use none"),
         host_read_detection=yes("the runtime refuses to wait for a stream that is being captured"),
@@ -173,9 +152,8 @@ def find_capabilities(platform: NpuPlatform) -> Capabilities:
 
 def has_atb() -> Support:
     """Whether the ATB library is there, which `_npu_paged_attention` needs."""
-    if library_loads("libatb.so"):
-        return yes()
-    return no("libatb.so is missing: install the CANN NNAL package and source its set_env.sh")
+    hint = "libatb.so is missing: install the CANN NNAL package and source its set_env.sh"
+    return yes() if library_loads("libatb.so") else no(hint)
 
 
 def _version(package: str) -> str:

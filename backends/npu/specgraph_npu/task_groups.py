@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from specgraph_npu.graph import NpuGraph
     from specgraph_npu.platform import NpuPlatform
 
-
 _QUEUE_ENDED = "process exits for this inner error"
 """Reported when torch_npu's task queue (TASK_QUEUE_ENABLE=1) could not launch a kernel: it then drops all work."""
 
@@ -82,8 +81,7 @@ def capture_group(platform: NpuPlatform, graph: NpuGraph) -> Generator[NpuTaskGr
 def update_group(platform: NpuPlatform, group: NpuTaskGroup) -> Generator[None]:
     """Issue a group's kernels again in the block, then open its gate; see `Platform.task_update`.
 
-    Where the block or the update fails, the group is updated with its last good values, where they are known
-    (`NpuTaskGroup.issue`), and the gate is opened, so that the launch ends.
+    After a failure the group gets its last good values, where they are known, and its gate is opened: the launch ends.
 
     Raises:
         UpdateError: the graph is gone, was not launched, or had its update already: nothing was issued. Or the kernels
@@ -116,8 +114,7 @@ def update_group(platform: NpuPlatform, group: NpuTaskGroup) -> Generator[None]:
                     f"{graph.launches} of its graph computed is wrong"
                 ) from error
             raise
-    if group.next_issue is not None:
-        group.issue, group.next_issue = group.next_issue, None
+    group.issue, group.next_issue = group.next_issue or group.issue, None
     platform.counters.task_updates += 1
 
 
@@ -160,10 +157,9 @@ def _restore(platform: NpuPlatform, group: NpuTaskGroup, failure: BaseException)
 class Gates:
     """Makes external events: semaphores that streams and running graphs wait at, and that a wait closes again.
 
-    torch_npu builds its ExternalEvent in two ways. Where the runtime can wait for values, a wait closes the event as it
-    passes, and each issued record takes one wait. Where it can't, the event is created by its first record, a wait that
-    was captured before is dropped without a word, and an open event stays open until it is reset: each is recorded once
-    and reset, on a stream of their own, so that it exists before it is captured.
+    Where the runtime can wait for values, a wait closes torch_npu's ExternalEvent as it passes, and each issued record
+    takes one wait. Where it can't, the event is created by its first record, a wait captured before that is dropped
+    without a word, and an open event stays open until it is reset: each is recorded and reset here before its capture.
     """
 
     def __init__(self, platform: NpuPlatform, created_at_once: bool, stream: Any) -> None:
@@ -200,26 +196,18 @@ class ExternalEvent:
         self._event, self._platform, self._closes = event, platform, closes
 
     def record(self, stream: Any = None) -> None:
-        """Open it. See `Event.record`."""
         self._event.record(self._platform.current_stream() if stream is None else stream)
 
     def wait(self, stream: Any = None) -> None:
-        """Wait until it is open, and close it. See `Event.wait`."""
         stream = self._platform.current_stream() if stream is None else stream
         self._event.wait(stream)
         if not self._closes:
             self._event.reset(stream)
 
-    def query(self) -> bool:
+    def query(self, end_event: Any = None) -> Any:
         """Refused, as is all that the host asks: the runtime refuses it, and torch_npu answers at once all the same."""
         raise UnsupportedError(
             "an external event of an NPU can't be queried, timed, or waited for by the host: let a stream wait for it"
         )
 
-    def synchronize(self) -> None:
-        """Refused; see `query`."""
-        self.query()
-
-    def elapsed_time(self, end_event: Any) -> float:
-        """Refused; see `query`."""
-        return float(self.query())
+    synchronize = elapsed_time = query
