@@ -36,7 +36,6 @@ class HostOpAttention:
 
     @property
     def name(self) -> str:
-        """See `AttentionBackend.name`."""
         return self.row.name
 
     def supports(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
@@ -45,15 +44,15 @@ class HostOpAttention:
             return yes()
         latent = self.row.is_latent
         rope = 0 if layer.rotary is None else layer.rotary.shape[1]
-        heads = f"{layer.num_heads} heads of {layer.head_dim} over {layer.num_kv_heads} key heads"
+        heads, dim = layer.num_heads, layer.head_dim
+        shape = f"{heads} heads of {dim} over {layer.num_kv_heads} key heads"
         if dtype is not torch.bfloat16 and not (latent and dtype is torch.float16):
             return no(f"the layers are {str(dtype).removeprefix('torch.')}; it takes bfloat16: choose that dtype")
         if latent:
-            fits = layer.num_kv_heads == 1 and rope == 64 and layer.head_dim == 576 and layer.num_heads.bit_count() == 1
-            if not fits or layer.num_heads > 128:
-                return no(f"{heads}, {rope} rotated; it takes one key head of 512 + 64, and 1, 2, 4 ... 128 heads")
-        elif layer.head_dim != 128 and (layer.head_dim != 192 or layer.num_heads != layer.num_kv_heads):
-            return no(f"{heads}; it takes a head_dim of 128, or of 192 without grouped heads")
+            if (layer.num_kv_heads, rope, dim) != (1, 64, 576) or heads.bit_count() != 1 or heads > 128:
+                return no(f"{shape}, {rope} rotated; it takes one key head of 512 + 64, and 1, 2, 4 ... 128 heads")
+        elif dim != 128 and (dim != 192 or heads != layer.num_kv_heads):
+            return no(f"{shape}; it takes a head_dim of 128, or of 192 without grouped heads")
         if block_size not in ((16, 128) if latent else (128, 256, 384, 512)):
             sizes = "16 or 128" if latent else "128, 256, 384 or 512"
             return no(f"KV blocks of {block_size} tokens; it takes {sizes}: leave block_size to it")
@@ -82,8 +81,7 @@ class HostOpAttention:
                 f"attention '{self.name}' takes one row per request, step {context.step} has {metadata.query_len}: "
                 "use 'fia'"
             )
-        store = store_latent if self.row.is_latent else store_heads
-        rows = store(layer, query, key, value, cache, metadata)
+        rows = (store_latent if self.row.is_latent else store_heads)(layer, query, key, value, cache, metadata)
         tensors = {"block_table": metadata.block_table, **rows.rope}
         options: dict[str, Any] = {}
         caches = rows.key, rows.value

@@ -142,24 +142,14 @@ class Call:
 
 
 def make_call(
-    row: HostOp,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    *,
-    num_heads: int,
-    num_kv_heads: int,
-    scale: float,
-    tensors: Mapping[str, Tensor],
-    options: Mapping[str, Any] | None = None,
-) -> Call:
+    row: HostOp, query: Tensor, key: Tensor, value: Tensor, out: Tensor, *, num_heads: int, num_kv_heads: int,
+    scale: float, tensors: Mapping[str, Tensor], options: Mapping[str, Any] | None = None,
+) -> Call:  # fmt: skip
     """Put a row's arguments together.
 
     Args:
-        query: [T, num_heads, head_dim].
+        query: [T, num_heads, head_dim]; `out`, [T, num_heads, value_dim], is written.
         key, value: caches in the op's form: [num_blocks, block_size, num_kv_heads * head_dim] for the fused rows.
-        out: [T, num_heads, value_dim], written.
         tensors: further tensors, of the names in `row.tensors`.
         options: further plain arguments, such as sparse_mode and block_size.
 

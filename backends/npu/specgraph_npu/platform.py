@@ -26,12 +26,9 @@ class Counters:
 
     graph_launches: int = 0
     task_updates: int = 0
-    event_records: int = 0
-    """Gates opened, ends of launches, and records of events that the platform handed out."""
-    event_synchronizes: int = 0
-    """Host waits for one event."""
-    synchronizes: int = 0
-    """Host waits for the whole device."""
+    event_records: int = 0  # gates opened, ends of launches, and records of events that the platform handed out
+    event_synchronizes: int = 0  # host waits for one event
+    synchronizes: int = 0  # host waits for the whole device
 
 
 class NpuPlatform(Platform):

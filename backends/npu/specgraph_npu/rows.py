@@ -15,15 +15,15 @@ from specgraph.errors import UnsupportedError
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Operands of one call, its output, and how that becomes the layer's output."""
+    """Operands of one call, its output, and how that becomes the layer's output.
+
+    query and out are [T, num_heads, dim], key and value [num_blocks, block_size, num_kv_heads, dim]. The op writes out.
+    """
 
     query: Tensor
-    """[T, num_heads, dim]"""
     key: Tensor
-    """[num_blocks, block_size, num_kv_heads, dim]"""
     value: Tensor
     out: Tensor
-    """[T, num_heads, dim], written by the op."""
     rope: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     """MLA: query_rope [T, num_heads, rope_dim] and key_rope [num_blocks, block_size, rope_dim]."""
     pad: int = 0
@@ -49,27 +49,21 @@ def store_latent(
 ) -> Rows:
     """Multi-head latent attention with absorbed projections (DeepSeek-V2, arXiv:2405.04434, section 2.1).
 
-    One key head of [rotated part, latent], and its value is the same row, of which only the latent counts. So a head
-    written this way also runs on the core's paged attention, which attends over whole rows. Here the latents lie packed
-    at the start of the value cache's memory and the rotated parts at the start of the key cache's.
-
-    Args:
-        query: [T, num_heads, rope_dim + latent_dim], rope_dim being the columns of the rotary table.
-        key, value: [T, 1, rope_dim + latent_dim].
-
-    Returns:
-        Rows whose result has zeros in the first rope_dim columns.
+    A row is [rotated part, latent], of rope_dim (the columns of the rotary table) and latent_dim columns: query is
+    [T, num_heads, rope_dim + latent_dim], key and value are the same [T, 1, rope_dim + latent_dim]. Of the value only
+    the latent counts, and the result has zeros in the first rope_dim columns. So such a head also runs on the core's
+    paged attention, which attends over whole rows. Here the latents lie packed at the start of the value cache's
+    memory and the rotated parts at the start of the key cache's.
 
     Raises:
         UnsupportedError: more than one key head, or nothing to rotate.
     """
-    if layer.num_kv_heads != 1 or layer.rotary is None or layer.rotary.shape[1] >= layer.head_dim:
-        rotated = "none" if layer.rotary is None else layer.rotary.shape[1]
+    rope = 0 if layer.rotary is None else layer.rotary.shape[1]
+    if layer.rotary is None or layer.num_kv_heads != 1 or rope >= layer.head_dim:
         raise UnsupportedError(
             f"latent attention takes one key head of a rotated part and a latent; this layer has {layer.num_kv_heads} "
-            f"key heads of {layer.head_dim} with {rotated} rotated: use 'fia'"
+            f"key heads of {layer.head_dim} with {rope or 'none'} rotated: use 'fia'"
         )
-    rope = layer.rotary.shape[1]
     key_rope, latent = _packed(cache.key, rope), _packed(cache.value, layer.head_dim - rope)
     query_rope = kernels.rotate_and_store(
         query[..., :rope].contiguous(), key[..., :rope].contiguous(), value[..., rope:].contiguous(), layer.rotary,

@@ -7,17 +7,14 @@ group's gate. Round i issues
     update stream   wait done(i - 1) | update group | open gate | next group ...
 
 A gate is a semaphore that the graph closes again as it passes: one update per replay, no more and no fewer. The wait
-for done(i - 1) keeps round i's update away from a group, and its gate, that replay i - 1 still needs.
-
-Each kernel of an update rewrites its task at once, and nothing takes that back: an update that fails midway leaves some
-tasks new and others old. The group is then updated again with the values that it had before.
+for done(i - 1) keeps round i's update away from a group, and its gate, that replay i - 1 still needs. Each kernel of an
+update rewrites its task at once: after one that fails midway, the group is updated again with the values it had before.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +38,7 @@ class NpuTaskGroup:
     number: int
     gate: Any
     handle: Any = None
-    updates: int = 0
-    """Updates since the graph's last launch: 1 when the next launch comes."""
+    updates: int = 0  # since the graph's last launch: 1 when the next launch comes
     issue: Callable[[], None] | None = None
     """Issues the group's kernels as they were captured or last updated; None: only the caller of the updates can."""
     next_issue: Callable[[], None] | None = None
@@ -132,7 +128,7 @@ def _update(platform: NpuPlatform, group: NpuTaskGroup) -> Generator[None]:
     try:
         yield
     except BaseException:
-        with contextlib.suppress(RuntimeError):  # fewer kernels than captured
+        with suppress(RuntimeError):  # fewer kernels than captured
             npu.graph_task_update_end(stream)
         raise
     npu.graph_task_update_end(stream)
@@ -163,7 +159,7 @@ class Gates:
     """
 
     def __init__(self, platform: NpuPlatform, created_at_once: bool, stream: Any) -> None:
-        """stream: a stream that never waits for anything."""
+        """created_at_once: the runtime can wait for values; stream: one that never waits for anything."""
         self._platform, self._created_at_once, self.stream = platform, created_at_once, stream
 
     def take(self) -> Any:
