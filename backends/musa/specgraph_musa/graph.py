@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
-from contextlib import nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -78,8 +77,9 @@ class MusaGraph(Graph):
             heal_generator(self.platform)
 
     def _launch(self) -> None:
-        needed = self._in_inference_mode and not torch.is_inference_mode_enabled()
-        with torch.inference_mode() if needed else nullcontext():
+        if not self._in_inference_mode or torch.is_inference_mode_enabled():
+            return self._raw.replay()  # no context manager here: this is the path of every launch
+        with torch.inference_mode():
             self._raw.replay()
 
     def _destroy(self) -> None:
