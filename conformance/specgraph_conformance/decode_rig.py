@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -14,10 +14,11 @@ from specgraph.platforms import Platform
 from torch import Tensor
 
 from specgraph_conformance.case import Absent
-from specgraph_conformance.draft_rig import make_config
+from specgraph_conformance.draft_comparison import TOLERANCE
+from specgraph_conformance.draft_rig import fit_attention, make_config
 from specgraph_conformance.oracles import DenseKeys
 from specgraph_conformance.rig import attention_backend
-from specgraph_conformance.tiny_models import VOCAB, make_head, make_target
+from specgraph_conformance.tiny_models import CONFIG, VOCAB, make_head, make_target
 
 MODEL_SEED = 3
 MANY: dict[str, Any] = {"max_num_requests": 9, "capture_sizes": (9,)}
@@ -30,15 +31,19 @@ def decoder(
 ) -> Generator[SpeculativeDecoder]:
     """A decoder over the tiny pair; `kind` None decodes with the target alone at the verify pass's shape.
 
-    One capture size, so that every pass has one shape and bits don't depend on who else is in the batch.
+    One capture size, so that every pass has one shape and bits don't depend on who else is in the batch. The pair's
+    dtype and head size, and the block size, are those of `fit_attention`; max_model_len stays.
     """
     limits: dict[str, Any] = {"k": 4, "max_num_requests": 3, "capture_sizes": (3,)}
     engine = {
         name: options.pop(name) for name in ("num_blocks", "prefill_chunk", "synthetic_acceptance") if name in options
     }
     config = EngineConfig(**asdict(make_config(lowering=lowering, **limits | options)), **engine)
-    target = make_target(MODEL_SEED, platform.device)
-    head = None if kind is None else make_head(kind, MODEL_SEED, platform.device)
+    shape = fit_attention(platform, attention, config.block_size)
+    config = replace(config, block_size=shape.block)
+    model: dict[str, Any] = {"dtype": shape.dtype, "head_dim": shape.dim}
+    target = make_target(MODEL_SEED, platform.device, **model)
+    head = None if kind is None else make_head(kind, MODEL_SEED, platform.device, **model)
     try:
         made = SpeculativeDecoder(
             target,
@@ -81,9 +86,14 @@ def generate(made: SpeculativeDecoder, asked: Sequence[Request]) -> list[list[in
     return [result.token_ids for result in made.generate(asked)]
 
 
-def target_logits(prompt: Sequence[int], following: Sequence[int]) -> Tensor:
-    """float64 logits of the tokens after the prompt and after each of `following`, [1 + n, vocab]."""
-    target = make_target(MODEL_SEED, torch.device("cpu"), compute=torch.float64)
+def target_logits(
+    prompt: Sequence[int], following: Sequence[int], dtype: torch.dtype = torch.float32, head_dim: int = CONFIG.head_dim
+) -> Tensor:
+    """float64 logits of the tokens after the prompt and after each of `following`, [1 + n, vocab].
+
+    `dtype` and `head_dim` are those of the target whose weights are taken.
+    """
+    target = make_target(MODEL_SEED, torch.device("cpu"), dtype, torch.float64, head_dim)
     dense = DenseKeys.empty(target.attention_layers)
     ids = [*prompt, *following]
     dense.at(range(len(ids)))
@@ -91,9 +101,14 @@ def target_logits(prompt: Sequence[int], following: Sequence[int]) -> Tensor:
     return target.logits(out.hidden[len(prompt) - 1 :])
 
 
-def expect_targets_tokens(asked: Sequence[Request], results: Sequence[Sequence[int]]) -> None:
-    """Each token must be the most likely one of a dense float64 target after those before it, up to ties in float32."""
+def expect_targets_tokens(made: SpeculativeDecoder, asked: Sequence[Request], results: Sequence[Sequence[int]]) -> None:
+    """Each token must be the most likely one of a dense float64 target after those before it, up to ties.
+
+    A tie is as wide as the rounding of the decoder's dtype.
+    """
+    target = made.target.target
+    dtype, head_dim = target.dtype, target.attention_layers[0].head_dim
     for request, tokens in zip(asked, results, strict=True):
-        logits = target_logits(request.prompt_token_ids, tokens[:-1])
+        logits = target_logits(request.prompt_token_ids, tokens[:-1], dtype, head_dim)
         short = logits.max(-1).values - logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
-        assert short.max() < 0.02, f"token {int(short.argmax())} falls {short.max():.3f} short of the best"
+        assert short.max() < TOLERANCE[dtype], f"token {int(short.argmax())} falls {short.max():.3f} short of the best"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,8 +15,8 @@ from specgraph.platforms import Platform
 from torch import Tensor
 
 from specgraph_conformance.case import Absent
-from specgraph_conformance.rig import attention_backend, on_host
-from specgraph_conformance.tiny_models import VOCAB, Head
+from specgraph_conformance.rig import AttentionShape, attention_backend, on_host, supported_shape
+from specgraph_conformance.tiny_models import CONFIG, VOCAB, Head
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,28 @@ def make_config(
         lowering=lowering,
         **options,
     )
+
+
+def fit_attention(
+    platform: Platform, attention: str, block_size: int, dtype: torch.dtype = torch.float32
+) -> AttentionShape:
+    """The tiny models' dtype, head size and blocks, or what the attention supports in place of their defaults.
+
+    Raises:
+        Absent: the attention is not available, or supports no such shape, and says why.
+    """
+    try:
+        backend = attention_backend(platform, attention)
+    except UnsupportedError as error:
+        raise Absent(str(error)) from error
+    wanted = AttentionShape(dtype, CONFIG.head_dim, block_size)
+    return supported_shape(backend, (CONFIG.num_heads, CONFIG.num_kv_heads), wanted)
+
+
+def with_blocks(config: DraftConfig, block_size: int) -> DraftConfig:
+    """The config with other KV blocks: max_model_len changes in proportion, so that requests have as many as before."""
+    max_model_len = config.max_model_len * block_size // config.block_size
+    return replace(config, block_size=block_size, max_model_len=max_model_len)
 
 
 def make_batches(config: DraftConfig, aux_size: int, seed: int, sizes: Sequence[int]) -> list[HostBatch]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -155,12 +155,22 @@ WAYS = ("eager", "captured")
 """How a case of group kernels runs an op."""
 
 
-def run_op(platform: Platform, way: str, body: Callable[[], Any]) -> None:
-    """Run `body`, which writes its results in place: once eagerly, or only in the replay of a graph."""
+def run_op(platform: Platform, way: str, body: Callable[[], Any], written: Iterable[Tensor]) -> None:
+    """Run `body` once eagerly, or in the replay of a graph.
+
+    The capture follows a warm-up on the capture stream, as an engine's does: a device's libraries may not be set up
+    in a capture. What the warm-up wrote is taken back, so that the results are those of the replay alone.
+
+    Args:
+        written: every tensor that `body` writes.
+    """
     if way == "eager":
         body()
     else:
-        graph = captured(platform, body, warm_up=False)
+        before = [(tensor, tensor.clone()) for tensor in written]
+        graph = captured(platform, body)
+        for tensor, old in before:
+            tensor.copy_(old)
         graph.replay()
         platform.synchronize()
         graph.close()

@@ -8,7 +8,7 @@ kinds eagle3 and dflash seldom agree with it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from specgraph.models.config import ModelConfig
@@ -24,7 +24,7 @@ from torch import Tensor
 
 VOCAB = 64
 HIDDEN = 128
-MAX_POSITIONS = 256
+MAX_POSITIONS = 1024
 MODULES = 5
 """Of `mtp-modules`: the largest K that it can draft."""
 HEADS = ("eagle", "eagle3", "mtp", "mtp-modules", "dflash", "draft-model")
@@ -55,6 +55,7 @@ class Weights:
     `rounded_to` is the model's dtype; `dtype` what the tensors are handed out in: float64 for an oracle of it.
     """
 
+    config: ModelConfig
     device: torch.device
     rounded_to: torch.dtype
     dtype: torch.dtype
@@ -69,23 +70,37 @@ class Weights:
         return values.to(self.rounded_to).to(self.dtype).to(self.device)
 
 
-def weights(seed: int, device: torch.device, rounded_to: torch.dtype, dtype: torch.dtype | None = None) -> Weights:
-    """Weights of one seed; `dtype` is `rounded_to` unless given."""
-    return Weights(device, rounded_to, dtype or rounded_to, torch.Generator().manual_seed(seed))
+Draw = Callable[[int], Weights]
+"""`draw(n)`: weights whose seed is n more than the model's."""
+
+
+def _draw(seed: int, device: torch.device, rounded_to: torch.dtype, dtype: torch.dtype | None, head_dim: int) -> Draw:
+    config = replace(CONFIG, head_dim=head_dim)
+    return lambda n: Weights(config, device, rounded_to, dtype or rounded_to, torch.Generator().manual_seed(seed + n))
 
 
 def make_target(
-    seed: int, device: torch.device, dtype: torch.dtype = torch.float32, compute: torch.dtype | None = None
+    seed: int,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    compute: torch.dtype | None = None,
+    head_dim: int = CONFIG.head_dim,
 ) -> LlamaTarget:
     """A two-layer Llama-shaped target; arguments as in `make_head`."""
-    embed, lm_head = _vocabulary(seed, device, dtype, compute or dtype)
-    w = weights(seed + 1, device, dtype, compute)
-    layers = [_layer(w, HIDDEN, gain=1.2) for _ in range(CONFIG.num_layers)]
-    return LlamaTarget(CONFIG, embed, layers, w.place(torch.ones(HIDDEN)), lm_head)
+    draw = _draw(seed, device, dtype, compute, head_dim)
+    embed, lm_head = _vocabulary(draw(0))
+    w = draw(1)
+    layers = [_layer(w, HIDDEN, gain=1.2) for _ in range(w.config.num_layers)]
+    return LlamaTarget(w.config, embed, layers, w.place(torch.ones(HIDDEN)), lm_head)
 
 
 def make_head(
-    kind: str, seed: int, device: torch.device, dtype: torch.dtype = torch.float32, compute: torch.dtype | None = None
+    kind: str,
+    seed: int,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    compute: torch.dtype | None = None,
+    head_dim: int = CONFIG.head_dim,
 ) -> Head:
     """A drafter for `make_target` of the same seed.
 
@@ -94,20 +109,21 @@ def make_head(
             one module at every step, `mtp-modules` has one per step; `dflash` fills blocks of up to MODULES masks;
             `draft-model` is a whole small model.
         compute: dtype of the tensors, holding values rounded to `dtype`.
+        head_dim: of queries, keys and values.
     """
-    return _HEADS[kind](seed, device, dtype, compute or dtype)
+    return _HEADS[kind](_draw(seed, device, dtype, compute, head_dim))
 
 
-def _eagle(seed: int, device: torch.device, dtype: torch.dtype, compute: torch.dtype) -> DraftHead:
-    embed, lm_head = _vocabulary(seed, device, dtype, compute)
-    w = weights(seed + 2, device, dtype, compute)
+def _eagle(draw: Draw) -> DraftHead:
+    embed, lm_head = _vocabulary(draw(0))
+    w = draw(2)
     tensors = EagleWeights(embed_tokens=embed, fc=_fuse(w), fc_bias=None, lm_head=lm_head)
-    return EagleHead(CONFIG, tensors, [_layer(w, HIDDEN, gain=0.8)])
+    return EagleHead(w.config, tensors, [_layer(w, HIDDEN, gain=0.8)])
 
 
-def _eagle3(seed: int, device: torch.device, dtype: torch.dtype, compute: torch.dtype) -> DraftHead:
-    embed, _ = _vocabulary(seed, device, dtype, compute)
-    w = weights(seed + 3, device, dtype, compute)
+def _eagle3(draw: Draw) -> DraftHead:
+    embed, _ = _vocabulary(draw(0))
+    w = draw(3)
     draft_vocab = VOCAB // 2
     ids = torch.randperm(VOCAB, generator=w.generator)[:draft_vocab].sort().values
     tensors = Eagle3Weights(
@@ -116,30 +132,30 @@ def _eagle3(seed: int, device: torch.device, dtype: torch.dtype, compute: torch.
         norm=w.place(torch.ones(HIDDEN)),
         lm_head=w.random(draft_vocab, HIDDEN, scale=0.3),
         fc=w.random(HIDDEN, len(AUX_LAYERS) * HIDDEN, scale=(len(AUX_LAYERS) * HIDDEN) ** -0.5),
-        draft_to_target=(ids - torch.arange(draft_vocab)).to(device),
+        draft_to_target=(ids - torch.arange(draft_vocab)).to(w.device),
     )
-    config = Eagle3Config(CONFIG, HIDDEN, draft_vocab, AUX_LAYERS)
+    config = Eagle3Config(w.config, HIDDEN, draft_vocab, AUX_LAYERS)
     return Eagle3Head(config, tensors, [_layer(w, 2 * HIDDEN, gain=1.5)])
 
 
-def _mtp(seed: int, device: torch.device, dtype: torch.dtype, compute: torch.dtype, num_modules: int = 1) -> MtpHead:
-    embed, lm_head = _vocabulary(seed, device, dtype, compute)
-    w = weights(seed + 4, device, dtype, compute)
+def _mtp(draw: Draw, num_modules: int = 1) -> MtpHead:
+    embed, lm_head = _vocabulary(draw(0))
+    w = draw(4)
     one = torch.ones(HIDDEN)
     modules = [
         MtpModule(w.place(one), w.place(one), _fuse(w), _layer(w, HIDDEN, gain=0.8), w.place(one))
         for _ in range(num_modules)
     ]
-    return MtpHead(CONFIG, modules, embed, lm_head)
+    return MtpHead(w.config, modules, embed, lm_head)
 
 
-def _mtp_modules(seed: int, device: torch.device, dtype: torch.dtype, compute: torch.dtype) -> MtpHead:
-    return _mtp(seed, device, dtype, compute, MODULES)
+def _mtp_modules(draw: Draw) -> MtpHead:
+    return _mtp(draw, MODULES)
 
 
-def _dflash(seed: int, device: torch.device, dtype: torch.dtype, compute: torch.dtype) -> DFlashHead:
-    embed, _ = _vocabulary(seed, device, dtype, compute)
-    w = weights(seed + 5, device, dtype, compute)
+def _dflash(draw: Draw) -> DFlashHead:
+    embed, _ = _vocabulary(draw(0))
+    w = draw(5)
     tensors = DFlashWeights(
         embed_tokens=embed,
         fc=w.random(HIDDEN, 2 * HIDDEN, scale=(2 * HIDDEN) ** -0.5),
@@ -148,18 +164,18 @@ def _dflash(seed: int, device: torch.device, dtype: torch.dtype, compute: torch.
         lm_head=w.random(VOCAB, HIDDEN, scale=0.3),
         draft_to_target=None,
     )
-    config = DFlashConfig(CONFIG, HIDDEN, VOCAB, (0, 2), block_size=1 + MODULES, mask_token_id=VOCAB - 1)
+    config = DFlashConfig(w.config, HIDDEN, VOCAB, (0, 2), block_size=1 + MODULES, mask_token_id=VOCAB - 1)
     return DFlashHead(config, tensors, [_layer(w, HIDDEN, gain=4) for _ in range(2)])
 
 
-def _draft_model(seed: int, device: torch.device, dtype: torch.dtype, compute: torch.dtype) -> DraftModelHead:
-    embed, lm_head = _vocabulary(seed, device, dtype, compute)
-    w = weights(seed + 6, device, dtype, compute)
-    model = LlamaTarget(CONFIG, embed, [_layer(w, HIDDEN, gain=0.8)], w.place(torch.ones(HIDDEN)), lm_head)
+def _draft_model(draw: Draw) -> DraftModelHead:
+    embed, lm_head = _vocabulary(draw(0))
+    w = draw(6)
+    model = LlamaTarget(w.config, embed, [_layer(w, HIDDEN, gain=0.8)], w.place(torch.ones(HIDDEN)), lm_head)
     return DraftModelHead(model, HIDDEN)
 
 
-_HEADS: dict[str, Callable[[int, torch.device, torch.dtype, torch.dtype], Head]] = {
+_HEADS: dict[str, Callable[[Draw], Head]] = {
     "eagle": _eagle,
     "eagle3": _eagle3,
     "mtp": _mtp,
@@ -175,9 +191,8 @@ def _fuse(w: Weights) -> Tensor:
     return w.place(torch.cat([torch.eye(HIDDEN, dtype=torch.float64), mix], dim=1))
 
 
-def _vocabulary(seed: int, device: torch.device, rounded_to: torch.dtype, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _vocabulary(w: Weights) -> tuple[Tensor, Tensor]:
     """Embedding, and the head that reads token t's embedding as its successor."""
-    w = weights(seed, device, rounded_to, dtype)
     embed = torch.randn(VOCAB, HIDDEN, generator=w.generator, dtype=torch.float64)
     successor = torch.randperm(VOCAB, generator=w.generator)
     lm_head = torch.empty_like(embed)
@@ -186,7 +201,7 @@ def _vocabulary(seed: int, device: torch.device, rounded_to: torch.dtype, dtype:
 
 
 def _layer(w: Weights, input_size: int, gain: float) -> DecoderLayer:
-    config = CONFIG
+    config = w.config
     query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     return DecoderLayer(
         qkv=w.random(query + 2 * kv, input_size, scale=2 * input_size**-0.5),

@@ -74,14 +74,14 @@ def test_heads(platform: Platform, lowering: str, kind: str, seed: int) -> None:
 
 @case(
     "decoding.tokens-are-the-targets",
-    "Each greedy token is the most likely one of a dense float64 target, up to ties in float32.",
+    "Each greedy token is the most likely one of a dense float64 target, up to ties in the target's dtype.",
     cause="the target itself on this device: attention, positions or KV of verify and prefill",
 )
 def test_target(platform: Platform, attention: str, seed: int) -> None:
     asked = requests(seed, count=4)
-    with decoder(platform, attention=attention) as speculative:
-        results = generate(speculative, asked)
-    expect_targets_tokens(asked, results)
+    with decoder(platform, attention=attention) as made:
+        results = generate(made, asked)
+    expect_targets_tokens(made, asked, results)
 
 
 @pytest.mark.parametrize("lowering", CAPTURED)
@@ -148,7 +148,7 @@ def test_schedule(platform: Platform, kind: str, seed: int) -> None:
     asked = requests(seed, count=4)
     schedule = {1: 4, 2: 2, 3: 0}
     with decoder(platform, kind=kind, draft_schedule=schedule, capture_sizes=(1, 2, 3)) as made:
-        expect_targets_tokens(asked, generate(made, asked))
+        expect_targets_tokens(made, asked, generate(made, asked))
         if kind == "eagle":
             accepted = made.metrics.accepted
             assert accepted[0] > accepted[1] >= accepted[3] > 0, "drafts of each K must be accepted"

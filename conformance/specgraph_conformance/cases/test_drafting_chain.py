@@ -46,6 +46,7 @@ def test_each_step(platform: Platform, attention: str, lowering: str, seed: int)
 def test_chain_writes(platform: Platform, attention: str, lowering: str, seed: int) -> None:
     config = make_config(lowering=lowering, k=4)
     made = rig(platform, config, attention)
+    config = made.config
     (batch,) = make_batches(config, made.head.aux_size, seed, [1])
     batch = replace(batch, num_sampled=[config.query_len])
     before = made.host_caches()
@@ -71,7 +72,7 @@ def test_chain_writes(platform: Platform, attention: str, lowering: str, seed: i
 def test_rejected(platform: Platform, attention: str, lowering: str, numbers: str, seed: int) -> None:
     config = make_config(lowering=lowering, k=4, capture_sizes=(4,))
     made, other = rig(platform, config, attention), rig(platform, config, attention)
-    (batch,) = make_batches(config, made.head.aux_size, seed, [3])
+    (batch,) = make_batches(made.config, made.head.aux_size, seed, [3])
     batch = replace(batch, num_sampled=[1, 2, 1])
     aux = batch.aux_hidden.clone().view(3, config.query_len, -1)
     for r, count in enumerate((1, 2, 1)):
@@ -94,8 +95,9 @@ def test_rejected(platform: Platform, attention: str, lowering: str, numbers: st
 def test_max_len(platform: Platform, attention: str, lowering: str, seed: int) -> None:
     config = make_config(lowering=lowering, k=5, max_model_len=32, max_num_requests=2)
     made = rig(platform, config, attention)
+    config, end = made.config, made.config.max_model_len
     (any_batch,) = make_batches(config, made.head.aux_size, seed, [2])
-    for start, count in ((26, 6), (29, 3), (30, 2), (31, 1)):
+    for start, count in ((end - 6, 6), (end - 3, 3), (end - 2, 2), (end - 1, 1)):
         blocks = [[1, 2], [3, 4]]
         batch = replace(any_batch, start_positions=[start] * 2, num_sampled=[count, 1], blocks=blocks)
         before = made.host_caches()
@@ -105,6 +107,7 @@ def test_max_len(platform: Platform, attention: str, lowering: str, seed: int) -
         assert positions.min() >= 0
         for (key, _), (old, _) in zip(made.host_caches(), before, strict=True):
             expect_equal(key[4:], old[4:], "a block of no request")
-            expect_equal(key[1, : start % 16], old[1, : start % 16], "a position before the rows")
+            rows = start % config.block_size
+            expect_equal(key[1, :rows], old[1, :rows], "a position before the rows")
             expect_equal(key[0], old[0])
     made.close()

@@ -15,11 +15,13 @@ from torch import Tensor
 from specgraph_conformance.case import case
 from specgraph_conformance.draft_comparison import (
     CAPTURED,
+    TOLERANCE,
     Rounds,
     assert_same,
     away_from_the_end,
     compare,
     expect_oracle,
+    float64_head,
     follow_oracle,
     rig,
     run,
@@ -28,7 +30,7 @@ from specgraph_conformance.draft_oracles import dense_prompt
 from specgraph_conformance.draft_rig import DraftRig, HostBatch, make_batches, make_config
 from specgraph_conformance.oracles import DenseKeys
 from specgraph_conformance.rig import expect_equal, on_host
-from specgraph_conformance.tiny_models import HEADS, VOCAB, make_head
+from specgraph_conformance.tiny_models import HEADS, VOCAB
 
 PROGRAMS = ("eagle3", "mtp-modules", "dflash", "draft-model")
 """One kind of head per draft program: a chain, one module per step, all tokens in one pass, and a chain whose positions
@@ -98,7 +100,7 @@ def _of_rows(batch: HostBatch, rows: int) -> HostBatch:
 )
 def test_prompts(platform: Platform, attention: str, kind: str, seed: int) -> None:
     made = rig(platform, make_config(lowering="auto"), attention, kind)
-    head = make_head(kind, 1, torch.device("cpu"), compute=torch.float64)
+    head, tolerance = float64_head(made, kind), TOLERANCE[made.head.dtype]
     before = made.host_caches()
     (batch,) = make_batches(made.config, head.aux_size, seed, [1])
     prompt, blocks = make_prompt(made, batch.start_positions[0], seed), batch.blocks[0]
@@ -115,7 +117,7 @@ def test_prompts(platform: Platform, attention: str, kind: str, seed: int) -> No
         ):
             new, kept = new.flatten(0, 1), kept.flatten(0, 1)
             written = slots[: wanted.shape[0]]  # none in a module that is not used
-            close = torch.isclose(new[written].double(), wanted, atol=2e-2, rtol=2e-2).flatten(1).all(dim=1)
+            close = torch.isclose(new[written].double(), wanted, atol=tolerance, rtol=tolerance).flatten(1).all(dim=1)
             assert close.all(), f"{name} of layer {layer} differ at positions {(~close).nonzero().flatten().tolist()}"
             rest = [slot for slot in range(new.shape[0]) if slot not in written]
             expect_equal(new[rest], kept[rest], f"{name} of layer {layer} that are no prompt row's")

@@ -69,8 +69,8 @@ def test_two(platform: Platform, attention: str, lowering: str, seed: int) -> No
     config = make_config(lowering=lowering, capture_sizes=(2, 4))
     one, other = rig(platform, config, attention), rig(platform, config, attention, kind="eagle3")
     alone = rig(platform, config, attention)
-    batches = make_batches(config, one.head.aux_size, seed, [4, 2, 3])
-    theirs = make_batches(config, other.head.aux_size, seed + 1, [3, 4, 1])
+    batches = make_batches(one.config, one.head.aux_size, seed, [4, 2, 3])
+    theirs = make_batches(other.config, other.head.aux_size, seed + 1, [3, 4, 1])
     interleaved: list[Round] = []
     for mine, their in zip(batches, theirs, strict=True):
         interleaved.append(one.round(mine))

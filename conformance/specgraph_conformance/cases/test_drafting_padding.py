@@ -26,6 +26,7 @@ from specgraph_conformance.tiny_models import make_head
 def test_padding_writes(platform: Platform, attention: str, lowering: str, seed: int) -> None:
     config = make_config(lowering=lowering, capture_sizes=(4,))
     made = rig(platform, config, attention)
+    config = made.config
     full, small = make_batches(config, made.head.aux_size, seed, [4, 1])
     made.round(full)
     before = made.host_caches()
@@ -52,7 +53,7 @@ def test_idle(platform: Platform, attention: str, lowering: str, seed: int) -> N
     config = make_config(lowering=lowering)
     made, busy = rig(platform, config, attention), rig(platform, config, attention)
     sizes = (3, 1, 2, 4)
-    for batch, size in zip(make_batches(config, made.head.aux_size, seed, sizes), sizes, strict=True):
+    for batch, size in zip(make_batches(made.config, made.head.aux_size, seed, sizes), sizes, strict=True):
         before, caches = sum(made.drafter.launches.values()), made.host_caches()
         made.drafter.propose_idle(size)
         idle = sum(made.drafter.launches.values()) - before

@@ -60,9 +60,9 @@ def rms_norm(x: Tensor, norm: Tensor) -> Tensor:
 def test_norm_gate_up(platform: Platform, way: str, dtype: torch.dtype, seed: int) -> None:
     x, norm = random((9, 128), dtype, seed), (1 + random((128,), torch.float32, seed + 1) / 8).to(dtype)
     weight, bias = random((2 * 96, 128), dtype, seed + 2, 1 / 11), random((2 * 96,), dtype, seed + 3)
-    there = [t.to(platform.device) for t in (x, norm, weight, bias)]
+    rows, scale, w, b = (t.to(platform.device) for t in (x, norm, weight, bias))
     out = torch.zeros(9, 96, dtype=dtype, device=platform.device)
-    run_op(platform, way, lambda: out.copy_(kernels.norm_gate_up(there[0], there[1], 1e-6, there[2], there[3])))
+    run_op(platform, way, lambda: out.copy_(kernels.norm_gate_up(rows, scale, 1e-6, w, b)), [out])
     gate, up = (rms_norm(x, norm) @ weight.double().T + bias.double()).chunk(2, dim=-1)
     wanted = gate * torch.sigmoid(gate) * up
     expect_close(on_host(out), wanted, 2 * TOLERANCE[dtype], "norm_gate_up")
@@ -85,7 +85,7 @@ def test_pair_linear(platform: Platform, way: str, dtype: torch.dtype, seed: int
     first, embedding, embedding_norm, state, state_norm, w, b = (t.to(platform.device) for t in tensors)
     before = first, embedding, embedding_norm, state, state_norm
     out = torch.zeros(9, 80, dtype=dtype, device=platform.device)
-    run_op(platform, way, lambda: out.copy_(kernels.pair_linear(*before, 1e-6, w, b)))
+    run_op(platform, way, lambda: out.copy_(kernels.pair_linear(*before, 1e-6, w, b)), [out])
     both = torch.cat((rms_norm(table[ids], norms[0]), rms_norm(hidden, norms[1])), dim=-1)
     wanted = both @ weight.double().T + bias.double()
     expect_close(on_host(out), wanted, TOLERANCE[dtype], "pair_linear")
@@ -109,7 +109,7 @@ def test_greedy_head(platform: Platform, way: str, seed: int) -> None:
     token_ids, drafts = torch.full((requests,), -7, device=device), torch.full((requests, 4), -7, device=device)
     step = torch.tensor([2], device=device)
     rest = there[2], there[3], step, token_ids, drafts
-    run_op(platform, way, lambda: kernels.greedy_head(there[0], there[1], 1e-6, *rest))
+    run_op(platform, way, lambda: kernels.greedy_head(there[0], there[1], 1e-6, *rest), [token_ids, drafts])
     wanted = (rms_norm(x, norm) @ weight.double().T).argmax(-1) * 2
     expect_equal(on_host(token_ids), wanted, "the next step's tokens")
     untouched = torch.full((requests,), -7)
@@ -162,7 +162,8 @@ def test_advance(platform: Platform) -> None:
     seq_lens = torch.tensor(lengths, dtype=torch.int32, device=device)
     positions, slots = (torch.full((len(lengths),), -77, device=device) for _ in range(2))
     step, table = torch.tensor([1], device=device), torch.tensor(blocks, dtype=torch.int32, device=device)
-    run_op(platform, "captured", lambda: kernels.advance(seq_lens, positions, slots, step, table, limit, block))
+    written = seq_lens, positions, slots, step
+    run_op(platform, "captured", lambda: kernels.advance(*written, table, limit, block), written)
     wanted = [n + 1 if n else 0 for n in lengths]
     assert on_host(seq_lens).tolist() == wanted
     assert on_host(positions).tolist() == [min(max(n - 1, 0), limit - 1) for n in wanted]

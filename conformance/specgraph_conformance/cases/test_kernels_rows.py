@@ -44,7 +44,12 @@ def test_begin_propose(platform: Platform, way: str, k: int, seed: int) -> None:
         torch.tensor(starts, device=device),
         torch.tensor(blocks, dtype=torch.int32, device=device),
     )
-    run_op(platform, way, lambda: kernels.begin_propose(*inputs, max_model_len=limit, block_size=block, **out))
+    run_op(
+        platform,
+        way,
+        lambda: kernels.begin_propose(*inputs, max_model_len=limit, block_size=block, **out),
+        out.values(),
+    )
     seen = {name: on_host(tensor).tolist() for name, tensor in out.items()}
     for r in range(4):
         live = counts[r] > 0
@@ -89,7 +94,9 @@ def test_begin_verify(platform: Platform, way: str) -> None:
         torch.tensor(blocks, dtype=torch.int32, device=device),
     )
     out = {"token_ids": token_ids, "positions": positions, "slot_mapping": slots, "seq_lens": seq_lens}
-    run_op(platform, way, lambda: kernels.begin_verify(*inputs, max_model_len=limit, block_size=block, **out))
+    run_op(
+        platform, way, lambda: kernels.begin_verify(*inputs, max_model_len=limit, block_size=block, **out), out.values()
+    )
     assert on_host(seq_lens).tolist() == [18, 0, 42]
     for r in range(3):
         for i in range(k + 1):
@@ -127,7 +134,7 @@ def test_begin_block(platform: Platform, way: str, k: int, seed: int) -> None:
         torch.tensor(blocks, dtype=torch.int32, device=device),
     )
     limits: dict[str, Any] = {"mask_token_id": mask, "max_model_len": limit, "block_size": block}
-    run_op(platform, way, lambda: kernels.begin_block(*inputs, **limits, **out))
+    run_op(platform, way, lambda: kernels.begin_block(*inputs, **limits, **out), out.values())
     seen = {name: on_host(tensor).tolist() for name, tensor in out.items()}
     for r, (count, start) in enumerate(zip(counts, starts, strict=True)):
         begin = start + count
@@ -168,7 +175,12 @@ def test_begin_prefill(platform: Platform, way: str, first: int, real: int) -> N
         torch.tensor([blocks], dtype=torch.int32, device=device),
     )
     out = {"positions": positions, "slot_mapping": slots, "seq_lens": seq_lens, "last_row": last_row}
-    run_op(platform, way, lambda: kernels.begin_prefill(*inputs, max_model_len=limit, block_size=block, **out))
+    run_op(
+        platform,
+        way,
+        lambda: kernels.begin_prefill(*inputs, max_model_len=limit, block_size=block, **out),
+        out.values(),
+    )
     expected = [slot_of(first + i, blocks, limit, block) if i < real else NULL_SLOT for i in range(rows)]
     assert on_host(slots).tolist() == expected, f"slots {on_host(slots).tolist()}, expected {expected}"
     assert on_host(positions)[:real].tolist() == list(range(first, first + real)), "positions of the real rows"
@@ -208,7 +220,7 @@ def test_load_round(platform: Platform, way: str, seed: int) -> None:
         torch.randint(1, 60, (n, columns), generator=generator).int(),
     )
     there = [tensor.to(device) for tensor in given]
-    run_op(platform, way, lambda: kernels.load_round(*there, **out))
+    run_op(platform, way, lambda: kernels.load_round(*there, **out), out.values())
     for (name, tensor), source in zip(out.items(), given, strict=True):
         seen = on_host(tensor)
         wanted = seen[: source.shape[0]] if source.dim() == 1 else seen[: source.shape[0], : source.shape[1]]
@@ -230,7 +242,8 @@ def test_take_rows(platform: Platform, way: str, seed: int) -> None:
     there, out, copy = source.to(platform.device), torch.zeros(9, 24).to(platform.device), torch.zeros(17, 24)
     copy = copy.to(platform.device)
     selected = rows.to(platform.device)
-    run_op(platform, way, lambda: (kernels.take_rows(there, selected, out), kernels.take_rows(there, None, copy)))
+    run_op(platform, way, lambda: kernels.take_rows(there, selected, out), [out])
+    run_op(platform, way, lambda: kernels.take_rows(there, None, copy), [copy])
     expect_equal(on_host(out), source[rows], "the selected rows")
     expect_equal(on_host(copy), source, "the copy of all rows")
 
@@ -255,7 +268,7 @@ def test_shift(platform: Platform, way: str, seed: int) -> None:
     last = torch.tensor([r * q + count - 1 for r, count in enumerate(counts)], device=device)
     seq_lens = torch.tensor(lengths, dtype=torch.int32, device=device)
     there = latest.to(device)
-    run_op(platform, way, lambda: kernels.shift_token_ids(ids, last, there, seq_lens, step))
+    run_op(platform, way, lambda: kernels.shift_token_ids(ids, last, there, seq_lens, step), [ids, seq_lens, step])
     seen = on_host(ids).view(n, q)
     for r, count in enumerate(counts):
         wanted = [*tokens[r, 1:count].tolist(), int(latest[r])]

@@ -31,7 +31,7 @@ def test_greedy(platform: Platform, way: str, mapped: bool, seed: int) -> None:
     step = torch.tensor([1], device=device)
     on_device = None if offsets is None else offsets.to(device)
     there = logits.to(device)
-    run_op(platform, way, lambda: kernels.draft_greedy(there, on_device, step, token_ids, drafts))
+    run_op(platform, way, lambda: kernels.draft_greedy(there, on_device, step, token_ids, drafts), [token_ids, drafts])
     best = [row.index(max(row)) for row in logits.tolist()]
     wanted = [3 * b if mapped else b for b in best]
     assert on_host(token_ids).tolist() == wanted
@@ -62,7 +62,8 @@ def test_gumbel(platform: Platform, way: str) -> None:
         torch.full((draws,), 9, dtype=torch.int32, device=device),
         torch.zeros(1, dtype=torch.int64, device=device),
     )
-    run_op(platform, way, lambda: kernels.draft_gumbel(there, None, *inputs, token_ids, drafts, probs))
+    written = token_ids, drafts, probs
+    run_op(platform, way, lambda: kernels.draft_gumbel(there, None, *inputs, *written), written)
     wanted = (logits.double() / 0.8).softmax(0)
     expect_close(on_host(probs)[1, 0], wanted, 1e-5, "the distribution")
     assert on_host(token_ids)[0] == 4
@@ -92,7 +93,7 @@ def test_verify_greedy(platform: Platform, way: str, seed: int) -> None:
     sampled = torch.full((5, k + 1), -9, device=device)
     counts = torch.full((5,), -9, dtype=torch.int32, device=device)
     inputs = logits.to(device), drafts.to(device), starts.to(device)
-    run_op(platform, way, lambda: kernels.verify_greedy(*inputs, sampled, counts))
+    run_op(platform, way, lambda: kernels.verify_greedy(*inputs, sampled, counts), [sampled, counts])
     assert on_host(counts).tolist() == [4, 2, 1, 3, 0]
     for r, count in enumerate([4, 2, 1, 3, 0]):
         wanted = [*drafts[r, : max(count - 1, 0)].tolist(), *([best[r, count - 1].item()] if count else [])]
@@ -127,7 +128,7 @@ def test_verify_sampled(platform: Platform, way: str, seed: int) -> None:
     sampled = torch.zeros(draws, k + 1, dtype=torch.int64, device=device)
     counts = torch.zeros(draws, dtype=torch.int32, device=device)
     inputs = logits, drafts, probs, None, temperature, seeds, start.to(device)
-    run_op(platform, way, lambda: kernels.verify_sampled(*inputs, sampled, counts))
+    run_op(platform, way, lambda: kernels.verify_sampled(*inputs, sampled, counts), [sampled, counts])
     p, seen, lengths = p_logits.double().softmax(-1), on_host(sampled), on_host(counts)
     for position in range(2):
         tokens = seen[lengths > position][:, position]
@@ -189,7 +190,7 @@ def test_verify_mixed(platform: Platform, way: str, drafts_from: str, seed: int)
         (torch.arange(requests) * 7919).to(device),
         starts.to(device),
     )
-    run_op(platform, way, lambda: kernels.verify_sampled(*inputs, sampled, counts))
+    run_op(platform, way, lambda: kernels.verify_sampled(*inputs, sampled, counts), [sampled, counts])
     tokens, lengths = on_host(sampled), on_host(counts)
     assert lengths[kind == 4].unique().tolist() == [0], "an inert request was given tokens"
     assert tokens[kind == 4].unique().tolist() == [-1], "an inert request was given tokens"
@@ -233,7 +234,7 @@ def test_block_greedy(platform: Platform, way: str, mapped: bool, seed: int) -> 
     offsets = torch.arange(vocab) if mapped else None
     there, on_device = logits.to(platform.device), None if offsets is None else offsets.to(platform.device)
     drafts = torch.full((requests, k), -7, device=platform.device)
-    run_op(platform, way, lambda: kernels.draft_block_greedy(there, on_device, drafts))
+    run_op(platform, way, lambda: kernels.draft_block_greedy(there, on_device, drafts), [drafts])
     best = torch.tensor([row.index(max(row)) for row in logits.tolist()]).view(requests, k)
     expect_equal(on_host(drafts), best * 2 if mapped else best, "the draft tokens")
 
@@ -263,7 +264,7 @@ def test_block_gumbel(platform: Platform, way: str, seed: int) -> None:
         (torch.arange(requests) % 50).to(device),
         torch.full((requests,), 2, dtype=torch.int32, device=device),
     )
-    run_op(platform, way, lambda: kernels.draft_block_gumbel(*inputs, drafts, probs))
+    run_op(platform, way, lambda: kernels.draft_block_gumbel(*inputs, drafts, probs), [drafts, probs])
     tokens, seen = on_host(drafts), on_host(probs)
     best = logits[0].argmax(-1)
     expect_equal(tokens[kind == 0], best.expand(draws, k), "the draft tokens at temperature 0")
@@ -305,7 +306,7 @@ def test_verify_synthetic(platform: Platform, way: str, seed: int) -> None:
     counts = torch.full((draws,), -9, dtype=torch.int32, device=device)
     seeds = torch.arange(draws) * 7919
     inputs = logits.to(device), drafts.to(device), chances.to(device), seeds.to(device), starts.to(device)
-    run_op(platform, way, lambda: kernels.verify_synthetic(*inputs, sampled, counts))
+    run_op(platform, way, lambda: kernels.verify_synthetic(*inputs, sampled, counts), [sampled, counts])
     tokens, lengths = on_host(sampled), on_host(counts)
     assert int(lengths[2]) == 0
     assert int(lengths[1]) <= 2, "draft token -1 was accepted"
@@ -349,6 +350,7 @@ def test_gumbel_head(platform: Platform, way: str, seed: int) -> None:
         lambda: kernels.gumbel_head(
             rows, scale, 1e-6, matrix, offsets, temperature, seeds, seq_lens, step, ids, drafts, probs
         ),
+        [ids, drafts, probs],
     )
     tokens, seen = on_host(ids), on_host(probs)[:, 1]
     expect_equal(on_host(drafts)[:, 1], tokens, "the column of the step")
