@@ -66,7 +66,7 @@ class Generation:
     message: str = ""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Running:
     """An unfinished request."""
 

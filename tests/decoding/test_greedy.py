@@ -83,7 +83,7 @@ def test_a_request_is_the_same_alone_and_in_a_batch(request, make_decoder, reque
 def drafts_by_place(decoder, requests) -> dict[int, dict[int, list[int]]]:
     """The draft tokens that each request's verify saw, by request and by position of its last token."""
     seen: dict[int, dict[int, list[int]]] = defaultdict(dict)
-    verify = decoder._verify
+    verify = decoder.rounds.verify
 
     def spy(running) -> None:
         for state in running:
@@ -93,7 +93,7 @@ def drafts_by_place(decoder, requests) -> dict[int, dict[int, list[int]]]:
             )
         verify(running)
 
-    decoder._verify = spy
+    decoder.rounds.verify = spy
     decoder.generate(requests)
     return dict(seen)
 

@@ -118,7 +118,7 @@ def transfers_by_round(decoder, monkeypatch, requests):
 
     def watched():
         waits.clear()
-        with Transfers([*named, decoder._draft_rows], pools) as transfers:
+        with Transfers([*named, decoder.rounds.draft_rows], pools) as transfers:
             chunks = run()
         rounds.append((transfers.seen, len(waits)))
         return chunks

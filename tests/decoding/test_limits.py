@@ -124,7 +124,7 @@ def test_what_can_never_fit_is_refused_while_others_go_on(make_decoder, requests
 
 def test_no_two_running_requests_share_a_block(make_decoder, requests, shadow):
     decoder = make_decoder(shadow, num_blocks=33)
-    verify, batches = decoder._verify, []
+    verify, batches = decoder.rounds.verify, []
 
     def spy(running) -> None:
         verify(running)
@@ -134,7 +134,7 @@ def test_no_two_running_requests_share_a_block(make_decoder, requests, shadow):
         assert len(blocks) == len(set(blocks))
         batches.append(len(running))
 
-    decoder._verify = spy
+    decoder.rounds.verify = spy
     decoder.generate(requests)
     assert max(batches) > 1
 

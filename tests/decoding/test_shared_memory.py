@@ -48,9 +48,9 @@ def test_no_graph_writes_what_the_host_uploads_once(make_decoder, shadow, reques
 
 def test_a_request_is_uploaded_when_it_joins_or_moves_and_else_never(make_decoder, shadow, requests, monkeypatch):
     decoder, uploads = make_decoder(shadow, capture_sizes=[4]), []
-    write = decoder._write_requests
+    write = decoder.rounds.write_requests
     monkeypatch.setattr(
-        decoder, "_write_requests", lambda running, first: (uploads.append(first), write(running, first))
+        decoder.rounds, "write_requests", lambda running, first: (uploads.append(first), write(running, first))
     )
     wanted = make_decoder(shadow, capture_sizes=[4]).generate(requests)
     for request in requests:
@@ -58,7 +58,7 @@ def test_a_request_is_uploaded_when_it_joins_or_moves_and_else_never(make_decode
     tokens: dict[int, list[int]] = {}
     while decoder.num_unfinished:
         uploads.clear()
-        rows, seen = {state.index: state.row for state in decoder._running}, set(tokens)
+        rows, seen = {state.index: state.row for state in decoder.rounds.running}, set(tokens)
         for chunk in decoder.step():
             tokens.setdefault(chunk.request, []).extend(chunk.token_ids)
         order = list(rows)

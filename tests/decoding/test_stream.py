@@ -60,8 +60,8 @@ def test_an_abandoned_stream_gives_its_blocks_back_wherever_it_stops(make_decode
 def test_a_stream_that_fails_midway_gives_its_blocks_back(make_decoder, requests, shadow, monkeypatch):
     decoder = make_decoder(shadow, num_blocks=40)
     wanted = decoder.generate(requests)
-    for name, at in (("_prefill", 3), ("_verify", 4), ("_propose", 2)):
-        calls, real = itertools.count(), getattr(decoder, name)
+    for name, at in (("prefill", 3), ("verify", 4), ("propose", 2)):
+        calls, real = itertools.count(), getattr(decoder.rounds, name)
 
         def failing(*args, calls=calls, at=at, real=real, **kwargs):
             if next(calls) == at:
@@ -69,7 +69,7 @@ def test_a_stream_that_fails_midway_gives_its_blocks_back(make_decoder, requests
             return real(*args, **kwargs)
 
         with monkeypatch.context() as patch:
-            patch.setattr(decoder, name, failing)
+            patch.setattr(decoder.rounds, name, failing)
             with pytest.raises(RuntimeError, match="the device is gone"):
                 decoder.generate(requests)
         assert decoder.allocator.num_free == 39

@@ -1,0 +1,44 @@
+"""Which requests a decoder can run: checks before anything is queued, and the KV blocks that a request needs."""
+
+from __future__ import annotations
+
+from specgraph.decoding.config import EngineConfig
+from specgraph.decoding.request import Request
+from specgraph.errors import CapacityError, ConfigError
+
+
+def check_request(request: Request, config: EngineConfig, query_len: int, vocab_size: int, num_blocks: int) -> None:
+    """Refuse what can never run.
+
+    Args:
+        query_len: rows per request in a verify.
+        vocab_size: the target's.
+        num_blocks: KV blocks that can be allocated when nothing is running.
+
+    Raises:
+        CapacityError: the prompt or the KV that it may need is too long.
+        ConfigError: it wants sampling, and this decoder is greedy; or a token is not in the target's vocabulary.
+    """
+    if not 0 <= min(request.prompt_token_ids) <= max(request.prompt_token_ids) < vocab_size:
+        wrong = next(token for token in request.prompt_token_ids if not 0 <= token < vocab_size)
+        raise ConfigError(f"prompt token {wrong} is not in the target's vocabulary of {vocab_size}")
+    if request.temperature > 0 and not config.sampled:
+        raise ConfigError(f"temperature {request.temperature} needs a decoder with config.sampled = True")
+    length = len(request.prompt_token_ids)
+    if length >= config.max_model_len:
+        raise CapacityError(
+            f"the prompt has {length} tokens; with max_model_len {config.max_model_len} it may have "
+            f"{config.max_model_len - 1}"
+        )
+    needed = blocks_needed(request, config, query_len)
+    if needed > num_blocks:
+        raise CapacityError(
+            f"the request may need {needed} KV blocks of {config.block_size} tokens and the cache has "
+            f"{num_blocks}: give the cache more blocks, or ask for fewer tokens"
+        )
+
+
+def blocks_needed(request: Request, config: EngineConfig, query_len: int) -> int:
+    """KV blocks for all that the request can ever touch, so that it never runs out midway."""
+    reach = len(request.prompt_token_ids) + request.max_tokens + 2 * query_len
+    return -(-min(reach, config.max_model_len) // config.block_size)

@@ -1,0 +1,151 @@
+"""The running requests, and their rounds as two passes: verify, then propose.
+
+The device work of a round needs nothing that the host learns in that round: the propose reads accepted counts and
+hidden states where the verify left them. One transfer brings the new tokens to the host, those after new prompts too;
+it is queued before the propose, so that the host has the tokens while the drafter still runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from specgraph.attention import NULL_BLOCK
+from specgraph.decoding.blocks import BlockAllocator
+from specgraph.decoding.metrics import AcceptanceMetrics
+from specgraph.decoding.request import Running
+from specgraph.decoding.target import TargetRunner, sample_token
+from specgraph.drafting import Drafter, DraftTokens, ProposeBatch
+from specgraph.runner import HostCopy, write
+
+
+class Rounds:
+    """The running requests of one decoder, in rows 0.. of the round's memory, and what runs over them."""
+
+    def __init__(
+        self,
+        target: TargetRunner,
+        drafter: Drafter | None,
+        allocator: BlockAllocator,
+        metrics: AcceptanceMetrics,
+        query_len: int,
+    ) -> None:
+        """
+        Args:
+            allocator: takes back the blocks of requests that leave.
+            query_len: rows per request in the first verify.
+        """
+        self.target, self.drafter, self.config, self.platform = target, drafter, target.config, target.platform
+        self.allocator, self.metrics = allocator, metrics
+        self.running: list[Running] = []
+        largest = self.config.prefill_rows[-1]
+        self._prefill_chunk = min(self.config.prefill_chunk or largest, largest)
+        self._drafts: DraftTokens | None = None
+        requests = self.config.max_num_requests
+        self._finished = HostCopy(self.platform, requests * (query_len + 1), torch.int64)
+        self.draft_rows = torch.zeros(requests, dtype=torch.int64, device=self.platform.device)
+        """int64 [R]: written where requests changed their rows, to gather their drafts."""
+        self._rows = query_len
+        """Rows per request in the next verify: one more than were drafted last. Without a drafter always the same."""
+
+    def step(self, admit: Callable[[], None]) -> list[tuple[Running, list[int]]]:
+        """One round over the running requests.
+
+        Args:
+            admit: calls `join` for each request that joins; called when the verify is launched.
+
+        Returns:
+            Each request with the tokens that its verify, or its prompt's prefill, sampled: accepted drafts, then the
+            target's own token.
+        """
+        num_drafts, verified, running = self._rows - 1, len(self.running), self.running
+        self.verify(running)
+        # After the verify, which also writes hidden states of padded rows: a new request needs its own for the propose.
+        admit()
+        if len(running) > verified:
+            joined = running[verified:]
+            write(self.target.round.start_positions[verified : len(running)], [state.position for state in joined])
+            self.write_requests(running, verified)
+        batch = self._round(len(running))
+        self._finished.start(torch.cat([batch.sampled_token_ids, batch.num_sampled[:, None].long()], dim=1))
+        if self.drafter is not None:
+            self.propose(self.drafter, running, batch)
+        sampled: list[tuple[Running, list[int]]] = []
+        rounds: list[list[int]] = self._finished.read().tolist()
+        for row, (state, (*tokens, count)) in enumerate(zip(running, rounds, strict=True)):
+            if self.drafter is not None and num_drafts and row < verified:
+                self.metrics.observe(count - 1)
+            state.row = row
+            sampled.append((state, tokens[:count]))
+        return sampled
+
+    def join(self, state: Running) -> None:
+        """Prefill a request, which has its KV blocks, and let it take part in the next propose."""
+        self.running.append(state)
+        self.prefill(state, row=len(self.running) - 1)
+
+    def leave(self, state: Running) -> None:
+        """Take a request out, finished or not, and give its KV blocks back."""
+        self.running.remove(state)
+        self.allocator.free(state.blocks)
+
+    def prefill(self, state: Running, row: int) -> None:
+        """Target and drafter KV of the prompt, and the first token, as a round that sampled one token."""
+        prompt, request = state.token_ids, state.request
+        logits = hidden = None
+        for start in range(0, len(prompt), self._prefill_chunk):
+            chunk = prompt[start : start + self._prefill_chunk]
+            logits = self.target.prefill(chunk, start, state.blocks)
+            if self.drafter is not None:
+                hidden = self.drafter.prefill(prompt, range(start, start + len(chunk)), state.blocks)
+        assert logits is not None
+        token = sample_token(logits, request.temperature, request.seed, len(prompt))
+        self.target.round.sliced(row + 1, self._rows).join(row, token, hidden)
+
+    def verify(self, running: Sequence[Running]) -> None:
+        """Upload each request's last token and position, and run the target over them and their drafts."""
+        if not running:
+            return
+        n, drafts = len(running), self._drafts
+        b = self.target.verify_program.sliced(n, self._rows)
+        write(b.last_token_ids, [state.token_ids[-1] for state in running])
+        moved = [state.row for state in running] != list(range(n))
+        if moved:  # a request's block table, temperature and seed stay where they are as long as its row does
+            self.write_requests(running, 0)
+        if drafts is not None:
+            rows = slice(0, n)
+            if moved:
+                rows = self.draft_rows[:n]
+                write(rows, [state.row for state in running])
+            b.draft_token_ids.copy_(drafts.token_ids[rows])
+            if b.draft_probs is not None and drafts.probs is not None:
+                b.draft_probs.copy_(drafts.probs[rows])
+        self.target.verify(n, [state.position for state in running], self._rows)
+        self.metrics.rounds += 1
+
+    def propose(self, drafter: Drafter, running: Sequence[Running], batch: ProposeBatch) -> None:
+        """Draft for the verified requests, where the verify left them, and for those after them that just joined."""
+        starts = [state.position for state in running]
+        self._drafts = drafter.propose(batch, host_start_positions=starts, host_num_sampled=self._counts, copy=False)
+        self._rows = self._drafts.token_ids.shape[1] + 1
+
+    def write_requests(self, running: Sequence[Running], first: int) -> None:
+        """Upload what belongs to a request and not to a round, for rows `first` on: target and drafter both read it."""
+        memory, states, rows = self.target.round, running[first:], slice(first, len(running))
+        width = memory.block_table.shape[1]
+        write(memory.block_table[rows], [[*s.blocks, *[NULL_BLOCK] * (width - len(s.blocks))] for s in states])
+        if self.config.sampled:
+            write(memory.temperature[rows], [s.request.temperature for s in states])
+            write(memory.seeds[rows], [s.request.seed for s in states])
+        elif self.config.synthetic_acceptance is not None:  # requests of one seed must not all accept alike
+            write(memory.seeds[rows], [(s.request.seed + s.index) % 2**63 for s in states])
+
+    def _round(self, num_requests: int) -> ProposeBatch:
+        """The memory of this round: the target's results, and what the drafter reads."""
+        if self.drafter is not None:
+            return self.drafter.inputs(num_requests, self._rows)
+        return self.target.round.sliced(num_requests, self._rows)
+
+    def _counts(self) -> list[int]:
+        return self._finished.read()[:, -1].tolist()
