@@ -17,7 +17,7 @@ from specgraph.attention import (
     TaskKey,
     choose_attention,
 )
-from specgraph.checkpoints import load_drafter, load_target
+from specgraph.checkpoints import TargetShape, load_drafter, load_target, target_shape
 from specgraph.decoding.blocks import allocate_caches
 from specgraph.decoding.config import EngineConfig
 from specgraph.decoding.decoder import SpeculativeDecoder
@@ -96,6 +96,7 @@ __all__ = [
     "Store",
     "Target",
     "TargetOutput",
+    "TargetShape",
     "TaskKey",
     "TextGenerator",
     "UnsupportedError",
@@ -107,4 +108,5 @@ __all__ = [
     "load_target",
     "open_platform",
     "shipped_pair",
+    "target_shape",
 ]

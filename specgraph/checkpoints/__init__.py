@@ -3,9 +3,11 @@
 target = load_target("Llama-3.1-8B-Instruct", device, torch.bfloat16)
 print(drafter_format("EAGLE3-LLaMA3.1-Instruct-8B"))     # eagle3, authors layout (...)
 head = load_drafter("EAGLE3-LLaMA3.1-Instruct-8B", target)
+head = load_drafter("Qwen3-30B-A3B-EAGLE3", "Qwen3-30B-A3B")  # an engine's own target: only its shape is read
 """
 
 from specgraph.checkpoints.formats import DrafterFormat
 from specgraph.checkpoints.load import drafter_format, load_drafter, load_target
+from specgraph.checkpoints.target_shape import TargetShape, target_shape
 
-__all__ = ["DrafterFormat", "drafter_format", "load_drafter", "load_target"]
+__all__ = ["DrafterFormat", "TargetShape", "drafter_format", "load_drafter", "load_target", "target_shape"]

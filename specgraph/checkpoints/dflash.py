@@ -6,12 +6,18 @@ from dataclasses import replace
 
 from specgraph.checkpoints.config_source import ConfigSource
 from specgraph.checkpoints.files import shown
-from specgraph.checkpoints.fit import check_aux_layers, check_same, draft_to_target, drafter_config, shared_or_own
+from specgraph.checkpoints.fit import (
+    DraftedTarget,
+    check_aux_layers,
+    check_same,
+    draft_to_target,
+    drafter_config,
+    shared_or_own,
+)
 from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.checkpoints.formats import DrafterFolder, DrafterFormat, DrafterReader
 from specgraph.checkpoints.llama import load_decoder_layer
 from specgraph.models.dflash import DFlashConfig, DFlashHead, DFlashWeights
-from specgraph.models.llama import LlamaTarget
 
 IGNORED = {
     "t2d": "the inverse of d2t",
@@ -20,7 +26,7 @@ IGNORED = {
 """Pattern of tensor names -> why a head of this format does not need it."""
 
 
-def dflash_config(head: ConfigSource, layers: ConfigSource, target: LlamaTarget) -> DFlashConfig:
+def dflash_config(head: ConfigSource, layers: ConfigSource, target: DraftedTarget) -> DFlashConfig:
     """Read the authors' config.json (z-lab/*-DFlash: `dflash_config`, decoder keys beside it) or that of speculators.
 
     Raises:
@@ -49,7 +55,7 @@ def dflash_config(head: ConfigSource, layers: ConfigSource, target: LlamaTarget)
     )
 
 
-def _outputs_of(authors: ConfigSource, target: LlamaTarget) -> tuple[int, ...]:
+def _outputs_of(authors: ConfigSource, target: DraftedTarget) -> tuple[int, ...]:
     """`target_layer_ids` as aux layers.
 
     Layer i's output is what enters layer i + 1, so its aux layer is i + 1. The last layer's is the state *after* the
@@ -73,7 +79,7 @@ def recognise_dflash(source: ConfigSource, checkpoint: CheckpointFolder) -> Draf
     return DrafterFormat("dflash", "authors", "config.json has dflash_config", tokens)
 
 
-def load_dflash(opened: DrafterFolder, target: LlamaTarget) -> DFlashHead:
+def load_dflash(opened: DrafterFolder, target: DraftedTarget) -> DFlashHead:
     """Read a head.
 
     Raises:

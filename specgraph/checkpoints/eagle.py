@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 
 from specgraph.checkpoints.config_source import ConfigSource
-from specgraph.checkpoints.fit import check_same, drafter_config, shared_or_own
+from specgraph.checkpoints.fit import DraftedTarget, check_same, drafter_config, shared_or_own
 from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.checkpoints.formats import DrafterFolder, DrafterFormat, DrafterReader
 from specgraph.checkpoints.llama import load_decoder_layer
 from specgraph.models.eagle import EagleHead, EagleWeights
-from specgraph.models.llama import LlamaTarget
 
 
 def recognise_eagle(source: ConfigSource, checkpoint: CheckpointFolder) -> DrafterFormat | None:
@@ -20,7 +19,7 @@ def recognise_eagle(source: ConfigSource, checkpoint: CheckpointFolder) -> Draft
     return None
 
 
-def load_eagle(opened: DrafterFolder, target: LlamaTarget) -> EagleHead:
+def load_eagle(opened: DrafterFolder, target: DraftedTarget) -> EagleHead:
     """Read a head in the authors' layout (`fc`, `layers.0`) or that of speculators (`fusion_fc`, `transformer`).
 
     Raises:

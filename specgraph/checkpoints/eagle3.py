@@ -6,7 +6,7 @@ from torch import Tensor
 
 from specgraph.checkpoints.config_source import ConfigSource
 from specgraph.checkpoints.fit import (
-    TargetShape,
+    DraftedTarget,
     check_aux_layers,
     check_same,
     draft_to_target,
@@ -18,7 +18,6 @@ from specgraph.checkpoints.formats import DrafterFolder, DrafterFormat, DrafterR
 from specgraph.checkpoints.llama import load_decoder_layer
 from specgraph.errors import CheckpointError
 from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
-from specgraph.models.llama import LlamaTarget
 
 IGNORED = {
     r"(.*\.)?t2d": "the inverse of d2t",
@@ -43,7 +42,7 @@ def default_aux_layers(num_layers: int) -> tuple[int, int, int]:
 
 
 def eagle3_config(
-    source: ConfigSource, layers: ConfigSource, target: TargetShape, norm_before_residual: bool = False
+    source: ConfigSource, layers: ConfigSource, target: DraftedTarget, norm_before_residual: bool = False
 ) -> Eagle3Config:
     """Read how a head uses the target from `source`, and the decoder's sizes from `layers`.
 
@@ -85,7 +84,7 @@ def recognise_eagle3(source: ConfigSource, checkpoint: CheckpointFolder) -> Draf
     return None
 
 
-def load_eagle3(opened: DrafterFolder, target: LlamaTarget) -> Eagle3Head:
+def load_eagle3(opened: DrafterFolder, target: DraftedTarget) -> Eagle3Head:
     """Read a head whose first layer is `midlayer.*` (the authors' name) or `layers.0.*`.
 
     Raises:

@@ -16,9 +16,11 @@ from specgraph.errors import CheckpointError
 from specgraph.models.config import ModelConfig
 
 
-class TargetShape(Protocol):
-    """What a drafter must match."""
+class DraftedTarget(Protocol):
+    """What a drafter must match, and the tensors that it may share: a `LlamaTarget`, or a `TargetShape`."""
 
+    @property
+    def architecture(self) -> str: ...
     @property
     def num_layers(self) -> int: ...
     @property
@@ -27,9 +29,15 @@ class TargetShape(Protocol):
     def vocab_size(self) -> int: ...
     @property
     def max_model_len(self) -> int: ...
+    @property
+    def embed_tokens(self) -> Tensor: ...
+    @property
+    def lm_head(self) -> Tensor: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
 
 
-def drafter_config(layers: ConfigSource, target: TargetShape, default_architecture: str) -> ModelConfig:
+def drafter_config(layers: ConfigSource, target: DraftedTarget, default_architecture: str) -> ModelConfig:
     """Sizes of a drafter's decoder, with as many positions as the target has.
 
     A drafter's own `max_position_embeddings` is the length of its training texts, and no limit.
@@ -51,7 +59,7 @@ def check_same(what: str, drafter: int, target: int, source: str) -> None:
         )
 
 
-def check_aux_layers(aux_layers: Sequence[int], target: TargetShape, source: str) -> None:
+def check_aux_layers(aux_layers: Sequence[int], target: DraftedTarget, source: str) -> None:
     """Raise CheckpointError unless there are aux layers and each is a state of the target: 0 to num_layers."""
     if not aux_layers or not all(0 <= k <= target.num_layers for k in aux_layers):
         raise CheckpointError(

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from specgraph.checkpoints.config_source import ConfigSource
 from specgraph.checkpoints.files import shown
+from specgraph.checkpoints.fit import DraftedTarget
 from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.errors import CheckpointError
-from specgraph.models.llama import LlamaTarget
 from specgraph.models.protocol import DraftHead, ParallelHead
 
 
@@ -58,7 +58,7 @@ class DrafterReader:
     algorithm: str
     recognise: Callable[[ConfigSource, CheckpointFolder], DrafterFormat | None]
     """Recognises a folder, or returns None. Not asked about the `speculators` format, which names its algorithm."""
-    load: Callable[[DrafterFolder, LlamaTarget], DraftHead | ParallelHead]
+    load: Callable[[DrafterFolder, DraftedTarget], DraftHead | ParallelHead]
     """Raises CheckpointError: a missing or misshapen tensor, or a head that does not fit the target."""
     speculators: bool = True
     """Whether this algorithm also comes in the `speculators` format, under the same name."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specgraph.checkpoints.config_source import ConfigSource
-from specgraph.checkpoints.fit import check_same
+from specgraph.checkpoints.fit import DraftedTarget, check_same
 from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.checkpoints.formats import DrafterFolder, DrafterFormat, DrafterReader
 from specgraph.checkpoints.model_config import ARCHITECTURES, model_config, require_full_attention
@@ -86,7 +86,7 @@ def recognise_draft_model(source: ConfigSource, checkpoint: CheckpointFolder) ->
     return None
 
 
-def load_draft_model(opened: DrafterFolder, target: LlamaTarget) -> DraftModelHead:
+def load_draft_model(opened: DrafterFolder, target: DraftedTarget) -> DraftModelHead:
     """Read a small model as a drafter, with as many positions as the target has.
 
     Raises:

@@ -8,11 +8,13 @@ import torch
 
 from specgraph.checkpoints import dflash, eagle, eagle3, llama, mtp
 from specgraph.checkpoints.config_source import check_keys, read_config, refuse_quantised
+from specgraph.checkpoints.fit import DraftedTarget
 from specgraph.checkpoints.folder import open_checkpoint
 from specgraph.checkpoints.formats import DrafterFolder, DrafterFormat, DrafterReader, detect_format, speculators_source
 from specgraph.checkpoints.llama import load_llama
 from specgraph.checkpoints.model_config import model_config, require_full_attention
 from specgraph.checkpoints.mtp import mtp_tensors
+from specgraph.checkpoints.target_shape import MOST_POSITIONS, target_shape
 from specgraph.errors import ConfigError
 from specgraph.models.llama import LlamaTarget
 from specgraph.models.protocol import DraftHead, ParallelHead
@@ -25,9 +27,6 @@ READERS: tuple[DrafterReader, ...] = (
     llama.READER,
 )
 """Every kind of drafter, in the order in which a folder is tried: a whole model may carry MTP modules, so last."""
-
-MOST_POSITIONS = 1 << 20
-"""The largest max_model_len: a rotary table of as many rows has half a gigabyte at head_dim 128."""
 
 
 def load_target(
@@ -83,13 +82,18 @@ def drafter_format(folder: Path | str) -> DrafterFormat:
 
 
 def load_drafter(
-    folder: Path | str, target: LlamaTarget, dtype: torch.dtype | None = None, num_modules: int | None = None
+    folder: Path | str,
+    target: DraftedTarget | Path | str | torch.nn.Module,
+    dtype: torch.dtype | None = None,
+    num_modules: int | None = None,
 ) -> DraftHead | ParallelHead:
-    """Read a drafter for `target`, onto the target's device.
+    """Read a drafter for `target`, onto the device of the target's embedding.
 
     Args:
         folder: the drafter's folder, or the target's own where that holds MTP modules; its format is detected.
-        target: the model it drafts for; embedding and head are shared with it unless the folder has its own.
+        target: the model it drafts for: from `load_target`; or of any other architecture as a folder, a transformers
+            model or a `TargetShape` (`target_shape` makes one, also from a state dict). Embedding and lm_head are
+            shared with it unless the drafter's folder has its own.
         dtype: of weights and activations; the target's when None.
         num_modules: for MTP: number of modules to use; all when None. 1 uses the first at every step.
 
@@ -101,6 +105,8 @@ def load_drafter(
     folder = Path(folder)
     source = read_config(folder)
     refuse_quantised(source)
+    if isinstance(target, str | Path | torch.nn.Module):
+        target = target_shape(target)
     checkpoint = open_checkpoint(folder, target.embed_tokens.device, dtype or target.dtype)
     found = detect_format(source, checkpoint, READERS)
     if num_modules is not None and (num_modules < 1 or found.algorithm != "mtp"):

@@ -63,7 +63,7 @@ def model_config(source: ConfigSource, default_architecture: str | None = None) 
         rms_norm_eps=source.number("rms_norm_eps", 1e-6),
         max_position_embeddings=source.integer("max_position_embeddings", 2048),
         tie_word_embeddings=source.boolean("tie_word_embeddings", False),
-        dtype=_dtype(source),
+        dtype=config_dtype(source),
         sliding_window=_sliding_window(source, architecture),
         rotary=rotary_config(source),
         qkv_bias=attention_bias or architecture == "qwen2",
@@ -142,7 +142,12 @@ def _sliding_window(source: ConfigSource, architecture: str) -> int | None:
     return source.integer("sliding_window")
 
 
-def _dtype(source: ConfigSource) -> torch.dtype:
+def config_dtype(source: ConfigSource) -> torch.dtype:
+    """`dtype`, or `torch_dtype` in older files; float32 when there is none.
+
+    Raises:
+        CheckpointError: not a plain floating-point type.
+    """
     key = "dtype" if source.has("dtype") else "torch_dtype"
     name = source.string(key, "float32").removeprefix("torch.")
     if name not in _DTYPES:

@@ -17,13 +17,12 @@ import torch
 from torch import Tensor
 
 from specgraph.checkpoints.config_source import ConfigSource
-from specgraph.checkpoints.fit import check_same, drafter_config
+from specgraph.checkpoints.fit import DraftedTarget, check_same, drafter_config
 from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.checkpoints.formats import DrafterFolder, DrafterFormat, DrafterReader
 from specgraph.checkpoints.llama import load_decoder_layer
 from specgraph.errors import CheckpointError
 from specgraph.models.config import ModelConfig
-from specgraph.models.llama import LlamaTarget
 from specgraph.models.mtp import MtpHead, MtpModule
 
 
@@ -109,7 +108,7 @@ def recognise_mtp(source: ConfigSource, checkpoint: CheckpointFolder) -> Drafter
     return None if names is None else DrafterFormat("mtp", names.family, f"tensors named as {names.projection}")
 
 
-def load_mtp(opened: DrafterFolder, target: LlamaTarget) -> MtpHead:
+def load_mtp(opened: DrafterFolder, target: DraftedTarget) -> MtpHead:
     """Read a checkpoint's MTP modules, or the first `num_modules`; embedding and head are the target's.
 
     Raises:
@@ -119,7 +118,7 @@ def load_mtp(opened: DrafterFolder, target: LlamaTarget) -> MtpHead:
     names = mtp_family(folder)
     if names is None:
         raise CheckpointError(f"{folder.folder} has no MTP projection in the names of {', '.join(_families())}")
-    config = drafter_config(layers, target, target.config.architecture)
+    config = drafter_config(layers, target, target.architecture)
     check_same("hidden size", config.hidden_size, target.hidden_size, layers.name)
     check_same("vocabulary", config.vocab_size, target.vocab_size, layers.name)
     present = 0
@@ -146,12 +145,12 @@ def load_mtp(opened: DrafterFolder, target: LlamaTarget) -> MtpHead:
     return MtpHead(config, modules, target.embed_tokens, target.lm_head)
 
 
-def _name(pattern: str, module: int, target: LlamaTarget) -> str:
+def _name(pattern: str, module: int, target: DraftedTarget) -> str:
     return pattern.format(i=module, n=target.num_layers + module)
 
 
 def _load_module(
-    folder: CheckpointFolder, names: MtpNames, index: int, config: ModelConfig, target: LlamaTarget
+    folder: CheckpointFolder, names: MtpNames, index: int, config: ModelConfig, target: DraftedTarget
 ) -> MtpModule:
     hidden = config.hidden_size
 

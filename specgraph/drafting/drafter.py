@@ -76,7 +76,8 @@ class Drafter(ModelRunner):
             attention: the attention backend; the core's paged attention with device lengths by default.
 
         Raises:
-            ConfigError: the caches do not fit the head or the config, or the head cannot draft K tokens.
+            ConfigError: the caches do not fit the head or the config, or the head cannot draft K tokens or has too few
+                positions.
             UnsupportedError: the lowering that was asked for is not possible on this platform.
         """
         _check_caches(head, caches, config)
@@ -307,6 +308,11 @@ def _check_caches(head: DraftHead | ParallelHead, caches: Sequence[KVCache], con
             f"the drafter has {len(head.attention_layers)} attention layer(s), got {len(caches)} KV caches"
         )
     for layer, cache in zip(head.attention_layers, caches, strict=True):
+        if layer.rotary is not None and layer.rotary.shape[0] < config.max_model_len:
+            raise ConfigError(
+                f"max_model_len is {config.max_model_len}, and the drafter was loaded for {layer.rotary.shape[0]} "
+                "positions (its target's max_model_len)"
+            )
         wanted = (config.block_size, layer.num_kv_heads, layer.head_dim)
         for name, tensor in (("key", cache.key), ("value", cache.value)):
             if tuple(tensor.shape[1:]) != wanted:

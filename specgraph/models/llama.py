@@ -38,6 +38,11 @@ class LlamaTarget:
         return self._attention_layers
 
     @property
+    def architecture(self) -> str:
+        """`model_type` of its configuration."""
+        return self.config.architecture
+
+    @property
     def num_layers(self) -> int:
         """Number of decoder layers; also the largest aux layer id."""
         return len(self.layers)
