@@ -237,10 +237,10 @@ class Graph:
         """Drop the captured work; the graph can capture again. Used by: engine authors, suite."""
         if self.is_captured:
             self.is_captured = False
-            handle, self.pool_handle = self.pool_handle, None
             try:
                 self._destroy()
             finally:
+                handle, self.pool_handle = self.pool_handle, None
                 self.pool.leave(handle)
 
     @final

@@ -4,7 +4,7 @@ numbers on the device at hand. Each trial takes a few milliseconds and returns w
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,16 +15,26 @@ from specgraph.platforms.capabilities import Support, no, yes
 if TYPE_CHECKING:
     from specgraph.platforms.interface import Platform
 
-Trial = Callable[["Platform"], "str | None"]
+Trial = Callable[[Any], "str | None"]
+"""Takes the platform; a backend's own trial may ask for its own class."""
+
+
+def outcome(platform: Platform, trial: Trial) -> str:
+    """What the trial found wrong, or the exception that it raised, in one line; empty if nothing."""
+    try:
+        return trial(platform) or ""
+    except Exception as error:
+        return f"{type(error).__name__}: {first_line(error)}"
+
+
+def support(wrong: str, reason: str = "") -> Support:
+    """`yes` with `reason` if a trial found nothing wrong; otherwise `no` with what it found."""
+    return no(f"a trial on this device failed: {wrong}") if wrong else yes(reason)
 
 
 def claim(platform: Platform, trial: Trial, reason: str = "") -> Support:
-    """`yes` with `reason` if the trial finds nothing wrong; otherwise `no` with what it found."""
-    try:
-        wrong = trial(platform)
-    except Exception as error:
-        wrong = f"{type(error).__name__}: {first_line(error)}"
-    return yes(reason) if wrong is None else no(f"a trial on this device failed: {wrong}")
+    """Run a trial: `support` of its `outcome`."""
+    return support(outcome(platform, trial), reason)
 
 
 def replays_follow_their_input(platform: Platform) -> str | None:
@@ -98,6 +108,35 @@ def a_loop_in_one_graph(platform: Platform, steps: int = 24) -> str | None:
         return None
     finally:
         graph.close()
+
+
+def random_goes_on(
+    platform: Platform, get_state: Callable[[], Tensor], set_state: Callable[[Tensor], None]
+) -> str | None:
+    """Compare what two replays draw with what two eager calls draw.
+
+    Args:
+        platform: the device.
+        get_state: returns the state of the device's default generator.
+        set_state: sets it; the state is afterwards as it was before.
+    """
+    saved, graph = get_state(), platform.graph()
+    try:
+        eager = [on_host(torch.rand(8, device=platform.device)) for _ in range(2)]
+        set_state(saved)
+        with graph.capture():
+            drawn = torch.rand(8, device=platform.device)
+        replayed: list[Tensor] = []
+        for _ in eager:
+            graph.replay()
+            replayed.append(on_host(drawn))
+        if torch.equal(*replayed):
+            return "two replays drew the same numbers"
+        same = torch.equal(torch.stack(eager), torch.stack(replayed))
+        return None if same else "replays draw other numbers than eager does"
+    finally:
+        graph.close()
+        set_state(saved)
 
 
 def on_host(tensor: Tensor) -> Tensor:

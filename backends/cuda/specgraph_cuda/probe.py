@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 import torch
 
 from specgraph.errors import first_line
 from specgraph.platforms import Capabilities, Platform, Probe, Support, no, quirk, trial, yes
+from specgraph.platforms.installed import installed_version
 
 if TYPE_CHECKING:
     from specgraph_cuda.platform import CudaPlatform
@@ -97,18 +97,11 @@ def versions(device: torch.device) -> dict[str, str]:
         "torch": torch.__version__,
         "cuda": str(torch.version.cuda),
         "compute capability": f"{major}.{minor}",
-        "triton": _installed("triton"),
-        "cuda-bindings": _installed("cuda-bindings"),
+        "triton": installed_version("triton"),
+        "cuda-bindings": installed_version("cuda-bindings"),
         "driver": _driver_version(),
     }
     return {name: value for name, value in found.items() if value}
-
-
-def _installed(distribution: str) -> str:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return ""
 
 
 def _driver_version() -> str:

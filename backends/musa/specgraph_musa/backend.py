@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from specgraph.errors import PlatformError
 from specgraph.platforms import Backend, Platform, hookimpl
 
-from specgraph_musa.installation import probe
+from specgraph_musa.probe import probe
 
 
 def open_device(index: int) -> Platform:
-    """Open GPU `index`. Raises PlatformError without a usable torch_musa or such a device, ConfigError for a
-    SPECGRAPH_MUSA_* variable with an unknown value."""
-    found = probe()
-    if not found.available:
-        raise PlatformError(f"platform 'musa' is not available: {found.reason}")
+    """Open GPU `index`."""
     from specgraph_musa.platform import MusaPlatform
 
     return MusaPlatform(index)

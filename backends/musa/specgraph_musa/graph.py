@@ -1,8 +1,5 @@
-"""Graphs and pools of torch.musa: the primitives of `specgraph.platforms.Graph`, which does the rest.
-
-What torch_musa leaves undone after a failed capture, and where a release does not give memory back, is done here; each
-case is a row of `policy.md`.
-"""
+"""Graphs and pools of torch.musa. What torch_musa leaves undone after a failed capture, and memory that a release does
+not give back, is dealt with here; each case is a row of `policy.md`."""
 
 from __future__ import annotations
 
@@ -39,16 +36,11 @@ class MusaGraphPool(GraphPool):
 
 
 class MusaGraph(Graph):
-    """One torch.musa.MUSAGraph per capture.
-
-    `_share` is the handle of the pool that `_raw` has a share of. `_in_inference_mode`: torch refuses to begin and to
-    replay outside inference mode (`policy.md`, inference mode).
-    """
+    """One torch.musa.MUSAGraph, `_raw`, per capture."""
 
     platform: MusaPlatform
     _raw: Any = None
-    _share: Any = None
-    _in_inference_mode = False
+    _in_inference_mode = False  # whether torch refuses to begin and to replay outside inference mode
 
     def _begin(self, handle: Any) -> None:
         self._raw = None
@@ -63,7 +55,7 @@ class MusaGraph(Graph):
             )
         musa.synchronize(self.platform.index)
         musa.empty_cache()
-        self._raw, self._share = musa.MUSAGraph(), handle
+        self._raw = musa.MUSAGraph()
         self._in_inference_mode = begin(self._raw, handle)
 
     def _end(self) -> None:
@@ -72,8 +64,8 @@ class MusaGraph(Graph):
     def _abandon(self, began: bool) -> None:
         raw, self._raw = self._raw, None
         if raw is not None:
-            self.pool.retire(self._share)  # some allocators refuse a further capture with this handle
-            drop(raw, self._share, self.platform, began=began)
+            self.pool.retire(self.pool_handle)  # some allocators refuse a further capture with this handle
+            drop(raw, self.pool_handle, self.platform, began=began)
             heal_generator(self.platform)
 
     def _launch(self) -> None:
@@ -86,7 +78,7 @@ class MusaGraph(Graph):
         raw, self._raw = self._raw, None
         raw.reset()
         if self.platform.release == "by_own_call":
-            release_share(self.platform.index, self._share)
+            release_share(self.platform.index, self.pool_handle)
 
 
 def begin(raw: Any, handle: Any) -> bool:
@@ -130,13 +122,12 @@ def heal_generator(platform: MusaPlatform) -> None:
 
 
 def release_share(index: int, handle: Any) -> None:
-    """Take one share off the pool `handle` of device `index`. Raises AttributeError if torch_musa lacks the call,
-    RuntimeError if the pool has no share left."""
+    """Take one share off the pool `handle`. Raises AttributeError without the call, RuntimeError without a share."""
     import_module("torch_musa._MUSAC")._musa_releasePool(index, handle)
 
 
 def end_recording(index: int, handle: Any) -> bool:
-    """End the allocator's recording to the pool `handle` of device `index`; whether there was one."""
+    """End the allocator's recording to the pool `handle`; whether there was one."""
     binary = import_module("torch_musa._MUSAC")
     try:
         getattr(binary, next(n for n in END_RECORDING if hasattr(binary, n)))(index, handle)

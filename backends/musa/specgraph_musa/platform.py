@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from specgraph.errors import PlatformError, UnsupportedError
 from specgraph.platforms import Capabilities, Event, MemoryInfo, Platform, PlatformInfo, Stream
+from specgraph.platforms.installed import installed_version
+from specgraph.platforms.trial_process import Findings, findings
 
 from specgraph_musa.graph import MusaGraph, MusaGraphPool
-from specgraph_musa.installation import installed_version
 from specgraph_musa.policy import Policy, policy_from
-from specgraph_musa.trials import Findings, capabilities, findings
-from specgraph_musa.triton_ops import register_ops
+from specgraph_musa.trials import TRIALS, capabilities
+from specgraph_musa.triton_ops import register_ops, why_absent
 
 
 class MusaPlatform(Platform):
@@ -28,11 +29,11 @@ class MusaPlatform(Platform):
 
     graph_type = MusaGraph
     pool_type = MusaGraphPool
+    musa: Any
 
     def __init__(self, index: int, policy: Policy | None = None, found: Findings | None = None) -> None:
         """
         Args:
-            index: which device.
             policy: by default, what the environment asks for.
             found: what the trials found on this device; None to find it out, empty to claim nothing.
 
@@ -43,18 +44,21 @@ class MusaPlatform(Platform):
         import torch_musa  # pyright: ignore[reportMissingImports]
 
         self.policy = policy_from() if policy is None else policy
-        self.musa: Any = torch_musa
-        self.index = index
-        if not 0 <= index < self.musa.device_count():
-            raise PlatformError(f"there are {self.musa.device_count()} MUSA devices, index {index} was asked for")
+        self.musa, self.index = torch_musa, index
+        if not 0 <= index < (count := self.musa.device_count()):
+            raise PlatformError(f"there are {count} MUSA devices, index {index} was asked for")
         super().__init__(_info(self.musa, index))
         self._stream, self._event = handle_types(self.musa)
         self.release = "never"
-        found = findings(self) if found is None else found
-        self.release = found.get("release", "never")
-        self._capabilities = {ranks: capabilities(found, self.policy, ranks) for ranks in (False, True) if found}
-        if found and not found["triton"]:
-            register_ops(self)
+        if found is None:
+            found = findings(self, index, "specgraph_musa.trials", TRIALS)
+        self._capabilities: dict[bool, Capabilities] = {}
+        if found:
+            self.release = found["release"]
+            found = {**found, "triton": found["triton"] or why_absent(self) or ""}  # it may be gone since the trials
+            self._capabilities = {ranks: capabilities(found, self.policy, ranks) for ranks in (False, True)}
+            if not found["triton"]:
+                register_ops(self)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -147,8 +151,7 @@ def _info(musa: Any, index: int) -> PlatformInfo:
         "architecture": f"{properties.major}.{properties.minor}",
     }
     versions |= {name: found for name in ("triton", "specgraph-musa") if (found := installed_version(name))}
-    stand_in = getattr(musa, "simulated", None)  # test equipment names itself
-    kind = "Moore Threads GPU" if stand_in is None else stand_in.device_kind()
-    # torch_musa's stream knows what torch calls the device; a name written here could be wrong.
-    device = musa.current_stream(index).device
-    return PlatformInfo("musa", device, properties.name, versions, kind, simulated=stand_in is not None)
+    simulated = getattr(musa, "simulated", None)  # test equipment names itself
+    kind = simulated.device_kind() if simulated else "Moore Threads GPU"
+    device = musa.current_stream(index).device  # what torch calls it; a name written here could be wrong
+    return PlatformInfo("musa", device, properties.name, versions, kind, simulated=simulated is not None)

@@ -14,15 +14,12 @@ from specgraph.platforms import Rule, Support, no, quirk
 TABLE = Path(__file__).with_name("policy.md")
 """One row per decision, with its reason, where the reason was seen, and the code that holds it."""
 
-RULES = tuple(
-    Rule(*(cell.strip() for cell in line.strip("|\n").split("|"))) for line in TABLE.read_text().splitlines()[2:]
-)
+RULES = tuple(Rule(*map(str.strip, row.strip("|").split("|"))) for row in TABLE.read_text().splitlines()[2:])
 """The rows of `TABLE`, for `specgraph explain`."""
 
 MERGED_VARIABLE = "SPECGRAPH_MUSA_MERGED"
 
 MergedLoop = Literal["off", "on", "forced"]
-
 _MERGED_VALUES: Mapping[str, MergedLoop] = {"": "off", "0": "off", "1": "on", "force": "forced"}
 
 
@@ -35,8 +32,7 @@ class Policy:
     """Live graphs per process, counting every library's."""
 
     def merged_loop(self, collectives: bool) -> Support:
-        """Whether the whole draft loop may be one graph. `collectives`: torch.distributed has several ranks, so
-        captured code may communicate."""
+        """Whether the whole draft loop may be one graph. `collectives`: torch.distributed has several ranks."""
         seen = "with toolchain mcc 5.1.0 acceptance fell to 3.49 % (vllm-musa #50)"
         if self.merged == "off":
             return no(f"opt-in on this platform: {seen}; set {MERGED_VARIABLE}=1 to allow it and compare with eager")

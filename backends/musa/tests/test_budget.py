@@ -15,11 +15,10 @@ from specgraph_musa.policy import Policy
 from specgraph_musa.trials import TRIALS
 from torch_musa import simulated
 
-FOUND = (
-    {"release": "by_own_call" if simulated.machine.release == "2.7.1" else "by_reset"}
-    | dict.fromkeys(TRIALS, "")
-    | {"triton": "not tried"}
-)
+FOUND = dict.fromkeys(TRIALS, "") | {
+    "release": "by_own_call" if simulated.machine.release == "2.7.1" else "by_reset",
+    "triton": "not tried",
+}
 """What trials find on a sound device, without running them."""
 
 

@@ -16,7 +16,7 @@ from specgraph.platforms.discovery import Discovered
 
 import torch_musa
 from specgraph_musa import backend
-from specgraph_musa.installation import probe
+from specgraph_musa.probe import probe
 
 
 def loading(error: BaseException):
@@ -34,7 +34,7 @@ def package(version: str = "2.13.0", devices: int = 1, available: bool = True, *
 
 
 def refused(**answers) -> str:
-    answers = {"torch_version": "2.13.0", "installed": lambda: None, "load": lambda name: package(), **answers}
+    answers = {"torch_version": "2.13.0", "installed": lambda name: "", "load": lambda name: package(), **answers}
     found = probe(**answers)
     assert not found.available
     assert found.device_count == 0
@@ -43,7 +43,7 @@ def refused(**answers) -> str:
 
 
 def test_a_sound_installation():
-    found = probe(load=lambda name: package(devices=4), torch_version="2.13.0", installed=lambda: "2.13.0")
+    found = probe(load=lambda name: package(devices=4), torch_version="2.13.0", installed=lambda name: "2.13.0")
     assert found.available
     assert found.device_count == 4
     assert found.versions == {"torch": "2.13.0", "torch_musa": "2.13.0"}
@@ -101,7 +101,8 @@ def test_torch_too_old():
 @pytest.mark.parametrize("release", ["2.7.1", "2.9.1.post1", "2.11.0.post2+musa5.2.0", "2.13.0"])
 def test_releases_for_each_torch_from_2_7_on(release):
     torch_version = release.partition(".post")[0]
-    assert probe(load=lambda name: package(release), torch_version=torch_version, installed=lambda: release).available
+    found = probe(load=lambda name: package(release), torch_version=torch_version, installed=lambda name: release)
+    assert found.available
 
 
 def test_names_that_are_missing_are_listed_before_anything_runs():
@@ -121,15 +122,17 @@ def test_torch_of_another_release(known_before_import):
         loads.append(name)
         return package("2.11.0")
 
-    reason = refused(load=load, installed=lambda: "2.11.0" if known_before_import else None)
+    reason = refused(load=load, installed=lambda name: "2.11.0" if known_before_import else "")
     assert "torch_musa 2.11.0 does not fit torch 2.13.0" in reason
     assert bool(loads) is not known_before_import  # a misfit known from metadata is never loaded: it could crash
 
 
 def test_opening_what_is_not_there_says_the_same(monkeypatch):
-    monkeypatch.setattr(backend, "probe", lambda: probe(load=loading(ModuleNotFoundError("no", name="torch_musa"))))
+    missing = ModuleNotFoundError("no", name="torch_musa")
+    monkeypatch.setattr(backend, "probe", lambda: probe(load=loading(missing), installed=lambda name: ""))
+    item = Discovered("musa", "specgraph-musa", "0.1.0", backend.specgraph_backend())
     with pytest.raises(PlatformError, match="torch_musa is not installed"):
-        backend.open_device(0)
+        open_platform("musa", found={"musa": item})
 
 
 def test_an_index_that_is_not_there():

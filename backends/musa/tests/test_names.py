@@ -13,10 +13,11 @@ import re
 from pathlib import Path
 
 import pytest
+from specgraph.platforms.installed import missing_names
 
 import torch_musa
 from specgraph_musa.graph import END_RECORDING
-from specgraph_musa.names import CALLS, missing_names
+from specgraph_musa.probe import CALLS
 from torch_musa.unmodelled import signature_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -126,7 +127,7 @@ def test_members_of_graphs_streams_and_properties_are_in_the_table():
 
 
 def test_nothing_is_missing_here():
-    assert missing_names(torch_musa) == []
+    assert missing_names(torch_musa, CALLS) == []
 
 
 class Other:
@@ -149,7 +150,7 @@ def test_what_is_missing_is_named_all_of_it():
 
         capture_end = replay = reset = lambda self: None
 
-    missing = missing_names(Other(empty_cache=None, MUSAGraph=Graph, synchronize=lambda: None))
+    missing = missing_names(Other(empty_cache=None, MUSAGraph=Graph, synchronize=lambda: None), CALLS)
     assert missing == [
         "MUSAGraph.capture_begin(pool, capture_error_mode=), which is (self, pool) here",
         "MUSAGraph.get_latest_instance",

@@ -8,6 +8,7 @@ import sys
 import pytest
 from device_memory import live, reserved
 from specgraph.errors import ConfigError, PlatformError
+from specgraph.platforms import trial, trial_process
 from specgraph.runner import resolve
 
 from specgraph_musa import trials
@@ -17,6 +18,7 @@ from torch_musa import simulated
 from torch_musa.forms import form
 
 COUNTED = pytest.mark.skipif(form.NAME != "cpu", reason="this form does not count a graph's nodes")
+VARIABLE = "SPECGRAPH_MUSA_TRIALS"
 CLAIMED = ("graphs", "shared_pool", "merged_loop", "random_in_graph")
 
 
@@ -27,16 +29,16 @@ def opened() -> MusaPlatform:
 @pytest.fixture
 def apart(monkeypatch, tmp_path):
     """Run trials in processes of their own; gives the list of their arguments and the path of the cache file."""
-    monkeypatch.delenv(trials.VARIABLE)
+    monkeypatch.delenv(VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     started: list[list[str]] = []
-    real = trials.subprocess.run
+    real = trial_process.subprocess.run
 
     def run(command, **options):
         started.append(command[3:])
         return real(command, **options)
 
-    monkeypatch.setattr(trials.subprocess, "run", run)
+    monkeypatch.setattr(trial_process.subprocess, "run", run)
     return started, tmp_path / "specgraph" / "musa-trials.json"
 
 
@@ -89,18 +91,17 @@ def test_trials_leave_no_graph_and_no_memory_behind(musa):
     assert (live(musa), reserved(musa)) == before
 
 
-def test_a_trial_that_raises_is_a_trial_that_failed(musa, monkeypatch):
+def test_a_trial_that_raises_is_a_trial_that_failed(musa):
     def broken(platform) -> None:
         raise RuntimeError("device lost\nlong story")
 
-    monkeypatch.setattr(trials, "TRIALS", {**trials.TRIALS, "shared_pool": broken})
-    assert trials.run(musa, "shared_pool") == "RuntimeError: device lost"
+    assert trial.outcome(musa, broken) == "RuntimeError: device lost"
 
 
 def test_what_was_found_apart_is_kept_per_device_and_version(apart, monkeypatch):
     started, file = apart
     first = opened()
-    assert started == [["0", "release", *trials.TRIALS]]
+    assert started == [["0", *trials.TRIALS]]
     assert opened().capabilities == first.capabilities
     assert first.release == "by_own_call"
     assert len(started) == 1
@@ -108,7 +109,7 @@ def test_what_was_found_apart_is_kept_per_device_and_version(apart, monkeypatch)
     opened()
     assert len(started) == 2
     assert len(json.loads(file.read_text())) == 2
-    monkeypatch.setenv(trials.VARIABLE, "again")
+    monkeypatch.setenv(VARIABLE, "again")
     opened()
     assert len(started) == 3
     assert file.parent.stat().st_mode & 0o077 == 0
@@ -122,7 +123,7 @@ def test_a_trial_that_ends_its_process_withdraws_its_claim_only(apart, monkeypat
     monkeypatch.setenv("SPECGRAPH_MUSA_SIMULATED", "loop_faults")
     capabilities = opened().capabilities
     assert "its trial ended with signal SIGABRT" in capabilities.merged_loop.reason
-    assert f"{trials.VARIABLE}=again" in capabilities.merged_loop.reason
+    assert f"{VARIABLE}=again" in capabilities.merged_loop.reason
     assert all((capabilities.graphs, capabilities.shared_pool, capabilities.random_in_graph))
     assert started[1][1] == "random_in_graph"
     opened()
@@ -134,34 +135,35 @@ def test_a_broken_cache_file_is_no_cache(apart, content):
     started, file = apart
     file.parent.mkdir()
     file.write_text(content)
-    assert trials._kept() == {}
-    trials._keep("key", {"graphs": ""})
-    assert trials._kept() == {"key": {"graphs": ""}}
+    assert trial_process.read(file) == {}
+    trial_process.keep(file, "key", {"graphs": ""})
+    assert trial_process.read(file) == {"key": {"graphs": ""}}
     assert started == []
 
 
 def test_another_user_s_cache_file_is_not_read(apart, monkeypatch):
-    trials._keep("key", {"graphs": ""})
-    monkeypatch.setattr(trials.os, "getuid", lambda: -1)
-    assert trials._kept() == {}
+    _, file = apart
+    trial_process.keep(file, "key", {"graphs": ""})
+    monkeypatch.setattr(trial_process.os, "getuid", lambda: -1)
+    assert trial_process.read(file) == {}
 
 
 def test_a_cache_folder_that_can_t_be_written_costs_the_memory_only(apart, caplog):
     _, file = apart
     file.parent.write_text("a file where the folder should be")
-    trials._keep("key", {"graphs": ""})
+    trial_process.keep(file, "key", {"graphs": ""})
     assert "is not kept" in caplog.text
-    assert trials._kept() == {}
+    assert trial_process.read(file) == {}
 
 
 def test_a_device_that_opens_in_no_other_process_says_how_to_go_on(apart, monkeypatch):
-    monkeypatch.setattr(trials.sys, "executable", "/bin/false" if sys.platform != "win32" else "false")
-    with pytest.raises(PlatformError, match=f"ended with exit status 1.*{trials.VARIABLE}=skip"):
+    monkeypatch.setattr(trial_process.sys, "executable", "/bin/false" if sys.platform != "win32" else "false")
+    with pytest.raises(PlatformError, match=f"ended with exit status 1.*{VARIABLE}=skip"):
         opened()
 
 
 def test_a_value_that_means_nothing_is_refused(monkeypatch):
-    monkeypatch.setenv(trials.VARIABLE, "never")
+    monkeypatch.setenv(VARIABLE, "never")
     with pytest.raises(ConfigError, match="skip or again"):
         opened()
 

@@ -1,12 +1,12 @@
-"""Kernels get tensors with contiguous rows."""
+"""Ops whose kernels want packed rows get them, or an error."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from specgraph import kernels  # registers the ops
 
-from specgraph_musa.triton_ops import canonical, canonical_arguments
+from specgraph import kernels  # registers the ops
+from specgraph.kernels.packed_rows import packed, packed_arguments
 
 assert kernels
 
@@ -21,16 +21,16 @@ def test_packed_tensors_pass_through():
         torch.zeros(4, 1, 6).expand(4, 1, 6),
         torch.zeros(1, 3).t()[:, :1],
     ):
-        assert canonical(tensor) is tensor, (tensor.shape, tensor.stride())
+        assert packed(tensor) is tensor, (tensor.shape, tensor.stride())
 
 
 def test_others_are_copied():
     cube = torch.arange(24).view(2, 3, 4)
     for tensor in (cube[0].t(), torch.arange(8)[::2], cube.transpose(1, 2)):
-        packed = canonical(tensor)
-        assert packed is not tensor
-        assert packed.is_contiguous()
-        assert torch.equal(packed, tensor)
+        copy = packed(tensor)
+        assert copy is not tensor
+        assert copy.is_contiguous()
+        assert torch.equal(copy, tensor)
 
 
 def test_a_block_table_with_a_foreign_last_stride_is_packed():
@@ -38,18 +38,18 @@ def test_a_block_table_with_a_foreign_last_stride_is_packed():
     schema = torch.ops.specgraph.paged_attention.default._schema
     table = torch.arange(12, dtype=torch.int32).view(4, 3).t()
     args = (torch.zeros(3, 2, 8), torch.zeros(5, 4, 2, 8), torch.zeros(5, 4, 2, 8), table)
-    packed, _ = canonical_arguments(schema, args, {})
-    assert packed[3].stride() == (4, 1)
-    assert torch.equal(packed[3], table)
-    assert all(a is b for a, b in zip(packed[:3], args[:3], strict=True))
+    given, _ = packed_arguments(schema, args, {})
+    assert given[3].stride() == (4, 1)
+    assert torch.equal(given[3], table)
+    assert all(a is b for a, b in zip(given[:3], args[:3], strict=True))
 
 
 def test_an_argument_that_is_written_is_never_copied():
     schema = torch.ops.specgraph.advance.default._schema
     lens = torch.zeros(4, dtype=torch.int32)[::2]
     with pytest.raises(ValueError, match="writes 'seq_lens'"):
-        canonical_arguments(schema, (lens, *(torch.zeros(2, dtype=torch.int64) for _ in range(3))), {})
+        packed_arguments(schema, (lens, *(torch.zeros(2, dtype=torch.int64) for _ in range(3))), {})
     schema = torch.ops.specgraph.begin_verify.default._schema
     tokens = torch.zeros(8, dtype=torch.int64)[::2]
     with pytest.raises(ValueError, match="writes 'token_ids'"):
-        canonical_arguments(schema, (), {"token_ids": tokens})
+        packed_arguments(schema, (), {"token_ids": tokens})

@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 from specgraph.errors import first_line
 from specgraph.platforms import Probe
-
-from specgraph_musa.names import missing_names
+from specgraph.platforms.installed import calls_of, installed_version, missing_names
 
 HOW_TO_INSTALL = (
     "install the MUSA driver and toolkit, then torch and torch_musa of one release, both from Moore Threads "
@@ -21,26 +19,32 @@ HOW_TO_INSTALL = (
     "it may mix the two"
 )
 
-
-def installed_version(distribution: str = "torch_musa") -> str | None:
-    """The version of an installed distribution, read without importing it; None if it is missing."""
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
+CALLS = calls_of(
+    """
+    Event(enable_timing=) Event.elapsed_time(self,event) Event.query(self) Event.record(self,stream)
+    Event.synchronize(self) Event.wait(self,stream) MUSAGraph() MUSAGraph.capture_begin(self,pool,capture_error_mode=)
+    MUSAGraph.capture_end(self) MUSAGraph.get_latest_instance() MUSAGraph.replay(self) MUSAGraph.reset(self)
+    Stream(device) Stream.device_index Stream.device_type Stream.query(self) Stream.record_event(self,event)
+    Stream.stream_id Stream.synchronize(self) Stream.wait_event(self,event) Stream.wait_stream(self,stream)
+    current_stream(device) device(device) device_count() empty_cache() get_device_properties(device)
+    get_rng_state(device) graph_pool_handle() is_available() is_current_stream_capturing() mem_get_info(device)
+    memory_allocated(device) memory_reserved(device) set_rng_state(state,device) stream(stream) synchronize(device)
+"""
+)
+"""What this package calls below `torch.musa`, as `backends/musa/api/` records the sources of 2.7.1 and 2.11.0.post2."""
 
 
 def probe(
     load: Callable[[str], Any] = import_module,
     torch_version: str = torch.__version__,
-    installed: Callable[[], str | None] = installed_version,
+    installed: Callable[[str], str] = installed_version,
 ) -> Probe:
     """Say whether this machine has a usable MUSA device. Imports torch_musa, runs nothing on a device, never raises.
 
     Args:
         load: imports a module by name.
         torch_version: the version of torch.
-        installed: the version of the installed torch_musa, or None. A version that does not fit torch is not imported:
+        installed: the version of an installed distribution, or "". A version that does not fit torch is not imported:
             loading its binary could end the process.
     """
     versions = {"torch": torch_version}
@@ -57,11 +61,8 @@ def probe(
         )
 
     if _release(torch_version) < (2, 7):
-        return refuse(
-            f"torch {torch_version} is older than 2.7, which specgraph needs: install a newer torch and torch_musa of "
-            "one release from Moore Threads"
-        )
-    if (found := installed()) is not None:
+        return refuse(f"torch {torch_version} is older than 2.7, which specgraph needs: {HOW_TO_INSTALL}")
+    if found := installed("torch_musa"):
         versions["torch_musa"] = found
         if wrong := misfit():
             return refuse(wrong)
@@ -75,7 +76,7 @@ def probe(
     versions["torch_musa"] = str(getattr(musa, "__version__", "unknown"))
     if wrong := misfit():
         return refuse(wrong)
-    if missing := missing_names(musa):
+    if missing := missing_names(musa, CALLS):
         return refuse(
             f"torch_musa {versions['torch_musa']} lacks what this backend calls: {', '.join(missing)}. It was written "
             "against torch_musa 2.7.1, 2.9.1 and 2.11: install one of them, or a newer specgraph-musa"
@@ -85,10 +86,7 @@ def probe(
     except Exception as error:
         return refuse(f"torch_musa is installed, and its runtime fails: {first_line(error)}. Check musaInfo")
     if count == 0:
-        return refuse(
-            "torch_musa is installed and sees no device: check the driver (musaInfo, /dev/mtgpu*), and that "
-            "MUSA_VISIBLE_DEVICES, read once at start, names one"
-        )
+        return refuse("torch_musa sees no device: check the driver (musaInfo, /dev/mtgpu*) and MUSA_VISIBLE_DEVICES")
     return Probe(available=True, device_count=count, versions=versions)
 
 
@@ -113,5 +111,4 @@ def _why_it_does_not_load(error: BaseException, torch_version: str) -> str:
 
 def _release(text: str) -> tuple[int, ...]:
     """(major, minor), or () where the text has none."""
-    match = re.match(r"(\d+)\.(\d+)", text)
-    return (int(match[1]), int(match[2])) if match else ()
+    return tuple(map(int, match.groups())) if (match := re.match(r"(\d+)\.(\d+)", text)) else ()

@@ -1,0 +1,56 @@
+"""What is installed: versions of distributions, and whether a vendor's module has what a backend calls."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from operator import attrgetter
+from typing import Any
+
+Calls = Mapping[str, "tuple[str, ...] | None"]
+"""Name below a module -> the arguments passed: `word` is positional, `word=` a keyword. None: a property."""
+
+
+def installed_version(distribution: str) -> str:
+    """The version of an installed distribution, read without importing it; empty if it is missing."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""
+
+
+def calls_of(table: str) -> Calls:
+    """Read a table of calls: `device_count() Event.record(self,stream) Event(enable_timing=) Stream.stream_id`."""
+    entries = (entry.rstrip(")").partition("(") for entry in table.split())
+    return {name: tuple(filter(None, given.split(","))) if bracket else None for name, bracket, given in entries}
+
+
+def missing_names(module: Any, calls: Calls) -> list[str]:
+    """What of `calls` a module lacks: names it does not have, and calls that its signatures refuse.
+
+    Signatures that Python can't read (functions of a binary module) are taken to fit.
+    """
+    return [name + wrong for name in calls if (wrong := _mismatch(module, name, calls[name])) is not None]
+
+
+def _mismatch(module: Any, name: str, arguments: tuple[str, ...] | None) -> str | None:
+    """What to append to `name` in the list of missing names; None if it fits."""
+    try:
+        found = attrgetter(name)(module)
+    except AttributeError:
+        return ""
+    if arguments is None:
+        return None
+    if inspect.isclass(found):
+        found = found.__init__ if found.__new__ is object.__new__ else found.__new__
+        arguments = ("self", *arguments)
+    try:
+        signature = inspect.signature(found)
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(*(a for a in arguments if a[-1] != "="), **{a[:-1]: None for a in arguments if a[-1] == "="})
+    except TypeError:
+        return f"({', '.join(a for a in arguments if a != 'self')}), which is {signature} here"
+    return None
