@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import pluggy
 
-from specgraph.platforms.interface import PLATFORM_API, Platform
+from specgraph.platforms.interface import Platform
 
 ENTRY_POINT_GROUP = "specgraph.backends"
 PROJECT = "specgraph"
@@ -44,12 +44,13 @@ class Backend:
     probe: Callable[[], Probe]
     open: Callable[[int], Platform]
     """Opens the device of that index, or raises PlatformError."""
+    api: int
+    """The PLATFORM_API that the backend was written for, as a number: a later core then refuses it in one line."""
     accelerator: bool = True
     """An accelerator is selected when it is the only one that is available; other platforms only by name."""
     supersedes: frozenset[str] = frozenset()
     """Names of platforms under which this device may also appear, through a compatibility layer of another vendor's
     API. Automatic selection passes them over; selection by name does not."""
-    api: int = PLATFORM_API
 
 
 @hookspec(firstresult=True)

@@ -19,7 +19,7 @@ from specgraph.errors import PlatformError, UnsupportedError
 from specgraph.platforms.capabilities import Capabilities
 from specgraph.platforms.graph import CaptureLock, Graph, GraphPool
 
-PLATFORM_API = 1
+PLATFORM_API = 2
 """Version of this interface. A backend built for another number is refused at discovery, in one line."""
 
 

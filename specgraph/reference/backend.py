@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from specgraph.platforms.hookspecs import Backend, Probe, hookimpl
-from specgraph.platforms.interface import Platform
+from specgraph.platforms.interface import PLATFORM_API, Platform
 
 
 def _probe() -> Probe:
@@ -21,4 +21,4 @@ def _open(index: int) -> Platform:
 @hookimpl
 def specgraph_backend() -> Backend:
     """The CPU, with recorded graphs. No accelerator: chosen by name, or when nothing else answers."""
-    return Backend(name="cpu", probe=_probe, open=_open, accelerator=False)
+    return Backend(name="cpu", probe=_probe, open=_open, api=PLATFORM_API, accelerator=False)

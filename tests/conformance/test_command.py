@@ -152,7 +152,7 @@ def test_bad_input_is_one_error(tmp_path: Path, words: list[str], said: str) -> 
     ("options", "said"),
     [
         ({"code": "raise OSError('libacme.so is missing')\n"}, "libacme.so is missing"),
-        ({"code": GOOD.replace("accelerator=False", "accelerator=False, api=99")}, "speaks platform API 99"),
+        ({"code": GOOD.replace("api=PLATFORM_API", "api=99")}, "speaks platform API 99"),
         ({"xfails": "[[xfail]\n"}, "not a readable TOML file"),
         ({"xfails": '[[xfail]]\ncase = "capture.runs-nothing"\n'}, "must have the strings case, owner, reason, link"),
         (

@@ -12,7 +12,7 @@ import pytest
 from command import Done
 
 GOOD = """
-    from specgraph.platforms import Backend, PlatformInfo, Probe, hookimpl
+    from specgraph.platforms import PLATFORM_API, Backend, PlatformInfo, Probe, hookimpl
     from specgraph.reference import CpuGraph, CpuPlatform
 
     class Platform(CpuPlatform):
@@ -26,7 +26,8 @@ GOOD = """
 
     @hookimpl
     def specgraph_backend():
-        return Backend(name="acme", probe=lambda: Probe(True, "", 1, {"driver": "7"}), open=_open, accelerator=False)
+        probe = lambda: Probe(True, "", 1, {"driver": "7"})
+        return Backend(name="acme", probe=probe, open=_open, api=PLATFORM_API, accelerator=False)
 """
 
 

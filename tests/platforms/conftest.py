@@ -23,7 +23,7 @@ class Plugins:
         (info / "entry_points.txt").write_text(f"[specgraph.backends]\n{name} = {module}\n")
         self._modules.append(module)
 
-    def install_backend(self, distribution: str, *, name="fake", available=True, devices=2, accelerator=True, api=1):
+    def install_backend(self, distribution: str, *, name="fake", available=True, devices=2, accelerator=True, api=2):
         reason = "" if available else "no driver: install one"
         self.install(
             distribution,

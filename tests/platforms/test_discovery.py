@@ -93,16 +93,32 @@ def test_two_plugins_of_one_name(plugins):
         discover(plugins.entries())
 
 
+def test_a_backend_that_names_no_api_is_listed_with_the_reason(plugins):
+    plugins.install(
+        "no-api",
+        """
+        from specgraph.platforms import Backend, hookimpl
+        @hookimpl
+        def specgraph_backend():
+            return Backend(name="fake", probe=print, open=print)
+        """,
+    )
+    found = discover(plugins.entries())["fake"]
+    assert found.backend is None
+    assert "failed to load" in found.reason
+    assert "'api'" in found.reason
+
+
 def test_a_probe_that_raises_is_an_answer(plugins):
     plugins.install(
         "raising-probe",
         """
-        from specgraph.platforms import Backend, hookimpl
+        from specgraph.platforms import PLATFORM_API, Backend, hookimpl
         def probe():
             raise RuntimeError("the driver crashed")
         @hookimpl
         def specgraph_backend():
-            return Backend(name="fake", probe=probe, open=print)
+            return Backend(name="fake", probe=probe, open=print, api=PLATFORM_API)
         """,
     )
     probe = discover(plugins.entries())["fake"].probe()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specgraph.errors import PlatformError
-from specgraph.platforms import Backend, Discovered, Probe, open_platform
+from specgraph.platforms import PLATFORM_API, Backend, Discovered, Probe, open_platform
 from specgraph.reference import CpuPlatform
 
 
@@ -20,6 +20,7 @@ def backend(name: str, *, available: bool = True, supersedes: frozenset[str] = f
         name=name,
         probe=lambda: Probe(available=available, reason="" if available else "no device", device_count=1),
         open=lambda index: Opened(name),
+        api=PLATFORM_API,
         supersedes=supersedes,
     )
     return Discovered(name, f"dist-{name}", "1", made)

@@ -24,4 +24,4 @@ def open_device(index: int) -> Platform:
 @hookimpl
 def specgraph_backend() -> Backend:
     """Called by specgraph's discovery."""
-    return Backend(name="cuda", probe=probe, open=open_device)
+    return Backend(name="cuda", probe=probe, open=open_device, api=2)

@@ -15,4 +15,4 @@ def _open(index: int) -> Platform:
 @hookimpl
 def specgraph_backend() -> Backend:
     """The npu backend."""
-    return Backend(name="npu", probe=probe, open=_open)
+    return Backend(name="npu", probe=probe, open=_open, api=2)
