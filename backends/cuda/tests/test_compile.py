@@ -97,6 +97,12 @@ def _pair(width: int, hidden: int) -> Call:
     return Call("pair_linear", make)
 
 
+def _verify(with_probs: bool, mapped: bool) -> Call:
+    probs, offsets = (torch.zeros(2, 3, 300) if with_probs else None), (i64(300) if mapped else None)
+    arguments = (i64(2, 3), probs, offsets, torch.zeros(2), i64(2), i64(2), i64(2, 4), i32(2))
+    return Call("verify_sampled", lambda x: ((x(8, 300 if not mapped else 500), *arguments), {}))
+
+
 LIMITS = {"max_model_len": 64, "block_size": 16}
 ROWS = {"token_ids": i64(8), "positions": i64(8), "slot_mapping": i64(8), "seq_lens": i32(2)}
 ROUND = (i64(2, 4), i32(2), i64(2))
@@ -138,6 +144,9 @@ CALLS = [
         ),
     ),
     Call("advance", lambda x: ((i32(2), i64(2), i64(2), i64(1), i32(2, 3), 64, 16), {})),
+    Call("verify_greedy", lambda x: ((x(8, 500), i64(2, 3), i64(2), i64(2, 4), i32(2)), {})),
+    Call("verify_synthetic", lambda x: ((x(8, 500), i64(2, 3), torch.zeros(3), i64(2), i64(2), i64(2, 4), i32(2)), {})),
+    *[_verify(probs, mapped) for probs, mapped in ((False, False), (True, False), (True, True))],
     Call("begin_propose", lambda x: ((*ROUND, i32(2, 3)), {**LIMITS, **ROWS, **LAST})),
     Call("begin_verify", lambda x: ((i64(2), i64(2, 3), i64(2), i32(2, 3)), {**LIMITS, **ROWS})),
     Call("begin_block", lambda x: ((*ROUND, i32(2, 3)), {**LIMITS, **ROWS, **CONTEXT})),

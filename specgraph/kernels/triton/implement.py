@@ -13,10 +13,11 @@ from specgraph.kernels.triton.attention_ops import AttentionOps
 from specgraph.kernels.triton.launch import LaunchOptions
 from specgraph.kernels.triton.linear_ops import LinearOps
 from specgraph.kernels.triton.row_ops import RowOps
+from specgraph.kernels.triton.verify_ops import VerifyOps
 
 
 @dataclass(frozen=True, slots=True)
-class TritonOps(LinearOps, AttentionOps, RowOps):
+class TritonOps(LinearOps, AttentionOps, RowOps, VerifyOps):
     """One device's Triton ops. Every launch depends only on shapes, so equal shapes give equal bits."""
 
 
@@ -39,6 +40,9 @@ _OPS = (
     "rotate_and_store",
     "rotate_store_attend",
     "take_rows",
+    "verify_greedy",
+    "verify_sampled",
+    "verify_synthetic",
 )
 
 

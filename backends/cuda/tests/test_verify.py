@@ -1,0 +1,167 @@
+"""Accepting draft tokens on the device: the decisions of the plain torch reference, and the target's distribution.
+
+With TRITON_INTERPRET=1, the tests of decisions also run without a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from specgraph import kernels
+from specgraph.kernels.triton.implement import TritonOps
+from specgraph.kernels.triton.launch import LaunchOptions
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+
+
+@pytest.fixture(autouse=True)
+def _device(request: pytest.FixtureRequest) -> None:
+    if not INTERPRETED:
+        request.getfixturevalue("platform")
+
+
+def ops():
+    """What is tested: the registered ops on a GPU, else the same kernels interpreted."""
+    return TritonOps(LaunchOptions()) if INTERPRETED else kernels
+
+
+def batch(requests: int, steps: int, vocab: int, draft_vocab: int | None, dtype: torch.dtype, seed: int = 0):
+    """A verify of mixed temperatures, inert requests and missing drafts, on the CPU; every third draft is likely."""
+    g = torch.Generator().manual_seed(seed)
+    logits = (torch.randn(requests * (steps + 1), vocab, generator=g) * 3).to(dtype)
+    offsets = None
+    if draft_vocab is not None:
+        chosen = torch.randperm(vocab, generator=g)[:draft_vocab]  # in no order
+        offsets = chosen - torch.arange(draft_vocab)
+    q = torch.softmax(torch.randn(requests, steps, draft_vocab or vocab, generator=g) * 3, -1)
+    drafts = (
+        torch.multinomial(q.flatten(0, 1), 1, generator=g).view(requests, steps)
+        if steps
+        else q.new_empty(requests, 0).long()
+    )
+    if offsets is not None:
+        drafts = drafts + offsets[drafts]
+    best = logits.float().argmax(1).view(requests, -1)[:, :steps]
+    drafts = torch.where(torch.rand(drafts.shape, generator=g) < 0.4, best, drafts)
+    drafts = torch.where(torch.rand(drafts.shape, generator=g) < 0.1, -1, drafts)
+    temperature = torch.rand(requests, generator=g) + 0.3
+    temperature[::3] = 0
+    seeds = torch.randint(-(2**62), 2**62, (requests,), generator=g)
+    starts = torch.randint(0, 5000, (requests,), generator=g)
+    starts[1::5] = -1
+    return logits, drafts, q, offsets, temperature, seeds, starts
+
+
+def outputs(requests: int, steps: int, device: str) -> tuple[Tensor, Tensor]:
+    sampled = torch.full((requests, steps + 1), -7, device=device)
+    return sampled, torch.full((requests,), -7, dtype=torch.int32, device=device)
+
+
+def run(name: str, arguments: tuple[Tensor | None, ...], requests: int, steps: int) -> list[tuple[Tensor, Tensor]]:
+    """The op on the device and its reference on the CPU."""
+    moved = [None if a is None else a.to(DEVICE) for a in arguments]
+    got, want = outputs(requests, steps, DEVICE), outputs(requests, steps, "cpu")
+    getattr(ops(), name)(*moved, *got)
+    getattr(kernels, name).reference(*arguments, *want)
+    return [(got[0].cpu(), got[1].cpu()), want]
+
+
+SHAPES = [(1, 5, 5000, None), (8, 5, 5000, 700), (6, 3, 4096, 4096), (9, 0, 4097, None), (5, 1, 7, 3), (4, 15, 900, 64)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("with_probs", [True, False])
+@pytest.mark.parametrize(("requests", "steps", "vocab", "draft_vocab"), SHAPES)
+def test_verify_sampled(requests, steps, vocab, draft_vocab, with_probs, dtype) -> None:
+    logits, drafts, q, offsets, temperature, seeds, starts = batch(requests, steps, vocab, draft_vocab, dtype)
+    arguments = (logits, drafts, q if with_probs else None, offsets, temperature, seeds, starts)
+    (tokens, counts), (want, wanted) = run("verify_sampled", arguments, requests, steps)
+    assert torch.equal(counts, wanted)
+    assert torch.equal(tokens, want)
+
+
+@pytest.mark.parametrize(("requests", "steps", "vocab", "draft_vocab"), SHAPES)
+def test_verify_greedy_and_by_chance(requests, steps, vocab, draft_vocab) -> None:
+    logits, drafts, _, _, _, seeds, starts = batch(requests, steps, vocab, draft_vocab, torch.bfloat16)
+    chances = torch.linspace(0.9, 0.4, steps)
+    for name, arguments in (
+        ("verify_greedy", (logits, drafts, starts)),
+        ("verify_synthetic", (logits, drafts, chances, seeds, starts)),
+    ):
+        (tokens, counts), (want, wanted) = run(name, arguments, requests, steps)
+        assert torch.equal(counts, wanted), name
+        assert torch.equal(tokens, want), name
+
+
+def test_a_row_of_nan_still_gives_a_token_that_exists() -> None:
+    logits, drafts, q, _, temperature, seeds, starts = batch(4, 2, 5000, None, torch.bfloat16)
+    logits.fill_(float("nan"))
+    temperature[:2] = torch.tensor([0.0, 1.0])
+    (tokens, counts), _ = run("verify_sampled", (logits, drafts, q, None, temperature, seeds, starts.abs()), 4, 2)
+    assert counts.tolist() == [1] * 4
+    assert tokens[:, 0].tolist() == [0] * 4
+
+
+def test_the_residual_is_empty_where_the_drafter_is_the_target() -> None:
+    """p equals q up to rounding: every draft token is accepted, whatever noise is drawn."""
+    logits, _, _, _, temperature, seeds, starts = batch(16, 4, 300, None, torch.float32)
+    temperature, starts = torch.full_like(temperature, 0.7), starts.abs()
+    p = torch.softmax(logits / 0.7, -1).view(16, 5, 300)[:, :4].contiguous()
+    drafts = p.argmax(-1)
+    (tokens, counts), (want, _) = run("verify_sampled", (logits, drafts, p, None, temperature, seeds, starts), 16, 4)
+    assert int(counts.min()) >= 4  # u * q < p fails at most where u is next to 1
+    assert torch.equal(tokens, want)
+
+
+def p_value(counts: Tensor, probabilities: Tensor) -> float:
+    """How likely counts at least this far off are; every cell is expected to hold at least a few samples."""
+    expected = probabilities.double() * counts.sum()
+    statistic = ((counts.double() - expected) ** 2 / expected).sum()
+    return float(torch.special.gammaincc(torch.tensor((len(counts) - 1) / 2).double(), statistic.cpu() / 2))
+
+
+@pytest.mark.skipif(INTERPRETED, reason="30,000 requests take minutes in Triton's interpreter")
+@pytest.mark.parametrize("how", ["drawn", "drawn, of fewer tokens", "greedy", "none"])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_the_output_follows_the_target(how: str, temperature: float) -> None:
+    """Chi-square of the first two tokens of 30,000 requests against the product of the target's distributions."""
+    n, vocab = 30_000, 5
+    g = torch.Generator().manual_seed(3)
+    target = torch.randn(vocab, vocab, generator=g) * 1.5
+    offsets = torch.tensor([1, 2, -2]) if "fewer" in how else None  # draft ids 0, 1, 2 are tokens 1, 3, 0
+    drafter = torch.randn(vocab if offsets is None else 3, generator=g) * 1.5
+    q = torch.softmax(drafter / temperature, 0)
+    drawn = torch.multinomial(q, n, replacement=True, generator=g)
+    if how == "greedy":
+        drawn = torch.full((n,), int(drafter.argmax()))
+    drafts = drawn if offsets is None else drawn + offsets[drawn]
+    if how == "none":
+        drafts = torch.full_like(drafts, -1)
+    p = torch.softmax(target.double() / temperature, 1)
+    logits = torch.stack([target[0].expand(n, -1), target[drafts.clamp(min=0)]], dim=1).flatten(0, 1)
+    probs = None if how == "greedy" else q.expand(n, 1, -1).contiguous().cuda()
+    sampled, counts = outputs(n, 1, "cuda")
+    warmth, seeds = torch.full((n,), temperature).cuda(), torch.arange(n).cuda()
+    kernels.verify_sampled(
+        logits.cuda(), drafts[:, None].cuda(), probs, None if offsets is None else offsets.cuda(), warmth, seeds,
+        torch.full((n,), 6).cuda(), sampled, counts,
+    )  # fmt: skip
+    first = torch.bincount(sampled[:, 0].cpu(), minlength=vocab)
+    assert p_value(first, p[0]) > 1e-3
+    if how != "none":
+        both = (counts == 2).cpu()
+        share = torch.minimum(p[0], torch.zeros(vocab).double().index_add_(0, drafts, torch.full((n,), 1 / n).double()))
+        if how != "greedy":
+            assert float(both.double().mean()) == pytest.approx(float(share.sum()), abs=0.02)
+        kept = sampled[both].cpu()
+        for token in kept[:, 0].unique().tolist():
+            second = torch.bincount(kept[kept[:, 0] == token, 1], minlength=vocab)
+            if int(second.sum()) > 2000:
+                assert p_value(second, p[token]) > 1e-3
