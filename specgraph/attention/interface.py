@@ -25,6 +25,16 @@ class AttentionLayer:
     rotary: Tensor | None = None
     """float32 [max_positions, rotary_dim]: cos in the first half, sin in the second; None for no rotation."""
     causal: bool = True
+    window: int | None = None
+    """Keys that a row sees at most, its own included: those of the last `window` positions. None for all. Only with
+    causal attention."""
+    sinks: Tensor | None = None
+    """[num_heads]: scores without a key and a value that take part in each head's softmax (gpt-oss); None for none."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has neither a window nor sinks."""
+        return self.window is None and self.sinks is None
 
 
 class KVCache(NamedTuple):
@@ -109,8 +119,8 @@ class AttentionBackend(Protocol):
 
         Returns:
             [T, num_heads, head_dim] in the query's dtype. Row i of a request with query_len rows sees the first
-            `seq_len - query_len + 1 + i` keys (all `seq_len` keys if not causal). Rows of requests with seq_len 0 are
-            zero.
+            `seq_len - query_len + 1 + i` keys (all `seq_len` keys if not causal), and of those the last `layer.window`.
+            Rows of requests with seq_len 0 are zero.
         """
         ...
 
@@ -123,7 +133,8 @@ class AttentionBackend(Protocol):
         """Whether it runs a layer, and if not, why: `no` names what was asked and what it takes.
 
         Args:
-            layer: heads, head_dim and mask of the layer.
+            layer: heads, head_dim and mask of the layer. A backend without windows or sinks must refuse a layer that
+                has them (`AttentionLayer.is_plain`).
             dtype: of queries, keys, values and the KV cache.
             block_size: tokens per KV block.
         """

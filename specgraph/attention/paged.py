@@ -16,7 +16,7 @@ from specgraph import kernels
 from specgraph.attention.interface import AttentionBackend, AttentionLayer, KVCache, StepContext, TaskKey
 from specgraph.attention.metadata import AttentionMetadata, HostLengths
 from specgraph.errors import ConfigError, UnsupportedError, UpdateError
-from specgraph.platforms import Platform, Support, yes
+from specgraph.platforms import Platform, Support, no, yes
 
 
 def _rotate_and_store(
@@ -58,6 +58,19 @@ class PagedAttention:
     ) -> Tensor:
         """See `AttentionBackend.forward`."""
         metadata = context.metadata
+        if not layer.is_plain:
+            return kernels.windowed_attention(
+                _rotate_and_store(layer, query, key, value, cache, metadata),
+                cache.key,
+                cache.value,
+                metadata.block_table,
+                metadata.seq_lens,
+                metadata.query_start_loc,
+                layer.sinks,
+                query_len=metadata.query_len,
+                scale=layer.scale,
+                window=layer.window or 0,
+            )
         return kernels.rotate_store_attend(
             query,
             key,
@@ -76,8 +89,12 @@ class PagedAttention:
         )
 
     def supports(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
-        """See `AttentionBackend.supports`: every shape."""
-        return yes()
+        """See `AttentionBackend.supports`: every shape; windows and sinks with causal attention."""
+        return (
+            yes()
+            if layer.causal or layer.is_plain
+            else no("a sliding window, or sinks, in attention that is not causal")
+        )
 
     def named_tensors(self) -> Mapping[str, Tensor]:
         """Empty: it keeps no tensors of its own."""
@@ -113,17 +130,13 @@ class PagedHostAttention:
         out = torch.empty_like(query)
 
         def attend(lengths: HostLengths) -> None:
-            kernels.paged_attention_host(
-                query,
-                cache.key,
-                cache.value,
-                metadata.block_table,
-                lengths.query_lens,
-                lengths.seq_lens,
-                scale=layer.scale,
-                causal=layer.causal,
-                out=out,
-            )
+            rows = (query, cache.key, cache.value, metadata.block_table, lengths.query_lens, lengths.seq_lens)
+            if layer.is_plain:
+                kernels.paged_attention_host(*rows, scale=layer.scale, causal=layer.causal, out=out)
+            else:
+                kernels.windowed_attention_host(
+                    *rows, layer.sinks, scale=layer.scale, window=layer.window or 0, out=out
+                )
 
         if context.updates is None:
             attend(context.lengths)
@@ -134,8 +147,12 @@ class PagedHostAttention:
         return out
 
     def supports(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
-        """See `AttentionBackend.supports`: every shape."""
-        return yes()
+        """See `AttentionBackend.supports`: every shape; windows and sinks with causal attention."""
+        return (
+            yes()
+            if layer.causal or layer.is_plain
+            else no("a sliding window, or sinks, in attention that is not causal")
+        )
 
     def named_tensors(self) -> Mapping[str, Tensor]:
         """Empty: it keeps no tensors of its own."""

@@ -39,6 +39,7 @@ RANGES: Mapping[str, Range] = {
     "max_position_embeddings": Range(1, 1 << 40),
     "original_max_position_embeddings": Range(1, 1 << 40),
     "sliding_window": Range(1, 1 << 62),
+    "max_window_layers": Range(0, 1 << 20),
     "block_size": Range(2, 1024),
     "mask_token_id": Range(0, 1 << 24),
     "speculative_tokens": Range(1, 1024),

@@ -17,6 +17,7 @@ from specgraph.checkpoints.fit import (
 from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.checkpoints.formats import DrafterFolder, DrafterFormat, DrafterReader
 from specgraph.checkpoints.llama import load_decoder_layer
+from specgraph.checkpoints.model_config import require_full_attention
 from specgraph.models.dflash import DFlashConfig, DFlashHead, DFlashWeights
 
 IGNORED = {
@@ -41,6 +42,7 @@ def dflash_config(head: ConfigSource, layers: ConfigSource, target: DraftedTarge
     head.require({"sample_from_anchor": False, "num_target_layers": target.num_layers})
     authors.require({"use_aux_hidden_state": True, "causal": False})
     model = drafter_config(layers, target, "qwen3")
+    require_full_attention(model, layers.name)
     mask = authors if authors.has("mask_token_id") else head
     mask_token_id = mask.integer("mask_token_id")
     if mask_token_id >= target.vocab_size:

@@ -11,7 +11,7 @@ from torch import Tensor
 from specgraph.checkpoints.config_source import ConfigSource
 from specgraph.checkpoints.files import shown
 from specgraph.checkpoints.folder import CheckpointFolder
-from specgraph.checkpoints.model_config import model_config, require_full_attention
+from specgraph.checkpoints.model_config import model_config
 from specgraph.errors import CheckpointError
 from specgraph.models.config import ModelConfig
 
@@ -45,9 +45,7 @@ def drafter_config(layers: ConfigSource, target: DraftedTarget, default_architec
     Raises:
         CheckpointError: a malformed or unsupported key.
     """
-    config = model_config(layers, default_architecture).with_max_position(target.max_model_len)
-    require_full_attention(config, layers.name)
-    return config
+    return model_config(layers, default_architecture).with_max_position(target.max_model_len)
 
 
 def check_same(what: str, drafter: int, target: int, source: str) -> None:

@@ -9,7 +9,7 @@ from specgraph.checkpoints.config_source import ConfigSource
 from specgraph.checkpoints.fit import DraftedTarget, check_same
 from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.checkpoints.formats import DrafterFolder, DrafterFormat, DrafterReader
-from specgraph.checkpoints.model_config import ARCHITECTURES, model_config, require_full_attention
+from specgraph.checkpoints.model_config import ARCHITECTURES, model_config
 from specgraph.errors import CheckpointError
 from specgraph.models.config import ModelConfig
 from specgraph.models.draft_model import DraftModelHead
@@ -100,7 +100,6 @@ def load_draft_model(opened: DrafterFolder, target: DraftedTarget) -> DraftModel
             f"{target.max_model_len}; load the target with max_model_len={config.max_position_embeddings} or less"
         )
     config = config.with_max_position(target.max_model_len)
-    require_full_attention(config, source)
     model = load_llama(opened.checkpoint, config)
     return DraftModelHead(model, target.hidden_size)
 

@@ -12,7 +12,7 @@ from specgraph.checkpoints.fit import DraftedTarget
 from specgraph.checkpoints.folder import open_checkpoint
 from specgraph.checkpoints.formats import DrafterFolder, DrafterFormat, DrafterReader, detect_format, speculators_source
 from specgraph.checkpoints.llama import load_llama
-from specgraph.checkpoints.model_config import model_config, require_full_attention
+from specgraph.checkpoints.model_config import model_config
 from specgraph.checkpoints.mtp import mtp_tensors
 from specgraph.checkpoints.target_shape import MOST_POSITIONS, target_shape
 from specgraph.errors import ConfigError
@@ -62,7 +62,6 @@ def load_target(
     elif config.max_position_embeddings > MOST_POSITIONS:
         problem = f"is {config.max_position_embeddings}; give max_model_len, at most {MOST_POSITIONS}"
         raise source.fail("max_position_embeddings", problem)
-    require_full_attention(config, source.name)
     checkpoint = open_checkpoint(folder, torch.device(device), dtype or config.dtype)
     target = load_llama(checkpoint, config)
     checkpoint.ignore(mtp_tensors(checkpoint, config.num_layers))

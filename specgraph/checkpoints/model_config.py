@@ -15,6 +15,9 @@ from specgraph.models.rotary import RotaryConfig
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 """Values of `model_type` that `model_config` reads."""
 
+_WINDOW_BY_LAYER = ("qwen2", "qwen3")
+"""Architectures in which only some layers have the sliding window."""
+
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -37,9 +40,6 @@ def model_config(source: ConfigSource, default_architecture: str | None = None) 
     activation = source.string("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise source.fail("hidden_act", f"is {shown(activation)}; only 'silu' is supported")
-    others = sorted(set(source.strings("layer_types")) - {"full_attention"})
-    if others:
-        raise source.fail("layer_types", f"has {shown(others)}; only 'full_attention' is supported")
     hidden_size = source.integer("hidden_size")
     num_heads = source.integer("num_attention_heads")
     num_kv_heads = source.integer("num_key_value_heads", num_heads)
@@ -51,12 +51,14 @@ def model_config(source: ConfigSource, default_architecture: str | None = None) 
     if head_dim % 2 or not head_dim:
         raise source.fail("head_dim", f"is {head_dim}; rotary embedding needs an even number")
     attention_bias = source.boolean("attention_bias", False)
+    num_layers = source.integer("num_hidden_layers")
+    window, sliding = _sliding_layers(source, architecture, num_layers)
     return ModelConfig(
         architecture=architecture,
         vocab_size=source.integer("vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=source.integer("intermediate_size"),
-        num_layers=source.integer("num_hidden_layers"),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -64,7 +66,8 @@ def model_config(source: ConfigSource, default_architecture: str | None = None) 
         max_position_embeddings=source.integer("max_position_embeddings", 2048),
         tie_word_embeddings=source.boolean("tie_word_embeddings", False),
         dtype=config_dtype(source),
-        sliding_window=_sliding_window(source, architecture),
+        sliding_window=window,
+        sliding=sliding,
         rotary=rotary_config(source),
         qkv_bias=attention_bias or architecture == "qwen2",
         output_bias=attention_bias,
@@ -74,10 +77,13 @@ def model_config(source: ConfigSource, default_architecture: str | None = None) 
 
 
 def require_full_attention(config: ModelConfig, name: str) -> None:
-    """Raise CheckpointError if a sliding window would hide any of the model's positions. `name`: the config's file."""
-    if config.sliding_window is not None and config.sliding_window < config.max_position_embeddings:
+    """Raise CheckpointError if a sliding window would hide any of the model's positions. `name`: the config's file.
+
+    For heads whose attention is not causal, and for MTP modules, of which no source says which layers have a window.
+    """
+    if any(config.window(layer) is not None for layer in range(config.num_layers)):
         raise CheckpointError(
-            f"{name}: 'sliding_window' is {config.sliding_window}, and only full attention is supported; "
+            f"{name}: 'sliding_window' is {config.sliding_window}, and this kind of drafter has full attention only; "
             f"load the target with max_model_len={config.sliding_window} or less, where the two are the same"
         )
 
@@ -135,11 +141,34 @@ def rotary_config(source: ConfigSource) -> RotaryConfig:
     )
 
 
-def _sliding_window(source: ConfigSource, architecture: str) -> int | None:
-    """Qwen configurations hold a window that is off unless `use_sliding_window` says otherwise."""
-    if not source.has("sliding_window") or not source.boolean("use_sliding_window", "qwen" not in architecture):
-        return None
-    return source.integer("sliding_window")
+def _sliding_layers(source: ConfigSource, architecture: str, num_layers: int) -> tuple[int | None, tuple[bool, ...]]:
+    """The sliding window and, for each layer, whether it has it.
+
+    `layer_types` says it by layer. Without it the window is in every layer (Mistral), in those from `max_window_layers`
+    on (Qwen2 and Qwen3, and only with `use_sliding_window`), or, for Llama, in none: transformers and vLLM leave the
+    key unread there.
+    """
+    window = source.integer("sliding_window") if source.has("sliding_window") else None
+    if "qwen" in architecture and not source.boolean("use_sliding_window", False):
+        window = None
+    types = source.strings("layer_types")
+    others = sorted(set(types) - {"full_attention", "sliding_attention"})
+    if others:
+        raise source.fail("layer_types", f"has {shown(others)}; 'full_attention' and 'sliding_attention' are supported")
+    if "sliding_attention" in types:
+        if window is None:
+            raise source.fail("layer_types", "has sliding_attention, and 'sliding_window' does not say how long")
+        if len(types) != num_layers:
+            raise source.fail("layer_types", f"has {len(types)} entries for {num_layers} layers")
+        return window, tuple(kind == "sliding_attention" for kind in types)
+    if window is None or architecture == "llama" or (types and architecture in _WINDOW_BY_LAYER):
+        return None, ()
+    if types:
+        raise source.fail(
+            "layer_types", f"has full attention only, and 'sliding_window' is {window}; keep the right one"
+        )
+    first = source.integer("max_window_layers", 28) if architecture in _WINDOW_BY_LAYER else 0
+    return window, tuple(layer >= first for layer in range(num_layers))
 
 
 def config_dtype(source: ConfigSource) -> torch.dtype:

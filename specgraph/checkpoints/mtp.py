@@ -21,6 +21,7 @@ from specgraph.checkpoints.fit import DraftedTarget, check_same, drafter_config
 from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.checkpoints.formats import DrafterFolder, DrafterFormat, DrafterReader
 from specgraph.checkpoints.llama import load_decoder_layer
+from specgraph.checkpoints.model_config import require_full_attention
 from specgraph.errors import CheckpointError
 from specgraph.models.config import ModelConfig
 from specgraph.models.mtp import MtpHead, MtpModule
@@ -119,6 +120,7 @@ def load_mtp(opened: DrafterFolder, target: DraftedTarget) -> MtpHead:
     if names is None:
         raise CheckpointError(f"{folder.folder} has no MTP projection in the names of {', '.join(_families())}")
     config = drafter_config(layers, target, target.architecture)
+    require_full_attention(config, layers.name)
     check_same("hidden size", config.hidden_size, target.hidden_size, layers.name)
     check_same("vocabulary", config.vocab_size, target.vocab_size, layers.name)
     present = 0

@@ -9,6 +9,7 @@ from specgraph.kernels.linear import greedy_head, gumbel_head, norm_gate_up, nor
 from specgraph.kernels.paged_attention import paged_attention, paged_attention_host, rotate_store_attend
 from specgraph.kernels.rejection import verify_greedy, verify_sampled, verify_synthetic
 from specgraph.kernels.slots import advance, shift_token_ids
+from specgraph.kernels.windowed_attention import windowed_attention, windowed_attention_host
 
 __all__ = [
     "advance",
@@ -36,4 +37,6 @@ __all__ = [
     "verify_greedy",
     "verify_sampled",
     "verify_synthetic",
+    "windowed_attention",
+    "windowed_attention_host",
 ]

@@ -29,14 +29,21 @@ class ModelConfig:
     dtype: torch.dtype
     """Dtype of the weights as the checkpoint states it; float32 when it states none."""
     sliding_window: int | None = None
-    """Positions before its own that a row attends to; None for all. These models compute full attention only, so a
-    checkpoint whose window is shorter than `max_position_embeddings` is refused when it is loaded."""
+    """Keys that a row of a sliding layer sees at most, its own included."""
+    sliding: tuple[bool, ...] = ()
+    """For each layer, whether it has the sliding window; empty: none has."""
     rotary: RotaryConfig = field(default_factory=RotaryConfig)
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
     """RMS norm of each query and key head before rotation (Qwen3)."""
+
+    def window(self, layer: int) -> int | None:
+        """Keys that a row sees at most in that layer; None where the window hides none of the model's positions."""
+        if self.sliding_window is None or not any(self.sliding[layer : layer + 1]):
+            return None
+        return self.sliding_window if self.sliding_window < self.max_position_embeddings else None
 
     def with_max_position(self, max_position_embeddings: int) -> ModelConfig:
         """The same configuration with another number of positions."""

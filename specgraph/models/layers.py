@@ -89,15 +89,18 @@ def attention_layers(
 ) -> tuple[AttentionLayer, ...]:
     """The attention shape of each of a model's layers; all share one rotary table."""
     table = rotary_table(config.rotary, config.max_position_embeddings, config.head_dim, device)
-    layer = AttentionLayer(
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        scale=config.head_dim**-0.5,
-        rotary=table,
-        causal=causal,
+    return tuple(
+        AttentionLayer(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            scale=config.head_dim**-0.5,
+            rotary=table,
+            causal=causal,
+            window=config.window(index),
+        )
+        for index in range(num_layers)
     )
-    return (layer,) * num_layers
 
 
 def decoder_block(

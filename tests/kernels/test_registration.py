@@ -55,6 +55,12 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
         "rotate_and_store": ((*rows, f32(20, D), torch.arange(9), slots, f32(*CACHE), f32(*CACHE)), {}),
         "paged_attention": ((*attend, lengths, starts), how),
         "paged_attention_host": ((*attend, [Q] * R, [5, 0, 9]), {"scale": 0.35, "out": torch.zeros(R * Q, H, D)}),
+        "windowed_attention": (
+            (*attend, lengths, starts, f32(H)), {"query_len": Q, "scale": 0.35, "window": 3},
+        ),
+        "windowed_attention_host": (
+            (*attend, [Q] * R, [5, 0, 9], f32(H)), {"scale": 0.35, "window": 3, "out": torch.zeros(R * Q, H, D)},
+        ),
         "rotate_store_attend": (
             (*rows, f32(20, D), torch.arange(9), slots, f32(*CACHE), f32(*CACHE), TABLE, lengths, starts), how,
         ),

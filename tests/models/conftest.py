@@ -46,6 +46,8 @@ def dense_attend() -> DenseAttend:
             if layer.causal:
                 rows, columns = query.shape[0], keys.shape[0]
                 visible = torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows)
+                if layer.window is not None:
+                    visible = visible.triu(columns - rows - layer.window + 1)
                 scores = scores.masked_fill(~visible, float("-inf"))
             return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
 

@@ -74,7 +74,12 @@ def test_config_is_not_json(folder):
         ({"rope_parameters": {"rope_theta": 0}}, ["rope_theta", "at least 1"]),
         ({"rope_parameters": 3}, ["rope_parameters", "mapping"]),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, ["partial_rotary_factor", "not supported"]),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, ["layer_types", "sliding_attention"]),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            ["layer_types", "sliding_attention", "sliding_window"],
+        ),
+        ({"layer_types": ["full_attention", "linear_attention"]}, ["layer_types", "linear_attention"]),
+        ({"layer_types": ["sliding_attention"], "sliding_window": 8}, ["layer_types", "1 entries"]),
         ({"rope_parameters": None, "rope_scaling": {"type": "linear"}}, ["rope_scaling", "factor", "missing"]),
         ({"dtype": "int8"}, ["dtype", "int8", "bfloat16"]),
         ({"quantization_config": {"quant_method": "awq"}}, ["quantization_config", "awq", "unquantised"]),

@@ -40,6 +40,8 @@ class HostOpAttention:
 
     def supports(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
         """See `AttentionBackend.supports`: the strictest of what public sources say of the op (README.md)."""
+        if not layer.is_plain:
+            return no("a layer with a sliding window or sinks; it runs plain causal attention: use attention 'host'")
         if not self.row.fused:
             return yes()
         latent = self.row.is_latent
