@@ -44,6 +44,8 @@ class Case:
     """The row of the hazard table that it guards against."""
     needs: tuple[str, ...] = ()
     """Capabilities that the case requires. Without one of them it is listed as absent, with the capability's reason."""
+    unless: tuple[str, ...] = ()
+    """Capabilities with which the case is absent: it is about platforms that lack them."""
     quick: bool = False
     """Part of `--quick`."""
     timeout: float = 60.0
@@ -62,11 +64,12 @@ def case(
     cause: str,
     hazard: str | None = None,
     needs: tuple[str, ...] = (),
+    unless: tuple[str, ...] = (),
     quick: bool = False,
     timeout: float = 60.0,
 ) -> Callable[[Function], Function]:
     """Declare a test function as a conformance case; arguments as in `Case`."""
-    declared = Case(id, property, cause, hazard, needs, quick, timeout)
+    declared = Case(id, property, cause, hazard, needs, unless, quick, timeout)
     if declared.group not in GROUPS:
         raise ValueError(f"case '{id}': there is no group '{declared.group}'")
     return getattr(pytest.mark, MARKER)(declared)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from specgraph.errors import ConfigError
 
 from specgraph_conformance.case import GROUPS
-from specgraph_conformance.render import as_json, check_writable, print_report, write_report
+from specgraph_conformance.render import as_json, check_writable, print_report, profile_lines, verdict, write_report
 from specgraph_conformance.run import Selection, run_suite
 from specgraph_conformance.session import open_session
+from specgraph_conformance.verify import problems_of, read_report
 
-__all__ = ["Selection", "run_command"]
+__all__ = ["Selection", "run_command", "verify_command"]
 
 
 def run_command(
@@ -52,3 +54,28 @@ def run_command(
     for path, suffix in paths:
         write_report(report, path, suffix)
     return report.is_green
+
+
+def verify_command(paths: Sequence[Path], checkout: Path | None = None) -> bool:
+    """Check reports that others have made; nothing runs and no device is opened.
+
+    Args:
+        checkout: a clone of the repository to compare commits with.
+
+    Returns:
+        Whether nothing is wrong with any of them.
+
+    Raises:
+        ConfigError: a file is no report of this suite.
+    """
+    verified = True
+    for path in paths:
+        report, data = read_report(path)
+        problems = problems_of(report, data, checkout)
+        verified = verified and not problems
+        print(f"{path}: {'not verified' if problems else 'verified'}: {verdict(report)}")
+        for profile, answer in profile_lines(report):
+            print(f"  {profile}: {answer}")
+        for problem in problems:
+            print(f"  wrong: {problem}")
+    return verified

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from html import escape
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, Group
 from rich.markup import escape as plain
@@ -16,7 +16,8 @@ from rich.text import Text
 from specgraph.errors import ConfigError
 
 from specgraph_conformance.case import GROUPS
-from specgraph_conformance.report import OUTCOMES, Report
+from specgraph_conformance.report import OUTCOMES, CaseResult, Report
+from specgraph_conformance.standard import Conformance, conformance, summary
 
 SHOWN = 8
 """How many failures the terminal shows in full, in the order of the suite: fix the first ones first."""
@@ -48,31 +49,52 @@ def as_table(report: Report) -> Group:
         for reason, count in Counter(r.reason for r in report.cases if r.outcome == outcome).items():
             lines.append(Text(f"{outcome} ({count}): {reason}", style="dim"))
     lines += [Text(problem, style="bold red") for problem in report.problems]
+    lines += [Text(f"{profile}: {answer}") for profile, answer in profile_lines(report)]
     return Group(table, *lines, Text(verdict(report), style="bold"))
 
 
 def verdict(report: Report) -> str:
     """One line."""
     name, counts = report.subject.platform, report.counts
-    if report.is_green:
-        return (
-            f"{name} conforms: {counts['passed']} passed, {counts['xfailed']} declared gaps, {counts['absent']} absent"
-        )
+    numbers = f"{counts['passed']} passed, {counts['xfailed']} declared gaps, {counts['absent']} absent"
     if report.failures:
         return f"{name} does not conform: {counts['failed']} failed; begin with {report.failures[0].id}"
-    return f"{name} does not conform: " + ("; ".join(report.problems) or "no case ran")
+    if not report.is_green:
+        return f"{name} does not conform: " + ("; ".join(report.problems) or "no case ran")
+    if profiles := summary(report):
+        return f"{name} conforms to {profiles}: {numbers}"
+    return f"{name} passes the cases that were run: {numbers}"
+
+
+def profile_lines(report: Report) -> list[tuple[str, str]]:
+    """(profile and version, "conforms" or what is missing), one for each profile."""
+    version = report.subject.suite
+    return [(f"{answer.profile} {version}", said(answer)) for answer in conformance(report)]
+
+
+def said(answer: Conformance) -> str:
+    """ "conforms", or what is missing."""
+    if answer.conforms:
+        return "conforms"
+    rest = f"; and {len(answer.missing) - 3} more" if len(answer.missing) > 3 else ""
+    return f"{'missing' if answer.claimed else 'not claimed'}: {'; '.join(answer.missing[:3])}{rest}"
 
 
 def as_markdown(report: Report) -> str:
-    """A document for a repository."""
+    """A document for a repository: the verdict and what failed first, the cases folded at the end."""
     subject = report.subject
-    lines = [f"# Conformance of `{subject.platform}`", "", verdict(report) + ".", ""]
-    lines += ["| | |", "|---|---|", f"| device | {_cell(subject.device)} |"]
+    lines = [f"# Conformance of `{subject.platform}`", "", verdict(report) + ".", "", "| profile | |", "|---|---|"]
+    lines += [f"| {profile} | {_cell(answer)} |" for profile, answer in profile_lines(report)]
+    lines += ["", "| | |", "|---|---|", f"| device | {_cell(subject.device)} |"]
     lines.append(f"| kind of device | {_cell(subject.device_kind)} |")
-    lines += [f"| {_cell(name)} | {_cell(version)} |" for name, version in subject.versions.items()]
-    lines += [f"| seed | {subject.seed} |", "", "## Capabilities", "", "| capability | | reason |", "|---|---|---|"]
-    lines += [f"| {n} | {c['level']} | {_cell(c['reason'])} |" for n, c in subject.capabilities.items()]
-    lines += ["", "## Results", "", f"| group | {' | '.join(OUTCOMES)} |", "|---|" + "---:|" * len(OUTCOMES)]
+    about = {**subject.environment, **subject.versions}
+    lines += [f"| {_cell(name)} | {_cell(version)} |" for name, version in about.items()]
+    lines += [
+        f"| {source['distribution']} {source['version']} | {_cell(source_state(source))} |"
+        for source in subject.sources
+    ]
+    lines += [f"| seed | {subject.seed} |", "", "## Results", "", f"| group | {' | '.join(OUTCOMES)} |"]
+    lines.append("|---|" + "---:|" * len(OUTCOMES))
     by_group = _by_group(report)
     lines += [
         f"| {group} | {' | '.join(str(by_group[group][o]) for o in OUTCOMES)} |"
@@ -85,11 +107,42 @@ def as_markdown(report: Report) -> str:
         lines += [f"- hazard: {result.hazard or 'none'}", f"- seen: {_cell(result.reason)}"]
         lines += [f"- likely cause: {result.cause}", f"- again: `{report.rerun_command(result)}`"]
     lines += [f"\n{problem}" for problem in report.problems]
-    lines += ["", "## Cases", "", "| case | outcome | hazard | property |", "|---|---|---|---|"]
-    for r in report.cases:
-        outcome = r.outcome + (f": {r.reason}" if r.outcome in ("xfailed", "absent") else "")
-        lines.append(f"| `{r.id}` | {_cell(outcome)} | {r.hazard or ''} | {_cell(r.property)} |")
-    return "\n".join(lines) + "\n"
+    lines += ["", "## Capabilities", "", "| capability | | reason |", "|---|---|---|"]
+    lines += [f"| {n} | {c['level']} | {_cell(c['reason'])} |" for n, c in subject.capabilities.items()]
+    return "\n".join([*lines, "", *_folded_cases(report)]) + "\n"
+
+
+def _folded_cases(report: Report) -> list[str]:
+    """One line a case with the outcomes of its parameter sets, folded by group."""
+    lines = ["## Cases", ""]
+    for group in GROUPS:
+        by_case: dict[str, list[CaseResult]] = {}
+        for result in report.cases:
+            if result.group == group:
+                by_case.setdefault(result.id.partition("[")[0], []).append(result)
+        if not by_case:
+            continue
+        lines += [f"<details><summary>{group}: {len(by_case)} cases</summary>", ""]
+        lines += ["| case | parameter sets | property |", "|---|---|---|"]
+        for id, results in by_case.items():
+            counts = Counter(
+                result.outcome + (f": {result.reason}" if result.outcome in ("xfailed", "absent") else "")
+                for result in results
+            )
+            seen = "; ".join(f"{count} {outcome}" for outcome, count in counts.items())
+            hazard = f" Hazard: {results[0].hazard}." if results[0].hazard else ""
+            lines.append(f"| `{id}` | {_cell(seen)} | {_cell(results[0].property)}{hazard} |")
+        lines += ["", "</details>", ""]
+    return lines[:-1]
+
+
+def source_state(source: Mapping[str, Any]) -> str:
+    """A sentence on where the code of one distribution came from."""
+    changed = (
+        f", {len(source['changed'])} files changed: {', '.join(source['changed'][:5])}" if source["changed"] else ""
+    )
+    known = {"commit": f"commit {source['commit'][:12]}", "wheel": "installed from a wheel"}
+    return known.get(source["state"], "neither in a repository nor installed from a wheel") + changed
 
 
 def as_badge(report: Report) -> str:
@@ -99,6 +152,8 @@ def as_badge(report: Report) -> str:
     about = f"{_title(report)}; {_pairs(subject.versions)}; seed {subject.seed}; capabilities: {has}"
     label, counts = f"specgraph {report.subject.platform}", report.counts
     text = f"{counts['passed']} passed" if report.is_green else f"{counts['failed']} failed"
+    if report.is_green and (best := [a.profile for a in conformance(report) if a.conforms]):
+        text = f"{best[-1]} {subject.suite}, {text}"
     if report.is_green and counts["xfailed"]:
         text += f", {counts['xfailed']} known"
     colour = "#3a7d44" if report.is_green else "#b3392f"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 Outcome = Literal["passed", "failed", "xfailed", "absent"]
@@ -40,6 +42,15 @@ class Subject:
     versions: Mapping[str, str]
     capabilities: Mapping[str, Any]
     seed: int
+    suite: str = ""
+    """Version of the standard, `standard.SUITE_VERSION`."""
+    attention: Sequence[str] = ()
+    """Names of the device's own attention backends."""
+    device_count: int = 0
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Python, operating system, machine, date."""
+    sources: Sequence[Mapping[str, Any]] = ()
+    """A `Source` each for the core, the suite and the backend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +83,29 @@ class Report:
         return f"specgraph conformance {self.subject.platform} --case {shlex.quote(result.id)}"
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data for `json.dump`."""
+        """Plain data for `json.dump`, with a digest over all of it."""
         cases = [asdict(result) for result in self.cases]
         for data, result in zip(cases, self.cases, strict=True):
             if result.outcome == "failed":
                 data["rerun"] = self.rerun_command(result)
             else:
                 del data["cause"]
-        return {**asdict(self.subject), "counts": self.counts, "problems": list(self.problems), "cases": cases}
+        data = {**asdict(self.subject), "counts": self.counts, "problems": list(self.problems), "cases": cases}
+        return {**data, "digest": digest_of(data)}
+
+
+def digest_of(data: Mapping[str, Any]) -> str:
+    """SHA-256 of a report's data without its digest. It shows an edit or a cut file; it is no signature."""
+    plain = {name: value for name, value in data.items() if name != "digest"}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def from_json(data: Mapping[str, Any]) -> Report:
+    """The report that `as_json` wrote.
+
+    Raises:
+        KeyError, TypeError: a field is missing or unknown.
+    """
+    subject = Subject(**{field.name: data[field.name] for field in fields(Subject)})
+    cases = [CaseResult(**{name: v for name, v in case.items() if name != "rerun"}) for case in data["cases"]]
+    return Report(subject, cases, data["problems"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import platform as system
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import datetime, timezone
 from pathlib import Path
 
 import torch
@@ -14,7 +16,9 @@ from specgraph_conformance.case import Case
 from specgraph_conformance.records import RecordFile
 from specgraph_conformance.render import check_writable, write_report
 from specgraph_conformance.report import UNSTATED, CaseResult, Outcome, Report, Subject
-from specgraph_conformance.xfails import Xfail, find_xfails, read_xfails, unmatched
+from specgraph_conformance.sources import Source, source_of
+from specgraph_conformance.standard import SUITE_VERSION
+from specgraph_conformance.xfails import Xfail, entry_module, find_xfails, read_xfails, unmatched
 
 
 class Session:
@@ -70,6 +74,9 @@ class Session:
         for name in case.needs:
             if not supports[name]:
                 return f"{name}: {supports[name].reason}"
+        for name in case.unless:
+            if supports[name]:
+                return f"the platform has {name}, and the case is about those without"
         return None
 
     def start(self, case: Case) -> None:
@@ -145,9 +152,40 @@ def open_session(
 
 
 def describe(item: Discovered, platform: Platform, seed: int) -> Subject:
-    """The platform, device, versions and capabilities of a report."""
+    """The platform, device, versions, capabilities and sources of a report."""
     versions = {"torch": torch.__version__, item.distribution: item.version, **platform.info.versions}
     supports = platform.capabilities.supports()
     capabilities = {name: {"level": s.level, "reason": s.reason} for name, s in supports.items()}
     info = platform.info
-    return Subject(item.name, info.device_name, info.device_kind or UNSTATED, versions, capabilities, seed)
+    return Subject(
+        item.name,
+        info.device_name,
+        info.device_kind or UNSTATED,
+        versions,
+        capabilities,
+        seed,
+        SUITE_VERSION,
+        tuple(platform.attention_backends()),
+        item.probe().device_count,
+        environment(),
+        [asdict(source) for source in _sources(item)],
+    )
+
+
+def environment() -> dict[str, str]:
+    """Python, operating system, machine and day of a run."""
+    return {
+        "python": system.python_version(),
+        "system": f"{system.system()} {system.release()}",
+        "machine": system.machine(),
+        "date": datetime.now(timezone.utc).date().isoformat(),
+    }
+
+
+def _sources(item: Discovered) -> list[Source]:
+    """The core's, the suite's, and the backend's where it is not the core."""
+    found = [source_of("specgraph-core", "specgraph"), source_of("specgraph-conformance", "specgraph_conformance")]
+    module = entry_module(item)
+    if module is not None and item.distribution not in {source.distribution for source in found}:
+        found.append(source_of(item.distribution, module.partition(".")[0]))
+    return found

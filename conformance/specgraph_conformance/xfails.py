@@ -54,15 +54,22 @@ class Xfail:
         return case_id == self.case or case_id.partition("[")[0] == self.case
 
 
-def find_xfails(item: Discovered) -> Path | None:
-    """The backend's file: in the folder of its entry point's module; None when it has none."""
+def entry_module(item: Discovered) -> str | None:
+    """The module of a backend's entry point."""
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         if entry.dist is not None and entry.dist.name == item.distribution and entry.name == item.name:
-            spec = find_spec(entry.module)
-            if spec is not None and spec.origin is not None:
-                path = Path(spec.origin).parent / FILE_NAME
-                return path if path.is_file() else None
+            return entry.module
     return None
+
+
+def find_xfails(item: Discovered) -> Path | None:
+    """The backend's file: in the folder of its entry point's module; None when it has none."""
+    module = entry_module(item)
+    spec = None if module is None else find_spec(module)
+    if spec is None or spec.origin is None:
+        return None
+    path = Path(spec.origin).parent / FILE_NAME
+    return path if path.is_file() else None
 
 
 def read_xfails(path: Path) -> tuple[Xfail, ...]:

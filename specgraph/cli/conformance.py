@@ -16,7 +16,8 @@ SUITE = "specgraph_conformance"
 
 
 def conformance(
-    platform: Annotated[str, typer.Argument(help="NAME or NAME:INDEX; see `specgraph platforms`.")],
+    platform: Annotated[str, typer.Argument(help="NAME or NAME:INDEX; see `specgraph platforms`. Or `verify`.")],
+    reports: Annotated[list[Path] | None, typer.Argument(help="With `verify`: reports made by --json.")] = None,
     case: Annotated[list[str] | None, typer.Option(help="Only this case; repeatable.")] = None,
     group: Annotated[list[str] | None, typer.Option(help="Only this group; repeatable.")] = None,
     hazard: Annotated[list[str] | None, typer.Option(help="Only cases against this hazard; repeatable.")] = None,
@@ -29,7 +30,11 @@ def conformance(
     markdown: Annotated[Path | None, typer.Option(help="Write the report as Markdown.")] = None,
     badge: Annotated[Path | None, typer.Option(help="Write an SVG badge.")] = None,
 ) -> None:
-    """Test a backend: exit status 0 only if nothing undeclared failed."""
+    """Test a backend: exit status 0 only if nothing undeclared failed.
+
+    `specgraph conformance verify REPORT...` checks reports of others, without their devices: exit status 0 only if
+    nothing is wrong with them.
+    """
     try:
         suite: Any = import_module(f"{SUITE}.command")
     except ModuleNotFoundError as error:
@@ -39,6 +44,12 @@ def conformance(
             f"the conformance suite is not installed ({error.name} is missing): in a checkout of specgraph, "
             "pip install -e . -e ./conformance"
         ) from error
+    if platform == "verify":
+        if not reports:
+            raise ConfigError("name the reports to verify: specgraph conformance verify REPORT...")
+        sys.exit(not suite.verify_command(reports, checkout=Path.cwd()))
+    if reports:
+        raise ConfigError(f"one platform at a time: what is {', '.join(map(str, reports))}?")
     green = suite.run_command(
         platform,
         suite.Selection(

@@ -1,6 +1,6 @@
 """Draws the mutants to judge: writes a cosmic-ray session that holds a random sample and nothing else.
 
-python tests/mutation/sample.py SESSION.sqlite          (in the root of a copy of the repository)
+python tests/mutation/sample.py SESSION.sqlite [CONFIG]          (in the root of a copy of the repository)
 
 A site is one operator, number or decorator in the code, independent of what replaces it. Each file gives sites in
 proportion to how many it has, at least two, and each site one random replacement. Annotations are left out: nothing
@@ -27,11 +27,11 @@ CONFIG = Path("tests/mutation/cosmic-ray.toml")
 Span = tuple[tuple[int, int], tuple[int, int]]
 
 
-def settings() -> dict:
+def settings(config: Path = CONFIG) -> dict:
     """The table `[sample]`."""
     import tomllib
 
-    return tomllib.loads(CONFIG.read_text())["sample"]
+    return tomllib.loads(config.read_text())["sample"]
 
 
 def annotations(path: Path) -> list[Span]:
@@ -95,15 +95,21 @@ def _is_python(mutation: MutationSpec) -> bool:
     return True
 
 
-def main(session: str) -> None:
+def _is_excluded(module: Path, config: ConfigDict) -> bool:
+    return any(module.match(pattern) for pattern in config["excluded-modules"])
+
+
+def main(session: str, path: str = str(CONFIG)) -> None:
     """Write the session."""
-    config: ConfigDict = load_config(str(CONFIG))
+    config: ConfigDict = load_config(path)
+    sample = settings(Path(path))
+    modules = [m for m in find_modules([Path(p) for p in config["module-path"]]) if not _is_excluded(m, config)]
     with use_db(session, WorkDB.Mode.create) as db:
-        init(find_modules([Path(path) for path in config["module-path"]]), db, config.operators_config)
-        chosen = draw(list(db.work_items), settings()["mutants"], settings()["seed"])
+        init(modules, db, config.operators_config)
+        chosen = draw(list(db.work_items), sample["mutants"], sample["seed"])
         db.clear()
         db.add_work_items(chosen)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -1,0 +1,186 @@
+"""The versioned standard: which cases a suite of this version has, and what a backend must pass for each profile.
+
+A report "conforms to drafting 1.0" when every case of that profile is in it and passed, or is absent for a reason that
+the profile allows. Versions are apart from those of the packages. A minor version may add cases and parameter sets; only
+a major one may remove or change them. `standard/VERSION.json` is the list of a version.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from specgraph_conformance.report import CaseResult, Report
+from specgraph_conformance.rig import CORE_ATTENTION
+
+SUITE_VERSION = "1.0"
+FOLDER = Path(__file__).parent / "standard"
+ATTENTION = "{attention}"
+"""In a parameter set: any attention backend, one of the core's or of the device's own."""
+BASE = ("discovery", "device", "streams", "capture", "replay")
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What a backend can conform to."""
+
+    name: str
+    about: str
+    groups: tuple[str, ...]
+    """All cases of these groups must pass, or be absent for want of a capability that is not in `requires`."""
+    requires: tuple[str, ...]
+    """Capabilities that the platform must have."""
+
+
+PROFILES = (
+    Profile("graphs", "capture, replay, memory pools, streams and events", BASE, ("graphs",)),
+    Profile(
+        "task-update",
+        "profile graphs, and host parameters of captured ops rewritten between replays",
+        (*BASE, "task_update"),
+        ("graphs", "task_update"),
+    ),
+    Profile(
+        "drafting",
+        "profile graphs, and every kind of drafter decoding through graphs with the draft ops and attention",
+        (*BASE, "task_update", "kernels", "attention", "drafting", "decoding", "faults"),
+        ("graphs",),
+    ),
+    Profile(
+        "parallel",
+        "profile drafting, and collectives between devices inside captured graphs",
+        (*BASE, "task_update", "kernels", "attention", "drafting", "decoding", "faults", "collectives"),
+        ("graphs", "collectives_in_graph"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One case of the standard."""
+
+    needs: tuple[str, ...] = ()
+    """Capabilities without which the case is absent."""
+    unless: tuple[str, ...] = ()
+    """Capabilities with which the case is absent."""
+    parameters: tuple[str, ...] = ()
+    """Its parameter sets; empty where it has none."""
+
+
+@cache
+def listed_cases(version: str) -> Mapping[str, Listed] | None:
+    """The cases of a version by id without parameters; None where this suite does not know the version."""
+    path = FOLDER / f"{version}.json"
+    if not path.is_file():
+        return None
+    cases = json.loads(path.read_text(encoding="utf-8"))
+    return {id: Listed(**{key: tuple(value) for key, value in about.items()}) for id, about in cases.items()}
+
+
+def expected_ids(cases: Mapping[str, Listed], own_attention: Sequence[str]) -> dict[str, Listed]:
+    """Every id with its parameters on a device with these attention backends of its own."""
+    out: dict[str, Listed] = {}
+    for id, listed in cases.items():
+        if not listed.parameters:
+            out[id] = listed
+        for parameters in listed.parameters:
+            names = (*CORE_ATTENTION, *own_attention) if ATTENTION in parameters else ("",)
+            out.update({f"{id}[{parameters.replace(ATTENTION, name)}]": listed for name in names})
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Conformance:
+    """Whether a report conforms to one profile."""
+
+    profile: str
+    missing: tuple[str, ...]
+    """What is missing, one line each; empty where it conforms."""
+    claimed: bool = True
+    """False where a required capability is absent: no fault, only a device that this profile is not for."""
+
+    @property
+    def conforms(self) -> bool:
+        """Whether nothing is missing."""
+        return not self.missing
+
+
+def conformance(report: Report) -> list[Conformance]:
+    """One answer for each profile, from the cases and capabilities of a report alone."""
+    cases = listed_cases(report.subject.suite)
+    if cases is None:
+        version = report.subject.suite or "not stated"
+        return [Conformance(p.name, (f"suite version {version} is not known",)) for p in PROFILES]
+    expected = expected_ids(cases, report.subject.attention)
+    seen = {result.id: result for result in report.cases}
+    return [_conformance(profile, report, expected, seen) for profile in PROFILES]
+
+
+def _conformance(
+    profile: Profile, report: Report, expected: Mapping[str, Listed], seen: Mapping[str, CaseResult]
+) -> Conformance:
+    capabilities = report.subject.capabilities
+    absent = [name for name in profile.requires if level(capabilities, name) == "no"]
+    if absent:
+        return Conformance(
+            profile.name, tuple(f"{name}: {capabilities[name]['reason']}" for name in absent), claimed=False
+        )
+    missing = [problem for problem in report.problems]
+    not_run = 0
+    for id, listed in expected.items():
+        if id.partition(".")[0] not in profile.groups:
+            continue
+        result = seen.get(id)
+        if result is None:
+            not_run += 1
+        elif result.outcome == "failed":
+            missing.append(f"{id} failed")
+        elif result.outcome == "xfailed" and not set(listed.needs) - set(profile.requires):
+            missing.append(f"{id} is a declared gap")
+        elif result.outcome == "absent":
+            why = justification(result, listed, report)
+            if why is None:
+                missing.append(f"{id} is absent, and no capability says why")
+            elif why in profile.requires:
+                missing.append(f"{id} is absent although {why} is required")
+    if not_run:
+        missing.append(f"{not_run} cases were not run")
+    return Conformance(profile.name, tuple(missing))
+
+
+def justification(result: CaseResult, listed: Listed, report: Report) -> str | None:
+    """What an absence follows from: a capability's name, "attention" or "one device"; None if from nothing reported."""
+    capabilities, reason = report.subject.capabilities, result.reason
+    for name in listed.needs:
+        if level(capabilities, name) == "no":
+            return name
+    for name in listed.unless:
+        if level(capabilities, name) in ("yes", "quirk"):
+            return name
+    for name, about in capabilities.items():
+        if about["level"] == "no" and about["reason"] and about["reason"] in reason:
+            return name
+    if "two devices" in reason and report.subject.device_count < 2:
+        return "one device"
+    parameters = result.id.partition("[")[2].removesuffix("]").split("-")
+    core_only = not any(name in result.id for name in ("paged-host", *report.subject.attention))
+    if "attention" in reason and not ("paged" in parameters and core_only):
+        return "attention"
+    return None
+
+
+def level(capabilities: Mapping[str, Any], name: str) -> str:
+    """`yes`, `quirk` or `no`; `no` for a capability that the report does not have."""
+    return capabilities.get(name, {"level": "no"})["level"]
+
+
+def summary(report: Report) -> str:
+    """Such as "graphs and drafting 1.0"; empty where it conforms to nothing."""
+    names = [answer.profile for answer in conformance(report) if answer.conforms]
+    if not names:
+        return ""
+    return f"{' and '.join([', '.join(names[:-1]), names[-1]] if names[1:] else names)} {report.subject.suite}"
