@@ -39,7 +39,8 @@ class Source:
 def source_of(name: str, package: str) -> Source:
     """The state of an importable package that belongs to the distribution `name`."""
     spec = find_spec(package)
-    assert spec is not None and spec.origin is not None, f"{package} is not importable"
+    assert spec is not None, f"{package} is not importable"
+    assert spec.origin is not None, f"{package} has no __init__.py"
     folder = Path(spec.origin).parent
     try:
         version = distribution(name).version

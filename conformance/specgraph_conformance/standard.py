@@ -1,8 +1,8 @@
 """The versioned standard: which cases a suite of this version has, and what a backend must pass for each profile.
 
 A report "conforms to drafting 1.0" when every case of that profile is in it and passed, or is absent for a reason that
-the profile allows. Versions are apart from those of the packages. A minor version may add cases and parameter sets; only
-a major one may remove or change them. `standard/VERSION.json` is the list of a version.
+the profile allows. The version is apart from those of the packages. A minor version may add cases and parameter sets,
+only a major one may remove or change them. `standard/VERSION.json` is the list of a version.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _conformance(
         return Conformance(
             profile.name, tuple(f"{name}: {capabilities[name]['reason']}" for name in absent), claimed=False
         )
-    missing = [problem for problem in report.problems]
+    missing = list(report.problems)
     not_run = 0
     for id, listed in expected.items():
         if id.partition(".")[0] not in profile.groups:
@@ -153,22 +153,26 @@ def _conformance(
 
 
 def justification(result: CaseResult, listed: Listed, report: Report) -> str | None:
-    """What an absence follows from: a capability's name, "attention" or "one device"; None if from nothing reported."""
+    """What an absence follows from; None if from nothing that the report says.
+
+    It is the name of an absent capability, "NAME is there", "attention" (the backend refuses the case's shape or has
+    lengths of the other kind) or "one device".
+    """
     capabilities, reason = report.subject.capabilities, result.reason
     for name in listed.needs:
         if level(capabilities, name) == "no":
             return name
     for name in listed.unless:
-        if level(capabilities, name) in ("yes", "quirk"):
-            return name
+        if level(capabilities, name) != "no":
+            return f"{name} is there"
     for name, about in capabilities.items():
         if about["level"] == "no" and about["reason"] and about["reason"] in reason:
             return name
     if "two devices" in reason and report.subject.device_count < 2:
         return "one device"
-    parameters = result.id.partition("[")[2].removesuffix("]").split("-")
-    core_only = not any(name in result.id for name in ("paged-host", *report.subject.attention))
-    if "attention" in reason and not ("paged" in parameters and core_only):
+    parameters = f"-{result.id.partition('[')[2].removesuffix(']')}-"
+    others = any(f"-{name}-" in parameters for name in ("paged-host", *report.subject.attention))
+    if "attention" in reason and (others or "-paged-" not in parameters):
         return "attention"
     return None
 

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 from conformance.third_party import GOOD, install, specgraph
-from specgraph_conformance.matrix import support_matrix
+from specgraph_conformance.standard import SUITE_VERSION
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -34,8 +34,11 @@ def test_a_good_backend_gets_its_report(tmp_path: Path) -> None:
     assert (report["platform"], report["device"], report["seed"]) == ("acme", "a device", 0)
     assert report["device_kind"] == "a stand-in"
     assert all("a stand-in" in text for text in (done.stdout, paths[1].read_text(), paths[2].read_text()))
-    assert "| kind of device | a stand-in |" in support_matrix([report])
+    assert "| kind of device | a stand-in |" in paths[1].read_text()
     assert report["versions"]["acme-backend"] == "1.2"
+    assert (report["suite"], report["device_count"]) == (SUITE_VERSION, 1)
+    assert [s["distribution"] for s in report["sources"]] == ["specgraph-core", "specgraph-conformance", "acme-backend"]
+    assert all(len(source["digest"]) == 64 for source in report["sources"])
     assert report["capabilities"]["collectives_in_graph"]["level"] == "no"
     assert report["counts"]["passed"] >= 25
     assert report["counts"]["failed"] == report["counts"]["xfailed"] == 0
@@ -45,7 +48,8 @@ def test_a_good_backend_gets_its_report(tmp_path: Path) -> None:
         if case["group"] == "collectives":
             assert case["outcome"] == "absent"
             assert "not recorded" in case["reason"]
-    assert "acme conforms" in done.stdout
+    assert "acme passes the cases that were run" in done.stdout
+    assert "graphs 1.0: missing: " in done.stdout
     assert "not recorded" in done.stdout  # what is absent is shown with its reason
     assert "# Conformance of `acme`" in paths[1].read_text()
     assert ElementTree.fromstring(paths[2].read_text()).tag.endswith("svg")

@@ -3,8 +3,8 @@
 python tests/mutation/judge_suite.py SESSION.sqlite REACH.json          (in the root of a copy: files are mutated)
 
 A mutant is judged by the cases that enter the function it is in (`reach.py`): first one parameter set of each case,
-then, with --all, the other parameter sets for what survived. A mutant outside of functions is judged by the cases that
-enter any function of its file. Verdicts are kept: the command goes on where it was stopped.
+then, with --all, the other sets for what survived. A mutant outside of functions is judged by the cases that enter
+any function of its file. Verdicts are kept: the command goes on where it was stopped.
 """
 
 from __future__ import annotations

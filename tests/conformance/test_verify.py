@@ -1,0 +1,288 @@
+"""`specgraph conformance verify`: a good report is verified, and each way of making it look better is found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import command
+import pytest
+from conformance.reports import complete_report, source
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from specgraph_conformance.render import as_json, write_report
+from specgraph_conformance.report import digest_of, from_json
+from specgraph_conformance.scoreboard import scoreboard
+from specgraph_conformance.sources import blob_hash, digest_at, source_of
+from specgraph_conformance.sources import digest_of as sources_digest
+from specgraph_conformance.verify import problems_of, read_report
+
+from specgraph.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+Data = dict[str, Any]
+
+
+def good(**options: Any) -> Data:
+    return json.loads(as_json(complete_report(**options)))
+
+
+def verified(data: Data) -> list[str]:
+    return problems_of(from_json(data), data)
+
+
+def with_digest(data: Data) -> Data:
+    """As one who edits a report and knows how the digest is made."""
+    return {**data, "digest": digest_of(data)}
+
+
+def case(data: Data, id: str) -> Data:
+    return next(each for each in data["cases"] if each["id"] == id)
+
+
+def counted(data: Data) -> None:
+    outcomes = [each["outcome"] for each in data["cases"]]
+    data["counts"] = {name: outcomes.count(name) for name in data["counts"]}
+
+
+@pytest.mark.parametrize("absent", [(), ("task_update", "collectives_in_graph"), ("merged_loop", "external_events")])
+def test_a_good_report_has_no_problems(absent: tuple[str, ...]) -> None:
+    assert verified(good(absent=absent)) == []
+
+
+def failed_to_passed(data: Data) -> None:
+    case(data, "capture.runs-nothing")["outcome"] = "failed"
+    counted(data)
+
+
+def left_out(data: Data) -> None:
+    data["cases"] = [each for each in data["cases"] if each["id"] != "decoding.sampled-repeats"]
+    counted(data)
+
+
+def twice(data: Data) -> None:
+    data["cases"].append(dict(case(data, "capture.runs-nothing")))
+    counted(data)
+
+
+def invented(data: Data) -> None:
+    data["cases"].append({**case(data, "capture.runs-nothing"), "id": "capture.of-my-own"})
+    counted(data)
+
+
+def absent_without_reason(data: Data) -> None:
+    case(data, "replay.on-a-side-stream").update(outcome="absent", reason="not supported here")
+    counted(data)
+
+
+def absent_attention_of_the_core(data: Data) -> None:
+    id = next(each["id"] for each in data["cases"] if "[paged-merged" in each["id"])
+    case(data, id).update(outcome="absent", reason="attention 'paged' is slow")
+    counted(data)
+
+
+def two_devices_hidden(data: Data) -> None:
+    data["device_count"] = 2
+    reason = "collectives between ranks need two devices, and there is 1"
+    case(data, "collectives.chain-between-devices").update(outcome="absent", reason=reason)
+    counted(data)
+
+
+def core_patched(data: Data) -> None:
+    data["sources"][0] = source("specgraph-core", changed=["specgraph/graphs/runner.py"])
+
+
+def backend_patched(data: Data) -> None:
+    data["sources"][2] = source("specgraph-acme", state="wheel", changed=["specgraph_acme/graph.py"])
+
+
+def no_state(data: Data) -> None:
+    data["sources"][1] = source("specgraph-conformance", state="unknown", commit="")
+
+
+def suite_not_named(data: Data) -> None:
+    del data["sources"][1]
+
+
+def no_machine(data: Data) -> None:
+    data["environment"]["machine"] = ""
+
+
+def no_torch(data: Data) -> None:
+    data["versions"] = {}
+
+
+def other_suite(data: Data) -> None:
+    data["suite"] = "7.3"
+
+
+def problem_of_the_run(data: Data) -> None:
+    data["problems"] = ["xfails.toml declares 'a.b', and there is no such case"]
+
+
+def wrong_counts(data: Data) -> None:
+    data["counts"]["passed"] += 1
+
+
+@pytest.mark.parametrize(
+    ("tamper", "said"),
+    [
+        (failed_to_passed, "failed: capture.runs-nothing"),
+        (left_out, "case decoding.sampled-repeats of suite 1.0 is not in it"),
+        (twice, "case capture.runs-nothing is in it twice"),
+        (invented, "there is no case capture.of-my-own in suite 1.0"),
+        (absent_without_reason, "case replay.on-a-side-stream is absent, and no capability of the report says so"),
+        (absent_attention_of_the_core, "is absent, and no capability of the report says so: attention 'paged' is slow"),
+        (two_devices_hidden, "case collectives.chain-between-devices is absent"),
+        (core_patched, "specgraph-core ran with 1 changed files that its commit has not: specgraph/graphs/runner.py"),
+        (backend_patched, "specgraph-acme ran with 1 changed files that its wheel has not"),
+        (no_state, "specgraph-conformance ran from neither a git repository nor a wheel"),
+        (suite_not_named, "it does not say which specgraph-conformance ran"),
+        (no_machine, "its environment does not say machine"),
+        (no_torch, "its versions do not say torch"),
+        (other_suite, "suite version '7.3' is not known here"),
+        (problem_of_the_run, "xfails.toml declares 'a.b'"),
+        (wrong_counts, "its counts are"),
+    ],
+)
+def test_a_tampered_report_is_not_verified(tamper: Callable[[Data], None], said: str) -> None:
+    data = good()
+    tamper(data)
+    edited = verified(data)
+    assert "its digest is not that of its content" in edited[0]
+    assert any(said in problem for problem in edited)
+    found = verified(with_digest(data))
+    assert any(said in problem for problem in found)
+    assert not any("digest" in problem for problem in found)
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    if isinstance(value, dict):
+        return [leaf for key, each in value.items() for leaf in leaves(each, (*path, key))]
+    if isinstance(value, list):
+        return [leaf for key, each in enumerate(value) for leaf in leaves(each, (*path, key))]
+    return [path]
+
+
+GOOD = good()
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.data())
+def test_any_edit_is_seen(draw: st.DataObject) -> None:
+    path = draw.draw(st.sampled_from(leaves(GOOD)))
+    data = json.loads(json.dumps(GOOD))
+    place = data
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = draw.draw(st.one_of(st.text(), st.integers(), st.none()).filter(lambda v: v != place[path[-1]]))
+    assert digest_of(data) != data["digest"]
+
+
+def test_the_command(tmp_path: Path) -> None:
+    path, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    write_report(complete_report(), path)
+    done = command.specgraph("conformance", "verify", path)
+    assert done.returncode == 0, done.stderr
+    assert f"{path}: verified: acme conforms to graphs, task-update, drafting and parallel 1.0" in done.stdout
+    assert "drafting 1.0: conforms" in done.stdout
+    bad.write_text(path.read_text().replace('"failed": 0', '"failed": 1'))
+    done = command.specgraph("conformance", "verify", path, bad)
+    assert done.returncode == 1
+    assert f"{bad}: not verified" in done.stdout
+    assert "wrong: its digest is not that of its content" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "not JSON"),
+        ("[]", "no report of the suite"),
+        ("{}", "it has no field 'platform'"),
+        (json.dumps({**GOOD, "cases": [{"id": "x"}]}), "no report of the suite"),
+        (json.dumps({**GOOD, "cases": [{**GOOD["cases"][0], "outcome": "fine"}]}), "has the outcome 'fine'"),
+        (json.dumps({**GOOD, "cases": [{**GOOD["cases"][0], "group": "decoding"}]}), "says it is of group decoding"),
+        (json.dumps({**GOOD, "capabilities": {"graphs": {"level": "maybe", "reason": ""}}}), "must have a level"),
+        (json.dumps({**GOOD, "counts": 3}), "field 'counts' must be a dict"),
+        (json.dumps({name: value for name, value in GOOD.items() if name != "suite"}), "it has no field 'suite'"),
+    ],
+)
+def test_what_is_no_report_is_one_error(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(text)
+    done = command.specgraph("conformance", "verify", path)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"specgraph: {path}: ")
+    assert said in done.stderr
+
+
+def test_a_path_is_asked_for(tmp_path: Path) -> None:
+    assert "name the reports to verify" in command.specgraph("conformance", "verify").stderr
+    assert "No such file" in command.specgraph("conformance", "verify", tmp_path / "none.json").stderr
+    assert "one platform at a time" in command.specgraph("conformance", "cpu", "cuda").stderr
+
+
+def git(folder: Path, *words: str) -> str:
+    import subprocess
+
+    command = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b", *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def test_the_state_of_a_package_in_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "inner" / "acme_for_sources"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("A = 1\n")
+    monkeypatch.syspath_prepend(tmp_path / "inner")
+    assert source_of("acme", "acme_for_sources").state == "unknown"
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "first")
+    clean = source_of("acme", "acme_for_sources")
+    commit = git(tmp_path, "rev-parse", "HEAD").strip()
+    assert (clean.state, clean.commit, clean.changed) == ("commit", commit, ())
+    assert clean.package == "inner/acme_for_sources"
+    assert digest_at(tmp_path, commit, clean.package) == clean.digest
+    (package / "more.py").write_text("B = 1\n")
+    (package / "notes.txt").write_text("no code")
+    patched = source_of("acme", "acme_for_sources")
+    assert patched.changed == ("inner/acme_for_sources/more.py",)
+    assert patched.digest != clean.digest
+    assert digest_at(tmp_path, "0" * 40, clean.package) is None
+    (package / "more.py").unlink()
+    (package / "__init__.py").write_text("A = 2\n")
+    assert source_of("acme", "acme_for_sources").changed == ("inner/acme_for_sources/__init__.py",)
+
+
+def test_a_report_from_other_code_than_its_commit_is_found(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "__init__.py").write_text("A = 1\n")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "first")
+    commit = git(tmp_path, "rev-parse", "HEAD").strip()
+    right = sources_digest([("__init__.py", blob_hash(b"A = 1\n"))])
+    for digest, problems in ((right, 0), ("0" * 64, 1)):
+        report = complete_report(
+            sources=[source(name, commit=commit, digest=digest) for name in ("specgraph-core",)]
+            + [source("specgraph-conformance")]
+        )
+        data = json.loads(as_json(report))
+        found = problems_of(report, data, checkout=tmp_path)
+        assert len(found) == problems
+        assert all("was not what commit" in problem for problem in found)
+
+
+def test_the_scoreboard_says_which_reports_are_verified(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("good.json", "old.json", "edited.json")]
+    paths[0].write_text(json.dumps(GOOD))
+    paths[1].write_text(json.dumps({name: value for name, value in GOOD.items() if name != "suite"}))
+    paths[2].write_text(json.dumps({**GOOD, "device": "a better one"}))
+    page = scoreboard(paths)
+    row = next(line for line in page.splitlines() if line.startswith("| verified |"))
+    assert row.startswith("| verified | yes | no: made before suite 1.0 | no: its digest is not")
+    assert "| drafting 1.0 | conforms | not known | conforms |" in page
+    with pytest.raises(ConfigError):
+        read_report(paths[1])
