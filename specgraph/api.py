@@ -15,6 +15,7 @@ from specgraph.attention import (
     StepContext,
     Store,
     TaskKey,
+    TreeAttention,
     choose_attention,
 )
 from specgraph.checkpoints import TargetShape, load_drafter, load_target, target_shape
@@ -23,7 +24,7 @@ from specgraph.decoding.config import EngineConfig
 from specgraph.decoding.decoder import SpeculativeDecoder
 from specgraph.decoding.request import Chunk, Generation, Request
 from specgraph.decoding.text import TextGenerator, load_generator, shipped_pair
-from specgraph.drafting import DraftConfig, Drafter, DraftTokens, ProposeBatch
+from specgraph.drafting import DraftConfig, Drafter, DraftTokens, DraftTree, ProposeBatch
 from specgraph.errors import (
     CapacityError,
     CaptureError,
@@ -69,6 +70,7 @@ __all__ = [
     "DraftHead",
     "DraftOutput",
     "DraftTokens",
+    "DraftTree",
     "Drafter",
     "EngineConfig",
     "EngineOptions",
@@ -99,6 +101,7 @@ __all__ = [
     "TargetShape",
     "TaskKey",
     "TextGenerator",
+    "TreeAttention",
     "UnsupportedError",
     "UpdateError",
     "allocate_caches",

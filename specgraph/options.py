@@ -66,6 +66,15 @@ class EngineOptions:
     draft_schedule: Mapping[int, int] | None = _option(
         None, "K by batch size: 4:5,16:3 drafts 5 tokens for up to 4 requests, 3 for up to 16.", parse=_schedule
     )
+    speculative_num_steps: int | None = _option(
+        None, "Draft trees instead of chains: steps, the depth of the tree. Give all three --speculative options."
+    )
+    speculative_eagle_topk: int | None = _option(
+        None, "Draft trees: tokens that follow each node, and nodes that each step expands."
+    )
+    speculative_num_draft_tokens: int | None = _option(
+        None, "Draft trees: rows per request in a verify, the last token and the best nodes of the tree."
+    )
     max_num_requests: int = _option(1, "Requests in the largest batch.")
     max_model_len: int | None = _option(
         None, "Tokens of the longest request, prompt and output together. Default: the target's maximum."

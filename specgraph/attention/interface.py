@@ -163,6 +163,19 @@ class AdvancingAttention(Protocol):
         ...
 
 
+@runtime_checkable
+class TreeAttention(Protocol):
+    """An `AttentionBackend` that also runs the rows of a draft tree, whose metadata has `ancestors`.
+
+    Row i of a request then sees the first `seq_len - tree_len` keys and, of the `tree_len` keys after those, the ones
+    whose bit is set in its word; `causal` does not matter. Without this protocol a backend is refused for trees.
+    """
+
+    def supports_trees(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
+        """Whether `forward` runs a layer with an ancestor mask, and if not, why; arguments as in `supports`."""
+        ...
+
+
 class Attend(Protocol):
     """The callable that a model uses in its attention layers: rotation, cache write and attention in one call."""
 

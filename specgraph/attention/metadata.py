@@ -15,6 +15,9 @@ from torch import Tensor
 from specgraph import kernels
 from specgraph.kernels.slots import NULL_BLOCK, NULL_SLOT
 
+MAX_TREE_LEN = 64
+"""Bits in a word of `AttentionMetadata.ancestors`."""
+
 
 @dataclass(frozen=True, slots=True)
 class HostLengths:
@@ -46,6 +49,11 @@ class AttentionMetadata:
     """int32 [R, max_blocks]: blocks of each request in order, filled up with NULL_BLOCK."""
     query_len: int
     """Rows per request in a uniform batch; the longest request's rows in a ragged one."""
+    ancestors: Tensor | None = None
+    """int64 [T] where the rows are those of a draft tree: a row sees key seq_len - tree_len + i if bit i of its word is
+    set, and every key before those. The batch is then uniform, and only a `TreeAttention` can run it."""
+    tree_len: int = 0
+    """Keys at the end of each request that `ancestors` is about, at most MAX_TREE_LEN."""
 
     @property
     def num_requests(self) -> int:
@@ -66,14 +74,17 @@ class AttentionMetadata:
             slot_mapping=self.slot_mapping[:rows],
             block_table=self.block_table[:num_requests],
             query_len=self.query_len,
+            ancestors=None if self.ancestors is None else self.ancestors[:rows],
+            tree_len=self.tree_len,
         )
 
 
-def allocate_metadata(max_requests: int, query_len: int, block_table: Tensor) -> AttentionMetadata:
+def allocate_metadata(max_requests: int, query_len: int, block_table: Tensor, tree_len: int = 0) -> AttentionMetadata:
     """Persistent metadata for uniform batches of up to `max_requests` requests, all inert (length 0, NULL_SLOT).
 
     Args:
         block_table: int32 [max_requests, max_blocks]; used as it is, not copied.
+        tree_len: above 0 for the rows of a draft tree: keys at the end of each request that `ancestors` is about.
     """
     rows, device = max_requests * query_len, block_table.device
     return AttentionMetadata(
@@ -83,6 +94,8 @@ def allocate_metadata(max_requests: int, query_len: int, block_table: Tensor) ->
         slot_mapping=torch.full((rows,), NULL_SLOT, dtype=torch.int64, device=device),
         block_table=block_table,
         query_len=query_len,
+        ancestors=torch.zeros(rows, dtype=torch.int64, device=device) if tree_len else None,
+        tree_len=tree_len,
     )
 
 

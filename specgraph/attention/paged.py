@@ -8,12 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from specgraph import kernels
-from specgraph.attention.interface import AttentionBackend, AttentionLayer, KVCache, StepContext, TaskKey
+from specgraph.attention.interface import (
+    AttentionBackend,
+    AttentionLayer,
+    KVCache,
+    StepContext,
+    TaskKey,
+    TreeAttention,
+)
 from specgraph.attention.metadata import AttentionMetadata, HostLengths
 from specgraph.errors import ConfigError, UnsupportedError, UpdateError
 from specgraph.platforms import Platform, Support, no, yes
@@ -58,6 +66,17 @@ class PagedAttention:
     ) -> Tensor:
         """See `AttentionBackend.forward`."""
         metadata = context.metadata
+        if metadata.ancestors is not None:
+            return kernels.tree_attention(
+                _rotate_and_store(layer, query, key, value, cache, metadata),
+                cache.key,
+                cache.value,
+                metadata.block_table,
+                metadata.seq_lens,
+                metadata.ancestors,
+                tree_len=metadata.tree_len,
+                scale=layer.scale,
+            )
         if not layer.is_plain:
             return kernels.windowed_attention(
                 _rotate_and_store(layer, query, key, value, cache, metadata),
@@ -95,6 +114,10 @@ class PagedAttention:
             if layer.causal or layer.is_plain
             else no("a sliding window, or sinks, in attention that is not causal")
         )
+
+    def supports_trees(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
+        """See `TreeAttention.supports_trees`: every shape without a window or sinks."""
+        return yes() if layer.is_plain else no("draft trees in a layer with a sliding window or sinks")
 
     def named_tensors(self) -> Mapping[str, Tensor]:
         """Empty: it keeps no tensors of its own."""
@@ -176,6 +199,7 @@ def choose_attention(
     layers: Sequence[AttentionLayer] = (),
     dtype: torch.dtype | None = None,
     block_size: int | None = None,
+    trees: bool = False,
 ) -> AttentionChoice:
     """The attention backend of that name, for the given layers.
 
@@ -186,6 +210,7 @@ def choose_attention(
         layers: the attention layers of all models that it is for. Without layers, shapes are not looked at.
         dtype: of these layers; needed with them.
         block_size: tokens per KV block; None for what the backend prefers.
+        trees: it must run draft trees (`TreeAttention`).
 
     Raises:
         ConfigError: there is no attention of that name on this platform.
@@ -198,7 +223,7 @@ def choose_attention(
         for factory in own.values():
             backend = factory(platform)
             size = block_size or backend.preferred_block_size
-            if refused := unsupported(backend, layers, dtype, size):
+            if refused := unsupported(backend, layers, dtype, size, trees):
                 reasons.append(refused)
             else:
                 return AttentionChoice(backend, size, "; ".join(reasons))
@@ -212,17 +237,47 @@ def choose_attention(
     else:
         backend = PagedAttention() if name == "device" else PagedHostAttention(platform)
     size = block_size or backend.preferred_block_size
-    if refused := unsupported(backend, layers, dtype, size):
+    if refused := unsupported(backend, layers, dtype, size, trees):
         raise UnsupportedError(refused)
     return AttentionChoice(backend, size)
 
 
 def unsupported(
-    backend: AttentionBackend, layers: Sequence[AttentionLayer], dtype: torch.dtype | None, block_size: int
+    backend: AttentionBackend,
+    layers: Sequence[AttentionLayer],
+    dtype: torch.dtype | None,
+    block_size: int,
+    trees: bool = False,
 ) -> str:
-    """Why a backend can't run these layers; empty if it can."""
+    """Why a backend can't run these layers, or with `trees` their draft trees; empty if it can."""
+    if trees and not hasattr(backend, "supports_trees"):  # an attribute, not the type: a wrapper must not hide it
+        return (
+            f"attention '{backend.name}': it has no ancestor mask, which draft trees need; --attention device has one"
+        )
     for layer in layers:
         assert dtype is not None
-        if not (support := backend.supports(layer, dtype, block_size)):
+        support = backend.supports(layer, dtype, block_size)
+        if support and trees:
+            support = cast(TreeAttention, backend).supports_trees(layer, dtype, block_size)
+        if not support:
             return f"attention '{backend.name}': {support.reason}"
     return ""
+
+
+def check_trees(backend: AttentionBackend, layers: Sequence[AttentionLayer], dtype: torch.dtype, size: int) -> None:
+    """Refuse attention that cannot run draft trees.
+
+    Args:
+        size: tokens per KV block.
+
+    Raises:
+        UnsupportedError: it has no ancestor mask, or not for these layers.
+    """
+    if refused := unsupported(backend, layers, dtype, size, trees=True):
+        raise UnsupportedError(refused)
+
+
+def move_rows(caches: Sequence[KVCache], from_slots: Tensor, to_slots: Tensor) -> None:
+    """Copy keys and values of all layers from slot to slot, int64 [M]; slot 0 to slot 0 where nothing moves."""
+    for cache in caches:
+        kernels.move_kv(cache.key, cache.value, from_slots, to_slots)

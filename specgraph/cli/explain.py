@@ -62,20 +62,23 @@ def _report(
     from specgraph.checkpoints import drafter_format
     from specgraph.cli.captured import describe
     from specgraph.decoding import SpeculativeDecoder, allocate_caches
-    from specgraph.decoding.text import engine_config, load_models, shipped_pair
+    from specgraph.decoding.text import draft_tree, engine_config, load_models, shipped_pair
     from specgraph.drafting import Drafter
     from specgraph.platforms import open_platform
 
-    opened = open_platform(platform)
+    opened, tree = open_platform(platform), draft_tree(options)
     dtype = dtype_named(options.dtype) or (torch.float32 if opened.device.type == "cpu" else None)
     with torch.inference_mode():
         if shape is not None:
             models, length = {"drafter": f"{shape}, random weights"}, options.max_model_len or 4096
             head = random_head(shape_named(shape), opened.device, dtype or torch.bfloat16, length)
             layers = head.attention_layers
-            attention = choose_attention(options.attention, opened, layers, head.dtype, options.block_size)
+            attention = choose_attention(
+                options.attention, opened, layers, head.dtype, options.block_size, tree is not None
+            )
             config = engine_config(replace(options, block_size=attention.block_size), length)
-            blocks = 1 + config.max_num_requests * -(-config.max_model_len // config.block_size)
+            length = config.max_model_len + config.scratch_tokens
+            blocks = 1 + config.max_num_requests * -(-length // config.block_size)
             caches = allocate_caches(head.attention_layers, blocks, config.block_size, head.dtype, opened.device)
             runner, drafter = None, Drafter(head, caches, opened, config, attention=attention.backend)
         else:

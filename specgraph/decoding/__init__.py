@@ -5,7 +5,8 @@ from specgraph.decoding.config import EngineConfig, acceptance_chances
 from specgraph.decoding.decoder import SpeculativeDecoder
 from specgraph.decoding.metrics import AcceptanceMetrics
 from specgraph.decoding.request import Chunk, FinishReason, Generation, Request
-from specgraph.decoding.target import TargetRunner, VerifyBuffers, VerifyProgram
+from specgraph.decoding.target import TargetRunner
+from specgraph.decoding.verify import VerifyBuffers, VerifyProgram
 
 __all__ = [
     "AcceptanceMetrics",

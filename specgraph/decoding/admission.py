@@ -41,4 +41,4 @@ def check_request(request: Request, config: EngineConfig, query_len: int, vocab_
 def blocks_needed(request: Request, config: EngineConfig, query_len: int) -> int:
     """KV blocks for all that the request can ever touch, so that it never runs out midway."""
     reach = len(request.prompt_token_ids) + request.max_tokens + 2 * query_len
-    return -(-min(reach, config.max_model_len) // config.block_size)
+    return -(-(min(reach, config.max_model_len) + config.scratch_tokens) // config.block_size)

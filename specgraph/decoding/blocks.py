@@ -41,6 +41,7 @@ def size_cache(
     memory: int | None,
     num_blocks: int | None = None,
     may_shorten: bool = False,
+    scratch_tokens: int = 0,
 ) -> CacheSize:
     """The size that a batch needs, or the largest that the memory allows.
 
@@ -49,19 +50,20 @@ def size_cache(
         max_model_len: tokens of the longest request.
         memory: bytes that the caches may take; None when it is unknown.
         num_blocks: exactly this many, whatever the memory.
+        scratch_tokens: KV slots of each request behind its longest text (`DraftConfig.scratch_tokens`).
         may_shorten: lower max_model_len to what the memory holds instead of refusing it.
 
     Raises:
         CapacityError: not even one request of max_model_len fits.
     """
-    per_block, per_request = bytes_per_token * block_size, -(-max_model_len // block_size)
+    per_block, per_request = bytes_per_token * block_size, -(-(max_model_len + scratch_tokens) // block_size)
     if num_blocks is None:
         num_blocks = 1 + per_request * max_num_requests
         if memory is not None:
             num_blocks = min(num_blocks, memory // per_block)
         if num_blocks <= per_request:
-            tokens = max(num_blocks - 1, 0) * block_size
-            if not may_shorten or num_blocks < 2:
+            tokens = max((num_blocks - 1) * block_size - scratch_tokens, 0)
+            if not may_shorten or tokens < 1:
                 raise CapacityError(
                     f"a KV cache of {(memory or 0) / GIB:.2f} GiB holds {tokens} tokens, and one request may have "
                     f"{max_model_len}: lower max_model_len, or give more memory (kv_memory, memory_fraction)"

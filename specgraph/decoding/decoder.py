@@ -59,7 +59,7 @@ class SpeculativeDecoder:
         if head is not None and self.query_len != config.query_len:
             raise ConfigError(f"with a drafter query_len is K + 1 = {config.query_len}, got {query_len}")
         self.platform, self.config = platform, config
-        per_request = -(-config.max_model_len // config.block_size)
+        per_request = -(-(config.max_model_len + config.scratch_tokens) // config.block_size)
         enough = 1 + per_request * config.max_num_requests
         self.allocator = BlockAllocator(enough if config.num_blocks is None else config.num_blocks)
         backend = attention or PagedAttention()

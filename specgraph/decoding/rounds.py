@@ -16,6 +16,7 @@ from specgraph.decoding.blocks import BlockAllocator
 from specgraph.decoding.metrics import AcceptanceMetrics
 from specgraph.decoding.request import Running
 from specgraph.decoding.target import TargetRunner, sample_token
+from specgraph.decoding.tree_verify import TreeVerifyBuffers
 from specgraph.drafting import Drafter, DraftTokens, ProposeBatch
 from specgraph.runner import HostCopy, write
 
@@ -119,6 +120,8 @@ class Rounds:
                 rows = self.draft_rows[:n]
                 write(rows, [state.row for state in running])
             b.draft_token_ids.copy_(drafts.token_ids[rows])
+            if isinstance(b, TreeVerifyBuffers) and drafts.parents is not None:
+                b.draft_parents.copy_(drafts.parents[rows])
             if b.draft_probs is not None and drafts.probs is not None:
                 b.draft_probs.copy_(drafts.probs[rows])
         self.target.verify(n, [state.position for state in running], self._rows)
@@ -128,7 +131,7 @@ class Rounds:
         """Draft for the verified requests, where the verify left them, and for those after them that just joined."""
         starts = [state.position for state in running]
         self._drafts = drafter.propose(batch, host_start_positions=starts, host_num_sampled=self._counts, copy=False)
-        self._rows = self._drafts.token_ids.shape[1] + 1
+        self._rows = self._drafts.query_len
 
     def write_requests(self, running: Sequence[Running], first: int) -> None:
         """Upload what belongs to a request and not to a round, for rows `first` on: target and drafter both read it."""

@@ -20,6 +20,7 @@ from specgraph.decoding.config import EngineConfig
 from specgraph.decoding.decoder import SpeculativeDecoder
 from specgraph.decoding.request import Chunk, Generation, Request
 from specgraph.decoding.text_stream import TextStream
+from specgraph.drafting import DraftTree
 from specgraph.errors import CheckpointError, ConfigError
 from specgraph.options import EngineOptions, dtype_named
 from specgraph.platforms import Platform, open_platform
@@ -196,14 +197,16 @@ def load_models(
         raise ConfigError(f"memory_fraction must be above 0 and at most 1, got {options.memory_fraction}")
     if options.kv_memory is not None and not 0 < options.kv_memory < float("inf"):
         raise ConfigError(f"kv_memory must be a number of GiB above 0, got {options.kv_memory}")
-    dtype, length = dtype_named(options.dtype), options.max_model_len
+    dtype, length, tree = dtype_named(options.dtype), options.max_model_len, draft_tree(options)
     if dtype is None and platform.device.type == "cpu":
         dtype = torch.float32  # half precision is slower than float32 on most CPUs
     while True:
         model = load_target(target, platform.device, dtype, length)
         head = load_drafter(draft, model, num_modules=options.num_modules) if draft is not None else None
         layers = [layer for m in (model, head) if m is not None for layer in m.attention_layers]
-        attention = choose_attention(options.attention, platform, layers, model.dtype, options.block_size)
+        attention = choose_attention(
+            options.attention, platform, layers, model.dtype, options.block_size, tree is not None
+        )
         memory = int(platform.memory().free * options.memory_fraction) or None
         cache = size_cache(
             sum(bytes_per_token(m.attention_layers, m.dtype) for m in (model, head) if m is not None),
@@ -213,6 +216,7 @@ def load_models(
             memory=int(options.kv_memory * GIB) if options.kv_memory is not None else memory,
             num_blocks=options.num_blocks,
             may_shorten=length is None,
+            scratch_tokens=0 if tree is None else tree.scratch_tokens,
         )
         if cache.max_model_len == model.max_model_len:
             return model, head, attention, cache
@@ -224,6 +228,25 @@ def engine_config(options: EngineOptions, max_model_len: int) -> EngineConfig:
     """The part of `options` that a decoder takes; `max_model_len` where they name none."""
     shared = {field.name for field in fields(EngineConfig)} & {field.name for field in fields(options)}
     values: dict[str, Any] = {name: getattr(options, name) for name in shared}
+    if (tree := draft_tree(options)) is not None:
+        values |= {"tree": tree, "num_speculative_tokens": tree.num_steps}
     values["max_model_len"] = options.max_model_len or max_model_len
     values["block_size"] = options.block_size or PagedAttention().preferred_block_size
     return EngineConfig(**values)
+
+
+def draft_tree(options: EngineOptions) -> DraftTree | None:
+    """The draft trees that the options ask for; None for chains.
+
+    Raises:
+        ConfigError: some of the three numbers are missing, or out of range.
+    """
+    names = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+    given: dict[str, int | None] = {name: getattr(options, name) for name in names}
+    missing = [name for name, value in given.items() if value is None]
+    if len(missing) == len(names):
+        return None
+    if missing:
+        raise ConfigError(f"a draft tree needs {', '.join(names)}; missing: {', '.join(missing)}")
+    steps, top_k, tokens = (int(value) for value in given.values() if value is not None)
+    return DraftTree(num_steps=steps, top_k=top_k, num_draft_tokens=tokens)

@@ -2,12 +2,13 @@
 
 from specgraph.drafting.buffers import DraftBuffers, allocate_buffers
 from specgraph.drafting.chain import ChainProgram
-from specgraph.drafting.config import DraftConfig
+from specgraph.drafting.config import DraftConfig, DraftTree
 from specgraph.drafting.drafter import Drafter
 from specgraph.drafting.parallel import ParallelProgram
 from specgraph.drafting.program import DraftProgram
 from specgraph.drafting.round import DraftTokens, ProposeBatch, RoundBuffers, allocate_round
 from specgraph.drafting.stepwise import StepwiseProgram
+from specgraph.drafting.tree import TreeProgram
 
 __all__ = [
     "ChainProgram",
@@ -15,11 +16,13 @@ __all__ = [
     "DraftConfig",
     "DraftProgram",
     "DraftTokens",
+    "DraftTree",
     "Drafter",
     "ParallelProgram",
     "ProposeBatch",
     "RoundBuffers",
     "StepwiseProgram",
+    "TreeProgram",
     "allocate_buffers",
     "allocate_round",
 ]

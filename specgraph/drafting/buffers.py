@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specgraph.attention import AttentionMetadata, allocate_metadata
-from specgraph.drafting.config import DraftConfig
+from specgraph.drafting.config import DraftConfig, DraftTree
 from specgraph.drafting.round import ProposeBatch, RoundBuffers, allocate_round
 from specgraph.models.protocol import Head
 
@@ -24,9 +24,39 @@ class PassRows(NamedTuple):
     first: int
     """Step 0: the rows of the target's round."""
     later: int
-    """Each later pass: 1 in a chain, 1 + K in a parallel drafter's block."""
+    """Each later pass: 1 in a chain, k in a tree, 1 + K in a parallel drafter's block."""
     carried: int
     """Hidden states that are kept from pass to pass."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeBuffers:
+    """The tensors of a propose of trees: candidates, and the nodes that a step expands. See `kernels.grow_tree`."""
+
+    node_scores: Tensor
+    """float32 [R, C]"""
+    node_token_ids: Tensor
+    """int64 [R, C]"""
+    node_parents: Tensor
+    """int64 [R, C]"""
+    beam_scores: Tensor
+    """float32 [R, k]"""
+    beam_nodes: Tensor
+    """int64 [R, k]"""
+    beam_rows: Tensor
+    """int64 [R * k]"""
+    base_lens: Tensor
+    """int32 [R]: keys up to the last accepted token's row; 0 for inert requests."""
+    base_positions: Tensor
+    """int64 [R]: the position of that row."""
+    draft_parents: Tensor
+    """int64 [R, N - 1], with `draft_token_ids` the result."""
+
+    def sliced(self, num_requests: int) -> TreeBuffers:
+        """The first `num_requests` requests: views."""
+        n, k = num_requests, self.beam_scores.shape[1]
+        parts = {field.name: getattr(self, field.name)[:n] for field in fields(self)}
+        return TreeBuffers(**parts | {"beam_rows": self.beam_rows[: n * k]})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,20 +75,23 @@ class DraftBuffers:
     first: AttentionMetadata
     """Metadata of step 0, query_len rows per request."""
     step: AttentionMetadata
-    """Metadata of the later passes: one row per request, moved on between steps; or a parallel drafter's block."""
+    """Metadata of the later passes: one row per request, moved on between steps; in a tree a row per expanded node; or
+    a parallel drafter's block."""
     step_token_ids: Tensor
-    """int64 [R * later rows]: the latest draft token, which the next step takes; or a parallel drafter's block."""
+    """int64 [R * later rows]: the latest draft tokens, which the next step takes; or a parallel drafter's block."""
     hidden: Tensor
     """[R * carried rows, hidden_size]: the hidden states carried from step to step."""
     draft_step: Tensor
     """int64 [1]: the column of `draft_token_ids` to write, counted on the device."""
 
     draft_token_ids: Tensor
-    """int64 [R, K]: the result. Overwritten by the next propose."""
+    """int64 [R, K], in trees [R, N - 1]: the result. Overwritten by the next propose."""
     draft_probs: Tensor | None
     """float32 [R, K, draft_vocab]: the distributions that sampled drafts were drawn from."""
     query_start_locs: Mapping[int, Tensor]
     """int32 [R + 1] for each number of rows per request that a batch may have: constants."""
+    tree: TreeBuffers | None = None
+    """What only draft trees have."""
 
     def named_tensors(self) -> dict[str, Tensor]:
         """Every tensor by name, for the read-set."""
@@ -67,6 +100,8 @@ class DraftBuffers:
             value = getattr(self, field.name)
             if isinstance(value, AttentionMetadata):
                 named |= value.named_tensors(f"buffers.{field.name}")
+            elif isinstance(value, TreeBuffers):
+                named |= {f"buffers.tree.{part.name}": getattr(value, part.name) for part in fields(value)}
             elif isinstance(value, Tensor):
                 named[f"buffers.{field.name}"] = value
         return named | {f"buffers.query_start_loc.{rows}": t for rows, t in self.query_start_locs.items()}
@@ -74,6 +109,7 @@ class DraftBuffers:
     def sliced(self, num_requests: int, rows: PassRows, num_speculative_tokens: int) -> DraftBuffers:
         """The first `num_requests` requests of a batch with these rows and K: views of the same memory."""
         n, k = num_requests, num_speculative_tokens
+        drafts = self.draft_token_ids[:n] if self.tree is not None else self.draft_token_ids[:n, :k]
         return DraftBuffers(
             round=self.round,
             inputs=self.round.sliced(n, rows.first),
@@ -84,9 +120,10 @@ class DraftBuffers:
             step_token_ids=self.step_token_ids[: n * rows.later],
             hidden=self.hidden[: n * rows.carried],
             draft_step=self.draft_step,
-            draft_token_ids=self.draft_token_ids[:n, :k],
+            draft_token_ids=drafts,
             draft_probs=None if self.draft_probs is None else self.draft_probs[:n, :k],
             query_start_locs=self.query_start_locs,
+            tree=None if self.tree is None else self.tree.sliced(n),
         )
 
     def _metadata(self, of: AttentionMetadata, num_requests: int, query_len: int) -> AttentionMetadata:
@@ -110,6 +147,7 @@ def allocate_buffers(config: DraftConfig, rows: PassRows, head: Head, device: to
         return torch.arange(0, requests * query_len + 1, query_len, dtype=torch.int32, device=device)
 
     shared = allocate_round(config, config.query_lens, head.aux_size, head.dtype, device)
+    tree, nodes = config.tree, steps if config.tree is None else config.tree.num_draft_tokens - 1
     probs = zeros(requests, steps, head.draft_vocab_size, dtype=torch.float32) if config.keeps_draft_probs else None
     return DraftBuffers(
         round=shared,
@@ -117,12 +155,30 @@ def allocate_buffers(config: DraftConfig, rows: PassRows, head: Head, device: to
         token_ids=zeros(requests * rows.first),
         last_rows=zeros(requests),
         first=allocate_metadata(requests, rows.first, shared.block_table),
-        step=allocate_metadata(requests, rows.later, shared.block_table),
+        step=allocate_metadata(requests, rows.later, shared.block_table, 0 if tree is None else tree.step_keys),
         step_token_ids=zeros(requests * rows.later),
         hidden=zeros(requests * rows.carried, head.hidden_size, dtype=head.dtype),
         draft_step=zeros(1),
-        draft_token_ids=zeros(requests, steps),
+        draft_token_ids=zeros(requests, nodes),
         draft_probs=probs,
         # 2 rows: a parallel drafter's block where a schedule has K 0.
-        query_start_locs={n: start_loc(n) for n in (1, 2, *config.query_lens)},
+        query_start_locs={n: start_loc(n) for n in {1, 2, rows.later, *config.query_lens}},
+        tree=None if tree is None else _allocate_tree(tree, requests, device),
+    )
+
+
+def _allocate_tree(tree: DraftTree, requests: int, device: torch.device) -> TreeBuffers:
+    def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    return TreeBuffers(
+        node_scores=zeros(requests, tree.num_candidates, dtype=torch.float32),
+        node_token_ids=zeros(requests, tree.num_candidates),
+        node_parents=zeros(requests, tree.num_candidates),
+        beam_scores=zeros(requests, tree.top_k, dtype=torch.float32),
+        beam_nodes=zeros(requests, tree.top_k),
+        beam_rows=zeros(requests * tree.top_k),
+        base_lens=zeros(requests, dtype=torch.int32),
+        base_positions=zeros(requests),
+        draft_parents=zeros(requests, tree.num_draft_tokens - 1),
     )

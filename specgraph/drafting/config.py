@@ -6,9 +6,58 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import get_args
 
+from specgraph.attention import MAX_TREE_LEN
 from specgraph.errors import ConfigError
 from specgraph.options import DraftSampling
 from specgraph.runner import RunnerConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftTree:
+    """The shape of the trees that are drafted, in SGLang's terms; see docs/adr/0007-draft-trees.md.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+
+    num_steps: int
+    """S: draft steps, the depth of the deepest node (speculative_num_steps)."""
+    top_k: int
+    """k: tokens that follow each expanded node, and nodes that each later step expands (speculative_eagle_topk)."""
+    num_draft_tokens: int
+    """N: rows per request in a verify, the request's last token and N - 1 nodes (speculative_num_draft_tokens)."""
+
+    def __post_init__(self) -> None:
+        s, k, n = self.num_steps, self.top_k, self.num_draft_tokens
+        asked = f"speculative_num_steps {s}, speculative_eagle_topk {k}, speculative_num_draft_tokens {n}"
+        if s < 1 or k < 1:
+            raise ConfigError(f"{asked}: a tree needs at least 1 step and top-k 1")
+        if not s + 1 <= n <= self.num_candidates + 1:
+            raise ConfigError(
+                f"{asked}: speculative_num_draft_tokens counts the last token and the nodes of the tree, so it is "
+                f"{s + 1} (one path) to {self.num_candidates + 1} (all that is drawn)"
+            )
+        if max(n, self.step_keys) > MAX_TREE_LEN:
+            raise ConfigError(
+                f"{asked}: a verify may have {MAX_TREE_LEN} rows per request and the draft steps after the first "
+                f"{MAX_TREE_LEN} together, here (steps - 1) * topk = {(s - 1) * k}; ask for a smaller tree"
+            )
+
+    @property
+    def num_candidates(self) -> int:
+        """C: tokens that are drawn, of which the N - 1 best are verified."""
+        return self.top_k + (self.num_steps - 1) * self.top_k**2
+
+    @property
+    def step_keys(self) -> int:
+        """Keys per request that the draft steps after the first write behind the context; at least 1."""
+        return max(1, (self.num_steps - 1) * self.top_k)
+
+    @property
+    def scratch_tokens(self) -> int:
+        """KV slots per request behind its tokens for the nodes of a tree: a node of a permitted depth may lie past
+        max_model_len."""
+        return max(self.num_draft_tokens, self.step_keys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,17 +76,20 @@ class DraftConfig(RunnerConfig):
 
     K 0 gives no drafts, and the next round is plain decode. The drafter's first pass still runs, so that its KV is
     complete and drafting can go on when the batch is small again."""
+    tree: DraftTree | None = None
+    """Draft trees of this shape instead of chains; num_speculative_tokens is its num_steps."""
     sampled: bool = False
     """Requests may have temperatures above 0."""
     draft_sampling: DraftSampling = "sampled"
     """How the drafts of such requests are chosen. "sampled" draws them by the request's temperature and keeps their
     distributions, float32 [max_num_requests, K, draft_vocab]; "greedy" takes the most likely tokens. The output has the
-    target's distribution either way (`kernels.verify_sampled`); which is accepted more often depends on the pair."""
+    target's distribution either way (`kernels.verify_sampled`); which is accepted more often depends on the pair. The
+    tokens of a tree are always the most likely ones."""
 
     @property
     def keeps_draft_probs(self) -> bool:
         """Whether drafts are drawn by temperature."""
-        return self.sampled and self.draft_sampling == "sampled"
+        return self.sampled and self.draft_sampling == "sampled" and self.tree is None
 
     def __post_init__(self) -> None:
         RunnerConfig.__post_init__(self)
@@ -48,8 +100,12 @@ class DraftConfig(RunnerConfig):
             raise ConfigError(f"num_speculative_tokens must be at least 1, got {k}")
         if k >= self.max_model_len:
             raise ConfigError(f"num_speculative_tokens is {k}, and max_model_len only {self.max_model_len}")
+        if self.tree is not None and self.tree.num_steps != k:
+            raise ConfigError(f"num_speculative_tokens is {k}, and the draft tree has {self.tree.num_steps} steps")
         if self.draft_schedule is None:
             return
+        if self.tree is not None:
+            raise ConfigError("a draft_schedule sets K of chains; leave it out, or the three numbers of a draft tree")
         for limit, tokens in self.draft_schedule.items():
             if limit < 1 or not 0 <= tokens <= k:
                 raise ConfigError(
@@ -84,5 +140,10 @@ class DraftConfig(RunnerConfig):
     @property
     def max_blocks(self) -> int:
         """Columns of the block table: room for every row that a padded pass can reach, so that lengths past
-        max_model_len read the null block and never past the table."""
-        return -(-(self.max_model_len + 2 * self.query_len) // self.block_size)
+        max_model_len read the null block and never past the table; and for the nodes of a tree."""
+        return -(-(self.max_model_len + 2 * self.query_len + self.scratch_tokens) // self.block_size)
+
+    @property
+    def scratch_tokens(self) -> int:
+        """KV slots that each request needs behind its last token, however long it is: those of a tree's nodes."""
+        return 0 if self.tree is None else self.tree.scratch_tokens

@@ -17,7 +17,8 @@ from specgraph.drafting.parallel import ParallelProgram
 from specgraph.drafting.program import DraftProgram, computed_tokens
 from specgraph.drafting.round import DraftTokens, ProposeBatch
 from specgraph.drafting.stepwise import ModuleHead, StepwiseProgram
-from specgraph.errors import CapacityError, ConfigError
+from specgraph.drafting.tree import TreeProgram
+from specgraph.errors import CapacityError, ConfigError, UnsupportedError
 from specgraph.graphs import BatchDescriptor, Dispatch, MakeAttend, dispatch, padded_size
 from specgraph.models.protocol import DraftHead, ParallelHead
 from specgraph.platforms import Platform
@@ -158,7 +159,8 @@ class Drafter(ModelRunner):
         if not copy:
             return drafts
         probs = None if drafts.probs is None else drafts.probs.clone()
-        return DraftTokens(drafts.token_ids.clone(), probs, drafts.dispatch)
+        parents = None if drafts.parents is None else drafts.parents.clone()
+        return DraftTokens(drafts.token_ids.clone(), probs, drafts.dispatch, parents)
 
     def propose_idle(self, num_requests: int = 1, query_len: int | None = None) -> None:
         """Run a propose in which every request is inert: it drafts nothing and writes no KV.
@@ -249,12 +251,17 @@ class Drafter(ModelRunner):
     def _work_out(self, num_requests: int, query_len: int) -> _Prepared:
         found, b = self._dispatch(num_requests, query_len), self.buffers
         n, padded, k = num_requests, found.descriptor.num_requests, found.descriptor.num_speculative_tokens
-        probs = None if b.draft_probs is None else b.draft_probs[:n, :k]
+        drafts = self.buffers.sliced(n, self.program.rows(query_len, k), k)
         return _Prepared(
             inputs=b.round.sliced(n, query_len),
             padding=b.round.num_sampled[n:padded] if n < padded else None,
             run=self.prepare(self.program, found.descriptor, found.captured),
-            drafts=DraftTokens(b.draft_token_ids[:n, :k], probs, found),
+            drafts=DraftTokens(
+                drafts.draft_token_ids,
+                drafts.draft_probs,
+                found,
+                None if drafts.tree is None else drafts.tree.draft_parents,
+            ),
         )
 
     def _dispatch(self, num_requests: int, query_len: int) -> Dispatch:
@@ -280,10 +287,15 @@ class Drafter(ModelRunner):
 
     def _choose_program(self) -> DraftProgram:
         head, stack, config, device = self.head, self.stack, self.config, self.platform.device
-        k = config.num_speculative_tokens
+        k, tree = config.num_speculative_tokens, config.tree
         # Asked of attributes, not of the type: a wrapper that hands them through must not hide what it wraps.
         if hasattr(head, "store_context"):
             head = cast(ParallelHead, head)
+            if tree is not None:
+                raise UnsupportedError(
+                    "a parallel drafter fills all positions of its block at once, so no token follows another one as "
+                    "in a draft tree: leave out the three numbers of the tree"
+                )
             if k > head.max_speculative_tokens:
                 raise ConfigError(
                     f"num_speculative_tokens is {k}, and this parallel drafter was trained to fill "
@@ -291,6 +303,11 @@ class Drafter(ModelRunner):
                 )
             return ParallelProgram(head, stack, config, device)
         num_modules: int = getattr(head, "num_modules", 1)
+        if num_modules > 1 and tree is not None:
+            raise UnsupportedError(
+                f"the drafter has {num_modules} modules, one per draft token, and draft trees need one that is used at "
+                "every step: load it with num_modules=1 (--num-modules 1)"
+            )
         if num_modules > 1:
             if k > num_modules:
                 raise ConfigError(
@@ -299,6 +316,8 @@ class Drafter(ModelRunner):
                     "at every step"
                 )
             return StepwiseProgram(cast(ModuleHead, head), stack, config, device)
+        if tree is not None:
+            return TreeProgram(cast(DraftHead, head), stack, config, tree, device, self.position_offset)
         return ChainProgram(cast(DraftHead, head), stack, config, device, self.position_offset)
 
 

@@ -156,6 +156,7 @@ def begin_rows(b: DraftBuffers, config: DraftConfig, position_offset: int = 0) -
         position_offset: how much further than the target's rows the head's rows are (`OffsetHead`).
     """
     starts = b.inputs.start_positions
+    last = (b.step.positions, b.step.seq_lens) if b.tree is None else (b.tree.base_positions, b.tree.base_lens)
     kernels.begin_propose(
         b.inputs.sampled_token_ids,
         b.inputs.num_sampled,
@@ -168,7 +169,7 @@ def begin_rows(b: DraftBuffers, config: DraftConfig, position_offset: int = 0) -
         slot_mapping=b.first.slot_mapping,
         seq_lens=b.first.seq_lens,
         last_rows=b.last_rows,
-        step_positions=b.step.positions,
-        step_seq_lens=b.step.seq_lens,
+        step_positions=last[0],
+        step_seq_lens=last[1],
         draft_step=b.draft_step,
     )

@@ -33,7 +33,7 @@ class ProposeBatch:
     """[n * query_len, aux_size]: the target's hidden states of those rows."""
     block_table: Tensor
     """int32 [n, b]: the blocks of each request in order, covering start + 2 * query_len tokens (a parallel drafter's
-    block may end there) or max_model_len; filled up with NULL_BLOCK."""
+    block may end there) or max_model_len, and `DraftConfig.scratch_tokens` more; filled up with NULL_BLOCK."""
     temperature: Tensor | None = None
     """float32 [n]; needed by a sampled drafter."""
     seeds: Tensor | None = None
@@ -72,11 +72,19 @@ class DraftTokens:
     """The result of one propose."""
 
     token_ids: Tensor
-    """int64 [n, K]"""
+    """int64 [n, K]; of a tree [n, N - 1], its nodes with parents first."""
     probs: Tensor | None
     """float32 [n, K, draft_vocab] for a sampled drafter."""
     dispatch: Dispatch
     """The padded size that it ran at, and whether a graph served it."""
+    parents: Tensor | None = None
+    """int64 [n, N - 1] for a tree: the row that each node follows. Row 0 is the request's last token, row i + 1 the
+    node of column i."""
+
+    @property
+    def query_len(self) -> int:
+        """Rows per request of the round that verifies these drafts, as the drafter takes it: K + 1."""
+        return self.dispatch.descriptor.num_speculative_tokens + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,22 +9,30 @@ from specgraph.kernels.linear import greedy_head, gumbel_head, norm_gate_up, nor
 from specgraph.kernels.paged_attention import paged_attention, paged_attention_host, rotate_store_attend
 from specgraph.kernels.rejection import verify_greedy, verify_sampled, verify_synthetic
 from specgraph.kernels.slots import advance, shift_token_ids
+from specgraph.kernels.tree import advance_tree, choose_nodes, grow_tree
+from specgraph.kernels.tree_attention import tree_attention
+from specgraph.kernels.tree_verify import begin_tree_verify, move_kv, verify_tree, verify_tree_synthetic
 from specgraph.kernels.windowed_attention import windowed_attention, windowed_attention_host
 
 __all__ = [
     "advance",
+    "advance_tree",
     "begin_block",
     "begin_prefill",
     "begin_propose",
+    "begin_tree_verify",
     "begin_verify",
+    "choose_nodes",
     "draft_block_greedy",
     "draft_block_gumbel",
     "draft_greedy",
     "draft_gumbel",
     "greedy_head",
+    "grow_tree",
     "gumbel_head",
     "implement",
     "load_round",
+    "move_kv",
     "norm_gate_up",
     "norm_linear",
     "paged_attention",
@@ -34,9 +42,12 @@ __all__ = [
     "rotate_store_attend",
     "shift_token_ids",
     "take_rows",
+    "tree_attention",
     "verify_greedy",
     "verify_sampled",
     "verify_synthetic",
+    "verify_tree",
+    "verify_tree_synthetic",
     "windowed_attention",
     "windowed_attention_host",
 ]

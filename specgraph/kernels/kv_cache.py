@@ -17,7 +17,7 @@ def rotate(x: Tensor, rotary: Tensor, positions: Tensor) -> Tensor:
     return rotated if 2 * half == x.shape[-1] else torch.cat([rotated, x[..., 2 * half :]], dim=-1)
 
 
-def _cells(cache: Tensor, slots: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+def cells_of(cache: Tensor, slots: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     """A view of the cache, and the index in it that gives the slots int64 [T]: [T, num_kv_heads, head_dim]."""
     if cache.is_contiguous():
         return cache.view(-1, *cache.shape[2:]), (slots,)
@@ -40,7 +40,7 @@ def _rotate_and_store_on_host(
     if not bool(live.all()):
         key, value, slot_mapping = key[live], value[live], slot_mapping[live]
     for rows, cache in ((key, key_cache), (value, value_cache)):
-        cells, place = _cells(cache, slot_mapping)
+        cells, place = cells_of(cache, slot_mapping)
         cells.index_put_(place, rows.to(cache.dtype))
     return query.clone() if rotary is None else query
 
@@ -76,7 +76,7 @@ def rotate_and_store(
     live = (slot_mapping >= 0)[:, None, None]
     slots = slot_mapping.clamp(min=0)
     for rows, cache in ((key, key_cache), (value, value_cache)):
-        cells, place = _cells(cache, slots)
+        cells, place = cells_of(cache, slots)
         # An inert row writes slot 0 back as it was: slot 0 is in the null block, which no live row writes.
         cells.index_put_(place, torch.where(live, rows.to(cache.dtype), cells[place]))
     return query.clone() if rotary is None else query

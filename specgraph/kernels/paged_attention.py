@@ -21,22 +21,36 @@ GATHER_BYTES = 256 << 20
 """At most this many bytes of keys and values are gathered at a time, unless one request alone has more."""
 
 
-def _attend_gathered(
-    query: Tensor, visible: Tensor, block_table: Tensor, key_cache: Tensor, value_cache: Tensor, scale: float
+def attend_gathered(
+    query: Tensor,
+    visible: Tensor,
+    block_table: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    scale: float,
+    hidden: Tensor | None = None,
 ) -> Tensor:
-    """query [R, n, heads, dim], visible [R, n] keys per row, block_table [R, blocks] -> [R, n, heads, dim]."""
+    """query [R, n, heads, dim], visible [R, n] keys per row, block_table [R, blocks] -> [R, n, heads, dim].
+
+    `hidden`, bool [R, n, blocks * block_size], takes keys out of those that a row sees; one must be left.
+    """
     requests, query_len, heads, dim = query.shape
     block_size, kv_heads = key_cache.shape[1], key_cache.shape[2]
     width = block_table.shape[1] * block_size
     group = heads // kv_heads
     key = torch.arange(width, device=query.device)
     # What no row may see is cleared, not only masked: it may hold anything, and 0 * NaN is NaN.
-    unseen = (key >= visible.amax(dim=1)[:, None])[:, :, None, None]
+    unseen = key >= visible.amax(dim=1)[:, None]
+    if hidden is not None:
+        unseen = unseen | hidden.all(dim=1)
+    unseen = unseen[:, :, None, None]
     keys = key_cache[block_table].reshape(requests, width, kv_heads, dim).masked_fill_(unseen, 0.0)
     values = value_cache[block_table].reshape(requests, width, kv_heads, dim).masked_fill_(unseen, 0.0)
     # Query heads of one KV head become rows of one matrix, so that no key is repeated.
     grouped = query.view(requests, query_len, kv_heads, group, dim).permute(0, 2, 3, 1, 4)
     mask = key < visible.clamp(min=1)[:, :, None]  # a row that sees nothing is cleared below
+    if hidden is not None:
+        mask = mask & ~hidden
     out = functional.scaled_dot_product_attention(
         grouped.reshape(requests, kv_heads, group * query_len, dim),
         keys.transpose(1, 2).to(query.dtype),
@@ -48,15 +62,22 @@ def _attend_gathered(
     return out.masked_fill((visible <= 0)[:, :, None, None, None], 0.0).reshape(requests, query_len, heads, dim)
 
 
-def _request(query: Tensor, keys: Tensor, values: Tensor, scale: float, causal: bool) -> Tensor:
-    """One request: query [rows, heads, dim] against its own keys and values [length, kv_heads, dim]."""
+def requests_at_once(key_cache: Tensor, max_blocks: int) -> int:
+    """How many requests `attend_gathered` takes at a time, so that memory stays bounded."""
+    return max(1, GATHER_BYTES // (2 * max_blocks * key_cache[0].numel() * key_cache.element_size()))
+
+
+def attend_request(query: Tensor, keys: Tensor, values: Tensor, scale: float, hidden: Tensor | None = None) -> Tensor:
+    """One request: query [rows, heads, dim] against its own keys and values [length, kv_heads, dim].
+
+    `hidden`, bool [rows, length], says what each row does not see.
+    """
     rows, heads, dim = query.shape
     length, kv_heads = keys.shape[0], keys.shape[1]
     grouped = query.float().view(rows, kv_heads, heads // kv_heads, dim).permute(1, 2, 0, 3)
     grouped = grouped.reshape(kv_heads, -1, dim)
     scores = torch.bmm(grouped * scale, keys.float().permute(1, 2, 0))
-    if causal and rows > 1:
-        hidden = torch.ones(rows, length, dtype=torch.bool, device=scores.device).triu_(length - rows + 1)
+    if hidden is not None:
         scores.view(kv_heads, -1, rows, length).masked_fill_(hidden, float("-inf"))
     out = torch.bmm(torch.softmax(scores, dim=-1), values.float().permute(1, 0, 2))
     return out.view(kv_heads, -1, rows, dim).permute(2, 0, 1, 3).reshape(rows, heads, dim).to(query.dtype)
@@ -81,7 +102,11 @@ def _per_request(
             blocks = block_table[request, : -(-seq_len // block_size)]
             keys = key_cache[blocks].flatten(0, 1)[:seq_len]
             values = value_cache[blocks].flatten(0, 1)[:seq_len]
-            out[row : row + query_len] = _request(query[row : row + query_len], keys, values, scale, causal)
+            hidden = None
+            if causal and query_len > 1:
+                hidden = torch.ones(query_len, seq_len, dtype=torch.bool, device=query.device)
+                hidden = hidden.triu_(seq_len - query_len + 1)
+            out[row : row + query_len] = attend_request(query[row : row + query_len], keys, values, scale, hidden)
         row += query_len
     return out
 
@@ -147,10 +172,9 @@ def paged_attention(
         visible = torch.where(visible > 0, visible - (query_start_loc[1:][request] - 1 - row), 0)
     visible = visible.view(-1, query_len)
     query = query.reshape(-1, query_len, heads, dim)
-    size = 2 * blocks * key_cache[0].numel() * key_cache.element_size()
-    at_once = max(1, GATHER_BYTES // size)
+    at_once = requests_at_once(key_cache, blocks)
     split = zip(query.split(at_once), visible.split(at_once), block_table.split(at_once), strict=True)
-    parts = [_attend_gathered(q, v, t, key_cache, value_cache, scale) for q, v, t in split]
+    parts = [attend_gathered(q, v, t, key_cache, value_cache, scale) for q, v, t in split]
     return (parts[0] if len(parts) == 1 else torch.cat(parts)).view(rows, heads, dim)
 
 

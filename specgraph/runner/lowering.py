@@ -67,10 +67,15 @@ class Launch:
     """The steps that this launch computes. They differ where one captured step serves all later ones."""
 
 
-def launches(lowering: LoweringName, batch: BatchDescriptor, num_steps: int, step_kind: StepKind) -> tuple[Launch, ...]:
+def launches(
+    lowering: LoweringName, batch: BatchDescriptor, num_steps: int, step_kind: StepKind, later_rows: int = 1
+) -> tuple[Launch, ...]:
     """The launches of one padded batch, in order.
 
     `eager` calls what `merged` would capture; `piecewise` has the launches of `step`, each split around attention.
+
+    Args:
+        later_rows: rows per request in the later steps, where they are alike.
     """
     every = tuple(range(num_steps))
     if step_kind == "together" or lowering in ("merged", "eager"):
@@ -78,7 +83,7 @@ def launches(lowering: LoweringName, batch: BatchDescriptor, num_steps: int, ste
     first = Launch(replace(batch, phase="first"), (0,), (0,))
     if step_kind == "distinct":
         return (first, *(Launch(replace(batch, phase="step", step=k), (k,), (k,)) for k in every[1:]))
-    later = replace(batch, phase="step", query_len=1)
+    later = replace(batch, phase="step", query_len=later_rows)
     return (first, *(Launch(later, (1,), (k,)) for k in every[1:]))
 
 

@@ -204,7 +204,8 @@ class ModelRunner:
         """The launches of one padded batch, in order."""
         if (known := self._launches.get(batch)) is None:
             steps, kind = program.num_steps(batch), program.step_kind
-            known = self._launches[batch] = launches(self.resolution.lowering, batch, steps, kind)
+            rows = getattr(program, "later_rows", 1)  # of draft programs; the others have no later steps
+            known = self._launches[batch] = launches(self.resolution.lowering, batch, steps, kind, rows)
         return known
 
     def prepare(self, program: Program, batch: BatchDescriptor, captured: bool = True) -> Pass:

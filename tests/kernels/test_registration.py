@@ -36,6 +36,12 @@ def rows_out() -> dict[str, torch.Tensor]:
     return {"token_ids": i64(R * Q), "positions": i64(R * Q), "slot_mapping": i64(R * Q), "seq_lens": i32(1, 1, 1)}
 
 
+def path_out() -> dict[str, torch.Tensor]:
+    """What verifying a tree of one step writes."""
+    return {"sampled_token_ids": i64(R, 2), "num_sampled": i32(0, 0, 0), "path_rows": i64(R * 2),
+            "from_slots": i64(R), "to_slots": i64(R)}  # fmt: skip
+
+
 def arguments() -> dict[str, tuple[tuple, dict]]:
     """Fresh arguments for each op, by its registered name."""
     rows = f32(R * Q, H, D), f32(R * Q, KVH, D), f32(R * Q, KVH, D)
@@ -99,6 +105,30 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
              "to_aux_hidden": f32(R * Q, 8), "to_block_table": TABLE.clone()},
         ),
         "take_rows": ((f32(R * Q, 8), i64(R) + 2, f32(R, 8)), {}),
+        "grow_tree": (
+            (f32(R * 2, DV), OFFSETS, i64(1) + 1),
+            {"first": False, "node_scores": f32(R, 6), "node_token_ids": i64(R, 6), "node_parents": i64(R, 6),
+             "beam_scores": f32(R, 2), "beam_nodes": i64(R, 2), "beam_rows": i64(R * 2), "token_ids": i64(R * 2),
+             "ancestors": i64(R * 2) + 1},
+        ),
+        "choose_nodes": ((f32(R, 6), i64(R, 6), i64(R, 6) - 1, i64(R, 4), i64(R, 4)), {}),
+        "advance_tree": (
+            (lengths, i64(R), TABLE),
+            {"tree_len": 2, **limits, "seq_lens": i32(1, 1, 1), "positions": i64(R * 2), "slot_mapping": i64(R * 2),
+             "draft_step": step},
+        ),
+        "tree_attention": ((*attend, lengths, i64(R * Q) + 1), {"tree_len": 4, "scale": 0.35}),
+        "begin_tree_verify": (
+            (i64(R), drafts, drafts.clone(), i64(R), TABLE),
+            {"num_steps": 1, **limits, **rows_out(), "ancestors": i64(R * Q)},
+        ),
+        "verify_tree": (
+            (f32(R * Q, V), drafts, drafts.clone(), torch.ones(R), i64(R), i64(R), i64(R * Q), slots), path_out(),
+        ),
+        "verify_tree_synthetic": (
+            (f32(R * Q, V), drafts, torch.ones(1) / 2, i64(R), i64(R), slots), path_out(),
+        ),
+        "move_kv": ((f32(*CACHE), f32(*CACHE), i64(2) + 5, i64(2) + 6), {}),
     }  # fmt: skip
 
 
