@@ -15,7 +15,7 @@ from specgraph.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-LoweringChoice = Literal["auto", "eager", "piecewise", "step", "merged"]
+LoweringChoice = Literal["auto", "eager", "piecewise", "step", "merged", "round"]
 ModeChoice = Literal["auto", "NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"]
 Fallback = Literal["error", "eager"]
 DraftSampling = Literal["sampled", "greedy"]
@@ -92,7 +92,10 @@ class EngineOptions:
         None, "Rows of the prefill passes to capture, comma-separated. Default: a ladder up to 512.", parse=_integers
     )
     mode: ModeChoice = _option("auto", "Which passes run from graphs, of target and drafter alike.")
-    lowering: LoweringChoice = _option("auto", "How the draft loop becomes graph launches.")
+    lowering: LoweringChoice = _option(
+        "auto", "How the draft loop becomes graph launches; round launches the verify with it."
+    )
+    rounds_ahead: int = _option(1, "Lowering round: rounds launched before the last one's tokens are read, 0 or 1.")
     fallback: Fallback = _option("error", "What happens to a batch larger than every captured size.")
     attention: str = _option(
         "auto", "Where attention reads sequence lengths from (device or host), or a backend's own attention by name."

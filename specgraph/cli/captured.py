@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-from specgraph.decoding import TargetRunner
 from specgraph.drafting import DraftConfig, Drafter
 from specgraph.errors import UnsupportedError
 from specgraph.platforms import LOWERINGS, Platform
@@ -19,14 +18,15 @@ from specgraph.runner import GraphMode, ModelRunner, report_captures, resolve
 def describe(
     platform: Platform,
     config: DraftConfig,
-    target: TargetRunner | None,
     drafter: Drafter,
+    owners: Mapping[str, ModelRunner],
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Capture target and drafter; the report of what was captured, as `specgraph explain --json` writes it."""
-    owners: dict[str, ModelRunner] = {"drafter": drafter}
-    if target is not None:
-        owners = {"target": target, "drafter": drafter}
+    """Capture; the report of what was captured, as `specgraph explain --json` writes it.
+
+    Args:
+        owners: the drafter and, where there is a target, all runners of a decoder, by name.
+    """
     captured: list[dict[str, Any]] = []
     memory: dict[str, dict[str, int]] = {}
     counted = report_captures(list(owners.values()), progress)
@@ -47,9 +47,9 @@ def describe(
         "program": type(drafter.program).__name__,
         "mode": resolution.mode.name,
         "lowering": resolution.lowering,
-        "launches_per_propose": _launches(drafter),
+        "launches_per_propose": _launches(owners.get("round", drafter)),
         "refusals": resolution.refusals,
-        "lowerings": {name: _outcome(name, "auto", capabilities, hosts) for name in LOWERINGS},
+        "lowerings": {name: _outcome(name, "auto", capabilities, hosts) for name in (*LOWERINGS, "round")},
         "modes": {mode.name: _outcome("auto", mode.name, capabilities, hosts) for mode in GraphMode},
         "num_speculative_tokens": {size: config.draft_tokens(size) for size in config.sizes},
         "max_num_requests": config.max_num_requests,
@@ -65,11 +65,11 @@ def describe(
     }
 
 
-def _launches(drafter: Drafter) -> dict[int, int]:
+def _launches(runner: ModelRunner) -> dict[int, int]:
     """Graph launches per propose, by K; attention between the graphs of a piecewise lowering is not counted."""
-    graphs, result = drafter.graphs, dict[int, int]()
-    for batch in drafter.program.batches():
-        keys = [launch.descriptor for launch in drafter.launches_of(drafter.program, batch)]
+    graphs, result, program = runner.graphs, dict[int, int](), runner.programs[-1]
+    for batch in program.batches():
+        keys = [launch.descriptor for launch in runner.launches_of(program, batch)]
         result[batch.num_speculative_tokens] = 0 if graphs is None else sum(map(graphs.graphs_of, keys))
     return dict(sorted(result.items()))
 

@@ -38,6 +38,8 @@ def explain(
     check_output("--json", json)
     if shape is not None and (target, draft, options.num_modules) != (None, None, None):
         raise ConfigError("give --shape, or folders, not both")
+    if shape is not None and options.lowering == "round":
+        raise ConfigError("--shape has no target, and lowering 'round' launches a verify with the propose")
     if (target is None) != (draft is None):
         raise ConfigError("give both the target's and the drafter's folder, or neither for the shipped pair")
     with waiting() as captured:
@@ -65,6 +67,7 @@ def _report(
     from specgraph.decoding.text import draft_tree, engine_config, load_models, shipped_pair
     from specgraph.drafting import Drafter
     from specgraph.platforms import open_platform
+    from specgraph.runner import ModelRunner
 
     opened, tree = open_platform(platform), draft_tree(options)
     dtype = dtype_named(options.dtype) or (torch.float32 if opened.device.type == "cpu" else None)
@@ -80,7 +83,8 @@ def _report(
             length = config.max_model_len + config.scratch_tokens
             blocks = 1 + config.max_num_requests * -(-length // config.block_size)
             caches = allocate_caches(head.attention_layers, blocks, config.block_size, head.dtype, opened.device)
-            runner, drafter = None, Drafter(head, caches, opened, config, attention=attention.backend)
+            drafter = Drafter(head, caches, opened, config, attention=attention.backend)
+            runners: Mapping[str, ModelRunner] = {"drafter": drafter}
         else:
             folders = (target, draft) if target is not None and draft is not None else shipped_pair()
             model, head, attention, cache = load_models(*folders, opened, options)
@@ -93,12 +97,11 @@ def _report(
             }
             decoder = SpeculativeDecoder(model, head, opened, config, attention=attention.backend)
             assert decoder.drafter is not None
-            runner, drafter = decoder.target, decoder.drafter
-        report = {"models": models, **describe(opened, config, runner, drafter, captured)}
+            runners, drafter = decoder.runners, decoder.drafter
+        report = {"models": models, **describe(opened, config, drafter, runners, captured)}
         report |= {"block_size": config.block_size, "attention_refusals": attention.reason}
-    for owner in (runner, drafter):
-        if owner is not None:
-            owner.close()
+    for owner in runners.values():
+        owner.close()
     return report
 
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 ACCEPTED = "green underline"
 """Style of accepted text. Underlined too, for terminals without colour."""
 
+_OF_A_ROUND = ("verify", "propose", "round")
+"""Phases of the programs that a round consists of."""
+
 
 @dataclass(slots=True)
 class Result:
@@ -160,7 +163,11 @@ def _report(
         }
         for result in results
     ]  # fmt: skip
-    launches = drafter.launches["propose"] / drafter.num_proposes if drafter.num_proposes else 0.0
+    rounds = generator.decoder.rounds.num_rounds
+    per_round = sum(runner.launches[phase] for runner in generator.decoder.runners.values() for phase in _OF_A_ROUND)
+    launches = (
+        drafter.launches["propose"] / drafter.num_proposes if drafter.num_proposes else per_round / max(rounds, 1)
+    )
     return {
         **(rows[0] if len(rows) == 1 else {"results": rows, "num_tokens": tokens}),
         "num_speculative_tokens": positions,
@@ -171,6 +178,7 @@ def _report(
         ],
         "rounds": len(accepted),
         "graph_launches_per_propose": launches,
+        "graph_launches_per_round": per_round / max(rounds, 1),
         "mode": drafter.resolution.mode.name,
         "lowering": drafter.resolution.lowering,
         "lowering_refusals": drafter.resolution.refusals,
@@ -199,6 +207,7 @@ def _table(console: Console, report: dict[str, Any], generator: TextGenerator) -
         sampling = f"temperature {report['temperature']:g}, seed {report['seed']}"
         table.add_row("sampling", sampling if report["temperature"] else "greedy")
     table.add_row("graph launches per propose", f"{report['graph_launches_per_propose']:g}")
+    table.add_row("graph launches per round", f"{report['graph_launches_per_round']:.3g}")
     table.add_row("tokens/s", f"{report['tokens_per_second']:.0f}")
     if report["tokens_per_second_without_drafting"] is not None:
         table.add_row("tokens/s without drafting", f"{report['tokens_per_second_without_drafting']:.0f}")

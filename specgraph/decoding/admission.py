@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from specgraph.decoding.config import EngineConfig
 from specgraph.decoding.request import Request
+from specgraph.decoding.round_program import MAX_STOP_TOKENS
 from specgraph.errors import CapacityError, ConfigError
 
 
@@ -24,6 +25,11 @@ def check_request(request: Request, config: EngineConfig, query_len: int, vocab_
         raise ConfigError(f"prompt token {wrong} is not in the target's vocabulary of {vocab_size}")
     if request.temperature > 0 and not config.sampled:
         raise ConfigError(f"temperature {request.temperature} needs a decoder with config.sampled = True")
+    if config.lowering == "round" and len(request.stop_token_ids) > MAX_STOP_TOKENS:
+        raise ConfigError(
+            f"the request has {len(request.stop_token_ids)} stop tokens, and the lowering 'round' takes "
+            f"{MAX_STOP_TOKENS}: give fewer, or use the lowering 'merged'"
+        )
     length = len(request.prompt_token_ids)
     if length >= config.max_model_len:
         raise CapacityError(

@@ -22,6 +22,9 @@ class EngineConfig(DraftConfig):
     """KV blocks of each cache, the null block included; by default enough for max_num_requests of max_model_len."""
     prefill_chunk: int | None = None
     """Prompt tokens per prefill pass, at most; by default the largest prefill size."""
+    rounds_ahead: int = 1
+    """In the lowering `round`: rounds that are launched before the tokens of the last one are read, 0 or 1. Attention
+    with host parameters takes 0, because it needs the accepted counts."""
     synthetic_acceptance: float | Sequence[float] | None = None
     """For measuring speed: accept drafts by chance instead of by the target. A number is the chance that a draft token
     is accepted when all before it are; a list gives, for each of the K positions, the share of drafts accepted there.
@@ -29,6 +32,8 @@ class EngineConfig(DraftConfig):
 
     def __post_init__(self) -> None:
         DraftConfig.__post_init__(self)
+        if self.rounds_ahead not in (0, 1):
+            raise ConfigError(f"rounds_ahead must be 0 or 1, got {self.rounds_ahead}")
         if self.prefill_chunk is not None and self.prefill_chunk < 1:
             raise ConfigError(f"prefill_chunk must be at least 1, got {self.prefill_chunk}")
         if self.synthetic_acceptance is not None:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from specgraph.attention import AttentionBackend, KVCache, PagedAttention
 from specgraph.decoding.admission import blocks_needed, check_request
 from specgraph.decoding.blocks import BlockAllocator, allocate_caches
 from specgraph.decoding.config import EngineConfig
+from specgraph.decoding.device_rounds import DeviceRounds
 from specgraph.decoding.metrics import AcceptanceMetrics
 from specgraph.decoding.request import Chunk, Generation, Request, Running
+from specgraph.decoding.round_program import RoundRunner
 from specgraph.decoding.rounds import Rounds
 from specgraph.decoding.target import TargetRunner
 from specgraph.drafting import Drafter
 from specgraph.errors import CapacityError, ConfigError
 from specgraph.models.protocol import DraftHead, ParallelHead, Target
 from specgraph.platforms import Platform
-from specgraph.runner import report_captures
+from specgraph.runner import ModelRunner, report_captures
 
 
 class SpeculativeDecoder:
@@ -58,6 +60,8 @@ class SpeculativeDecoder:
             raise ConfigError(f"query_len must be at least 1, got {query_len}")
         if head is not None and self.query_len != config.query_len:
             raise ConfigError(f"with a drafter query_len is K + 1 = {config.query_len}, got {query_len}")
+        if head is None and config.lowering == "round":
+            config = replace(config, lowering="merged")  # a verify is one launch anyway
         self.platform, self.config = platform, config
         per_request = -(-(config.max_model_len + config.scratch_tokens) // config.block_size)
         enough = 1 + per_request * config.max_num_requests
@@ -79,8 +83,18 @@ class SpeculativeDecoder:
         self._waiting: deque[Running] = deque()
         self._ended: list[Chunk] = []
         self._next_id = 0
-        self.rounds = Rounds(self.target, self.drafter, self.allocator, self.metrics, self.query_len)
+        self.runners: Mapping[str, ModelRunner] = {"target": self.target}
+        """What holds captured graphs, by name."""
+        self.rounds: Rounds | DeviceRounds
         """The running requests."""
+        if self.drafter is not None:
+            self.runners = {"target": self.target, "drafter": self.drafter}
+        if self.drafter is not None and config.lowering == "round":
+            whole = RoundRunner(self.target, self.drafter, config)
+            self.runners = {**self.runners, "round": whole}
+            self.rounds = DeviceRounds(self.target, self.drafter, whole, self.allocator, self.metrics)
+        else:
+            self.rounds = Rounds(self.target, self.drafter, self.allocator, self.metrics, self.query_len)
 
     def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Capture all graphs. Call once before generating; nothing is captured at request time.
@@ -88,9 +102,8 @@ class SpeculativeDecoder:
         Args:
             progress: called after each capture with the number of captures done and their number in all.
         """
-        runners = [self.target] if self.drafter is None else [self.target, self.drafter]
-        captured = report_captures(runners, progress)
-        for runner in runners:
+        captured = report_captures(list(self.runners.values()), progress)
+        for runner in self.runners.values():
             runner.capture(captured)
 
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
@@ -192,9 +205,8 @@ class SpeculativeDecoder:
 
     def close(self) -> None:
         """Release graphs and their memory."""
-        self.target.close()
-        if self.drafter is not None:
-            self.drafter.close()
+        for runner in self.runners.values():
+            runner.close()
 
     def _caches(self, model: Target | DraftHead | ParallelHead) -> list[KVCache]:
         c = self.config

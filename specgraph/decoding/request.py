@@ -80,6 +80,9 @@ class Running:
     row: int = 0
     """Its row in the last round: where its draft tokens, block table, temperature and seed are."""
 
+    num_sampled: int = 0
+    """Tokens that its last round sampled, before they were cut."""
+
     @property
     def position(self) -> int:
         """Position of the last token: the first row of the next target pass."""
@@ -90,10 +93,13 @@ class Running:
         """Tokens generated so far."""
         return len(self.token_ids) - len(self.request.prompt_token_ids)
 
+    def room(self, max_model_len: int) -> int:
+        """Tokens that it may still be given."""
+        return min(self.request.max_tokens - self.num_output, max_model_len - len(self.token_ids))
+
     def cut(self, tokens: list[int], num_accepted: int, max_model_len: int) -> Chunk:
         """The chunk of a round: its tokens, which are the last of `token_ids`, cut at a stop token or a limit."""
-        room = self.request.max_tokens - (self.num_output - len(tokens))
-        room = min(room, max_model_len - (len(self.token_ids) - len(tokens)))
+        room = self.room(max_model_len) + len(tokens)
         reason: FinishReason | None = "length" if len(tokens) >= room else None
         for i, token in enumerate(tokens[:room]):
             if token in self.request.stop_token_ids:

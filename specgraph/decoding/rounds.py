@@ -40,8 +40,6 @@ class Rounds:
         self.target, self.drafter, self.config, self.platform = target, drafter, target.config, target.platform
         self.allocator, self.metrics = allocator, metrics
         self.running: list[Running] = []
-        largest = self.config.prefill_rows[-1]
-        self._prefill_chunk = min(self.config.prefill_chunk or largest, largest)
         self._drafts: DraftTokens | None = None
         requests = self.config.max_num_requests
         self._finished = HostCopy(self.platform, requests * (query_len + 1), torch.int64)
@@ -93,16 +91,7 @@ class Rounds:
 
     def prefill(self, state: Running, row: int) -> None:
         """Target and drafter KV of the prompt, and the first token, as a round that sampled one token."""
-        prompt, request = state.token_ids, state.request
-        logits = hidden = None
-        for start in range(0, len(prompt), self._prefill_chunk):
-            chunk = prompt[start : start + self._prefill_chunk]
-            logits = self.target.prefill(chunk, start, state.blocks)
-            if self.drafter is not None:
-                hidden = self.drafter.prefill(prompt, range(start, start + len(chunk)), state.blocks)
-        assert logits is not None
-        token = sample_token(logits, request.temperature, request.seed, len(prompt))
-        self.target.round.sliced(row + 1, self._rows).join(row, token, hidden)
+        prefill_request(self.target, self.drafter, state, self.target.round.sliced(row + 1, self._rows), row)
 
     def verify(self, running: Sequence[Running]) -> None:
         """Upload each request's last token and position, and run the target over them and their drafts."""
@@ -150,5 +139,31 @@ class Rounds:
             return self.drafter.inputs(num_requests, self._rows)
         return self.target.round.sliced(num_requests, self._rows)
 
+    @property
+    def num_rounds(self) -> int:
+        """Rounds launched so far."""
+        return self.metrics.rounds
+
     def _counts(self) -> list[int]:
         return self._finished.read()[:, -1].tolist()
+
+
+def prefill_request(
+    target: TargetRunner, drafter: Drafter | None, state: Running, memory: ProposeBatch, row: int
+) -> None:
+    """Target and drafter KV of a prompt, chunk by chunk, and the first token, as a round that sampled one token.
+
+    Args:
+        memory: of the round that the request joins.
+        row: the request's there.
+    """
+    prompt, request, config = state.token_ids, state.request, target.config
+    length = min(config.prefill_chunk or config.prefill_rows[-1], config.prefill_rows[-1])
+    logits = hidden = None
+    for start in range(0, len(prompt), length):
+        chunk = prompt[start : start + length]
+        logits = target.prefill(chunk, start, state.blocks)
+        if drafter is not None:
+            hidden = drafter.prefill(prompt, range(start, start + len(chunk)), state.blocks)
+    assert logits is not None
+    memory.join(row, sample_token(logits, request.temperature, request.seed, len(prompt)), hidden)

@@ -95,6 +95,8 @@ class DraftConfig(RunnerConfig):
         RunnerConfig.__post_init__(self)
         if self.draft_sampling not in get_args(DraftSampling):
             raise ConfigError(f"draft_sampling is '{self.draft_sampling}'; it is 'sampled' or 'greedy'")
+        if self.lowering == "round" and type(self) is DraftConfig:
+            raise ConfigError("lowering 'round' launches a verify with the propose, and a drafter alone has no verify")
         k = self.num_speculative_tokens
         if k < 1:
             raise ConfigError(f"num_speculative_tokens must be at least 1, got {k}")

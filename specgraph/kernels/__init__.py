@@ -8,6 +8,7 @@ from specgraph.kernels.library import implement
 from specgraph.kernels.linear import greedy_head, gumbel_head, norm_gate_up, norm_linear, pair_linear
 from specgraph.kernels.paged_attention import paged_attention, paged_attention_host, rotate_store_attend
 from specgraph.kernels.rejection import verify_greedy, verify_sampled, verify_synthetic
+from specgraph.kernels.round_state import next_verify, stop_finished
 from specgraph.kernels.slots import advance, shift_token_ids
 from specgraph.kernels.tree import advance_tree, choose_nodes, grow_tree
 from specgraph.kernels.tree_attention import tree_attention
@@ -33,6 +34,7 @@ __all__ = [
     "implement",
     "load_round",
     "move_kv",
+    "next_verify",
     "norm_gate_up",
     "norm_linear",
     "paged_attention",
@@ -41,6 +43,7 @@ __all__ = [
     "rotate_and_store",
     "rotate_store_attend",
     "shift_token_ids",
+    "stop_finished",
     "take_rows",
     "tree_attention",
     "verify_greedy",

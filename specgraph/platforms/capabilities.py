@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
 Level = Literal["yes", "no", "quirk"]
-LoweringName = Literal["eager", "piecewise", "step", "merged"]
+LoweringName = Literal["eager", "piecewise", "step", "merged", "round"]
 
-LOWERINGS: tuple[LoweringName, ...] = get_args(LoweringName)
-"""From the most launches per propose to a single one."""
+LOWERINGS: tuple[LoweringName, ...] = tuple(name for name in get_args(LoweringName) if name != "round")
+"""Of a propose, from the most launches to a single one. `round`, a decoder's, launches the verify with the propose."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """How a program becomes graph launches, and which passes run from graphs at all.
 
 The lowering of the draft loop: `eager` runs op by op; `piecewise` captures between attention calls; `step` captures the
-first step and one later step; `merged` captures the whole loop. Programs without a loop (prefill, verify) are always
-one launch. Which lowering is used follows from the graph mode, which target and drafter share, and from the platform.
+first step and one later step; `merged` captures the whole loop; `round`, which needs a target, captures the loop and
+the verify after it. Programs without a loop (prefill, verify) are always one launch. Which lowering is used follows
+from the graph mode, which target and drafter share, and from the platform.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def launches(
         later_rows: rows per request in the later steps, where they are alike.
     """
     every = tuple(range(num_steps))
-    if step_kind == "together" or lowering in ("merged", "eager"):
+    if step_kind == "together" or lowering in ("round", "merged", "eager"):
         return (Launch(batch, every, every),)
     first = Launch(replace(batch, phase="first"), (0,), (0,))
     if step_kind == "distinct":
@@ -86,6 +87,8 @@ def launches(
     later = replace(batch, phase="step", query_len=later_rows)
     return (first, *(Launch(later, (1,), (k,)) for k in every[1:]))
 
+
+_EVERY: tuple[LoweringName, ...] = (*LOWERINGS, "round")
 
 LOWERINGS_OF: Mapping[PassMode, tuple[LoweringName, ...]] = {
     "eager": ("eager",),
@@ -115,9 +118,9 @@ def refusal(lowering: LoweringName, capabilities: Capabilities, host_parameters:
         return None
     if not capabilities.graphs:
         return f"the platform has no graphs: {capabilities.graphs.reason}"
-    if lowering == "merged" and not capabilities.merged_loop:
+    if lowering in ("round", "merged") and not capabilities.merged_loop:
         return f"the platform can't capture the whole loop: {capabilities.merged_loop.reason}"
-    if lowering in ("merged", "step") and host_parameters and not capabilities.task_update:
+    if lowering in ("round", "merged", "step") and host_parameters and not capabilities.task_update:
         return (
             f"attention takes {', '.join(host_parameters)} from the host, and the platform can't update captured "
             f"tasks: {capabilities.task_update.reason}"
@@ -138,7 +141,9 @@ def resolve(asked: str, capabilities: Capabilities, host_parameters: tuple[str, 
         return Resolution(found.lowering, found.refusals, _fastest_mode(found.lowering))
     named = GraphMode.named(mode)
     names = LOWERINGS_OF[named.decode]
-    if asked != "auto" and _named(asked) not in names:
+    if asked == "round" and named.decode == "full":
+        names = ("round",)
+    elif asked != "auto" and _named(asked) not in names:
         raise ConfigError(
             f"lowering '{asked}' contradicts graph mode {named}, whose drafter runs {' or '.join(names)}; "
             "leave one of them at auto"
@@ -157,7 +162,7 @@ def _strongest(
     refusals: dict[str, str] = {}
     for name in names:
         reason = refusal(name, capabilities, host_parameters)
-        above = LOWERINGS.index(name) > LOWERINGS.index(capabilities.default_lowering)
+        above = _EVERY.index(name) > _EVERY.index(capabilities.default_lowering)
         if reason is None and asked == "auto" and above:
             reason = f"the platform's default is {capabilities.default_lowering}"
         if reason is None:
@@ -174,7 +179,7 @@ def _fastest_mode(lowering: LoweringName) -> GraphMode:
 
 
 def _named(asked: str) -> LoweringName:
-    for name in LOWERINGS:
+    for name in _EVERY:
         if name == asked:
             return name
-    raise ConfigError(f"unknown lowering '{asked}'; there are auto, {', '.join(LOWERINGS)}")
+    raise ConfigError(f"unknown lowering '{asked}'; there are auto, {', '.join(_EVERY)}")

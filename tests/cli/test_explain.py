@@ -34,7 +34,7 @@ def report_of(kind="eagle", platform=None, host=False, **settings):
     attention = PagedHostAttention(platform) if host else PagedAttention()
     with torch.inference_mode():
         decoder = SpeculativeDecoder(target, make_head(kind, target), platform, config, attention=attention)
-        report = describe(platform, config, decoder.target, decoder.drafter)
+        report = describe(platform, config, decoder.drafter, decoder.runners)
     decoder.close()
     return report
 

@@ -104,6 +104,8 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
             {"to_sampled_token_ids": i64(R, Q), "to_num_sampled": i32(7, 7, 7), "to_start_positions": i64(R),
              "to_aux_hidden": f32(R * Q, 8), "to_block_table": TABLE.clone()},
         ),
+        "stop_finished": ((i64(R, Q), i32(1, 0, 3), i64(R) + 2, i64(R, 2) - 1), {}),
+        "next_verify": ((i64(R, Q), i32(1, 0, 3), drafts, i64(R), ids, i64(R, K)), {}),
         "take_rows": ((f32(R * Q, 8), i64(R) + 2, f32(R, 8)), {}),
         "grow_tree": (
             (f32(R * 2, DV), OFFSETS, i64(1) + 1),

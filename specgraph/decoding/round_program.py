@@ -1,0 +1,185 @@
+"""A whole round as one graph: propose for what the target sampled last, verify the drafts, accept.
+
+Between two rounds a request's state is on the device: the tokens that the target sampled, their count, the position
+they begin at, hidden states, and what else `RoundState` holds. The round begins with the propose, so that a new
+request needs no pass of its own: after its prefill it is a request that sampled one token (`ProposeBatch.join`). For
+the same reason all lengths of a round are known before its launch to a host that has read the round before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from specgraph import kernels
+from specgraph.attention import Attend, AttentionLayer, AttentionMetadata, HostLengths
+from specgraph.decoding.config import EngineConfig
+from specgraph.decoding.target import TargetRunner, VerifyProgram
+from specgraph.drafting import Drafter
+from specgraph.drafting.host_lengths import HostRound
+from specgraph.drafting.program import DraftProgram, computed_tokens
+from specgraph.graphs import BatchDescriptor, Dispatch, MakeAttend, Phase, dispatch
+from specgraph.runner import ModelRunner, StepKind
+
+MAX_STOP_TOKENS = 16
+"""Stop tokens that a request may have when the device looks for them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundState:
+    """What a round knows of R requests besides `RoundBuffers`; the host writes it when a request joins."""
+
+    remaining: Tensor
+    """int64 [R]: tokens that the request may still give."""
+    stop_token_ids: Tensor
+    """int64 [R, MAX_STOP_TOKENS], filled up with -1."""
+
+
+class RoundProgram:
+    """A propose and the verify after it; see `specgraph.runner.model_runner.Program`.
+
+    Steps 0.. are those of the propose, the last one is the verify.
+    """
+
+    phase: Phase = "round"
+    step_kind: StepKind = "together"
+
+    def __init__(
+        self, draft: DraftProgram, verify: VerifyProgram, config: EngineConfig, num_target_layers: int
+    ) -> None:
+        """num_target_layers: attention layers of the target; the drafter's are numbered after them."""
+        self.draft, self.verify, self.config, self.draft_layer = draft, verify, config, num_target_layers
+        requests, device = config.max_num_requests, verify.round.seeds.device
+        self.state = RoundState(
+            remaining=torch.zeros(requests, dtype=torch.int64, device=device),
+            stop_token_ids=torch.full((requests, MAX_STOP_TOKENS), -1, dtype=torch.int64, device=device),
+        )
+
+    def num_steps(self, batch: BatchDescriptor) -> int:
+        """The drafter's passes and the verify."""
+        return self.draft.passes(computed_tokens(batch)) + 1
+
+    def batches(self) -> list[BatchDescriptor]:
+        """Every captured size after rounds of every length, largest first."""
+        return [
+            BatchDescriptor("round", batch.num_requests, batch.query_len, batch.num_speculative_tokens)
+            for batch in self.draft.batches()
+        ]
+
+    def bind(self, batch: BatchDescriptor) -> Callable[[Sequence[int], MakeAttend], None]:
+        """Finished requests become inert; propose; the next verify's inputs; verify and accept."""
+        n, k, last = batch.num_requests, batch.num_speculative_tokens, self.num_steps(batch) - 1
+        before = self.verify.round.sliced(n, batch.query_len)
+        verified = self.verify.sliced(n, k + 1)
+        drafts, probs = self.draft.buffers.draft_token_ids[:n, :k], self.draft.buffers.draft_probs
+        propose = self.draft.bind(BatchDescriptor("propose", n, batch.query_len, k))
+        verify = self.verify.bind(BatchDescriptor("verify", n, k + 1, k))
+
+        def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
+            kernels.stop_finished(
+                before.sampled_token_ids, before.num_sampled, self.state.remaining[:n], self.state.stop_token_ids[:n]
+            )
+            propose(range(last), _shifted(make_attend, self.draft_layer))
+            kernels.next_verify(
+                before.sampled_token_ids, before.num_sampled, drafts, before.start_positions, verified.last_token_ids,
+                verified.draft_token_ids,
+            )  # fmt: skip
+            if verified.draft_probs is not None and probs is not None:
+                verified.draft_probs.copy_(probs[:n, :k])
+            verify((0,), lambda metadata, _: make_attend(metadata, last))
+
+        return work
+
+    def make_inert(self) -> None:
+        """No request sampled a token."""
+        self.draft.make_inert()
+        self.verify.make_inert()
+
+    def named_tensors(self) -> Mapping[str, Tensor]:
+        """The buffers of both programs and the state."""
+        own = {"round.remaining": self.state.remaining, "round.stop_token_ids": self.state.stop_token_ids}
+        return {**self.draft.named_tensors(), **self.verify.named_tensors(), **own}
+
+    def host_lengths(self, step: int, batch: BatchDescriptor, host_round: HostRound) -> HostLengths:
+        """The same numbers as the device metadata has at `step`.
+
+        Args:
+            host_round: the round before, its counts those that `stop_finished` leaves.
+        """
+        if step < self.num_steps(batch) - 1:
+            return self.draft.host_lengths(step, host_round)
+        rows = batch.num_speculative_tokens + 1
+        return host_round.lengths(rows, [end + rows for end in host_round.accepted_ends()])
+
+
+class RoundRunner(ModelRunner):
+    """Runs the rounds of a target and its drafter, each as one launch. Prefill passes stay with the two."""
+
+    def __init__(self, target: TargetRunner, drafter: Drafter, config: EngineConfig) -> None:
+        model = _Pair(target, drafter)
+        super().__init__(model, (*target.caches, *drafter.caches), target.platform, config, target.attention)
+        self.config = config
+        self.program = RoundProgram(drafter.program, target.verify_program, config, len(target.target.attention_layers))
+        self.programs.append(self.program)
+
+    def dispatch(self, num_rows: int, query_len: int) -> Dispatch:
+        """The padded round over the first `num_rows` rows of the round's memory.
+
+        Args:
+            query_len: rows per request in the round before.
+        """
+        found = dispatch("round", num_rows, query_len, 0, self.config.sizes)
+        size = found.descriptor.num_requests
+        k = self.config.draft_tokens(size)
+        return Dispatch(BatchDescriptor("round", size, query_len, k), found.captured, found.reason)
+
+    def launch(
+        self, found: Dispatch, start_positions: Sequence[int] | None = None, num_sampled: Sequence[int] = ()
+    ) -> None:
+        """Launch a round over the requests in the round's memory.
+
+        Args:
+            start_positions, num_sampled: of each request, as `Drafter.propose` takes them; for attention with host
+                parameters.
+        """
+        batch, lengths = found.descriptor, None
+        if self.attention.host_parameters:
+            assert start_positions is not None
+            k = computed_tokens(batch)
+            before = HostRound(start_positions, num_sampled, batch.query_len, k, batch.num_requests)
+            lengths = partial(self.program.host_lengths, batch=batch, host_round=before)
+        self.run(self.prepare(self.program, batch, found.captured), lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """Target and head as one model: its layers, the target's first, and its weights."""
+
+    target: TargetRunner
+    drafter: Drafter
+
+    @property
+    def attention_layers(self) -> list[AttentionLayer]:
+        return [*self.target.target.attention_layers, *self.drafter.head.attention_layers]
+
+    def weights(self) -> dict[str, Tensor]:
+        named = {f"target.{name}": tensor for name, tensor in self.target.target.weights().items()}
+        return named | {f"drafter.{name}": tensor for name, tensor in self.drafter.head.weights().items()}
+
+
+def _shifted(make_attend: MakeAttend, by: int) -> MakeAttend:
+    """The same attention for a model whose layers are numbered from `by`."""
+
+    def make(metadata: AttentionMetadata, step: int) -> Attend:
+        attend = make_attend(metadata, step)
+
+        def shifted(index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            return attend(index + by, query, key, value)
+
+        return shifted
+
+    return make

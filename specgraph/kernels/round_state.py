@@ -1,0 +1,54 @@
+"""Between two rounds, on the device: requests that finished become inert, the others move on to their next verify."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specgraph.kernels.library import op
+
+
+@op(writes=("num_sampled", "remaining"))
+def stop_finished(sampled_token_ids: Tensor, num_sampled: Tensor, remaining: Tensor, stop_token_ids: Tensor) -> None:
+    """Make requests inert that sampled a stop token or their last token; the host need not have seen it.
+
+    Args:
+        sampled_token_ids: int64 [R, query_len], of which the first num_sampled are tokens.
+        num_sampled: int32 [R], written: 0 where a stop token is among the sampled ones, or as many tokens were sampled
+            as remained.
+        remaining: int64 [R], written: tokens that the request may still give; num_sampled is subtracted, at least 0.
+        stop_token_ids: int64 [R, S]; -1 where a request has fewer than S.
+    """
+    column = torch.arange(sampled_token_ids.shape[1], device=sampled_token_ids.device)
+    given = column < num_sampled[:, None]
+    stops = (sampled_token_ids[:, :, None] == stop_token_ids[:, None, :]) & (stop_token_ids[:, None, :] >= 0)
+    stopped = (stops.any(dim=2) & given).any(dim=1)
+    finished = stopped | (num_sampled >= remaining)
+    remaining.copy_((remaining - num_sampled).clamp(min=0))
+    num_sampled.copy_(torch.where(finished, 0, num_sampled))
+
+
+@op(writes=("start_positions", "last_token_ids", "to_draft_token_ids"))
+def next_verify(
+    sampled_token_ids: Tensor,
+    num_sampled: Tensor,
+    draft_token_ids: Tensor,
+    start_positions: Tensor,
+    last_token_ids: Tensor,
+    to_draft_token_ids: Tensor,
+) -> None:
+    """The inputs of the verify that follows a propose: last token, position and drafts of each request.
+
+    Args:
+        sampled_token_ids: int64 [R, query_len]: what the target's last round sampled.
+        num_sampled: int32 [R]; 0 marks an inert request.
+        draft_token_ids: int64 [R, K], what the drafter proposed after it.
+        start_positions: int64 [R], written: num_sampled is added; -1 for inert requests.
+        last_token_ids: int64 [R], written: the last sampled token; 0 for inert requests.
+        to_draft_token_ids: int64 [R, K], written: the drafts.
+    """
+    live = num_sampled > 0
+    last = (num_sampled[:, None].long() - 1).clamp(min=0)
+    last_token_ids.copy_(torch.where(live, sampled_token_ids.gather(1, last)[:, 0], 0))
+    start_positions.copy_(torch.where(live, start_positions + num_sampled, -1))
+    to_draft_token_ids.copy_(draft_token_ids)

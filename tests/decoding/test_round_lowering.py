@@ -1,0 +1,138 @@
+"""The lowering `round`: the tokens of eager decoding, from one launch per round, read a round late."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from drafting.pairs import DRAFTERS, VOCAB, make_head, make_target
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_prompts import prompt
+
+from specgraph.attention import PagedAttention, PagedHostAttention
+from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
+from specgraph.errors import ConfigError
+from specgraph.reference import CpuPlatform
+
+SHAPES = ((1, 6), (5, 9), (12, 4), (9, 7), (3, 1), (7, 30))
+"""Prompt tokens and tokens to generate; the last one ends at max_model_len."""
+MAX_MODEL_LEN = 32
+
+
+def make_decoder(kind, lowering, lengths="device", **changes):
+    target, platform = make_target(), CpuPlatform()
+    settings = {"num_speculative_tokens": 3, "max_num_requests": 4, "max_model_len": MAX_MODEL_LEN, "block_size": 4}
+    config = EngineConfig(
+        **(settings | {"capture_sizes": [1, 2, 4], "prefill_sizes": [8], "lowering": lowering, **changes})
+    )
+    attention = PagedHostAttention(platform) if lengths == "host" else PagedAttention()
+    decoder = SpeculativeDecoder(target, make_head(kind, target), platform, config, attention=attention)
+    decoder.capture()
+    return decoder
+
+
+@cache
+def kept(kind, lengths, ahead, sampled, num_blocks=None, schedule=None):
+    """One decoder for many examples: what an example leaves behind must not matter to the next."""
+    return make_decoder(
+        kind, "round", lengths, rounds_ahead=ahead, sampled=sampled, num_blocks=num_blocks,
+        draft_schedule=None if schedule is None else dict(schedule),
+    )  # fmt: skip
+
+
+def request(index, temperature=0.0, stops=()):
+    length, count = SHAPES[index]
+    ids = [token % VOCAB for token in prompt(length, seed=length)]
+    return Request(
+        prompt_token_ids=ids, max_tokens=count, temperature=temperature, seed=index, stop_token_ids=tuple(stops)
+    )
+
+
+@cache
+def alone(kind, index, temperature):
+    """What eager decoding gives for one request, with nobody else there."""
+    decoder = make_decoder(kind, "eager", sampled=temperature > 0, capture_sizes=[4])
+    result = decoder.generate([request(index, temperature)])[0]
+    assert result.finish_reason == "length"
+    return tuple(result.token_ids)
+
+
+def up_to_stop(tokens, stops):
+    """The tokens up to the first stop token, and the finish reason."""
+    for place, token in enumerate(tokens):
+        if token in stops:
+            return list(tokens[: place + 1]), "stop"
+    return list(tokens), "length"
+
+
+@pytest.fixture(autouse=True)
+def _inference():
+    with torch.inference_mode():
+        yield
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_arrivals_stops_cancellations_and_kv_pressure(data):
+    kind, sampled = data.draw(st.sampled_from(DRAFTERS)), data.draw(st.booleans())
+    lengths, ahead = data.draw(st.sampled_from([("device", 1), ("device", 0), ("host", 1)]))
+    decoder = kept(kind, lengths, ahead, sampled, data.draw(st.sampled_from([None, 13])))
+    expected, tokens, reasons = {}, {}, {}
+
+    def step():
+        for chunk in decoder.step():
+            assert chunk.request not in reasons, "nothing comes after the last chunk"
+            tokens.setdefault(chunk.request, []).extend(chunk.token_ids)
+            if chunk.finish_reason is not None:
+                reasons[chunk.request] = chunk.finish_reason
+
+    for _ in range(data.draw(st.integers(1, 8))):
+        index, temperature = data.draw(st.integers(0, len(SHAPES) - 1)), 0.8 if data.draw(st.booleans()) else 0.0
+        full = alone(kind, index, temperature if sampled else 0.0)
+        stops = data.draw(st.sampled_from([(), (full[len(full) // 2], VOCAB - 1), (full[0],)]))
+        added = decoder.add(request(index, temperature if sampled else 0.0, stops))
+        expected[added] = up_to_stop(full, stops)
+        for _ in range(data.draw(st.integers(0, 3))):
+            step()
+        if data.draw(st.integers(0, 3)) == 0:
+            victim = data.draw(st.sampled_from(sorted(expected)))
+            if decoder.cancel(victim):
+                expected[victim] = (expected[victim][0], "cancelled")
+    while decoder.num_unfinished:
+        step()
+    for added, (wanted, reason) in expected.items():
+        got = tokens.get(added, [])
+        assert (got, reasons[added]) == (wanted[: len(got)] if reason == "cancelled" else wanted, reason)
+    assert decoder.allocator.num_free == decoder.allocator.capacity
+    assert decoder.step() == []
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_k_follows_the_batch_while_rounds_are_in_flight(ahead):
+    decoder = kept("eagle", "device", ahead, False, None, ((1, 3), (2, 1), (4, 0)))
+    results = decoder.generate([request(index) for index in range(len(SHAPES))])
+    assert [tuple(result.token_ids) for result in results] == [alone("eagle", i, 0.0) for i in range(len(SHAPES))]
+    used = {d.num_speculative_tokens for d in decoder.runners["round"].graphs.descriptors}
+    assert used == {0, 1, 3}
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_one_launch_per_round_and_none_of_a_verify_or_propose(kind):
+    decoder = kept(kind, "device", 1, False)
+    runners, before = decoder.runners, decoder.rounds.num_rounds
+    launched = runners["round"].launches["round"]
+    decoder.generate([request(1), request(3)])
+    assert runners["round"].launches["round"] - launched == decoder.rounds.num_rounds - before > 2
+    for name in ("target", "drafter"):
+        assert set(runners[name].launches) == {"prefill"}
+        assert {descriptor.phase for descriptor in runners[name].graphs.descriptors} == {"prefill"}
+
+
+def test_too_many_stop_tokens_and_a_wrong_number_of_rounds_ahead_are_refused():
+    decoder = kept("eagle", "device", 1, False)
+    with pytest.raises(ConfigError, match="17 stop tokens, and the lowering 'round' takes 16"):
+        decoder.add(request(0, stops=range(17)))
+    with pytest.raises(ConfigError, match="rounds_ahead must be 0 or 1, got 2"):
+        make_decoder("eagle", "round", rounds_ahead=2)
