@@ -24,7 +24,7 @@ def _on_the_cpu(monkeypatch):
     monkeypatch.setenv("SPECGRAPH_PLATFORM", "cpu")
 
 
-@pytest.mark.parametrize("lowering", ["auto", "eager", "piecewise", "step", "merged"])
+@pytest.mark.parametrize("lowering", ["auto", "eager", "piecewise", "step", "merged", "round"])
 def test_generate(lowering, tmp_path):
     prompt = tmp_path / "prompt.py"
     prompt.write_text("def main():\n    import sys\n")
@@ -40,9 +40,11 @@ def test_generate(lowering, tmp_path):
     assert set(keys.split()) <= report.keys()
     assert len(report["tokens"]) == 24
     assert len(report["acceptance_per_position"]) == 3
-    launches = {"auto": 1, "merged": 1, "step": 3, "eager": 0}
+    launches = {"auto": 1, "merged": 1, "step": 3, "eager": 0, "round": 1}
     if lowering in launches:
         assert report["graph_launches_per_propose"] == launches[lowering]
+    if lowering == "round":
+        assert report["graph_launches_per_round"] == 1
     assert report["lowering"] == ("merged" if lowering == "auto" else lowering)
     assert "mean acceptance length" in run.stderr
 

@@ -56,6 +56,13 @@ def test_every_size_by_phase_and_model():
     ]
 
 
+def test_a_round_is_one_graph():
+    assert [row for row in rows(report_of(lowering="round")) if row[1] != "prefill"] == [
+        ("round", "round", 4, 16, 3, 0, 1),
+        ("round", "round", 1, 4, 3, 0, 1),
+    ]
+
+
 def test_one_step_graph_serves_all_steps_and_rounds_unless_steps_differ():
     schedule = {"lowering": "step", "mode": "FULL_DECODE_ONLY", "draft_schedule": {1: 3, 4: 2}}
     drafter = [row[1:6] for row in rows(report_of(**schedule)) if row[0] == "drafter"]
@@ -71,7 +78,13 @@ def test_one_step_graph_serves_all_steps_and_rounds_unless_steps_differ():
 
 @pytest.mark.parametrize(
     ("lowering", "launches"),
-    [("merged", {0: 1, 2: 1, 3: 1}), ("step", {0: 1, 2: 2, 3: 3}), ("piecewise", {0: 2, 2: 4, 3: 6}), ("eager", 0)],
+    [
+        ("merged", {0: 1, 2: 1, 3: 1}),
+        ("step", {0: 1, 2: 2, 3: 3}),
+        ("piecewise", {0: 2, 2: 4, 3: 6}),
+        ("round", {0: 1, 2: 1, 3: 1}),
+        ("eager", 0),
+    ],
 )
 def test_launches_of_a_propose_by_k(lowering, launches):
     schedule = {"lowering": lowering, "draft_schedule": {1: 3, 2: 2, 4: 0}, "capture_sizes": [1, 2, 4]}
