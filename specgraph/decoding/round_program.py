@@ -18,7 +18,9 @@ from torch import Tensor
 from specgraph import kernels
 from specgraph.attention import Attend, AttentionLayer, AttentionMetadata, HostLengths
 from specgraph.decoding.config import EngineConfig
-from specgraph.decoding.target import TargetRunner, VerifyProgram
+from specgraph.decoding.target import TargetRunner
+from specgraph.decoding.tree_verify import TreeVerifyBuffers
+from specgraph.decoding.verify import VerifyProgram
 from specgraph.drafting import Drafter
 from specgraph.drafting.host_lengths import HostRound
 from specgraph.drafting.program import DraftProgram, computed_tokens
@@ -75,9 +77,10 @@ class RoundProgram:
         n, k, last = batch.num_requests, batch.num_speculative_tokens, self.num_steps(batch) - 1
         before = self.verify.round.sliced(n, batch.query_len)
         verified = self.verify.sliced(n, k + 1)
-        drafts, probs = self.draft.buffers.draft_token_ids[:n, :k], self.draft.buffers.draft_probs
+        buffers = self.draft.buffers
+        drafts = buffers.draft_token_ids[:n, : verified.draft_token_ids.shape[1]]
         propose = self.draft.bind(BatchDescriptor("propose", n, batch.query_len, k))
-        verify = self.verify.bind(BatchDescriptor("verify", n, k + 1, k))
+        verify = self.verify.bind(BatchDescriptor("verify", n, self.verify.rows(k + 1), k))
 
         def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
             kernels.stop_finished(
@@ -88,8 +91,10 @@ class RoundProgram:
                 before.sampled_token_ids, before.num_sampled, drafts, before.start_positions, verified.last_token_ids,
                 verified.draft_token_ids,
             )  # fmt: skip
-            if verified.draft_probs is not None and probs is not None:
-                verified.draft_probs.copy_(probs[:n, :k])
+            if verified.draft_probs is not None and buffers.draft_probs is not None:
+                verified.draft_probs.copy_(buffers.draft_probs[:n, :k])
+            if isinstance(verified, TreeVerifyBuffers) and buffers.tree is not None:
+                verified.draft_parents.copy_(buffers.tree.draft_parents[:n])
             verify((0,), lambda metadata, _: make_attend(metadata, last))
 
         return work
@@ -112,7 +117,7 @@ class RoundProgram:
         """
         if step < self.num_steps(batch) - 1:
             return self.draft.host_lengths(step, host_round)
-        rows = batch.num_speculative_tokens + 1
+        rows = self.verify.rows(batch.num_speculative_tokens + 1)
         return host_round.lengths(rows, [end + rows for end in host_round.accepted_ends()])
 
 

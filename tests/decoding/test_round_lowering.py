@@ -13,6 +13,7 @@ from random_prompts import prompt
 
 from specgraph.attention import PagedAttention, PagedHostAttention
 from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
+from specgraph.drafting import DraftTree
 from specgraph.errors import ConfigError
 from specgraph.reference import CpuPlatform
 
@@ -116,6 +117,15 @@ def test_k_follows_the_batch_while_rounds_are_in_flight(ahead):
     assert [tuple(result.token_ids) for result in results] == [alone("eagle", i, 0.0) for i in range(len(SHAPES))]
     used = {d.num_speculative_tokens for d in decoder.runners["round"].graphs.descriptors}
     assert used == {0, 1, 3}
+
+
+@pytest.mark.parametrize(("ahead", "sampled"), [(0, True), (1, False)])
+def test_draft_trees(ahead, sampled):
+    tree = {"tree": DraftTree(num_steps=3, top_k=2, num_draft_tokens=7), "sampled": sampled}
+    asked = [request(index, 0.8 * sampled) for index in range(len(SHAPES))]
+    merged, whole = (make_decoder("eagle", name, rounds_ahead=ahead, **tree) for name in ("merged", "round"))
+    assert whole.generate(asked) == merged.generate(asked)
+    assert (whole.metrics.accepted, whole.metrics.num_drafts) == (merged.metrics.accepted, merged.metrics.num_drafts)
 
 
 @pytest.mark.parametrize("kind", DRAFTERS)
