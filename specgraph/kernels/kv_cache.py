@@ -24,7 +24,7 @@ def cells_of(cache: Tensor, slots: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     return cache, (slots // cache.shape[1], slots % cache.shape[1])
 
 
-def _rotate_and_store_on_host(
+def rotate_and_store_on_host(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -34,18 +34,22 @@ def _rotate_and_store_on_host(
     key_cache: Tensor,
     value_cache: Tensor,
 ) -> Tensor:
-    if rotary is not None:
-        query, key = rotate(query, rotary, positions), rotate(key, rotary, positions)
+    if rotary is not None:  # both at once: on few rows the number of calls decides
+        rotated = rotate(torch.cat([query, key], dim=1), rotary, positions)
+        query, key = rotated.split([query.shape[1], key.shape[1]], dim=1)
     live = slot_mapping >= 0
     if not bool(live.all()):
         key, value, slot_mapping = key[live], value[live], slot_mapping[live]
     for rows, cache in ((key, key_cache), (value, value_cache)):
         cells, place = cells_of(cache, slot_mapping)
-        cells.index_put_(place, rows.to(cache.dtype))
-    return query.clone() if rotary is None else query
+        if len(place) == 1:
+            cells.index_copy_(0, place[0], rows.to(cache.dtype))  # cheaper than index_put_
+        else:
+            cells.index_put_(place, rows.to(cache.dtype))
+    return query.clone() if rotary is None else query.contiguous()
 
 
-@op(writes=("key_cache", "value_cache"), fake=like_query, host=_rotate_and_store_on_host)
+@op(writes=("key_cache", "value_cache"), fake=like_query, host=rotate_and_store_on_host)
 def rotate_and_store(
     query: Tensor,
     key: Tensor,

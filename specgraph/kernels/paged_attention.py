@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specgraph.kernels.kv_cache import rotate_and_store
+from specgraph.kernels.kv_cache import rotate_and_store, rotate_and_store_on_host
 from specgraph.kernels.library import like_query, op
 
 GATHER_BYTES = 256 << 20
@@ -200,7 +200,30 @@ def paged_attention_host(
     out.copy_(_per_request(query, key_cache, value_cache, block_table, query_lens, seq_lens, scale, causal))
 
 
-@op(writes=("key_cache", "value_cache"), fake=like_query)
+def _rotate_store_attend_on_host(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rotary: Tensor | None,
+    positions: Tensor,
+    slot_mapping: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    *,
+    query_len: int,
+    scale: float,
+    causal: bool = True,
+) -> Tensor:
+    """The host implementations of the two ops, called without a dispatch."""
+    query = rotate_and_store_on_host(query, key, value, rotary, positions, slot_mapping, key_cache, value_cache)
+    attended = (query, key_cache, value_cache, block_table, seq_lens, query_start_loc)
+    return _on_host(*attended, query_len=query_len, scale=scale, causal=causal)
+
+
+@op(writes=("key_cache", "value_cache"), fake=like_query, host=_rotate_store_attend_on_host)
 def rotate_store_attend(
     query: Tensor,
     key: Tensor,
