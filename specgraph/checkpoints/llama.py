@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from specgraph.checkpoints.config_source import ConfigSource
+from specgraph.checkpoints.experts import load_experts
 from specgraph.checkpoints.fit import DraftedTarget, check_same
 from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.checkpoints.formats import DrafterFolder, DrafterFormat, DrafterReader
@@ -18,7 +19,12 @@ from specgraph.models.llama import LlamaTarget
 
 
 def load_decoder_layer(
-    folder: CheckpointFolder, prefix: str, config: ModelConfig, input_size: int | None = None, input_norm: bool = True
+    folder: CheckpointFolder,
+    prefix: str,
+    config: ModelConfig,
+    input_size: int | None = None,
+    input_norm: bool = True,
+    index: int | None = None,
 ) -> DecoderLayer:
     """Read one layer whose tensors are named `prefix.self_attn.q_proj.weight` and so on.
 
@@ -28,6 +34,8 @@ def load_decoder_layer(
         config: sizes, and which optional tensors exist.
         input_size: columns of the query, key and value projections; `hidden_size` when None (EAGLE-3: twice that).
         input_norm: whether `prefix.input_layernorm` exists.
+        index: the layer's number, which says whether it has a mixture of experts; None for a layer beyond the model's
+            (an MTP module), which has one if any has.
 
     Raises:
         CheckpointError: a missing tensor or one of another shape.
@@ -40,12 +48,17 @@ def load_decoder_layer(
     def weight(name: str, *shape: int) -> Tensor:
         return folder.weight(f"{prefix}.{name}", shape)
 
+    experts = None
+    if config.experts is not None and (index is None or config.experts.layers[index]):
+        experts = load_experts(folder, prefix, config.experts, hidden)
     return DecoderLayer(
         qkv=folder.stacked([f"{n}.weight" for n in qkv], [(query, width), (kv, width), (kv, width)]),
         output=weight("self_attn.o_proj.weight", hidden, query),
         post_norm=weight("post_attention_layernorm.weight", hidden),
-        gate_up=folder.stacked([f"{n}.weight" for n in gate_up], [(inner, hidden)] * 2),
-        down=weight("mlp.down_proj.weight", hidden, inner),
+        gate_up=folder.stacked([f"{n}.weight" for n in gate_up], [(inner, hidden)] * 2)
+        if experts is None
+        else experts.gate_up,
+        down=weight("mlp.down_proj.weight", hidden, inner) if experts is None else experts.down,
         input_norm=weight("input_layernorm.weight", hidden) if input_norm else None,
         qkv_bias=folder.stacked([f"{n}.bias" for n in qkv], [(query,), (kv,), (kv,)]) if config.qkv_bias else None,
         output_bias=weight("self_attn.o_proj.bias", hidden) if config.output_bias else None,
@@ -53,6 +66,7 @@ def load_decoder_layer(
         down_bias=weight("mlp.down_proj.bias", hidden) if config.mlp_bias else None,
         query_norm=weight("self_attn.q_norm.weight", config.head_dim) if config.qk_norm else None,
         key_norm=weight("self_attn.k_norm.weight", config.head_dim) if config.qk_norm else None,
+        experts=None if experts is None else experts.experts,
     )
 
 
@@ -72,7 +86,7 @@ def load_llama(folder: CheckpointFolder, config: ModelConfig, prefix: str = "mod
     return LlamaTarget(
         config,
         embed_tokens,
-        [load_decoder_layer(folder, f"{prefix}layers.{i}", config) for i in range(config.num_layers)],
+        [load_decoder_layer(folder, f"{prefix}layers.{i}", config, index=i) for i in range(config.num_layers)],
         folder.weight(f"{prefix}norm.weight", (config.hidden_size,)),
         lm_head,
     )

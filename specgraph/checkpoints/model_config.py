@@ -7,12 +7,13 @@ import math
 import torch
 
 from specgraph.checkpoints.config_source import ConfigSource
+from specgraph.checkpoints.experts import experts_config
 from specgraph.checkpoints.files import shown
 from specgraph.errors import CheckpointError
 from specgraph.models.config import ModelConfig
 from specgraph.models.rotary import RotaryConfig
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral")
 """Values of `model_type` that `model_config` reads."""
 
 _WINDOW_BY_LAYER = ("qwen2", "qwen3")
@@ -72,7 +73,8 @@ def model_config(source: ConfigSource, default_architecture: str | None = None) 
         qkv_bias=attention_bias or architecture == "qwen2",
         output_bias=attention_bias,
         mlp_bias=source.boolean("mlp_bias", False),
-        qk_norm=architecture == "qwen3",
+        qk_norm=architecture in ("qwen3", "qwen3_moe"),
+        experts=experts_config(source, architecture, num_layers),
     )
 
 

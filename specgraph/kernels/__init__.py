@@ -3,6 +3,7 @@
 from specgraph.kernels.begin import begin_block, begin_prefill, begin_propose, begin_verify
 from specgraph.kernels.copies import load_round, take_rows
 from specgraph.kernels.draft_sampling import draft_block_greedy, draft_block_gumbel, draft_greedy, draft_gumbel
+from specgraph.kernels.experts import expert_mlp
 from specgraph.kernels.kv_cache import rotate_and_store
 from specgraph.kernels.library import implement
 from specgraph.kernels.linear import greedy_head, gumbel_head, norm_gate_up, norm_linear, pair_linear
@@ -28,6 +29,7 @@ __all__ = [
     "draft_block_gumbel",
     "draft_greedy",
     "draft_gumbel",
+    "expert_mlp",
     "greedy_head",
     "grow_tree",
     "gumbel_head",

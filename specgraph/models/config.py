@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from specgraph.models.experts import ExpertsConfig
 from specgraph.models.rotary import RotaryConfig
 
 
@@ -14,7 +15,7 @@ class ModelConfig:
     """A Llama-shaped decoder: sizes, rotation, and which optional tensors its layers have."""
 
     architecture: str
-    """`model_type` of the checkpoint's config.json: llama, mistral, qwen2 or qwen3."""
+    """`model_type` of the checkpoint's config.json; see `specgraph.checkpoints.model_config.ARCHITECTURES`."""
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -38,6 +39,8 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     """RMS norm of each query and key head before rotation (Qwen3)."""
+    experts: ExpertsConfig | None = None
+    """The mixture of experts that some layers have in place of their MLP."""
 
     def window(self, layer: int) -> int | None:
         """Keys that a row sees at most in that layer; None where the window hides none of the model's positions."""

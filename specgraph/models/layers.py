@@ -15,6 +15,7 @@ from specgraph import kernels
 from specgraph.attention import Attend, AttentionLayer
 from specgraph.kernels import norm_gate_up, norm_linear, pair_linear
 from specgraph.models.config import ModelConfig
+from specgraph.models.experts import Experts, mixture
 from specgraph.models.rotary import rotary_table
 
 __all__ = [
@@ -65,9 +66,9 @@ class DecoderLayer:
     post_norm: Tensor
     """[hidden_size], between attention and MLP."""
     gate_up: Tensor
-    """[2 * intermediate_size, hidden_size]"""
+    """[2 * intermediate_size, hidden_size]; with experts [num_experts, 2 * inner, hidden_size]."""
     down: Tensor
-    """[hidden_size, intermediate_size]"""
+    """[hidden_size, intermediate_size]; with experts [num_experts, hidden_size, inner]."""
     input_norm: Tensor | None = None
     """[hidden_size]; None where the layer takes its input as it is (EAGLE-1)."""
     qkv_bias: Tensor | None = None
@@ -78,10 +79,13 @@ class DecoderLayer:
     """[head_dim] (Qwen3)."""
     key_norm: Tensor | None = None
     """[head_dim] (Qwen3)."""
+    experts: Experts | None = None
+    """The router, where the MLP is a mixture of experts."""
 
     def named_tensors(self, prefix: str) -> dict[str, Tensor]:
         """The tensors by dotted name, for the read-set."""
-        return {f"{prefix}.{f.name}": v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+        own = {f"{prefix}.{f.name}": v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+        return own if self.experts is None else own | self.experts.named_tensors(prefix)
 
 
 def attention_layers(
@@ -137,6 +141,9 @@ def attention_and_mlp(
     if rows is not None:
         attended, residual = take_rows(attended, rows), take_rows(residual, rows)
     residual = norm_linear(attended, None, eps, layer.output, layer.output_bias, residual)
+    if layer.experts is not None:
+        x = rms_norm(residual, layer.post_norm, eps)
+        return residual + mixture(x, layer.experts, layer.gate_up, layer.down, layer.gate_up_bias, layer.down_bias)
     inner = norm_gate_up(residual, layer.post_norm, eps, layer.gate_up, layer.gate_up_bias)
     return norm_linear(inner, None, eps, layer.down, layer.down_bias, residual)
 

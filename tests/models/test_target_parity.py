@@ -21,6 +21,8 @@ LLAMA3_ROPE = {
 
 YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 512}
 
+MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+
 CASES = {
     "llama, grouped queries": ("Llama", {}),
     "llama, one key head": ("Llama", {"num_key_value_heads": 1}),
@@ -53,6 +55,13 @@ CASES = {
         },
     ),
     "qwen3, window not in use": ("Qwen3", {"sliding_window": 9}),
+    "qwen3 moe": ("Qwen3Moe", {**MOE, "head_dim": 16, "norm_topk_prob": True}),
+    "qwen3 moe, some layers dense, weights not normalised": (
+        "Qwen3Moe",
+        {**MOE, "decoder_sparse_step": 2, "mlp_only_layers": [3], "norm_topk_prob": False},
+    ),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "mixtral, window": ("Mixtral", {"num_local_experts": 4, "sliding_window": 20}),
     "window as long as the context": ("Mistral", {"sliding_window": 128}),
     "llama, sharded": ("Llama", {"max_shard_size": "30KB"}),
     "mistral": ("Mistral", {"sliding_window": None, "head_dim": 8}),

@@ -22,6 +22,10 @@ TARGETS = {
         },
     ),
 }
+TARGETS |= {
+    "qwen3 moe": ("Qwen3Moe", {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+}
 LENGTHS, TOKENS = (3, 21), 24
 
 

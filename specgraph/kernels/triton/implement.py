@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from specgraph.kernels.experts import grouped_expert_mlp
 from specgraph.kernels.library import implement
 from specgraph.kernels.triton.attention_ops import AttentionOps
 from specgraph.kernels.triton.launch import LaunchOptions
@@ -60,4 +61,5 @@ def register(
     for name in _OPS:
         function: Callable[..., Any] = getattr(ops, name)
         implement(name, dispatch_key, function if around is None else around(name, function))
+    implement("expert_mlp", dispatch_key, grouped_expert_mlp)  # torch's own ops
     return ops
