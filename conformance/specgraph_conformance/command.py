@@ -10,8 +10,10 @@ from specgraph.errors import ConfigError
 
 from specgraph_conformance.case import GROUPS
 from specgraph_conformance.render import as_json, check_writable, print_report, profile_lines, verdict, write_report
+from specgraph_conformance.report import Report
 from specgraph_conformance.run import Selection, run_suite
 from specgraph_conformance.session import open_session
+from specgraph_conformance.standard import PROFILES, conformance
 from specgraph_conformance.verify import problems_of, read_report
 
 __all__ = ["Selection", "run_command", "verify_command"]
@@ -21,6 +23,7 @@ def run_command(
     platform: str,
     selection: Selection,
     *,
+    profile: str | None = None,
     json: str | None = None,
     markdown: Path | None = None,
     badge: Path | None = None,
@@ -28,15 +31,18 @@ def run_command(
     """Run the suite, show the report, write the files.
 
     Args:
+        profile: what the run must conform to, besides being green.
         json: a path, or "-" for standard output; the table then goes to standard error.
 
     Returns:
-        Whether the run is green.
+        Whether the run is green and conforms to `profile`.
 
     Raises:
         PlatformError: unknown or unavailable platform, or one without graphs.
-        ConfigError: a malformed xfails.toml, an unknown group or case, a path that can't be written. Nothing ran.
+        ConfigError: a malformed xfails.toml, an unknown group, case or profile, a path that can't be written.
+            Nothing ran.
     """
+    _check_profile(profile)
     unknown = [group for group in selection.groups if group not in GROUPS]
     if unknown:
         raise ConfigError(f"there is no group {', '.join(unknown)}; groups are {', '.join(GROUPS)}")
@@ -46,32 +52,47 @@ def run_command(
     paths = [(path, suffix) for suffix, path in files.items() if path is not None]
     for path, suffix in paths:
         check_writable(path, suffix)
-    open_session(platform, seed=selection.seed, xfails=selection.xfails).platform.close()
+    made = open_session(platform, seed=selection.seed, xfails=selection.xfails, attention=selection.attention)
+    made.platform.close()
     report = run_suite(platform, selection)
     print_report(report, file=sys.stderr if json == "-" else sys.stdout)
     if json == "-":
         print(as_json(report), end="")
     for path, suffix in paths:
         write_report(report, path, suffix)
-    return report.is_green
+    return report.is_green and _conforms(report, profile)
 
 
-def verify_command(paths: Sequence[Path], checkout: Path | None = None) -> bool:
+def _check_profile(profile: str | None) -> None:
+    names = [known.name for known in PROFILES]
+    if profile is not None and profile not in names:
+        raise ConfigError(f"there is no profile {profile}; profiles are {', '.join(names)}")
+
+
+def _conforms(report: Report, profile: str | None) -> bool:
+    return profile is None or any(a.conforms for a in conformance(report) if a.profile == profile)
+
+
+def verify_command(paths: Sequence[Path], *, profile: str | None = None, checkout: Path | None = None) -> bool:
     """Check reports that others have made; nothing runs and no device is opened.
 
     Args:
+        profile: what each report must conform to, besides being in order.
         checkout: a clone of the repository to compare commits with.
 
     Returns:
-        Whether nothing is wrong with any of them.
+        Whether nothing is wrong with any of them and each conforms to `profile`.
 
     Raises:
-        ConfigError: a file is no report of this suite.
+        ConfigError: a file is no report of this suite, or there is no such profile.
     """
+    _check_profile(profile)
     verified = True
     for path in paths:
         report, data = read_report(path)
         problems = problems_of(report, data, checkout)
+        if not _conforms(report, profile):
+            problems.append(f"it does not conform to {profile}")
         verified = verified and not problems
         print(f"{path}: {'not verified' if problems else 'verified'}: {verdict(report)}")
         for profile, answer in profile_lines(report):

@@ -109,16 +109,16 @@ def follow_oracle(
     for batch in make_batches(made.config, made.head.aux_size, seed, sizes):
         if kind != "eagle":
             batch = away_from_the_end(made.config, batch)
-        expect_oracle(made, batch, kind)
+        expect_oracle(made, batch, float64_head(made, kind))
     made.close()
 
 
-def expect_oracle(made: DraftRig, batch: HostBatch, kind: str) -> DraftTokens:
-    """Propose for one round; drafts and KV must be those of a float64 drafter of that kind, up to the dtype's rounding.
+def expect_oracle(made: DraftRig, batch: HostBatch, reference: Head) -> DraftTokens:
+    """Propose for one round; drafts and KV must be those of the head in float64 on the host, up to rounding.
 
     A token may differ from the oracle's only where the two are as good as tied; the oracle goes on with the device's.
     """
-    reference, tolerance = float64_head(made, kind), TOLERANCE[made.head.dtype]
+    tolerance = TOLERANCE[made.head.dtype]
     aux_hidden = batch.aux_hidden.to(made.head.dtype)
     before = [(on_host(cache.key), on_host(cache.value)) for cache in made.caches]
     proposed = made.propose(batch)

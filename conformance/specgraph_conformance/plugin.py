@@ -31,6 +31,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--specgraph-seed", type=int, default=0, metavar="N", help="seed of all generated inputs")
     group.addoption("--specgraph-timeout", type=float, metavar="SECONDS", help="for every case, not its own limit")
     group.addoption("--specgraph-xfails", type=Path, metavar="FILE", help="instead of the backend's own xfails.toml")
+    group.addoption(
+        "--specgraph-attention",
+        action="append",
+        metavar="NAME=MODULE:FUNCTION",
+        default=[],
+        help="test FUNCTION(platform)'s AttentionBackend as if it were the platform's own (repeatable)",
+    )
     group.addoption("--specgraph-records", type=Path, metavar="FILE", help="append results here as they come")
     group.addoption(
         "--specgraph-report",
@@ -59,10 +66,13 @@ def pytest_configure(config: pytest.Config) -> None:
             xfails=option("--specgraph-xfails"),
             records=option("--specgraph-records"),
             reports=option("--specgraph-report"),
+            attention=option("--specgraph-attention"),
         )
     except SpecgraphError as error:
         raise pytest.UsageError(str(error)) from error
     import_heavy_modules()
+    if config.args_source is not pytest.Config.ArgsSource.ARGS:
+        config.args = [str(Path(__file__).parent)]  # no path was given: the suite, not the tests of this folder
     config.stash[SESSION] = session
     config.pluginmanager.register(Plugin(config, session), "specgraph-conformance-run")
 
@@ -181,6 +191,8 @@ class Plugin:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self.config.getoption("--specgraph-records") is not None:
             return  # whoever reads the records shows them
+        from specgraph_conformance.render import verdict
+
         report = self.session.report()
         terminalreporter.section(f"conformance of {report.subject.platform}")
         for problem in report.problems:
@@ -189,7 +201,7 @@ class Plugin:
             terminalreporter.line(f"{result.id}: {result.property}")
             terminalreporter.line(f"    hazard: {result.hazard or 'none'}; likely cause: {result.cause}")
             terminalreporter.line(f"    again: {report.rerun_command(result)}")
-        terminalreporter.line(", ".join(f"{count} {outcome}" for outcome, count in report.counts.items()))
+        terminalreporter.line(verdict(report))
 
 
 SESSION: pytest.StashKey[Any] = pytest.StashKey()

@@ -33,6 +33,8 @@ class Selection:
     xfails: Path | None = None
     timeout: float | None = None
     """Seconds that a case may take, for every case instead of its own limit."""
+    attention: Sequence[str] = ()
+    """`NAME=MODULE:FUNCTION` each: attention backends to test as if they were the platform's own."""
     pytest_args: Sequence[str] = ("-q", "--no-header", "-rN")
 
     def arguments(self, platform: str) -> list[str]:
@@ -40,7 +42,8 @@ class Selection:
         here = Path(__file__).parent
         # A path, not --pyargs: without one pytest loads the conftest.py files of the folder that it is started in.
         out = ["-c", str(here / "pytest.ini"), "--rootdir", str(here), str(here), "--specgraph-platform", platform]
-        for option, values in (("case", self.cases), ("group", self.groups), ("hazard", self.hazards)):
+        lists = {"case": self.cases, "group": self.groups, "hazard": self.hazards, "attention": self.attention}
+        for option, values in lists.items():
             for value in values:
                 out += [f"--specgraph-{option}", value]
         out += ["-k", self.keyword] if self.keyword else []
@@ -100,7 +103,7 @@ def _planned(records: RecordFile) -> dict[str, Any] | None:
 
 def _explain(platform: str, selection: Selection, tail: str) -> NoReturn:
     """The process gave up before it had a plan: say why, by opening the platform here."""
-    open_session(platform, seed=selection.seed, xfails=selection.xfails)
+    open_session(platform, seed=selection.seed, xfails=selection.xfails, attention=selection.attention)
     errors = [line.removeprefix("ERROR: ") for line in tail.splitlines() if line.startswith("ERROR: ")]
     raise ConfigError(errors[0] if errors else f"the suite could not start:\n{tail}")
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import platform as system
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
+from importlib import import_module
 from pathlib import Path
 
 import torch
+from specgraph.attention import AttentionBackend
 from specgraph.errors import ConfigError, PlatformError
 from specgraph.platforms import Discovered, Platform, discover, open_platform
 
@@ -16,6 +18,7 @@ from specgraph_conformance.case import Case
 from specgraph_conformance.records import RecordFile
 from specgraph_conformance.render import check_writable, write_report
 from specgraph_conformance.report import UNSTATED, CaseResult, Outcome, Report, Subject
+from specgraph_conformance.rig import CORE_ATTENTION
 from specgraph_conformance.sources import Source, source_of
 from specgraph_conformance.standard import SUITE_VERSION
 from specgraph_conformance.xfails import Xfail, entry_module, find_xfails, read_xfails, unmatched
@@ -128,18 +131,31 @@ class Session:
 
 
 def open_session(
-    name: str, *, seed: int = 0, xfails: Path | None = None, records: Path | None = None, reports: Sequence[Path] = ()
+    name: str,
+    *,
+    seed: int = 0,
+    xfails: Path | None = None,
+    records: Path | None = None,
+    reports: Sequence[Path] = (),
+    attention: Sequence[str] = (),
 ) -> Session:
     """Open the platform that a run tests.
 
+    Args:
+        attention: `NAME=MODULE:FUNCTION` each: attention backends that are tested as if they were the platform's own.
+
     Raises:
         PlatformError: unknown or unavailable, or it has no graphs, which the suite is about.
-        ConfigError: a malformed xfails.toml, or a report path that can't be written.
+        ConfigError: a malformed xfails.toml, a report path that can't be written, or attention that can't be imported.
     """
     for path in reports:
         check_writable(path)
+    given = {word.partition("=")[0]: _attention(word) for word in attention}
     found = discover()
     platform = open_platform(name, found=found)
+    if given:
+        own = platform.attention_backends()
+        platform.attention_backends = lambda: {**own, **given}
     item = found[name.partition(":")[0]]
     if not platform.capabilities.graphs:
         raise PlatformError(
@@ -170,6 +186,21 @@ def describe(item: Discovered, platform: Platform, seed: int) -> Subject:
         environment(),
         [asdict(source) for source in _sources(item)],
     )
+
+
+def _attention(word: str) -> Callable[[Platform], AttentionBackend]:
+    """The factory that `NAME=MODULE:FUNCTION` names."""
+    name, equals, place = word.partition("=")
+    module, colon, function = place.partition(":")
+    if not (name and equals and module and colon and function) or name in CORE_ATTENTION:
+        raise ConfigError(
+            f"attention '{word}' must be NAME=MODULE:FUNCTION, where FUNCTION(platform) makes an AttentionBackend "
+            f"and NAME is none of the core's {', '.join(CORE_ATTENTION)}"
+        )
+    try:
+        return getattr(import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"attention '{word}' can't be imported: {error}") from error
 
 
 def environment() -> dict[str, str]:

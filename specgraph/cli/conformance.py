@@ -21,11 +21,17 @@ def conformance(
     case: Annotated[list[str] | None, typer.Option(help="Only this case; repeatable.")] = None,
     group: Annotated[list[str] | None, typer.Option(help="Only this group; repeatable.")] = None,
     hazard: Annotated[list[str] | None, typer.Option(help="Only cases against this hazard; repeatable.")] = None,
+    attention: Annotated[
+        list[str] | None, typer.Option(help="Test an attention backend of yours too: NAME=MODULE:FUNCTION.")
+    ] = None,
     keyword: Annotated[str, typer.Option("-k", help="Only cases that match this pytest expression.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="A selection that takes less than half a minute.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of all generated inputs.")] = 0,
     timeout: Annotated[float | None, typer.Option(help="Limit of every case, in seconds; default: its own.")] = None,
     xfails: Annotated[Path | None, typer.Option(help="Instead of the backend's own xfails.toml.")] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="Exit status 0 only if it conforms to: graphs, task-update, drafting, parallel.")
+    ] = None,
     json: JsonOption = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the report as Markdown.")] = None,
     badge: Annotated[Path | None, typer.Option(help="Write an SVG badge.")] = None,
@@ -47,7 +53,7 @@ def conformance(
     if platform == "verify":
         if not reports:
             raise ConfigError("name the reports to verify: specgraph conformance verify REPORT...")
-        sys.exit(not suite.verify_command(reports, checkout=Path.cwd()))
+        sys.exit(not suite.verify_command(reports, profile=profile, checkout=Path.cwd()))
     if reports:
         raise ConfigError(f"one platform at a time: what is {', '.join(map(str, reports))}?")
     green = suite.run_command(
@@ -56,12 +62,14 @@ def conformance(
             cases=case or (),
             groups=group or (),
             hazards=hazard or (),
+            attention=attention or (),
             keyword=keyword,
             quick=quick,
             seed=seed,
             xfails=xfails,
             timeout=timeout,
         ),
+        profile=profile,
         json=json,
         markdown=markdown,
         badge=badge,

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import command
 import pytest
+import yaml
 from conformance.reports import complete_report, source
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -218,6 +222,33 @@ def test_what_is_no_report_is_one_error(text: str, said: str, tmp_path: Path) ->
     assert said in done.stderr
 
 
+def test_a_profile_can_be_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    write_report(complete_report(absent=("task_update",)), path)
+    assert command.specgraph("conformance", "verify", path, "--profile", "drafting").returncode == 0
+    done = command.specgraph("conformance", "verify", path, "--profile", "task-update")
+    assert done.returncode == 1
+    assert "wrong: it does not conform to task-update" in done.stdout
+    assert "there is no profile all" in command.specgraph("conformance", "verify", path, "--profile", "all").stderr
+
+
+def test_the_reusable_workflow_runs_commands_that_exist(tmp_path: Path) -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/conformance.yml").read_text())
+    assert {"platform", "install", "runs-on", "profile"} == set(workflow[True]["workflow_call"]["inputs"])
+    steps = [step["run"] for step in workflow["jobs"]["conformance"]["steps"] if "run" in step]
+    assert any(step.startswith('.venv/bin/specgraph conformance "$PLATFORM" --json report.json') for step in steps)
+    (verify,) = [step for step in steps if "verify" in step]
+    shim = tmp_path / ".venv" / "bin" / "specgraph"
+    shim.parent.mkdir(parents=True)
+    shim.write_text(f'#!/bin/sh\nexec {sys.executable} -m specgraph "$@"\n')
+    shim.chmod(0o755)
+    write_report(complete_report(absent=("task_update",)), tmp_path / "report.json")
+    for profile, status in (("", 0), ("task-update", 1)):
+        env = {**os.environ, "PROFILE": profile, "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run(["bash", "-c", verify], cwd=tmp_path, env=env, capture_output=True, check=False)
+        assert done.returncode == status, done.stderr
+
+
 def test_a_path_is_asked_for(tmp_path: Path) -> None:
     assert "name the reports to verify" in command.specgraph("conformance", "verify").stderr
     assert "No such file" in command.specgraph("conformance", "verify", tmp_path / "none.json").stderr
@@ -225,8 +256,6 @@ def test_a_path_is_asked_for(tmp_path: Path) -> None:
 
 
 def git(folder: Path, *words: str) -> str:
-    import subprocess
-
     command = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b", *words]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
