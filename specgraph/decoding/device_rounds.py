@@ -29,10 +29,11 @@ from specgraph.runner import HostCopy, write
 class _Unread:
     """A round that was launched, and whose tokens the host has not read."""
 
-    copies: tuple[HostCopy, HostCopy]
+    copy: HostCopy
+    query_len: int
+    """Rows per request in it: how the tokens in the copy are packed."""
     rows: list[Running | None]
     """Who was in which row then; None where nobody was, or who has left since."""
-    num_drafts: int
     joined: set[int]
     """Rows of requests that joined after it: their token comes from the prompt, and no draft was verified."""
     blocks: list[int] = field(default_factory=list[int])
@@ -59,11 +60,8 @@ class DeviceRounds:
         self.num_rounds = 0
         """Rounds launched so far."""
         self.ahead = 0 if target.attention.host_parameters else self.config.rounds_ahead
-        largest, requests = self.config.query_lens[-1], self.config.max_num_requests
-        self._free = [
-            (HostCopy(self.platform, requests * largest, torch.int64), HostCopy(self.platform, requests, torch.int32))
-            for _ in range(self.ahead + 1)
-        ]
+        memory, requests = target.round.results, self.config.max_num_requests
+        self._free = [HostCopy(self.platform, memory.numel(), torch.int64) for _ in range(self.ahead + 1)]
         self._order = torch.zeros(requests, dtype=torch.int64, device=self.platform.device)
         self._unread: deque[_Unread] = deque()
         self._joined: set[int] = set()
@@ -88,11 +86,11 @@ class DeviceRounds:
         sampled: list[tuple[Running, list[int]]] = []
         while not sampled:
             while len(self._unread) <= self.ahead:
-                num_drafts = self._launch()
+                self._launch()
                 admit()
                 if not self.rows:
                     break
-                self._copy(num_drafts)
+                self._copy()
             if not self._unread:
                 break
             sampled = self._read(self._unread.popleft())
@@ -137,37 +135,35 @@ class DeviceRounds:
             while self._unread:
                 self._read(self._unread.popleft())
 
-    def _launch(self) -> int:
-        """Launch a round over the rows in use; gives the number of drafts that it verifies, per request."""
+    def _launch(self) -> None:
+        """Launch a round over the rows in use, if there are any."""
         self._compact()
         if not self.rows:
-            return 0
+            return
         found = self.runner.dispatch(len(self.rows), self._query_len)
         counts = [state.num_sampled for state in self.running]
         self.runner.launch(found, [state.position - state.num_sampled for state in self.running], counts)
         self.num_rounds += 1
-        k = found.descriptor.num_speculative_tokens
-        self._query_len = k + 1
-        return k
+        self._query_len = found.descriptor.num_speculative_tokens + 1
 
-    def _copy(self, num_drafts: int) -> None:
+    def _copy(self) -> None:
         """Queue the copy of what the rows sampled."""
-        memory, copies = self.target.round.sliced(len(self.rows), self._query_len), self._free.pop()
-        copies[0].start(memory.sampled_token_ids)
-        copies[1].start(memory.num_sampled)
-        self._unread.append(_Unread(copies, list(self.rows), num_drafts, self._joined))
+        copy = self._free.pop()
+        copy.start(self.target.round.results)
+        self._unread.append(_Unread(copy, self._query_len, list(self.rows), self._joined))
         self._joined = set()
 
     def _read(self, unread: _Unread) -> list[tuple[Running, list[int]]]:
         """Wait for a round's copy, and give each request its tokens."""
-        tokens, counts = (copy.read().tolist() for copy in unread.copies)
-        self._free.append(unread.copies)
+        results = unread.copy.read()
+        tokens, counts = self.target.round.unpacked(results, len(unread.rows), unread.query_len)
+        self._free.append(unread.copy)
         self.allocator.free(unread.blocks)
         sampled: list[tuple[Running, list[int]]] = []
         for row, state in enumerate(unread.rows):
             if state is not None:
                 state.num_sampled = counts[row]
-                if unread.num_drafts and row not in unread.joined:
+                if unread.query_len > 1 and row not in unread.joined:
                     self.metrics.observe(state.num_sampled - 1)
                 sampled.append((state, tokens[row][: state.num_sampled]))
         self.metrics.rounds += len(sampled) > len(unread.joined)

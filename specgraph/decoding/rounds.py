@@ -42,7 +42,7 @@ class Rounds:
         self.running: list[Running] = []
         self._drafts: DraftTokens | None = None
         requests = self.config.max_num_requests
-        self._finished = HostCopy(self.platform, requests * (query_len + 1), torch.int64)
+        self._finished = HostCopy(self.platform, target.round.results.numel(), torch.int64)
         self.draft_rows = torch.zeros(requests, dtype=torch.int64, device=self.platform.device)
         """int64 [R]: written where requests changed their rows, to gather their drafts."""
         self._rows = query_len
@@ -67,16 +67,16 @@ class Rounds:
             write(self.target.round.start_positions[verified : len(running)], [state.position for state in joined])
             self.write_requests(running, verified)
         batch = self._round(len(running))
-        self._finished.start(torch.cat([batch.sampled_token_ids, batch.num_sampled[:, None].long()], dim=1))
+        self._finished.start(self.target.round.results)
         if self.drafter is not None:
             self.propose(self.drafter, running, batch)
         sampled: list[tuple[Running, list[int]]] = []
-        rounds: list[list[int]] = self._finished.read().tolist()
-        for row, (state, (*tokens, count)) in enumerate(zip(running, rounds, strict=True)):
+        tokens, counts = self.target.round.unpacked(self._finished.read(), len(running), num_drafts + 1)
+        for row, (state, count) in enumerate(zip(running, counts, strict=True)):
             if self.drafter is not None and num_drafts and row < verified:
                 self.metrics.observe(count - 1)
             state.row = row
-            sampled.append((state, tokens[:count]))
+            sampled.append((state, tokens[row][:count]))
         return sampled
 
     def join(self, state: Running) -> None:
@@ -145,7 +145,8 @@ class Rounds:
         return self.metrics.rounds
 
     def _counts(self) -> list[int]:
-        return self._finished.read()[:, -1].tolist()
+        memory, n = self.target.round, len(self.running)
+        return memory.unpacked(self._finished.read(), n, self._rows)[1]
 
 
 def prefill_request(

@@ -96,6 +96,8 @@ class RoundBuffers:
     query_len.
     """
 
+    results: Tensor
+    """int64: the memory of sampled_token_ids and num_sampled, so that one copy brings both to the host."""
     sampled_token_ids: Tensor
     """int64 [R * Q]"""
     num_sampled: Tensor
@@ -127,6 +129,12 @@ class RoundBuffers:
             temperature=self.temperature[:n],
             seeds=self.seeds[:n],
         )
+
+    def unpacked(self, results: Tensor, num_requests: int, query_len: int) -> tuple[list[list[int]], list[int]]:
+        """Sampled tokens, [n][query_len], and counts, [n], in a copy of `results` on the host."""
+        n, rows = num_requests, num_requests * query_len
+        counts = results[self.sampled_token_ids.shape[0] :].view(torch.int32)[:n]
+        return results[:rows].view(n, query_len).tolist(), counts.tolist()
 
     def load(self, batch: ProposeBatch, into: ProposeBatch, needs_sampling: bool) -> None:
         """Copy tensors of the engine's own into this memory with one op, and make all later requests inert.
@@ -183,9 +191,11 @@ def allocate_round(
     def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
 
+    results = zeros(rows + -(-requests // 2))
     return RoundBuffers(
-        sampled_token_ids=zeros(rows),
-        num_sampled=zeros(requests, dtype=torch.int32),
+        results=results,
+        sampled_token_ids=results[:rows],
+        num_sampled=results[rows:].view(torch.int32)[:requests],
         start_positions=zeros(requests) - 1,
         aux_hidden=zeros(rows, aux_size, dtype=dtype),
         block_table=allocate_block_table(requests, config.max_blocks, device),

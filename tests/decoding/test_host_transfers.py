@@ -34,7 +34,7 @@ class Transfers(TorchDispatchMode):
     def __init__(self, named, pools=()):
         super().__init__()
         self.device, self.alive, self.seen = {storage(t) for t in named}, list(named), []
-        self.pools = pools
+        self.pools, self.uploads = pools, 0
         self.reads = Reads(self)
 
     def __enter__(self):
@@ -64,6 +64,7 @@ class Transfers(TorchDispatchMode):
             self.seen.append(name)
         if name == "copy_":
             into, source = map(self.is_device, args[:2])
+            self.uploads += into and not source and args[1].dim() > 0
             waits = not (kwargs.get("non_blocking") or True in args[2:])
             if source and not into:
                 self.seen.append("copy to the host")
@@ -93,7 +94,7 @@ class Reads(TorchFunctionMode):
         return result
 
 
-def make_decoder(kind, mode, lengths="device", **settings):
+def make_decoder(kind, mode="FULL", lengths="device", **settings):
     target, platform = make_target(), CpuPlatform()
     config = EngineConfig(
         num_speculative_tokens=3, max_num_requests=3, max_model_len=48, block_size=4, capture_sizes=[1, 3],
@@ -106,20 +107,24 @@ def make_decoder(kind, mode, lengths="device", **settings):
     return decoder
 
 
-def transfers_by_round(decoder, monkeypatch, requests):
-    """What each round transferred, and how often it waited."""
+def transfers_by_round(decoder, monkeypatch, requests, uploads=None):
+    """What each round transferred, and how often it waited. How much it uploaded is added to `uploads`."""
     waits, rounds, run = [], [], decoder.step
     for owner in (CpuEvent, CpuStream, CpuPlatform):
         real = owner.synchronize
         monkeypatch.setattr(owner, "synchronize", lambda self, real=real: (waits.append(self), real(self))[1])
-    owners = [owner for owner in (decoder.target, decoder.drafter) if owner]
+    owners = list(decoder.runners.values())
     pools = [owner.graphs._pool for owner in owners if owner.graphs]
     named = [tensor for owner in owners for tensor in owner.read_set().values()]
 
+    own = [value for value in vars(decoder.rounds).values() if isinstance(value, torch.Tensor)]
+
     def watched():
         waits.clear()
-        with Transfers([*named, decoder.rounds.draft_rows], pools) as transfers:
+        with Transfers([*named, *own], pools) as transfers:
             chunks = run()
+        if uploads is not None:
+            uploads.append(transfers.uploads)
         rounds.append((transfers.seen, len(waits)))
         return chunks
 
@@ -159,6 +164,23 @@ def test_with_sampling_and_a_schedule(monkeypatch):
     decoder = make_decoder("mtp", "FULL", sampled=True, draft_schedule={1: 3, 3: 1})
     rounds = transfers_by_round(decoder, monkeypatch, requests(temperature=0.8))
     assert rounds == [ONE] * len(rounds)
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_round_uploads_nothing_while_nobody_joins_or_leaves(kind, ahead, monkeypatch):
+    """With the lowering round: one launch, one copy of the tokens to the host, and one wait for a copy."""
+    decoder = make_decoder(kind, lowering="round", rounds_ahead=ahead, sampled=True)
+    uploads, launched = [], []
+    launch = decoder.rounds.runner.launch
+    monkeypatch.setattr(decoder.rounds.runner, "launch", lambda *args: (launched.append(len(uploads)), launch(*args)))
+    rounds = transfers_by_round(decoder, monkeypatch, requests(temperature=0.7)[1:4], uploads)
+    leaves = [i for i in range(1, len(rounds)) if uploads[i]]
+    assert uploads[0] > 0
+    assert len(leaves) <= 2 < len(rounds) - 2  # three requests, moved together at most twice
+    assert rounds[ahead:] == [ONE] * (len(rounds) - ahead)
+    assert rounds[0] == (["copy to the host"] * (1 + ahead), 1)
+    assert [launched.count(i) for i in range(len(rounds))] == [ahead] + [1] * (len(rounds) - 1)
 
 
 def test_host_lengths_take_the_counts_from_the_same_transfer(monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 
 from specgraph.graphs import BatchDescriptor
 
-RESULTS = {"round.sampled_token_ids", "round.num_sampled", "round.aux_hidden", "prefill.aux_hidden"}
+RESULTS = {"round.results", "round.sampled_token_ids", "round.num_sampled", "round.aux_hidden", "prefill.aux_hidden"}
 INPUTS = {"round.start_positions", "round.block_table", "round.temperature", "round.seeds"}
 
 
