@@ -16,7 +16,7 @@ import statistics
 from dataclasses import asdict, replace
 
 import torch
-from specgraph_cuda.overlap import overlap_previous
+from specgraph_cuda.kernels import overlap_previous
 
 from specgraph.kernels.triton.implement import TritonOps
 from specgraph.kernels.triton.launch import LaunchOptions, Tile

@@ -149,16 +149,18 @@ class PagedHostAttention:
             raise UpdateError(
                 f"attention '{self.name}' takes lengths from the host, and none were given for step {context.step}"
             )
-        query = _rotate_and_store(layer, query, key, value, cache, metadata)
-        out = torch.empty_like(query)
+        out = query.new_empty(query.shape)
+        if not layer.is_plain:
+            query = _rotate_and_store(layer, query, key, value, cache, metadata)
 
         def attend(lengths: HostLengths) -> None:
-            rows = (query, cache.key, cache.value, metadata.block_table, lengths.query_lens, lengths.seq_lens)
+            keys = (cache.key, cache.value, metadata.block_table, lengths.query_lens, lengths.seq_lens)
             if layer.is_plain:
-                kernels.paged_attention_host(*rows, scale=layer.scale, causal=layer.causal, out=out)
+                stored = (key, value, layer.rotary, metadata.positions, metadata.slot_mapping)
+                kernels.rotate_store_attend_host(query, *stored, *keys, scale=layer.scale, causal=layer.causal, out=out)
             else:
                 kernels.windowed_attention_host(
-                    *rows, layer.sinks, scale=layer.scale, window=layer.window or 0, out=out
+                    query, *keys, layer.sinks, scale=layer.scale, window=layer.window or 0, out=out
                 )
 
         if context.updates is None:

@@ -66,9 +66,10 @@ class UpdatePlan:
             raise UpdateError(f"update of a captured graph with {len(self._tasks)} ops: {'; '.join(parts)}")
         for key, lengths in values.items():
             self._check(key, lengths)
-        for key, task in self._tasks.items():
-            with self.platform.task_update(task.group):
-                task.rewrite(values[key])
+        with self.platform.batch_task_updates():
+            for key, task in self._tasks.items():
+                with self.platform.task_update(task.group):
+                    task.rewrite(values[key])
 
     def check_steps(self, lengths: Mapping[int, HostLengths]) -> None:
         """Look at the steps only, not at their lengths, which may not be known yet.

@@ -7,7 +7,12 @@ from specgraph.kernels.experts import expert_mlp
 from specgraph.kernels.kv_cache import rotate_and_store
 from specgraph.kernels.library import implement
 from specgraph.kernels.linear import greedy_head, gumbel_head, norm_gate_up, norm_linear, pair_linear
-from specgraph.kernels.paged_attention import paged_attention, paged_attention_host, rotate_store_attend
+from specgraph.kernels.paged_attention import (
+    paged_attention,
+    paged_attention_host,
+    rotate_store_attend,
+    rotate_store_attend_host,
+)
 from specgraph.kernels.rejection import verify_greedy, verify_sampled, verify_synthetic
 from specgraph.kernels.round_state import next_verify, stop_finished
 from specgraph.kernels.slots import advance, shift_token_ids
@@ -44,6 +49,7 @@ __all__ = [
     "pair_linear",
     "rotate_and_store",
     "rotate_store_attend",
+    "rotate_store_attend_host",
     "shift_token_ids",
     "stop_finished",
     "take_rows",

@@ -1,7 +1,8 @@
 """Attention over a paged KV cache, with device lengths and with host lengths.
 
-`paged_attention` reads sequence lengths from device tensors. `paged_attention_host` takes them as Python integers,
-which a graph bakes in and a task update rewrites. In host memory both run the same code and give the same bits.
+`paged_attention` and `rotate_store_attend` read sequence lengths from device tensors. `paged_attention_host` and
+`rotate_store_attend_host` take them as Python integers, which a graph bakes in and a task update rewrites. In host
+memory both run the same code and give the same bits.
 What lies past a request's own length never reaches its output.
 """
 
@@ -253,4 +254,29 @@ def rotate_store_attend(
         query_len=query_len,
         scale=scale,
         causal=causal,
+    )
+
+
+@op(writes=("key_cache", "value_cache", "out"))
+def rotate_store_attend_host(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rotary: Tensor | None,
+    positions: Tensor,
+    slot_mapping: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    query_lens: Sequence[int],
+    seq_lens: Sequence[int],
+    *,
+    scale: float,
+    causal: bool = True,
+    out: Tensor,
+) -> None:
+    """`rotate_and_store`, then `paged_attention_host` with the rotated query. Arguments as in those."""
+    query = rotate_and_store(query, key, value, rotary, positions, slot_mapping, key_cache, value_cache)
+    paged_attention_host(
+        query, key_cache, value_cache, block_table, query_lens, seq_lens, scale=scale, causal=causal, out=out
     )

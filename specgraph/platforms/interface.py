@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, final, runtime_checkable
@@ -78,8 +78,9 @@ class TaskGroup(Protocol):
 class Platform(ABC):
     """One opened device. At most 15 abstract members, counted by a test.
 
-    Beyond the abstract ones, `task_group` and `task_update` matter only where `capabilities.task_update` is claimed,
-    `attention_backends` only where the device has attention of its own, and `counts` only where launches are counted.
+    Beyond the abstract ones, `task_group`, `task_update` and `batch_task_updates` matter only where
+    `capabilities.task_update` is claimed, `attention_backends` only where the device has attention of its own, and
+    `counts` only where launches are counted.
 
     Each member says who uses it: the engine (this package's drafter and decoder), engine authors (who embed one), the
     suite (`specgraph conformance`).
@@ -225,6 +226,14 @@ class Platform(ABC):
         raise UnsupportedError(
             f"platform '{self.info.name}' has no task update: {self.capabilities.task_update.reason}"
         )
+
+    def batch_task_updates(self) -> AbstractContextManager[object]:
+        """Within the `with` block, `task_update` of several groups may take effect together at its end, at less cost.
+
+        If one of them fails, none of them need take effect. The block issues no other device work. Used by: engine, for
+        all groups of a replay that is updated before it is launched.
+        """
+        return nullcontext()
 
     def attention_backends(self) -> Mapping[str, Any]:
         """The device's own attention backends by name: factories `(platform) -> specgraph.attention.AttentionBackend`.

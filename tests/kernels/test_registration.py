@@ -70,6 +70,10 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
         "rotate_store_attend": (
             (*rows, f32(20, D), torch.arange(9), slots, f32(*CACHE), f32(*CACHE), TABLE, lengths, starts), how,
         ),
+        "rotate_store_attend_host": (
+            (*rows, f32(20, D), torch.arange(9), slots, f32(*CACHE), f32(*CACHE), TABLE, [Q] * R, [5, 0, 9]),
+            {"scale": 0.35, "out": torch.zeros(R * Q, H, D)},
+        ),
         "draft_greedy": ((f32(R, DV), OFFSETS, step, ids, drafts), {}),
         "draft_gumbel": ((f32(R, DV), OFFSETS, torch.ones(R), i64(R), lengths, step, ids, drafts, f32(R, K, DV)), {}),
         "verify_greedy": ((f32(R * Q, V), drafts, i64(R), i64(R, Q), i32(0, 0, 0)), {}),

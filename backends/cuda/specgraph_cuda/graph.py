@@ -105,7 +105,7 @@ class CudaGraph(Graph):
 
     def _destroy(self) -> None:
         for group in self.groups:
-            group.kept.clear()  # memory of the pool
+            group.stored.clear()  # memory of the pool
         self.groups.clear()
         graph, self._graph = self._graph, None  # its destructor tells torch's random generator
         if graph is not None:

@@ -1,19 +1,60 @@
+# type: ignore  (what Triton compiles is not what a type checker reads)
 """The draft ops of this device: the shared Triton kernels, with this GPU's tiles and launch options."""
 
 from __future__ import annotations
 
 import torch
+import triton
+import triton.language as tl
 
 from specgraph.kernels.triton.implement import register
-from specgraph.kernels.triton.launch import LaunchOptions
-from specgraph_cuda.overlap import overlap_previous
-from specgraph_cuda.tiles import tile_for
+from specgraph.kernels.triton.launch import LaunchOptions, Tile, default_tile
+
+# Tiles per linear, tuned on an H200 by benchmarks/tune_linears.py (see benchmarks/NOTES-h200.md): rows -> tile. A
+# linear with few output columns needs narrow tiles, so that every multiprocessor streams weights.
+_NARROW = {16: Tile(32, 256, 2, 6, 512), 32: Tile(32, 256, 2, 5, 512), 64: Tile(32, 128, 4, 6, 256)}
+_MEDIUM = {16: Tile(16, 512, 2, 3, 512), 32: Tile(16, 256, 2, 4, 512)}
+_GATE_UP = {16: Tile(128, 128, 4, 3, 64), 32: Tile(128, 128, 4, 3, 64), 64: Tile(128, 64, 4, 4, 64)}
+_HEAD = {16: Tile(128, 128, 4, 4, 64), 32: Tile(128, 128, 4, 3, 64), 64: Tile(128, 128, 4, 4, 64)}
+
+
+def tile_for(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
+    """The tile of one linear; see `specgraph.kernels.triton.launch.ChooseTile`."""
+    if depth % 512:
+        return default_tile(kind, rows, columns, depth)
+    if kind == "gate_up":
+        return _GATE_UP[rows]
+    if kind == "head":
+        return _HEAD[rows]
+    if columns <= 32 * 132:
+        return _NARROW[rows]
+    if columns <= 64 * 132:
+        return _MEDIUM.get(rows)
+    return _GATE_UP[rows]
+
+
+@triton.jit
+def overlap_previous(lines=None, START: tl.constexpr = True, WAIT: tl.constexpr = True):
+    """Programmatic dependent launch: see `specgraph.kernels.triton.launch.LaunchOptions.overlap`.
+
+    PTX's griddepcontrol needs compute capability 9.0; kernels are launched with `launch_pdl`.
+    """
+    if START:
+        tl.inline_asm_elementwise(
+            "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+        )
+    if lines is not None:
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1
+        )
+    if WAIT:
+        tl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 
 
 def register_kernels(device: torch.device) -> None:
     """Once a process and dispatch key; later calls change nothing."""
     properties = torch.cuda.get_device_properties(device)
-    overlap = properties.major >= 9  # see overlap.py
+    overlap = properties.major >= 9
     options = LaunchOptions(
         overlap=overlap_previous if overlap else None,
         extra={"launch_pdl": True} if overlap else {},

@@ -98,12 +98,14 @@ class CudaPlatform(Platform):
         return torch.cuda.is_current_stream_capturing()
 
     def task_group(self) -> AbstractContextManager[TaskGroup]:
-        """See `Platform.task_group`."""
         return super().task_group() if self.tasks is None else self.tasks.group()
 
     def task_update(self, group: TaskGroup) -> AbstractContextManager[None]:
-        """See `Platform.task_update`. The block runs on a stream of its own."""
+        """The block is captured on a stream of its own."""
         return super().task_update(group) if self.tasks is None else self.tasks.update(group)
+
+    def batch_task_updates(self) -> AbstractContextManager[object]:
+        return super().batch_task_updates() if self.tasks is None else self.tasks.batch()
 
     def counts(self) -> Mapping[str, int]:
         """See `Platform.counts`."""

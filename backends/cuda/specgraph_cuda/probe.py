@@ -68,7 +68,7 @@ def task_update_support(platform: CudaPlatform) -> Support:
 
 def _rewritten_values(platform: Platform) -> str | None:
     """Host values captured in a kernel's parameters, rewritten for each replay without waiting in between."""
-    from specgraph_cuda.host_lengths import store
+    from specgraph_cuda.host_values import store
 
     x, total = (torch.zeros(3, dtype=torch.int32, device=platform.device) for _ in range(2))
     store(x, [0, 0, 0])

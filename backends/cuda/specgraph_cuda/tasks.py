@@ -2,10 +2,11 @@
 
 `task_group()` notes which nodes its block adds to the graph. `task_update(group)` captures its block again into a
 temporary graph, checks that it holds the same nodes, and sets their parameters in the executable graph. The driver
-applies them to launches to come; a launch that is queued or running keeps its own. Nothing waits on the host.
+applies them to launches to come; a launch that is queued or running keeps its own. Nothing waits on the host. Updates
+of several groups can share one temporary graph (`batch`): all are checked before the first is made.
 
-An op may tell which of its work holds the host values (`host_values`): an update then issues only that, and the rest of
-the op is neither launched again nor rewritten.
+An op may tell which of its work holds the host values (`host_values`): an update then sets only the parameters of that
+work, and captures nothing.
 
 Memory that the block allocates in an update comes from a pool that all graphs of one graph pool share: the rewritten
 nodes use it in place of what was allocated during the capture. Such graphs must not run at the same time anyway.
@@ -14,8 +15,8 @@ nodes use it in place of what was allocated during the capture. Such graphs must
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Hashable, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Hashable, Sequence
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -25,30 +26,28 @@ from cuda.bindings import driver as cu  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 from specgraph.errors import CaptureError, UpdateError, first_line
+from specgraph_cuda import nodes
+from specgraph_cuda.host_values import StoredValues
 
 if TYPE_CHECKING:
     from specgraph_cuda.graph import CudaGraph
     from specgraph_cuda.platform import CudaPlatform
 
-_KERNEL = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL
-_MEMCPY = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMCPY
-_MEMSET = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET
-
 
 @dataclass(slots=True, eq=False)
 class CudaTaskGroup:
-    """The nodes that one block added to a graph, in order."""
+    """The work that one block added to a graph."""
 
     graph: CudaGraph
     number: int
     nodes: list[Any] = field(default_factory=list[Any])
-    """What an update rewrites: all nodes of the block, or those of its ops that hold host values."""
+    """The nodes that an update rewrites, in order: those that store host values where its ops say which, else all."""
     kinds: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
-    """What each node is; an update must issue the same."""
+    """What each node is; an update that captures the block again must issue the same."""
+    stored: list[tuple[StoredValues, Hashable]] = field(default_factory=list[tuple[StoredValues, Hashable]])
+    """Per op with host values: where they are stored, and what an update may not change."""
     executable: Any = None
     """The driver's handle of the executable graph, from the first update on."""
-    kept: list[tuple[Tensor, Hashable]] = field(default_factory=list[tuple[Tensor, Hashable]])
-    """Per op with host values: where they are stored, and what an update may not change."""
     is_updated: bool = False
     """An update was issued since the last launch."""
 
@@ -62,53 +61,62 @@ class _Block:
 
     group: CudaTaskGroup
     is_update: bool
-    marked: list[Any] = field(default_factory=list[Any])
     num_ops: int = 0
-    """Ops with host values issued so far."""
+    """Ops with host values that an update has issued."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    """The updates that are captured into one temporary graph."""
+
+    last: list[Any] = field(default_factory=list[Any])
+    """The nodes that the next work will depend on."""
+    updates: list[tuple[CudaTaskGroup, list[Any]]] = field(default_factory=list[tuple[CudaTaskGroup, list[Any]]])
+    """Groups with the new parameters of their nodes."""
+    has_failed: bool = False
 
 
 _block: ContextVar[_Block | None] = ContextVar("_block", default=None)
+_batch: ContextVar[_Batch | None] = ContextVar("_batch", default=None)
 
 
-def host_values(
-    allocate: Callable[[], Tensor], store: Callable[[Tensor], None], fixed: Hashable
-) -> tuple[Tensor, bool]:
-    """Called by an op: store its host values in device memory, as the work that task updates rewrite.
+def host_values(values: Sequence[int], device: torch.device, fixed: Hashable) -> tuple[Tensor, bool]:
+    """Called by an op: put its host values into device memory, as the work that task updates rewrite.
 
     Args:
-        allocate: makes the memory; called once per captured op.
-        store: issues the work that writes the values there.
+        values: 32-bit integers.
+        device: where the op runs.
         fixed: what the rest of the op's work depends on besides its tensors; an update must give the same.
 
     Returns:
-        the memory, and whether the op must issue the rest of its work (not in an update).
+        the memory, int32 [len(values)], and whether the op must issue the rest of its work (not in an update).
 
     Raises:
-        UpdateError: an update issues other ops, or changes `fixed`.
+        UpdateError: an update issues other ops, or changes `fixed` or the number of values.
     """
     block = _block.get()
+    if block is not None and block.is_update:
+        group = block.group
+        block.num_ops += 1
+        captured = group.stored[block.num_ops - 1] if block.num_ops <= len(group.stored) else None
+        if captured is None or captured[1] != fixed or captured[0].memory.numel() != len(values):
+            raise UpdateError(
+                f"{group}: op {block.num_ops - 1} of the update is not the captured one: issue it on the same tensors, "
+                "for as many requests, and with equal rows per request where they were equal in the capture"
+            )
+        captured[0].fill(values)
+        return captured[0].memory, False
+    stored = StoredValues(torch.empty(len(values), dtype=torch.int32, device=device))
+    stored.fill(values)
     if block is None:
-        memory = allocate()
-        store(memory)
-        return memory, True
-    group = block.group
-    if not block.is_update:
-        stream = torch.cuda.current_stream().cuda_stream
-        memory = allocate()
-        before = _last_nodes(stream)
-        store(memory)
-        block.marked += _between(before, _last_nodes(stream))
-        group.kept.append((memory, fixed))
-        return memory, True
-    block.num_ops += 1
-    if block.num_ops > len(group.kept) or group.kept[block.num_ops - 1][1] != fixed:
-        raise UpdateError(
-            f"{group}: op {block.num_ops - 1} of the update is not the captured one: issue it on the same tensors, for "
-            "as many requests, and with equal rows per request where they were equal in the capture"
-        )
-    memory = group.kept[block.num_ops - 1][0]
-    store(memory)
-    return memory, False
+        stored.issue()
+    else:
+        stream = torch.cuda.current_stream(device).cuda_stream
+        before = nodes.last(stream)
+        stored.issue()
+        stored.nodes = nodes.between(before, nodes.last(stream))
+        block.group.stored.append((stored, fixed))
+    return stored.memory, True
 
 
 class TaskUpdates:
@@ -132,14 +140,15 @@ class TaskUpdates:
         graph: Any = captures.graph
         group = CudaTaskGroup(graph, len(graph.groups))
         stream = torch.cuda.current_stream(self._platform.device).cuda_stream
-        before, block = _last_nodes(stream), _Block(group, is_update=False)
-        token = _block.set(block)
+        before, token = nodes.last(stream), _block.set(_Block(group, is_update=False))
         try:
             yield group
         finally:
             _block.reset(token)
-        group.nodes = block.marked or _between(before, _last_nodes(stream))
-        group.kinds = [_parameters(node)[0] for node in group.nodes]
+        group.nodes = [node for stored, _ in group.stored for node in stored.nodes]
+        if not group.stored:
+            group.nodes = nodes.between(before, nodes.last(stream))
+            group.kinds = [nodes.parameters(node)[0] for node in group.nodes]
         graph.groups.append(group)
 
     @contextmanager
@@ -147,117 +156,104 @@ class TaskUpdates:
         """See `Platform.task_update`."""
         if not isinstance(group, CudaTaskGroup):
             raise UpdateError(f"{group!r} is no task group of the 'cuda' platform")
-        graph = group.graph
-        if group not in graph.groups:
+        if group not in group.graph.groups:
             raise UpdateError(f"{group} belongs to a graph that was closed or reset: capture again")
+        with self.batch() as batch, self._issued(batch, group):
+            yield
+
+    @contextmanager
+    def batch(self) -> Generator[_Batch]:
+        """See `Platform.batch_task_updates`. One temporary graph for all; one inside another is part of that."""
+        if (outer := _batch.get()) is not None:
+            yield outer
+            return
         if self._platform.captures.is_here:
             raise CaptureError("task_update() is not allowed in a capture: do it before, or after")
-        with self._lock:
-            stream = self._stream.cuda_stream
-            with torch.cuda.stream(self._stream), torch.cuda.use_mem_pool(graph.pool.update_memory):
-                _check(cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
-                token = _block.set(_Block(group, is_update=True))
+        stream = self._stream.cuda_stream
+        with self._lock, torch.cuda.stream(self._stream):
+            nodes.checked(cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
+            batch, temporary = _Batch(), None
+            token = _batch.set(batch)
+            try:
                 try:
-                    yield
-                    nodes = _between([], _last_nodes(stream))
-                except BaseException as error:
-                    status, temporary = cu.cuStreamEndCapture(stream)
-                    if sound := status == cu.CUresult.CUDA_SUCCESS:
-                        cu.cuGraphDestroy(temporary)
-                    if isinstance(error, CaptureError) or (not sound and isinstance(error, RuntimeError)):
-                        raise UpdateError(f"{group}: its ops can't be captured again: {first_line(error)}") from error
-                    raise
+                    yield batch
+                    if batch.has_failed or nodes.handles(nodes.last(stream)) != nodes.handles(batch.last):
+                        raise UpdateError("an update of several failed, or other work came among them: none is made")
                 finally:
-                    _block.reset(token)
-                try:
-                    temporary = _check(cu.cuStreamEndCapture(stream))
-                except RuntimeError as error:
-                    raise UpdateError(f"{group}: its ops can't be captured again: {first_line(error)}") from error
-            try:
-                self._rewrite(group, nodes)
+                    _batch.reset(token)
+                    status, temporary = cu.cuStreamEndCapture(stream)
+                if status != cu.CUresult.CUDA_SUCCESS:
+                    raise UpdateError(f"the ops of an update can't be captured again: {status.name}")
+                self._rewrite(batch)
             finally:
-                cu.cuGraphDestroy(temporary)
+                if temporary:
+                    cu.cuGraphDestroy(temporary)
 
-    def _rewrite(self, group: CudaTaskGroup, issued: Sequence[Any]) -> None:
-        """Set the parameters of all nodes of `group` to those of `issued`, or of none."""
-        if len(issued) != len(group.nodes):
-            raise UpdateError(f"{group}: the update issued {len(issued)} nodes: issue exactly the captured ops")
+    @contextmanager
+    def _issued(self, batch: _Batch, group: CudaTaskGroup) -> Generator[None]:
+        """Capture a block, and add the parameters of what it issues to `batch` if they fit `group`."""
+        stream, block = self._stream.cuda_stream, _Block(group, is_update=True)
+        # An op that stores host values allocates nothing in an update.
+        memory = nullcontext() if group.stored else torch.cuda.use_mem_pool(group.graph.pool.update_memory)
+        token = _block.set(block)
         try:
-            new = [_parameters(node) for node in issued]
-        except CaptureError as error:
-            raise UpdateError(f"{group}: {error}") from error
-        for place, (captured, (kind, _)) in enumerate(zip(group.kinds, new, strict=True)):
-            if kind != captured:
-                raise UpdateError(
-                    f"{group}: node {place} of the update is a {kind[0]} other than the captured {captured[0]}: issue "
-                    "exactly the captured ops, with values that need the same kernels"
-                )
-        if group.executable is None:
-            group.executable = cu.CUgraphExec(group.graph.executable())
-        for place, (node, (_, parameters)) in enumerate(zip(group.nodes, new, strict=True)):
-            try:
-                _set(group.executable, node, parameters)
-            except RuntimeError as error:
-                group.graph.broken = f"the driver refused to rewrite node {place} of {group}: {error}"
-                raise UpdateError(f"{group.graph.broken}; reset() the graph and capture it again") from error
-        group.is_updated = True
-        self.count += 1
+            with memory:
+                yield
+            last = nodes.last(stream)
+            new = nodes.between(batch.last, last)
+        except BaseException as error:
+            batch.has_failed = True
+            lost = isinstance(error, RuntimeError) and nodes.is_lost(stream)
+            if lost or isinstance(error, CaptureError):
+                raise UpdateError(f"{group}: its ops can't be captured again: {first_line(error)}") from error
+            raise
+        finally:
+            _block.reset(token)
+        try:
+            batch.updates.append((group, _fitting(group, new, block.num_ops)))
+        except UpdateError:
+            batch.has_failed = True
+            raise
+        batch.last = last
+
+    def _rewrite(self, batch: _Batch) -> None:
+        """Set all parameters in the executable graphs."""
+        for group, parameters in batch.updates:
+            if group.executable is None:
+                group.executable = cu.CUgraphExec(group.graph.executable())
+            for place, (node, new) in enumerate(zip(group.nodes, parameters, strict=True)):
+                try:
+                    nodes.rewrite(group.executable, node, new)
+                except RuntimeError as error:
+                    group.graph.broken = f"the driver refused to rewrite node {place} of {group}: {error}"
+                    raise UpdateError(f"{group.graph.broken}; reset() the graph and capture it again") from error
+            group.is_updated = True
+            self.count += 1
 
 
-def _last_nodes(stream: int) -> list[Any]:
-    """The nodes that the next work on a capturing stream will depend on."""
-    info = _check(cu.cuStreamGetCaptureInfo(stream))
-    return list(info[3] or ())[: int(info[-1])]
-
-
-def _between(before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
-    """The nodes from after `before` to `after`, in order.
-
-    Raises:
-        CaptureError: they are not a chain, so that two captures could number them differently.
-    """
-    start, found, now = {int(node) for node in before}, list[Any](), list(after)
-    while {int(node) for node in now} != start:
-        if len(now) != 1:
-            raise CaptureError("the ops of a task group must follow each other on one stream")
-        found.append(now[0])
-        answer = _check(cu.cuGraphNodeGetDependencies(now[0], 16))
-        now = list(answer[0] or ())[: int(answer[-1])]
-    return found[::-1]
-
-
-def _parameters(node: Any) -> tuple[tuple[Any, ...], Any]:
-    """What a node is, which an update must match, and its parameters, which an update sets.
+def _fitting(group: CudaTaskGroup, issued: Sequence[Any], num_ops: int) -> list[Any]:
+    """The parameters for the nodes of `group` after an update issued these nodes and that many ops with host values.
 
     Raises:
-        CaptureError: the driver can't rewrite nodes of this kind.
+        UpdateError: it did not issue the ops that were captured.
     """
-    kind = _check(cu.cuGraphNodeGetType(node))
-    if kind == _KERNEL:
-        kernel = _check(cu.cuGraphKernelNodeGetParams(node))
-        return ("kernel", int(kernel.func), int(kernel.kern)), kernel
-    if kind == _MEMCPY:
-        copy = _check(cu.cuGraphMemcpyNodeGetParams(node))
-        return ("memcpy", int(copy.srcMemoryType), int(copy.dstMemoryType)), copy
-    if kind == _MEMSET:
-        fill = _check(cu.cuGraphMemsetNodeGetParams(node))
-        return ("memset", int(fill.elementSize)), fill
-    raise CaptureError(f"a task group holds a node of kind {kind}: only kernels, copies and fills can be updated")
-
-
-def _set(executable: Any, node: Any, parameters: Any) -> None:
-    """Set one node's parameters for the launches to come. Raises RuntimeError where the driver refuses."""
-    if isinstance(parameters, cu.CUDA_KERNEL_NODE_PARAMS):
-        _check(cu.cuGraphExecKernelNodeSetParams(executable, node, parameters))
-    elif isinstance(parameters, cu.CUDA_MEMCPY3D):
-        _check(cu.cuGraphExecMemcpyNodeSetParams(executable, node, parameters, _check(cu.cuCtxGetCurrent())))
-    else:
-        _check(cu.cuGraphExecMemsetNodeSetParams(executable, node, parameters, _check(cu.cuCtxGetCurrent())))
-
-
-def _check(answer: tuple[Any, ...]) -> Any:
-    """The results of a driver call: one, a tuple of several, or None. Raises RuntimeError with the driver's status."""
-    status, *results = answer
-    if status != cu.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(status.name)
-    return results[0] if len(results) == 1 else tuple(results) or None
+    if group.stored:
+        if issued or num_ops != len(group.stored):
+            raise UpdateError(
+                f"{group}: the update issued {num_ops} of {len(group.stored)} ops with host values, and {len(issued)} "
+                "other nodes: issue exactly the captured ops"
+            )
+        return [parameters for stored, _ in group.stored for parameters in stored.parameters()]
+    if len(issued) != len(group.nodes):
+        raise UpdateError(f"{group}: the update issued {len(issued)} nodes: issue exactly the captured ops")
+    try:
+        new = [nodes.parameters(node) for node in issued]
+    except CaptureError as error:
+        raise UpdateError(f"{group}: {error}") from error
+    for place, (captured, (kind, _)) in enumerate(zip(group.kinds, new, strict=True)):
+        if kind != captured:
+            raise UpdateError(
+                f"{group}: node {place} of the update is a {kind[0]} other than the captured {captured[0]}: issue "
+                "exactly the captured ops, with values that need the same kernels"
+            )
+    return [parameters for _, parameters in new]

@@ -16,8 +16,7 @@ from torch import Tensor
 
 triton = pytest.importorskip("triton")
 
-from specgraph_cuda.overlap import overlap_previous
-from specgraph_cuda.tiles import tile_for
+from specgraph_cuda.kernels import overlap_previous, tile_for
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction

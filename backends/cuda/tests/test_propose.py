@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
+import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from specgraph.attention import choose_attention
 from specgraph.benchmarking.shapes import SHAPES, random_head
 from specgraph.decoding import allocate_caches
 from specgraph.drafting import DraftConfig, Drafter, ProposeBatch
 from specgraph.platforms import Platform
 
 
-def _calls(drafter: Drafter, batch: ProposeBatch) -> Counter[str]:
+def _calls(drafter: Drafter, batch: ProposeBatch, host: dict[str, Any]) -> Counter[str]:
     """Driver and runtime calls of one propose, by name."""
-    drafter.propose(batch)
+    drafter.propose(batch, **host)
     drafter.platform.synchronize()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as trace:
-        drafter.propose(batch)
+        drafter.propose(batch, **host)
         drafter.platform.synchronize()  # of the trace's own, one more than the propose has
     return Counter(event.name for event in trace.events() or [] if event.name.startswith("cu"))
 
 
-def test_one_graph_launch_and_no_wait(platform: Platform) -> None:
+@pytest.mark.parametrize("lengths", ["device", "host"])
+def test_one_graph_launch_and_no_wait(platform: Platform, lengths: str) -> None:
+    if lengths == "host" and not platform.capabilities.task_update:
+        pytest.skip(platform.capabilities.task_update.reason)
     head = random_head(SHAPES["eagle3-tiny-python"], platform.device, torch.bfloat16, 256)
+    host = {"host_start_positions": [5, 9], "host_num_sampled": [1, 1]} if lengths == "host" else {}
     seen: dict[tuple[str, int], Counter[str]] = {}
     with torch.inference_mode():
         for lowering in ("step", "merged"):
@@ -38,7 +45,8 @@ def test_one_graph_launch_and_no_wait(platform: Platform) -> None:
                     prefill_sizes=[16],
                     lowering=lowering,
                 )
-                drafter = Drafter(head, caches, platform, config)
+                attention = choose_attention(lengths, platform).backend
+                drafter = Drafter(head, caches, platform, config, attention=attention)
                 drafter.capture()
                 batch = ProposeBatch(
                     sampled_token_ids=torch.zeros(2, k + 1, dtype=torch.int64, device=platform.device),
@@ -47,10 +55,14 @@ def test_one_graph_launch_and_no_wait(platform: Platform) -> None:
                     aux_hidden=torch.randn(2 * (k + 1), head.aux_size, device=platform.device).bfloat16(),
                     block_table=torch.tensor([[1, 2], [3, 4]], dtype=torch.int32, device=platform.device),
                 )
-                seen[lowering, k] = _calls(drafter, batch)
+                before = platform.counts().get("task_updates", 0)
+                seen[lowering, k] = _calls(drafter, batch, host)
+                updates = (platform.counts().get("task_updates", 0) - before) / 2  # _calls proposes twice
+                assert updates == (k * len(head.attention_layers) if lengths == "host" else 0)
                 drafter.close()
     for (lowering, k), calls in seen.items():
         assert calls["cudaGraphLaunch"] == (1 if lowering == "merged" else k), calls
         assert calls["cudaDeviceSynchronize"] <= 2, calls  # ours above, and the profiler's at its end
         assert not any("StreamSynchronize" in name or "EventSynchronize" in name for name in calls), calls
-    assert seen["merged", 3] == seen["merged", 7]
+    if lengths == "device":
+        assert seen["merged", 3] == seen["merged", 7]

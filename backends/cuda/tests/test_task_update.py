@@ -5,6 +5,7 @@ Each check is a function that also runs on a deliberately broken version of the 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -43,9 +44,9 @@ class Stored:
     """A graph that stores host values into `x` in a task group, then adds `x` to `total` and logs it."""
 
     def __init__(self, platform: Platform, slow: int = 0) -> None:
-        from specgraph_cuda import host_lengths
+        from specgraph_cuda import host_values
 
-        self.platform, self.store = platform, lambda *values: host_lengths.store(self.x, values)
+        self.platform, self.store = platform, lambda *values: host_values.store(self.x, values)
         self.x, self.total = (torch.zeros(2, dtype=torch.int32, device=platform.device) for _ in range(2))
         self.store(0, 0)
         self.total.add_(self.x).zero_()
@@ -160,6 +161,20 @@ def updates_take_no_memory(platform: Platform, count: int = 3000) -> None:
     graph.close()
 
 
+def queued_attention_keeps_its_lengths(platform: Platform) -> None:
+    """As `queued_launch_keeps_its_values`, for an op whose update sets parameters and captures nothing."""
+    made, seen = HostAttention(platform, [1, 1]), []
+    delayed = Delayed()
+    for lengths in ([3, 40], [64, 1], [7, 8]):
+        made.replay(lengths)
+        seen.append((lengths, made.out.clone()))
+    delayed.release()
+    platform.synchronize()
+    for lengths, out in seen:
+        assert torch.equal(out, made.with_device_lengths(lengths)), lengths
+    made.graph.close()
+
+
 class HostAttention:
     """`paged_attention_host` captured in a task group; block table of 4 blocks of 16 per request."""
 
@@ -200,6 +215,7 @@ class HostAttention:
 
 CHECKS = [
     queued_launch_keeps_its_values,
+    queued_attention_keeps_its_lengths,
     only_the_group_is_rewritten,
     copies_and_fills_are_rewritten,
     updates_take_no_memory,
@@ -213,7 +229,7 @@ def test_updates(updating: Platform, check: Callable[[Platform], None]) -> None:
 
 def _hits_running_launch(patch: pytest.MonkeyPatch) -> None:
     """Values lie in host memory that a launch reads when it runs: an update changes launches that are queued."""
-    from specgraph_cuda import host_lengths
+    from specgraph_cuda import host_values
 
     held = torch.zeros(2, dtype=torch.int32).pin_memory()
 
@@ -221,23 +237,43 @@ def _hits_running_launch(patch: pytest.MonkeyPatch) -> None:
         held.copy_(torch.tensor(values, dtype=torch.int32))
         out.copy_(held, non_blocking=True)
 
-    patch.setattr(host_lengths, "store", store)
+    patch.setattr(host_values, "store", store)
+
+
+def _lengths_hit_running_launch(patch: pytest.MonkeyPatch) -> None:
+    """The same, where an update of an op with host values writes them."""
+    from specgraph_cuda import nodes
+    from specgraph_cuda.host_values import StoredValues
+
+    held: dict[int, torch.Tensor] = {}
+
+    def fill(self: StoredValues, values: Any) -> None:
+        memory = held.setdefault(self.memory.data_ptr(), torch.zeros(len(values), dtype=torch.int32).pin_memory())
+        memory.copy_(torch.tensor(values, dtype=torch.int32))
+
+    def issue(self: StoredValues) -> None:
+        self.memory.copy_(held[self.memory.data_ptr()], non_blocking=True)
+
+    patch.setattr(StoredValues, "fill", fill)
+    patch.setattr(StoredValues, "issue", issue)
+    patch.setattr(StoredValues, "parameters", lambda self: list(self.nodes))
+    patch.setattr(nodes, "rewrite", lambda *arguments: None)
 
 
 def _other_node(patch: pytest.MonkeyPatch) -> None:
     """A group takes the node before its own."""
-    from specgraph_cuda import tasks
+    from specgraph_cuda import nodes
 
-    real = tasks._between
-    patch.setattr(tasks, "_between", lambda before, after: list(before) or real(before, after))
+    real = nodes.between
+    patch.setattr(nodes, "between", lambda before, after: list(before) or real(before, after))
 
 
 def _misses_memcpy(patch: pytest.MonkeyPatch) -> None:
     """Copy nodes keep their captured parameters."""
-    from specgraph_cuda import tasks
+    from specgraph_cuda import nodes
 
-    real, copies = tasks._set, tasks.cu.CUDA_MEMCPY3D
-    patch.setattr(tasks, "_set", lambda e, n, p: None if isinstance(p, copies) else real(e, n, p))
+    real, copies = nodes.rewrite, nodes.cu.CUDA_MEMCPY3D
+    patch.setattr(nodes, "rewrite", lambda e, n, p: None if isinstance(p, copies) else real(e, n, p))
 
 
 def _pool_grows(patch: pytest.MonkeyPatch) -> None:
@@ -255,6 +291,7 @@ def _pool_grows(patch: pytest.MonkeyPatch) -> None:
 
 MUTANTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Callable[..., None]]] = {
     "update-hits-running-launch": (_hits_running_launch, queued_launch_keeps_its_values),
+    "update-hits-running-attention": (_lengths_hit_running_launch, queued_attention_keeps_its_lengths),
     "update-of-other-node": (_other_node, only_the_group_is_rewritten),
     "group-misses-memcpy": (_misses_memcpy, copies_and_fills_are_rewritten),
     "throwaway-pool-grows": (_pool_grows, lambda platform: updates_take_no_memory(platform, 40)),
@@ -320,6 +357,62 @@ def test_many_groups_in_any_order_of_updates(updating: Platform) -> None:
         expected = expected * 2 + number * torch.arange(24.0)
     updating.synchronize()
     assert torch.equal(x.cpu(), expected)
+    graph.close()
+
+
+def test_updates_of_one_batch_are_all_made_or_none(updating: Platform) -> None:
+    x = torch.zeros(3, device=updating.device)
+    parts = list(x.unbind())
+    parts[0].add_(1.0).zero_()
+    graph = updating.graph()
+    groups = []
+    with graph.capture():
+        for part in parts:
+            with updating.task_group() as group:
+                part.fill_(1.0)
+            groups.append(group)
+
+    def update(number: int, value: float) -> None:
+        with updating.task_update(groups[number]):
+            parts[number].fill_(value)
+
+    def two_of_three_then(broken: Callable[[], object]) -> None:
+        with updating.batch_task_updates():
+            update(0, 7.0)
+            update(1, 8.0)
+            broken()
+
+    def wrong_op() -> None:
+        with updating.task_update(groups[2]):
+            parts[2].mul_(9.0)
+
+    def swallowed() -> None:
+        with contextlib.suppress(UpdateError):
+            wrong_op()
+
+    def failing() -> None:
+        raise KeyError("mine")
+
+    def stray_work() -> None:
+        x.add_(100.0)
+
+    before = updating.counts()["task_updates"]
+    for broken, error in (
+        (wrong_op, UpdateError),
+        (swallowed, UpdateError),
+        (failing, KeyError),
+        (stray_work, UpdateError),
+    ):
+        with pytest.raises(error):
+            two_of_three_then(broken)
+    with pytest.raises(UpdateError, match="has had no update"):
+        graph.replay()
+    assert updating.counts()["task_updates"] == before
+    two_of_three_then(lambda: update(2, 9.0))
+    graph.replay()
+    updating.synchronize()
+    assert x.tolist() == [7.0, 8.0, 9.0]
+    assert updating.counts()["task_updates"] == before + 3
     graph.close()
 
 
@@ -393,7 +486,7 @@ def test_what_a_group_may_not_hold(updating: Platform) -> None:
 def test_a_refusal_half_way_breaks_the_graph_with_one_error(
     updating: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specgraph_cuda import tasks
+    from specgraph_cuda import nodes
 
     x = torch.zeros(2, device=updating.device)
     x.add_(1).zero_()
@@ -401,7 +494,7 @@ def test_a_refusal_half_way_breaks_the_graph_with_one_error(
     with graph.capture(), updating.task_group() as group:
         x.add_(1)
         x.add_(2)
-    real, done = tasks._set, []
+    real, done = nodes.rewrite, []
 
     def refuse(*arguments: Any) -> None:
         if done:
@@ -414,7 +507,7 @@ def test_a_refusal_half_way_breaks_the_graph_with_one_error(
             x.add_(20)
 
     with monkeypatch.context() as patch:
-        patch.setattr(tasks, "_set", refuse)
+        patch.setattr(nodes, "rewrite", refuse)
         with pytest.raises(UpdateError, match="refused to rewrite node 1"):
             update()
     update()
@@ -429,7 +522,7 @@ def test_a_refusal_half_way_breaks_the_graph_with_one_error(
 
 
 def test_lists_longer_than_one_launch_may_carry(updating: Platform) -> None:
-    from specgraph_cuda.host_lengths import store
+    from specgraph_cuda.host_values import store
 
     values = torch.randint(-(1 << 31), 1 << 31, (2500,)).tolist()
     out = torch.zeros(2500, dtype=torch.int32, device=updating.device)

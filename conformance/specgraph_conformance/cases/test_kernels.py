@@ -116,7 +116,9 @@ def test_greedy_head(platform: Platform, way: str, seed: int) -> None:
     expect_equal(on_host(drafts), torch.stack([untouched, untouched, wanted, untouched], 1), "the draft tokens")
 
 
-@pytest.mark.parametrize("op", ["paged_attention", "paged_attention_host", "rotate_store_attend"])
+@pytest.mark.parametrize(
+    "op", ["paged_attention", "paged_attention_host", "rotate_store_attend", "rotate_store_attend_host"]
+)
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "not-causal"])
 @case(
     "kernels.attention-ops",
@@ -134,16 +136,18 @@ def attend(rows: Rows, op: str) -> Tensor:
     m, cache, rotary = rows.metadata, rows.cache, rows.layer.rotary
     query, key, value = rows.device_rows
     options: dict[str, Any] = {"scale": rows.layer.scale, "causal": rows.causal}
-    lengths = m.seq_lens, m.query_start_loc
+    lengths, host = (m.seq_lens, m.query_start_loc), (list(rows.query_lens), list(rows.seq_lens))
+    stored = rotary, m.positions, m.slot_mapping, cache.key, cache.value, m.block_table
+    out = torch.zeros_like(query)
     if op == "rotate_store_attend":
-        stored = rotary, m.positions, m.slot_mapping, cache.key, cache.value, m.block_table
         return kernels.rotate_store_attend(query, key, value, *stored, *lengths, query_len=m.query_len, **options)
+    if op == "rotate_store_attend_host":
+        kernels.rotate_store_attend_host(query, key, value, *stored, *host, out=out, **options)
+        return out
     query = kernels.rotate_and_store(query, key, value, rotary, m.positions, m.slot_mapping, cache.key, cache.value)
     if op == "paged_attention":
         keys = cache.key, cache.value, m.block_table
         return kernels.paged_attention(query, *keys, *lengths, query_len=m.query_len, **options)
-    out = torch.zeros_like(query)
-    host = list(rows.query_lens), list(rows.seq_lens)
     kernels.paged_attention_host(query, cache.key, cache.value, m.block_table, *host, out=out, **options)
     return out
 

@@ -1,0 +1,83 @@
+"""Nodes of CUDA graphs: what a capture added, what a node is, and setting its parameters in an executable graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cuda.bindings import driver as cu  # pyright: ignore[reportMissingImports]
+
+from specgraph.errors import CaptureError
+
+_KERNEL = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL
+_MEMCPY = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMCPY
+_MEMSET = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET
+
+
+def last(stream: int) -> list[Any]:
+    """The nodes that the next work on a capturing stream will depend on."""
+    info = checked(cu.cuStreamGetCaptureInfo(stream))
+    return list(info[3] or ())[: int(info[-1])]
+
+
+def is_lost(stream: int) -> bool:
+    """Whether the capture on this stream failed for good."""
+    return cu.cuStreamIsCapturing(stream)[1] == cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_INVALIDATED
+
+
+def handles(found: Sequence[Any]) -> set[int]:
+    """The driver's handles, by which nodes are compared."""
+    return {int(node) for node in found}
+
+
+def between(before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
+    """The nodes from after `before` to `after`, in order.
+
+    Raises:
+        CaptureError: they are not a chain, so that two captures could number them differently.
+    """
+    start, found, now = handles(before), list[Any](), list(after)
+    while handles(now) != start:
+        if len(now) != 1:
+            raise CaptureError("the ops of a task group must follow each other on one stream")
+        found.append(now[0])
+        answer = checked(cu.cuGraphNodeGetDependencies(now[0], 16))
+        now = list(answer[0] or ())[: int(answer[-1])]
+    return found[::-1]
+
+
+def parameters(node: Any) -> tuple[tuple[Any, ...], Any]:
+    """What a node is, which an update must match, and its parameters, which an update sets.
+
+    Raises:
+        CaptureError: the driver can't rewrite nodes of this kind.
+    """
+    kind = checked(cu.cuGraphNodeGetType(node))
+    if kind == _KERNEL:
+        kernel = checked(cu.cuGraphKernelNodeGetParams(node))
+        return ("kernel", int(kernel.func), int(kernel.kern)), kernel
+    if kind == _MEMCPY:
+        copy = checked(cu.cuGraphMemcpyNodeGetParams(node))
+        return ("memcpy", int(copy.srcMemoryType), int(copy.dstMemoryType)), copy
+    if kind == _MEMSET:
+        fill = checked(cu.cuGraphMemsetNodeGetParams(node))
+        return ("memset", int(fill.elementSize)), fill
+    raise CaptureError(f"a task group holds a node of kind {kind}: only kernels, copies and fills can be updated")
+
+
+def rewrite(executable: Any, node: Any, new: Any) -> None:
+    """Set one node's parameters for the launches to come. Raises RuntimeError where the driver refuses."""
+    if isinstance(new, cu.CUDA_KERNEL_NODE_PARAMS):
+        checked(cu.cuGraphExecKernelNodeSetParams(executable, node, new))
+    elif isinstance(new, cu.CUDA_MEMCPY3D):
+        checked(cu.cuGraphExecMemcpyNodeSetParams(executable, node, new, checked(cu.cuCtxGetCurrent())))
+    else:
+        checked(cu.cuGraphExecMemsetNodeSetParams(executable, node, new, checked(cu.cuCtxGetCurrent())))
+
+
+def checked(answer: tuple[Any, ...]) -> Any:
+    """The results of a driver call: one, a tuple of several, or None. Raises RuntimeError with the driver's status."""
+    status, *results = answer
+    if status != cu.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(status.name)
+    return results[0] if len(results) == 1 else tuple(results) or None

@@ -1,0 +1,103 @@
+"""The example of attention with host lengths: FlashAttention through task updates."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specgraph import kernels
+from specgraph.attention import AttentionLayer, AttentionMetadata, HostLengths, KVCache, StepContext
+from specgraph.benchmarking.audit import AuditCase, as_text, audit
+from specgraph.benchmarking.shapes import SHAPES, random_head
+from specgraph.platforms import Platform
+
+EXAMPLE = Path(__file__).parents[3] / "examples/host_lengths/flash.py"
+
+
+@pytest.fixture
+def flash() -> Any:
+    spec = importlib.util.spec_from_file_location("flash", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["flash"] = importlib.util.module_from_spec(spec)  # dataclasses look it up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def updating(platform: Platform) -> Platform:
+    if not platform.capabilities.task_update:
+        pytest.skip(platform.capabilities.task_update.reason)
+    return platform
+
+
+def test_without_a_gpu_it_says_so() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    done = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("platform 'cuda' is not available: "), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_it_refuses_what_flash_attention_does_not_take(flash: Any) -> None:
+    backend = flash.FlashAttention(None)
+    assert backend.supports(AttentionLayer(8, 2, 64, 0.125), torch.bfloat16, 16)
+    assert "float32" in backend.supports(AttentionLayer(8, 2, 64, 0.125), torch.float32, 16).reason
+    assert "260" in backend.supports(AttentionLayer(8, 2, 260, 0.125), torch.float16, 16).reason
+
+
+@pytest.mark.parametrize("query_len", [1, 4])
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_is_float64s(updating: Platform, flash: Any, query_len: int, causal: bool) -> None:
+    torch.manual_seed(5)
+    seq_lens, heads, kv_heads, dim, device = [4, 37, 0, 90], 8, 2, 64, updating.device
+    requests, rows = len(seq_lens), len(seq_lens) * query_len
+    angles = torch.outer(torch.arange(128.0), 10000.0 ** (-torch.arange(32.0) / 32))
+    rotary = torch.cat([angles.cos(), angles.sin()], 1).to(device)
+    layer = AttentionLayer(heads, kv_heads, dim, dim**-0.5, rotary, causal)
+    table = (torch.randperm(requests * 6) + 1).view(requests, 6).int()
+    positions = torch.tensor([max(n - query_len + i, 0) for n in seq_lens for i in range(query_len)])
+    owner = torch.arange(rows) // query_len
+    slots = table[owner, positions // 16] * 16 + positions % 16
+    slots = torch.where(torch.tensor(seq_lens)[owner] > 0, slots, -1).long()
+    metadata = AttentionMetadata(
+        query_start_loc=torch.arange(0, rows + 1, query_len, dtype=torch.int32, device=device),
+        seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=device),
+        positions=positions.to(device),
+        slot_mapping=slots.to(device),
+        block_table=table.to(device),
+        query_len=query_len,
+    )
+    shapes = (rows, heads, dim), (rows, kv_heads, dim), (rows, kv_heads, dim)
+    inputs = [torch.randn(*shape, device=device).bfloat16() for shape in shapes]
+    cache = KVCache(*(torch.randn(25, 16, kv_heads, dim, device=device).bfloat16() for _ in range(2)))
+    wanted = kernels.rotate_store_attend.reference(
+        *(x.double() for x in inputs), rotary.double(), metadata.positions, metadata.slot_mapping,
+        *(x.double() for x in cache), metadata.block_table, metadata.seq_lens, metadata.query_start_loc,
+        query_len=query_len, scale=layer.scale, causal=causal,
+    )  # fmt: skip
+    context = StepContext(metadata, lengths=HostLengths([query_len] * requests, seq_lens))
+    found = flash.FlashAttention(updating).forward(layer, 0, *inputs, cache, context)
+    assert float((found.double() - wanted).norm() / wanted.norm()) < 8e-3
+    assert not found[2 * query_len : 3 * query_len].any()
+
+
+def test_captured_drafts_are_eagers(updating: Platform, flash: Any) -> None:
+    head = random_head(SHAPES["eagle3-tiny-python"], updating.device, torch.bfloat16, 256)
+    case = AuditCase(rounds=60, max_num_requests=4, vocab_size=SHAPES["eagle3-tiny-python"].vocab_size)
+    report = audit(updating, head, case, attention=flash.FlashAttention(updating))
+    assert report["equal"], as_text(report, case.lowerings)
+    assert not report["refused"]
+
+
+def test_it_runs(updating: Platform) -> None:
+    done = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "12 task updates, 3 launches" in done.stdout
