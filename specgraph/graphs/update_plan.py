@@ -47,9 +47,9 @@ class UpdatePlan:
 
     def for_steps(self, lengths: Mapping[int, HostLengths]) -> dict[TaskKey, HostLengths]:
         """The same lengths for every layer of a step. Steps that the plan lacks stay in, so that `apply` refuses."""
-        known = {key.step for key in self._tasks}
-        values = {key: lengths[key.step] for key in self._tasks if key.step in lengths}
-        return values | {TaskKey(step, -1): value for step, value in lengths.items() if step not in known}
+        known, given = {key.step for key in self._tasks}, {step: lengths[step] for step in lengths}
+        values = {key: given[key.step] for key in self._tasks if key.step in given}
+        return values | {TaskKey(step, -1): value for step, value in given.items() if step not in known}
 
     def apply(self, values: Mapping[TaskKey, HostLengths]) -> None:
         """Rewrite every captured op of this plan once.
@@ -109,7 +109,7 @@ class UpdatePlan:
                     f"{_name(key)}: {what} has {len(entries)} entries, the graph was captured for {self.num_requests} "
                     "requests; pad with 0"
                 )
-            if any(entry < 0 for entry in entries):
+            if min(entries, default=0) < 0:
                 raise UpdateError(f"{_name(key)}: {what} has a negative entry: {entries}")
 
 

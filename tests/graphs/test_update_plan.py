@@ -22,6 +22,12 @@ class Journal:
     entries: list[Any] = field(default_factory=list)
 
     @contextmanager
+    def batch_task_updates(self):
+        self.entries.append("begin")
+        yield
+        self.entries.append("end")
+
+    @contextmanager
     def task_update(self, group):
         self.entries.append(("open", group))
         yield
@@ -43,14 +49,14 @@ def plan_of(keys=KEYS, num_requests=2):
     return plan, journal
 
 
-def test_every_task_is_rewritten_once_in_its_own_group():
+def test_every_task_is_rewritten_once_in_its_own_group_all_in_one_batch():
     plan, journal = plan_of()
     values = {key: lengths(10 + i, 0) for i, key in enumerate(KEYS)}
     plan.apply(dict(reversed(values.items())))
-    wanted = []
+    wanted = ["begin"]
     for key in KEYS:
         wanted += [("open", f"group of {key}"), (key, values[key]), ("close", f"group of {key}")]
-    assert journal.entries == wanted
+    assert journal.entries == [*wanted, "end"]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Hashable, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -151,13 +151,17 @@ class TaskUpdates:
             group.kinds = [nodes.parameters(node)[0] for node in group.nodes]
         graph.groups.append(group)
 
-    @contextmanager
-    def update(self, group: Any) -> Generator[None]:
+    def update(self, group: Any) -> AbstractContextManager[None]:
         """See `Platform.task_update`."""
         if not isinstance(group, CudaTaskGroup):
             raise UpdateError(f"{group!r} is no task group of the 'cuda' platform")
         if group not in group.graph.groups:
             raise UpdateError(f"{group} belongs to a graph that was closed or reset: capture again")
+        batch = _batch.get()
+        return self._alone(group) if batch is None else self._issued(batch, group)
+
+    @contextmanager
+    def _alone(self, group: CudaTaskGroup) -> Generator[None]:
         with self.batch() as batch, self._issued(batch, group):
             yield
 
@@ -177,8 +181,10 @@ class TaskUpdates:
             try:
                 try:
                     yield batch
-                    if batch.has_failed or nodes.handles(nodes.last(stream)) != nodes.handles(batch.last):
-                        raise UpdateError("an update of several failed, or other work came among them: none is made")
+                    if batch.has_failed:
+                        raise UpdateError("one of several updates failed: none of them is made")
+                    if nodes.handles(nodes.last(stream)) != nodes.handles(batch.last):
+                        raise UpdateError("an update issued other work than the captured ops: nothing is rewritten")
                 finally:
                     _batch.reset(token)
                     status, temporary = cu.cuStreamEndCapture(stream)
@@ -193,14 +199,17 @@ class TaskUpdates:
     def _issued(self, batch: _Batch, group: CudaTaskGroup) -> Generator[None]:
         """Capture a block, and add the parameters of what it issues to `batch` if they fit `group`."""
         stream, block = self._stream.cuda_stream, _Block(group, is_update=True)
-        # An op that stores host values allocates nothing in an update.
-        memory = nullcontext() if group.stored else torch.cuda.use_mem_pool(group.graph.pool.update_memory)
         token = _block.set(block)
         try:
-            with memory:
+            if group.stored:  # its ops allocate nothing and issue nothing: the end of the batch looks at that
                 yield
-            last = nodes.last(stream)
-            new = nodes.between(batch.last, last)
+                new = _fitting_values(group, block.num_ops)
+            else:
+                with torch.cuda.use_mem_pool(group.graph.pool.update_memory):
+                    yield
+                last = nodes.last(stream)
+                new = _fitting_nodes(group, nodes.between(batch.last, last))
+                batch.last = last
         except BaseException as error:
             batch.has_failed = True
             lost = isinstance(error, RuntimeError) and nodes.is_lost(stream)
@@ -209,12 +218,7 @@ class TaskUpdates:
             raise
         finally:
             _block.reset(token)
-        try:
-            batch.updates.append((group, _fitting(group, new, block.num_ops)))
-        except UpdateError:
-            batch.has_failed = True
-            raise
-        batch.last = last
+        batch.updates.append((group, new))
 
     def _rewrite(self, batch: _Batch) -> None:
         """Set all parameters in the executable graphs."""
@@ -231,25 +235,27 @@ class TaskUpdates:
             self.count += 1
 
 
-def _fitting(group: CudaTaskGroup, issued: Sequence[Any], num_ops: int) -> list[Any]:
-    """The parameters for the nodes of `group` after an update issued these nodes and that many ops with host values.
+def _fitting_values(group: CudaTaskGroup, num_ops: int) -> list[Any]:
+    """The parameters for the nodes of `group` after an update issued that many ops with host values.
 
     Raises:
-        UpdateError: it did not issue the ops that were captured.
+        UpdateError: fewer than were captured.
     """
-    if group.stored:
-        if issued or num_ops != len(group.stored):
-            raise UpdateError(
-                f"{group}: the update issued {num_ops} of {len(group.stored)} ops with host values, and {len(issued)} "
-                "other nodes: issue exactly the captured ops"
-            )
-        return [parameters for stored, _ in group.stored for parameters in stored.parameters()]
+    if num_ops != len(group.stored):
+        raise UpdateError(f"{group}: the update issued {num_ops} of its {len(group.stored)} ops: issue each of them")
+    return [parameters for stored, _ in group.stored for parameters in stored.parameters()]
+
+
+def _fitting_nodes(group: CudaTaskGroup, issued: Sequence[Any]) -> list[Any]:
+    """The parameters of these nodes, one for each node of `group`.
+
+    Raises:
+        UpdateError: they are not the ops that were captured.
+        CaptureError: the driver can't rewrite nodes of this kind.
+    """
     if len(issued) != len(group.nodes):
         raise UpdateError(f"{group}: the update issued {len(issued)} nodes: issue exactly the captured ops")
-    try:
-        new = [nodes.parameters(node) for node in issued]
-    except CaptureError as error:
-        raise UpdateError(f"{group}: {error}") from error
+    new = [nodes.parameters(node) for node in issued]
     for place, (captured, (kind, _)) in enumerate(zip(group.kinds, new, strict=True)):
         if kind != captured:
             raise UpdateError(

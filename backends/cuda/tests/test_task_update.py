@@ -26,18 +26,19 @@ def updating(platform: Platform) -> Iterator[Platform]:
     platform.synchronize()
 
 
-class Delayed:
-    """Blocks the current stream until `release()`: the launches behind it are queued, not running."""
+@contextlib.contextmanager
+def stalled() -> Iterator[None]:
+    """Blocks the current stream while the block lasts: the launches of the block are queued, not running."""
+    from cuda.bindings import driver
 
-    def __init__(self) -> None:
-        from cuda.bindings import driver
-
-        self.flag = torch.zeros(1, dtype=torch.int32).pin_memory()
-        (status,) = driver.cuStreamWaitValue32(torch.cuda.current_stream().cuda_stream, self.flag.data_ptr(), 1, 0)
-        assert int(status) == 0, status
-
-    def release(self) -> None:
-        self.flag.fill_(1)
+    flag = torch.zeros(1, dtype=torch.int32).pin_memory()
+    (status,) = driver.cuStreamWaitValue32(torch.cuda.current_stream().cuda_stream, flag.data_ptr(), 1, 0)
+    assert int(status) == 0, status
+    try:
+        yield
+    finally:
+        flag.fill_(1)
+        torch.cuda.current_stream().synchronize()  # the flag may go
 
 
 class Stored:
@@ -68,11 +69,10 @@ class Stored:
 def queued_launch_keeps_its_values(platform: Platform) -> None:
     """An update issued while an earlier launch is queued, and one while it runs, change neither."""
     made, seen = Stored(platform, slow=20_000_000), []
-    delayed = Delayed()
-    for values in ((1, 10), (2, 20), (3, 30)):
-        made.replay(*values)
-        seen.append(made.x.clone())
-    delayed.release()  # an update that waits for the device would never get here
+    with stalled():  # an update that waits for the device would never end
+        for values in ((1, 10), (2, 20), (3, 30)):
+            made.replay(*values)
+            seen.append(made.x.clone())
     for values in ((4, 40), (5, 50)):
         made.replay(*values)
         seen.append(made.x.clone())
@@ -164,12 +164,10 @@ def updates_take_no_memory(platform: Platform, count: int = 3000) -> None:
 def queued_attention_keeps_its_lengths(platform: Platform) -> None:
     """As `queued_launch_keeps_its_values`, for an op whose update sets parameters and captures nothing."""
     made, seen = HostAttention(platform, [1, 1]), []
-    delayed = Delayed()
-    for lengths in ([3, 40], [64, 1], [7, 8]):
-        made.replay(lengths)
-        seen.append((lengths, made.out.clone()))
-    delayed.release()
-    platform.synchronize()
+    with stalled():
+        for lengths in ([3, 40], [64, 1], [7, 8]):
+            made.replay(lengths)
+            seen.append((lengths, made.out.clone()))
     for lengths, out in seen:
         assert torch.equal(out, made.with_device_lengths(lengths)), lengths
     made.graph.close()
@@ -248,8 +246,10 @@ def _lengths_hit_running_launch(patch: pytest.MonkeyPatch) -> None:
     held: dict[int, torch.Tensor] = {}
 
     def fill(self: StoredValues, values: Any) -> None:
-        memory = held.setdefault(self.memory.data_ptr(), torch.zeros(len(values), dtype=torch.int32).pin_memory())
-        memory.copy_(torch.tensor(values, dtype=torch.int32))
+        place = self.memory.data_ptr()
+        if place not in held:  # not in an update: a capture refuses to pin memory
+            held[place] = torch.zeros(len(values), dtype=torch.int32).pin_memory()
+        held[place].copy_(torch.tensor(values, dtype=torch.int32))
 
     def issue(self: StoredValues) -> None:
         self.memory.copy_(held[self.memory.data_ptr()], non_blocking=True)
