@@ -20,6 +20,7 @@ def register_host_attention() -> None:
     """Make these the implementations of the attention ops with host lengths for CUDA tensors."""
     kernels.implement("paged_attention_host", "CUDA", paged_attention_host)
     kernels.implement("rotate_store_attend_host", "CUDA", rotate_store_attend_host)
+    kernels.implement("windowed_attention_host", "CUDA", windowed_attention_host)
 
 
 def paged_attention_host(
@@ -70,6 +71,30 @@ def rotate_store_attend_host(
         )  # fmt: skip
 
     _with_device_lengths(attend, query, out, query_lens, seq_lens, ("rotate_store_attend_host", scale, causal))
+
+
+def windowed_attention_host(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    query_lens: Sequence[int],
+    seq_lens: Sequence[int],
+    sinks: Tensor | None,
+    *,
+    scale: float,
+    window: int,
+    out: Tensor,
+) -> None:
+    """See `specgraph.kernels.windowed_attention_host`."""
+
+    def attend(lengths: Tensor, starts: Tensor, query_len: int) -> Tensor:
+        return kernels.windowed_attention(
+            query, key_cache, value_cache, block_table, lengths, starts, sinks, query_len=query_len, scale=scale,
+            window=window,
+        )  # fmt: skip
+
+    _with_device_lengths(attend, query, out, query_lens, seq_lens, ("windowed_attention_host", scale, window))
 
 
 def _with_device_lengths(

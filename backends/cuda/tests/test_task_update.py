@@ -174,10 +174,14 @@ def queued_attention_keeps_its_lengths(platform: Platform) -> None:
 
 
 class HostAttention:
-    """`paged_attention_host` captured in a task group; block table of 4 blocks of 16 per request."""
+    """Attention with host lengths captured in a task group; block table of 4 blocks of 16 per request.
 
-    def __init__(self, platform: Platform, query_lens: list[int]) -> None:
-        self.platform, self.query_lens = platform, query_lens
+    `window`: keys that a row sees at most; None for `paged_attention_host`, which has no window.
+    """
+
+    def __init__(self, platform: Platform, query_lens: list[int], window: int | None = None) -> None:
+        self.platform, self.query_lens, self.window = platform, query_lens, window
+        self.sinks = torch.linspace(-1, 1, 8, device=platform.device)
         requests = len(query_lens)
 
         def random(*shape: int) -> torch.Tensor:
@@ -193,9 +197,11 @@ class HostAttention:
             self._attend([0] * requests)
 
     def _attend(self, seq_lens: list[int]) -> None:
-        kernels.paged_attention_host(
-            self.query, *self.caches, self.table, self.query_lens, seq_lens, scale=0.125, out=self.out
-        )
+        inputs = (self.query, *self.caches, self.table, self.query_lens, seq_lens)
+        if self.window is None:
+            kernels.paged_attention_host(*inputs, scale=0.125, out=self.out)
+        else:
+            kernels.windowed_attention_host(*inputs, self.sinks, scale=0.125, window=self.window, out=self.out)
 
     def replay(self, seq_lens: list[int]) -> None:
         with self.platform.task_update(self.group):
@@ -206,9 +212,10 @@ class HostAttention:
         starts = torch.tensor([0, *self.query_lens], device="cuda").cumsum(0).int()
         lengths = torch.tensor(seq_lens, dtype=torch.int32, device="cuda")
         each = max(self.query_lens) if len(set(self.query_lens)) == 1 else self.query.shape[0]
-        return kernels.paged_attention(
-            self.query, *self.caches, self.table, lengths, starts, query_len=each, scale=0.125
-        )
+        inputs = (self.query, *self.caches, self.table, lengths, starts)
+        if self.window is None:
+            return kernels.paged_attention(*inputs, query_len=each, scale=0.125)
+        return kernels.windowed_attention(*inputs, self.sinks, query_len=each, scale=0.125, window=self.window)
 
 
 CHECKS = [
@@ -306,9 +313,12 @@ def test_mutants_are_caught(updating: Platform, name: str, monkeypatch: pytest.M
         check(updating)
 
 
+@pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("query_lens", [[1, 1, 1], [6, 6, 6], [4, 1, 7], [9]], ids=str)
-def test_host_lengths_give_the_bits_of_device_lengths(updating: Platform, query_lens: list[int]) -> None:
-    made = HostAttention(updating, query_lens)
+def test_host_lengths_give_the_bits_of_device_lengths(
+    updating: Platform, query_lens: list[int], window: int | None
+) -> None:
+    made = HostAttention(updating, query_lens, window)
     top = torch.Generator().manual_seed(3)
     for _ in range(20):
         # A request is as long as its rows at least, or inert.
