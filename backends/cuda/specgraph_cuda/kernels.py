@@ -8,7 +8,15 @@ import triton
 import triton.language as tl
 
 from specgraph.kernels.triton.implement import register
-from specgraph.kernels.triton.launch import LaunchOptions, Tile, default_tile
+from specgraph.kernels.triton.launch import (
+    AttentionShape,
+    AttentionTile,
+    LaunchOptions,
+    Tile,
+    attention_splits,
+    default_attention,
+    default_tile,
+)
 
 # Tiles per linear, tuned on an H200 by benchmarks/tune_linears.py (see benchmarks/NOTES-h200.md): rows -> tile. A
 # linear with few output columns needs narrow tiles, so that every multiprocessor streams weights.
@@ -31,6 +39,14 @@ def tile_for(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
     if columns <= 64 * 132:
         return _MEDIUM.get(rows)
     return _GATE_UP[rows]
+
+
+def attention_for(shape: AttentionShape) -> AttentionTile:
+    """The tile of one attention, for multiprocessors with 227 KiB of shared memory."""
+    if not 16 < shape.rows <= 32 or shape.itemsize != 2 or shape.head_dim > 128:
+        return default_attention(shape)
+    # The rows of a verify: fewer, longer splits are faster, as less is left to add.
+    return AttentionTile(rows=32, keys=128, splits=attention_splits(shape, 32, 128, per_unit=2), stages=3)
 
 
 @triton.jit
@@ -59,6 +75,7 @@ def register_kernels(device: torch.device) -> None:
         overlap=overlap_previous if overlap else None,
         extra={"launch_pdl": True} if overlap else {},
         tile=tile_for,
+        attention=attention_for if properties.shared_memory_per_block_optin >= 227 << 10 else default_attention,
         compute_units=properties.multi_processor_count,
         keep_compiled=True,
     )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 triton = pytest.importorskip("triton")
 
-from specgraph_cuda.kernels import overlap_previous, tile_for
+from specgraph_cuda.kernels import attention_for, overlap_previous, tile_for
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
@@ -42,7 +42,10 @@ class Driver:
 
 
 AMPERE = (80, LaunchOptions())
-HOPPER = (90, LaunchOptions(overlap=overlap_previous, extra={"launch_pdl": True}, tile=tile_for))
+HOPPER = (
+    90,
+    LaunchOptions(overlap=overlap_previous, extra={"launch_pdl": True}, tile=tile_for, attention=attention_for),
+)
 
 
 @pytest.fixture(params=[AMPERE, HOPPER], ids=["sm_80", "sm_90-overlap"])
@@ -73,14 +76,14 @@ class Call(NamedTuple):
     make: Callable[[Callable[..., Tensor]], tuple[tuple[Any, ...], dict[str, Any]]]
 
 
-def _attend(rows: int, op: str) -> Call:
+def _attend(rows: int, op: str, dim: int = 64) -> Call:
     def make(x: Callable[..., Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        n, caches, how = 2 * rows, (x(6, 16, 2, 64), x(6, 16, 2, 64)), {"query_len": rows, "scale": 0.125}
+        n, caches, how = 2 * rows, (x(6, 16, 2, dim), x(6, 16, 2, dim)), {"query_len": rows, "scale": 0.125}
         where = (i32(2, 3), i32(2), i32(3))
-        new = (x(n, 2, 64), x(n, 2, 64), torch.zeros(256, 64), i64(n), i64(n), *caches)
+        new = (x(n, 2, dim), x(n, 2, dim), torch.zeros(256, dim), i64(n), i64(n), *caches)
         if op == "paged_attention":
-            return (x(n, 4, 64), *caches, *where), how
-        return (x(n, 4, 64), *new, *(where if op == "rotate_store_attend" else ())), how if "attend" in op else {}
+            return (x(n, 4, dim), *caches, *where), how
+        return (x(n, 4, dim), *new, *(where if op == "rotate_store_attend" else ())), how if "attend" in op else {}
 
     return Call(op, make)
 
@@ -111,6 +114,7 @@ CONTEXT = {"context_positions": i64(8), "context_slots": i64(8), "mask_token_id"
 
 CALLS = [
     *[_attend(rows, op) for rows in (1, 2, 6) for op in ("paged_attention", "rotate_store_attend", "rotate_and_store")],
+    *[_attend(rows, "rotate_store_attend", dim) for rows in (1, 6) for dim in (16, 96, 128, 256)],
     Call("norm_linear", lambda x: ((x(3, 256), x(256), 1e-6, x(512, 256)), {})),
     Call("norm_linear", lambda x: ((x(3, 256), None, 1e-6, x(512, 256)), {"residual": x(3, 512)})),
     Call("norm_gate_up", lambda x: ((x(3, 256), x(256), 1e-6, x(1024, 256)), {})),

@@ -12,19 +12,28 @@ import triton.language as tl
 
 
 @triton.jit
+def first_of(mask, HALF: tl.constexpr, HALVES: tl.constexpr):
+    """mask [N, 1] for the first HALF of HALVES columns: [N, HALVES], or the mask itself where that is all of them."""
+    if HALF != HALVES:
+        mask = mask & (tl.arange(0, HALVES) < HALF)[None, :]
+    return mask
+
+
+@triton.jit
 def attend_kernel(
     query, new_key, new_value, rotary, positions, slot_mapping, key_cache, value_cache, block_table, seq_lens,
     query_start_loc, out, partial_out, partial_max, partial_sum, query_stride, new_stride, rotary_stride, table_stride,
     table_width, heads, scale,
-    GROUP: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, BLOCK_STRIDE: tl.constexpr,
+    GROUP: tl.constexpr, HALF: tl.constexpr, HALVES: tl.constexpr, BLOCK: tl.constexpr, BLOCK_STRIDE: tl.constexpr,
     KEY_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr, ROWS: tl.constexpr,
     KEYS: tl.constexpr, SPLITS: tl.constexpr, TILES: tl.constexpr, CAUSAL: tl.constexpr, FUSED: tl.constexpr,
     ROTATED: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program: a tile of one request's rows times the query heads of one KV head, over one split of the context.
 
-    FUSED (one row per request): the query comes unrotated, and the first split rotates, stores and attends to the row's
-    own key and value, which never travel through the cache here.
+    HALF is half of head_dim, HALVES the power of two from 16 that holds it. FUSED (one row per request): the query
+    comes unrotated, and the first split rotates, stores and attends to the row's own key and value, which never travel
+    through the cache here.
     """
     if OVERLAP is not None:
         OVERLAP()
@@ -47,20 +56,22 @@ def attend_kernel(
         visible = seq_len - count + 1 + row
     visible = tl.where(live & (seq_len > 0), tl.minimum(visible, table_width * BLOCK), 0)
 
-    half = tl.arange(0, HALF)
+    half = tl.arange(0, HALVES)
+    known = half < HALF
+    wanted = first_of(live[:, None], HALF, HALVES)
     q_at = query + (begin + row).to(tl.int64)[:, None] * query_stride + head[:, None] * DIM + half[None, :]
-    q_left = tl.load(q_at, mask=live[:, None], other=0.0)
-    q_right = tl.load(q_at + HALF, mask=live[:, None], other=0.0)
+    q_left = tl.load(q_at, mask=wanted, other=0.0)
+    q_right = tl.load(q_at + HALF, mask=wanted, other=0.0)
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
-    left = tl.zeros((ROWS, HALF), tl.float32)
-    right = tl.zeros((ROWS, HALF), tl.float32)
+    left = tl.zeros((ROWS, HALVES), tl.float32)
+    right = tl.zeros((ROWS, HALVES), tl.float32)
     if FUSED:
         slot = tl.load(slot_mapping + begin)
         if ROTATED:
             turn = rotary + tl.load(positions + begin) * rotary_stride + half
-            cos = tl.load(turn)
-            sin = tl.load(turn + HALF)
+            cos = tl.load(turn, mask=known, other=0.0)
+            sin = tl.load(turn + HALF, mask=known, other=0.0)
             q_x = q_left.to(tl.float32)
             q_y = q_right.to(tl.float32)
             q_left = (q_x * cos[None, :] - q_y * sin[None, :]).to(q_left.dtype)
@@ -69,23 +80,23 @@ def attend_kernel(
             visible = tl.where(visible > 0, visible - 1, 0)
             if split == 0:
                 new = new_key + begin.to(tl.int64) * new_stride + kv_head * DIM + half
-                k_left = tl.load(new)
-                k_right = tl.load(new + HALF)
+                k_left = tl.load(new, mask=known, other=0.0)
+                k_right = tl.load(new + HALF, mask=known, other=0.0)
                 if ROTATED:
                     k_x = k_left.to(tl.float32)
                     k_y = k_right.to(tl.float32)
                     k_left = (k_x * cos - k_y * sin).to(k_left.dtype)
                     k_right = (k_y * cos + k_x * sin).to(k_right.dtype)
                 new = new_value + begin.to(tl.int64) * new_stride + kv_head * DIM + half
-                v_left = tl.load(new)
-                v_right = tl.load(new + HALF)
+                v_left = tl.load(new, mask=known, other=0.0)
+                v_right = tl.load(new + HALF, mask=known, other=0.0)
                 to = slot // BLOCK * BLOCK_STRIDE + slot % BLOCK * KEY_STRIDE + kv_head * HEAD_STRIDE + half
                 own_left = k_left.to(key_cache.dtype.element_ty)
                 own_right = k_right.to(key_cache.dtype.element_ty)
-                tl.store(key_cache + to, own_left)
-                tl.store(key_cache + to + HALF, own_right)
-                tl.store(value_cache + to, v_left.to(value_cache.dtype.element_ty))
-                tl.store(value_cache + to + HALF, v_right.to(value_cache.dtype.element_ty))
+                tl.store(key_cache + to, own_left, mask=known)
+                tl.store(key_cache + to + HALF, own_right, mask=known)
+                tl.store(value_cache + to, v_left.to(value_cache.dtype.element_ty), mask=known)
+                tl.store(value_cache + to + HALF, v_right.to(value_cache.dtype.element_ty), mask=known)
                 own = tl.sum(q_left.to(tl.float32) * own_left.to(tl.float32)[None, :], axis=1)
                 own += tl.sum(q_right.to(tl.float32) * own_right.to(tl.float32)[None, :], axis=1)
                 top = tl.where(live, own * (scale * 1.4426950408889634), float("-inf"))
@@ -104,10 +115,11 @@ def attend_kernel(
         block = tl.load(block_table + request * table_stride + position // BLOCK, mask=inside, other=0).to(tl.int64)
         cell = block * BLOCK_STRIDE + position % BLOCK * KEY_STRIDE + kv_head * HEAD_STRIDE
         cell = cell[:, None] + half[None, :]
-        keys_left = tl.load(key_cache + cell, mask=inside[:, None], other=0.0)
-        keys_right = tl.load(key_cache + cell + HALF, mask=inside[:, None], other=0.0)
-        values_left = tl.load(value_cache + cell, mask=inside[:, None], other=0.0)
-        values_right = tl.load(value_cache + cell + HALF, mask=inside[:, None], other=0.0)
+        loaded = first_of(inside[:, None], HALF, HALVES)
+        keys_left = tl.load(key_cache + cell, mask=loaded, other=0.0)
+        keys_right = tl.load(key_cache + cell + HALF, mask=loaded, other=0.0)
+        values_left = tl.load(value_cache + cell, mask=loaded, other=0.0)
+        values_right = tl.load(value_cache + cell + HALF, mask=loaded, other=0.0)
         scores = tl.dot(q_left, tl.trans(keys_left.to(q_left.dtype)), input_precision=PRECISION)
         scores = tl.dot(q_right, tl.trans(keys_right.to(q_left.dtype)), scores, input_precision=PRECISION)
         seen = inside[None, :] & (position[None, :] < visible[:, None])
@@ -126,23 +138,23 @@ def attend_kernel(
     if SPLITS == 1:
         share = tl.where(total > 0, 1.0 / total, 0.0)[:, None]
         at = out + place[:, None] * DIM + half[None, :]
-        tl.store(at, (left * share).to(out.dtype.element_ty), mask=live[:, None])
-        tl.store(at + HALF, (right * share).to(out.dtype.element_ty), mask=live[:, None])
+        tl.store(at, (left * share).to(out.dtype.element_ty), mask=wanted)
+        tl.store(at + HALF, (right * share).to(out.dtype.element_ty), mask=wanted)
     else:
         place = place * SPLITS + split
         tl.store(partial_max + place, top, mask=live)
         tl.store(partial_sum + place, total, mask=live)
         at = partial_out + place[:, None] * DIM + half[None, :]
-        tl.store(at, left, mask=live[:, None])
-        tl.store(at + HALF, right, mask=live[:, None])
+        tl.store(at, left, mask=wanted)
+        tl.store(at + HALF, right, mask=wanted)
 
 
 @triton.jit
 def combine_kernel(
-    partial_out, partial_max, partial_sum, out, items, DIM: tl.constexpr, SPLITS: tl.constexpr, ITEMS: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    partial_out, partial_max, partial_sum, out, items, DIM: tl.constexpr, DIMS: tl.constexpr, SPLITS: tl.constexpr,
+    ITEMS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Add the splits of ITEMS (row, head) pairs, in order. SPLITS is a power of two."""
+    """Add the splits of ITEMS (row, head) pairs, in order. SPLITS and DIMS >= DIM are powers of two."""
     if OVERLAP is not None:
         OVERLAP()
     item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
@@ -153,12 +165,13 @@ def combine_kernel(
     base = tl.where(top == float("-inf"), 0.0, top)
     share = tl.exp2(tops - base[:, None])
     total = tl.sum(share * tl.load(partial_sum + at, mask=live[:, None], other=0.0), axis=1)
-    dim = tl.arange(0, DIM)
-    acc = tl.zeros((ITEMS, DIM), tl.float32)
+    dim = tl.arange(0, DIMS)
+    wanted = first_of(live[:, None], DIM, DIMS)
+    acc = tl.zeros((ITEMS, DIMS), tl.float32)
     for split in tl.static_range(SPLITS):
         place = item.to(tl.int64) * SPLITS + split
         weight = tl.exp2(tl.load(partial_max + place, mask=live, other=float("-inf")) - base)
-        part = tl.load(partial_out + place[:, None] * DIM + dim[None, :], mask=live[:, None], other=0.0)
+        part = tl.load(partial_out + place[:, None] * DIM + dim[None, :], mask=wanted, other=0.0)
         acc += weight[:, None] * part
     acc *= tl.where(total > 0, 1.0 / total, 0.0)[:, None]
-    tl.store(out + item.to(tl.int64)[:, None] * DIM + dim[None, :], acc.to(out.dtype.element_ty), mask=live[:, None])
+    tl.store(out + item.to(tl.int64)[:, None] * DIM + dim[None, :], acc.to(out.dtype.element_ty), mask=wanted)

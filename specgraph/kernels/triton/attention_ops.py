@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specgraph import kernels
 from specgraph.kernels.triton import attention, rows
-from specgraph.kernels.triton.launch import Launcher, ceil_div, power_of_two
+from specgraph.kernels.triton.launch import AttentionShape, Launcher, ceil_div, power_of_two
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +94,13 @@ class AttentionOps(Launcher):
         if count == 0:
             return out
         wide = query.dtype == torch.float32
-        tile_rows = min(max(power_of_two(query_len * group), 16), 32 if wide else 64)
-        tiles = ceil_div(query_len * group, tile_rows)
-        splits = attention_splits(requests * kv_heads * tiles, tile_rows, self.options.compute_units)
-        keys = 32 if wide else 64
+        tile = self.options.attention(
+            AttentionShape(
+                rows=query_len * group, pairs=requests * kv_heads, context=block_table.shape[1] * key_cache.shape[1],
+                head_dim=dim, itemsize=query.element_size(), compute_units=self.options.compute_units,
+            )
+        )  # fmt: skip
+        splits, tiles = tile.splits, ceil_div(query_len * group, tile.rows)
         if splits > 1:
             shape = (count * heads, splits)
             partial = torch.empty((*shape, dim), dtype=torch.float32, device=query.device)
@@ -113,28 +116,18 @@ class AttentionOps(Launcher):
             query, key, value, rotary, positions, slot_mapping, key_cache, value_cache, block_table, seq_lens,
             query_start_loc, out, partial, top, total, query.stride(0), 0 if key is None else key.stride(0),
             0 if rotary is None else rotary.stride(0), block_table.stride(0), block_table.shape[1], heads, scale,
-            GROUP=group, HALF=dim // 2, **_cache_layout(key_cache), ROWS=tile_rows, KEYS=keys, SPLITS=splits,
+            GROUP=group, HALF=dim // 2, HALVES=power_of_two(max(dim // 2, 16)), **_cache_layout(key_cache),
+            ROWS=tile.rows, KEYS=tile.keys, SPLITS=splits,
             TILES=tiles, CAUSAL=causal, FUSED=key is not None, ROTATED=rotary is not None,
-            PRECISION="ieee" if wide else "tf32", num_warps=4, num_stages=2, **self.common(),
+            PRECISION="ieee" if wide else "tf32", num_warps=tile.warps, num_stages=tile.stages, **self.common(),
         )  # fmt: skip
         if splits > 1:
-            attention.combine_kernel[(ceil_div(count * heads, 4),)](
-                partial, top, total, out, count * heads, DIM=dim, SPLITS=splits, ITEMS=4, num_warps=4,
-                **self.common(),
+            items = 4 if splits <= 16 else 1
+            attention.combine_kernel[(ceil_div(count * heads, items),)](
+                partial, top, total, out, count * heads, DIM=dim, DIMS=power_of_two(dim), SPLITS=splits, ITEMS=items,
+                num_warps=4, **self.common(),
             )  # fmt: skip
         return out
-
-
-def attention_splits(programs: int, rows: int, compute_units: int) -> int:
-    """Splits of the context: a power of two, at most 16, that gives up to four programs per compute unit.
-
-    Up to two programs where a tile has more than 32 rows, since each split writes its rows once and a second kernel
-    adds them.
-    """
-    splits, wanted = 1, (4 if rows <= 32 else 2) * compute_units
-    while splits < 16 and programs * splits * 2 <= wanted:
-        splits *= 2
-    return splits
 
 
 def _unsupported(dim: int, key_cache: Tensor, value_cache: Tensor, rotated_only: bool = False) -> str | None:
@@ -143,8 +136,8 @@ def _unsupported(dim: int, key_cache: Tensor, value_cache: Tensor, rotated_only:
     They take any strides that key and value share if heads are contiguous. So they take the two halves of one tensor
     [num_blocks, num_kv_heads, block_size, 2 * head_dim], each transposed to the shape of a cache.
     """
-    if not rotated_only and (dim < 32 or dim & (dim - 1)):
-        return f"head_dim is {dim}, the attention kernel takes powers of two from 32"
+    if not rotated_only and (dim > 256 or dim % 2):
+        return f"head_dim is {dim}, the attention kernel takes even numbers up to 256"
     if key_cache.stride() != value_cache.stride():
         return f"the key cache has strides {key_cache.stride()}, the value cache {value_cache.stride()}"
     if key_cache.stride(3) != 1:

@@ -34,6 +34,61 @@ def default_tile(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionTile:
+    """How one attention is cut into programs."""
+
+    rows: int
+    """Rows times query heads of a KV head, per program; a power of two, at least 16."""
+    keys: int
+    """Keys per block; a power of two."""
+    splits: int
+    """Programs that share the context of one request, a power of two. A second kernel adds them if more than one."""
+    warps: int = 4
+    stages: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What the choice of an attention's tile depends on: nothing that changes between replays of a graph."""
+
+    rows: int
+    """Rows of one request times the query heads of one KV head."""
+    pairs: int
+    """Requests times KV heads."""
+    context: int
+    """The longest context that the block table holds."""
+    head_dim: int
+    itemsize: int
+    """Bytes per element of the query."""
+    compute_units: int
+
+
+ChooseAttention = Callable[[AttentionShape], AttentionTile]
+
+
+def default_attention(shape: AttentionShape) -> AttentionTile:
+    """Tiles that fit 100 KiB of shared memory."""
+    wide = shape.itemsize == 4
+    rows = min(max(power_of_two(shape.rows), 16), 32 if wide else 64)
+    keys = 32 if wide or shape.head_dim > 128 else 64
+    return AttentionTile(rows, keys, attention_splits(shape, rows, keys, 4 if rows <= 32 else 2))
+
+
+def attention_splits(shape: AttentionShape, rows: int, keys: int, per_unit: int) -> int:
+    """Splits of the context: as many as give up to `per_unit` programs per compute unit, each of `keys` keys or more.
+
+    Fewer programs per unit where a tile has many rows, since each split writes its rows once and a second kernel adds
+    them. At most 64, and above 16 only where each has 512 keys or more.
+    """
+    programs, splits = shape.pairs * ceil_div(shape.rows, rows), 1
+    while splits < 64 and programs * splits * 2 <= per_unit * shape.compute_units:
+        if shape.context < 2 * splits * (keys if splits < 16 else 512):
+            break
+        splits *= 2
+    return splits
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchOptions:
     """What a device adds to every launch of these kernels."""
 
@@ -45,6 +100,7 @@ class LaunchOptions:
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Keyword arguments of every launch."""
     tile: ChooseTile = default_tile
+    attention: ChooseAttention = default_attention
     compute_units: int = 128
     """Multiprocessors of the device: how far to split attention."""
     keep_compiled: bool = False
