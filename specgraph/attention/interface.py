@@ -57,11 +57,16 @@ class TaskKey(NamedTuple):
     op: str = "attention"
 
 
-class UpdateSink(Protocol):
-    """Receives, during capture, each op with host parameters and the function that rewrites them."""
+PrepareUpdate = Callable[[HostLengths], Callable[[], None]]
+"""Makes and checks the host arguments of one captured op, before its task update begins, and returns the function that
+issues the op again on the same tensors with them. Raises UpdateError where the op can't take the lengths."""
 
-    def add(self, key: TaskKey, group: TaskGroup, rewrite: Callable[[HostLengths], None]) -> None:
-        """Register one op: `rewrite(lengths)` issues it again on the same tensors with new lengths."""
+
+class UpdateSink(Protocol):
+    """Receives, during capture, each op with host parameters and the function that prepares its updates."""
+
+    def add(self, key: TaskKey, group: TaskGroup, prepare: PrepareUpdate) -> None:
+        """Register one op, captured in `group`."""
         ...
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import torch
@@ -168,7 +169,7 @@ class PagedHostAttention:
         else:
             with self.platform.task_group() as group:
                 attend(context.lengths)
-            context.updates.add(TaskKey(context.step, index), group, attend)
+            context.updates.add(TaskKey(context.step, index), group, lambda lengths: partial(attend, lengths))
         return out
 
     def supports(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:

@@ -7,10 +7,11 @@ but an exact match is refused before the device is touched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 
-from specgraph.attention import HostLengths, TaskKey
+from specgraph.attention import HostLengths, PrepareUpdate, TaskKey
 from specgraph.errors import UpdateError
 from specgraph.platforms import Platform, TaskGroup
 
@@ -18,7 +19,7 @@ from specgraph.platforms import Platform, TaskGroup
 @dataclass(frozen=True, slots=True)
 class _Task:
     group: TaskGroup
-    rewrite: Callable[[HostLengths], None]
+    prepare: PrepareUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class UpdatePlan:
     """Entries that every list of lengths must have: the padded request count of the graph."""
     _tasks: dict[TaskKey, _Task] = field(default_factory=dict[TaskKey, _Task])
 
-    def add(self, key: TaskKey, group: TaskGroup, rewrite: Callable[[HostLengths], None]) -> None:
+    def add(self, key: TaskKey, group: TaskGroup, prepare: PrepareUpdate) -> None:
         """Called by attention, in capture.
 
         Raises:
@@ -38,7 +39,7 @@ class UpdatePlan:
         """
         if key in self._tasks:
             raise UpdateError(f"{_name(key)} was captured twice; give each captured op its own step, layer and op name")
-        self._tasks[key] = _Task(group, rewrite)
+        self._tasks[key] = _Task(group, prepare)
 
     @property
     def keys(self) -> Collection[TaskKey]:
@@ -56,7 +57,7 @@ class UpdatePlan:
 
         Raises:
             UpdateError: a key is missing or unknown, or a list has the wrong number of entries or a negative one.
-                Nothing was rewritten.
+                Or an op refuses its values. Nothing was rewritten.
         """
         missing = [key for key in self._tasks if key not in values]
         unknown = [key for key in values if key not in self._tasks]
@@ -66,10 +67,9 @@ class UpdatePlan:
             raise UpdateError(f"update of a captured graph with {len(self._tasks)} ops: {'; '.join(parts)}")
         for key, lengths in values.items():
             self._check(key, lengths)
+        ready = [(task.group, task.prepare(values[key])) for key, task in self._tasks.items()]
         with self.platform.batch_task_updates():
-            for key, task in self._tasks.items():
-                with self.platform.task_update(task.group):
-                    task.rewrite(values[key])
+            self._issue(ready)
 
     def check_steps(self, lengths: Mapping[int, HostLengths]) -> None:
         """Look at the steps only, not at their lengths, which may not be known yet.
@@ -90,17 +90,20 @@ class UpdatePlan:
         For platforms that update while the graph runs: the first steps run while later ones' lengths are on their way.
 
         Raises:
-            UpdateError: as in `check_steps`, before anything was rewritten; or a step's list is malformed, and its ops
-                and those of later steps were not rewritten.
+            UpdateError: as in `check_steps`, before anything was rewritten; or a step's list is malformed, or an op
+                refuses it, and the ops of that step and of later ones were not rewritten.
         """
         self.check_steps(lengths)
-        at, now = -1, HostLengths([], [])
-        for key, task in sorted(self._tasks.items(), key=lambda item: item[0].step):
-            if key.step != at:
-                at, now = key.step, lengths[key.step]
-                self._check(key, now)
-            with self.platform.task_update(task.group):
-                task.rewrite(now)
+        for step, keys in groupby(sorted(self._tasks, key=lambda key: key.step), key=lambda key: key.step):
+            captured, now = list(keys), lengths[step]
+            self._check(captured[0], now)
+            self._issue([(self._tasks[key].group, self._tasks[key].prepare(now)) for key in captured])
+
+    def _issue(self, ready: Iterable[tuple[TaskGroup, Callable[[], None]]]) -> None:
+        """Rewrite ops whose host arguments have been made and checked."""
+        for group, issue in ready:
+            with self.platform.task_update(group):
+                issue()
 
     def _check(self, key: TaskKey, lengths: HostLengths) -> None:
         for what, entries in (("query_lens", lengths.query_lens), ("seq_lens", lengths.seq_lens)):

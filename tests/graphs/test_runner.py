@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
@@ -350,7 +351,7 @@ class HostAttention:
             else:
                 with self.platform.task_group() as group:
                     rewrite(inert)
-                recording.updates.add(TaskKey(0, layer), group, rewrite)
+                recording.updates.add(TaskKey(0, layer), group, lambda lengths, run=rewrite: partial(run, lengths))
 
 
 @pytest.fixture

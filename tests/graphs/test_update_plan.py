@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -41,11 +42,17 @@ def lengths(*seq_lens: int) -> HostLengths:
     return HostLengths([1] * len(seq_lens), list(seq_lens))
 
 
-def plan_of(keys=KEYS, num_requests=2):
+def plan_of(keys=KEYS, num_requests=2, room=1000):
     journal = Journal()
     plan = UpdatePlan(journal, num_requests)
+
+    def prepare(now, key):
+        if max(now.seq_lens) > room:
+            raise UpdateError(f"{key} holds {room} tokens")
+        return lambda: journal.entries.append((key, now))
+
     for key in keys:
-        plan.add(key, f"group of {key}", lambda now, key=key: journal.entries.append((key, now)))
+        plan.add(key, f"group of {key}", partial(prepare, key=key))
     return plan, journal
 
 
@@ -103,7 +110,18 @@ def test_apply_takes_the_captured_keys_and_no_others(captured, given_keys):
 def test_capturing_a_key_twice_is_an_error():
     plan, _ = plan_of()
     with pytest.raises(UpdateError, match=r"\(step 1, layer 1, attention\) was captured twice"):
-        plan.add(TaskKey(1, 1), "another group", lambda now: None)
+        plan.add(TaskKey(1, 1), "another group", lambda now: lambda: None)
+
+
+def test_lengths_that_an_op_refuses_begin_no_update():
+    plan, journal = plan_of(room=10)
+    values = {key: lengths(4, 5) for key in KEYS} | {KEYS[-1]: lengths(4, 11)}
+    with pytest.raises(UpdateError, match="holds 10 tokens"):
+        plan.apply(values)
+    assert journal.entries == []
+    with pytest.raises(UpdateError, match="holds 10 tokens"):
+        plan.apply_in_order({0: lengths(4, 5), 1: lengths(4, 11)})
+    assert {entry[1] for entry in journal.entries if entry[0] == "open"} == {f"group of {key}" for key in KEYS[:2]}
 
 
 def test_one_length_a_step_serves_all_its_layers():

@@ -190,7 +190,7 @@ def update_key_ignored(patch: pytest.MonkeyPatch) -> None:
     def apply(self: UpdatePlan, values: Any) -> None:
         for task, lengths in zip(self._tasks.values(), values.values(), strict=False):
             with self.platform.task_update(task.group):
-                task.rewrite(lengths)
+                task.prepare(lengths)()
 
     patch.setattr(UpdatePlan, "apply", apply)
 
@@ -205,10 +205,10 @@ def update_prefill_decode_mixed(patch: pytest.MonkeyPatch) -> None:
         real(self, platform, num_requests, *tasks)
         object.__setattr__(self, "_tasks", by_size.setdefault(num_requests, {}))
 
-    def add(self: UpdatePlan, key: Any, group: Any, rewrite: Any) -> None:
+    def add(self: UpdatePlan, key: Any, group: Any, prepare: Any) -> None:
         from specgraph.graphs.update_plan import _Task
 
-        self._tasks[key] = _Task(group, rewrite)
+        self._tasks[key] = _Task(group, prepare)
 
     patch.setattr(UpdatePlan, "__init__", init)
     patch.setattr(UpdatePlan, "add", add)

@@ -13,12 +13,11 @@ from torch import Tensor
 from specgraph.attention import AttentionLayer, AttentionMetadata, HostLengths, KVCache, StepContext, TaskKey
 from specgraph.errors import ConfigError, UnsupportedError, UpdateError
 from specgraph.platforms import Support, no, yes
-from specgraph_npu.host_ops import HOST_OPS, Call, HostOp, make_call
+from specgraph_npu.host_ops import HOST_OPS, HostOp, make_call
 from specgraph_npu.rows import store_heads, store_latent
 
 if TYPE_CHECKING:
     from specgraph_npu.platform import NpuPlatform
-    from specgraph_npu.task_groups import NpuTaskGroup
 
 _MASK_SIZE = 2048
 """Sparse mode 3 (causal, aligned to the last key) takes one compressed mask of this size for all lengths."""
@@ -72,43 +71,42 @@ class HostOpAttention:
         """See `AttentionBackend.forward`.
 
         Raises:
-            UpdateError: the step came without host lengths.
+            UpdateError: the step came without host lengths, or with lengths that its rows or its block table don't fit.
             UnsupportedError: the row can't do what the layer or the batch asks for.
         """
-        metadata, lengths = context.metadata, context.lengths
+        metadata, lengths, fused = context.metadata, context.lengths, self.row.fused
         if lengths is None:
             raise UpdateError(f"attention '{self.name}' takes host lengths; step {context.step} came without")
-        if not self.row.fused and metadata.query_len > 1:
+        if not fused and metadata.query_len > 1:
             raise UnsupportedError(
                 f"attention '{self.name}' takes one row per request, step {context.step} has {metadata.query_len}: "
                 "use 'fia'"
             )
-        rows = (store_latent if self.row.is_latent else store_heads)(layer, query, key, value, cache, metadata)
-        tensors = {"block_table": metadata.block_table, **rows.rope}
-        options: dict[str, Any] = {}
-        caches = rows.key, rows.value
-        if self.row.fused:
-            options["block_size"] = cache.block_size
-            caches = rows.key.flatten(2), rows.value.flatten(2)
+        store = store_latent if self.row.is_latent else partial(store_heads, flat=fused)
+        rows = store(layer, query, key, value, cache, metadata)
         masked = layer.causal and metadata.query_len > 1
+        options: dict[str, Any] = {"block_size": cache.block_size} if fused else {}
         if masked:
-            options["sparse_mode"] = 3
-            tensors["atten_mask"] = self._causal_mask()
+            options |= {"sparse_mode": 3, "atten_mask": self._causal_mask()}
         call = make_call(
-            self.row, rows.query, *caches, rows.out, num_heads=layer.num_heads, num_kv_heads=layer.num_kv_heads,
-            scale=layer.scale, tensors=tensors, options=options,
+            self.row, rows.out, **rows.operands, **options, num_heads=layer.num_heads, scale=layer.scale,
+            num_key_value_heads=layer.num_kv_heads, block_table=metadata.block_table,
         )  # fmt: skip
-        keyed = _with_keys(lengths) if masked else lengths
-        arguments, workspace = call.host_arguments(keyed), call.workspace(keyed)
+        room = metadata.block_table.shape[1] * cache.block_size
+        checked = partial(_checked, num_rows=query.shape[0], room=room, masked=masked)
+        workspace = call.workspace(checked(lengths))
         if context.updates is None:
-            call.issue(arguments, workspace)
+            call.issue(checked(lengths), workspace)()
         else:
             with self.platform.task_group() as group:
-                call.issue(arguments, workspace)
+                call.issue(checked(lengths), workspace)()
             weak, weak_workspace = call.weak(self.platform.weak_reference), self.platform.weak_reference(workspace)
-            group.issue = partial(weak.issue, arguments, weak_workspace)
-            rewrite = _Rewrite(weak, weak_workspace, group, masked)
-            context.updates.add(TaskKey(context.step, index), group, rewrite)
+            group.issue = weak.issue(checked(lengths), weak_workspace)
+            context.updates.add(
+                TaskKey(context.step, index),
+                group,
+                lambda lengths: group.issue_in_update(weak.issue(checked(lengths), weak_workspace)),
+            )
         if masked:
             _zero_inert(rows.out, metadata, lengths)
         return rows.result()
@@ -132,34 +130,29 @@ def _zero_inert(out: Tensor, metadata: AttentionMetadata, lengths: HostLengths) 
                 part.zero_()
 
 
-@dataclass(frozen=True, slots=True)
-class _Rewrite:
-    """Issues a captured op again with other lengths, within a task update."""
+def _checked(lengths: HostLengths, num_rows: int, room: int, masked: bool) -> HostLengths:
+    """The lengths as the op takes them.
 
-    call: Call
-    workspace: Tensor
-    group: NpuTaskGroup
-    masked: bool
+    Sparse mode 3 takes no request with fewer keys than rows: inert requests get as many keys as rows. Their block
+    tables name the null block only. What they read from it is not used.
 
-    def __call__(self, lengths: HostLengths) -> None:
-        arguments = self.call.host_arguments(_with_keys(lengths) if self.masked else lengths)
-        self.group.next_issue = partial(self.call.issue, arguments, self.workspace)
-        self.group.next_issue()
-
-
-def _with_keys(lengths: HostLengths) -> HostLengths:
-    """The same with as many keys as rows for inert requests: sparse mode 3 takes no request with fewer keys than rows.
-
-    Their block tables name the null block only. What they read from it is not used.
+    Args:
+        num_rows: rows of the captured query; the requests' rows add up to it.
+        room: tokens that a row of the block table holds.
+        masked: the op runs in sparse mode 3.
 
     Raises:
-        UpdateError: a request that is not inert has fewer keys than rows.
+        UpdateError: the lengths don't fit the op.
     """
+    if sum(lengths.query_lens) != num_rows:
+        raise UpdateError(f"query_lens {lengths.query_lens} are {sum(lengths.query_lens)} rows; the op has {num_rows}")
     for rows, keys in zip(lengths.query_lens, lengths.seq_lens, strict=True):
-        if 0 < keys < rows:
+        if keys > room:
+            raise UpdateError(f"a request sees {keys} keys; its row of the block table holds {room} tokens")
+        if masked and 0 < keys < rows:
             raise UpdateError(f"a request of {rows} rows sees {keys} keys: its own rows are not among them")
-    seq_lens = [keys or rows for rows, keys in zip(lengths.query_lens, lengths.seq_lens, strict=True)]
-    return HostLengths(lengths.query_lens, seq_lens)
+    seq_lens = zip(lengths.query_lens, lengths.seq_lens, strict=True)
+    return HostLengths(lengths.query_lens, [keys or (rows if masked else 0) for rows, keys in seq_lens])
 
 
 def make_attention(platform: NpuPlatform, name: str) -> HostOpAttention:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from specgraph.errors import CaptureError, HostReadError, UpdateError
 from specgraph.platforms import Graph, GraphPool, VendorMessage
 from specgraph_npu.probe import reason_of
-from specgraph_npu.task_groups import NpuTaskGroup, open_gate
+from specgraph_npu.task_groups import NpuTaskGroup
 
 if TYPE_CHECKING:
     from specgraph_npu.platform import NpuPlatform
@@ -82,16 +82,17 @@ class NpuGraph(Graph):
         """The launch waits at the gate of each task group until the group's update."""
         self.platform.require_working()
         self.require_updates()
-        stream = self.platform.current_stream()
-        if not self.launches:
-            self.platform.gates.before_first_wait(stream)
+        stream, gates_made = self.platform.current_stream(), self.platform.gate_stream
+        if self.groups and not self.launches:
+            stream.wait_stream(gates_made)
+            self.platform.update_stream.wait_stream(gates_made)
         for group in self.groups:
-            group.updates = 0
+            group.is_updated = False
         with self.platform.on_device():
             self._graph.replay()
         self._done[self.launches % 2].record(stream)
         self.launches += 1
-        self.platform.counters.graph_launches += 1
+        self.platform.counters["graph_launches"] += 1
 
     def _destroy(self) -> None:
         if self.launches and not self.platform.broken:
@@ -113,7 +114,7 @@ class NpuGraph(Graph):
 
     def _waiting(self) -> list[NpuTaskGroup]:
         """The groups at whose gates the last launch waits."""
-        return [group for group in self.groups if not group.updates] if self.launches else []
+        return [group for group in self.groups if not group.is_updated] if self.launches else []
 
     def require_updates(self) -> None:
         """Refuse to go on while the last launch waits at a gate that nobody will open.
@@ -144,4 +145,4 @@ class NpuGraph(Graph):
         if waiting := self._waiting():
             self.order_updates()
             for group in waiting:
-                open_gate(self.platform, group)
+                group.open_gate()

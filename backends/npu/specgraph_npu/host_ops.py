@@ -7,7 +7,8 @@ task update, where everything but the lengths must be as captured.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -38,16 +39,12 @@ class HostOp:
     """Takes the same arguments except outputs and workspace; returns enough memory for any lengths."""
     host: Mapping[str, Callable[[HostLengths], Any]]
     """Host parameters: each argument's name, and its value made from the lengths."""
-    fixed: Mapping[str, Any]
-    """Arguments that are the same in every call of this row."""
-    scale: str
-    heads: str = "num_heads"
-    kv_heads: str = "num_key_value_heads"
-    query: str = "query"
-    key: str = "key"
-    value: str = "value"
-    tensors: tuple[str, ...] = ("block_table", "atten_mask")
-    """Further tensor arguments that the caller gives."""
+    arguments: tuple[str, ...]
+    """The other arguments, by the names that all rows share."""
+    renamed: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What the op calls an argument whose name is another one than the shared one."""
+    fixed: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Arguments that are the same in every call of this row, by the op's own names."""
     namespace: str = "npu"
     """Where in torch.ops."""
     overload: str = "out"
@@ -58,28 +55,33 @@ class HostOp:
     @property
     def is_latent(self) -> bool:
         """Whether it is an MLA op: keys and values are one latent, rotated parts come separately."""
-        return "query_rope" in self.tensors
+        return "query_rope" in self.arguments
+
+    @property
+    def keywords(self) -> set[str]:
+        """All names that the op is called with, except outputs and workspace."""
+        return {self.renamed.get(name, name) for name in self.arguments} | {*self.host, *self.fixed}
 
 
+_SHARED = ("query", "key", "value", "num_heads", "num_key_value_heads", "scale", "block_table")
 _FIA = HostOp(
     name="fia",
     op="npu_fused_infer_attention_score",
     workspace_op="_npu_fused_infer_attention_score_get_max_workspace",
     host={"actual_seq_lengths": _query_ends, "actual_seq_lengths_kv": _seq_lens},
+    arguments=(*_SHARED, "atten_mask", "sparse_mode", "block_size"),
     fixed={"input_layout": "TND", "softmax_lse_flag": False},
-    scale="scale",
 )
 _FIA2 = HostOp(
     name="fia-v2",
     op="npu_fused_infer_attention_score_v2",
     workspace_op="_npu_fused_infer_attention_score_v2_get_max_workspace",
     host={"actual_seq_qlen": _query_ends, "actual_seq_kvlen": _seq_lens},
+    arguments=(*_FIA.arguments, "learnable_sink"),
+    renamed={"num_heads": "num_query_heads", "scale": "softmax_scale"},
     fixed={"input_layout": "TND", "return_softmax_lse": False},
-    scale="softmax_scale",
-    heads="num_query_heads",
-    tensors=(*_FIA.tensors, "learnable_sink"),
 )
-_LATENT = (*_FIA.tensors, "query_rope", "key_rope")
+_LATENT = (*_FIA.arguments, "query_rope", "key_rope")
 _PAGED = HostOp(
     name="atb-paged",
     namespace="atb",
@@ -87,23 +89,13 @@ _PAGED = HostOp(
     overload="default",
     workspace_op="_npu_paged_attention_get_workspace",
     host={"context_lens": lambda lengths: torch.tensor(lengths.seq_lens, dtype=torch.int32)},
-    fixed={},
-    scale="scale_value",
-    kv_heads="num_kv_heads",
-    key="key_cache",
-    value="value_cache",
-    tensors=("block_table",),
+    arguments=_SHARED,
+    renamed={"key": "key_cache", "value": "value_cache", "scale": "scale_value", "num_key_value_heads": "num_kv_heads"},
     fused=False,
     available=has_atb,
 )
-_ROWS = (
-    _FIA,
-    replace(_FIA, name="fia-mla", tensors=_LATENT),
-    _FIA2,
-    replace(_FIA2, name="fia-v2-mla", tensors=_LATENT),
-    _PAGED,
-)
-HOST_OPS: Mapping[str, HostOp] = {row.name: row for row in _ROWS}
+_MLA = (replace(row, name=f"{row.name}-mla", arguments=_LATENT) for row in (_FIA, _FIA2))
+HOST_OPS: Mapping[str, HostOp] = {row.name: row for row in (_FIA, _FIA2, *_MLA, _PAGED)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,47 +113,40 @@ class Call:
             RuntimeError: the op refuses the shapes, dtypes or lengths.
         """
         out = {} if self.row.fused else {"out": self.outputs[0]}
-        return self._op(self.row.workspace_op, "default")(**self.arguments, **self.host_arguments(lengths), **out)
+        return self._op(self.row.workspace_op, "default")(**self.arguments, **self._host_arguments(lengths), **out)
 
-    def host_arguments(self, lengths: HostLengths) -> dict[str, Any]:
-        """The host parameters of one issue, made from its lengths."""
-        return {name: make(lengths) for name, make in self.row.host.items()}
-
-    def issue(self, host_arguments: Mapping[str, Any], workspace: Tensor) -> None:
-        """Issue the op on the current stream."""
+    def issue(self, lengths: HostLengths, workspace: Tensor) -> Callable[[], None]:
+        """Make the host arguments; returns the function that issues the op with them on the current stream."""
         out = list(self.outputs) if self.row.fused else self.outputs[0]
-        self._op(self.row.op, self.row.overload)(**self.arguments, **host_arguments, workspace=workspace, out=out)
+        op, host = self._op(self.row.op, self.row.overload), self._host_arguments(lengths)
+        return partial(op, **self.arguments, **host, workspace=workspace, out=out)
 
     def weak(self, weak_reference: Callable[[Tensor], Tensor]) -> Call:
         """The same call without keeping its tensors alive."""
         arguments = {k: weak_reference(v) if isinstance(v, Tensor) else v for k, v in self.arguments.items()}
         return Call(self.row, arguments, [weak_reference(out) for out in self.outputs])
 
+    def _host_arguments(self, lengths: HostLengths) -> dict[str, Any]:
+        return {name: make(lengths) for name, make in self.row.host.items()}
+
     def _op(self, name: str, overload: str) -> Any:
         return getattr(getattr(getattr(torch.ops, self.row.namespace), name), overload)
 
 
-def make_call(
-    row: HostOp, query: Tensor, key: Tensor, value: Tensor, out: Tensor, *, num_heads: int, num_kv_heads: int,
-    scale: float, tensors: Mapping[str, Tensor], options: Mapping[str, Any] | None = None,
-) -> Call:  # fmt: skip
+def make_call(row: HostOp, out: Tensor, **arguments: Any) -> Call:
     """Put a row's arguments together.
 
     Args:
-        query: [T, num_heads, head_dim]; `out`, [T, num_heads, value_dim], is written.
-        key, value: caches in the op's form: [num_blocks, block_size, num_kv_heads * head_dim] for the fused rows.
-        tensors: further tensors, of the names in `row.tensors`.
-        options: further plain arguments, such as sparse_mode and block_size.
+        out: [T, num_heads, value_dim], written.
+        arguments: of the names in `row.arguments`. query is [T, num_heads, head_dim]; key and value are caches,
+            [num_blocks, block_size, num_kv_heads * head_dim] for the fused rows. Those left out have the op's defaults.
 
     Raises:
-        ConfigError: a tensor that the row doesn't take.
+        ConfigError: an argument that the row doesn't take.
     """
-    if unknown := set(tensors) - set(row.tensors):
-        raise ConfigError(f"host op '{row.name}' takes no {', '.join(sorted(unknown))}; it takes {row.tensors}")
-    arguments: dict[str, Any] = {
-        row.query: query, row.key: key, row.value: value, row.heads: num_heads, row.kv_heads: num_kv_heads,
-        row.scale: scale, **row.fixed, **tensors, **(options or {}),
-    }  # fmt: skip
+    if unknown := set(arguments) - set(row.arguments):
+        raise ConfigError(f"host op '{row.name}' takes no {', '.join(sorted(unknown))}; it takes {row.arguments}")
+    named = {row.renamed.get(name, name): value for name, value in arguments.items()}
     # the unused log-sum-exp is of shape [1], says op-plugin's document
-    outputs = [out, torch.empty(1, dtype=torch.float32, device=query.device)] if row.fused else [out]
-    return Call(row, arguments, outputs)
+    outputs = [out, torch.empty(1, dtype=torch.float32, device=out.device)] if row.fused else [out]
+    return Call(row, {**named, **row.fixed}, outputs)

@@ -6,7 +6,6 @@ import importlib
 import weakref
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -17,18 +16,11 @@ from specgraph.platforms import Capabilities, Event, MemoryInfo, Platform, Platf
 from specgraph_npu import probe
 from specgraph_npu.attention import attention_factories
 from specgraph_npu.graph import NpuGraph, NpuGraphPool
-from specgraph_npu.task_groups import Gates, NpuTaskGroup, capture_group, update_group
+from specgraph_npu.task_groups import ExternalEvent, NpuTaskGroup, capture_group, update_group
 
-
-@dataclass(slots=True)
-class Counters:
-    """Calls issued through one platform, for `Platform.counts`."""
-
-    graph_launches: int = 0
-    task_updates: int = 0
-    event_records: int = 0  # gates opened, ends of launches, and records of events that the platform handed out
-    event_synchronizes: int = 0  # host waits for one event
-    synchronizes: int = 0  # host waits for the whole device
+_COUNTED: tuple[str, ...] = ("graph_launches", "task_updates", "event_records", "event_synchronizes", "synchronizes")
+"""What `counts` counts. Records are of gates, of ends of launches, and of events that the platform handed out; host
+waits are for one event (`event_synchronizes`) or for the whole device (`synchronizes`)."""
 
 
 class NpuPlatform(Platform):
@@ -43,18 +35,20 @@ class NpuPlatform(Platform):
             raise PlatformError(reason)
         self.torch_npu: Any = importlib.import_module("torch_npu")
         self.npu: Any = torch.npu  # type: ignore[attr-defined]
-        self.counters = Counters()
+        self.counters: dict[str, int] = dict.fromkeys(_COUNTED, 0)
         self.event_type = _counted(self.npu.Event, self.counters)
         self.graphs: weakref.WeakSet[NpuGraph] = weakref.WeakSet()
         """Captured graphs that may wait at a gate."""
         self.broken = ""
         """Why this platform takes no more work; empty while it does."""
+        self.waits_for_values = probe.has_value_wait()
         self._index = index
+        self._own_streams: set[int] = set()
         self._capabilities: Capabilities | None = None
         try:
             with self.on_device():
                 name: str = self.npu.get_device_name(index)
-                streams = self._separate_streams(3)
+                self.update_stream, self.capture_stream, self.gate_stream = (self._own_stream() for _ in range(3))
         except RuntimeError as error:
             raise PlatformError(f"NPU {index} can't be opened: {probe.reason_of(error)}") from error
         simulated = probe.is_simulated()
@@ -62,9 +56,6 @@ class NpuPlatform(Platform):
         name += " (simulated)" if simulated else ""
         versions = probe.versions(self.torch_npu)
         super().__init__(PlatformInfo("npu", torch.device("npu", index), name, versions, kind, simulated))
-        self.update_stream, self.capture_stream, for_gates = streams
-        self.gates = Gates(self, probe.has_value_wait(), for_gates)
-        self._own_streams = {stream.npu_stream for stream in streams}
 
     @property
     def capabilities(self) -> Capabilities:
@@ -78,7 +69,7 @@ class NpuPlatform(Platform):
         self.require_working()
         for graph in list(self.graphs):
             graph.require_updates()
-        self.counters.synchronizes += 1
+        self.counters["synchronizes"] += 1
         self.npu.synchronize(self._index)
 
     def memory(self) -> MemoryInfo:
@@ -88,8 +79,14 @@ class NpuPlatform(Platform):
 
     def stream(self) -> Stream:
         """torch_npu hands its streams out in turn, so two of many may be the same queue."""
-        while (stream := self._next_stream()).npu_stream in self._own_streams:
+        while (stream := self.npu.Stream(device=self._index)).npu_stream in self._own_streams:
             pass
+        return stream
+
+    def _own_stream(self) -> Any:
+        """A stream that nobody else gets, however often `stream()` is called."""
+        stream: Any = self.stream()
+        self._own_streams.add(stream.npu_stream)
         return stream
 
     def current_stream(self) -> Stream:
@@ -108,7 +105,7 @@ class NpuPlatform(Platform):
             return self.event_type(enable_timing=timing)
         if not self.capabilities.external_events:
             raise UnsupportedError(f"no external events on this NPU: {self.capabilities.external_events.reason}")
-        return self.gates.event()
+        return ExternalEvent(self)
 
     def is_capturing(self) -> bool:
         with self.on_device():
@@ -140,7 +137,7 @@ class NpuPlatform(Platform):
         return attention_factories()
 
     def counts(self) -> Mapping[str, int]:
-        return asdict(self.counters)
+        return dict(self.counters)
 
     def close(self) -> None:
         """A launch that waits at a gate is let go, so that the device can end."""
@@ -149,28 +146,17 @@ class NpuPlatform(Platform):
                 graph.release()
         super().close()
 
-    def _next_stream(self) -> Any:
-        """The next of torch_npu's streams of this device; the same few come again and again."""
-        return self.npu.Stream(device=self._index)
 
-    def _separate_streams(self, count: int) -> list[Any]:
-        found: dict[int, Any] = {}
-        while len(found) < count:
-            stream = self._next_stream()
-            found.setdefault(stream.npu_stream, stream)
-        return list(found.values())
-
-
-def _counted(event_type: Any, counters: Counters) -> Any:
+def _counted(event_type: Any, counters: dict[str, int]) -> Any:
     """The vendor's event type, with records and host waits counted."""
 
     class CountedEvent(event_type):
         def record(self, stream: Any = None) -> None:
-            counters.event_records += 1
+            counters["event_records"] += 1
             super().record(stream)
 
         def synchronize(self) -> None:
-            counters.event_synchronizes += 1
+            counters["event_synchronizes"] += 1
             super().synchronize()
 
     return CountedEvent

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,17 +15,12 @@ from specgraph.errors import UnsupportedError
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Operands of one call, its output, and how that becomes the layer's output.
+    """Operands of one call, its output, and how that becomes the layer's output."""
 
-    query and out are [T, num_heads, dim], key and value [num_blocks, block_size, num_kv_heads, dim]. The op writes out.
-    """
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
+    operands: Mapping[str, Tensor]
+    """query [T, num_heads, dim]; key and value, caches. MLA: also query_rope [T, num_heads, rope_dim] and key_rope."""
     out: Tensor
-    rope: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """MLA: query_rope [T, num_heads, rope_dim] and key_rope [num_blocks, block_size, rope_dim]."""
+    """[T, num_heads, dim], which the op writes."""
     pad: int = 0
     """Columns of zeros in front of the output."""
 
@@ -35,13 +30,19 @@ class Rows:
 
 
 def store_heads(
-    layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, cache: KVCache, metadata: AttentionMetadata
-) -> Rows:
-    """Heads as the core's attention takes them; see `AttentionBackend.forward`."""
+    layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, cache: KVCache, metadata: AttentionMetadata,
+    flat: bool = True,
+) -> Rows:  # fmt: skip
+    """Heads as the core's attention takes them; see `AttentionBackend.forward`.
+
+    Args:
+        flat: the op takes caches of [num_blocks, block_size, num_kv_heads * head_dim], with all heads in one dimension.
+    """
     query = kernels.rotate_and_store(
         query, key, value, layer.rotary, metadata.positions, metadata.slot_mapping, cache.key, cache.value
     )
-    return Rows(query, cache.key, cache.value, torch.empty_like(query))
+    caches = [each.flatten(2) if flat else each for each in cache]
+    return Rows({"query": query, "key": caches[0], "value": caches[1]}, torch.empty_like(query))
 
 
 def store_latent(
@@ -69,9 +70,9 @@ def store_latent(
         query[..., :rope].contiguous(), key[..., :rope].contiguous(), value[..., rope:].contiguous(), layer.rotary,
         metadata.positions, metadata.slot_mapping, key_rope, latent,
     )  # fmt: skip
-    query = query[..., rope:].contiguous()
-    ropes = {"query_rope": query_rope, "key_rope": key_rope.flatten(2)}
-    return Rows(query, latent, latent, torch.empty_like(query), ropes, pad=rope)
+    query, key_rope, latent = query[..., rope:].contiguous(), key_rope.flatten(2), latent.flatten(2)
+    operands = {"query": query, "key": latent, "value": latent, "query_rope": query_rope, "key_rope": key_rope}
+    return Rows(operands, torch.empty_like(query), pad=rope)
 
 
 def _packed(cache: Tensor, columns: int) -> Tensor:

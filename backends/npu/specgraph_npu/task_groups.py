@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from specgraph.errors import CaptureError, SpecgraphError, UnsupportedError, UpdateError
-from specgraph.platforms import Event
 from specgraph_npu.probe import reason_of
 
 if TYPE_CHECKING:
@@ -30,15 +29,57 @@ _QUEUE_ENDED = "process exits for this inner error"
 """Reported when torch_npu's task queue (TASK_QUEUE_ENABLE=1) could not launch a kernel: it then drops all work."""
 
 
+class ExternalEvent:
+    """A semaphore that streams and running graphs wait at, and that a wait closes as it passes: gates are such events.
+
+    With aclrtValueWait in the runtime, torch_npu's event is one, and each issued record takes one wait. Without, the
+    event is created by its first record, a wait captured before that is dropped without a word, and an open event stays
+    open until it is reset: it is recorded and reset here when it is made, and reset with each wait.
+    """
+
+    def __init__(self, platform: NpuPlatform) -> None:
+        """Closed. A graph that was captured meanwhile waits for `platform.gate_stream` before its first launch."""
+        self._platform, self._event = platform, platform.npu.ExternalEvent()
+        if not platform.waits_for_values:
+            self._event.record(platform.gate_stream)
+            self._event.reset(platform.gate_stream)
+            if not platform.captures.is_here:
+                platform.gate_stream.synchronize()
+
+    def record(self, stream: Any = None) -> None:
+        self._event.record(self._platform.current_stream() if stream is None else stream)
+
+    def wait(self, stream: Any = None) -> None:
+        """Raises CaptureError where torch_npu would drop the wait."""
+        if not self._event.npu_event:
+            raise CaptureError(
+                "an external event does not exist in the runtime yet: torch_npu would drop its captured wait without a "
+                "word, and replays would run with stale parameters"
+            )
+        stream = self._platform.current_stream() if stream is None else stream
+        self._event.wait(stream)
+        if not self._platform.waits_for_values:
+            self._event.reset(stream)
+
+    def query(self, end_event: Any = None) -> Any:
+        """Refused, as is all that the host asks: the runtime refuses it, and torch_npu answers at once all the same."""
+        raise UnsupportedError(
+            "an external event of an NPU can't be queried, timed, or waited for by the host: let a stream wait for it"
+        )
+
+    synchronize = elapsed_time = query
+
+
 @dataclass(slots=True, eq=False)
 class NpuTaskGroup:
     """One captured task group: its runtime handle, its gate, and the graph it is in."""
 
     graph: NpuGraph
     number: int
-    gate: Any
+    gate: ExternalEvent
     handle: Any = None
-    updates: int = 0  # since the graph's last launch: 1 when the next launch comes
+    is_updated: bool = False
+    """Since the graph's last launch. All groups are when the next launch comes."""
     issue: Callable[[], None] | None = None
     """Issues the group's kernels as they were captured or last updated; None: only the caller of the updates can."""
     next_issue: Callable[[], None] | None = None
@@ -46,6 +87,21 @@ class NpuTaskGroup:
 
     def __str__(self) -> str:
         return f"task group {self.number} of {len(self.graph.groups)}"
+
+    def issue_in_update(self, issue: Callable[[], None]) -> Callable[[], None]:
+        """What to call in a task update: `issue`, which is kept as the last good values once the update has ended."""
+
+        def update() -> None:
+            self.next_issue = issue
+            issue()
+
+        return update
+
+    def open_gate(self) -> None:
+        """Let the graph's last launch pass, when the update stream gets here."""
+        self.gate.record(self.graph.platform.update_stream)
+        self.graph.platform.counters["event_records"] += 1
+        self.is_updated = True
 
 
 @contextmanager
@@ -56,14 +112,8 @@ def capture_group(platform: NpuPlatform, graph: NpuGraph) -> Generator[NpuTaskGr
         CaptureError: the gate does not exist yet, or the block issued no kernel, a copy, an event or a host call.
     """
     npu, stream = platform.npu, platform.current_stream()
-    group = NpuTaskGroup(graph, len(graph.groups), platform.gates.take())
-    if not group.gate.npu_event:
-        raise CaptureError(
-            f"the gate of task group {group.number} does not exist in the runtime yet: torch_npu would drop its "
-            "captured wait without a word, and replays would run with stale parameters"
-        )
+    group = NpuTaskGroup(graph, len(graph.groups), ExternalEvent(platform))
     group.gate.wait(stream)
-    group.gate.reset(stream)
     npu.graph_task_group_begin(stream)
     try:
         yield group
@@ -88,7 +138,7 @@ def update_group(platform: NpuPlatform, group: NpuTaskGroup) -> Generator[None]:
     platform.require_working()
     if not graph.is_captured or group.handle is None:
         raise UpdateError(f"{group}: its graph was {'closed' if graph.is_closed else 'reset'}; capture again")
-    if not graph.launches or group.updates:
+    if not graph.launches or group.is_updated:
         done = "was updated already since its graph's last launch" if graph.launches else "was not launched yet"
         raise UpdateError(
             f"{group} {done}: its gate would stay open, and the next replay would pass it before its update. "
@@ -99,7 +149,7 @@ def update_group(platform: NpuPlatform, group: NpuTaskGroup) -> Generator[None]:
         try:
             with _update(platform, group):
                 yield
-            open_gate(platform, group)
+            group.open_gate()
         except BaseException as error:
             group.next_issue = None
             _restore(platform, group, error)
@@ -111,14 +161,7 @@ def update_group(platform: NpuPlatform, group: NpuTaskGroup) -> Generator[None]:
                 ) from error
             raise
     group.issue, group.next_issue = group.next_issue or group.issue, None
-    platform.counters.task_updates += 1
-
-
-def open_gate(platform: NpuPlatform, group: NpuTaskGroup) -> None:
-    """Let the graph's last launch pass."""
-    group.gate.record(platform.update_stream)
-    group.updates += 1
-    platform.counters.event_records += 1
+    platform.counters["task_updates"] += 1
 
 
 @contextmanager
@@ -142,68 +185,9 @@ def _restore(platform: NpuPlatform, group: NpuTaskGroup, failure: BaseException)
         if group.issue is not None:
             with _update(platform, group):
                 group.issue()
-        open_gate(platform, group)
-    except RuntimeError as error:
+        group.open_gate()
+    except Exception as error:
         platform.broken = (
             f"an update of {group} failed and could not be undone: {reason_of(error)} Launches that wait for it never "
             "end: start a new process"
         )
-
-
-class Gates:
-    """Makes external events: semaphores that streams and running graphs wait at, and that a wait closes again.
-
-    Where the runtime can wait for values, a wait closes torch_npu's ExternalEvent as it passes, and each issued record
-    takes one wait. Where it can't, the event is created by its first record, a wait captured before that is dropped
-    without a word, and an open event stays open until it is reset: each is recorded and reset here before its capture.
-    """
-
-    def __init__(self, platform: NpuPlatform, created_at_once: bool, stream: Any) -> None:
-        """created_at_once: the runtime can wait for values; stream: one that never waits for anything."""
-        self._platform, self._created_at_once, self.stream = platform, created_at_once, stream
-
-    def take(self) -> Any:
-        """A closed gate for a task group: the vendor's object, whose captured wait needs a captured reset."""
-        gate = self._platform.npu.ExternalEvent()
-        if not self._created_at_once:
-            gate.record(self.stream)
-            gate.reset(self.stream)
-        return gate
-
-    def event(self) -> Event:
-        """A closed event for `Platform.event`."""
-        gate = self.take()
-        if not self._created_at_once and not self._platform.is_capturing():
-            self.stream.synchronize()
-        return ExternalEvent(gate, self._platform, closes=self._created_at_once)
-
-    def before_first_wait(self, stream: Any) -> None:
-        """Put `stream` and the update stream behind the resets of `take`."""
-        if not self._created_at_once:
-            stream.wait_stream(self.stream)
-            self._platform.update_stream.wait_stream(self.stream)
-
-
-class ExternalEvent:
-    """An external event of the platform: a wait closes it as it passes, and the host sees nothing of it."""
-
-    def __init__(self, event: Any, platform: NpuPlatform, closes: bool) -> None:
-        """closes: the vendor's own wait closes the event."""
-        self._event, self._platform, self._closes = event, platform, closes
-
-    def record(self, stream: Any = None) -> None:
-        self._event.record(self._platform.current_stream() if stream is None else stream)
-
-    def wait(self, stream: Any = None) -> None:
-        stream = self._platform.current_stream() if stream is None else stream
-        self._event.wait(stream)
-        if not self._closes:
-            self._event.reset(stream)
-
-    def query(self, end_event: Any = None) -> Any:
-        """Refused, as is all that the host asks: the runtime refuses it, and torch_npu answers at once all the same."""
-        raise UnsupportedError(
-            "an external event of an NPU can't be queried, timed, or waited for by the host: let a stream wait for it"
-        )
-
-    synchronize = elapsed_time = query

@@ -74,7 +74,7 @@ def test_update_before_previous_replay_ends(run_script):
     assert caught(done), done.stdout
 
 
-DROPPED = "npu.gates._created_at_once = True"
+DROPPED = "npu.waits_for_values = True"
 
 
 @pytest.mark.once
@@ -89,12 +89,12 @@ def test_update_dropped_would_give_wrong_tokens(run_script):
     """What that refusal prevents: with a gate that looks created, the graph runs before its update."""
     pretend = """
 class Dropped:
-    npu_event = 1
-    def __init__(self): self.event = npu.npu.ExternalEvent()
-    def wait(self, stream): self.event.wait(stream)
-    def reset(self, stream): self.event.reset(stream)
+    def __init__(self, platform): self.event = npu.npu.ExternalEvent()
+    def wait(self, stream):
+        self.event.wait(stream)
+        self.event.reset(stream)
     def record(self, stream): self.event.record(stream)
-npu.gates.take = Dropped
+task_groups.ExternalEvent = Dropped
 work = torch.ones(2400, 2400, device="npu")  # most of a second: a busy machine must not let the update come first
 """
     done = run_script(MANY_ROUNDS.format(mutation=pretend), flavour="events", hang_seconds=3)
@@ -130,7 +130,7 @@ def test_update_missing(npu, pair, monkeypatch):
         items = list(self._tasks.items())
         for key, task in items[:-1]:
             with self.platform.task_update(task.group):
-                task.rewrite(lengths[key.step])
+                task.prepare(lengths[key.step])()
 
     for go_on in (npu.synchronize, lambda: drafter.propose(**batch)):
         with monkeypatch.context() as patch, torch.inference_mode():
@@ -147,11 +147,11 @@ def test_update_key_ignored(npu, pair):
     _, drafter, _ = pair
     runner, descriptor = drafter.graphs, next(d for d in drafter.graphs.descriptors if d.num_requests == 2)
     lengths = HostLengths([1, 1], [4, 4])
-    before = npu.counters.graph_launches
+    before = npu.counters["graph_launches"]
     for given in ({0: lengths, 1: lengths}, {0: lengths, 1: lengths, 3: lengths}, {}):
         with pytest.raises(UpdateError, match="steps"):
             runner.replay(descriptor, given)
-    assert npu.counters.graph_launches == before
+    assert npu.counters["graph_launches"] == before
     npu.synchronize()
 
 
@@ -165,9 +165,9 @@ def test_update_prefill_decode_mixed(npu, runtime):
             x.fill_(value)
         if value == 2:
             with pytest.raises(UpdateError, match="captured twice"):
-                plan.add(TaskKey(0, 0), group, lambda lengths: None)
+                plan.add(TaskKey(0, 0), group, lambda lengths: lambda: None)
         else:
-            plan.add(TaskKey(0, 0), group, lambda lengths: None)
+            plan.add(TaskKey(0, 0), group, lambda lengths: lambda: None)
         graph.close()
 
 
@@ -191,7 +191,7 @@ def test_per_step_lengths_not_updated(pair, monkeypatch):
 
 @pytest.mark.once
 def test_step_ladder_overpadding(run_script):
-    """Later steps captured at K + 1 rows per request don't take one-row lengths: the update is refused."""
+    """Later steps captured at K + 1 rows per request don't take one-row lengths: refused before the update begins."""
     done = run_script(
         """
         import torch
@@ -211,7 +211,7 @@ def test_step_ladder_overpadding(run_script):
                 drafter.propose(**batch)
             npu.synchronize()
         except Exception as error:
-            print("caught:", "actual_seq_lengths ends at 2" in str(error), str(error)[:3000])
+            print("caught:", "query_lens [1, 1] are 2 rows; the op has 8" in str(error), str(error)[:3000])
         import os
         os._exit(0)
         """,
@@ -282,8 +282,7 @@ def test_exception_in_an_update_restores_the_last_values(npu, runtime):
         y.fill_(b)
 
     with npu.task_update(group):
-        group.next_issue = lambda: issue(3, 4)
-        group.next_issue()
+        group.issue_in_update(lambda: issue(3, 4))()
     graph.replay()
     with pytest.raises(ZeroDivisionError), npu.task_update(group):  # noqa: PT012
         x.fill_(7)
@@ -295,6 +294,67 @@ def test_exception_in_an_update_restores_the_last_values(npu, runtime):
         issue(5, 6)
     assert (x.cpu().tolist(), y.cpu().tolist()) == ([5, 5], [6, 6])
     graph.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (HostLengths([4, 4], [4, 1000]), "sees 1000 keys; its row of the block table holds"),
+        (HostLengths([4, 4], [3, 8]), "a request of 4 rows sees 3 keys"),
+        (HostLengths([4, 3], [4, 8]), "are 7 rows; the op has 8"),
+    ],
+)
+def test_lengths_that_the_op_refuses_begin_no_update(npu, runtime, wrong, why):
+    """Of two layers, the second one's values are refused: neither is updated, and the next replay is as ever."""
+    reference = make_drafter(CpuPlatform(), PagedAttention(), "eager", 3, layers=2)
+    drafter = make_drafter(npu, make_attention(npu, "fia"), "step", 3, layers=2)
+    captured = next(c for d, c in drafter.graphs._captured.items() if d.num_requests == 2 and d.query_len == 4)
+    good = HostLengths([4, 4], [4, 8])
+    first, second = captured.updates.keys
+    npu.synchronize()
+    runtime.reset_report()
+    with pytest.raises(UpdateError, match=why):
+        captured.updates.apply({first: good, second: wrong})
+    assert not runtime.report()["calls"].get("aclmdlRICaptureTaskUpdateBegin", 0)
+    batch = rounds_for(reference, seed=5).next(num_requests=2)
+    assert torch.equal(propose(drafter, batch), propose(reference, batch))
+    drafter.close()
+
+
+@pytest.mark.once
+def test_update_that_can_not_be_undone_ends_the_platform(run_script):
+    """The last good values can't be issued either: one error from then on, instead of launches that never end."""
+    done = run_script(
+        """
+        import torch
+        from specgraph_npu.platform import NpuPlatform
+        npu, x = NpuPlatform(0), torch.zeros(2, device="npu")
+        graph = npu.graph()
+        with graph.capture(), npu.task_group() as group:
+            x.fill_(1)
+        def gone():
+            raise ValueError("the tensors are gone")
+        group.issue = gone
+        graph.replay()
+        def update():
+            with npu.task_update(group):
+                1 / 0
+        for use in (update, update, npu.synchronize, graph.replay):
+            try:
+                use()
+            except Exception as error:
+                print(type(error).__name__, error)
+        import os, sys
+        sys.stdout.flush()
+        os._exit(0)
+        """,
+        hang_seconds=3,
+        TASK_QUEUE_ENABLE=0,
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4, done.stderr
+    message = "PlatformError an update of task group 0 of 1 failed and could not be undone: the tensors are gone"
+    assert all(line.startswith(message) and line == lines[0] for line in lines), done.stdout
 
 
 BROKEN = """

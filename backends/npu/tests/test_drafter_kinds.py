@@ -60,9 +60,10 @@ def test_latent_attention(npu, runtime, name, monkeypatch):
     rounds = rounds_for(reference, seed=8)
     drafters = {way: make_drafter(npu, make_attention(npu, name), way, 3, head=head) for way in LOWERINGS}
 
-    def watched(call, host_arguments, workspace):
-        issued.append(next(iter(host_arguments.values())))  # where each request's rows end
-        issue(call, host_arguments, workspace)
+    def watched(call, lengths, workspace):
+        ready = issue(call, lengths, workspace)
+        issued.append(ready.keywords[next(iter(call.row.host))])  # where each request's rows end
+        return ready
 
     monkeypatch.setattr(Call, "issue", watched)
     for number in range(6):

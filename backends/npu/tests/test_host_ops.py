@@ -72,26 +72,26 @@ class Problem:
 def run(npu, problem, name, *, sink=None):
     """Capture with short lengths, then update to each of ROUNDS and compare."""
     row = HOST_OPS[name]
-    tensors = {"block_table": problem.table, "atten_mask": problem.mask}
+    query, key, value = problem.query, problem.key.flatten(2), problem.value.flatten(2)
+    tensors = {"query": query, "key": key, "value": value, "block_table": problem.table, "atten_mask": problem.mask}
     if problem.rope:
         tensors |= {"query_rope": problem.query_rope, "key_rope": problem.key_rope.flatten(2)}
     if sink is not None:
         tensors["learnable_sink"] = sink
-    query, key, value = (t.npu() for t in (problem.query, problem.key.flatten(2), problem.value.flatten(2)))
-    out = torch.empty_like(query)
+    out = torch.empty_like(query, device="npu")
     call = make_call(
-        row, query, key, value, out, num_heads=HEADS, num_kv_heads=problem.kv_heads, scale=problem.scale,
-        tensors={k: v.npu() for k, v in tensors.items()}, options={"sparse_mode": 3, "block_size": BLOCK},
+        row, out, **{k: v.npu() for k, v in tensors.items()}, num_heads=HEADS, num_key_value_heads=problem.kv_heads,
+        scale=problem.scale, sparse_mode=3, block_size=BLOCK,
     )  # fmt: skip
     inert = HostLengths([2, 2, 2], [2, 2, 2])
     workspace = call.workspace(inert)
     graph = npu.graph()
     with graph.capture(), npu.task_group() as group:
-        call.issue(call.host_arguments(inert), workspace)
+        call.issue(inert, workspace)()
     for lengths in ROUNDS:
         graph.replay()
         with npu.task_update(group):
-            call.issue(call.host_arguments(lengths), workspace)
+            call.issue(lengths, workspace)()
         torch.testing.assert_close(out.cpu().double(), problem.reference(lengths, sink), **TOLERANCE)
     graph.close()
 
@@ -114,11 +114,10 @@ def test_learnable_sink(npu, runtime):
 def test_lengths_that_do_not_fit_are_refused(npu, runtime):
     problem = Problem(2)
     query = problem.query.npu()
-    out = torch.empty_like(query)
     call = make_call(
-        HOST_OPS["fia"], query, problem.key.flatten(2).npu(), problem.value.flatten(2).npu(), out,
-        num_heads=HEADS, num_kv_heads=2, scale=1.0, options={"sparse_mode": 3, "block_size": BLOCK},
-        tensors={"block_table": problem.table.npu(), "atten_mask": problem.mask.npu()},
+        HOST_OPS["fia"], torch.empty_like(query), query=query, key=problem.key.flatten(2).npu(),
+        value=problem.value.flatten(2).npu(), num_heads=HEADS, num_key_value_heads=2, scale=1.0, sparse_mode=3,
+        block_size=BLOCK, block_table=problem.table.npu(), atten_mask=problem.mask.npu(),
     )  # fmt: skip
     for lengths, why in (
         (HostLengths([2, 2], [4, 4]), "ends at 4, query has 6 tokens"),
@@ -137,11 +136,11 @@ def test_workspace_that_is_too_small_is_refused(run_script):
         from specgraph_npu.platform import NpuPlatform
         npu, problem = NpuPlatform(0), Problem(2)
         query = problem.query.npu()
-        call = make_call(HOST_OPS["fia"], query, problem.key.flatten(2).npu(), problem.value.flatten(2).npu(),
-                         torch.empty_like(query), num_heads=HEADS, num_kv_heads=2, scale=1.0,
-                         tensors={"block_table": problem.table.npu(), "atten_mask": problem.mask.npu()},
-                         options={"sparse_mode": 3, "block_size": BLOCK})
-        call.issue(call.host_arguments(ROUNDS[1]), torch.empty(64, device="npu"))
+        call = make_call(HOST_OPS["fia"], torch.empty_like(query), query=query, key=problem.key.flatten(2).npu(),
+                         value=problem.value.flatten(2).npu(), num_heads=HEADS, num_key_value_heads=2, scale=1.0,
+                         block_table=problem.table.npu(), atten_mask=problem.mask.npu(), sparse_mode=3,
+                         block_size=BLOCK)
+        call.issue(ROUNDS[1], torch.empty(64, device="npu"))()
         npu.synchronize()
         """,
         lenient="",
@@ -154,7 +153,7 @@ def test_workspace_that_is_too_small_is_refused(run_script):
 def test_table_refuses_what_a_row_does_not_take(npu, runtime):
     x = torch.zeros(1, 1, 1)
     with pytest.raises(ConfigError, match="takes no query_rope"):
-        make_call(HOST_OPS["fia"], x, x, x, x, num_heads=1, num_kv_heads=1, scale=1.0, tensors={"query_rope": x})
+        make_call(HOST_OPS["fia"], x, query=x, key=x, value=x, query_rope=x)
     with pytest.raises(ConfigError, match="there are fia"):
         make_attention(npu, "nonsense")
 
@@ -169,7 +168,5 @@ def test_names_are_those_of_the_installed_wheel(npu, name):
     row = HOST_OPS[name]
     out = getattr(getattr(torch.ops.npu, row.op), row.overload)._schema
     workspace = getattr(torch.ops.npu, row.workspace_op).default._schema
-    used = {*row.host, row.heads, row.kv_heads, row.scale, *row.fixed, *row.tensors, "query", "key", "value"}
-    used |= {"sparse_mode", "block_size"}
-    assert used | {"workspace", "out"} <= {argument.name for argument in out.arguments}
-    assert used <= {argument.name for argument in workspace.arguments}
+    assert row.keywords | {"workspace", "out"} <= {argument.name for argument in out.arguments}
+    assert row.keywords <= {argument.name for argument in workspace.arguments}

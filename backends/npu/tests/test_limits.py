@@ -36,8 +36,8 @@ def attend(
     if rope:
         tensors |= {"query_rope": zeros(sum(query_lens), heads, rope), "key_rope": zeros(2, block, kv_heads * rope)}
     call = make_call(
-        HOST_OPS["fia-mla" if rope else "fia"], query, cache, cache, torch.empty_like(query), num_heads=heads,
-        num_kv_heads=kv_heads, scale=1.0, tensors=tensors, options={"sparse_mode": sparse, "block_size": block},
+        HOST_OPS["fia-mla" if rope else "fia"], torch.empty_like(query), query=query, key=cache, value=cache, **tensors,
+        num_heads=heads, num_key_value_heads=kv_heads, scale=1.0, sparse_mode=sparse, block_size=block,
     )  # fmt: skip
     call.workspace(HostLengths(list(query_lens), list(seq_lens)))
 

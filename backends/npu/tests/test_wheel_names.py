@@ -13,7 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from specgraph_npu.host_ops import HOST_OPS, HostOp
+from specgraph_npu.host_ops import HOST_OPS
 from specgraph_npu.probe import KNOWN_WHEELS
 
 PACKAGE = Path(__file__).resolve().parents[1] / "specgraph_npu"
@@ -65,12 +65,6 @@ class Wheel:
         return found
 
 
-def keywords(row: HostOp) -> set[str]:
-    """The arguments that the row passes by name."""
-    named = {*row.host, row.heads, row.kv_heads, row.scale, *row.fixed, *row.tensors, row.query, row.key, row.value}
-    return named | {"workspace", "out"} | ({"sparse_mode", "block_size"} if row.fused else set())
-
-
 OPTIONAL = {"2.12.0.post3": ["torch_npu._C._npu_endAllocateToPool"]}
 """Names that a wheel lacks and that the backend does without: it asks for them with getattr."""
 
@@ -84,7 +78,7 @@ def missing_names(wheel: Wheel) -> list[str]:
         missing += [name for name in (row.op, row.workspace_op) if not wheel.has_private(name)]
         known = wheel.arguments(row.op)
         if row.namespace == "npu":  # the schema of the ATB row is no contiguous text: its name is all that can be read
-            missing += [f"{row.op}({name}=)" for name in sorted(keywords(row) - known)]
+            missing += [f"{row.op}({name}=)" for name in sorted((row.keywords | {"workspace", "out"}) - known)]
     return missing
 
 

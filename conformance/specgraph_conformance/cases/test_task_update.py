@@ -100,7 +100,7 @@ class Tasks:
         for key, lengths in values.items():
             task = self.plan._tasks[key]  # pyright: ignore[reportPrivateUsage]
             with self.platform.task_update(task.group):
-                task.rewrite(lengths)
+                task.prepare(lengths)()
 
     def eager(self, lengths: dict[int, HostLengths]) -> Tensor:
         """The result without a graph."""
