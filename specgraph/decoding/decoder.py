@@ -163,7 +163,8 @@ class SpeculativeDecoder:
         return self._queue(request)
 
     def cancel(self, request_id: int) -> bool:
-        """End a request now and free its KV blocks. The next `step` gives its last chunk, with reason "cancelled".
+        """End a request now; its KV blocks are free when no launched round can write them. The next `step` gives its
+        last chunk, with reason "cancelled".
 
         Returns:
             Whether it was still unfinished.
@@ -173,7 +174,7 @@ class SpeculativeDecoder:
                 if state in self._waiting:
                     self._waiting.remove(state)
                 else:
-                    self.rounds.leave(state)
+                    self.rounds.leave(state, finished=False)
                 self._ended.append(Chunk(request_id, [], 0, "cancelled"))
                 return True
         return False
@@ -190,7 +191,7 @@ class SpeculativeDecoder:
             state.token_ids += tokens
             chunks.append(state.cut(tokens, len(tokens) - 1, self.config.max_model_len))
             if chunks[-1].finish_reason is not None:
-                self.rounds.leave(state)
+                self.rounds.leave(state, finished=True)
         return chunks
 
     def check(self, request: Request) -> None:

@@ -116,8 +116,9 @@ class DeviceRounds:
         elif self.config.synthetic_acceptance is not None:  # requests of one seed must not all accept alike
             write(memory.seeds[at], [(request.seed + state.index) % 2**63])
 
-    def leave(self, state: Running) -> None:
-        """Take a request out, finished or not. Its KV blocks are given back once no launched round can write them."""
+    def leave(self, state: Running, *, finished: bool) -> None:
+        """Take a request out. Its KV blocks are given back once no launched round can write them: at once where it
+        finished, because it is inert in every round after that; else when the rounds in flight were read."""
         self.rows[state.row] = None
         self._joined.discard(state.row)
         self.target.round.num_sampled[state.row].fill_(0)
@@ -125,15 +126,19 @@ class DeviceRounds:
         for unread in self._unread:
             if state in unread.rows:
                 unread.rows[unread.rows.index(state)] = None
-                if unread is self._unread[-1]:
+                if unread is self._unread[-1] and not finished:
                     unread.blocks += blocks
                     blocks = []
         self.allocator.free(blocks)
         while self.rows and self.rows[-1] is None:
             self.rows.pop()
-        if not self.rows:
-            while self._unread:
-                self._read(self._unread.popleft())
+        if not self.rows:  # nobody will step: what is unread holds no tokens, and perhaps blocks to wait for
+            for unread in self._unread:
+                self._free.append(unread.copy)
+                if unread.blocks:
+                    unread.copy.read()
+                    self.allocator.free(unread.blocks)
+            self._unread.clear()
 
     def _launch(self) -> None:
         """Launch a round over the rows in use, if there are any."""

@@ -84,8 +84,9 @@ class Rounds:
         self.running.append(state)
         self.prefill(state, row=len(self.running) - 1)
 
-    def leave(self, state: Running) -> None:
-        """Take a request out, finished or not, and give its KV blocks back."""
+    def leave(self, state: Running, *, finished: bool) -> None:
+        """Take a request out, finished or cancelled, and give its KV blocks back: later work in the stream may write
+        them."""
         self.running.remove(state)
         self.allocator.free(state.blocks)
 
