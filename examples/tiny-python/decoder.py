@@ -1,4 +1,4 @@
-"""Parts that every drafter here is made of, in plain torch: attention, MLP, rotation, a chain's attention, saving."""
+"""What every drafter here is made of, in plain torch: attention, MLP, rotation, a chain's attention, its folder."""
 
 import json
 from dataclasses import dataclass
@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F
 from transformers import LlamaConfig
+from typing_extensions import Self
 
 QueryKeyValue = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -26,45 +27,27 @@ class LayerSizes:
     rope_theta: float = 10000.0
     eps: float = 1e-5
 
-    def to_json(self) -> dict[str, Any]:
-        """Their keys in a config.json."""
-        return {
-            "hidden_size": self.hidden_size,
-            "intermediate_size": self.intermediate_size,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "head_dim": self.head_dim,
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "mlp_bias": False,
-            "rope_theta": self.rope_theta,
-            "rms_norm_eps": self.eps,
-        }
-
     @classmethod
-    def of_target(cls, config: LlamaConfig, intermediate_size: int | None = None) -> "LayerSizes":
-        """Those of a layer of the target, with another MLP if one is given."""
+    def of(cls, config: dict[str, Any]) -> "LayerSizes":
+        """Read them from a config.json."""
         return cls(
-            hidden_size=config.hidden_size,
-            intermediate_size=intermediate_size or config.intermediate_size,
-            heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
-            head_dim=config.head_dim,
-            eps=config.rms_norm_eps,
+            hidden_size=config["hidden_size"],
+            intermediate_size=config["intermediate_size"],
+            heads=config["num_attention_heads"],
+            kv_heads=config["num_key_value_heads"],
+            head_dim=config["head_dim"],
+            rope_theta=config["rope_theta"],
+            eps=config["rms_norm_eps"],
         )
 
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "LayerSizes":
-        """Read what to_json wrote, out of a whole config.json."""
-        return cls(
-            hidden_size=values["hidden_size"],
-            intermediate_size=values["intermediate_size"],
-            heads=values["num_attention_heads"],
-            kv_heads=values["num_key_value_heads"],
-            head_dim=values["head_dim"],
-            rope_theta=values["rope_theta"],
-            eps=values["rms_norm_eps"],
-        )
+
+def config_for(target: LlamaConfig, **values: Any) -> dict[str, Any]:
+    """The config.json of a drafter: layers as the target's, except for what `values` says."""
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    names += ("head_dim", "max_position_embeddings", "rms_norm_eps")
+    fixed = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "rope_theta": 10000.0}
+    fixed |= {"bos_token_id": 0, "eos_token_id": 0, "dtype": "float16", "torch_dtype": "float16"}
+    return {**{name: getattr(target, name) for name in names}, **fixed, **values}
 
 
 class Attention(nn.Module):
@@ -178,15 +161,32 @@ def initialise(module: nn.Module) -> None:
             nn.init.normal_(parameter, std=0.02)
 
 
-def save_folder(folder: Path, config: dict[str, Any], state: dict[str, torch.Tensor]) -> None:
-    """Write config.json and model.safetensors; floating point becomes float16."""
-    folder.mkdir(parents=True, exist_ok=True)
-    state = {name: value.detach().cpu().contiguous() for name, value in state.items()}
-    state = {name: value.half() if value.is_floating_point() else value for name, value in state.items()}
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+class Head(nn.Module):
+    """A drafter made from its config.json. What it shares with the target is handed in and not part of its state."""
 
+    prefix = ""
+    """Of the names in its checkpoint."""
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """The config.json of a folder."""
-    return json.loads((folder / "config.json").read_text())
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.config, self.sizes = config, LayerSizes.of(config)
+
+    def save(self, folder: Path) -> None:
+        """Write config.json and model.safetensors; floating point becomes float16."""
+        folder.mkdir(parents=True, exist_ok=True)
+        state = {f"{self.prefix}{name}": value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
+        state = {name: value.half() if value.is_floating_point() else value for name, value in state.items()}
+        save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+        (folder / "config.json").write_text(json.dumps(self.config, indent=2) + "\n")
+
+    def read(self, folder: Path) -> None:
+        """Take the values that save wrote."""
+        state = load_file(folder / "model.safetensors")
+        self.load_state_dict({name.removeprefix(self.prefix): value for name, value in state.items()})
+
+    @classmethod
+    def load(cls, folder: Path, *shared: torch.Tensor) -> Self:
+        """The head that save wrote, in float32; `shared` is what it shares with the target."""
+        head = cls(json.loads((folder / "config.json").read_text()), *shared)
+        head.read(folder)
+        return head

@@ -8,79 +8,42 @@ logits  = lm_head(norm(block))                 row i drafts the token at its own
 + 1]` in transformers. Layers are Qwen3's, with a norm on every query and key head.
 """
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from decoder import DecoderLayer, LayerSizes, initialise, read_config, save_folder
-from safetensors.torch import load_file
+from decoder import DecoderLayer, Head, config_for, initialise
 from torch import nn
 from torch.nn import functional as F
+from transformers import LlamaConfig
 
 
-@dataclass(frozen=True)
-class DFlashConfig:
-    """Sizes of the head. A block has `block_size` rows: the last token and block_size - 1 masks."""
+class DFlashHead(Head):
+    """The head. `embedding` [V, H] is the target's, tied to its lm_head. A block has `block_size` rows: the last token
+    and block_size - 1 masks. `aux_layers` are `target_layer_ids` by what enters the next layer."""
 
-    layer: LayerSizes
-    layers: int
-    vocab_size: int
-    max_positions: int
-    target_layer_ids: tuple[int, ...]
-    block_size: int
-    mask_token_id: int
-
-    @property
-    def aux_layers(self) -> tuple[int, ...]:
-        """The same layers by what enters them."""
-        return tuple(i + 1 for i in self.target_layer_ids)
-
-    def to_json(self) -> dict[str, Any]:
-        """The config.json of the checkpoint."""
-        return {
-            "architectures": ["DFlashDraftModel"],
-            "model_type": "qwen3",
-            "vocab_size": self.vocab_size,
-            "num_hidden_layers": self.layers,
-            **self.layer.to_json(),
-            "max_position_embeddings": self.max_positions,
-            "block_size": self.block_size,
-            "dflash_config": {
-                "target_layer_ids": list(self.target_layer_ids),
-                "mask_token_id": self.mask_token_id,
-            },
-            "tie_word_embeddings": True,
-            "bos_token_id": 0,
-            "eos_token_id": 0,
-            "dtype": "float16",
-            "torch_dtype": "float16",
-        }
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "DFlashConfig":
-        """Read what to_json wrote."""
-        return cls(
-            layer=LayerSizes.from_json(values),
-            layers=values["num_hidden_layers"],
-            vocab_size=values["vocab_size"],
-            max_positions=values["max_position_embeddings"],
-            target_layer_ids=tuple(values["dflash_config"]["target_layer_ids"]),
-            block_size=values["block_size"],
-            mask_token_id=values["dflash_config"]["mask_token_id"],
+    @staticmethod
+    def config_for(target: LlamaConfig, target_layer_ids: list[int], block_size: int) -> dict[str, Any]:
+        """Three layers with a smaller MLP than the target's. No block begins with <|endoftext|>: it is the mask."""
+        return config_for(
+            target,
+            architectures=["DFlashDraftModel"],
+            model_type="qwen3",
+            num_hidden_layers=3,
+            intermediate_size=320,
+            block_size=block_size,
+            dflash_config={"target_layer_ids": target_layer_ids, "mask_token_id": 0},
+            tie_word_embeddings=True,
         )
 
-
-class DFlashHead(nn.Module):
-    """The head. `embedding` [V, H], the target's and tied to its lm_head, is not part of the state."""
-
-    def __init__(self, config: DFlashConfig, embedding: torch.Tensor) -> None:
-        super().__init__()
-        self.config = config
-        size, eps = config.layer.hidden_size, config.layer.eps
-        self.fc = nn.Linear(len(config.target_layer_ids) * size, size, bias=False)
+    def __init__(self, config: dict[str, Any], embedding: torch.Tensor) -> None:
+        super().__init__(config)
+        size, eps = self.sizes.hidden_size, self.sizes.eps
+        self.mask_token_id = config["dflash_config"]["mask_token_id"]
+        self.aux_layers = tuple(i + 1 for i in config["dflash_config"]["target_layer_ids"])
+        self.fc = nn.Linear(len(self.aux_layers) * size, size, bias=False)
         self.hidden_norm = nn.RMSNorm(size, eps=eps)
-        self.layers = nn.ModuleList([DecoderLayer(config.layer, head_norms=True) for _ in range(config.layers)])
+        layers = range(config["num_hidden_layers"])
+        self.layers = nn.ModuleList([DecoderLayer(self.sizes, head_norms=True) for _ in layers])
         self.norm = nn.RMSNorm(size, eps=eps)
         self.register_buffer("embedding", embedding.float(), persistent=False)
         initialise(self)
@@ -95,7 +58,7 @@ class DFlashHead(nn.Module):
             drafts: K, masks in a block.
         """
         (batch, length), rows = tokens.shape, 1 + drafts
-        block = tokens.new_full((batch, anchors.numel(), rows), self.config.mask_token_id)
+        block = tokens.new_full((batch, anchors.numel(), rows), self.mask_token_id)
         block[:, :, 0] = tokens[:, anchors]
         x = F.embedding(block.flatten(1), self.embedding)
         context = self.hidden_norm(self.fc(aux)).to(x.dtype)  # autocast must not narrow the residual stream
@@ -113,14 +76,3 @@ class DFlashHead(nn.Module):
             x = layer.finish(F.scaled_dot_product_attention(query, keys.to(query), values.to(query), visible), x)
         logits = self.norm(x) @ self.embedding.T
         return logits.unflatten(1, (anchors.numel(), rows))[:, :, 1:]
-
-    def save(self, folder: Path) -> None:
-        """Write config.json and model.safetensors (float16)."""
-        save_folder(folder, self.config.to_json(), self.state_dict())
-
-    @classmethod
-    def load(cls, folder: Path, embedding: torch.Tensor) -> "DFlashHead":
-        """Read what save wrote, in float32."""
-        head = cls(DFlashConfig.from_json(read_config(folder)), embedding)
-        head.load_state_dict(load_file(folder / "model.safetensors"))
-        return head

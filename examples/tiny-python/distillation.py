@@ -2,13 +2,13 @@
 
 import argparse
 import time
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import corpus
 import torch
-from continuations import Continuations, Generated, load, load_target, write_continuations
+from continuations import Continuations, load, load_target, write_continuations
 from tokenizers import Tokenizer
 from torch import nn
 from train_target import learning_rate, optimizer_for, pack, sample
@@ -72,6 +72,20 @@ class Vocabulary(NamedTuple):
 Lesson = Callable[[Batch], Outcome]
 
 
+class Course(NamedTuple):
+    """A drafter, and how it learns.
+
+    `aux_layers`: of the target, whose inputs it reads; none: what follows the last norm. `held_out_lesson`: what
+    acceptance is reported by, where that is not the lesson itself. `notes`: what its figures say besides.
+    """
+
+    drafter: nn.Module
+    lesson: Lesson
+    aux_layers: tuple[int, ...] = ()
+    held_out_lesson: Lesson | None = None
+    notes: Mapping[str, Any] = MappingProxyType({})
+
+
 @torch.no_grad()
 def observe(model: LlamaForCausalLM, tokens: torch.Tensor, prompt: int, aux_layers: tuple[int, ...]) -> Batch:
     """Run the target over tokens [B, T]. Aux state k enters layer k; none named: after the last norm."""
@@ -116,36 +130,19 @@ def chain_outcome(unrolled: Iterable[torch.Tensor], batch: Batch, vocabulary: Vo
 
 
 @torch.no_grad()
-def teacher_forced_acceptance(
-    lesson: Lesson, model: LlamaForCausalLM, held_out: list[Generated], aux_layers: tuple[int, ...]
-) -> list[float]:
+def held_out_acceptance(course: Course, material: Material) -> list[float]:
     """Acceptance per position when a draft starts at every row of greedy continuations of held-out prompts."""
+    lesson = course.held_out_lesson or course.lesson
     accepted: torch.Tensor | float = 0.0
     total = 0
-    for bucket, tokens in held_out:
+    for bucket, tokens in material.continuations.held_out:
         for part in tokens[:256].split(64):
-            chains = lesson(observe(model, part, bucket.prompt, aux_layers)).hits.int().cumprod(0)
+            batch = observe(material.model, part, bucket.prompt, course.aux_layers)
+            chains = lesson(batch).hits.int().cumprod(0)
             accepted = accepted + chains.sum((1, 2))
             total += chains[0].numel()
     assert isinstance(accepted, torch.Tensor), "no held-out continuations"
     return [round(value, 4) for value in (accepted / total).tolist()]
-
-
-def parser(description: str | None, seconds: float = 70) -> argparse.ArgumentParser:
-    """The options that all trainings have."""
-    result = argparse.ArgumentParser(description=description)
-    result.add_argument("--target", type=Path, required=True, help="folder of the trained target")
-    result.add_argument("--stdlib", type=Path, default=corpus.default_stdlib())
-    result.add_argument("--continuations", type=Path, help="what continuations.py wrote; otherwise it is written anew")
-    result.add_argument("--out", type=Path, required=True, help="folder for the drafter")
-    result.add_argument("--figures", type=Path, default=Path("figures.json"))
-    result.add_argument("--seconds", type=float, default=seconds, help="training time; the schedule spans it")
-    result.add_argument("--generate", type=int, default=6_000_000, help="tokens that the target writes for training")
-    result.add_argument("--batch-tokens", type=int, default=40_000, help="tokens of a training batch")
-    result.add_argument("--learning-rate", type=float, default=2e-3)
-    result.add_argument("--corpus-share", type=float, default=0.1, help="share of batches taken from the corpus")
-    result.add_argument("--max-files", type=int, help="use only so many files (to try the script out)")
-    return result
 
 
 def gather(arguments: argparse.Namespace) -> Material:
@@ -163,19 +160,9 @@ def gather(arguments: argparse.Namespace) -> Material:
     return Material(model, written, pack(encoder, train_files, model.device))
 
 
-def fit(
-    drafter: nn.Module,
-    lesson: Lesson,
-    material: Material,
-    aux_layers: tuple[int, ...],
-    arguments: argparse.Namespace,
-    held_out_lesson: Lesson | None = None,
-) -> dict[str, Any]:
-    """Train until the time is over; returns what there is to say about the training.
-
-    `held_out_lesson`: what to report acceptance by, where that is not the lesson itself.
-    """
-    device, held_out = material.device, material.continuations.held_out
+def fit(course: Course, material: Material, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Train until the time is over; returns what there is to say about the training."""
+    device, drafter = material.device, course.drafter
     optimizer = optimizer_for(drafter, weight_decay=0.05)
     start, step, next_report, progress = time.perf_counter(), 0, 0.0, 0.0
     recent = torch.zeros((), device=device)
@@ -183,9 +170,9 @@ def fit(
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(progress, arguments.learning_rate)
         tokens, prompt = material.draw(arguments.corpus_share, arguments.batch_tokens)
-        batch = observe(material.model, tokens, prompt, aux_layers)
+        batch = observe(material.model, tokens, prompt, course.aux_layers)
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type != "cpu"):
-            losses = lesson(batch).losses
+            losses = course.lesson(batch).losses
         (losses * STEP_WEIGHT ** torch.arange(losses.numel(), device=device)).sum().backward()
         torch.nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
         optimizer.step()
@@ -196,7 +183,7 @@ def fit(
             recent[0].item()  # waits for the device: the clock must not run ahead of the queue
         progress = (time.perf_counter() - start) / arguments.seconds
         if progress >= next_report:
-            acceptance = teacher_forced_acceptance(held_out_lesson or lesson, material.model, held_out, aux_layers)
+            acceptance = held_out_acceptance(course, material)
             per_token = " ".join(f"{loss:.3f}" for loss in recent.tolist())
             print(f"{progress:4.0%} step {step} loss {per_token} held-out acceptance {acceptance}", flush=True)
             next_report += 0.1

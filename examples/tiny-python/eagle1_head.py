@@ -6,54 +6,33 @@ as it is. Protocol: EAGLE, arXiv 2401.15077.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from decoder import ChainAttention, DecoderLayer, LayerSizes, initialise, read_config, save_folder
-from safetensors.torch import load_file
+from decoder import ChainAttention, DecoderLayer, Head, config_for, initialise
 from torch import nn
+from transformers import LlamaConfig
 
 
-@dataclass(frozen=True)
-class Eagle1Config:
-    """Sizes of the head."""
+class Eagle1Head(Head):
+    """The head. `lm_head` [V, H] is the target's, and so are the embedded tokens."""
 
-    layer: LayerSizes
-    vocab_size: int
-    max_positions: int
+    @staticmethod
+    def config_for(target: LlamaConfig) -> dict[str, Any]:
+        """One layer with a larger MLP than the target's."""
+        return config_for(
+            target,
+            architectures=["LlamaForCausalLM"],
+            model_type="llama",
+            num_hidden_layers=1,
+            intermediate_size=1024,
+            tie_word_embeddings=False,
+        )
 
-    def to_json(self) -> dict[str, Any]:
-        """The config.json of the checkpoint."""
-        return {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "vocab_size": self.vocab_size,
-            "num_hidden_layers": 1,
-            **self.layer.to_json(),
-            "max_position_embeddings": self.max_positions,
-            "tie_word_embeddings": False,
-            "bos_token_id": 0,
-            "eos_token_id": 0,
-            "dtype": "float16",
-            "torch_dtype": "float16",
-        }
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "Eagle1Config":
-        """Read what to_json wrote."""
-        return cls(LayerSizes.from_json(values), values["vocab_size"], values["max_position_embeddings"])
-
-
-class Eagle1Head(nn.Module):
-    """The head. `lm_head` [V, H] is the target's, and so are the embedded tokens: neither is part of the state."""
-
-    def __init__(self, config: Eagle1Config, lm_head: torch.Tensor) -> None:
-        super().__init__()
-        self.config = config
-        self.fc = nn.Linear(2 * config.layer.hidden_size, config.layer.hidden_size, bias=False)
-        self.layers = nn.ModuleList([DecoderLayer(config.layer, input_norm=False)])
+    def __init__(self, config: dict[str, Any], lm_head: torch.Tensor) -> None:
+        super().__init__(config)
+        self.fc = nn.Linear(2 * self.sizes.hidden_size, self.sizes.hidden_size, bias=False)
+        self.layers = nn.ModuleList([DecoderLayer(self.sizes, input_norm=False)])
         self.register_buffer("lm_head", lm_head.float(), persistent=False)
         initialise(self)
 
@@ -72,14 +51,3 @@ class Eagle1Head(nn.Module):
             x = self.fc(torch.cat([embeds[:, 1 + step : 1 + step + rows], hidden], dim=-1)).to(embeds.dtype)
             hidden = layer.finish(attention(*layer.self_attn.project(x, positions + step)), x)
             yield hidden @ self.lm_head.T
-
-    def save(self, folder: Path) -> None:
-        """Write config.json and model.safetensors (float16)."""
-        save_folder(folder, self.config.to_json(), self.state_dict())
-
-    @classmethod
-    def load(cls, folder: Path, lm_head: torch.Tensor) -> "Eagle1Head":
-        """Read what save wrote, in float32."""
-        head = cls(Eagle1Config.from_json(read_config(folder)), lm_head)
-        head.load_state_dict(load_file(folder / "model.safetensors"))
-        return head

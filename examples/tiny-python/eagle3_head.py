@@ -11,69 +11,12 @@ Protocol: EAGLE-3, arXiv 2503.01840.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from decoder import (
-    ChainAttention,
-    DecoderLayer,
-    LayerSizes,
-    QueryKeyValue,
-    initialise,
-    read_config,
-    save_folder,
-)
-from safetensors.torch import load_file
+from decoder import ChainAttention, DecoderLayer, Head, LayerSizes, QueryKeyValue, config_for, initialise
 from torch import nn
-
-
-@dataclass(frozen=True)
-class HeadConfig:
-    """Sizes of the head. `aux_layers` are the target's layers whose inputs the head reads."""
-
-    layer: LayerSizes
-    vocab_size: int
-    draft_vocab_size: int
-    aux_layers: tuple[int, int, int]
-    max_positions: int
-
-    def to_json(self) -> dict[str, Any]:
-        """The config.json of the checkpoint."""
-        return {
-            "architectures": ["LlamaForCausalLMEagle3"],
-            "model_type": "llama",
-            "vocab_size": self.vocab_size,
-            "draft_vocab_size": self.draft_vocab_size,
-            "target_hidden_size": self.layer.hidden_size,
-            "num_hidden_layers": 1,
-            **self.layer.to_json(),
-            "max_position_embeddings": self.max_positions,
-            "norm_before_residual": False,
-            "eagle_config": {
-                "use_aux_hidden_state": True,
-                "eagle_aux_hidden_state_layer_ids": list(self.aux_layers),
-                "norm_before_fc": False,
-            },
-            "tie_word_embeddings": False,
-            "bos_token_id": 0,
-            "eos_token_id": 0,
-            "dtype": "float16",
-            "torch_dtype": "float16",
-        }
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "HeadConfig":
-        """Read what to_json wrote."""
-        first, second, third = values["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
-        return cls(
-            layer=LayerSizes.from_json(values),
-            vocab_size=values["vocab_size"],
-            draft_vocab_size=values["draft_vocab_size"],
-            aux_layers=(first, second, third),
-            max_positions=values["max_position_embeddings"],
-        )
+from transformers import LlamaConfig
 
 
 class MidLayer(DecoderLayer):
@@ -84,18 +27,41 @@ class MidLayer(DecoderLayer):
         self.hidden_norm = nn.RMSNorm(sizes.hidden_size, eps=sizes.eps)
 
 
-class Eagle3Head(nn.Module):
-    """The head. The embedding is the target's and is handed in as embedded tokens; it is not part of the state."""
+class Eagle3Head(Head):
+    """The head. The embedding is the target's and is handed in as embedded tokens.
 
-    def __init__(self, config: HeadConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.midlayer = MidLayer(config.layer)
-        self.fc = nn.Linear(3 * config.layer.hidden_size, config.layer.hidden_size, bias=False)
-        self.norm = nn.RMSNorm(config.layer.hidden_size, eps=config.layer.eps)
-        self.lm_head = nn.Linear(config.layer.hidden_size, config.draft_vocab_size, bias=False)
-        self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
-        self.register_buffer("t2d", torch.zeros(config.vocab_size, dtype=torch.bool))
+    `aux_layers` are the target's layers whose inputs the head reads.
+    """
+
+    @staticmethod
+    def config_for(target: LlamaConfig, draft_vocab_size: int, aux_layers: list[int]) -> dict[str, Any]:
+        """One layer like the target's."""
+        return config_for(
+            target,
+            architectures=["LlamaForCausalLMEagle3"],
+            model_type="llama",
+            num_hidden_layers=1,
+            draft_vocab_size=draft_vocab_size,
+            target_hidden_size=target.hidden_size,
+            norm_before_residual=False,
+            eagle_config={
+                "use_aux_hidden_state": True,
+                "eagle_aux_hidden_state_layer_ids": aux_layers,
+                "norm_before_fc": False,
+            },
+            tie_word_embeddings=False,
+        )
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config)
+        size, drafted = self.sizes.hidden_size, config["draft_vocab_size"]
+        self.aux_layers = tuple(config["eagle_config"]["eagle_aux_hidden_state_layer_ids"])
+        self.midlayer = MidLayer(self.sizes)
+        self.fc = nn.Linear(3 * size, size, bias=False)
+        self.norm = nn.RMSNorm(size, eps=self.sizes.eps)
+        self.lm_head = nn.Linear(size, drafted, bias=False)
+        self.register_buffer("d2t", torch.zeros(drafted, dtype=torch.int64))
+        self.register_buffer("t2d", torch.zeros(config["vocab_size"], dtype=torch.bool))
         initialise(self)
 
     def set_draft_vocabulary(self, target_ids: torch.Tensor) -> None:
@@ -142,14 +108,3 @@ class Eagle3Head(nn.Module):
             query, key, value = self.project(embeds[:, 1 + step : 1 + step + rows], hidden, positions + step)
             logits, hidden = self.finish(attention(query, key, value), hidden)
             yield logits
-
-    def save(self, folder: Path) -> None:
-        """Write config.json and model.safetensors (float16 weights, int64 d2t, bool t2d)."""
-        save_folder(folder, self.config.to_json(), self.state_dict())
-
-    @classmethod
-    def load(cls, folder: Path) -> "Eagle3Head":
-        """Read what save wrote, in float32."""
-        head = cls(HeadConfig.from_json(read_config(folder)))
-        head.load_state_dict(load_file(folder / "model.safetensors"))
-        return head

@@ -40,7 +40,7 @@ class Drafter:
 
     def __init__(self, head: Eagle3Head, embedding: torch.nn.Embedding) -> None:
         self.head, self.embedding, self.target_ids = head, embedding, head.target_ids().tolist()
-        shape = (1, head.config.layer.kv_heads, 0, head.config.layer.head_dim)
+        shape = (1, head.sizes.kv_heads, 0, head.sizes.head_dim)
         self.keys, self.values = torch.empty(shape), torch.empty(shape)
 
     def rows(self, tokens: list[int], hidden: torch.Tensor) -> tuple[int, torch.Tensor]:
@@ -149,9 +149,9 @@ def main() -> None:
             ids = encoder.encode(prompt["text"]).ids
             start = time.perf_counter()
             drafter = Drafter(head, model.get_input_embeddings())
-            tokens = speculate(Target(model, head.config.aux_layers), drafter, ids, new_tokens, count, eos, totals)
+            tokens = speculate(Target(model, head.aux_layers), drafter, ids, new_tokens, count, eos, totals)
             middle = time.perf_counter()
-            expected = continue_greedily(Target(model, head.config.aux_layers), ids, new_tokens, eos)
+            expected = continue_greedily(Target(model, head.aux_layers), ids, new_tokens, eos)
             seconds["speculative"] += middle - start
             seconds["target"] += time.perf_counter() - middle
             equal += tokens == expected

@@ -8,51 +8,12 @@ final norm. The folder has DeepSeek-V3's names (arXiv 2412.19437): the module is
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from decoder import ChainAttention, DecoderLayer, LayerSizes, initialise, read_config, save_folder
-from safetensors.torch import load_file
+from decoder import ChainAttention, DecoderLayer, Head, LayerSizes, config_for, initialise
 from torch import nn
-
-
-@dataclass(frozen=True)
-class MtpConfig:
-    """Sizes of the module, and after how many layers of the target it stands."""
-
-    layer: LayerSizes
-    vocab_size: int
-    max_positions: int
-    target_layers: int
-
-    def to_json(self) -> dict[str, Any]:
-        """The config.json of the checkpoint."""
-        return {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "vocab_size": self.vocab_size,
-            "num_hidden_layers": self.target_layers,
-            "num_nextn_predict_layers": 1,
-            **self.layer.to_json(),
-            "max_position_embeddings": self.max_positions,
-            "tie_word_embeddings": True,
-            "bos_token_id": 0,
-            "eos_token_id": 0,
-            "dtype": "float16",
-            "torch_dtype": "float16",
-        }
-
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> "MtpConfig":
-        """Read what to_json wrote."""
-        return cls(
-            layer=LayerSizes.from_json(values),
-            vocab_size=values["vocab_size"],
-            max_positions=values["max_position_embeddings"],
-            target_layers=values["num_hidden_layers"],
-        )
+from transformers import LlamaConfig
 
 
 class SharedHead(nn.Module):
@@ -63,16 +24,30 @@ class SharedHead(nn.Module):
         self.norm = nn.RMSNorm(sizes.hidden_size, eps=sizes.eps)
 
 
-class MtpModule(DecoderLayer):
-    """The module. `lm_head` [V, H] is the target's, and so are the embedded tokens: neither is part of the state."""
+class MtpModule(Head, DecoderLayer):
+    """The module. `lm_head` [V, H] is the target's, and so are the embedded tokens."""
 
-    def __init__(self, config: MtpConfig, lm_head: torch.Tensor) -> None:
-        super().__init__(config.layer)
-        size, eps = config.layer.hidden_size, config.layer.eps
-        self.config = config
+    @staticmethod
+    def config_for(target: LlamaConfig) -> dict[str, Any]:
+        """One module with a larger MLP than the target's layers; `num_hidden_layers` are those of the target."""
+        return config_for(
+            target,
+            architectures=["LlamaForCausalLM"],
+            model_type="llama",
+            num_hidden_layers=target.num_hidden_layers,
+            num_nextn_predict_layers=1,
+            intermediate_size=1024,
+            tie_word_embeddings=True,
+        )
+
+    def __init__(self, config: dict[str, Any], lm_head: torch.Tensor) -> None:
+        DecoderLayer.__init__(self, LayerSizes.of(config))
+        self.config, self.sizes = config, LayerSizes.of(config)
+        self.prefix = f"model.layers.{config['num_hidden_layers']}."
+        size, eps = self.sizes.hidden_size, self.sizes.eps
         self.enorm, self.hnorm = nn.RMSNorm(size, eps=eps), nn.RMSNorm(size, eps=eps)
         self.eh_proj = nn.Linear(2 * size, size, bias=False)
-        self.shared_head = SharedHead(config.layer)
+        self.shared_head = SharedHead(self.sizes)
         self.register_buffer("lm_head", lm_head.float(), persistent=False)
         initialise(self)
 
@@ -93,20 +68,3 @@ class MtpModule(DecoderLayer):
             attended = attention(*self.self_attn.project(self.input_layernorm(x), positions + step))
             hidden = self.shared_head.norm(self.finish(attended, x))
             yield hidden @ self.lm_head.T
-
-    def save(self, folder: Path) -> None:
-        """Write config.json and model.safetensors (float16)."""
-        state = {f"{self._prefix}{name}": value for name, value in self.state_dict().items()}
-        save_folder(folder, self.config.to_json(), state)
-
-    @classmethod
-    def load(cls, folder: Path, lm_head: torch.Tensor) -> "MtpModule":
-        """Read what save wrote, in float32."""
-        module = cls(MtpConfig.from_json(read_config(folder)), lm_head)
-        state = load_file(folder / "model.safetensors")
-        module.load_state_dict({name.removeprefix(module._prefix): value for name, value in state.items()})
-        return module
-
-    @property
-    def _prefix(self) -> str:
-        return f"model.layers.{self.config.target_layers}."

@@ -16,15 +16,13 @@ VOCAB_SIZE = 2048
 MAX_POSITIONS = 1024
 
 
-def config() -> LlamaConfig:
-    """About 3.5 million parameters. Deep and narrow: what a one-layer drafter saves grows with the target's depth."""
+def config(**sizes: int) -> LlamaConfig:
+    """About 3.5 million parameters, but for `sizes`. Deep and narrow: what a drafter saves grows with the depth."""
+    own = {"vocab_size": VOCAB_SIZE, "hidden_size": 192, "num_hidden_layers": 8}
+    own |= {"num_attention_heads": 6, "num_key_value_heads": 2}
     return LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=192,
+        **{**own, **sizes},
         intermediate_size=512,
-        num_hidden_layers=8,
-        num_attention_heads=6,
-        num_key_value_heads=2,
         head_dim=32,
         max_position_embeddings=MAX_POSITIONS,
         rms_norm_eps=1e-5,
