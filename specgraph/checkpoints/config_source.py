@@ -38,6 +38,18 @@ RANGES: Mapping[str, Range] = {
     "num_experts_per_tok": Range(1, 256),
     "moe_intermediate_size": Range(1, 1 << 20),
     "decoder_sparse_step": Range(1, 4096),
+    "n_routed_experts": Range(1, 4096),
+    "n_shared_experts": Range(0, 64),
+    "n_group": Range(1, 256),
+    "topk_group": Range(1, 256),
+    "first_k_dense_replace": Range(0, 4096),
+    "routed_scaling_factor": Range(1e-3, 1e3),
+    "swiglu_alpha": Range(1e-3, 1e3),
+    "swiglu_limit": Range(1e-3, 1e4),
+    "query_pre_attn_scalar": Range(1e-3, 1e6),
+    "sliding_window_pattern": Range(1, 4096),
+    "_sliding_window_pattern": Range(1, 4096),
+    "rope_local_base_freq": Range(1.0, 1e12),
     "num_attention_heads": Range(1, 1 << 14),
     "num_key_value_heads": Range(1, 1 << 14),
     "head_dim": Range(2, 4096),
@@ -72,6 +84,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
         ((1,), "rotary_pct rotary_percent parallel_draft_step"),
         ((False,), "is_encoder_decoder add_cross_attention use_mrope alibi qk_layernorm use_qk_norm parallel_attn"),
         ((False,), "use_parallel_residual rope_interleaved"),
+        ((False,), "use_bidirectional_attention"),
         ((), "attention_multiplier query_pre_attn_scalar scale_depth text_config vision_config audio_config"),
         # P-EAGLE and PARD predict several tokens per pass, from mask tokens
         ((False,), "parallel_drafting"),
@@ -83,10 +96,11 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 (null always does). With another value the folder is refused."""
 
 _HARMLESS = """
-    architectures attention_dropout auto_map bos_token_id dtype embed_requires_grad eos_token_id
+    architectures attention_dropout auto_map bos_token_id dtype embd_pdrop embed_requires_grad eos_token_id
     has_no_defaults_at_init id2label initializer_range is_llama_config label2id max_window_layers model_type
     name_or_path num_mtp_layers num_nextn_predict_layers output_attentions output_hidden_states pad_token_id
-    pretraining_tp problem_type return_dict sliding_window sliding_window_non_causal speculators_version
+    output_router_logits pretraining_tp problem_type resid_pdrop return_dict router_aux_loss_coef sliding_window
+    sliding_window_non_causal speculators_version
     tie_word_embeddings tokenizer_class torch_dtype torchscript transformer_layer_architecture transformers_version
     unk_token_id use_cache use_sliding_window
 """

@@ -21,6 +21,10 @@ class LoadedExperts:
     """[num_experts, 2 * inner, hidden_size]"""
     down: Tensor
     """[num_experts, hidden_size, inner]"""
+    gate_up_bias: Tensor | None = None
+    """[num_experts, 2 * inner]"""
+    down_bias: Tensor | None = None
+    """[num_experts, hidden_size]"""
 
 
 def experts_config(source: ConfigSource, architecture: str, num_layers: int) -> ExpertsConfig | None:
@@ -29,9 +33,10 @@ def experts_config(source: ConfigSource, architecture: str, num_layers: int) -> 
     Raises:
         CheckpointError: a key that is missing, malformed or out of range.
     """
-    if architecture not in ("qwen3_moe", "mixtral"):
+    if architecture not in ("qwen3_moe", "mixtral", "gpt_oss", "glm4_moe"):
         return None
-    key = next((k for k in ("num_experts", "num_local_experts") if source.has(k)), "num_local_experts")
+    keys = ("num_experts", "num_local_experts", "n_routed_experts")
+    key = next((k for k in keys if source.has(k)), "num_local_experts")
     num_experts, top_k = source.integer(key), source.integer("num_experts_per_tok")
     if top_k > num_experts:
         raise source.fail("num_experts_per_tok", f"is {top_k}, and there are {num_experts} experts")
@@ -40,6 +45,19 @@ def experts_config(source: ConfigSource, architecture: str, num_layers: int) -> 
         return ExpertsConfig(
             num_experts=num_experts, top_k=top_k, inner=source.integer("intermediate_size"), layers=(True,) * num_layers
         )
+    if architecture == "gpt_oss":
+        source.taken.add("experts_per_token")  # the same number under another name
+        return ExpertsConfig(
+            num_experts=num_experts,
+            top_k=top_k,
+            inner=source.integer("intermediate_size"),
+            layers=(True,) * num_layers,
+            scoring="softmax of the chosen",
+            alpha=source.number("swiglu_alpha", 1.702),
+            limit=source.number("swiglu_limit", 7.0),
+        )
+    if architecture == "glm4_moe":
+        return _grouped_experts(source, num_experts, top_k, num_layers)
     dense, every = source.integers("mlp_only_layers") or (), source.integer("decoder_sparse_step", 1)
     return ExpertsConfig(
         num_experts=num_experts,
@@ -50,12 +68,34 @@ def experts_config(source: ConfigSource, architecture: str, num_layers: int) -> 
     )
 
 
+def _grouped_experts(source: ConfigSource, num_experts: int, top_k: int, num_layers: int) -> ExpertsConfig:
+    """The router of DeepSeek-V3, which GLM-4.5 has too: sigmoid scores, experts in groups, shared experts."""
+    groups, top_groups = source.integer("n_group", 1), source.integer("topk_group", 1)
+    if num_experts % groups or top_groups > groups or top_k > num_experts // groups * top_groups:
+        raise source.fail("n_group", f"is {groups}: {top_k} of {num_experts} experts from {top_groups} groups of them")
+    first, inner = source.integer("first_k_dense_replace", 0), source.integer("moe_intermediate_size")
+    return ExpertsConfig(
+        num_experts=num_experts,
+        top_k=top_k,
+        inner=inner,
+        layers=tuple(i >= first for i in range(num_layers)),
+        scoring="sigmoid",
+        normalised=source.boolean("norm_topk_prob", True),
+        scale=source.number("routed_scaling_factor", 1.0),
+        num_groups=groups,
+        top_groups=top_groups,
+        shared_inner=inner * source.integer("n_shared_experts", 1),
+    )
+
+
 def load_experts(folder: CheckpointFolder, prefix: str, config: ExpertsConfig, hidden: int) -> LoadedExperts:
-    """Read the mixture of the layer `prefix`, under the names of Mixtral or those of Qwen3 (DeepSeek, GLM).
+    """Read the mixture of the layer `prefix`, under the names of gpt-oss, Mixtral, or Qwen3 (DeepSeek, GLM).
 
     Raises:
         CheckpointError: a missing tensor or one of another shape.
     """
+    if config.limit:
+        return _stacked_experts(folder, f"{prefix}.mlp", config, hidden)
     mixtral = f"{prefix}.block_sparse_moe.gate.weight" in folder
     block = f"{prefix}.{'block_sparse_moe' if mixtral else 'mlp'}"
     gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
@@ -67,5 +107,29 @@ def load_experts(folder: CheckpointFolder, prefix: str, config: ExpertsConfig, h
     downs = [
         folder.weight(f"{block}.experts.{e}.{down}.weight", (hidden, config.inner)) for e in range(config.num_experts)
     ]
-    experts = Experts(config, folder.weight(f"{block}.gate.weight", (config.num_experts, hidden)))
+    correction = shared_gate_up = shared_down = None
+    if config.scoring == "sigmoid":
+        correction = folder.weight(f"{block}.gate.e_score_correction_bias", (config.num_experts,), torch.float32)
+    if size := config.shared_inner:
+        names = [f"{block}.shared_experts.{name}.weight" for name in (gate, up)]
+        shared_gate_up = folder.stacked(names, [(size, hidden)] * 2)
+        shared_down = folder.weight(f"{block}.shared_experts.{down}.weight", (hidden, size))
+    router = folder.weight(f"{block}.gate.weight", (config.num_experts, hidden))
+    experts = Experts(config, router, None, correction, shared_gate_up, shared_down)
     return LoadedExperts(experts, torch.stack(gate_up), torch.stack(downs))
+
+
+def _stacked_experts(folder: CheckpointFolder, block: str, config: ExpertsConfig, hidden: int) -> LoadedExperts:
+    """gpt-oss: matrices as [in, out], gate and up columns in turns."""
+    count, inner = config.num_experts, config.inner
+    gate_up = folder.weight(f"{block}.experts.gate_up_proj", (count, hidden, 2 * inner)).transpose(1, 2)
+    bias = folder.weight(f"{block}.experts.gate_up_proj_bias", (count, 2 * inner))
+    down = folder.weight(f"{block}.experts.down_proj", (count, inner, hidden)).transpose(1, 2)
+    router = folder.weight(f"{block}.router.weight", (count, hidden))
+    return LoadedExperts(
+        Experts(config, router, folder.weight(f"{block}.router.bias", (count,))),
+        torch.cat((gate_up[:, ::2], gate_up[:, 1::2]), dim=1),
+        down.contiguous(),
+        torch.cat((bias[:, ::2], bias[:, 1::2]), dim=1),
+        folder.weight(f"{block}.experts.down_proj_bias", (count, hidden)),
+    )

@@ -65,8 +65,8 @@ class CheckpointFolder:
         """All tensor names, sorted."""
         return sorted(self.tensors)
 
-    def weight(self, name: str, shape: Sequence[int]) -> Tensor:
-        """A floating-point tensor in the folder's dtype, on its device.
+    def weight(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+        """A floating-point tensor in the folder's dtype or the one given, on its device.
 
         Raises:
             CheckpointError: no such tensor, another shape (both are named), not plain floating point, or values that
@@ -78,11 +78,11 @@ class CheckpointFolder:
                 f"{stored.file}: tensor {shown(name)} is stored as {stored.dtype}; quantised weights are not "
                 "supported, give a float32, float16 or bfloat16 checkpoint"
             )
-        weight = stored.read().to(dtype=self.dtype)
+        weight = stored.read().to(dtype=dtype or self.dtype)
         low, high = (float(limit) for limit in weight.aminmax())  # on the host: before any device work
         if not -LARGEST_WEIGHT <= low <= high <= LARGEST_WEIGHT:  # NaN compares false
             raise CheckpointError(
-                f"{stored.file}: tensor {shown(name)} (stored as {stored.dtype}, read as {self.dtype}) holds values "
+                f"{stored.file}: tensor {shown(name)} (stored as {stored.dtype}, read as {weight.dtype}) holds values "
                 f"from {low:g} to {high:g}; weights must be finite and below {LARGEST_WEIGHT:g}"
             )
         return weight.to(self.device)

@@ -48,25 +48,47 @@ def load_decoder_layer(
     def weight(name: str, *shape: int) -> Tensor:
         return folder.weight(f"{prefix}.{name}", shape)
 
+    def norm(name: str, size: int = hidden) -> Tensor:
+        loaded = weight(f"{name}.weight", size)
+        return loaded + config.norm_offset if config.norm_offset else loaded
+
+    def packed(name: str, names: list[str], sizes: list[int], columns: int) -> Tensor:
+        if config.packed_projections:
+            return weight(f"{name}.weight", sum(sizes), columns)
+        return folder.stacked([f"{n}.weight" for n in names], [(size, columns) for size in sizes])
+
+    # Gemma 3 normalises before and after; there "post_attention" is what follows attention at once.
+    before_mlp = "pre_feedforward_layernorm" if config.output_norms else "post_attention_layernorm"
+
     experts = None
     if config.experts is not None and (index is None or config.experts.layers[index]):
         experts = load_experts(folder, prefix, config.experts, hidden)
     return DecoderLayer(
-        qkv=folder.stacked([f"{n}.weight" for n in qkv], [(query, width), (kv, width), (kv, width)]),
+        qkv=packed("self_attn.qkv_proj", qkv, [query, kv, kv], width),
         output=weight("self_attn.o_proj.weight", hidden, query),
-        post_norm=weight("post_attention_layernorm.weight", hidden),
-        gate_up=folder.stacked([f"{n}.weight" for n in gate_up], [(inner, hidden)] * 2)
-        if experts is None
-        else experts.gate_up,
+        post_norm=norm(before_mlp),
+        gate_up=packed("mlp.gate_up_proj", gate_up, [inner, inner], hidden) if experts is None else experts.gate_up,
         down=weight("mlp.down_proj.weight", hidden, inner) if experts is None else experts.down,
-        input_norm=weight("input_layernorm.weight", hidden) if input_norm else None,
+        input_norm=norm("input_layernorm") if input_norm else None,
         qkv_bias=folder.stacked([f"{n}.bias" for n in qkv], [(query,), (kv,), (kv,)]) if config.qkv_bias else None,
         output_bias=weight("self_attn.o_proj.bias", hidden) if config.output_bias else None,
-        gate_up_bias=folder.stacked([f"{n}.bias" for n in gate_up], [(inner,)] * 2) if config.mlp_bias else None,
-        down_bias=weight("mlp.down_proj.bias", hidden) if config.mlp_bias else None,
-        query_norm=weight("self_attn.q_norm.weight", config.head_dim) if config.qk_norm else None,
-        key_norm=weight("self_attn.k_norm.weight", config.head_dim) if config.qk_norm else None,
+        gate_up_bias=experts.gate_up_bias
+        if experts is not None
+        else folder.stacked([f"{n}.bias" for n in gate_up], [(inner,)] * 2)
+        if config.mlp_bias
+        else None,
+        down_bias=experts.down_bias
+        if experts is not None
+        else weight("mlp.down_proj.bias", hidden)
+        if config.mlp_bias
+        else None,
+        query_norm=norm("self_attn.q_norm", config.head_dim) if config.qk_norm else None,
+        key_norm=norm("self_attn.k_norm", config.head_dim) if config.qk_norm else None,
         experts=None if experts is None else experts.experts,
+        sinks=weight("self_attn.sinks", config.num_heads) if config.sinks else None,
+        attention_norm=norm("post_attention_layernorm") if config.output_norms else None,
+        mlp_norm=norm("post_feedforward_layernorm") if config.output_norms else None,
+        activation=config.activation,
     )
 
 
@@ -87,7 +109,7 @@ def load_llama(folder: CheckpointFolder, config: ModelConfig, prefix: str = "mod
         config,
         embed_tokens,
         [load_decoder_layer(folder, f"{prefix}layers.{i}", config, index=i) for i in range(config.num_layers)],
-        folder.weight(f"{prefix}norm.weight", (config.hidden_size,)),
+        folder.weight(f"{prefix}norm.weight", (config.hidden_size,)) + config.norm_offset,
         lm_head,
     )
 

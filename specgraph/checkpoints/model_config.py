@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from specgraph.checkpoints.config_source import ConfigSource
 from specgraph.checkpoints.experts import experts_config
 from specgraph.checkpoints.files import shown
+from specgraph.checkpoints.rotary_config import partial_rotary_factor, rotary_by_kind, rotary_config
 from specgraph.errors import CheckpointError
 from specgraph.models.config import ModelConfig
-from specgraph.models.rotary import RotaryConfig
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral")
+ARCHITECTURES = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "mixtral",
+    "phi3",
+    "glm4_moe",
+    "gpt_oss",
+    "gemma3_text",
+)
 """Values of `model_type` that `model_config` reads."""
 
-_WINDOW_BY_LAYER = ("qwen2", "qwen3")
+_WINDOW_BY_LAYER = ("qwen2", "qwen3", "gpt_oss", "gemma3_text")
 """Architectures in which only some layers have the sliding window."""
+
+_PATTERN = {"gpt_oss": 2, "gemma3_text": 6}
+"""Architectures in which one layer of so many has full attention, unless the configuration says otherwise."""
 
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -38,9 +50,11 @@ def model_config(source: ConfigSource, default_architecture: str | None = None) 
         if default_architecture is None:
             raise source.fail("model_type", f"is {shown(architecture)}; supported are {', '.join(ARCHITECTURES)}")
         architecture = default_architecture
-    activation = source.string("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        raise source.fail("hidden_act", f"is {shown(activation)}; only 'silu' is supported")
+    gemma = architecture == "gemma3_text"
+    key, names = ("hidden_activation", ("gelu_pytorch_tanh",)) if gemma else ("hidden_act", ("silu", "swish"))
+    activation = source.string(key, names[0])
+    if activation not in names:
+        raise source.fail(key, f"is {shown(activation)}; only {shown(names[0])} is supported")
     hidden_size = source.integer("hidden_size")
     num_heads = source.integer("num_attention_heads")
     num_kv_heads = source.integer("num_key_value_heads", num_heads)
@@ -49,11 +63,17 @@ def model_config(source: ConfigSource, default_architecture: str | None = None) 
     if not source.has("head_dim") and hidden_size % num_heads:
         raise source.fail("hidden_size", f"is {hidden_size}, not a multiple of the {num_heads} attention heads")
     head_dim = source.integer("head_dim", hidden_size // num_heads)
+    default_share = 0.5 if architecture == "glm4_moe" else 1.0
+    rotary_dim = int(head_dim * partial_rotary_factor(source, default_share))
+    if rotary_dim != head_dim and (architecture not in ("phi3", "glm4_moe") or rotary_dim % 2 or not rotary_dim):
+        problem = f"is {rotary_dim / head_dim:g}, {rotary_dim} of {head_dim} elements; not supported here"
+        raise source.fail("partial_rotary_factor", problem)
     if head_dim % 2 or not head_dim:
         raise source.fail("head_dim", f"is {head_dim}; rotary embedding needs an even number")
-    attention_bias = source.boolean("attention_bias", False)
+    attention_bias = source.boolean("attention_bias", architecture == "gpt_oss")
     num_layers = source.integer("num_hidden_layers")
     window, sliding = _sliding_layers(source, architecture, num_layers)
+    rotary, sliding_rotary = rotary_by_kind(source) if gemma else (rotary_config(source), None)
     return ModelConfig(
         architecture=architecture,
         vocab_size=source.integer("vocab_size"),
@@ -65,15 +85,25 @@ def model_config(source: ConfigSource, default_architecture: str | None = None) 
         head_dim=head_dim,
         rms_norm_eps=source.number("rms_norm_eps", 1e-6),
         max_position_embeddings=source.integer("max_position_embeddings", 2048),
-        tie_word_embeddings=source.boolean("tie_word_embeddings", False),
+        tie_word_embeddings=source.boolean("tie_word_embeddings", gemma),
         dtype=config_dtype(source),
         sliding_window=window,
         sliding=sliding,
-        rotary=rotary_config(source),
+        rotary=rotary,
+        sliding_rotary=sliding_rotary,
+        rotary_dim=rotary_dim,
+        attention_scale=source.number("query_pre_attn_scalar", 256.0) ** -0.5 if gemma else None,
+        sinks=architecture == "gpt_oss",
+        activation="gelu_tanh" if gemma else "silu",
+        embedding_scale=hidden_size**0.5 if gemma else 1.0,
+        norm_offset=1.0 if gemma else 0.0,
+        output_norms=gemma,
+        packed_projections=architecture == "phi3",
         qkv_bias=attention_bias or architecture == "qwen2",
-        output_bias=attention_bias,
+        output_bias=attention_bias and architecture != "glm4_moe",
         mlp_bias=source.boolean("mlp_bias", False),
-        qk_norm=architecture in ("qwen3", "qwen3_moe"),
+        qk_norm=architecture in ("qwen3", "qwen3_moe", "gemma3_text")
+        or (architecture == "glm4_moe" and source.boolean("use_qk_norm", False)),
         experts=experts_config(source, architecture, num_layers),
     )
 
@@ -90,59 +120,6 @@ def require_full_attention(config: ModelConfig, name: str) -> None:
         )
 
 
-def rotary_config(source: ConfigSource) -> RotaryConfig:
-    """Read `rope_theta` with `rope_scaling`, or `rope_parameters`, which holds both in newer files.
-
-    Raises:
-        CheckpointError: an unknown kind, or a key that is missing, malformed or unknown.
-    """
-    old, new = source.section("rope_scaling"), source.section("rope_parameters")
-    if old.values and new.values and old.values != new.values:
-        raise source.fail("rope_parameters", "and 'rope_scaling' are both there and differ; keep the right one")
-    scaling = new if new.values else old
-    if scaling is new:
-        old.taken.update(old.values)  # the same values
-    scaling.taken.update(("rope_type", "type", "finetuned"))
-    theta = scaling.number("rope_theta", source.number("rope_theta", 10000.0))
-    for key in ("mscale", "mscale_all_dim"):
-        if scaling.has(key):
-            raise scaling.fail(key, "is not supported")
-    scaling.require({"truncate": True})
-    if scaling.number("partial_rotary_factor", 1.0) != 1:
-        raise scaling.fail("partial_rotary_factor", "other than 1 is not supported")
-    kind = scaling.string("rope_type", scaling.string("type", "default"))
-    if kind == "default":
-        return RotaryConfig(theta)
-    if kind not in ("linear", "llama3", "yarn"):
-        raise scaling.fail("rope_type", f"is {shown(kind)}; supported are default, linear, llama3, yarn")
-    factor = scaling.number("factor")
-    if kind == "linear":
-        scaling.taken.add("original_max_position_embeddings")  # for people: linear scaling does not use it
-        return RotaryConfig(theta, kind, factor)
-    holder = scaling if scaling.has("original_max_position_embeddings") else source
-    original = holder.integer("original_max_position_embeddings", source.integer("max_position_embeddings", 2048))
-    if kind == "llama3":
-        low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
-        if low >= high:
-            raise scaling.fail("low_freq_factor", f"is {low:g}, it should be below 'high_freq_factor', {high:g}")
-        return RotaryConfig(theta, kind, factor, original, low_freq_factor=low, high_freq_factor=high)
-    fast, slow = scaling.number("beta_fast", 32.0), scaling.number("beta_slow", 1.0)
-    if slow >= fast:
-        raise scaling.fail("beta_slow", f"is {slow:g}, it should be below 'beta_fast', {fast:g}")
-    if theta == 1:
-        raise scaling.fail("rope_theta", "is 1; 'yarn' needs a larger one")
-    default = 0.1 * math.log(factor) + 1.0
-    return RotaryConfig(
-        theta,
-        kind,
-        factor,
-        original,
-        beta_fast=fast,
-        beta_slow=slow,
-        attention_factor=scaling.number("attention_factor", default),
-    )
-
-
 def _sliding_layers(source: ConfigSource, architecture: str, num_layers: int) -> tuple[int | None, tuple[bool, ...]]:
     """The sliding window and, for each layer, whether it has it.
 
@@ -153,6 +130,7 @@ def _sliding_layers(source: ConfigSource, architecture: str, num_layers: int) ->
     window = source.integer("sliding_window") if source.has("sliding_window") else None
     if "qwen" in architecture and not source.boolean("use_sliding_window", False):
         window = None
+    source.taken.update(("sliding_window_pattern", "_sliding_window_pattern"))
     types = source.strings("layer_types")
     others = sorted(set(types) - {"full_attention", "sliding_attention"})
     if others:
@@ -169,6 +147,11 @@ def _sliding_layers(source: ConfigSource, architecture: str, num_layers: int) ->
         raise source.fail(
             "layer_types", f"has full attention only, and 'sliding_window' is {window}; keep the right one"
         )
+    pattern = _PATTERN.get(architecture)
+    if pattern is not None:  # every so many layers one has full attention
+        for key in ("sliding_window_pattern", "_sliding_window_pattern"):
+            pattern = source.integer(key, pattern)
+        return window, tuple((layer + 1) % pattern != 0 for layer in range(num_layers))
     first = source.integer("max_window_layers", 28) if architecture in _WINDOW_BY_LAYER else 0
     return window, tuple(layer >= first for layer in range(num_layers))
 

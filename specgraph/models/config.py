@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 
 from specgraph.models.experts import ExpertsConfig
 from specgraph.models.rotary import RotaryConfig
+
+Activation = Literal["silu", "gelu_tanh"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,24 @@ class ModelConfig:
     sliding: tuple[bool, ...] = ()
     """For each layer, whether it has the sliding window; empty: none has."""
     rotary: RotaryConfig = field(default_factory=RotaryConfig)
+    sliding_rotary: RotaryConfig | None = None
+    """Rotation of the sliding layers where it differs (Gemma 3)."""
+    rotary_dim: int | None = None
+    """Leading elements of each head that are rotated; all when None."""
+    attention_scale: float | None = None
+    """Factor on query-key products; head_dim ** -0.5 when None."""
+    sinks: bool = False
+    """Each layer has attention sinks (gpt-oss)."""
+    activation: Activation = "silu"
+    """Of the gated MLP."""
+    embedding_scale: float = 1.0
+    """Factor on the embedding (Gemma 3)."""
+    norm_offset: float = 0.0
+    """Added to each norm's weight when it is loaded (Gemma 3 stores weights minus 1)."""
+    output_norms: bool = False
+    """Attention and MLP are normalised once more before they join the residual stream (Gemma 3)."""
+    packed_projections: bool = False
+    """The checkpoint holds query, key and value in one matrix, and gate and up in another (Phi-3)."""
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False

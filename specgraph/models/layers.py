@@ -14,7 +14,7 @@ from torch.nn import functional
 from specgraph import kernels
 from specgraph.attention import Attend, AttentionLayer
 from specgraph.kernels import norm_gate_up, norm_linear, pair_linear
-from specgraph.models.config import ModelConfig
+from specgraph.models.config import Activation, ModelConfig
 from specgraph.models.experts import Experts, mixture
 from specgraph.models.rotary import rotary_table
 
@@ -81,6 +81,13 @@ class DecoderLayer:
     """[head_dim] (Qwen3)."""
     experts: Experts | None = None
     """The router, where the MLP is a mixture of experts."""
+    sinks: Tensor | None = None
+    """[num_heads] (gpt-oss); see `AttentionLayer.sinks`."""
+    attention_norm: Tensor | None = None
+    """[hidden_size]: norm of the attention's output (Gemma 3)."""
+    mlp_norm: Tensor | None = None
+    """[hidden_size]: norm of the MLP's output (Gemma 3)."""
+    activation: Activation = "silu"
 
     def named_tensors(self, prefix: str) -> dict[str, Tensor]:
         """The tensors by dotted name, for the read-set."""
@@ -91,15 +98,19 @@ class DecoderLayer:
 def attention_layers(
     config: ModelConfig, num_layers: int, device: torch.device, causal: bool = True
 ) -> tuple[AttentionLayer, ...]:
-    """The attention shape of each of a model's layers; all share one rotary table."""
-    table = rotary_table(config.rotary, config.max_position_embeddings, config.head_dim, device)
+    """The attention shape of each of a model's layers; layers of one rotation share its table."""
+    positions, dim = config.max_position_embeddings, config.rotary_dim or config.head_dim
+    table = rotary_table(config.rotary, positions, dim, device)
+    local = table
+    if config.sliding_rotary is not None:
+        local = rotary_table(config.sliding_rotary, positions, dim, device)
     return tuple(
         AttentionLayer(
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            scale=config.head_dim**-0.5,
-            rotary=table,
+            scale=config.attention_scale or config.head_dim**-0.5,
+            rotary=local if any(config.sliding[index : index + 1]) else table,
             causal=causal,
             window=config.window(index),
         )
@@ -140,12 +151,22 @@ def attention_and_mlp(
     attended = attend(index, query, key, value).reshape(residual.shape[0], -1)
     if rows is not None:
         attended, residual = take_rows(attended, rows), take_rows(residual, rows)
-    residual = norm_linear(attended, None, eps, layer.output, layer.output_bias, residual)
+    if layer.attention_norm is None:
+        residual = norm_linear(attended, None, eps, layer.output, layer.output_bias, residual)
+    else:
+        out = linear(attended, layer.output, layer.output_bias)
+        residual = residual + rms_norm(out, layer.attention_norm, eps)
     if layer.experts is not None:
         x = rms_norm(residual, layer.post_norm, eps)
         return residual + mixture(x, layer.experts, layer.gate_up, layer.down, layer.gate_up_bias, layer.down_bias)
-    inner = norm_gate_up(residual, layer.post_norm, eps, layer.gate_up, layer.gate_up_bias)
-    return norm_linear(inner, None, eps, layer.down, layer.down_bias, residual)
+    if layer.activation == "silu":
+        inner = norm_gate_up(residual, layer.post_norm, eps, layer.gate_up, layer.gate_up_bias)
+    else:
+        gate, up = norm_linear(residual, layer.post_norm, eps, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
+        inner = functional.gelu(gate, approximate="tanh") * up
+    if layer.mlp_norm is None:
+        return norm_linear(inner, None, eps, layer.down, layer.down_bias, residual)
+    return residual + rms_norm(linear(inner, layer.down, layer.down_bias), layer.mlp_norm, eps)
 
 
 def split_heads(qkv: Tensor, layer: DecoderLayer, shape: AttentionLayer, eps: float) -> tuple[Tensor, Tensor, Tensor]:

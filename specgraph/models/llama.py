@@ -1,8 +1,9 @@
-"""Llama-shaped targets: Llama 2 and 3, Mistral, Qwen2 and Qwen3 (per-head query and key norm)."""
+"""Llama-shaped targets: what `specgraph.checkpoints.model_config.ARCHITECTURES` lists."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -30,11 +31,16 @@ class LlamaTarget:
         self.layers = tuple(layers)
         self.norm = norm
         self.lm_head = lm_head
-        self._attention_layers = attention_layers(config, len(self.layers), embed_tokens.device)
+        shapes = attention_layers(config, len(self.layers), embed_tokens.device)
+        self._attention_layers = tuple(
+            replace(shape, sinks=layer.sinks) for shape, layer in zip(shapes, self.layers, strict=True)
+        )
+        # Rounded to the dtype of the product, as the models with this factor are trained.
+        self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=embed_tokens.dtype))
 
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]:
-        """One per decoder layer; all share one rotary table."""
+        """One per decoder layer."""
         return self._attention_layers
 
     @property
@@ -71,6 +77,8 @@ class LlamaTarget:
         """token_ids int64 [T] -> hidden states; see `Target.forward` for `aux_layers`."""
         eps = self.config.rms_norm_eps
         x = embedding(token_ids, self.embed_tokens)
+        if self._embedding_scale != 1:
+            x = x * self._embedding_scale
         entering = [
             x
         ]  # the residual stream that enters each layer; then what leaves the last layer, and the final norm
@@ -92,7 +100,7 @@ class LlamaTarget:
         named = {"embed_tokens": self.embed_tokens, "norm": self.norm, "lm_head": self.lm_head}
         for index, layer in enumerate(self.layers):
             named.update(layer.named_tensors(f"layers.{index}"))
-        rotary = self._attention_layers[0].rotary
-        if rotary is not None:
-            named["rotary"] = rotary
+        for index, shape in enumerate(self._attention_layers):
+            if shape.rotary is not None and all(shape.rotary is not table for table in named.values()):
+                named["rotary" if index == 0 else f"rotary.{index}"] = shape.rotary
         return named

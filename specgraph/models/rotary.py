@@ -30,6 +30,8 @@ class RotaryConfig:
     """yarn: pairs that make fewer turns are divided by `factor`."""
     attention_factor: float = 1.0
     """yarn: multiplies every cosine and sine."""
+    truncate: bool = True
+    """yarn: the limits are rounded to whole pairs."""
 
 
 def inverse_frequencies(config: RotaryConfig, rotary_dim: int) -> Tensor:
@@ -72,7 +74,9 @@ def _yarn_keep(config: RotaryConfig, rotary_dim: int) -> Tensor:
         wavelength = config.original_max_position_embeddings / turns
         return rotary_dim * math.log(wavelength / (2 * math.pi)) / (2 * math.log(config.theta))
 
-    first = max(math.floor(pair_with(config.beta_fast)), 0)
-    last = min(math.ceil(pair_with(config.beta_slow)), rotary_dim - 1)
+    first, last = pair_with(config.beta_fast), pair_with(config.beta_slow)
+    if config.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, rotary_dim - 1)
     index = torch.arange(rotary_dim // 2, dtype=torch.float32)
     return 1 - ((index - first) / max(last - first, 0.001)).clamp(0, 1)

@@ -21,8 +21,9 @@ def rotated(x: Tensor, layer: AttentionLayer, positions: Tensor) -> Tensor:
     if layer.rotary is None:
         return x
     cos, sin = layer.rotary[positions].to(x.dtype).unsqueeze(1).chunk(2, dim=-1)
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    turned, rest = x.split((2 * cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]), dim=-1)
+    a, b = turned.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1)
 
 
 @pytest.fixture
@@ -49,6 +50,10 @@ def dense_attend() -> DenseAttend:
                 if layer.window is not None:
                     visible = visible.triu(columns - rows - layer.window + 1)
                 scores = scores.masked_fill(~visible, float("-inf"))
+            if layer.sinks is not None:
+                sinks = layer.sinks[:, None, None].expand(-1, query.shape[0], 1)
+                weights = torch.cat((scores, sinks), dim=-1).softmax(-1)[..., :-1]
+                return torch.einsum("hqk,khd->qhd", weights, values)
             return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
 
         return attend
@@ -92,12 +97,16 @@ def random_model() -> Callable:
         shard = config.pop("max_shard_size", "1GB")
         torch.manual_seed(0)
         model_class = getattr(transformers, f"{architecture}ForCausalLM")
-        settings = getattr(transformers, f"{architecture}Config")(**{**TINY, **config})
+        named = "Gemma3Text" if architecture == "Gemma3" else architecture
+        settings = getattr(transformers, f"{named}Config")(**{**TINY, "pad_token_id": 0, **config})
         settings._attn_implementation = "eager"
         model = model_class(settings).to(torch.float32).eval()
         with torch.no_grad():
             for parameter in model.parameters():  # norms and biases start as ones and zeros: make them matter
                 parameter.normal_(0.0, 0.2) if parameter.dim() > 1 else parameter.add_(torch.randn_like(parameter) / 4)
+            for name, buffer in model.named_buffers():
+                if name.endswith("e_score_correction_bias"):
+                    buffer.normal_(0.0, 0.2)
         model.save_pretrained(folder, max_shard_size=shard)
         return model
 

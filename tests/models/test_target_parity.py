@@ -23,6 +23,18 @@ YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_
 
 MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 
+GLM = {
+    "head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_shared_experts": 2,
+    "first_k_dense_replace": 1, "routed_scaling_factor": 1.8,
+}  # fmt: skip
+GPT_OSS = {"head_dim": 8, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 20}
+GEMMA = {
+    "head_dim": 8,
+    "sliding_window": 18,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"] * 1
+    + ["sliding_attention", "full_attention"],
+}
+
 CASES = {
     "llama, grouped queries": ("Llama", {}),
     "llama, one key head": ("Llama", {"num_key_value_heads": 1}),
@@ -62,6 +74,44 @@ CASES = {
     ),
     "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "mixtral, window": ("Mixtral", {"num_local_experts": 4, "sliding_window": 20}),
+    "phi3": ("Phi3", {}),
+    "phi3, window, part of each head rotated": (
+        "Phi3",
+        {
+            "sliding_window": 21,
+            "num_attention_heads": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "glm-4 moe": ("Glm4Moe", {**GLM, "attention_bias": True}),
+    "glm-4 moe, norms of heads, groups": (
+        "Glm4Moe",
+        {
+            **GLM,
+            "use_qk_norm": True,
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": False,
+            "first_k_dense_replace": 3,
+        },
+    ),
+    "gpt-oss": ("GptOss", GPT_OSS),
+    "gpt-oss, no windows, other limits": (
+        "GptOss",
+        {**GPT_OSS, "layer_types": ["full_attention"] * 5, "swiglu_limit": 0.3, "swiglu_alpha": 2.0},
+    ),
+    "gemma 3": ("Gemma3", GEMMA),
+    "gemma 3, long rope": (
+        "Gemma3",
+        {
+            **GEMMA,
+            "query_pre_attn_scalar": 24,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
     "window as long as the context": ("Mistral", {"sliding_window": 128}),
     "llama, sharded": ("Llama", {"max_shard_size": "30KB"}),
     "mistral": ("Mistral", {"sliding_window": None, "head_dim": 8}),

@@ -1,0 +1,88 @@
+"""Reading rotary embedding from config.json, in its older and newer keys."""
+
+from __future__ import annotations
+
+import math
+
+from specgraph.checkpoints.config_source import ConfigSource
+from specgraph.checkpoints.files import shown
+from specgraph.models.rotary import RotaryConfig
+
+
+def rotary_config(source: ConfigSource) -> RotaryConfig:
+    """Read `rope_theta` with `rope_scaling`, or `rope_parameters`, which holds both in newer files.
+
+    Raises:
+        CheckpointError: an unknown kind, or a key that is missing, malformed or unknown.
+    """
+    old, new = source.section("rope_scaling"), source.section("rope_parameters")
+    if old.values and new.values and old.values != new.values:
+        raise source.fail("rope_parameters", "and 'rope_scaling' are both there and differ; keep the right one")
+    scaling = new if new.values else old
+    if scaling is new:
+        old.taken.update(old.values)  # the same values
+    return _read(source, scaling, source.number("rope_theta", 10000.0))
+
+
+def rotary_by_kind(source: ConfigSource) -> tuple[RotaryConfig, RotaryConfig]:
+    """The rotation of layers with full attention, and that of sliding layers, where they differ (Gemma 3).
+
+    Newer files hold both in `rope_parameters`; in older ones `rope_scaling` belongs to the former, and the latter have
+    `rope_local_base_freq`.
+    """
+    new = source.section("rope_parameters")
+    if "full_attention" in new.values:
+        full, sliding = (new.section(kind) for kind in ("full_attention", "sliding_attention"))
+        return _read(source, full, 1e6), _read(source, sliding, 1e4)
+    return (
+        _read(source, source.section("rope_scaling"), source.number("rope_theta", 1e6)),
+        RotaryConfig(source.number("rope_local_base_freq", 1e4)),
+    )
+
+
+def partial_rotary_factor(source: ConfigSource, default: float) -> float:
+    """The share of each head that is rotated, from either place."""
+    return source.section("rope_parameters").number(
+        "partial_rotary_factor", source.number("partial_rotary_factor", default)
+    )
+
+
+def _read(source: ConfigSource, scaling: ConfigSource, default_theta: float) -> RotaryConfig:
+    """The rotation that `scaling`, a section of `source`, describes."""
+    scaling.taken.update(("rope_type", "type", "finetuned"))
+    theta = scaling.number("rope_theta", default_theta)
+    for key in ("mscale", "mscale_all_dim"):
+        if scaling.has(key):
+            raise scaling.fail(key, "is not supported")
+    kind = scaling.string("rope_type", scaling.string("type", "default"))
+    if kind == "default":
+        return RotaryConfig(theta)
+    if kind not in ("linear", "llama3", "yarn"):
+        raise scaling.fail("rope_type", f"is {shown(kind)}; supported are default, linear, llama3, yarn")
+    factor = scaling.number("factor")
+    if kind == "linear":
+        scaling.taken.add("original_max_position_embeddings")  # for people: linear scaling does not use it
+        return RotaryConfig(theta, kind, factor)
+    holder = scaling if scaling.has("original_max_position_embeddings") else source
+    original = holder.integer("original_max_position_embeddings", source.integer("max_position_embeddings", 2048))
+    if kind == "llama3":
+        low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
+        if low >= high:
+            raise scaling.fail("low_freq_factor", f"is {low:g}, it should be below 'high_freq_factor', {high:g}")
+        return RotaryConfig(theta, kind, factor, original, low_freq_factor=low, high_freq_factor=high)
+    fast, slow = scaling.number("beta_fast", 32.0), scaling.number("beta_slow", 1.0)
+    if slow >= fast:
+        raise scaling.fail("beta_slow", f"is {slow:g}, it should be below 'beta_fast', {fast:g}")
+    if theta == 1:
+        raise scaling.fail("rope_theta", "is 1; 'yarn' needs a larger one")
+    default = 0.1 * math.log(factor) + 1.0
+    return RotaryConfig(
+        theta,
+        kind,
+        factor,
+        original,
+        beta_fast=fast,
+        beta_slow=slow,
+        attention_factor=scaling.number("attention_factor", default),
+        truncate=scaling.boolean("truncate", True),
+    )
