@@ -1,7 +1,7 @@
-"""Measures proposes and whole rounds in every lowering, against eager and against the bandwidth floor."""
+"""Measures proposes and whole rounds in every lowering, against eager and against the floor."""
 
-from specgraph.benchmarking.bandwidth import read_bandwidth
+from specgraph.benchmarking.floor import DeviceRates, measure_rates
 from specgraph.benchmarking.propose import BenchCase, bench_propose
 from specgraph.benchmarking.shapes import SHAPES, BenchShape, random_head
 
-__all__ = ["SHAPES", "BenchCase", "BenchShape", "bench_propose", "random_head", "read_bandwidth"]
+__all__ = ["SHAPES", "BenchCase", "BenchShape", "DeviceRates", "bench_propose", "measure_rates", "random_head"]

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from specgraph.attention import AttentionBackend, choose_attention
-from specgraph.benchmarking.shapes import RandomHead, bytes_per_propose, random_head, shape_named
+from specgraph.benchmarking.floor import DeviceRates, propose_floor
+from specgraph.benchmarking.shapes import RandomHead, random_head, shape_named
 from specgraph.benchmarking.timing import count_host_reads, count_issued, count_kernels, device_time, host_time
 from specgraph.decoding import allocate_caches
 from specgraph.drafting import DraftConfig, Drafter, ProposeBatch
@@ -46,20 +47,21 @@ def bench_propose(
     case: BenchCase,
     *,
     dtype: torch.dtype,
-    bandwidth: float | None = None,
+    rates: DeviceRates | None = None,
     attention: AttentionBackend | None = None,
 ) -> list[dict[str, Any]]:
     """Time the case in each lowering, and eager with plain torch ops.
 
     Args:
         dtype: of weights, activations and KV cache.
-        bandwidth: of device memory, in bytes per second; with it rows have `floor_us` and `ratio`.
+        rates: of the device; with them rows have `floor_us` and `ratio`.
         attention: what the platform offers for the head's shape by default.
 
     Returns:
         One row per lowering. Times are medians in microseconds: `device_us` and `host_us` of the draft loop alone,
         `propose_device_us` and `propose_host_us` with the batch handed over and the draft tokens copied out.
-        `floor_us` is the time that reading weights and KV takes at that bandwidth, `ratio` is `device_us` over it.
+        `floor_us` is the time that reading weights and KV takes at these rates, or that the products take where they
+        take longer (then also `flops_floor_us`); `ratio` is `device_us` over it.
         A lowering that the platform can't do has a row with `refused`, the reason.
     """
     length = case.context + 2 * (case.k + 1)
@@ -91,7 +93,7 @@ def bench_propose(
             with ready.way.ops():
                 kernels = count_kernels(platform, ready.call) if case.count_kernels else None
             counted = {} if kernels is None else {"kernels": kernels}
-            rows.append(ready.row | counted | _times(head, case, ready, bandwidth))
+            rows.append(ready.row | counted | _times(head, case, ready, rates))
             ready.drafter.close()
     return rows
 
@@ -188,7 +190,7 @@ def _prepare(platform: Platform, case: BenchCase, way: _Way, drafter: Drafter, b
     return _Prepared(way, drafter, call, propose, row)
 
 
-def _times(head: RandomHead, case: BenchCase, ready: _Prepared, bandwidth: float | None) -> dict[str, Any]:
+def _times(head: RandomHead, case: BenchCase, ready: _Prepared, rates: DeviceRates | None) -> dict[str, Any]:
     device = statistics.median(ready.device)
     times = {
         "device_us": round(device, 1),
@@ -196,10 +198,10 @@ def _times(head: RandomHead, case: BenchCase, ready: _Prepared, bandwidth: float
         "propose_device_us": round(statistics.median(ready.propose_device), 1),
         "propose_host_us": round(statistics.median(ready.propose_host), 1),
     }
-    if bandwidth is None:
+    if rates is None:
         return times
-    floor = bytes_per_propose(head, case.requests, case.k, case.context) / bandwidth * 1e6
-    return times | {"floor_us": round(floor, 1), "ratio": round(device / floor, 3)}
+    floor = propose_floor(head, case.requests, case.k, case.context, rates)
+    return times | floor | {"ratio": round(device / floor["floor_us"], 3)}
 
 
 def _names(case: BenchCase, way: _Way) -> dict[str, Any]:

@@ -157,33 +157,3 @@ def model_config(shape: BenchShape, dtype: torch.dtype, max_model_len: int) -> M
         dtype=dtype,
         rotary=RotaryConfig(theta=shape.rope_theta),
     )
-
-
-def bytes_per_propose(head: RandomHead, requests: int, k: int, context: int) -> int:
-    """The bytes that one propose of K tokens has to read from device memory: weights and the KV of every request.
-
-    A chain drafter reads its layer, its input projection and lm_head at every step, and the projection of the target's
-    hidden states once per propose. A parallel drafter reads everything once. Embedding rows, norms and activations are
-    left out: they are less than a thousandth of the sum.
-    """
-    once, each = _matrices(head)
-    steps = 1 if isinstance(head, DFlashHead) else k
-    kv_row = sum(2 * a.num_kv_heads * a.head_dim * head.dtype.itemsize for a in head.attention_layers)
-    kv = sum(requests * (context + step) * kv_row for step in range(steps))
-    return sum(m.nbytes for m in once) + steps * sum(m.nbytes for m in each) + kv
-
-
-def _matrices(head: RandomHead) -> tuple[list[Tensor], list[Tensor]]:
-    """Weights that are read once per propose, and those read at every step."""
-    if isinstance(head, MtpHead):
-        module = head.modules[0]
-        return [], [module.projection, *_layer_matrices(module.layer), head.lm_head]
-    layers = [matrix for layer in head.layers for matrix in _layer_matrices(layer)]
-    if isinstance(head, EagleHead):
-        return [], [head.tensors.fc, *layers, head.tensors.lm_head]
-    fc = head.tensors.fc
-    return ([] if fc is None else [fc]), [*layers, head.tensors.lm_head]
-
-
-def _layer_matrices(layer: DecoderLayer) -> list[Tensor]:
-    return [layer.qkv, layer.output, layer.gate_up, layer.down]

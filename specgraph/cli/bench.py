@@ -42,7 +42,7 @@ def bench(
     json: JsonOption = None,
     plot: Annotated[Path | None, typer.Option(help="Write a PNG of the propose times.")] = None,
 ) -> None:
-    """Time one propose in every lowering, in one run; on an accelerator also against the bandwidth floor."""
+    """Time one propose in every lowering, in one run; on an accelerator also against the floor."""
     ways: Any = tuple(lowerings.split(","))
     counts, steps = _numbers("--requests", requests), _numbers("-k", k)
     check_output("--json", json)
@@ -51,8 +51,8 @@ def bench(
         require_matplotlib()
     import torch
 
-    from specgraph.benchmarking.bandwidth import read_bandwidth
     from specgraph.benchmarking.decoding import bench_decoding
+    from specgraph.benchmarking.floor import measure_rates
     from specgraph.benchmarking.plot import plot_rows
     from specgraph.benchmarking.propose import BenchCase, bench_propose
     from specgraph.benchmarking.rounds import RoundsCase, bench_rounds
@@ -73,9 +73,10 @@ def bench(
     }  # fmt: skip
     interrupted = False
     try:
-        bandwidth = read_bandwidth(opened) if accelerator and not opened.info.simulated else None
-        if bandwidth is not None:
-            report["bandwidth_bytes_per_second"] = bandwidth
+        rates = measure_rates(opened, chosen) if accelerator and not opened.info.simulated else None
+        if rates is not None:
+            report["bandwidth_bytes_per_second"] = rates.bytes_per_second
+            report["matmul_flops_per_second"] = rates.flops_per_second
         for count in counts:
             for each in steps:
                 case = BenchCase(
@@ -83,7 +84,7 @@ def bench(
                     torch_ops=torch_ops,
                     repeats=repeats,
                 )  # fmt: skip
-                rows += bench_propose(opened, case, dtype=chosen, bandwidth=bandwidth)
+                rows += bench_propose(opened, case, dtype=chosen, rates=rates)
         for count in counts if target is not None else ():
             rounds = RoundsCase(
                 target=str(target), shape=shape, requests=count, k=steps[0], context=context, acceptance=acceptance,
