@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from random_prompts import prompt
 
@@ -111,3 +113,13 @@ def test_what_has_no_trees_says_why(make_decoder, eagle3):
         make_decoder(eagle3, draft_schedule={4: 3}, **tree(3, 2, 5))
     with pytest.raises(ConfigError, match="4, and the draft tree has 3 steps"):
         make_decoder(eagle3, **tree(3, 2, 5) | {"num_speculative_tokens": 4})
+
+
+@pytest.mark.parametrize("head", ["eagle3", "shadow"])
+def test_a_seed_gives_the_tokens_that_it_gives_the_target_alone(request, make_decoder, requests, head):
+    """The target's own draw decides at every node, with the noise of its position, whatever was drafted."""
+    asked = [replace(one, temperature=(0.5, 0.0, 1.1)[i % 3], seed=7 * i) for i, one in enumerate(requests)]
+    wanted = tokens(make_decoder(None, sampled=True).generate(asked))
+    decoder = make_decoder(request.getfixturevalue(head), sampled=True, lowering="merged", **tree(3, 3, 12))
+    assert tokens(decoder.generate(asked)) == wanted
+    assert decoder.metrics.accepted[0] > 0

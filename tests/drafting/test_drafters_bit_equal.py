@@ -20,7 +20,7 @@ def make_drafter(head, lowering, attention, **settings):
     """attention: a backend, or "device" or "host" for the core's own."""
     platform = CpuPlatform()
     config = DraftConfig(lowering=lowering, check_inputs=True, block_size=4, **settings)
-    blocks = 1 + -(-config.max_model_len // config.block_size) * config.max_num_requests
+    blocks = 1 + -(-(config.max_model_len + config.scratch_tokens) // config.block_size) * config.max_num_requests
     caches = allocate_caches(head.attention_layers, blocks, config.block_size, head.dtype, platform.device)
     if isinstance(attention, str):
         attention = choose_attention(attention, platform).backend

@@ -1,0 +1,101 @@
+"""The oracle of draft trees: for one request, every node that a draft step looks at, with dense attention, in float64.
+
+A node's path is drafted by itself as a chain, so no ancestor mask, slot or buffer is shared with what is tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from specgraph.drafting import DraftTree
+from specgraph.models.protocol import DraftHead
+from torch import Tensor
+
+from specgraph_conformance.oracles import DenseKeys
+
+Path = tuple[int, ...]
+"""The target ids of a node and its ancestors, from the first draft token on."""
+
+
+_Row = tuple[Tensor, Tensor, list[Tensor], list[Tensor]]
+"""What the row of a path's last token gave: hidden state, carried state, and all keys and values up to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DenseTree:
+    """The nodes that are to be verified for one request."""
+
+    paths: set[Path]
+    margin: float
+    """The smallest difference of scores that decided about a token, an expanded node or a chosen node: where it is not
+    far above the device's rounding, another tree is as good."""
+
+
+class PathLogits:
+    """float64 log-probabilities of the token after each path, by drafting that path alone."""
+
+    def __init__(
+        self,
+        head: DraftHead,
+        token_ids: Tensor,
+        aux_hidden: Tensor,
+        start: int,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+    ) -> None:
+        """Arguments as in `dense_draft`; `start` includes the offset of an `OffsetHead`."""
+        self.head, self.end = head, start + len(token_ids)
+        dense = DenseKeys(head.attention_layers, keys, values)
+        dense.at(range(start, self.end))
+        out = head.forward(token_ids, head.combine(aux_hidden.double()), dense.attend)
+        self._known: dict[Path, _Row] = {(): (out.hidden[-1:], out.carry[-1:], dense.keys, dense.values)}
+
+    def log_probs(self, path: Path) -> Tensor:
+        """[draft_vocab]"""
+        return torch.log_softmax(self.head.logits(self._row(path)[0])[0], dim=-1)
+
+    def _row(self, path: Path) -> _Row:
+        if path not in self._known:
+            _, carry, keys, values = self._row(path[:-1])
+            dense = DenseKeys(self.head.attention_layers, keys, values)
+            dense.at([self.end + len(path) - 1])
+            out = self.head.forward(torch.tensor([path[-1]]), carry, dense.attend)
+            self._known[path] = out.hidden, out.carry, dense.keys, dense.values
+        return self._known[path]
+
+
+def dense_tree(logits: PathLogits, tree: DraftTree) -> DenseTree:
+    """Search the tree step by step over the whole draft vocabulary."""
+    offsets = logits.head.draft_to_target
+    margins: list[float] = []
+
+    def best(found: list[tuple[float, Path]], count: int) -> list[tuple[float, Path]]:
+        ranked = sorted(found, key=lambda node: -node[0])
+        if count < len(ranked):
+            margins.append(ranked[count - 1][0] - ranked[count][0])
+        return ranked[:count]
+
+    beams, every = [(0.0, Path())], list[tuple[float, Path]]()
+    for _ in range(tree.num_steps):
+        drawn: list[tuple[float, Path]] = []
+        for score, path in beams:
+            following = [
+                (score + value, (*path, token + (0 if offsets is None else int(offsets[token]))))
+                for token, value in enumerate(logits.log_probs(path).tolist())
+            ]
+            drawn += best(following, tree.top_k)
+        every += drawn
+        beams = best(drawn, tree.top_k)
+    chosen = best(every, tree.num_draft_tokens - 1)
+    return DenseTree({path for _, path in chosen}, min(margins, default=float("inf")))
+
+
+def paths_of(token_ids: Sequence[int], parents: Sequence[int]) -> list[Path]:
+    """The path of each node of a tree as a drafter hands it out (`DraftTokens`)."""
+    paths: list[Path] = [()]
+    for token, parent in zip(token_ids, parents, strict=True):
+        assert 0 <= parent < len(paths), f"node {len(paths)} follows row {parent}, which does not come before it"
+        paths.append((*paths[parent], token))
+    return paths[1:]
