@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from specgraph.cli.env import cpu_name
 from specgraph.reference import CpuPlatform
 
 REQUESTS, BLOCKS, BLOCK, HEADS, DIM, VOCAB = 3, 16, 4, 4, 16, 97
@@ -137,22 +138,12 @@ def main() -> None:
     if arguments.json:
         versions = {"torch": torch.__version__, "python": host.python_version()}
         device = {
-            "cpu": _cpu_name(),
+            "cpu": cpu_name(),
             "threads": torch.get_num_threads(),
             "capability": torch.backends.cpu.get_cpu_capability(),
         }
         result = {"platform": "cpu", "device": device, "versions": versions, "rows": rows}
         arguments.json.write_text(json.dumps(result, indent=2) + "\n")
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    names = (
-        [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-        if info.exists()
-        else []
-    )
-    return names[0] if names else host.machine()
 
 
 if __name__ == "__main__":

@@ -2,8 +2,7 @@
 
     python benchmarks/step_against_merged.py --platform cuda --json FILE
 
-The same graph captured twice may differ by a percent, by where its buffers lie. Replays take turns in an order drawn
-anew each time; a capture counts with its median.
+The same graph captured twice may differ by a percent, by where its buffers lie. A capture counts with its median.
 """
 
 from __future__ import annotations
@@ -12,54 +11,11 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from random import Random
-from statistics import median
 
 import torch
 
-from specgraph.benchmarking.shapes import random_head, shape_named
-from specgraph.benchmarking.timing import device_time
-from specgraph.decoding import allocate_caches
-from specgraph.drafting import DraftConfig, Drafter, ProposeBatch
-from specgraph.platforms import Platform, open_platform
-
-
-def medians(platform: Platform, head, requests: int, a: argparse.Namespace) -> dict[str, list[float]]:
-    """Device microseconds of one propose, one number per capture."""
-    limit, per_request = a.context + 16, -(-(a.context + 16) // 16)
-    g = torch.Generator().manual_seed(0)
-    rows = requests * (a.k + 1)
-    batch = ProposeBatch(
-        sampled_token_ids=torch.randint(0, 1000, (requests, a.k + 1), generator=g).to(platform.device),
-        num_sampled=torch.ones(requests, dtype=torch.int32, device=platform.device),
-        start_positions=torch.full((requests,), a.context - 1, device=platform.device),
-        aux_hidden=torch.randn(rows, head.aux_size, generator=g).to(platform.device, head.dtype),
-        block_table=(torch.randperm(requests * per_request, generator=g) + 1)
-        .view(requests, per_request)
-        .int()
-        .to(platform.device),
-    )
-    ways: list[tuple[str, Drafter, list[float]]] = []
-    for _ in range(a.captures):
-        for lowering in ("step", "merged"):
-            config = DraftConfig(
-                num_speculative_tokens=a.k, max_num_requests=requests, max_model_len=limit, capture_sizes=[requests],
-                prefill_sizes=[16], lowering=lowering,
-            )  # fmt: skip
-            blocks = 1 + requests * per_request
-            caches = allocate_caches(head.attention_layers, blocks, 16, head.dtype, platform.device)
-            drafter = Drafter(head, caches, platform, config)
-            drafter.capture()
-            drafter.propose(batch)
-            ways.append((lowering, drafter, []))
-    order = Random(0)
-    for _ in range(a.repeats):
-        for _, drafter, times in order.sample(ways, len(ways)):
-            inputs = drafter.inputs(requests)
-            times += device_time(platform, lambda d=drafter, i=inputs: d.propose(i, copy=False), repeats=1, warmup=1)
-    for _, drafter, _ in ways:
-        drafter.close()
-    return {name: [round(median(t), 1) for way, _, t in ways if way == name] for name in ("step", "merged")}
+from specgraph.benchmarking.propose import BenchCase, bench_propose
+from specgraph.platforms import open_platform
 
 
 def main() -> None:
@@ -75,13 +31,16 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--json", default="")
     a = parser.parse_args()
-    platform = open_platform(a.platform)
-    head = random_head(shape_named(a.shape), platform.device, getattr(torch, a.dtype), a.context + 16)
-    rows = []
-    with torch.inference_mode():
-        for requests in map(int, a.requests.split(",")):
-            rows.append({"requests": requests, **medians(platform, head, requests, a)})
-            print(json.dumps(rows[-1]), flush=True)
+    platform, rows = open_platform(a.platform), []
+    for requests in map(int, a.requests.split(",")):
+        case = BenchCase(
+            shape=a.shape, requests=requests, k=a.k, context=a.context, repeats=a.repeats,
+            lowerings=("step", "merged") * a.captures, torch_ops=False,
+        )  # fmt: skip
+        times = bench_propose(platform, case, dtype=getattr(torch, a.dtype))
+        ways = {way: [row["device_us"] for row in times if row["lowering"] == way] for way in ("step", "merged")}
+        rows.append({"requests": requests, **ways})
+        print(json.dumps(rows[-1]), flush=True)
     report = {
         "device": platform.info.device_name, "versions": dict(platform.info.versions), "shape": a.shape, "k": a.k,
         "context": a.context, "dtype": a.dtype,

@@ -1,8 +1,9 @@
 """Acceptance of all five drafters on the held-out prompts, decoded by specgraph: a table in Markdown, and figures.
 
-Greedy, float32 on the CPU. Every output must equal the target's alone; on the first prompts every lowering must give
-the same tokens and counts as eager. Metrics are vLLM's: mean acceptance length = 1 + accepted / drafts; acceptance at
-position i = drafts whose token i was accepted / drafts.
+Greedy, float32, on the CPU or another platform. Every output must equal the target's alone; on the first prompts every
+lowering must give the same tokens and counts as eager; another platform must accept what docs/acceptance.md has for the
+CPU, within 1 % (not compared with --limit). Metrics are vLLM's: mean acceptance length = 1 + accepted / drafts;
+acceptance at position i = drafts whose token i was accepted / drafts.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from specgraph.checkpoints import drafter_format, load_drafter, load_target
 from specgraph.decoding import AcceptanceMetrics, EngineConfig, Request, SpeculativeDecoder
 from specgraph.models.llama import LlamaTarget
 from specgraph.models.protocol import DraftHead, ParallelHead
-from specgraph.reference.platform import CpuPlatform
+from specgraph.platforms import Platform, open_platform
 
 HERE = Path(__file__).parent
 TARGET, EAGLE3 = shipped_pair()
@@ -28,7 +29,8 @@ DRAFTERS = [
     (EAGLE3 if name == "eagle3" else OTHERS / name, k)
     for name, k in (("eagle1", 5), ("eagle3", 5), ("mtp", 5), ("draft-model", 5), ("dflash", 5), ("dflash", 7))
 ]
-LOWERINGS = ("eager", "step", "merged")
+LOWERINGS = ("eager", "piecewise", "step", "merged")
+MODES = {"eager": "NONE", "piecewise": "PIECEWISE", "step": "FULL_DECODE_ONLY", "merged": "FULL_DECODE_ONLY"}
 MAX_MODEL_LEN, BATCH = 384, 8
 
 
@@ -40,16 +42,21 @@ class Run(NamedTuple):
 
 
 def decode(
-    target: LlamaTarget, head: DraftHead | ParallelHead | None, requests: list[Request], k: int, lowering: Any
+    platform: Platform,
+    target: LlamaTarget,
+    head: DraftHead | ParallelHead | None,
+    requests: list[Request],
+    k: int,
+    lowering: Any,
 ) -> Run:
     """Generate for all requests, in batches of up to BATCH."""
-    platform = CpuPlatform()
     config = EngineConfig(
         num_speculative_tokens=k,
         max_num_requests=BATCH,
         max_model_len=MAX_MODEL_LEN,
         capture_sizes=[BATCH],
         lowering=lowering,
+        mode=MODES[lowering],
     )
     with torch.inference_mode():
         decoder = SpeculativeDecoder(target, head, platform, config, query_len=k + 1)
@@ -57,7 +64,6 @@ def decode(
         token_ids = [result.token_ids for result in decoder.generate(requests)]
         run = Run(token_ids, decoder.metrics)
         decoder.close()
-    platform.close()
     return run
 
 
@@ -80,6 +86,13 @@ def table(rows: list[dict[str, Any]], settings: str) -> str:
     return "\n".join([*lines, ""])
 
 
+def on_cpu(document: str) -> dict[tuple[str, int], float]:
+    """(drafter, K) -> mean acceptance length of each row of a table; from the columns of the positions."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in document.splitlines()]
+    rows = [cells for cells in rows if len(cells) > 4 and cells[2].isdigit()]
+    return {(cells[0], k := int(cells[2])): 1 + sum(map(float, cells[4 : 4 + k])) for cells in rows}
+
+
 def remarks(path: Path) -> str:
     """What somebody wrote below the table of an earlier document; it is kept."""
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
@@ -89,6 +102,7 @@ def remarks(path: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--platform", default="cpu", help="NAME or NAME:INDEX")
     parser.add_argument("--limit", type=int, help="only so many prompts")
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--compared", type=int, default=8, help="prompts on which the lowerings are compared")
@@ -96,7 +110,10 @@ def main() -> None:
     parser.add_argument("--figures", type=Path, help="record the figures in this file")
     arguments = parser.parse_args()
 
-    target = load_target(TARGET, dtype=torch.float32, max_model_len=MAX_MODEL_LEN)
+    platform = open_platform(arguments.platform)
+    kept = HERE.parents[1] / "docs" / "acceptance.md"
+    known = {} if platform.info.name == "cpu" or arguments.limit else on_cpu(kept.read_text())
+    target = load_target(TARGET, platform.device, dtype=torch.float32, max_model_len=MAX_MODEL_LEN)
     encoder = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
     prompts = corpus.read_prompts(HERE / "prompts.jsonl")[: arguments.limit]
     requests = [
@@ -110,16 +127,19 @@ def main() -> None:
     for folder, k in DRAFTERS:
         name = folder.name
         if k not in alone:
-            alone[k] = decode(target, None, requests, k, "eager").token_ids
+            alone[k] = decode(platform, target, None, requests, k, "eager").token_ids
         head = load_drafter(folder, target)
-        runs = {way: decode(target, head, requests[: arguments.compared], k, way) for way in LOWERINGS}
+        runs = {way: decode(platform, target, head, requests[: arguments.compared], k, way) for way in LOWERINGS}
         for way in LOWERINGS[1:]:
             if runs[way] != runs["eager"]:
                 raise SystemExit(f"{name}: {way} decodes other tokens or accepts others than eager")
-        run = decode(target, head, requests, k, "merged")
+        run = decode(platform, target, head, requests, k, "merged")
         equal = sum(mine == theirs for mine, theirs in zip(run.token_ids, alone[k], strict=True))
         if equal != len(requests):
             raise SystemExit(f"{name}: {len(requests) - equal} of {len(requests)} outputs are not the target's")
+        length = run.metrics.mean_acceptance_length
+        if abs(length / known.get((name, k), length) - 1) > 0.01:
+            raise SystemExit(f"{name}: mean acceptance length {length:.4f}, on the CPU it is {known[name, k]:.4f}")
         rows.append(
             {
                 "drafter": name,
@@ -128,7 +148,7 @@ def main() -> None:
                 "prompts": len(requests),
                 "new_tokens": arguments.new_tokens,
                 "rounds": run.metrics.num_drafts,
-                "mean_acceptance_length": round(run.metrics.mean_acceptance_length, 4),
+                "mean_acceptance_length": round(length, 4),
                 "acceptance_per_position": [round(rate, 4) for rate in run.metrics.acceptance_per_position],
                 "outputs_equal_to_target_only": equal,
                 "mib": round(sum(file.stat().st_size for file in folder.iterdir()) / 2**20, 2),
@@ -138,7 +158,8 @@ def main() -> None:
 
     settings = (
         f"The tiny-python target, {len(requests)} held-out prompts, {arguments.new_tokens} new tokens each, greedy, "
-        "float32 on a CPU.\nEvery output equals the target's alone. On the first "
+        f"float32 on {'a CPU' if platform.info.name == 'cpu' else platform.info.device_name}.\n"
+        "Every output equals the target's alone. On the first "
         f"{min(arguments.compared, len(requests))} prompts {', '.join(LOWERINGS)} give the same tokens and counts.\n"
         "Numbered columns are positions: drafts whose token there was accepted / drafts; mean length = 1 + accepted / "
         "drafts.\nTo write it again: `python examples/tiny-python/acceptance.py --table docs/acceptance.md`."
@@ -148,7 +169,7 @@ def main() -> None:
     if arguments.table:
         arguments.table.write_text(document + remarks(arguments.table))
     if arguments.figures:
-        figures.record(arguments.figures, "acceptance", {"drafters": rows}, torch.device("cpu"))
+        figures.record(arguments.figures, "acceptance", {"drafters": rows}, platform.device)
 
 
 if __name__ == "__main__":

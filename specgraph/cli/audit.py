@@ -20,6 +20,7 @@ def audit(
         typer.Argument(help="Folder of a drafter, or MODULE:FACTORY, which takes a device and returns a draft head."),
     ] = None,
     target: TargetOption = None,
+    shape: Annotated[str | None, typer.Option(help="Audit random weights of this shape of `specgraph bench`.")] = None,
     vocab_size: Annotated[int | None, typer.Option(help="Tokens of the target, for MODULE:FACTORY.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Random rounds.")] = 200,
     requests: Annotated[int, typer.Option(min=1, help="Requests in the largest batch.")] = 8,
@@ -40,12 +41,19 @@ def audit(
     from specgraph.attention import choose_attention
     from specgraph.benchmarking.audit import AuditCase, as_text
     from specgraph.benchmarking.audit import audit as compare
+    from specgraph.benchmarking.shapes import random_head, shape_named
     from specgraph.checkpoints import load_drafter, load_target
     from specgraph.decoding.text import shipped_pair
     from specgraph.platforms import open_platform
 
     opened = open_platform(platform)
-    if drafter is not None and ":" in drafter and not Path(drafter).exists():
+    dtype = torch.float32 if opened.device.type == "cpu" else None
+    if shape is not None:
+        if drafter is not None or target is not None:
+            raise ConfigError(f"--shape {shape} has random weights: give no folders with it")
+        size = shape_named(shape).vocab_size
+        head = random_head(shape_named(shape), opened.device, dtype or torch.bfloat16, max_model_len)
+    elif drafter is not None and ":" in drafter and not Path(drafter).exists():
         if vocab_size is None:
             raise ConfigError(f"{drafter}: give the target's --vocab-size, so that no token is beyond it")
         head, size = _factory(drafter)(opened.device), vocab_size
@@ -53,7 +61,6 @@ def audit(
         if drafter is not None and target is None:
             raise ConfigError("give the folder of the drafter's --target too")
         folders = (target, drafter) if drafter is not None and target is not None else shipped_pair()
-        dtype = torch.float32 if opened.device.type == "cpu" else None
         model = load_target(folders[0], opened.device, dtype, max_model_len)
         head, size = load_drafter(folders[1], model), model.vocab_size
     case = AuditCase(

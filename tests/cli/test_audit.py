@@ -95,9 +95,10 @@ def test_known_bugs_are_named(name, culprit, monkeypatch):
         assert culprit.items() <= first.items()
 
 
-def test_the_command(monkeypatch):
+@pytest.mark.parametrize("source", [(), ("--shape", "eagle3-tiny-python")], ids=["shipped pair", "random weights"])
+def test_the_command(source, monkeypatch):
     monkeypatch.setenv("SPECGRAPH_PLATFORM", "cpu")
-    done = specgraph("audit", "--rounds", 3, "--requests", 2, "-k", 2, "--max-model-len", 32, "--json", "-")
+    done = specgraph("audit", *source, "--rounds", 3, "--requests", 2, "-k", 2, "--max-model-len", 32, "--json", "-")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["equal"]
     assert "equal to eager, bit for bit: step, merged (3 rounds" in done.stderr
@@ -117,6 +118,7 @@ def test_the_command_takes_a_factory_and_fails_where_it_differs(monkeypatch, tmp
         (("my_drafter:make",), "--vocab-size"),
         (("no_such_module:make", "--vocab-size", 9), "can't be imported"),
         (("some/folder",), "--target"),
+        (("some/folder", "--shape", "eagle3-tiny-python"), "give no folders"),
     ):
         refused = specgraph("audit", *arguments, cwd=tmp_path)
         assert refused.returncode == 1
