@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from specgraph.errors import PlatformError
-from specgraph.platforms import Backend, Platform, hookimpl
-from specgraph_cuda.probe import probe
+import torch
+
+from specgraph.errors import PlatformError, first_line
+from specgraph.platforms import Backend, Platform, Probe, hookimpl
+
+
+def probe() -> Probe:
+    """Whether torch can drive a GPU here; if not, what is missing and how to get it."""
+    found = {"torch": str(torch.__version__)}
+    if torch.version.cuda is None:
+        what = "is a ROCm build" if torch.version.hip else "has no CUDA support"
+        reason = f"torch {torch.__version__} {what}: install a CUDA build (https://pytorch.org/get-started)"
+        return Probe(available=False, reason=reason, versions=found)
+    found["cuda"] = torch.version.cuda
+    try:
+        torch.cuda.init()
+        count = torch.cuda.device_count()
+    except Exception as error:  # no driver, a driver too old, no device node: torch's message says which
+        return Probe(available=False, reason=first_line(error), versions=found)
+    reason = "" if count else "the driver answers, but lists no GPU"
+    return Probe(available=count > 0, reason=reason, device_count=count, versions=found)
 
 
 def open_device(index: int) -> Platform:
-    """Open GPU `index`.
-
-    Raises:
-        PlatformError: no GPU answers, or this one is older than what is supported.
-    """
+    """Open GPU `index`. Raises PlatformError where no GPU answers, or this one is older than what is supported."""
     found = probe()
     if not found.available:
         raise PlatformError(f"platform 'cuda' is not available: {found.reason}")

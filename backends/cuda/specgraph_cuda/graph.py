@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specgraph.errors import HostReadError, UpdateError
+from specgraph.errors import HostReadError
 from specgraph.platforms import Graph, GraphPool, VendorMessage
 
 if TYPE_CHECKING:
     from specgraph_cuda.platform import CudaPlatform
     from specgraph_cuda.tasks import CudaTaskGroup
-
-_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
 
 class CudaGraphPool(GraphPool):
@@ -85,23 +83,14 @@ class CudaGraph(Graph):
             stream = torch.cuda.current_stream(self.platform.device).cuda_stream
             driver, ended = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
             driver.cuStreamEndCapture(ctypes.c_void_p(stream), ctypes.byref(ended))
-            if driver.cuStreamBeginCapture_v2(ctypes.c_void_p(stream), _THREAD_LOCAL) == 0:
+            if driver.cuStreamBeginCapture_v2(ctypes.c_void_p(stream), 1) == 0:  # mode thread_local
                 self._graph.capture_end()
         self._destroy()
 
     def _launch(self) -> None:
-        if self.groups:
-            self._require_updates()
+        if self.groups and self.platform.tasks is not None:
+            self.platform.tasks.require_updates(self)
         self._graph.replay()
-
-    def _require_updates(self) -> None:
-        if self.broken:
-            raise UpdateError(f"{self.broken}; reset() the graph and capture it again")
-        for group in self.groups:
-            if not group.is_updated:
-                raise UpdateError(f"{group} has had no update since the last replay: issue one task_update() for it")
-        for group in self.groups:
-            group.is_updated = False
 
     def _destroy(self) -> None:
         for group in self.groups:

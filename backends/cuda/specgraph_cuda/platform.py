@@ -17,8 +17,6 @@ from specgraph_cuda.graph import CudaGraph, CudaGraphPool
 if TYPE_CHECKING:
     from specgraph_cuda.tasks import TaskUpdates
 
-OLDEST_COMPUTE_CAPABILITY = (7, 0)
-
 _log = logging.getLogger(__name__)
 
 
@@ -29,16 +27,11 @@ class CudaPlatform(Platform):
     pool_type = CudaGraphPool
 
     def __init__(self, index: int) -> None:
-        """
-        Raises:
-            PlatformError: the GPU is too old.
-        """
+        """Raises PlatformError if the GPU is too old."""
         properties = torch.cuda.get_device_properties(index)
-        if (properties.major, properties.minor) < OLDEST_COMPUTE_CAPABILITY:
-            raise PlatformError(
-                f"{properties.name} has compute capability {properties.major}.{properties.minor}; "
-                f"{'.'.join(map(str, OLDEST_COMPUTE_CAPABILITY))} or newer is needed"
-            )
+        if properties.major < 7:
+            capability = f"{properties.major}.{properties.minor}"
+            raise PlatformError(f"{properties.name} has compute capability {capability}, 7.0 or newer is needed")
         device = torch.device("cuda", index)
         super().__init__(PlatformInfo("cuda", device, properties.name, probe.versions(device), "GPU"))
         self._total = int(properties.total_memory)
@@ -46,10 +39,6 @@ class CudaPlatform(Platform):
         """None without cuda.bindings, or where the trial of task updates failed."""
         self._capabilities = probe.capabilities(self)
         triton = self._capabilities.notes["triton"]
-        if self._capabilities.task_update:
-            from specgraph_cuda.host_lengths import register_host_attention
-
-            register_host_attention()
         if triton:
             from specgraph_cuda.kernels import register_kernels
 
@@ -59,42 +48,37 @@ class CudaPlatform(Platform):
 
     @property
     def capabilities(self) -> Capabilities:
-        """See `Platform.capabilities`. Probed once, when the platform was opened."""
+        """Probed once, when the platform was opened."""
         return self._capabilities
 
     def synchronize(self) -> None:
-        """See `Platform.synchronize`."""
         torch.cuda.synchronize(self.device)
 
     def memory(self) -> MemoryInfo:
-        """See `Platform.memory`. What torch's allocator holds; only `free` counts other processes."""
+        """What torch's allocator holds; only `free` counts other processes."""
         allocated, reserved = torch.cuda.memory_allocated(self.device), torch.cuda.memory_reserved(self.device)
         free = torch.cuda.mem_get_info(self.device)[0] + reserved - allocated
         return MemoryInfo(allocated, reserved, self._total, free)
 
     def stream(self) -> Stream:
-        """See `Platform.stream`."""
         return torch.cuda.Stream(self.device)
 
     def current_stream(self) -> Stream:
-        """See `Platform.current_stream`."""
         return torch.cuda.current_stream(self.device)
 
     def use(self, stream: Stream) -> AbstractContextManager[None]:
-        """See `Platform.use`."""
         if not isinstance(stream, torch.cuda.Stream):
             raise PlatformError(f"{stream!r} is no stream of the 'cuda' platform: make one with platform.stream()")
         return torch.cuda.stream(stream)
 
     def event(self, *, timing: bool = False, external: bool = False) -> Event:
-        """See `Platform.event`. External events can't be timed: their records are nodes of a graph."""
+        """External events can't be timed: their records are nodes of a graph."""
         if external and timing:
             raise UnsupportedError("an external event can't be timed on this platform: ask for one or the other")
         made: Any = torch.cuda.Event(enable_timing=timing, external=external)
         return made
 
     def is_capturing(self) -> bool:
-        """See `Platform.is_capturing`."""
         return torch.cuda.is_current_stream_capturing()
 
     def task_group(self) -> AbstractContextManager[TaskGroup]:
@@ -108,5 +92,4 @@ class CudaPlatform(Platform):
         return super().batch_task_updates() if self.tasks is None else self.tasks.batch()
 
     def counts(self) -> Mapping[str, int]:
-        """See `Platform.counts`."""
         return {} if self.tasks is None else {"task_updates": self.tasks.count}

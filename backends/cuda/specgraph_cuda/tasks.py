@@ -129,6 +129,20 @@ class TaskUpdates:
         self._stream = torch.cuda.Stream(platform.device)
         self._lock = threading.Lock()
 
+    def require_updates(self, graph: CudaGraph) -> None:
+        """Called before a launch: use up one update of each group.
+
+        Raises:
+            UpdateError: a group has had none, or the graph is broken.
+        """
+        if graph.broken:
+            raise UpdateError(f"{graph.broken}; reset() the graph and capture it again")
+        for group in graph.groups:
+            if not group.is_updated:
+                raise UpdateError(f"{group} has had no update since the last replay: issue one task_update() for it")
+        for group in graph.groups:
+            group.is_updated = False
+
     @contextmanager
     def group(self) -> Generator[CudaTaskGroup]:
         """See `Platform.task_group`."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from specgraph_cuda.backend import open_device
-from specgraph_cuda.probe import probe
+from specgraph_cuda.backend import open_device, probe
 
 from specgraph.platforms import Platform
 
@@ -19,3 +18,11 @@ def platform() -> Iterator[Platform]:
     opened = open_device(0)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def updating(platform: Platform) -> Iterator[Platform]:
+    if not platform.capabilities.task_update:
+        pytest.skip(platform.capabilities.task_update.reason)
+    yield platform
+    platform.synchronize()

@@ -30,13 +30,6 @@ def flash() -> Any:
     return module
 
 
-@pytest.fixture
-def updating(platform: Platform) -> Platform:
-    if not platform.capabilities.task_update:
-        pytest.skip(platform.capabilities.task_update.reason)
-    return platform
-
-
 def test_without_a_gpu_it_says_so() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from specgraph_cuda.backend import open_device
-from specgraph_cuda.probe import probe, task_update_support, triton_support
+from specgraph_cuda.backend import open_device, probe
+from specgraph_cuda.probe import task_update_support, triton_support
 
 from specgraph.errors import PlatformError
 from specgraph.platforms import discover
