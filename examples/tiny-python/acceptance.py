@@ -1,4 +1,4 @@
-"""Acceptance of all five drafters on the held-out prompts, decoded by specgraph: a table in Markdown, and figures.
+"""Acceptance of all five drafters, in chains and in trees, on the held-out prompts: a table in Markdown, and figures.
 
 Greedy, float32, on the CPU or another platform. Every output must equal the target's alone; on the first prompts every
 lowering must give the same tokens and counts as eager; another platform must accept what docs/acceptance.md has for the
@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from specgraph import shipped_pair
 from specgraph.checkpoints import drafter_format, load_drafter, load_target
 from specgraph.decoding import AcceptanceMetrics, EngineConfig, Request, SpeculativeDecoder
+from specgraph.drafting import DraftTree
 from specgraph.models.llama import LlamaTarget
 from specgraph.models.protocol import DraftHead, ParallelHead
 from specgraph.platforms import Platform, open_platform
@@ -25,10 +26,13 @@ from specgraph.platforms import Platform, open_platform
 HERE = Path(__file__).parent
 TARGET, EAGLE3 = shipped_pair()
 OTHERS = HERE / "drafters"
-DRAFTERS = [
-    (EAGLE3 if name == "eagle3" else OTHERS / name, k)
-    for name, k in (("eagle1", 5), ("eagle3", 5), ("mtp", 5), ("draft-model", 5), ("dflash", 5), ("dflash", 7))
-]
+CHAINS = (("eagle1", 5), ("eagle3", 5), ("mtp", 5), ("draft-model", 5), ("dflash", 5), ("dflash", 7))
+"""Drafter and K."""
+TREES = (
+    ("eagle1", 5, 4, 16), ("eagle3", 5, 4, 16), ("eagle3", 5, 4, 17), ("eagle3", 5, 8, 32), ("mtp", 5, 4, 16),
+    ("draft-model", 5, 4, 16),
+)  # fmt: skip
+"""Drafter, steps, top-k and rows per request in a verify (nodes and the last token)."""
 LOWERINGS = ("eager", "piecewise", "step", "merged")
 MODES = {"eager": "NONE", "piecewise": "PIECEWISE", "step": "FULL_DECODE_ONLY", "merged": "FULL_DECODE_ONLY"}
 MAX_MODEL_LEN, BATCH = 384, 8
@@ -48,10 +52,12 @@ def decode(
     requests: list[Request],
     k: int,
     lowering: Any,
+    tree: DraftTree | None = None,
 ) -> Run:
     """Generate for all requests, in batches of up to BATCH."""
     config = EngineConfig(
         num_speculative_tokens=k,
+        tree=tree,
         max_num_requests=BATCH,
         max_model_len=MAX_MODEL_LEN,
         capture_sizes=[BATCH],
@@ -75,22 +81,22 @@ def table(rows: list[dict[str, Any]], settings: str) -> str:
         "",
         settings,
         "",
-        f"| drafter | format found | K | mean length | {' | '.join(str(i + 1) for i in range(most))} | MiB |",
+        f"| drafter | format found | drafts | mean length | {' | '.join(str(i + 1) for i in range(most))} | MiB |",
         "|" + "---|" * (most + 5),
     ]
     for row in rows:
         rates = [f"{rate:.3f}" for rate in row["acceptance_per_position"]]
-        cells = [row["drafter"], row["format"], str(row["num_speculative_tokens"])]
+        cells = [row["drafter"], row["format"], row["drafts"]]
         cells += [f"**{row['mean_acceptance_length']:.2f}**", *rates, *[""] * (most - len(rates)), f"{row['mib']:.2f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
 
-def on_cpu(document: str) -> dict[tuple[str, int], float]:
-    """(drafter, K) -> mean acceptance length of each row of a table; from the columns of the positions."""
+def on_cpu(document: str) -> dict[tuple[str, str], float]:
+    """(drafter, drafts) -> mean acceptance length of each row of a table; from the columns of the positions."""
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in document.splitlines()]
-    rows = [cells for cells in rows if len(cells) > 4 and cells[2].isdigit()]
-    return {(cells[0], k := int(cells[2])): 1 + sum(map(float, cells[4 : 4 + k])) for cells in rows}
+    rows = [cells for cells in rows if len(cells) > 4 and cells[3].startswith("**")]
+    return {(cells[0], cells[2]): 1 + sum(float(cell) for cell in cells[4:-1] if cell) for cells in rows}
 
 
 def remarks(path: Path) -> str:
@@ -103,6 +109,7 @@ def remarks(path: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--platform", default="cpu", help="NAME or NAME:INDEX")
+    parser.add_argument("--drafter", help="only this one")
     parser.add_argument("--limit", type=int, help="only so many prompts")
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--compared", type=int, default=8, help="prompts on which the lowerings are compared")
@@ -124,27 +131,32 @@ def main() -> None:
     ]
     alone: dict[int, list[list[int]]] = {}
     rows: list[dict[str, Any]] = []
-    for folder, k in DRAFTERS:
-        name = folder.name
+    shapes: list[tuple[str, int, DraftTree | None]] = [(name, k, None) for name, k in CHAINS]
+    shapes += [(name, s, DraftTree(num_steps=s, top_k=k, num_draft_tokens=n)) for name, s, k, n in TREES]
+    for name, k, tree in shapes if arguments.drafter is None else [s for s in shapes if s[0] == arguments.drafter]:
+        folder = EAGLE3 if name == "eagle3" else OTHERS / name
         if k not in alone:
             alone[k] = decode(platform, target, None, requests, k, "eager").token_ids
         head = load_drafter(folder, target)
-        runs = {way: decode(platform, target, head, requests[: arguments.compared], k, way) for way in LOWERINGS}
+        first = requests[: arguments.compared]
+        runs = {way: decode(platform, target, head, first, k, way, tree) for way in LOWERINGS}
         for way in LOWERINGS[1:]:
             if runs[way] != runs["eager"]:
                 raise SystemExit(f"{name}: {way} decodes other tokens or accepts others than eager")
-        run = decode(platform, target, head, requests, k, "merged")
+        run = decode(platform, target, head, requests, k, "merged", tree)
         equal = sum(mine == theirs for mine, theirs in zip(run.token_ids, alone[k], strict=True))
         if equal != len(requests):
             raise SystemExit(f"{name}: {len(requests) - equal} of {len(requests)} outputs are not the target's")
         length = run.metrics.mean_acceptance_length
-        if abs(length / known.get((name, k), length) - 1) > 0.01:
-            raise SystemExit(f"{name}: mean acceptance length {length:.4f}, on the CPU it is {known[name, k]:.4f}")
+        drafts = str(k) if tree is None else f"tree {k}, {tree.top_k}, {tree.num_draft_tokens}"
+        if abs(length / known.get((name, drafts), length) - 1) > 0.01:
+            raise SystemExit(f"{name}: mean acceptance length {length:.4f}, on the CPU it is {known[name, drafts]:.4f}")
         rows.append(
             {
                 "drafter": name,
                 "format": str(drafter_format(folder)).split(" (")[0],
                 "num_speculative_tokens": k,
+                "drafts": drafts,
                 "prompts": len(requests),
                 "new_tokens": arguments.new_tokens,
                 "rounds": run.metrics.num_drafts,
@@ -161,6 +173,7 @@ def main() -> None:
         f"float32 on {'a CPU' if platform.info.name == 'cpu' else platform.info.device_name}.\n"
         "Every output equals the target's alone. On the first "
         f"{min(arguments.compared, len(requests))} prompts {', '.join(LOWERINGS)} give the same tokens and counts.\n"
+        "Drafts: K of a chain, or steps, top-k and rows per verify (nodes and the last token) of a tree.\n"
         "Numbered columns are positions: drafts whose token there was accepted / drafts; mean length = 1 + accepted / "
         "drafts.\nTo write it again: `python examples/tiny-python/acceptance.py --table docs/acceptance.md`."
     )
