@@ -36,9 +36,11 @@ def decoder(
     """
     limits: dict[str, Any] = {"k": 4, "max_num_requests": 3, "capture_sizes": (3,)}
     engine = {
-        name: options.pop(name) for name in ("num_blocks", "prefill_chunk", "synthetic_acceptance") if name in options
+        name: options.pop(name)
+        for name in ("num_blocks", "prefill_chunk", "rounds_ahead", "synthetic_acceptance")
+        if name in options
     }
-    config = EngineConfig(**asdict(make_config(lowering=lowering, **limits | options)), **engine)
+    config = EngineConfig(**asdict(make_config(**limits | options)) | {"lowering": lowering}, **engine)
     shape = fit_attention(platform, attention, config.block_size)
     config = replace(config, block_size=shape.block)
     model: dict[str, Any] = {"dtype": shape.dtype, "head_dim": shape.dim}

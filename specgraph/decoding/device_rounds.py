@@ -21,6 +21,7 @@ from specgraph.decoding.round_program import MAX_STOP_TOKENS, RoundRunner
 from specgraph.decoding.rounds import prefill_request
 from specgraph.decoding.target import TargetRunner
 from specgraph.drafting import Drafter
+from specgraph.errors import SpecgraphError
 from specgraph.graphs import padded_size
 from specgraph.runner import HostCopy, write
 
@@ -167,6 +168,10 @@ class DeviceRounds:
         sampled: list[tuple[Running, list[int]]] = []
         for row, state in enumerate(unread.rows):
             if state is not None:
+                if not counts[row]:  # stepping on would never end
+                    raise SpecgraphError(
+                        f"request {state.index} is finished on the device and runs on the host: a bug of specgraph"
+                    )
                 state.num_sampled = counts[row]
                 if unread.query_len > 1 and row not in unread.joined:
                     self.metrics.observe(state.num_sampled - 1)

@@ -1,6 +1,6 @@
 """Every mutant, by name."""
 
-from mutants import attention, draft_ops, engine, models, platforms
+from mutants import attention, draft_ops, engine, models, platforms, rounds
 from mutants.registry import MUTANTS
 
-__all__ = ["MUTANTS", "attention", "draft_ops", "engine", "models", "platforms"]
+__all__ = ["MUTANTS", "attention", "draft_ops", "engine", "models", "platforms", "rounds"]

@@ -340,6 +340,31 @@ HAZARDS: dict[str, Hazard] = {
         "sampled drafts differ with the fused head only",
         "a fused op samples from other logits, or with other noise, than its parts",
     ),
+    "round-copy-overwritten": Hazard(
+        REVIEW,
+        "tokens of one round twice, those of another never",
+        "one host copy for rounds of which two are in flight",
+    ),
+    "round-row-reused": Hazard(
+        "SGLang #18744, #18803; vLLM #49620",
+        "a new request begins with another one's tokens, or reads out of bounds",
+        "results of a round in flight are matched with requests by a row that has changed hands since",
+    ),
+    "round-token-after-stop": Hazard(
+        "vLLM #45357",
+        "tokens or KV after a stop token",
+        "the next round was launched before the host saw the stop, and nothing on the device did",
+    ),
+    "round-block-freed-in-flight": Hazard(
+        "vLLM #45357; SGLang #35049",
+        "another request's KV is overwritten after a cancellation",
+        "KV blocks are given back while a launched round still writes them",
+    ),
+    "round-k-changed-in-flight": Hazard(
+        "vLLM #40768, #46899",
+        "placeholders or tokens of other places where the number of drafts changes",
+        "results of a round are taken apart with the number of drafts of a later one",
+    ),
 }
 
 NOT_PUT_BACK: dict[str, str] = {

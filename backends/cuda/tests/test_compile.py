@@ -152,6 +152,8 @@ CALLS = [
     *[_verify(probs, mapped) for probs, mapped in ((False, False), (True, False), (True, True))],
     Call("begin_propose", lambda x: ((*ROUND, i32(2, 3)), {**LIMITS, **ROWS, **LAST})),
     Call("begin_verify", lambda x: ((i64(2), i64(2, 3), i64(2), i32(2, 3)), {**LIMITS, **ROWS})),
+    Call("stop_finished", lambda x: ((i64(2, 4), i32(2), i64(2), i64(2, 16)), {})),
+    Call("next_verify", lambda x: ((i64(2, 4), i32(2), i64(2, 3), i64(2), i64(2), i64(2, 3)), {})),
     Call("begin_block", lambda x: ((*ROUND, i32(2, 3)), {**LIMITS, **ROWS, **CONTEXT})),
 ]
 

@@ -319,6 +319,11 @@ def test_rows_positions_and_slots(requests: int, query_len: int) -> None:
     n = max(1, requests // 2)
     part = [long(n, query_len), counts[:n], starts[:n], make(n * query_len, 12288), table[:n, :5]]
     _same_on_both("load_round", part, **round_buffers(requests, query_len, 12288, 8))
+    stops = long(requests, 16, high=6) - 1  # -1 is none
+    _same_on_both("stop_finished", [long(requests, query_len, high=9), counts, long(requests, high=9), stops])
+    most = long(requests, 8)[:, : query_len - 1]  # of a K below the largest
+    moved = [long(requests, query_len), counts, most, starts, long(requests), long(requests, query_len - 1)]
+    _same_on_both("next_verify", moved)
     context = {"context_positions": long(rows), "context_slots": long(rows)}
     _same_on_both("begin_block", handed, mask_token_id=7, **limits, **context, **rows_out(requests * 4))
 

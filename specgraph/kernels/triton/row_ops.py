@@ -15,7 +15,7 @@ from specgraph.kernels.triton.launch import Launcher, ceil_div, contiguous_rows,
 
 @dataclass(frozen=True, slots=True)
 class RowOps(Launcher):
-    """Implementations of the ops in `specgraph.kernels.begin`, `copies` and `slots`."""
+    """Implementations of the ops in `specgraph.kernels.begin`, `copies`, `round_state` and `slots`."""
 
     def take_rows(self, source: Tensor, rows: Tensor | None, out: Tensor) -> None:
         """See `specgraph.kernels.take_rows`."""
@@ -112,4 +112,36 @@ class RowOps(Launcher):
             seq_lens, positions, slot_mapping, draft_step, block_table, seq_lens.shape[0], block_table.stride(0),
             block_table.shape[1], max_model_len, BLOCK=block_size,
             REQUESTS=power_of_two(seq_lens.shape[0]), num_warps=1, **self.common(),
+        )  # fmt: skip
+
+    def stop_finished(
+        self, sampled_token_ids: Tensor, num_sampled: Tensor, remaining: Tensor, stop_token_ids: Tensor
+    ) -> None:
+        """See `specgraph.kernels.stop_finished`."""
+        if not all(t.is_contiguous() for t in (num_sampled, remaining, stop_token_ids)):
+            kernels.stop_finished.reference(sampled_token_ids, num_sampled, remaining, stop_token_ids)
+            return
+        sampled_token_ids = contiguous_rows(sampled_token_ids)
+        requests, query_len = sampled_token_ids.shape
+        row_kernels.stop_finished_kernel[(requests,)](
+            sampled_token_ids, num_sampled, remaining, stop_token_ids, query_len, sampled_token_ids.stride(0),
+            stop_token_ids.shape[1], WIDTH=power_of_two(query_len), STOPS=power_of_two(stop_token_ids.shape[1]),
+            num_warps=1, **self.common(),
+        )  # fmt: skip
+
+    def next_verify(
+        self, sampled_token_ids: Tensor, num_sampled: Tensor, draft_token_ids: Tensor, start_positions: Tensor,
+        last_token_ids: Tensor, to_draft_token_ids: Tensor,
+    ) -> None:  # fmt: skip
+        """See `specgraph.kernels.next_verify`."""
+        written = (num_sampled, start_positions, last_token_ids, to_draft_token_ids)
+        if not all(tensor.is_contiguous() for tensor in written):
+            kernels.next_verify.reference(sampled_token_ids, num_sampled, draft_token_ids, *written[1:])
+            return
+        sampled_token_ids, draft_token_ids = contiguous_rows(sampled_token_ids), contiguous_rows(draft_token_ids)
+        drafts = draft_token_ids.shape[1]
+        row_kernels.next_verify_kernel[(num_sampled.shape[0],)](
+            sampled_token_ids, num_sampled, draft_token_ids, start_positions, last_token_ids, to_draft_token_ids,
+            drafts, sampled_token_ids.stride(0), draft_token_ids.stride(0), WIDTH=power_of_two(max(drafts, 1)),
+            num_warps=1, **self.common(),
         )  # fmt: skip

@@ -229,3 +229,45 @@ def advance_kernel(
     tl.store(slot_mapping + request, slot, mask=known)
     tl.store(positions + request, tl.minimum(tl.maximum(position, 0), max_model_len - 1), mask=known)
     tl.store(draft_step, tl.load(draft_step) + 1)
+
+
+@triton.jit
+def stop_finished_kernel(
+    sampled_token_ids, num_sampled, remaining, stop_token_ids, query_len, sampled_stride, num_stops,
+    WIDTH: tl.constexpr, STOPS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One program per request."""
+    if OVERLAP is not None:
+        OVERLAP()
+    request = tl.program_id(0)
+    count = tl.load(num_sampled + request)
+    left = tl.load(remaining + request)
+    offset = tl.arange(0, WIDTH)
+    given = (offset < query_len) & (offset < count)
+    token = tl.load(sampled_token_ids + request * sampled_stride + offset, mask=given, other=-1)
+    place = tl.arange(0, STOPS)
+    stop = tl.load(stop_token_ids + request * num_stops + place, mask=place < num_stops, other=-1)
+    equal = (token[:, None] == stop[None, :]) & (stop[None, :] >= 0) & given[:, None]
+    finished = (tl.max(tl.max(equal.to(tl.int32), 1), 0) > 0) | (count >= left)
+    tl.store(remaining + request, tl.maximum(left - count, 0))
+    tl.store(num_sampled + request, tl.where(finished, 0, count))
+
+
+@triton.jit
+def next_verify_kernel(
+    sampled_token_ids, num_sampled, draft_token_ids, start_positions, last_token_ids, to_draft_token_ids, drafts,
+    sampled_stride, draft_stride, WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One program per request."""
+    if OVERLAP is not None:
+        OVERLAP()
+    request = tl.program_id(0)
+    count = tl.load(num_sampled + request)
+    live = count > 0
+    last = tl.load(sampled_token_ids + request * sampled_stride + tl.maximum(count - 1, 0), mask=live, other=0)
+    start = tl.load(start_positions + request)
+    tl.store(last_token_ids + request, last)
+    tl.store(start_positions + request, tl.where(live, start + count, -1))
+    offset = tl.arange(0, WIDTH)
+    draft = tl.load(draft_token_ids + request * draft_stride + offset, mask=offset < drafts, other=0)
+    tl.store(to_draft_token_ids + request * drafts + offset, draft, mask=offset < drafts)

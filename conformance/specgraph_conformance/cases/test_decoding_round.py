@@ -1,0 +1,122 @@
+"""The lowering `round`: one launch per round, whose tokens the host reads while the next round runs."""
+
+from __future__ import annotations
+
+import pytest
+from specgraph.decoding import Request, SpeculativeDecoder
+from specgraph.platforms import Platform
+from torch import Tensor
+
+from specgraph_conformance.case import case
+from specgraph_conformance.decode_rig import decoder, expect_targets_tokens, generate, requests
+from specgraph_conformance.rig import expect_equal, on_host
+from specgraph_conformance.tiny_models import HEADS
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@case(
+    "decoding.round-is-one-launch",
+    "Propose and verify as one graph give the tokens of separate ones, greedy and sampled, with one launch per round.",
+    hazard="round-copy-overwritten",
+    cause="a copy of the tokens that the next round's copy overwrites before it was read",
+)
+def test_one_launch(platform: Platform, attention: str, kind: str, seed: int) -> None:
+    asked = requests(seed, count=5, tokens=14, temperatures=(0.0, 0.8))
+    with decoder(platform, kind=kind, attention=attention, sampled=True) as separate:
+        expected = generate(separate, asked)
+    with decoder(platform, lowering="round", kind=kind, attention=attention, sampled=True) as made:
+        assert generate(made, asked) == expected
+        launches = made.runners["round"].launches["round"]
+        assert launches == made.rounds.num_rounds, f"{launches} launches in {made.rounds.num_rounds} rounds"
+        assert not made.target.launches["verify"]
+
+
+@case(
+    "decoding.round-rows-change-hands",
+    "A request that takes the row of a cancelled one, while the row's last round is still unread, gets its own tokens.",
+    hazard="round-row-reused",
+    cause="tokens go to whoever has the row when they are read, and not to whoever had it at the launch",
+)
+def test_rows(platform: Platform, seed: int) -> None:
+    asked = requests(seed, count=6, tokens=12)
+    with decoder(platform, lowering="round") as made:
+        alone = [generate(made, [request])[0] for request in asked]
+        for steps in (1, 2, 3):
+            ids = {made.add(request): i for i, request in enumerate(asked[:3])}
+            tokens: dict[int, list[int]] = {}
+            for _ in range(steps):
+                _take(made, tokens)
+            victim = next(iter(ids))
+            assert made.cancel(victim)
+            ids |= {made.add(request): i for i, request in enumerate(asked[3:], start=3)}
+            while made.num_unfinished:
+                _take(made, tokens)
+            for request_id, i in ids.items():
+                if request_id != victim:
+                    assert tokens[request_id] == alone[i], f"request {i} got other tokens than alone"
+
+
+@pytest.mark.parametrize("ends", ["stop", "length"])
+@case(
+    "decoding.round-finished-is-inert",
+    "A request that finished writes no KV in the round that was launched before the host knew.",
+    hazard="round-token-after-stop",
+    cause="stop tokens and limits are looked at by the host only, a round too late",
+)
+def test_inert(platform: Platform, ends: str, seed: int) -> None:
+    (request,) = requests(seed, count=1, tokens=24)
+    with decoder(platform, lowering="round") as made:
+        (full,) = generate(made, [request])
+    stop = [full[9]] if ends == "stop" else []
+    limit = 24 if ends == "stop" else 9
+    cut = Request(prompt_token_ids=request.prompt_token_ids, max_tokens=limit, stop_token_ids=stop)
+    expected = full[: full.index(stop[0]) + 1] if stop else full[:limit]
+    written: list[list[Tensor]] = []
+    for ahead in (0, 1):
+        with decoder(platform, lowering="round", rounds_ahead=ahead) as made:
+            (result,) = made.generate([cut])
+            assert (result.token_ids, result.finish_reason) == (expected, ends)
+            written.append([on_host(cache.key) for cache in made.runners["round"].caches])
+    for number, (known, unknown) in enumerate(zip(*written, strict=True)):
+        expect_equal(unknown, known, f"keys of layer {number}, one round ahead against none")
+
+
+@case(
+    "decoding.round-cancelled-blocks-wait",
+    "The KV blocks of a cancelled request are given to nobody until the rounds that may write them were read.",
+    hazard="round-block-freed-in-flight",
+    cause="blocks are free as soon as the host cancels, while a launched round still writes them",
+)
+def test_blocks(platform: Platform, seed: int) -> None:
+    asked = requests(seed, count=3, tokens=12)
+    with decoder(platform, lowering="round", rounds_ahead=1) as made:
+        first, *_ = (made.add(request) for request in asked)
+        tokens: dict[int, list[int]] = {}
+        _take(made, tokens)
+        before = made.allocator.num_free
+        assert made.cancel(first)
+        assert made.allocator.num_free == before, "the round in flight may still write the blocks that are free now"
+        while made.num_unfinished:
+            _take(made, tokens)
+        assert made.allocator.num_free == made.allocator.capacity
+
+
+@case(
+    "decoding.round-k-changes",
+    "K may change with the batch while a round with another K is unread.",
+    hazard="round-k-changed-in-flight",
+    cause="tokens of a round are taken apart with the rows per request of a later one",
+)
+def test_k(platform: Platform, seed: int) -> None:
+    asked = requests(seed, count=6, tokens=14)
+    schedule = {1: 4, 2: 2, 3: 1}
+    with decoder(platform, lowering="round", draft_schedule=schedule, capture_sizes=(1, 2, 3)) as made:
+        results = generate(made, asked)
+        assert [len(tokens) for tokens in results] == [request.max_tokens for request in asked]
+        expect_targets_tokens(made, asked, results)
+
+
+def _take(made: SpeculativeDecoder, tokens: dict[int, list[int]]) -> None:
+    """One step, its tokens added to those of each request."""
+    for chunk in made.step():
+        tokens.setdefault(chunk.request, []).extend(chunk.token_ids)
