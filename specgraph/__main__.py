@@ -2,4 +2,5 @@
 
 from specgraph.cli import main
 
-main()
+if __name__ == "__main__":  # not in a process that the command starts
+    main()

@@ -97,6 +97,9 @@ def bench(
         interrupted = True
     report |= {name: found for name, found in (("rounds", whole), ("decoding", generated)) if found}
     console = Console(file=sys.stderr if json == "-" else sys.stdout)
+    if (tiles := opened.capabilities.notes.get("tiles")) is not None:
+        report["tiles"] = tiles.reason
+        console.print(f"tiles of linears: {tiles.reason}")
     device = f"{opened.info.device_name}, {opened.info.device_kind}"
     _show(console, f"propose, {shape}, {device}", rows, _TABLE)
     issued = [{**row, **row["issued"]} for row in rows if "issued" in row]

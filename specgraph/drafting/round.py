@@ -163,7 +163,7 @@ class RoundBuffers:
                     raise ConfigError(f"a sampled drafter needs {name} with every batch")
             for name in ("temperature", "seeds"):
                 getattr(into, name).copy_(getattr(batch, name))
-        kernels.load_round(
+        kernels.load_round.on(table.device)(
             batch.sampled_token_ids,
             batch.num_sampled,
             starts,

@@ -231,3 +231,20 @@ def test_plain_torch_takes_implementations_away_and_gives_them_back():
         assert torch.equal(run(), torch.ops.specgraph.norm_gate_up.default(*arguments()["norm_gate_up"][0]))
     assert run().count_nonzero() == 0
     assert len(calls) == 2
+
+
+def test_an_op_on_a_device_is_what_torch_dispatches_there(monkeypatch):
+    """Without implementations the op itself; else the implementation, and under `plain_torch` the op again."""
+    op, cpu = kernels.take_rows, torch.device("cpu")
+    assert op.on(cpu) is op.overload
+
+    def kernel(source, rows, out):
+        out.fill_(7)
+
+    monkeypatch.setattr("specgraph.kernels.library.dispatch_key_of", lambda device: "PrivateUse3")
+    implement("take_rows", "PrivateUse3", kernel)
+    assert op.on(cpu) is kernel
+    with plain_torch("PrivateUse3"):
+        assert op.on(cpu) is op.overload
+    assert op.on(cpu) is kernel
+    assert kernels.advance.on(cpu) is kernels.advance.overload

@@ -16,7 +16,12 @@ from specgraph import kernels
 def replace_op(patch: pytest.MonkeyPatch, name: str, broken: Callable[..., Any]) -> None:
     """`kernels.name` becomes `broken(real, *args, **options)`."""
     real = getattr(kernels, name)
-    patch.setattr(kernels, name, lambda *args, **options: broken(real, *args, **options))
+
+    def replaced(*args: Any, **options: Any) -> Any:
+        return broken(real, *args, **options)
+
+    vars(replaced)["on"] = lambda device: replaced  # see `Op.on`
+    patch.setattr(kernels, name, replaced)
 
 
 def change_arguments(patch: pytest.MonkeyPatch, name: str, change: Callable[..., tuple[Any, ...]]) -> None:

@@ -17,8 +17,9 @@ from specgraph.kernels.triton.launch import (
     default_attention,
     default_tile,
 )
+from specgraph.kernels.triton.tile_table import TileTable, cache_file, read_tiles
 
-# Tiles per linear, tuned on an H200 by benchmarks/tune_linears.py (see benchmarks/NOTES-h200.md): rows -> tile. A
+# Tiles per linear, tuned on an H200 (see benchmarks/NOTES-h200.md): rows -> tile. A
 # linear with few output columns needs narrow tiles, so that every multiprocessor streams weights.
 _NARROW = {16: Tile(32, 256, 2, 6, 512), 32: Tile(32, 256, 2, 5, 512), 64: Tile(32, 128, 4, 6, 256)}
 _MEDIUM = {16: Tile(16, 512, 2, 3, 512), 32: Tile(16, 256, 2, 4, 512)}
@@ -67,16 +68,23 @@ def overlap_previous(lines=None, START: tl.constexpr = True, WAIT: tl.constexpr 
         tl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 
 
-def register_kernels(device: torch.device) -> None:
-    """Once a process and dispatch key; later calls change nothing."""
+def register_kernels(device: torch.device) -> str:
+    """Once a process and dispatch key; later calls change nothing.
+
+    Returns:
+        Which tiles the linears take, for a person.
+    """
     properties = torch.cuda.get_device_properties(device)
     overlap = properties.major >= 9
+    tuned = read_tiles(cache_file(properties.name, triton.__version__))
     options = LaunchOptions(
         overlap=overlap_previous if overlap else None,
         extra={"launch_pdl": True} if overlap else {},
-        tile=tile_for,
+        tile=TileTable(tile_for, tuned),
         attention=attention_for if properties.shared_memory_per_block_optin >= 227 << 10 else default_attention,
         compute_units=properties.multi_processor_count,
         keep_compiled=True,
     )
     register("CUDA", options)
+    shipped = "those tuned on an NVIDIA H200"
+    return f"{len(tuned)} shapes from `specgraph tune`, else {shipped}" if tuned else shipped

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from specgraph.errors import PlatformError, UnsupportedError
-from specgraph.platforms import Capabilities, Event, MemoryInfo, Platform, PlatformInfo, Stream, TaskGroup
+from specgraph.platforms import Capabilities, Event, MemoryInfo, Platform, PlatformInfo, Stream, TaskGroup, yes
 from specgraph_cuda import probe
 from specgraph_cuda.graph import CudaGraph, CudaGraphPool
 
@@ -42,7 +43,8 @@ class CudaPlatform(Platform):
         if triton:
             from specgraph_cuda.kernels import register_kernels
 
-            register_kernels(device)
+            notes = {**self._capabilities.notes, "tiles": yes(register_kernels(device))}
+            self._capabilities = replace(self._capabilities, notes=notes)
         else:
             _log.warning("draft ops run as plain torch ops, several times slower: %s", triton.reason)
 

@@ -22,6 +22,9 @@ class TritonOps(LinearOps, AttentionOps, RowOps, VerifyOps):
     """One device's Triton ops. Every launch depends only on shapes, so equal shapes give equal bits."""
 
 
+_registered: dict[str, TritonOps] = {}
+"""By dispatch key."""
+
 _OPS = (
     "advance",
     "begin_block",
@@ -59,9 +62,16 @@ def register(
     Args:
         around: what a device puts around each: (op name, implementation) -> implementation.
     """
-    ops = TritonOps(options or LaunchOptions())
+    if dispatch_key in _registered:
+        return _registered[dispatch_key]
+    ops = _registered[dispatch_key] = TritonOps(options or LaunchOptions())
     for name in _OPS:
         function: Callable[..., Any] = getattr(ops, name)
         implement(name, dispatch_key, function if around is None else around(name, function))
     implement("expert_mlp", dispatch_key, grouped_expert_mlp)  # torch's own ops
     return ops
+
+
+def ops_of(dispatch_key: str) -> TritonOps | None:
+    """What was registered under a dispatch key; None if nothing was."""
+    return _registered.get(dispatch_key)

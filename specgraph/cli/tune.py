@@ -1,0 +1,69 @@
+"""`specgraph tune`: the fastest tiles of a drafter's linears on this GPU, kept in the user's cache."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from specgraph.cli.env import environment
+from specgraph.cli.options import JsonOption, PlatformOption
+from specgraph.cli.output import check_output, write_json
+from specgraph.errors import ConfigError
+
+
+def tune(
+    platform: PlatformOption = None,
+    shape: Annotated[str, typer.Option(help="A drafter by name, with random weights.")] = "eagle3-llama3-8b",
+    requests: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1,32,64",
+    k: Annotated[int, typer.Option("-k", min=1, help="Draft tokens per propose.")] = 5,
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float16.")] = "bfloat16",
+    json: JsonOption = None,
+) -> None:
+    """Time the tiles of a drafter's linears on this GPU; later runs of this user take the fastest ones.
+
+    The table is in the user's cache, by device, Triton version and shape. `specgraph bench` says which tiles it used.
+    """
+    try:
+        sizes = [int(part) for part in requests.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1:
+        raise ConfigError(f"--requests {requests}: give whole numbers of at least 1, comma-separated")
+    check_output("--json", json)
+    import torch
+
+    from specgraph.benchmarking.shapes import random_head, shape_named
+    from specgraph.benchmarking.tune import shapes_of, triton_ops
+    from specgraph.benchmarking.tune import tune as measure
+    from specgraph.options import dtype_named
+    from specgraph.platforms import open_platform
+
+    named, chosen = shape_named(shape), dtype_named(dtype)
+    if chosen not in (torch.bfloat16, torch.float16):
+        raise ConfigError(f"--dtype {dtype}: the tiles are those of bfloat16 and float16")
+    opened = open_platform(platform)
+    triton_ops(opened)
+    from specgraph.kernels.triton.launch import Tile
+    from specgraph.kernels.triton.tile_table import LinearShape, cache_file, read_tiles, write_tiles
+
+    with torch.inference_mode():
+        shapes = shapes_of(opened, random_head(named, opened.device, chosen, 64), sizes, k)
+        print(f"{opened.info.device_name}: {len(shapes)} linears of {shape}", file=sys.stderr)
+        times = measure(opened, f"{opened.info.name}:{opened.device.index or 0}", shapes, chosen)
+    about = {**environment(opened), "command": shlex.join(["specgraph", *sys.argv[1:]])}
+    path = cache_file(opened.info.device_name, opened.info.versions["triton"])
+    tiles: dict[LinearShape, Tile | None] = {**read_tiles(path), **{key: found[0][1] for key, found in times.items()}}
+    write_tiles(path, tiles, about)
+    rows: list[dict[str, Any]] = []
+    for key, found in times.items():
+        library = next(us for us, tile in found if tile is None)
+        us, tile = found[0]
+        rows.append({**key._asdict(), "us": round(us, 2), "library_us": round(library, 2), "tile": repr(tile)})
+        kept = "the library's matmul" if tile is None else tile
+        print(f"{key.kind} {key.rows} x {key.columns} x {key.depth}: {us:.1f} us with {kept} (library {library:.1f})")
+    print(f"wrote {path}", file=sys.stderr)
+    if json is not None:
+        write_json({**about, "tiles": rows}, json)
