@@ -5,8 +5,8 @@
 Drafters with device lengths (eager, merged) and with host lengths (eager, step, merged) draft for the same changing
 batches. Every round the tokens of each are compared bit for bit with those of eager with device lengths. Then each
 drafter is timed at fixed sizes: per propose on the device (events) and on the host (until propose() returns), in
-microseconds, medians, the drafters taking turns. Then one update is timed on the host, alone and among others of one
-batch. Last, many updates in one graph, with the memory before and after.
+microseconds, medians, the drafters taking turns. Last, updates of one graph: their time on the host, alone and among
+others of one batch, and the memory before and after many.
 """
 
 from __future__ import annotations
@@ -110,10 +110,13 @@ def times(platform: Platform, drafters: dict[str, Drafter], traffic: Traffic, re
     return found
 
 
-def update_costs(platform: Platform, groups: int = 8, turns: int = 400) -> dict[str, float]:
-    """Host time of one update of a graph with that many task groups, in microseconds, medians.
+def update_costs(platform: Platform, updates: int, groups: int = 8) -> dict[str, object]:
+    """Host time of one update of a graph with that many task groups, in microseconds, and memory over many updates.
 
     An op with host values sets parameters only; any other op (here a product with a Python number) is captured again.
+
+    Args:
+        updates: of each kind, made in batches while the memory is watched.
     """
     device, dtype = platform.device, torch.bfloat16
     query, cache = (torch.randn(*shape, device=device, dtype=dtype) for shape in ((8, 8, 128), (65, 16, 2, 128)))
@@ -126,9 +129,9 @@ def update_costs(platform: Platform, groups: int = 8, turns: int = 400) -> dict[
         )
 
     def scale(group: int, value: int) -> None:
-        torch.mul(query, float(value), out=out[group])
+        out[group].copy_(query * float(value))
 
-    found: dict[str, float] = {}
+    found: dict[str, object] = {}
     works: dict[str, Callable[[int, int], None]] = {"host values": attend, "captured again": scale}
     for name, work in works.items():
         work(0, 1)
@@ -139,43 +142,37 @@ def update_costs(platform: Platform, groups: int = 8, turns: int = 400) -> dict[
                 with platform.task_group() as group:
                     work(i, 1)
                 captured.append(group)
+
+        def replay(turn: int, batched: bool, captured=captured, work=work, graph=graph) -> float:
+            begun = time.perf_counter_ns()
+            with platform.batch_task_updates() if batched else nullcontext():
+                for i, group in enumerate(captured):
+                    with platform.task_update(group):
+                        work(i, turn)
+            spent = (time.perf_counter_ns() - begun) / 1e3 / groups
+            graph.replay()
+            return spent
+
+        about: dict[str, object] = {}
         for how in ("one by one", "in one batch"):
-            spent: list[float] = []
-            for turn in range(turns):
-                begun = time.perf_counter_ns()
-                with platform.batch_task_updates() if how == "in one batch" else nullcontext():
-                    for i, group in enumerate(captured):
-                        with platform.task_update(group):
-                            work(i, turn)
-                spent.append((time.perf_counter_ns() - begun) / 1e3 / groups)
-                graph.replay()
-            found[f"{name}, {how}"] = round(statistics.median(spent), 1)
+            spent = [replay(turn, how == "in one batch") for turn in range(300)]
+            about[f"host_us, {how}"] = round(statistics.median(spent), 1)
         platform.synchronize()
+        before, free = platform.memory(), torch.cuda.mem_get_info()[0]
+        for turn in range(-(-updates // groups)):
+            replay(turn, True)
+            if turn % 1000 == 0:
+                platform.synchronize()
+        platform.synchronize()
+        after = platform.memory()
+        found[name] = about | {
+            "updates": -(-updates // groups) * groups,
+            "allocated_growth_bytes": after.allocated - before.allocated,
+            "reserved_growth_bytes": after.reserved - before.reserved,
+            "device_free_change_bytes": torch.cuda.mem_get_info()[0] - free,
+        }
         graph.close()
     return found
-
-
-def growth(platform: Platform, drafter: Drafter, batch: ProposeBatch, proposes: int) -> dict[str, object]:
-    """Memory before and after many proposes with updates."""
-    values = host_values(batch)
-    for _ in range(10):
-        propose(drafter, batch, values)
-    platform.synchronize()
-    before, free = platform.memory(), torch.cuda.mem_get_info()[0]
-    updates, begun = platform.counts()["task_updates"], time.perf_counter()
-    for i in range(proposes):
-        propose(drafter, batch, values)
-        if i % 1000 == 0:
-            platform.synchronize()
-    platform.synchronize()
-    after, updates = platform.memory(), platform.counts()["task_updates"] - updates
-    return {
-        "updates": updates,
-        "host_us_per_update": round((time.perf_counter() - begun) / updates * 1e6, 1),
-        "allocated_growth_bytes": after.allocated - before.allocated,
-        "reserved_growth_bytes": after.reserved - before.reserved,
-        "device_free_change_bytes": torch.cuda.mem_get_info()[0] - free,
-    }
 
 
 def main() -> None:
@@ -186,7 +183,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("-k", type=int, default=5)
-    parser.add_argument("--proposes", type=int, default=20_000)
+    parser.add_argument("--updates", type=int, default=100_000)
     parser.add_argument("--json", type=Path)
     a = parser.parse_args()
     platform, dtype = open_platform(a.platform), torch.bfloat16
@@ -218,12 +215,9 @@ def main() -> None:
             "shape": a.shape,
             "k": a.k,
             "tokens": tokens,
-            "update_host_us": update_costs(platform),
+            "one_update": update_costs(platform, a.updates),
             "times": {str(n): times(platform, drafters, traffic, n) for n in (1, 8, a.requests)},
         }
-        _, _, batch = traffic.next()
-        if a.proposes:
-            report["growth"] = growth(platform, drafters["host merged"], batch, a.proposes)
         for drafter in drafters.values():
             drafter.close()
     print(json.dumps(report, indent=1))

@@ -4,14 +4,15 @@
 
 torch's variable-length FlashAttention takes the longest key length as a Python integer, which a captured graph bakes
 into the kernel's parameters. The backend below captures each call in a task group, and gives the group and a function
-that issues the call again to the update plan. `Drafter` then rewrites the captured parameters before each replay. An
-engine whose attention has host metadata of its own (a plan, a split count) does the same.
+that prepares the call for new lengths to the update plan. `Drafter` then rewrites the captured parameters before each
+replay. An engine whose attention has host metadata of its own (a plan, a split count) does the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -83,7 +84,7 @@ class FlashAttention:
         else:
             with self.platform.task_group() as group:
                 attend(context.lengths)
-            context.updates.add(TaskKey(context.step, index), group, attend)
+            context.updates.add(TaskKey(context.step, index), group, lambda lengths: partial(attend, lengths))
         return out
 
     def supports(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
