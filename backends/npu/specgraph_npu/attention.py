@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from specgraph import kernels
 from specgraph.attention import AttentionLayer, AttentionMetadata, HostLengths, KVCache, StepContext, TaskKey
 from specgraph.errors import ConfigError, UnsupportedError, UpdateError
 from specgraph.platforms import Support, no, yes
 from specgraph_npu.host_ops import HOST_OPS, HostOp, make_call
-from specgraph_npu.rows import store_heads, store_latent
 
 if TYPE_CHECKING:
     from specgraph_npu.platform import NpuPlatform
 
 _MASK_SIZE = 2048
-"""Sparse mode 3 (causal, aligned to the last key) takes one compressed mask of this size for all lengths."""
+"""Sparse modes 3 and 4 (causal, and a window; aligned to the last key) take one mask of this size for all lengths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +39,22 @@ class HostOpAttention:
 
     def supports(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
         """See `AttentionBackend.supports`: the strictest of what public sources say of the op (README.md)."""
-        if not layer.is_plain:
-            return no("a layer with a sliding window or sinks; it runs plain causal attention: use attention 'host'")
+        latent, heads, dim = self.row.is_latent, layer.num_heads, layer.head_dim
+        if not layer.is_plain and (latent or not self.row.fused or not layer.causal):
+            return no("a sliding window, or sinks; 'fia' and 'fia-v2' take such layers where they are causal")
+        if layer.sinks is not None and "learnable_sink" not in self.row.arguments:
+            return no("attention sinks; it takes none: 'fia-v2' does")
         if not self.row.fused:
             return yes()
-        latent = self.row.is_latent
         rope = 0 if layer.rotary is None else layer.rotary.shape[1]
-        heads, dim = layer.num_heads, layer.head_dim
         shape = f"{heads} heads of {dim} over {layer.num_kv_heads} key heads"
         if dtype is not torch.bfloat16 and not (latent and dtype is torch.float16):
             return no(f"the layers are {str(dtype).removeprefix('torch.')}; it takes bfloat16: choose that dtype")
         if latent:
             if (layer.num_kv_heads, rope, dim) != (1, 64, 576) or heads.bit_count() != 1 or heads > 128:
                 return no(f"{shape}, {rope} rotated; it takes one key head of 512 + 64, and 1, 2, 4 ... 128 heads")
-        elif dim != 128 and (dim != 192 or heads != layer.num_kv_heads):
-            return no(f"{shape}; it takes a head_dim of 128, or of 192 without grouped heads")
+        elif dim != 128 and (dim != 192 or heads != layer.num_kv_heads or not layer.is_plain):
+            return no(f"{shape}; it takes a head_dim of 128, or of 192 without grouped heads, windows and sinks")
         if block_size not in ((16, 128) if latent else (128, 256, 384, 512)):
             sizes = "16 or 128" if latent else "128, 256, 384 or 512"
             return no(f"KV blocks of {block_size} tokens; it takes {sizes}: leave block_size to it")
@@ -74,42 +75,47 @@ class HostOpAttention:
             UpdateError: the step came without host lengths, or with lengths that its rows or its block table don't fit.
             UnsupportedError: the row can't do what the layer or the batch asks for.
         """
-        metadata, lengths, fused = context.metadata, context.lengths, self.row.fused
+        metadata, lengths, row = context.metadata, context.lengths, self.row
         if lengths is None:
             raise UpdateError(f"attention '{self.name}' takes host lengths; step {context.step} came without")
-        if not fused and metadata.query_len > 1:
+        if not row.fused and metadata.query_len > 1:
             raise UnsupportedError(
                 f"attention '{self.name}' takes one row per request, step {context.step} has {metadata.query_len}: "
                 "use 'fia'"
             )
-        store = store_latent if self.row.is_latent else partial(store_heads, flat=fused)
-        rows = store(layer, query, key, value, cache, metadata)
-        masked = layer.causal and metadata.query_len > 1
-        options: dict[str, Any] = {"block_size": cache.block_size} if fused else {}
+        arguments = (store_latent if row.is_latent else store_heads)(layer, query, key, value, cache, metadata)
+        out = torch.empty_like(arguments["query"])
+        masked = layer.causal and (metadata.query_len > 1 or layer.window is not None)
+        if row.fused:
+            arguments |= {"block_size": cache.block_size, "key": arguments["key"].flatten(2)}
+            arguments |= {"value": arguments["value"].flatten(2)}
         if masked:
-            options |= {"sparse_mode": 3, "atten_mask": self._causal_mask()}
-        call = make_call(
-            self.row, rows.out, **rows.operands, **options, num_heads=layer.num_heads, scale=layer.scale,
-            num_key_value_heads=layer.num_kv_heads, block_table=metadata.block_table,
-        )  # fmt: skip
+            arguments |= {"sparse_mode": 3, "atten_mask": self._causal_mask()}
+        if layer.window is not None:
+            arguments |= {"sparse_mode": 4, "pre_tokens": layer.window - 1, "next_tokens": 0}
+        if layer.sinks is not None:
+            arguments["learnable_sink"] = layer.sinks.to(query.dtype)
         room = metadata.block_table.shape[1] * cache.block_size
         checked = partial(_checked, num_rows=query.shape[0], room=room, masked=masked)
-        workspace = call.workspace(checked(lengths))
+        first = checked(lengths)
+        call = make_call(
+            row, out, first, **arguments, num_heads=layer.num_heads, num_key_value_heads=layer.num_kv_heads,
+            scale=layer.scale, block_table=metadata.block_table,
+        )  # fmt: skip
         if context.updates is None:
-            call.issue(checked(lengths), workspace)()
+            call.issue(first)()
         else:
             with self.platform.task_group() as group:
-                call.issue(checked(lengths), workspace)()
-            weak, weak_workspace = call.weak(self.platform.weak_reference), self.platform.weak_reference(workspace)
-            group.issue = weak.issue(checked(lengths), weak_workspace)
+                call.issue(first)()
+            weak = call.weak(self.platform.torch_npu._C._weak_ref_tensor)  # its pool may use the memory again
+            group.issue = weak.issue(first)
             context.updates.add(
-                TaskKey(context.step, index),
-                group,
-                lambda lengths: group.issue_in_update(weak.issue(checked(lengths), weak_workspace)),
+                TaskKey(context.step, index), group, lambda now: group.issue_in_update(weak.issue(checked(now)))
             )
         if masked:
-            _zero_inert(rows.out, metadata, lengths)
-        return rows.result()
+            _zero_inert(out, metadata, lengths)
+        pad = layer.head_dim - out.shape[-1]  # the rotated part of a latent row
+        return torch.nn.functional.pad(out, (pad, 0)) if pad else out
 
     def _causal_mask(self) -> Tensor:
         """bool [2048, 2048], True above the diagonal, made once and never written again."""
@@ -139,20 +145,66 @@ def _checked(lengths: HostLengths, num_rows: int, room: int, masked: bool) -> Ho
     Args:
         num_rows: rows of the captured query; the requests' rows add up to it.
         room: tokens that a row of the block table holds.
-        masked: the op runs in sparse mode 3.
+        masked: the op runs in sparse mode 3 or 4.
 
     Raises:
         UpdateError: the lengths don't fit the op.
     """
     if sum(lengths.query_lens) != num_rows:
         raise UpdateError(f"query_lens {lengths.query_lens} are {sum(lengths.query_lens)} rows; the op has {num_rows}")
+    taken: list[int] = []
     for rows, keys in zip(lengths.query_lens, lengths.seq_lens, strict=True):
         if keys > room:
             raise UpdateError(f"a request sees {keys} keys; its row of the block table holds {room} tokens")
         if masked and 0 < keys < rows:
             raise UpdateError(f"a request of {rows} rows sees {keys} keys: its own rows are not among them")
-    seq_lens = zip(lengths.query_lens, lengths.seq_lens, strict=True)
-    return HostLengths(lengths.query_lens, [keys or (rows if masked else 0) for rows, keys in seq_lens])
+        taken.append(keys or (rows if masked else 0))
+    return HostLengths(lengths.query_lens, taken)
+
+
+def store_heads(
+    layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, cache: KVCache, metadata: AttentionMetadata
+) -> dict[str, Any]:
+    """Rotate and store heads as the core's attention takes them; returns the op's query, key and value."""
+    query = kernels.rotate_and_store(
+        query, key, value, layer.rotary, metadata.positions, metadata.slot_mapping, cache.key, cache.value
+    )
+    return {"query": query, "key": cache.key, "value": cache.value}
+
+
+def store_latent(
+    layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, cache: KVCache, metadata: AttentionMetadata
+) -> dict[str, Any]:
+    """Rotate and store the rows of multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1).
+
+    A row is [rotated part, latent], of rope_dim (the columns of the rotary table) and latent_dim columns: query is
+    [T, num_heads, rope_dim + latent_dim], key and value are the same [T, 1, rope_dim + latent_dim]. Of the value only
+    the latent counts, and the layer's output has zeros in the first rope_dim columns. So such a head also runs on the
+    core's paged attention, which attends over whole rows. Here the latents lie packed at the start of the value cache's
+    memory and the rotated parts at the start of the key cache's.
+
+    Returns:
+        the op's query, key, value, query_rope and key_rope.
+
+    Raises:
+        UnsupportedError: more than one key head, or nothing to rotate.
+    """
+    rope = 0 if layer.rotary is None else layer.rotary.shape[1]
+    if layer.rotary is None or layer.num_kv_heads != 1 or rope >= layer.head_dim:
+        raise UnsupportedError(
+            f"latent attention takes one key head of a rotated part and a latent; this layer has {layer.num_kv_heads} "
+            f"key heads of {layer.head_dim} with {rope or 'none'} rotated: use 'fia'"
+        )
+    key_rope, latent = (
+        each.view(-1)[: each[..., 0].numel() * columns].view(*each.shape[:3], columns)
+        for each, columns in ((cache.key, rope), (cache.value, layer.head_dim - rope))
+    )
+    query_rope = kernels.rotate_and_store(
+        query[..., :rope].contiguous(), key[..., :rope].contiguous(), value[..., rope:].contiguous(), layer.rotary,
+        metadata.positions, metadata.slot_mapping, key_rope, latent,
+    )  # fmt: skip
+    ropes = {"query_rope": query_rope, "key_rope": key_rope.flatten(2)}
+    return {"query": query[..., rope:].contiguous(), "key": latent, "value": latent, **ropes}
 
 
 def make_attention(platform: NpuPlatform, name: str) -> HostOpAttention:

@@ -1,18 +1,14 @@
 """The entry point: how specgraph finds this backend."""
 
-from __future__ import annotations
+from importlib import import_module
 
-from specgraph.platforms import Backend, Platform, hookimpl
+from specgraph.platforms import Backend, hookimpl
 from specgraph_npu.probe import probe
-
-
-def _open(index: int) -> Platform:
-    from specgraph_npu.platform import NpuPlatform
-
-    return NpuPlatform(index)
 
 
 @hookimpl
 def specgraph_backend() -> Backend:
-    """The npu backend."""
-    return Backend(name="npu", probe=probe, open=_open, api=2)
+    """The npu backend. Its platform is imported when one is opened."""
+    return Backend(
+        name="npu", probe=probe, open=lambda i: import_module("specgraph_npu.platform").NpuPlatform(i), api=2
+    )

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from specgraph.errors import CaptureError, HostReadError, UpdateError
 from specgraph.platforms import Graph, GraphPool, VendorMessage
 from specgraph_npu.probe import reason_of
-from specgraph_npu.task_groups import NpuTaskGroup
 
 if TYPE_CHECKING:
     from specgraph_npu.platform import NpuPlatform
+    from specgraph_npu.task_groups import NpuTaskGroup
 
 
 class NpuGraphPool(GraphPool):
@@ -28,21 +28,20 @@ class NpuGraphPool(GraphPool):
             self.platform.npu.empty_cache()
 
 
-_NO_STREAM = "the device has no stream left: live graphs hold streams. "
+_NO_STREAM = "the device has no stream left: live graphs hold streams. Close some, or capture fewer sizes"
+_NO_QUEUE = (
+    "the device gave the graph no stream. Close graphs or capture fewer sizes; if few graphs are live, the driver is "
+    "older than HDK 25.5.1, which captures need: update it"
+)
 
 
 class NpuGraph(Graph):
     """One ACL graph, with the task groups captured into it."""
 
     messages = (
-        VendorMessage(
-            "alloc sq cq fail",
-            CaptureError,
-            "the device gave the graph no stream. Close graphs or capture fewer sizes; if few graphs are live, the "
-            "driver (HDK) is older than the 25.5.1 that captures need: update it",
-        ),
-        VendorMessage("no stream", CaptureError, _NO_STREAM + "Capture fewer sizes"),
-        VendorMessage("too many streams", CaptureError, _NO_STREAM + "Close some"),
+        VendorMessage("alloc sq cq fail", CaptureError, _NO_QUEUE),
+        VendorMessage("no stream", CaptureError, _NO_STREAM),
+        VendorMessage("too many streams", CaptureError, _NO_STREAM),
         *Graph.messages,
         VendorMessage("107027", HostReadError, "captured code waits for the device: no .item(), .cpu() or synchronize"),
     )
@@ -51,12 +50,9 @@ class NpuGraph(Graph):
     def __init__(self, platform: NpuPlatform, pool: GraphPool, *, owns_pool: bool = False) -> None:
         super().__init__(platform, pool, owns_pool=owns_pool)
         self.groups: list[NpuTaskGroup] = []
-        self.launches = 0
-        """Replays since the capture."""
+        self.launches = 0  # since the capture
         self._graph: Any = None
-        self._done = (platform.event_type(), platform.event_type())
-        """Recorded after even and odd launches: the updates of launch i wait for launch i - 1."""
-        self._ordered_for = -1
+        self._done = platform.event_type()  # recorded at the end of each launch
 
     def _begin(self, handle: Any) -> None:
         self._graph = None
@@ -66,6 +62,7 @@ class NpuGraph(Graph):
 
     def _end(self) -> None:
         self._graph.capture_end()
+        self.platform.gate_stream.synchronize()  # the gates are closed; that stream waits for nothing
         self.platform.graphs.add(self)
 
     def _abandon(self, began: bool) -> None:
@@ -82,23 +79,19 @@ class NpuGraph(Graph):
         """The launch waits at the gate of each task group until the group's update."""
         self.platform.require_working()
         self.require_updates()
-        stream, gates_made = self.platform.current_stream(), self.platform.gate_stream
-        if self.groups and not self.launches:
-            stream.wait_stream(gates_made)
-            self.platform.update_stream.wait_stream(gates_made)
-        for group in self.groups:
-            group.is_updated = False
+        self.order_updates()
         with self.platform.on_device():
             self._graph.replay()
-        self._done[self.launches % 2].record(stream)
+        for group in self.groups:
+            group.is_updated = False
+        self._done.record(self.platform.current_stream())
         self.launches += 1
         self.platform.counters["graph_launches"] += 1
 
     def _destroy(self) -> None:
         if self.launches and not self.platform.broken:
             self.release()
-            for done in self._done:
-                done.synchronize()
+            self._done.synchronize()
         with self.platform.on_device():
             self._graph.reset()
         self._forget()
@@ -108,41 +101,26 @@ class NpuGraph(Graph):
 
     def _forget(self) -> None:
         self.platform.graphs.discard(self)
-        self._graph = None
+        self._graph, self.launches = None, 0
         self.groups.clear()
-        self.launches, self._ordered_for = 0, -1
 
-    def _waiting(self) -> list[NpuTaskGroup]:
-        """The groups at whose gates the last launch waits."""
-        return [group for group in self.groups if not group.is_updated] if self.launches else []
+    def order_updates(self) -> None:
+        """Put the next launch's updates behind the end of the last launch, which needs its parameters and gates."""
+        if self.groups and self.launches:
+            self.platform.update_stream.wait_event(self._done)
+
+    def release(self) -> list[NpuTaskGroup]:
+        """Open the gates that the last launch waits at; it ends, with stale parameters. Returns their groups."""
+        waiting = [group for group in self.groups if not group.is_updated]
+        for group in waiting:
+            group.open_gate()
+        return waiting
 
     def require_updates(self) -> None:
-        """Refuse to go on while the last launch waits at a gate that nobody will open.
-
-        Raises:
-            UpdateError: groups had no update. Their gates are open then, so that the launch ends.
-        """
-        if waiting := self._waiting():
-            self.release()
+        """Raises UpdateError where the last launch waits at a gate that nobody will open; it is opened then."""
+        if waiting := self.release():
             raise UpdateError(
                 f"launch {self.launches} of {self} waited at {len(waiting)} of {len(self.groups)} task groups, first "
                 f"at {waiting[0]}: no update was issued for them. What it computed is wrong. Issue one "
                 "platform.task_update(group) for each group and replay"
             )
-
-    def order_updates(self) -> None:
-        """Put what the update stream does next behind the launch before the last one, on the device."""
-        if self._ordered_for != self.launches:
-            self._ordered_for = self.launches
-            if self.launches >= 2:
-                self.platform.update_stream.wait_event(self._done[self.launches % 2])
-
-    def release(self) -> None:
-        """Open the gates that the last launch waits at; it then ends, with stale parameters.
-
-        The openings are ordered behind the launch before, which would take one for its own where it has not passed yet.
-        """
-        if waiting := self._waiting():
-            self.order_updates()
-            for group in waiting:
-                group.open_gate()

@@ -6,7 +6,7 @@ task update, where everything but the lengths must be as captured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from specgraph.attention import HostLengths
 from specgraph.errors import ConfigError
@@ -62,6 +63,14 @@ class HostOp:
         """All names that the op is called with, except outputs and workspace."""
         return {self.renamed.get(name, name) for name in self.arguments} | {*self.host, *self.fixed}
 
+    def host_of(self, lengths: HostLengths) -> dict[str, Any]:
+        """The host parameters of one issue."""
+        return {name: make(lengths) for name, make in self.host.items()}
+
+    def function(self, name: str, overload: str) -> Any:
+        """An op of this row's namespace."""
+        return getattr(getattr(getattr(torch.ops, self.namespace), name), overload)
+
 
 _SHARED = ("query", "key", "value", "num_heads", "num_key_value_heads", "scale", "block_table")
 _FIA = HostOp(
@@ -69,7 +78,7 @@ _FIA = HostOp(
     op="npu_fused_infer_attention_score",
     workspace_op="_npu_fused_infer_attention_score_get_max_workspace",
     host={"actual_seq_lengths": _query_ends, "actual_seq_lengths_kv": _seq_lens},
-    arguments=(*_SHARED, "atten_mask", "sparse_mode", "block_size"),
+    arguments=(*_SHARED, "atten_mask", "sparse_mode", "block_size", "pre_tokens", "next_tokens"),
     fixed={"input_layout": "TND", "softmax_lse_flag": False},
 )
 _FIA2 = HostOp(
@@ -104,49 +113,35 @@ class Call:
 
     row: HostOp
     arguments: Mapping[str, Any]
-    outputs: Sequence[Tensor]
+    """By the op's own names, with `out` and `workspace`."""
 
-    def workspace(self, lengths: HostLengths) -> Tensor:
-        """Device memory that is enough for any lengths that fit the block table.
-
-        Raises:
-            RuntimeError: the op refuses the shapes, dtypes or lengths.
-        """
-        out = {} if self.row.fused else {"out": self.outputs[0]}
-        return self._op(self.row.workspace_op, "default")(**self.arguments, **self._host_arguments(lengths), **out)
-
-    def issue(self, lengths: HostLengths, workspace: Tensor) -> Callable[[], None]:
+    def issue(self, lengths: HostLengths) -> Callable[[], None]:
         """Make the host arguments; returns the function that issues the op with them on the current stream."""
-        out = list(self.outputs) if self.row.fused else self.outputs[0]
-        op, host = self._op(self.row.op, self.row.overload), self._host_arguments(lengths)
-        return partial(op, **self.arguments, **host, workspace=workspace, out=out)
+        return partial(self.row.function(self.row.op, self.row.overload), **self.arguments, **self.row.host_of(lengths))
 
     def weak(self, weak_reference: Callable[[Tensor], Tensor]) -> Call:
         """The same call without keeping its tensors alive."""
-        arguments = {k: weak_reference(v) if isinstance(v, Tensor) else v for k, v in self.arguments.items()}
-        return Call(self.row, arguments, [weak_reference(out) for out in self.outputs])
-
-    def _host_arguments(self, lengths: HostLengths) -> dict[str, Any]:
-        return {name: make(lengths) for name, make in self.row.host.items()}
-
-    def _op(self, name: str, overload: str) -> Any:
-        return getattr(getattr(getattr(torch.ops, self.row.namespace), name), overload)
+        return Call(self.row, tree_map_only(Tensor, weak_reference, dict(self.arguments)))
 
 
-def make_call(row: HostOp, out: Tensor, **arguments: Any) -> Call:
-    """Put a row's arguments together.
+def make_call(row: HostOp, out: Tensor, lengths: HostLengths, **arguments: Any) -> Call:
+    """Put a row's arguments together, with a workspace that is enough for any lengths that fit the block table.
 
     Args:
         out: [T, num_heads, value_dim], written.
+        lengths: any that the op takes.
         arguments: of the names in `row.arguments`. query is [T, num_heads, head_dim]; key and value are caches,
             [num_blocks, block_size, num_kv_heads * head_dim] for the fused rows. Those left out have the op's defaults.
 
     Raises:
         ConfigError: an argument that the row doesn't take.
+        RuntimeError: the op refuses the shapes, dtypes or lengths.
     """
     if unknown := set(arguments) - set(row.arguments):
         raise ConfigError(f"host op '{row.name}' takes no {', '.join(sorted(unknown))}; it takes {row.arguments}")
-    named = {row.renamed.get(name, name): value for name, value in arguments.items()}
+    named = {**{row.renamed.get(name, name): value for name, value in arguments.items()}, **row.fixed}
     # the unused log-sum-exp is of shape [1], says op-plugin's document
-    outputs = [out, torch.empty(1, dtype=torch.float32, device=out.device)] if row.fused else [out]
-    return Call(row, {**named, **row.fixed}, outputs)
+    written = [out, torch.empty(1, dtype=torch.float32, device=out.device)] if row.fused else out
+    asked = named if row.fused else {**named, "out": out}
+    workspace = row.function(row.workspace_op, "default")(**asked, **row.host_of(lengths))
+    return Call(row, {**named, "workspace": workspace, "out": written})

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from specgraph.errors import CaptureError, PlatformError, UnsupportedError
 from specgraph.platforms import Capabilities, Event, MemoryInfo, Platform, PlatformInfo, Stream
@@ -128,10 +127,6 @@ class NpuPlatform(Platform):
         if not isinstance(group, NpuTaskGroup):
             raise UnsupportedError(f"{group!r} is not a task group of this platform")
         return update_group(self, group)
-
-    def weak_reference(self, tensor: Tensor) -> Tensor:
-        """A tensor at the same address that does not keep the memory: what the graph allocated, its pool may reuse."""
-        return self.torch_npu._C._weak_ref_tensor(tensor)
 
     def attention_backends(self) -> Mapping[str, Any]:
         return attention_factories()

@@ -38,7 +38,7 @@ class ExternalEvent:
     """
 
     def __init__(self, platform: NpuPlatform) -> None:
-        """Closed. A graph that was captured meanwhile waits for `platform.gate_stream` before its first launch."""
+        """Closed; in a capture, when `platform.gate_stream` has got there."""
         self._platform, self._event = platform, platform.npu.ExternalEvent()
         if not platform.waits_for_values:
             self._event.record(platform.gate_stream)
@@ -47,16 +47,13 @@ class ExternalEvent:
                 platform.gate_stream.synchronize()
 
     def record(self, stream: Any = None) -> None:
-        self._event.record(self._platform.current_stream() if stream is None else stream)
+        self._event.record(stream or self._platform.current_stream())
 
     def wait(self, stream: Any = None) -> None:
-        """Raises CaptureError where torch_npu would drop the wait."""
+        """Raises CaptureError where torch_npu would drop the wait, and replays run with stale parameters."""
         if not self._event.npu_event:
-            raise CaptureError(
-                "an external event does not exist in the runtime yet: torch_npu would drop its captured wait without a "
-                "word, and replays would run with stale parameters"
-            )
-        stream = self._platform.current_stream() if stream is None else stream
+            raise CaptureError("an external event does not exist yet: torch_npu would drop its captured wait")
+        stream = stream or self._platform.current_stream()
         self._event.wait(stream)
         if not self._platform.waits_for_values:
             self._event.reset(stream)
@@ -78,8 +75,8 @@ class NpuTaskGroup:
     number: int
     gate: ExternalEvent
     handle: Any = None
-    is_updated: bool = False
-    """Since the graph's last launch. All groups are when the next launch comes."""
+    is_updated: bool = True
+    """Since the graph's last launch: all groups are when the next launch comes."""
     issue: Callable[[], None] | None = None
     """Issues the group's kernels as they were captured or last updated; None: only the caller of the updates can."""
     next_issue: Callable[[], None] | None = None
@@ -106,11 +103,7 @@ class NpuTaskGroup:
 
 @contextmanager
 def capture_group(platform: NpuPlatform, graph: NpuGraph) -> Generator[NpuTaskGroup]:
-    """Gate and collect the kernels issued in the block; see `Platform.task_group`.
-
-    Raises:
-        CaptureError: the gate does not exist yet, or the block issued no kernel, a copy, an event or a host call.
-    """
+    """Gate and collect the kernels issued in the block; see `Platform.task_group`."""
     npu, stream = platform.npu, platform.current_stream()
     group = NpuTaskGroup(graph, len(graph.groups), ExternalEvent(platform))
     group.gate.wait(stream)
@@ -118,7 +111,7 @@ def capture_group(platform: NpuPlatform, graph: NpuGraph) -> Generator[NpuTaskGr
     try:
         yield group
         group.handle = npu.graph_task_group_end(stream)
-    except RuntimeError as error:
+    except RuntimeError as error:  # no kernel, a copy, an event or a host call
         raise CaptureError(f"a task group can't be captured: {reason_of(error)}") from error
     graph.groups.append(group)
 
@@ -130,7 +123,7 @@ def update_group(platform: NpuPlatform, group: NpuTaskGroup) -> Generator[None]:
     After a failure the group gets its last good values, where they are known, and its gate is opened: the launch ends.
 
     Raises:
-        UpdateError: the graph is gone, was not launched, or had its update already: nothing was issued. Or the kernels
+        UpdateError: the graph is gone, or no launch of it waits for this update: nothing was issued. Or the kernels
             issued are not those that were captured: what the launch computed is wrong.
         PlatformError: a failed update could not be undone; the platform takes no more work.
     """
@@ -138,14 +131,12 @@ def update_group(platform: NpuPlatform, group: NpuTaskGroup) -> Generator[None]:
     platform.require_working()
     if not graph.is_captured or group.handle is None:
         raise UpdateError(f"{group}: its graph was {'closed' if graph.is_closed else 'reset'}; capture again")
-    if not graph.launches or group.is_updated:
-        done = "was updated already since its graph's last launch" if graph.launches else "was not launched yet"
+    if group.is_updated:
         raise UpdateError(
-            f"{group} {done}: its gate would stay open, and the next replay would pass it before its update. "
-            "Replay first, then issue one update"
+            f"{group}: no launch waits for an update, its graph was not launched or the group was updated already. The "
+            "gate would stay open, and the next replay pass it before its update: replay first, then issue one update"
         )
     with platform.npu.stream(platform.update_stream):
-        graph.order_updates()
         try:
             with _update(platform, group):
                 yield
@@ -166,15 +157,14 @@ def update_group(platform: NpuPlatform, group: NpuTaskGroup) -> Generator[None]:
 
 @contextmanager
 def _update(platform: NpuPlatform, group: NpuTaskGroup) -> Generator[None]:
-    npu, stream = platform.npu, platform.update_stream
-    npu.graph_task_update_begin(stream, group.handle)
+    platform.npu.graph_task_update_begin(platform.update_stream, group.handle)
     try:
         yield
     except BaseException:
         with suppress(RuntimeError):  # fewer kernels than captured
-            npu.graph_task_update_end(stream)
+            platform.npu.graph_task_update_end(platform.update_stream)
         raise
-    npu.graph_task_update_end(stream)
+    platform.npu.graph_task_update_end(platform.update_stream)
 
 
 def _restore(platform: NpuPlatform, group: NpuTaskGroup, failure: BaseException) -> None:

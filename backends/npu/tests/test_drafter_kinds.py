@@ -6,9 +6,8 @@ import pytest
 import torch
 from draft_pairs import MAX_LEN, make_drafter, moved, propose, rounds_for
 from latent_head import LatentMtpHead
-from specgraph_npu.attention import make_attention
+from specgraph_npu.attention import make_attention, store_latent
 from specgraph_npu.host_ops import Call
-from specgraph_npu.rows import store_latent
 
 from drafting.pairs import VOCAB, make_head, make_target
 from specgraph.attention import AttentionLayer, PagedAttention
@@ -60,8 +59,8 @@ def test_latent_attention(npu, runtime, name, monkeypatch):
     rounds = rounds_for(reference, seed=8)
     drafters = {way: make_drafter(npu, make_attention(npu, name), way, 3, head=head) for way in LOWERINGS}
 
-    def watched(call, lengths, workspace):
-        ready = issue(call, lengths, workspace)
+    def watched(call, lengths):
+        ready = issue(call, lengths)
         issued.append(ready.keywords[next(iter(call.row.host))])  # where each request's rows end
         return ready
 

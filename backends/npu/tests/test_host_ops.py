@@ -4,6 +4,7 @@ The shapes are ones that a device takes: all limits of the simulated runtime are
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import accumulate
 
 import pytest
@@ -78,20 +79,18 @@ def run(npu, problem, name, *, sink=None):
         tensors |= {"query_rope": problem.query_rope, "key_rope": problem.key_rope.flatten(2)}
     if sink is not None:
         tensors["learnable_sink"] = sink
-    out = torch.empty_like(query, device="npu")
+    out, inert = torch.empty_like(query, device="npu"), HostLengths([2, 2, 2], [2, 2, 2])
     call = make_call(
-        row, out, **{k: v.npu() for k, v in tensors.items()}, num_heads=HEADS, num_key_value_heads=problem.kv_heads,
-        scale=problem.scale, sparse_mode=3, block_size=BLOCK,
+        row, out, inert, **{k: v.npu() for k, v in tensors.items()}, num_heads=HEADS, scale=problem.scale,
+        num_key_value_heads=problem.kv_heads, sparse_mode=3, block_size=BLOCK,
     )  # fmt: skip
-    inert = HostLengths([2, 2, 2], [2, 2, 2])
-    workspace = call.workspace(inert)
     graph = npu.graph()
     with graph.capture(), npu.task_group() as group:
-        call.issue(inert, workspace)()
+        call.issue(inert)()
     for lengths in ROUNDS:
         graph.replay()
         with npu.task_update(group):
-            call.issue(lengths, workspace)()
+            call.issue(lengths)()
         torch.testing.assert_close(out.cpu().double(), problem.reference(lengths, sink), **TOLERANCE)
     graph.close()
 
@@ -108,14 +107,14 @@ def test_mla_rope_parts(npu, runtime, name):
 
 
 def test_learnable_sink(npu, runtime):
-    run(npu, Problem(2), "fia-v2", sink=torch.tensor([0.5, -1.0, 2.0, 0.0]))
+    run(npu, Problem(2), "fia-v2", sink=torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.bfloat16))
 
 
 def test_lengths_that_do_not_fit_are_refused(npu, runtime):
     problem = Problem(2)
     query = problem.query.npu()
-    call = make_call(
-        HOST_OPS["fia"], torch.empty_like(query), query=query, key=problem.key.flatten(2).npu(),
+    call = partial(
+        make_call, HOST_OPS["fia"], torch.empty_like(query), query=query, key=problem.key.flatten(2).npu(),
         value=problem.value.flatten(2).npu(), num_heads=HEADS, num_key_value_heads=2, scale=1.0, sparse_mode=3,
         block_size=BLOCK, block_table=problem.table.npu(), atten_mask=problem.mask.npu(),
     )  # fmt: skip
@@ -125,22 +124,23 @@ def test_lengths_that_do_not_fit_are_refused(npu, runtime):
         (HostLengths([2, 2, 2], [4, 4, 385]), "kv length 385 of sequence 2, there is room for 384"),
     ):
         with pytest.raises(RuntimeError, match=why):
-            call.workspace(lengths)
+            call(lengths=lengths)
 
 
 def test_workspace_that_is_too_small_is_refused(run_script):
     done = run_script(
         """
         import torch
+        from dataclasses import replace
         from test_host_ops import *
         from specgraph_npu.platform import NpuPlatform
         npu, problem = NpuPlatform(0), Problem(2)
         query = problem.query.npu()
-        call = make_call(HOST_OPS["fia"], torch.empty_like(query), query=query, key=problem.key.flatten(2).npu(),
-                         value=problem.value.flatten(2).npu(), num_heads=HEADS, num_key_value_heads=2, scale=1.0,
-                         block_table=problem.table.npu(), atten_mask=problem.mask.npu(), sparse_mode=3,
-                         block_size=BLOCK)
-        call.issue(ROUNDS[1], torch.empty(64, device="npu"))()
+        call = make_call(HOST_OPS["fia"], torch.empty_like(query), ROUNDS[1], query=query,
+                         key=problem.key.flatten(2).npu(), value=problem.value.flatten(2).npu(),
+                         num_heads=HEADS, num_key_value_heads=2, scale=1.0, block_table=problem.table.npu(),
+                         atten_mask=problem.mask.npu(), sparse_mode=3, block_size=BLOCK)
+        replace(call, arguments=call.arguments | {"workspace": torch.empty(64, device="npu")}).issue(ROUNDS[1])()
         npu.synchronize()
         """,
         lenient="",
@@ -153,7 +153,7 @@ def test_workspace_that_is_too_small_is_refused(run_script):
 def test_table_refuses_what_a_row_does_not_take(npu, runtime):
     x = torch.zeros(1, 1, 1)
     with pytest.raises(ConfigError, match="takes no query_rope"):
-        make_call(HOST_OPS["fia"], x, query=x, key=x, value=x, query_rope=x)
+        make_call(HOST_OPS["fia"], x, ROUNDS[0], query=x, key=x, value=x, query_rope=x)
     with pytest.raises(ConfigError, match="there are fia"):
         make_attention(npu, "nonsense")
 

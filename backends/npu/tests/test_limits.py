@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from specgraph_npu.host_ops import HOST_OPS, make_call
+from specgraph_npu.kv_cache import write
 
 from specgraph.attention import HostLengths
 
@@ -22,24 +23,29 @@ def attend(
     query_lens: tuple[int, ...] = (2, 1),
     seq_lens: tuple[int, ...] = (5, 1),
     rope: int = 0,
+    before: int = 2,
+    sink: torch.dtype | None = None,
 ) -> None:
     """Ask the op for its workspace, where it checks all of its arguments."""
 
     def zeros(*shape: int) -> torch.Tensor:
         return torch.zeros(*shape, dtype=dtype, device="npu")
 
-    requests = len(query_lens)
+    requests, lengths = len(query_lens), HostLengths(list(query_lens), list(seq_lens))
     query, cache = zeros(sum(query_lens), heads, dim), zeros(2, block, kv_heads * dim)
     tensors = {"block_table": torch.zeros(requests, 2, dtype=torch.int32, device="npu")}
     if mask:
         tensors["atten_mask"] = torch.ones(2048, 2048, dtype=torch.bool, device="npu")
     if rope:
         tensors |= {"query_rope": zeros(sum(query_lens), heads, rope), "key_rope": zeros(2, block, kv_heads * rope)}
-    call = make_call(
-        HOST_OPS["fia-mla" if rope else "fia"], torch.empty_like(query), query=query, key=cache, value=cache, **tensors,
-        num_heads=heads, num_key_value_heads=kv_heads, scale=1.0, sparse_mode=sparse, block_size=block,
+    if sink is not None:
+        tensors["learnable_sink"] = torch.zeros(heads, dtype=sink, device="npu")
+    name = "fia-mla" if rope else "fia" if sink is None else "fia-v2"
+    make_call(
+        HOST_OPS[name], torch.empty_like(query), lengths, query=query, key=cache, value=cache, **tensors, scale=1.0,
+        num_heads=heads, num_key_value_heads=kv_heads, sparse_mode=sparse, block_size=block, pre_tokens=before,
+        next_tokens=0,
     )  # fmt: skip
-    call.workspace(HostLengths(list(query_lens), list(seq_lens)))
 
 
 @pytest.mark.parametrize(
@@ -49,6 +55,9 @@ def attend(
         {"block": 512},
         {"dim": 192, "heads": 1},
         {"rope": 64},
+        {"sparse": 4},
+        {"sparse": 4, "query_lens": (1, 1)},
+        {"sink": torch.bfloat16},
         {"sparse": 0, "mask": False, "query_lens": (1, 1), "seq_lens": (5, 0)},
         {"dim": 512, "rope": 64, "block": 16, "heads": 8},
         {"dim": 512, "rope": 64, "dtype": torch.float16},
@@ -69,6 +78,10 @@ def test_shapes_that_the_sources_allow(npu, shape):
         ("fia-block-size", {"block": 16}),
         ("fia-block-size", {"block": 1024}),
         ("fia-mask", {"sparse": 0}),
+        ("fia-mask", {"sparse": 4, "dim": 192, "heads": 1}),
+        ("fia-mask", {"sparse": 4, "before": -1}),
+        ("fia-sink", {"sink": torch.float32}),
+        ("fia-sink", {"sink": torch.bfloat16, "dim": 192, "heads": 1}),
         ("fia-lengths", {"seq_lens": (1, 1)}),
         ("fia-lengths", {"seq_lens": (0, 1)}),
         ("fia-latent", {"dim": 512, "rope": 32}),
@@ -82,6 +95,19 @@ def test_attention_shapes_and_lengths(npu, runtime, limit, shape):
         attend(**shape)
     runtime.lenient("all")
     attend(**shape)
+
+
+@pytest.mark.parametrize("wrong", ["dtype", "dense"])
+def test_cache_writes(npu, runtime, wrong):
+    dtype = torch.float32 if wrong == "dtype" else torch.bfloat16
+    rows, cache = torch.ones(2, 1, 32, dtype=dtype, device="npu"), torch.zeros(2, 16, 2, 32, dtype=dtype, device="npu")
+    cache = cache[:, :, :1] if wrong == "dense" else cache[:, :, :1].contiguous()
+    slots = torch.tensor([3, 17], device="npu")
+    with pytest.raises(RuntimeError, match="limit 'cache-write'"):
+        write(rows, rows, cache, cache, slots)
+    runtime.lenient("cache-write")
+    write(rows, rows, cache, cache, slots)
+    assert cache.cpu()[:, :, 0, 0].nonzero().tolist() == [[0, 3], [1, 1]]
 
 
 CAPTURE = """

@@ -29,7 +29,7 @@ def names_used() -> tuple[set[str], set[str]]:
     """(names of torch.npu, names of torch_npu._C) in the backend's sources."""
     text = "\n".join(path.read_text() for path in PACKAGE.glob("*.py"))
     code = re.sub(r'""".*?"""|#[^\n]*', "", text, flags=re.S)
-    public = set(re.findall(r"\bnpu\.([A-Za-z]\w+)", code)) - {"py"}
+    public = set(re.findall(r"\bnpu\.(?!npu_)([A-Za-z]\w+)", code)) - {"py"}
     private = set(re.findall(r"(?:_C|vendor)\.(_\w+)", code)) | set(re.findall(r'vendor, "(_\w+)"', code))
     quoted = set(re.findall(r'"(graph_task_\w+)"', code))
     return public | quoted, private
@@ -74,6 +74,8 @@ def missing_names(wheel: Wheel) -> list[str]:
     public, private = names_used()
     missing = [f"torch.npu.{name}" for name in sorted(public) if not wheel.has_public(name)]
     missing += [f"torch_npu._C.{name}" for name in sorted(private) if not wheel.has_private(name)]
+    write = {"cache_mode"} - wheel.arguments("npu_scatter_pa_kv_cache")
+    missing += [f"npu_scatter_pa_kv_cache({name}=)" for name in write]
     for row in HOST_OPS.values():
         missing += [name for name in (row.op, row.workspace_op) if not wheel.has_private(name)]
         known = wheel.arguments(row.op)

@@ -22,9 +22,11 @@ struct Problem {
   double scale;
   bool lse;
   Ints q_lengths, kv_lengths;
+  int64_t before = 0, after = 0;  // sparse mode 4: keys that a row sees before and after its own
 
   bool packed() const { return layout == "TND"; }
   bool causal() const { return sparse == 3; }
+  bool band() const { return sparse == 4; }
 };
 
 [[noreturn]] void bad(const std::string& why) { throw std::runtime_error(why); }
@@ -33,7 +35,7 @@ std::string text(int64_t n) { return std::to_string(n); }
 // ---- checks when the op is issued: shapes, dtypes, lengths; the answer is the workspace in bytes ----
 
 struct Shapes {
-  const TensorHandle *query, *key, *value, *mask, *table, *query_rope, *key_rope, *out, *lse;
+  const TensorHandle *query, *key, *value, *mask, *table, *query_rope, *key_rope, *out, *lse, *sink;
 };
 
 void check_dtypes(const Shapes& s) {
@@ -71,7 +73,15 @@ void check_limits(const Problem& p, const Shapes& s) {
     bool plain = p.sparse == 0 && !s.mask, masked = (p.sparse == 3 || p.sparse == 4) && s.mask;
     if (!plain && !masked)
       refuse_by(Limit::fia_mask, "sparse_mode " + text(p.sparse) + (s.mask ? " with" : " without") + " a mask");
+    if (p.band() && (value != 128 && value != 64))
+      refuse_by(Limit::fia_mask, "sparse_mode 4 with a value head_dim of " + text(value));
+    if (p.band() && p.before + p.after < 0)
+      refuse_by(Limit::fia_mask, "pre_tokens " + text(p.before) + " and next_tokens " + text(p.after));
   }
+  if (sim::is_on(Limit::fia_sink) && s.sink)
+    if (s.sink->sizes != Ints{p.heads} || s.sink->type != acl::kBFloat16 || value != 128)
+      refuse_by(Limit::fia_sink, "learnable_sink of " + std::string(c10::toString(scalar_type(s.sink->type))) +
+                                     ", value head_dim " + text(value));
   if (sim::is_on(Limit::fia_lengths) && p.q_lengths.size() > 4096)
     refuse_by(Limit::fia_lengths, text(static_cast<int64_t>(p.q_lengths.size())) + " sequences");
   if (query == 512) return check_latent_limits(p, s);
@@ -150,7 +160,7 @@ uint64_t check(const Problem& p, const Shapes& s, bool largest) {
 }
 
 template <int kHeads, int kOut, class Kept>
-uint64_t need(const Kept& k, bool largest) {
+uint64_t need(const Kept& k, bool largest, const TensorHandle* sink = nullptr) {
   auto pointer = [](const Opt<TensorHandle>& t) { return t ? &*t : nullptr; };
   auto first = [](const std::vector<Opt<TensorHandle>>& list) {
     return list.size() == 1 && list[0] ? &*list[0] : nullptr;
@@ -166,10 +176,11 @@ uint64_t need(const Kept& k, bool largest) {
   refuse_if(std::get<21>(k).has_value() || std::get<22>(k).has_value(), "a shared prefix");
   int64_t heads = std::get<kHeads>(k), kv = std::get<kHeads + 5>(k);
   Problem p{std::get<kHeads + 4>(k), heads, kv ? kv : heads, std::get<kHeads + 6>(k), std::get<kHeads + 8>(k),
-            std::get<kHeads + 1>(k), std::get<kHeads + 10>(k), std::get<5>(k), std::get<6>(k)};
+            std::get<kHeads + 1>(k), std::get<kHeads + 10>(k), std::get<5>(k), std::get<6>(k), std::get<kHeads + 2>(k),
+            std::get<kHeads + 3>(k)};
   Shapes s{pointer(std::get<0>(k)),  first(std::get<1>(k)),     first(std::get<2>(k)),
            pointer(std::get<4>(k)),  pointer(std::get<14>(k)),  pointer(std::get<24>(k)),
-           pointer(std::get<25>(k)), pointer(std::get<kOut>(k)), pointer(std::get<kOut + 1>(k))};
+           pointer(std::get<25>(k)), pointer(std::get<kOut>(k)), pointer(std::get<kOut + 1>(k)), sink};
   return check(p, s, largest);
 }
 
@@ -228,7 +239,11 @@ void attend(const Problem& p, Tensor query, Tensor key, Tensor value, Tensor mas
       if (p.lse) rows(lse, p.heads).fill_(kInfinity);
       continue;
     }
-    if (p.causal()) {
+    if (p.band()) {  // aligned to the last key: row i is at column columns - tokens + i
+      auto ones = at::ones({tokens, columns}, at::kBool);
+      scores.masked_fill_(ones.triu(columns - tokens + p.after + 1) | ones.tril(columns - tokens - p.before - 1),
+                          -kInfinity);
+    } else if (p.causal()) {
       scores.masked_fill_(at::ones({tokens, columns}, at::kBool).triu(columns - tokens + 1), -kInfinity);
     } else if (mask.defined()) {
       auto m = mask;
@@ -264,28 +279,29 @@ using V4 = op::Make<void (*)(
     Tensor)>;
 static uint64_t v3_now(const V3::Kept& k) { return need<27, 40>(k, false); }
 static uint64_t v3_most(const V3::Kept& k) { return need<27, 40>(k, true); }
-static uint64_t v4_now(const V4::Kept& k) { return need<29, 43>(k, false); }
-static uint64_t v4_most(const V4::Kept& k) { return need<29, 43>(k, true); }
+static const TensorHandle* v4_sink(const V4::Kept& k) { return std::get<28>(k) ? &*std::get<28>(k) : nullptr; }
+static uint64_t v4_now(const V4::Kept& k) { return need<29, 43>(k, false, v4_sink(k)); }
+static uint64_t v4_most(const V4::Kept& k) { return need<29, 43>(k, true, v4_sink(k)); }
 
 OP_WITH_WORKSPACE(aclnnFusedInferAttentionScoreV3,
    (Tensor query, Tensors key, Tensors value, Tensor, Tensor mask, Ints q_lengths, Ints kv_lengths, Tensor, Tensor,
     Tensor, Tensor, Tensor, Tensor, Tensor, Tensor table, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
-    Ints, Tensor query_rope, Tensor key_rope, Tensor, int64_t heads, double scale, int64_t, int64_t, Str layout,
+    Ints, Tensor query_rope, Tensor key_rope, Tensor, int64_t heads, double scale, int64_t before, int64_t after, Str layout,
     int64_t kv_heads, int64_t sparse, int64_t, int64_t block_size, int64_t, bool lse_flag, int64_t, int64_t, Tensor out,
     Tensor lse),
    v3_now,
-   attend({layout, heads, kv_heads ? kv_heads : heads, sparse, block_size, scale, lse_flag, q_lengths, kv_lengths},
+   attend({layout, heads, kv_heads ? kv_heads : heads, sparse, block_size, scale, lse_flag, q_lengths, kv_lengths, before, after},
           query, key[0], value[0], mask, table, query_rope, key_rope, Tensor(), out, lse))
 MAX_WORKSPACE(aclnnFusedInferAttentionScoreV3, v3_most)
 
 OP_WITH_WORKSPACE(aclnnFusedInferAttentionScoreV4,
    (Tensor query, Tensors key, Tensors value, Tensor, Tensor mask, Ints q_lengths, Ints kv_lengths, Tensor, Tensor,
     Tensor, Tensor, Tensor, Tensor, Tensor, Tensor table, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
-    Tensor, Tensor query_rope, Tensor key_rope, Tensor, Tensor, Tensor sink, int64_t heads, double scale, int64_t,
-    int64_t, Str layout, int64_t kv_heads, int64_t sparse, int64_t, int64_t block_size, int64_t, bool lse_flag, int64_t,
+    Tensor, Tensor query_rope, Tensor key_rope, Tensor, Tensor, Tensor sink, int64_t heads, double scale, int64_t before,
+    int64_t after, Str layout, int64_t kv_heads, int64_t sparse, int64_t, int64_t block_size, int64_t, bool lse_flag, int64_t,
     int64_t, int64_t, Tensor out, Tensor lse),
    v4_now,
-   attend({layout, heads, kv_heads ? kv_heads : heads, sparse, block_size, scale, lse_flag, q_lengths, kv_lengths},
+   attend({layout, heads, kv_heads ? kv_heads : heads, sparse, block_size, scale, lse_flag, q_lengths, kv_lengths, before, after},
           query, key[0], value[0], mask, table, query_rope, key_rope, sink, out, lse))
 MAX_WORKSPACE(aclnnFusedInferAttentionScoreV4, v4_most)
 

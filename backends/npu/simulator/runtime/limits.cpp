@@ -28,13 +28,21 @@ constexpr std::array<Row, static_cast<size_t>(Limit::count)> kRows{{
      "op-plugin's document, TND section; ops-transformer prompt_flash_attention_tiling.cpp:3800 also has 64"},
     {"fia-block-size", "layout TND with a block table: block_size a multiple of 128, at most 512",
      "ops-transformer prompt_flash_attention_tiling.cpp:2053 (up to 1024); op-plugin's document, block_size (up to 512)"},
-    {"fia-mask", "layout TND: sparse_mode 0 without a mask, or 3 or 4 with a mask of 2048 x 2048",
-     "ops-transformer prompt_flash_attention_tiling.cpp:4911, incre_flash_attention_tiling_check.cpp:1353"},
+    {"fia-mask", "layout TND: sparse_mode 0 without a mask, or 3 or 4 with a mask of 2048 x 2048; 4 with a value "
+                 "head_dim of 64 or 128",
+     "ops-transformer prompt_flash_attention_tiling.cpp:4910 to 4920, incre_flash_attention_tiling_check.cpp:1353"},
     {"fia-lengths", "layout TND: at most 4096 sequences; sparse_mode 3: no sequence has more query rows than keys",
      "ops-transformer prompt_flash_attention_tiling.cpp:4275 and :4969"},
     {"fia-latent", "query head_dim 512: rope of 64, 1 key head, 1 to 128 query heads in powers of 2, block_size 16 or "
                    "128, float16 or bfloat16, no log-sum-exp",
      "ops-transformer incre_flash_attention_tiling_check.cpp:1764 and :1803; op-plugin's document, MLA section"},
+    {"fia-sink", "layout TND: learnable_sink is bfloat16, one per query head, with a value head_dim of 128",
+     "ops-transformer prompt_flash_attention_tiling.cpp:3649 also has 64; op-plugin's document of "
+     "npu_fused_infer_attention_score_v2, learnable_sink"},
+    {"cache-write", "npu_scatter_pa_kv_cache: rows and caches are bfloat16 or float16 (or int8), dense, of one dtype; "
+                    "no slot twice",
+     "aclnnScatterPaKvCache.md of hicann/ops-transformer at 107749e, Atlas A2 and A3; op-plugin's document of "
+     "npu_scatter_pa_kv_cache"},
     {"group-kernels-only", "a task group holds kernels of cube and vector cores only, no copies, events or host calls",
      "runtime src/runtime/core/src/stream/stream.cc:5189"},
     {"group-other-streams", "while a task group is open, the capture's other streams take no task",

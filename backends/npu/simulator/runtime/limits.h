@@ -15,6 +15,8 @@ enum class Limit {
   fia_mask,
   fia_lengths,
   fia_latent,
+  fia_sink,
+  cache_write,
   group_kernels_only,
   group_other_streams,
   group_prefetch,

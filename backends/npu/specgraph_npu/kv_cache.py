@@ -1,0 +1,62 @@
+"""Rows written to the KV cache by the device's fused op, where this torch_npu and this device have it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from specgraph import kernels
+from specgraph.kernels.kv_cache import rotate
+from specgraph.platforms import Support, no, trial
+
+if TYPE_CHECKING:
+    from specgraph_npu.platform import NpuPlatform
+
+_DTYPES = (torch.bfloat16, torch.float16)
+
+
+def write(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Write rows [T, heads, dim] to their slots in dense caches. Rows with a negative slot are not written."""
+    torch.ops.npu.npu_scatter_pa_kv_cache(
+        key.contiguous(), value.contiguous(), key_cache, value_cache, slot_mapping, cache_mode="Norm"
+    )
+
+
+def rotate_and_store(
+    query: Tensor, key: Tensor, value: Tensor, rotary: Tensor | None, positions: Tensor, slot_mapping: Tensor,
+    key_cache: Tensor, value_cache: Tensor,
+) -> Tensor:  # fmt: skip
+    """See `specgraph.kernels.rotate_and_store`. Other dtypes, and caches with gaps, take the plain torch ops."""
+    dense = key_cache.is_contiguous() and value_cache.is_contiguous()
+    if not dense or key_cache.dtype not in _DTYPES or key_cache.dtype != key.dtype:
+        return kernels.rotate_and_store.reference(
+            query, key, value, rotary, positions, slot_mapping, key_cache, value_cache
+        )
+    if rotary is None:
+        query = query.clone()
+    else:
+        query, key = rotate(query, rotary, positions), rotate(key, rotary, positions)
+    write(key, value, key_cache, value_cache, slot_mapping)
+    return query
+
+
+def use_fused_write(platform: NpuPlatform) -> Support:
+    """Make `rotate_and_store` the core's op of that name for NPU tensors, if a trial on the device finds it right."""
+    if not hasattr(torch.ops.npu, "npu_scatter_pa_kv_cache"):
+        return no("torch_npu has no npu_scatter_pa_kv_cache")
+    if support := trial.claim(platform, _writes_live_rows_only):
+        kernels.implement("rotate_and_store", "PrivateUse1", rotate_and_store)
+    return support
+
+
+def _writes_live_rows_only(platform: NpuPlatform) -> str | None:
+    """The documents give slots from 0 on, the kernels skip negative ones: what is before the cache must stay."""
+    host = torch.arange(2 * 3 * 32).view(2, 3, 1, 32).to(torch.bfloat16)
+    rows, memory = host.to(platform.device), torch.zeros(2, 4, 16, 1, 32, dtype=torch.bfloat16, device=platform.device)
+    write(rows[0], rows[1], memory[0, 1:], memory[1, 1:], torch.tensor([17, -1, 2], device=platform.device))
+    expected = torch.zeros(2, 64, 1, 32, dtype=torch.bfloat16)
+    expected[:, 16 + 17], expected[:, 16 + 2] = host[:, 0], host[:, 2]
+    same = torch.equal(trial.on_host(memory).view(2, 64, 1, 32), expected)
+    return None if same else "a row was not written to its slot, or one without a slot was written"
