@@ -112,6 +112,8 @@ class EngineOptions:
     synthetic_acceptance: float | Sequence[float] | None = _option(
         None, "For speed tests: accept drafts by chance, at one rate or at one share per position.", parse=_acceptance
     )
+    sampling_parameters: bool = _option(False, "Allow top_k, top_p, min_p, penalties and logit_bias in requests.")
+    logprobs: bool = _option(False, "Give the log-probability of each generated token.")
     check_inputs: bool = _option(False, "Compare the addresses of all tensors that a graph reads before every replay.")
 
 

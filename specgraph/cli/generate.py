@@ -42,7 +42,7 @@ class Result:
     """Wall time, prefill included, capture not."""
 
 
-@with_engine_options(without=("sampled", "max_num_requests"))
+@with_engine_options(without=("sampled", "max_num_requests", "sampling_parameters", "logprobs"))
 def generate(
     target: TargetOption = None,
     draft: DraftOption = None,
@@ -50,13 +50,19 @@ def generate(
     prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from a file; - is standard input.")] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option(help='JSON lines: {"prompt": TEXT}, each with max_tokens, temperature and seed if wanted.'),
+        typer.Option(help='JSON lines: {"prompt": TEXT}, each with max_tokens, temperature, top_p ... if wanted.'),
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Put each prompt into the target's chat template.")] = False,
     stop: Annotated[list[str] | None, typer.Option(help="End the text before this string; repeatable.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate.")] = 200,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Sampling repeats for the same seed.")] = 0,
+    top_k: Annotated[int, typer.Option(help="Sample from this many most likely tokens; 0 for all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Sample from the fewest tokens of this probability.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Sample from tokens of this share of the largest probability.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="Of tokens of prompt and output; 1 for none.")] = 1.0,
+    presence_penalty: Annotated[float, typer.Option(help="Of tokens of the output; 0 for none.")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="Times the count in the output; 0 for none.")] = 0.0,
     compare: Annotated[bool, typer.Option(help="Also decode without drafting, and show both speeds.")] = True,
     options: Any = None,
     platform: PlatformOption = None,
@@ -64,7 +70,10 @@ def generate(
 ) -> None:
     """Generate text with speculative decoding; text from accepted draft tokens is green and underlined."""
     check_output("--json", json)
-    settings = Prompt(prompt="", max_tokens=max_tokens, temperature=temperature, seed=seed)
+    settings = Prompt(
+        prompt="", max_tokens=max_tokens, temperature=temperature, seed=seed, top_k=top_k, top_p=top_p, min_p=min_p,
+        repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
+    )  # fmt: skip
     asked = read_prompts(prompt, prompt_file, prompts, settings)
     console = Console(file=sys.stderr if json == "-" else sys.stdout, highlight=False)
     with waiting() as captured:
@@ -77,13 +86,14 @@ def generate(
         def load(speculate: bool, progress: Any) -> TextGenerator:
             acceptance = options.synthetic_acceptance if speculate else None
             sampled = any(each.temperature > 0 for each in asked)
-            chosen = replace(options, sampled=sampled, synthetic_acceptance=acceptance)
+            parameters = any(each.has_parameters for each in asked)
+            chosen = replace(options, sampled=sampled, sampling_parameters=parameters, synthetic_acceptance=acceptance)
             return load_generator(
                 target, draft, platform=opened, speculate=speculate, progress=progress, options=chosen
             )
 
         generator = load(True, captured)
-        requests = [generator.request(each.prompt, chat=chat, **_sampling(each)) for each in asked]
+        requests = [generator.request(each.prompt, chat=chat, **each.settings) for each in asked]
         for request in requests:
             generator.decoder.check(request)
     console.print(f"[dim]{generator.description}{threads}[/]")
@@ -114,10 +124,6 @@ def generate(
         raise typer.Exit(130)
 
 
-def _sampling(prompt: Prompt) -> dict[str, Any]:
-    return {"max_tokens": prompt.max_tokens, "temperature": prompt.temperature, "seed": prompt.seed}
-
-
 def _stream(generator: TextGenerator, request: Any, stop: Any, result: Result, console: Console) -> None:
     """Generate for one prompt, show the text as it comes, and fill in `result` also when interrupted."""
     console.print()
@@ -139,7 +145,7 @@ def _plain(generator: TextGenerator, prompts: list[Prompt], chat: bool) -> float
     """Tokens per second of the same prompts without drafting."""
     count, start = 0, time.perf_counter()
     for each in prompts:
-        request = generator.request(each.prompt, chat=chat, **_sampling(each))
+        request = generator.request(each.prompt, chat=chat, **each.settings)
         count += len(generator.generate([request])[0].token_ids)
     seconds = time.perf_counter() - start
     generator.close()

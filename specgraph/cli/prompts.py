@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,22 @@ class Prompt:
     max_tokens: int
     temperature: float
     seed: int
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All but the prompt, as `TextGenerator.request` takes it."""
+        return {name: value for name, value in asdict(self).items() if name != "prompt"}
+
+    @property
+    def has_parameters(self) -> bool:
+        """Whether it needs a decoder with `sampling_parameters`."""
+        return any(getattr(self, each.name) != each.default for each in fields(self) if each.default is not MISSING)
 
 
 def read_prompts(text: str | None, file: Path | None, lines: Path | None, settings: Prompt) -> list[Prompt]:
@@ -33,7 +49,7 @@ def read_prompts(text: str | None, file: Path | None, lines: Path | None, settin
     Args:
         text: the prompt itself; `-` reads standard input.
         file: holds one prompt; `-` reads standard input.
-        lines: holds one JSON object per line with `prompt` and, if wanted, `max_tokens`, `temperature` and `seed`;
+        lines: holds one JSON object per line with `prompt` and, if wanted, other fields of `Prompt`;
             `-` reads standard input.
         settings: for all that a line doesn't say.
 
@@ -58,8 +74,8 @@ def _read(path: Path) -> str:
 
 
 def _json_lines(path: Path, settings: Prompt) -> list[Prompt]:
-    kinds: dict[str, Any] = {"prompt": str, "max_tokens": int, "temperature": (int, float), "seed": int}
-    assert set(kinds) == {field.name for field in fields(Prompt)}
+    of_type: dict[Any, Any] = {"str": str, "int": int, "float": (int, float)}
+    kinds: dict[str, Any] = {field.name: of_type[field.type] for field in fields(Prompt)}
     prompts: list[Prompt] = []
     for number, line in enumerate(_read(path).splitlines(), 1):
         if not line.strip():

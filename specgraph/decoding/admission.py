@@ -18,13 +18,19 @@ def check_request(request: Request, config: EngineConfig, query_len: int, vocab_
 
     Raises:
         CapacityError: the prompt or the KV that it may need is too long.
-        ConfigError: it wants sampling, and this decoder is greedy; or a token is not in the target's vocabulary.
+        ConfigError: it wants sampling or its parameters, and this decoder has none; or a token is not in the target's
+            vocabulary.
     """
     if not 0 <= min(request.prompt_token_ids) <= max(request.prompt_token_ids) < vocab_size:
         wrong = next(token for token in request.prompt_token_ids if not 0 <= token < vocab_size)
         raise ConfigError(f"prompt token {wrong} is not in the target's vocabulary of {vocab_size}")
     if request.temperature > 0 and not config.sampled:
         raise ConfigError(f"temperature {request.temperature} needs a decoder with config.sampled = True")
+    if (parameters := request.parameters) and not config.sampling_parameters:
+        name, value = next(iter(parameters.items()))
+        raise ConfigError(f"{name} {value} needs a decoder with config.sampling_parameters = True")
+    if wrong := [token for token in request.logit_bias if not 0 <= token < vocab_size]:
+        raise ConfigError(f"logit_bias names token {wrong[0]}, the target's vocabulary has {vocab_size}")
     if config.lowering == "round" and len(request.stop_token_ids) > MAX_STOP_TOKENS:
         raise ConfigError(
             f"the request has {len(request.stop_token_ids)} stop tokens, and the lowering 'round' takes "

@@ -30,8 +30,19 @@ class EngineConfig(DraftConfig):
     is accepted when all before it are; a list gives, for each of the K positions, the share of drafts accepted there.
     The output is then not the target's."""
 
+    sampling_parameters: bool = False
+    """Requests may have top_k, top_p, min_p, penalties and logit_bias. Each verify then sorts its logits."""
+    logprobs: bool = False
+    """Chunks have the log-probability of each token under the target's own distribution, before all parameters."""
+
     def __post_init__(self) -> None:
         DraftConfig.__post_init__(self)
+        for name in ("sampling_parameters", "logprobs"):
+            if getattr(self, name) and (self.tree is not None or self.lowering == "round" or self.synthetic_acceptance):
+                raise ConfigError(
+                    f"{name} works with chains that are verified in a launch of their own: leave out draft trees, the "
+                    "lowering 'round' and synthetic_acceptance, or leave out " + name
+                )
         if self.rounds_ahead not in (0, 1):
             raise ConfigError(f"rounds_ahead must be 0 or 1, got {self.rounds_ahead}")
         if self.prefill_chunk is not None and self.prefill_chunk < 1:

@@ -112,6 +112,7 @@ class SpeculativeDecoder:
         for chunk in self.stream(requests):
             result = results[chunk.request]
             result.token_ids += chunk.token_ids
+            result.logprobs += chunk.logprobs
             result.finish_reason, result.message = chunk.finish_reason, chunk.message
         return results
 

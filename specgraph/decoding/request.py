@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from specgraph.errors import ConfigError
@@ -12,6 +12,30 @@ FinishReason = Literal["stop", "length", "refused", "cancelled"]
 
 MIN_TEMPERATURE = 1e-5
 """Below it logits / temperature may leave float32, and the distribution is one-hot anyway."""
+
+
+PARAMETER_RANGES = (
+    ("top_k", 0, 1 << 31),
+    ("top_p", 1e-6, 1.0),
+    ("min_p", 0.0, 1.0),
+    ("repetition_penalty", 1e-3, 1e3),
+    ("presence_penalty", -1e3, 1e3),
+    ("frequency_penalty", -1e3, 1e3),
+)
+"""Sampling parameters of a request with the least and the largest value that each may have."""
+
+
+UNSUPPORTED: Mapping[str, str] = {
+    "num_beams": "beams are compared after each token, and a draft has one continuation",
+    "typical_p": "which tokens are kept depends on the entropy; use top_p or min_p",
+    "no_repeat_ngram_size": "it bans tokens by the last ones, which drafts change row by row; use penalties",
+    "bad_words_ids": "sequences of tokens cannot be banned; single tokens can, with logit_bias",
+    "guided_json": "grammars are not followed; constrain the output elsewhere",
+    "n": "give the request several times with other seeds",
+    "best_of": "give the request several times with other seeds, and compare their logprobs",
+    "stop": "give stop strings to stream_text",
+}
+"""Parameters of servers that are not supported, and why or what to use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +55,21 @@ class Request:
     """Sampling repeats for the same seed, whatever the batch. Fits in 64 bits, signed."""
     stop_token_ids: Sequence[int] = ()
     """Generation ends after one of these."""
+    top_k: int = 0
+    """Sample from this many most likely tokens; 0 for all. This and what follows needs a decoder with
+    `sampling_parameters`; `kernels.adjust_logits` says in which order they apply."""
+    top_p: float = 1.0
+    """Sample from the fewest most likely tokens that together have this probability."""
+    min_p: float = 0.0
+    """Sample from tokens that have at least this share of the largest probability."""
+    repetition_penalty: float = 1.0
+    """Divides positive logits, and multiplies negative ones, of tokens of the prompt and the output."""
+    presence_penalty: float = 0.0
+    """Taken off the logits of tokens of the output."""
+    frequency_penalty: float = 0.0
+    """Taken off the logit of a token for each time that it is in the output."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
+    """Token id -> what is added to its logit."""
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:
@@ -41,6 +80,19 @@ class Request:
             raise ConfigError(f"temperature must be 0 (greedy) or at least {MIN_TEMPERATURE}, got {self.temperature}")
         if not -(2**63) <= self.seed < 2**63:
             raise ConfigError(f"seed must fit in 64 bits, signed, got {self.seed}")
+        for name, low, high in PARAMETER_RANGES:
+            if not low <= getattr(self, name) <= high:
+                raise ConfigError(f"{name} must be at least {low:g} and at most {high:g}, got {getattr(self, name)}")
+        if not all(-1000 <= bias <= 1000 for bias in self.logit_bias.values()):
+            raise ConfigError("logit_bias must be at least -1000 and at most 1000 for each token")
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        """The parameters besides temperature and seed that are not at their default, by name."""
+        names = [*(name for name, _, _ in PARAMETER_RANGES), "logit_bias"]
+        defaults = {each.name: each.default for each in fields(self)}
+        values = {name: getattr(self, name) for name in names}
+        return {name: v for name, v in values.items() if (v if name == "logit_bias" else v != defaults[name])}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +107,8 @@ class Chunk:
     finish_reason: FinishReason | None = None
     message: str = ""
     """Why a request was refused."""
+    logprobs: list[float] = field(default_factory=list[float])
+    """With `EngineConfig.logprobs`: of each token, under the target's distribution before any parameter."""
 
 
 @dataclass(slots=True)
@@ -64,6 +118,8 @@ class Generation:
     token_ids: list[int] = field(default_factory=list[int])
     finish_reason: FinishReason | None = None
     message: str = ""
+    logprobs: list[float] = field(default_factory=list[float])
+    """As in `Chunk`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +138,9 @@ class Running:
 
     num_sampled: int = 0
     """Tokens that its last round sampled, before they were cut."""
+
+    logprobs: list[float] = field(default_factory=list[float])
+    """Of those tokens; empty unless asked for."""
 
     @property
     def position(self) -> int:
@@ -105,4 +164,4 @@ class Running:
             if token in self.request.stop_token_ids:
                 room, reason = i + 1, "stop"
                 break
-        return Chunk(self.index, tokens[:room], min(num_accepted, room), reason)
+        return Chunk(self.index, tokens[:room], min(num_accepted, room), reason, logprobs=self.logprobs[:room])

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from specgraph import kernels
 from specgraph.attention import NULL_BLOCK
 from specgraph.decoding.blocks import BlockAllocator
 from specgraph.decoding.metrics import AcceptanceMetrics
@@ -43,6 +44,7 @@ class Rounds:
         self._drafts: DraftTokens | None = None
         requests = self.config.max_num_requests
         self._finished = HostCopy(self.platform, target.round.results.numel(), torch.int64)
+        self._logprobs = HostCopy(self.platform, self.target.round.sampled_token_ids.numel(), torch.float32)
         self.draft_rows = torch.zeros(requests, dtype=torch.int64, device=self.platform.device)
         """int64 [R]: written where requests changed their rows, to gather their drafts."""
         self._rows = query_len
@@ -68,6 +70,9 @@ class Rounds:
             self.write_requests(running, verified)
         batch = self._round(len(running))
         self._finished.start(self.target.round.results)
+        logprobs = self.target.verify_program.logprobs(len(running), num_drafts + 1)
+        if logprobs is not None:
+            self._logprobs.start(logprobs)
         if self.drafter is not None:
             self.propose(self.drafter, running, batch)
         sampled: list[tuple[Running, list[int]]] = []
@@ -75,7 +80,9 @@ class Rounds:
         for row, (state, count) in enumerate(zip(running, counts, strict=True)):
             if self.drafter is not None and num_drafts and row < verified:
                 self.metrics.observe(count - 1)
-            state.row = row
+            state.row, state.num_sampled = row, count
+            if logprobs is not None:
+                state.logprobs = self._logprobs.read()[row, :count].tolist()
             sampled.append((state, tokens[row][:count]))
         return sampled
 
@@ -104,6 +111,8 @@ class Rounds:
         moved = [state.row for state in running] != list(range(n))
         if moved:  # a request's block table, temperature and seed stay where they are as long as its row does
             self.write_requests(running, 0)
+        elif self.target.verify_program.sampling is not None:
+            self.target.verify_program.sampling.write_new_tokens(running)
         if drafts is not None:
             rows = slice(0, n)
             if moved:
@@ -128,6 +137,8 @@ class Rounds:
         memory, states, rows = self.target.round, running[first:], slice(first, len(running))
         width = memory.block_table.shape[1]
         write(memory.block_table[rows], [[*s.blocks, *[NULL_BLOCK] * (width - len(s.blocks))] for s in states])
+        if self.target.verify_program.sampling is not None:
+            self.target.verify_program.sampling.write_requests(states, first)
         if self.config.sampled:
             write(memory.temperature[rows], [s.request.temperature for s in states])
             write(memory.seeds[rows], [s.request.seed for s in states])
@@ -168,4 +179,14 @@ def prefill_request(
         if drafter is not None:
             hidden = drafter.prefill(prompt, range(start, start + len(chunk)), state.blocks)
     assert logits is not None
-    memory.join(row, sample_token(logits, request.temperature, request.seed, len(prompt)), hidden)
+    program, adjusted = target.verify_program, logits
+    if program.sampling is not None:
+        program.sampling.write_requests([state], row)
+        temperature = torch.full((1,), request.temperature, device=logits.device)
+        no_drafts = torch.zeros(1, 0, dtype=torch.int64, device=logits.device)
+        adjusted = program.sampling.adjusted(logits[None], no_drafts, temperature, row)[0]
+    token = sample_token(adjusted, request.temperature, request.seed, len(prompt))
+    memory.join(row, token, hidden)
+    logprobs = program.logprobs(*memory.sampled_token_ids.shape)
+    if logprobs is not None:
+        kernels.emitted_logprobs(logits[None], token.view(1, 1), logprobs[row : row + 1, :1])

@@ -18,7 +18,7 @@ from specgraph.decoding.blocks import GIB, CacheSize, bytes_per_token, size_cach
 from specgraph.decoding.chat_template import render_chat
 from specgraph.decoding.config import EngineConfig
 from specgraph.decoding.decoder import SpeculativeDecoder
-from specgraph.decoding.request import Chunk, Generation, Request
+from specgraph.decoding.request import UNSUPPORTED, Chunk, Generation, Request
 from specgraph.decoding.text_stream import TextStream
 from specgraph.drafting import DraftTree
 from specgraph.errors import CheckpointError, ConfigError
@@ -52,7 +52,14 @@ class TextGenerator:
     """What was loaded: target, drafter format, lowering and why."""
 
     def request(
-        self, prompt: str, *, max_tokens: int = 128, temperature: float = 0.0, seed: int = 0, chat: bool = False
+        self,
+        prompt: str,
+        *,
+        max_tokens: int = 128,
+        temperature: float = 0.0,
+        seed: int = 0,
+        chat: bool = False,
+        **parameters: Any,
     ) -> Request:
         """A request for one prompt.
 
@@ -61,11 +68,17 @@ class TextGenerator:
             temperature: 0 is greedy; above 0 the generator must have been loaded with `sampled=True`.
             seed: sampling repeats for the same seed.
             chat: put the prompt into the target's chat template, as a message of the user.
+            parameters: top_k, top_p, min_p, penalties and logit_bias as in `Request`; the generator must have been
+                loaded with `sampling_parameters=True`.
 
         Raises:
-            ConfigError: the prompt is empty, or it can't be sampled here.
+            ConfigError: the prompt is empty, it can't be sampled here, or a parameter is not supported.
             CheckpointError: with `chat`, the target's folder has no usable template.
         """
+        known = {field.name for field in fields(Request)}
+        if unknown := sorted(parameters.keys() - known):
+            why = UNSUPPORTED.get(unknown[0], "there is no parameter of this name")
+            raise ConfigError(f"'{unknown[0]}' is not supported: {why}")
         if temperature > 0 and not self.decoder.config.sampled:
             raise ConfigError(f"temperature {temperature}: this generator is greedy; load it with sampled=True")
         text = render_chat(self.folder, [{"role": "user", "content": prompt}]) if chat else prompt
@@ -76,6 +89,7 @@ class TextGenerator:
             temperature=temperature,
             seed=seed,
             stop_token_ids=self.stop_token_ids,
+            **parameters,
         )
 
     def stream_text(self, prompt: str | Request, *, stop: Sequence[str] = (), **settings: Any) -> TextStream:

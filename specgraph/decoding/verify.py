@@ -11,6 +11,7 @@ from torch import Tensor
 from specgraph import kernels
 from specgraph.attention import AttentionMetadata, allocate_metadata
 from specgraph.decoding.config import EngineConfig, acceptance_chances
+from specgraph.decoding.sampling_buffers import allocate_sampling
 from specgraph.drafting import Drafter, ProposeBatch, RoundBuffers
 from specgraph.drafting.program import sampling
 from specgraph.graphs import BatchDescriptor, MakeAttend, Phase
@@ -77,6 +78,11 @@ class VerifyProgram:
         self._starts = {
             n: torch.arange(0, requests * n + 1, n, dtype=torch.int32, device=device) for n in self.query_lens
         }
+        self.sampling = (
+            allocate_sampling(requests, rows, target.vocab_size, device) if config.sampling_parameters else None
+        )
+        """What requests ask besides temperature and seed; None where they may not."""
+        self._logprobs = zeros(requests * rows, dtype=torch.float32) if config.logprobs else None
         chances = (0.0,) * (rows - 1)
         if config.synthetic_acceptance is not None and chances:
             chances = acceptance_chances(config.synthetic_acceptance, len(chances))
@@ -100,6 +106,12 @@ class VerifyProgram:
         """Rows per request of the pass after which the round has `query_len` rows per request: as many."""
         return query_len
 
+    def logprobs(self, num_requests: int, query_len: int) -> Tensor | None:
+        """float32 [num_requests, query_len]: of the sampled tokens; None unless `EngineConfig.logprobs`."""
+        if self._logprobs is None:
+            return None
+        return self._logprobs[: num_requests * query_len].view(num_requests, query_len)
+
     def num_steps(self, batch: BatchDescriptor) -> int:
         """1."""
         return 1
@@ -122,7 +134,13 @@ class VerifyProgram:
         named |= {"verify.last_token_ids": self._last, "verify.draft_token_ids": self._drafts}
         named |= {"verify.token_ids": self._rows, "verify.synthetic_acceptance": self._chances}
         named |= {f"verify.query_start_loc.{rows}": tensor for rows, tensor in self._starts.items()}
-        optional = {"verify.draft_probs": self._probs, "draft_to_target": self._vocab_map}
+        if self.sampling is not None:
+            named |= self.sampling.named_tensors()
+        optional = {
+            "verify.draft_probs": self._probs,
+            "verify.logprobs": self._logprobs,
+            "draft_to_target": self._vocab_map,
+        }
         return named | {name: tensor for name, tensor in optional.items() if tensor is not None}
 
     def bind(self, batch: BatchDescriptor) -> Callable[[Sequence[int], MakeAttend], None]:
@@ -157,7 +175,11 @@ class VerifyProgram:
         """Write the sampled tokens and their counts."""
         drafts, starts = b.draft_token_ids, b.round.start_positions
         tokens, counts = b.round.sampled_token_ids, b.round.num_sampled
-        temperature, seeds = sampling(b.round.temperature), sampling(b.round.seeds)
+        temperature, seeds, raw = sampling(b.round.temperature), sampling(b.round.seeds), logits
+        if self.sampling is not None:
+            n = starts.shape[0]
+            kernels.count_tokens(self.sampling.new_token_ids[:n], self.sampling.output_counts[:n])
+            logits = self.sampling.adjusted(logits, drafts, temperature)
         if self.config.synthetic_acceptance is not None:
             kernels.verify_synthetic(logits, drafts, self._chances[: drafts.shape[1]], seeds, starts, tokens, counts)
         elif self.config.sampled:
@@ -166,3 +188,6 @@ class VerifyProgram:
             )
         else:
             kernels.verify_greedy(logits, drafts, starts, tokens, counts)
+        logprobs = self.logprobs(*tokens.shape)
+        if logprobs is not None:
+            kernels.emitted_logprobs(raw, tokens, logprobs)

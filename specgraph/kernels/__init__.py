@@ -15,6 +15,7 @@ from specgraph.kernels.paged_attention import (
 )
 from specgraph.kernels.rejection import verify_greedy, verify_sampled, verify_synthetic
 from specgraph.kernels.round_state import next_verify, stop_finished
+from specgraph.kernels.sampling_parameters import adjust_logits, count_tokens, emitted_logprobs
 from specgraph.kernels.slots import advance, shift_token_ids
 from specgraph.kernels.tree import advance_tree, choose_nodes, grow_tree
 from specgraph.kernels.tree_attention import tree_attention
@@ -22,6 +23,7 @@ from specgraph.kernels.tree_verify import begin_tree_verify, move_kv, verify_tre
 from specgraph.kernels.windowed_attention import windowed_attention, windowed_attention_host
 
 __all__ = [
+    "adjust_logits",
     "advance",
     "advance_tree",
     "begin_block",
@@ -30,10 +32,12 @@ __all__ = [
     "begin_tree_verify",
     "begin_verify",
     "choose_nodes",
+    "count_tokens",
     "draft_block_greedy",
     "draft_block_gumbel",
     "draft_greedy",
     "draft_gumbel",
+    "emitted_logprobs",
     "expert_mlp",
     "greedy_head",
     "grow_tree",

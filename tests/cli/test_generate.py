@@ -41,7 +41,7 @@ def test_prompts_from_json_lines(tmp_path):
         ("nonsense", "line 1 is not JSON"),
         ("[]", "give an object"),
         ('{"max_tokens": 3}', "give an object"),
-        ('{"prompt": "a", "top_p": 1}', "unknown key 'top_p'; there are prompt, max_tokens, temperature, seed"),
+        ('{"prompt": "a", "hue": 1}', "unknown key 'hue'; there are prompt, max_tokens, temperature, seed, top_k"),
         ('{"prompt": "a", "seed": true}', "'seed' is true"),
         ("", "holds no prompt"),
     ],

@@ -84,6 +84,12 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
         ),
         "norm_linear": ((f32(R, 8), f32(8), 1e-5, f32(5, 8), f32(5), f32(R, 5)), {}),
         "norm_gate_up": ((f32(R, 8), f32(8), 1e-5, f32(10, 8), f32(10)), {}),
+        "adjust_logits": (
+            (f32(R * Q, V), drafts, torch.ones(R), i64(R) + 3, f32(R).abs(), f32(R).abs(), f32(R).abs() + 1, f32(R),
+             f32(R), f32(R, V), torch.ones(R, V).int(), torch.zeros(R, V, dtype=torch.bool)), {},
+        ),
+        "count_tokens": ((i64(R, Q), torch.ones(R, V).int()), {}),
+        "emitted_logprobs": ((f32(R * Q, V), i64(R, Q), f32(R, Q)), {}),
         "expert_mlp": (
             (f32(R, 8), torch.tensor([[0, 2], [3, 1], [2, 0]]), f32(R, 2), f32(4, 12, 8), f32(4, 8, 6), f32(4, 12),
              f32(4, 8), 1.7, 7.0), {},

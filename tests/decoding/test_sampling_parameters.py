@@ -1,0 +1,184 @@
+"""Sampling parameters under speculation: the output follows the distribution that they define, for each request of a
+batch, and logprobs are those of the target."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from goodness_of_fit import follows
+from served_distribution import served
+
+from specgraph import ConfigError, kernels, load_generator
+from specgraph.decoding import EngineConfig, Request
+from specgraph.decoding.request import UNSUPPORTED
+
+PROMPT, LENGTH, SMALL = [3, 1], 3, 6
+MIXED = [
+    {"temperature": 3.0, "top_k": 3},
+    {"temperature": 4.0, "top_p": 0.7, "frequency_penalty": -2.0},
+    {"temperature": 3.0, "min_p": 0.3, "logit_bias": {2: 4.0, 0: -2.0}},
+    {"temperature": 3.0, "repetition_penalty": 1.8, "presence_penalty": 4.0},
+]
+SETTINGS = {"sampled": True, "sampling_parameters": True, "max_num_requests": 64, "num_speculative_tokens": 2}
+
+
+@pytest.fixture(scope="module")
+def small_model(small_pair_folder):
+    transformers = pytest.importorskip("transformers")
+    return transformers.AutoModelForCausalLM.from_pretrained(small_pair_folder / "target", dtype=torch.float32).eval()
+
+
+def joint(model, temperature, **asked) -> torch.Tensor:
+    """Probability of every continuation of PROMPT by LENGTH tokens, by transformers and `served`: float64."""
+    every: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(LENGTH):
+        longer = {}
+        for output, probability in every.items():
+            logits = model(torch.tensor([[*PROMPT, *output]])).logits[0, -1].double().tolist()
+            for token, share in enumerate(served(logits, PROMPT, output, temperature, **asked)):
+                longer[(*output, token)] = probability * share
+        every = longer
+    return torch.tensor([every[each] for each in itertools.product(range(SMALL), repeat=LENGTH)], dtype=torch.float64)
+
+
+def counts(results) -> torch.Tensor:
+    place = SMALL ** torch.arange(LENGTH - 1, -1, -1)
+    drawn = torch.tensor([result.token_ids for result in results])
+    return torch.bincount((drawn * place).sum(1), minlength=SMALL**LENGTH)
+
+
+def mixed_batch(n: int) -> list[Request]:
+    """The parameters of MIXED in turn, so that each batch holds all of them."""
+    return [
+        Request(prompt_token_ids=PROMPT, max_tokens=LENGTH, seed=i, **parameters)
+        for i in range(n)
+        for parameters in MIXED
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draft_sampling", ["sampled", "greedy"])
+def test_mixed_parameters_in_one_batch_follow_their_distributions(
+    make_decoder, small_pair, small_model, draft_sampling
+):
+    target, head = small_pair
+    decoder = make_decoder(head, target=target, draft_sampling=draft_sampling, **SETTINGS)
+    results = decoder.generate(mixed_batch(300))
+    assert 0 < decoder.metrics.accepted[1] < decoder.metrics.num_drafts
+    for place, parameters in enumerate(MIXED):
+        got = counts(results[place :: len(MIXED)])
+        assert follows(got, joint(small_model, **parameters))
+        assert not follows(got, joint(small_model, temperature=parameters["temperature"]))
+
+
+ASKED = [{"repetition_penalty": 1.5}, {"frequency_penalty": 1.0, "presence_penalty": 0.5}, {"logit_bias": {5: 4.0}}]
+
+
+@pytest.mark.parametrize(
+    "lowering", ["eager", "merged", "eager, drafts not in the context", "eager, output not counted"]
+)
+def test_greedy_requests_with_penalties_take_the_best_token_of_each_context(
+    make_decoder, requests, target_folder, shadow, lowering, monkeypatch
+):
+    """Requests join and leave, so rows move; against transformers over the whole sequence each time."""
+    lowering, _, wrong = lowering.partition(", ")
+    if wrong == "output not counted":
+        monkeypatch.setattr(kernels, "count_tokens", lambda *args: None)
+    elif wrong:
+        real = kernels.adjust_logits
+        monkeypatch.setattr(
+            kernels, "adjust_logits", lambda x, drafts, *rest: real(x, torch.full_like(drafts, -1), *rest)
+        )
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(target_folder, dtype=torch.float32).eval()
+    batch = [
+        Request(prompt_token_ids=one.prompt_token_ids, max_tokens=one.max_tokens, **ASKED[i % len(ASKED)])
+        for i, one in enumerate(requests)
+    ]
+    decoder = make_decoder(shadow, sampling_parameters=True, lowering=lowering)
+    results = decoder.generate(batch)
+    assert decoder.metrics.accepted[0] > 0
+    expected: list[list[int]] = []
+    for i, request in enumerate(batch):
+        output: list[int] = []
+        for _ in range(request.max_tokens):
+            logits = model(torch.tensor([[*request.prompt_token_ids, *output]])).logits[0, -1].tolist()
+            best = served(logits, request.prompt_token_ids, output, 0.0, **ASKED[i % len(ASKED)])
+            output.append(best.index(1.0))
+        expected.append(output)
+    assert ([result.token_ids for result in results] == expected) is not bool(wrong)
+
+
+@pytest.mark.parametrize("lowering", ["eager", "merged"])
+def test_logprobs_are_the_targets_own(make_decoder, requests, target_folder, shadow, lowering):
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(target_folder, dtype=torch.float32).eval()
+    decoder = make_decoder(shadow, sampled=True, logprobs=True, sampling_parameters=True, lowering=lowering)
+    batch = [
+        Request(prompt_token_ids=one.prompt_token_ids, max_tokens=one.max_tokens, temperature=0.8, top_p=0.9, seed=i)
+        for i, one in enumerate(requests)
+    ]
+    for request, result in zip(batch, decoder.generate(batch), strict=True):
+        ids, first = [*request.prompt_token_ids, *result.token_ids], len(request.prompt_token_ids) - 1
+        wanted = torch.log_softmax(model(torch.tensor([ids])).logits[0, first:-1], -1)
+        wanted = wanted.gather(1, torch.tensor(result.token_ids)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(result.logprobs), wanted, rtol=0, atol=1e-4)
+
+
+def test_parameters_without_a_decoder_for_them_are_refused_by_name(make_decoder, eagle3):
+    decoder = make_decoder(eagle3, sampled=True)
+    with pytest.raises(ConfigError, match=r"top_p 0\.9 needs a decoder with config\.sampling_parameters"):
+        decoder.add(Request(prompt_token_ids=[1], max_tokens=2, temperature=1.0, top_p=0.9))
+    with pytest.raises(ConfigError, match="logit_bias"):
+        decoder.add(Request(prompt_token_ids=[1], max_tokens=2, logit_bias={3: 1.0}))
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"top_p": 0.0}, "top_p must be at least 1e-06 and at most 1, got 0.0"),
+        ({"top_k": -1}, "top_k must be at least 0"),
+        ({"min_p": 1.5}, "min_p must be"),
+        ({"repetition_penalty": float("nan")}, "repetition_penalty must be"),
+        ({"logit_bias": {1: float("inf")}}, "logit_bias must be"),
+    ],
+)
+def test_values_out_of_range_are_refused(asked, message):
+    with pytest.raises(ConfigError, match=message):
+        Request(prompt_token_ids=[1], max_tokens=1, **asked)
+
+
+def test_parameters_of_the_text_generator():
+    """Those of a server that have no lossless meaning here are refused by name; top_p goes through."""
+    generator = load_generator(
+        platform="cpu", max_model_len=64, prefill_sizes=[16], lowering="eager", sampled=True, sampling_parameters=True
+    )
+    for name in (*UNSUPPORTED, "colour"):
+        with pytest.raises(ConfigError, match=f"'{name}' is not supported: "):
+            generator.request("x", **{name: 2})
+    request = generator.request("def f(", max_tokens=5, temperature=1.0, top_p=1e-6)
+    greedy = generator.request("def f(", max_tokens=5)
+    first, second = generator.generate([request, greedy])
+    assert first.token_ids == second.token_ids
+    generator.close()
+
+
+def test_a_bias_outside_the_vocabulary_is_refused(make_decoder, eagle3):
+    decoder = make_decoder(eagle3, sampling_parameters=True)
+    with pytest.raises(ConfigError, match="logit_bias names token 96, the target's vocabulary has 96"):
+        decoder.add(Request(prompt_token_ids=[1], max_tokens=2, logit_bias={96: 1.0}))
+
+
+@pytest.mark.parametrize("name", ["sampling_parameters", "logprobs"])
+def test_what_does_not_work_together_is_refused(name):
+    with pytest.raises(ConfigError, match=f"{name} works with chains"):
+        EngineConfig(
+            num_speculative_tokens=2,
+            max_num_requests=1,
+            max_model_len=32,
+            block_size=4,
+            lowering="round",
+            **{name: True},
+        )
