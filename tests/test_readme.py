@@ -1,6 +1,7 @@
 """The README's Python blocks run, and the links of every page lead to a file of the repository."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,19 @@ def test_block_runs(block, capsys, monkeypatch):
         assert names["generator"].decoder.metrics.mean_acceptance_length > 1.5
     if "tokens" in names:
         assert tuple(names["tokens"].shape) == (1, 4)
+
+
+def test_tables_are_those_of_the_result_files():
+    """`python benchmarks/write_tables.py` writes them."""
+    script = runpy.run_path(str(ROOT / "benchmarks/write_tables.py"))
+    marked = 0
+    for page in script["PAGES"]:
+        text = page.read_text()
+        assert script["written"](text) == text, page.name
+        marked += len(script["MARKED"].findall(text))
+    assert marked >= 5
+    readme = README.read_text()
+    assert script["written"](readme.replace("| 1 | 866 |", "| 1 | 86 |")) == readme != readme.replace("866", "86")
 
 
 def dead_links(page: Path) -> list[str]:

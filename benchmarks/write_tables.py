@@ -1,0 +1,124 @@
+"""Write the tables of README.md, benchmarks/README.md and NOTES-h200.md from the result files that they name.
+
+    python benchmarks/write_tables.py           # after a result file changed
+    python benchmarks/write_tables.py --check   # says which page differs from its result files; exit status 1
+
+A table stands under a comment that names its kind and its result file: <!-- propose h200-eagle3-llama3-8b.json -->
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PAGES = (ROOT / "README.md", ROOT / "benchmarks/README.md", ROOT / "benchmarks/NOTES-h200.md")
+MARKED = re.compile(r"<!-- (\w+) (\S+\.json) -->\n(?:\|.*\n)*")
+
+
+def markdown(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    """A table."""
+    head = list(columns)
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    lines += [f"| {' | '.join(map(str, row))} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def by_requests(rows: Iterable[dict[str, Any]]) -> dict[int, dict[str, dict[str, Any]]]:
+    """Rows by number of requests, then by lowering; greedy drafts only."""
+    found: dict[int, dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        if not row.get("sampled"):
+            found.setdefault(row["requests"], {})[row["lowering"]] = row
+    return found
+
+
+def propose(report: dict[str, Any]) -> str:
+    """Device times of a propose, us."""
+    columns = "requests", "floor", "eager, torch ops", "eager, our kernels", "step", "merged"
+    rows: list[list[Any]] = []
+    for requests, ways in by_requests(report["rows"]).items():
+        us = [ways[name]["device_us"] for name in ("eager, torch ops", "eager", "step", "merged")]
+        floor, merged = ways["merged"]["floor_us"], us[-1]
+        ratios = f"{merged / floor:.2f}", f"{us[0] / merged:.1f}", f"{us[1] / merged:.1f}"
+        rows.append([requests, *(f"{time:.0f}" for time in (floor, *us)), *ratios])
+    return markdown([*columns, "merged / floor", "torch ops / merged", "eager / merged"], rows)
+
+
+def rounds(report: dict[str, Any]) -> str:
+    """Tokens per second of whole rounds, in every lowering."""
+    found = by_requests(report["rounds"])
+    names = list(next(iter(found.values())))
+    names = [names[-1], *names[:-1]]  # the target alone first
+    rows: list[list[Any]] = []
+    for requests, ways in found.items():
+        rates = (f"{ways[name]['tokens_per_second']:.0f}" for name in names)
+        rows.append([requests, *rates, f"{ways[names[1]]['mean_acceptance_length']:.2f}"])
+    return markdown(["requests", "target alone, in graphs", *names[1:], "mean acceptance length"], rows)
+
+
+def round_times(report: dict[str, Any]) -> str:
+    """Milliseconds of whole merged rounds, and tokens per second."""
+    rows: list[list[Any]] = []
+    for requests, ways in by_requests(report["rounds"]).items():
+        alone, merged = ways["target alone"], ways["merged"]
+        times = f"{alone['round_ms']:.3f}", f"{merged['round_ms']:.3f}", f"{merged['tokens_per_second']:.0f}"
+        rows.append([requests, *times])
+    columns = "requests", "target alone, ms per round", "merged, ms per round", "merged, tokens per second"
+    return markdown(columns, rows)
+
+
+def sampled(report: dict[str, Any]) -> str:
+    """Greedy and sampled drafts, us per merged propose."""
+    times: dict[int, dict[bool, float]] = {}
+    for row in report["rows"]:
+        times.setdefault(row["requests"], {})[row["sampled"]] = row["device_us"]
+    rows = [[n, f"{us[False]:.0f}", f"{us[True]:.0f}", f"{us[True] / us[False]:.3f}"] for n, us in times.items()]
+    return markdown(("requests", "greedy", "sampled", "sampled / greedy"), rows)
+
+
+def accept(report: dict[str, Any]) -> str:
+    """Accepting draft tokens, us per call: torch ops and kernels."""
+    ops = {"verify_greedy": "greedy", "verify_sampled": "sampled", "verify_synthetic": "by chance"}
+    columns = [f"{name}: {way}" for name in ops.values() for way in ("torch ops", "kernels")]
+    rows = [
+        [row["requests"], *(f"{row[op][key]:.1f}" for op in ops for key in ("torch_ops_us", "device_us"))]
+        for row in report["rows"]
+    ]
+    return markdown(["requests", *columns], rows)
+
+
+TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
+    table.__name__: table for table in (propose, rounds, round_times, sampled, accept)
+}
+
+
+def written(text: str) -> str:
+    """A page with its marked tables as the result files have them."""
+
+    def table(found: re.Match[str]) -> str:
+        kind, name = found.groups()
+        report = json.loads((ROOT / "benchmarks/results" / name).read_text())
+        return f"<!-- {kind} {name} -->\n{TABLES[kind](report)}"
+
+    return MARKED.sub(table, text)
+
+
+def main() -> None:
+    """Write, or compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    arguments = parser.parse_args()
+    stale = [page for page in PAGES if written(page.read_text()) != page.read_text()]
+    if arguments.check and stale:
+        raise SystemExit(f"differ from their result files: {', '.join(str(page.relative_to(ROOT)) for page in stale)}")
+    for page in stale:
+        page.write_text(written(page.read_text()))
+
+
+if __name__ == "__main__":
+    main()
