@@ -66,6 +66,8 @@ class DeviceRounds:
         self._order = torch.zeros(requests, dtype=torch.int64, device=self.platform.device)
         self._unread: deque[_Unread] = deque()
         self._joined: set[int] = set()
+        self._left: list[int] = []
+        """Rows to make inert before the next launch."""
         self._query_len = self.config.query_len
         """Rows per request in the last round: how its sampled tokens and hidden states are packed."""
 
@@ -122,7 +124,7 @@ class DeviceRounds:
         finished, because it is inert in every round after that; else when the rounds in flight were read."""
         self.rows[state.row] = None
         self._joined.discard(state.row)
-        self.target.round.num_sampled[state.row].fill_(0)
+        self._left.append(state.row)
         blocks = state.blocks
         for unread in self._unread:
             if state in unread.rows:
@@ -143,6 +145,9 @@ class DeviceRounds:
 
     def _launch(self) -> None:
         """Launch a round over the rows in use, if there are any."""
+        for row in self._left:
+            self.target.round.num_sampled[row].fill_(0)
+        self._left.clear()
         self._compact()
         if not self.rows:
             return

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_prompts import prompt
 
+from specgraph import load_generator
 from specgraph.attention import PagedAttention, PagedHostAttention
 from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
 from specgraph.drafting import DraftTree
@@ -138,6 +139,22 @@ def test_one_launch_per_round_and_none_of_a_verify_or_propose(kind):
     for name in ("target", "drafter"):
         assert set(runners[name].launches) == {"prefill"}
         assert {descriptor.phase for descriptor in runners[name].graphs.descriptors} == {"prefill"}
+
+
+def test_a_stream_may_end_outside_of_inference_mode():
+    generator = load_generator(platform="cpu", lowering="round", capture_sizes=[1], prefill_sizes=[64])
+    with torch.inference_mode(False):
+        for _ in range(2):
+            with generator.stream_text("def read(self, size):\n", max_tokens=40, stop=["\n"]) as stream:
+                texts = [piece.text for piece in stream]
+        assert stream.finish_reason == "stop"
+        assert "\n" not in "".join(texts)
+        request_id = generator.add(generator.request("import os\n"))
+        generator.step()
+        assert generator.cancel(request_id)
+        assert [chunk.finish_reason for chunk in generator.step()] == ["cancelled"]
+    assert generator.decoder.allocator.num_free == generator.decoder.allocator.capacity
+    generator.close()
 
 
 def test_too_many_stop_tokens_and_a_wrong_number_of_rounds_ahead_are_refused():

@@ -1,0 +1,281 @@
+"""Times rounds as one launch (lowering `round`) against verify and propose apart (`merged`), and compares their tokens.
+
+python benchmarks/one_launch_per_round.py --platform cuda --json benchmarks/results/h200-round.json
+
+Rows: the shipped pair, and targets of a 1B and an 8B Llama's shape with EAGLE-3 heads, random weights and synthetic
+acceptance 0.7; K = 5; lowerings in turns in one run, medians. `host_us_per_round` is the time in `step` outside of the
+wait for a copy. `launches_per_round`, `uploads_per_round`, `waits_per_round` and `gap_us` (median time between the last
+kernel of a graph and the first one of the next, on the device) are from a profiler's trace, on CUDA only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+
+from specgraph import EngineConfig, Request, SpeculativeDecoder, load_generator, open_platform
+from specgraph.attention import choose_attention
+from specgraph.benchmarking.decoding import PROMPTS
+from specgraph.benchmarking.rounds import random_target
+from specgraph.benchmarking.shapes import SHAPES, random_head
+from specgraph.runner import HostCopy
+
+K = 5
+LOWERINGS = ("merged", "round")
+EIGHT_B = replace(SHAPES["eagle3-llama3-8b"], num_layers=1)
+ONE_B = replace(EIGHT_B, hidden_size=2048, intermediate_size=8192, head_dim=64)
+TARGETS = {"llama-1b": (ONE_B, 16, 256), "llama3-8b": (EIGHT_B, 32, 512)}
+"""Head, layers of the target, tokens of each prompt."""
+waited = [0.0]
+
+
+def timed_reads():
+    """From now on the time that the host waits for copies is added to `waited`."""
+    real = HostCopy.read
+
+    def read(self):
+        start = time.perf_counter()
+        result = real(self)
+        waited[0] += time.perf_counter() - start
+        return result
+
+    HostCopy.read = read
+
+
+def stretch(decoder, rounds):
+    """Take `rounds` steps; tokens, seconds, host seconds, rounds launched."""
+    launched, waited[0] = decoder.rounds.num_rounds, 0.0
+    start = time.perf_counter()
+    tokens = sum(len(chunk.token_ids) for _ in range(rounds) for chunk in decoder.step())
+    seconds = time.perf_counter() - start
+    return tokens, seconds, seconds - waited[0], decoder.rounds.num_rounds - launched
+
+
+def trace(decoder, rounds=12):
+    """Counts per round and the gap between graphs, from a profiler's trace of some rounds."""
+    from torch.profiler import ProfilerActivity, profile
+
+    launched = decoder.rounds.num_rounds
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+        for _ in range(rounds):
+            decoder.step()
+        torch.cuda.synchronize()
+    launched = decoder.rounds.num_rounds - launched
+    calls, work = Counter(), {}
+    for event in profiled.profiler.kineto_results.events():
+        name, start = event.name(), event.start_ns()
+        if event.device_type() == torch.autograd.DeviceType.CPU:
+            calls[name] += name.startswith("cuda")
+        else:
+            calls["HtoD"] += "HtoD" in name
+            calls["DtoH"] += "DtoH" in name
+            if "Mem" not in name:
+                work.setdefault(event.correlation_id(), []).append((start, start + event.duration_ns()))
+    graphs = sorted((min(s for s, _ in spans), max(e for _, e in spans)) for spans in work.values() if len(spans) > 5)
+    gaps = [(after[0] - before[1]) / 1e3 for before, after in pairwise(graphs)]
+    outside = calls["cudaLaunchKernel"] + calls["cudaLaunchKernelExC"] + calls["cuLaunchKernelEx"]
+    busy = sum(end - start for start, end in graphs) / max(graphs[-1][1] - graphs[0][0], 1) if graphs else 0
+    waits = sum(count for name, count in calls.items() if "Synchronize" in name) - 1  # the last one is the trace's own
+    return {
+        "launches_per_round": round(calls["cudaGraphLaunch"] / launched, 2),
+        "kernels_outside_graphs_per_round": round(outside / launched, 2),
+        "uploads_per_round": round(calls["HtoD"] / launched, 2),
+        "copies_to_host_per_round": round(calls["DtoH"] / launched, 2),
+        "waits_per_round": round(waits / launched, 2),
+        "gap_us": round(statistics.median(gaps), 1) if gaps else None,
+        "in_graphs": round(busy, 3),
+    }  # fmt: skip
+
+
+def compare(platform, target, requests, decoders, prompts, length, rounds, repeats):
+    """Rows of both lowerings over the same requests."""
+    rates, hosts = {name: [] for name in decoders}, {name: [] for name in decoders}
+    for decoder in decoders.values():
+        for prompt in prompts:
+            decoder.add(Request(prompt_token_ids=prompt, max_tokens=length - len(prompt)))
+        stretch(decoder, 3)
+    for _ in range(repeats):
+        for name in random.sample(list(decoders), len(decoders)):
+            platform.synchronize()
+            count, seconds, host, launched = stretch(decoders[name], rounds)
+            rates[name].append(count / seconds)
+            hosts[name].append(host / launched)
+    rows = []
+    for name, decoder in decoders.items():
+        rows.append(
+            {
+                "target": target, "requests": requests, "lowering": name,
+                "tokens_per_second": round(statistics.median(rates[name]), 1),
+                "host_us_per_round": round(statistics.median(hosts[name]) * 1e6, 1),
+                "mean_acceptance_length": round(decoder.metrics.mean_acceptance_length, 3),
+                **(trace(decoder) if platform.device.type == "cuda" else {}),
+            }
+        )  # fmt: skip
+    return rows
+
+
+def random_pair(platform, name, requests, dtype, rounds, repeats, cache):
+    """Rows of a target with random weights."""
+    shape, layers, context = TARGETS[name]
+    length = context + (rounds * repeats + 40) * (K + 1)
+    if name not in cache:
+        cache.clear()
+        most = context + 400 * (K + 1)
+        target = random_target(replace(shape, num_layers=layers), platform.device, dtype, most)
+        cache[name] = target, random_head(shape, platform.device, dtype, most)
+    target, head = cache[name]
+    attention = choose_attention("auto", platform, [*target.attention_layers, *head.attention_layers], dtype).backend
+    g = torch.Generator().manual_seed(0)
+    prompts = torch.randint(0, target.vocab_size, (requests, context), generator=g).tolist()
+    decoders = {}
+    for lowering in LOWERINGS:
+        config = EngineConfig(
+            num_speculative_tokens=K, max_num_requests=requests, max_model_len=length, lowering=lowering,
+            block_size=attention.preferred_block_size, capture_sizes=[requests], prefill_sizes=[min(256, context)],
+            mode="FULL_DECODE_ONLY", synthetic_acceptance=0.7,
+        )  # fmt: skip
+        decoders[lowering] = SpeculativeDecoder(target, head, platform, config, attention=attention)
+        decoders[lowering].capture()
+    rows = compare(platform, name, requests, decoders, prompts, length, rounds, repeats)
+    for decoder in decoders.values():
+        decoder.close()
+    return rows
+
+
+def shipped_pair(platform, repeats):
+    """Rows of the shipped pair: one greedy request after the other, and a trace."""
+    generators = {
+        name: load_generator(platform=platform, num_speculative_tokens=K, lowering=name) for name in LOWERINGS
+    }
+    best, hosts, tokens, rows = dict.fromkeys(generators, 0.0), {name: [] for name in generators}, {}, []
+    for _ in range(repeats):
+        for name, generator in generators.items():
+            requests = [generator.request(prompt, max_tokens=100) for prompt in PROMPTS]
+            waited[0], launched = 0.0, generator.decoder.rounds.num_rounds
+            start = time.perf_counter()
+            results = [generator.generate([request])[0].token_ids for request in requests]
+            seconds = time.perf_counter() - start
+            best[name] = max(best[name], sum(map(len, results)) / seconds)
+            hosts[name].append((seconds - waited[0]) / (generator.decoder.rounds.num_rounds - launched))
+            assert tokens.setdefault("all", results) == results, f"{name}: other tokens"
+    for name, generator in generators.items():
+        decoder = generator.decoder
+        row = {
+            "target": "shipped pair", "requests": 1, "lowering": name, "tokens_per_second": round(best[name], 1),
+            "host_us_per_round": round(min(hosts[name]) * 1e6, 1),
+            "mean_acceptance_length": round(decoder.metrics.mean_acceptance_length, 3),
+        }  # fmt: skip
+        if platform.device.type == "cuda":
+            generator.add(generator.request(PROMPTS[0], max_tokens=200))
+            for _ in range(4):
+                generator.step()
+            with torch.inference_mode():
+                row |= trace(decoder)
+        rows.append(row)
+        generator.close()
+    return rows
+
+
+def same_tokens(platform, least_rounds, seed=0):
+    """Random arrivals, stops and cancellations with the shipped pair: every request's tokens, alone and in both
+    lowerings, until `least_rounds` rounds were launched in the lowering `round`."""
+    rng, report = random.Random(seed), {"rounds": 0, "requests": 0, "different": 0, "cancelled": 0}
+    made = {
+        name: load_generator(
+            platform=platform, num_speculative_tokens=K, lowering=name, max_num_requests=4, sampled=True,
+            capture_sizes=[4], max_model_len=256, num_blocks=40, block_size=16,
+        )
+        for name in LOWERINGS
+    }  # fmt: skip
+    ids = [made["round"].request(prompt, max_tokens=8).prompt_token_ids for prompt in PROMPTS]
+    while made["round"].decoder.rounds.num_rounds < least_rounds:
+        asked = []
+        for _ in range(12):
+            prompt = rng.choice(ids)
+            asked.append(
+                Request(
+                    prompt_token_ids=prompt[: rng.randint(1, len(prompt))], max_tokens=rng.randint(1, 60),
+                    temperature=rng.choice([0.0, 0.8]), seed=rng.randint(0, 999),
+                    stop_token_ids=rng.choice([(), (rng.randint(0, 600),), (5, 11)]),
+                )
+            )  # fmt: skip
+        expected = made["merged"].generate(asked)
+        tokens, reasons, order = {}, {}, {}
+
+        def step(tokens=tokens, reasons=reasons):
+            for chunk in made["round"].step():
+                tokens.setdefault(chunk.request, []).extend(chunk.token_ids)
+                if chunk.finish_reason:
+                    reasons[chunk.request] = chunk.finish_reason
+
+        for i, request in enumerate(asked):
+            order[made["round"].add(request)] = i
+            for _ in range(rng.randint(0, 4)):
+                step()
+            if rng.random() < 0.2:
+                report["cancelled"] += made["round"].cancel(rng.choice(list(order)))
+        while made["round"].decoder.num_unfinished:
+            step()
+        for request_id, i in order.items():
+            got, wanted = tokens.get(request_id, []), expected[i]
+            if reasons[request_id] == "cancelled":
+                equal = got == wanted.token_ids[: len(got)]
+            else:
+                equal = (got, reasons[request_id]) == (wanted.token_ids, wanted.finish_reason)
+            report["requests"] += 1
+            report["different"] += not equal
+    report["rounds"] = made["round"].decoder.rounds.num_rounds
+    for generator in made.values():
+        generator.close()
+    return report
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--platform", default=None)
+    parser.add_argument("--requests", default="1,8,32,64")
+    parser.add_argument("--targets", default=",".join(TARGETS), help="targets with random weights; empty for none")
+    parser.add_argument("--rounds", type=int, default=2000, help="random rounds to compare")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    platform = open_platform(asked.platform)
+    dtype = torch.bfloat16 if platform.device.type == "cuda" else torch.float32
+    timed_reads()
+    info = platform.info
+    report = {"command": " ".join(["python", *sys.argv]), "device": info.device_name, "versions": dict(info.versions)}
+    report |= {"rows": []}
+
+    def keep():
+        if asked.json is not None:
+            asked.json.write_text(json.dumps(report, indent=1) + "\n")
+
+    start, cache = time.perf_counter(), {}
+    report["rows"] += shipped_pair(platform, asked.repeats)
+    keep()
+    print(f"{time.perf_counter() - start:.0f} s", report["rows"], flush=True)
+    report["same_tokens"] = same_tokens(platform, asked.rounds)
+    keep()
+    print(f"{time.perf_counter() - start:.0f} s", report["same_tokens"], flush=True)
+    with torch.inference_mode():
+        for name in filter(None, asked.targets.split(",")):
+            for requests in map(int, asked.requests.split(",")):
+                report["rows"] += random_pair(platform, name, requests, dtype, 20, asked.repeats, cache)
+                keep()
+                print(f"{time.perf_counter() - start:.0f} s", report["rows"][-2:], flush=True)
+    report["seconds"] = round(time.perf_counter() - start)
+    keep()
+
+
+if __name__ == "__main__":
+    main()
