@@ -46,7 +46,8 @@ def _schedule(text: str) -> dict[int, int]:
         raise ValueError("give REQUESTS:K, comma-separated, such as 4:5,16:3") from None
 
 
-def _acceptance(text: str) -> float | tuple[float, ...]:
+def parse_acceptance(text: str) -> float | tuple[float, ...]:
+    """`synthetic_acceptance` as the commands write it; ValueError if it is not that."""
     try:
         shares = tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -110,7 +111,9 @@ class EngineOptions:
         "sampled", "Drafts of requests above temperature 0: drawn by temperature too, or greedy. Lossless either way."
     )
     synthetic_acceptance: float | Sequence[float] | None = _option(
-        None, "For speed tests: accept drafts by chance, at one rate or at one share per position.", parse=_acceptance
+        None,
+        "For speed tests: accept drafts by chance, at one rate or at one share per position.",
+        parse=parse_acceptance,
     )
     sampling_parameters: bool = _option(False, "Allow top_k, top_p, min_p, penalties and logit_bias in requests.")
     logprobs: bool = _option(False, "Give the log-probability of each generated token.")

@@ -17,7 +17,7 @@ from specgraph.benchmarking.floor import DeviceRates, propose_floor
 from specgraph.benchmarking.shapes import RandomHead, random_head, shape_named
 from specgraph.benchmarking.timing import count_host_reads, count_issued, count_kernels, device_time, host_time
 from specgraph.decoding import allocate_caches
-from specgraph.drafting import DraftConfig, Drafter, ProposeBatch
+from specgraph.drafting import DraftConfig, Drafter, DraftTree, ProposeBatch
 from specgraph.errors import UnsupportedError
 from specgraph.kernels.library import dispatch_key_of, has_implementations, plain_torch
 from specgraph.options import LoweringChoice
@@ -35,6 +35,8 @@ class BenchCase:
     lowerings: tuple[LoweringChoice, ...] = ("eager", "step", "merged")
     sampled: bool = False
     """Also time drafts sampled at temperature 1, beside greedy ones."""
+    tree: DraftTree | None = None
+    """Also time proposes of these trees, K steps deep."""
     torch_ops: bool = True
     """Also time eager with plain torch ops instead of the device's own kernels, where it has some."""
     repeats: int = 50
@@ -62,9 +64,9 @@ def bench_propose(
         `propose_device_us` and `propose_host_us` with the batch handed over and the draft tokens copied out.
         `floor_us` is the time that reading weights and KV takes at these rates, or that the products take where they
         take longer (then also `flops_floor_us`); `ratio` is `device_us` over it.
-        A lowering that the platform can't do has a row with `refused`, the reason.
+        Rows of trees have neither. A lowering that the platform can't do has a row with `refused`, the reason.
     """
-    length = case.context + 2 * (case.k + 1)
+    length = _length(case)
     head = random_head(shape_named(case.shape), platform.device, dtype, length)
     attention = attention or choose_attention("auto", platform, head.attention_layers, head.dtype).backend
     batch = _batch(head, case, platform.device, attention.preferred_block_size)
@@ -105,6 +107,7 @@ class _Way:
     name: str
     lowering: LoweringChoice
     sampled: bool = False
+    tree: DraftTree | None = None
     ops: Callable[[], AbstractContextManager[None]] = nullcontext
     """A context that every call runs in."""
 
@@ -114,7 +117,8 @@ def _ways(platform: Platform, case: BenchCase) -> list[_Way]:
     key = dispatch_key_of(platform.device)
     if case.torch_ops and "eager" in case.lowerings and has_implementations(key):
         ways.insert(0, _Way("eager, torch ops", "eager", ops=lambda: plain_torch(key)))
-    return ways + [replace(way, sampled=True) for way in ways] if case.sampled else ways
+    trees = [replace(way, tree=case.tree) for way in ways] if case.tree is not None else []
+    return ways + ([replace(way, sampled=True) for way in ways] if case.sampled else []) + trees
 
 
 @dataclass(slots=True)
@@ -150,6 +154,7 @@ def _drafter(
         capture_sizes=[case.requests],
         lowering=way.lowering,
         sampled=way.sampled,
+        tree=way.tree,
     )
     blocks = 1 + case.requests * -(-length // config.block_size)
     caches = allocate_caches(head.attention_layers, blocks, config.block_size, head.dtype, platform.device)
@@ -198,7 +203,7 @@ def _times(head: RandomHead, case: BenchCase, ready: _Prepared, rates: DeviceRat
         "propose_device_us": round(statistics.median(ready.propose_device), 1),
         "propose_host_us": round(statistics.median(ready.propose_host), 1),
     }
-    if rates is None:
+    if rates is None or ready.way.tree is not None:
         return times
     floor = propose_floor(head, case.requests, case.k, case.context, rates)
     return times | floor | {"ratio": round(device / floor["floor_us"], 3)}
@@ -212,14 +217,14 @@ def _names(case: BenchCase, way: _Way) -> dict[str, Any]:
         "context": case.context,
         "lowering": way.name,
         "sampled": way.sampled,
+        **({} if way.tree is None else {"tree": str(way.tree)}),
     }
 
 
 def _batch(head: RandomHead, case: BenchCase, device: torch.device, block_size: int) -> ProposeBatch:
     """A batch in which every other request has one accepted draft token; all requests end at `context` tokens."""
     n, q = case.requests, case.k + 1
-    length = case.context + 2 * q
-    per_request = -(-length // block_size)
+    per_request = -(-_length(case) // block_size)
     counts, starts = _host_numbers(case)
     g = torch.Generator().manual_seed(0)
     vocab = shape_named(case.shape).vocab_size
@@ -238,3 +243,8 @@ def _host_numbers(case: BenchCase) -> tuple[list[int], list[int]]:
     """`num_sampled` and start positions of the round."""
     counts = [1 + r % 2 for r in range(case.requests)]
     return counts, [case.context - count for count in counts]
+
+
+def _length(case: BenchCase) -> int:
+    """KV slots of a request: the context, the rows of two rounds and the nodes of a tree."""
+    return case.context + 2 * (case.k + 1) + (0 if case.tree is None else case.tree.scratch_tokens)

@@ -16,6 +16,7 @@ from specgraph.attention import AttentionBackend, choose_attention
 from specgraph.benchmarking.shapes import SHAPES, BenchShape, RandomHead, RandomWeights, model_config, random_head
 from specgraph.benchmarking.shapes import shape_named as drafter_named
 from specgraph.decoding import Chunk, EngineConfig, Request, SpeculativeDecoder
+from specgraph.drafting import DraftTree
 from specgraph.errors import ConfigError
 from specgraph.models.llama import LlamaTarget
 from specgraph.options import LoweringChoice
@@ -38,8 +39,12 @@ class RoundsCase:
     requests: int
     k: int
     context: int
-    acceptance: float
-    """The chance that a draft token is accepted when all before it are."""
+    acceptance: float | tuple[float, ...]
+    """See `EngineConfig.synthetic_acceptance`: one chance, or the share of drafts accepted at each of the K places."""
+    tree: DraftTree | None = None
+    """Also time rounds of these trees, K steps deep."""
+    tree_acceptance: float | tuple[float, ...] | None = None
+    """`acceptance` of the trees; by default the same."""
     lowerings: tuple[LoweringChoice, ...] = ("eager", "step", "merged")
     rounds: int = 20
     """Rounds per timed stretch."""
@@ -55,9 +60,9 @@ def bench_rounds(
     `eager` runs target and drafter without graphs; the other lowerings capture verify and propose.
 
     Returns:
-        One row per lowering and one of the target alone, with `tokens_per_second` and `round_ms` (medians).
-        `same_tokens` is whether a lowering generated the same tokens as the first one; it must be true.
-
+        One row per lowering, with trees too where the case has some, and one of the target alone, with
+        `tokens_per_second` and `round_ms` (medians). `same_tokens` is whether a lowering generated the same tokens as
+        the first one with the same kind of drafts; it must be true.
     Raises:
         ConfigError: there is no target of that name.
     """
@@ -72,7 +77,12 @@ def bench_rounds(
     prompts: list[list[int]] = torch.randint(0, target.vocab_size, (case.requests, case.context), generator=g).tolist()
     requests = [Request(prompt_token_ids=prompt, max_tokens=length - case.context) for prompt in prompts]
     with torch.inference_mode():
-        ways = [_way(platform, case, target, head, lowering, length, attention) for lowering in case.lowerings]
+        drafts = (None,) if case.tree is None else (None, case.tree)
+        ways = [
+            _way(platform, case, target, head, lowering, length, attention, tree)
+            for tree in drafts
+            for lowering in case.lowerings
+        ]
         ways.append(_way(platform, case, target, None, case.lowerings[-1], length, attention))
         for way in ways:
             way.stream = way.decoder.stream(requests)
@@ -86,7 +96,8 @@ def bench_rounds(
                 platform.synchronize()
                 way.seconds.append(time.perf_counter() - start)
                 way.rates.append(tokens / way.seconds[-1])
-        rows = [way.row | _figures(case, way, ways[0]) for way in ways]
+        firsts = {way.row.get("tree"): way for way in reversed(ways[:-1])}
+        rows = [way.row | _figures(case, way, firsts[way.row.get("tree")]) for way in ways]
         for way in ways:
             way.decoder.close()
     return rows
@@ -133,9 +144,10 @@ def _way(
     lowering: LoweringChoice,
     length: int,
     attention: AttentionBackend | None,
+    tree: DraftTree | None = None,
 ) -> _Way:
     layers = [*target.attention_layers, *(head.attention_layers if head is not None else ())]
-    attention = attention or choose_attention("auto", platform, layers, target.dtype).backend
+    attention = attention or choose_attention("auto", platform, layers, target.dtype, trees=tree is not None).backend
     config = EngineConfig(
         num_speculative_tokens=case.k,
         max_num_requests=case.requests,
@@ -145,12 +157,15 @@ def _way(
         prefill_sizes=[min(512, length)],
         lowering=lowering,
         mode="NONE" if lowering == "eager" else "PIECEWISE" if lowering == "piecewise" else "FULL_DECODE_ONLY",
-        synthetic_acceptance=case.acceptance,
+        synthetic_acceptance=case.acceptance if tree is None else _tree_acceptance(case),
+        tree=tree,
     )
     decoder = SpeculativeDecoder(target, head, platform, config, attention=attention)
     decoder.capture()
     names = {"target": case.target, "shape": case.shape if head else None, "requests": case.requests}
     k = case.k if head else 0
+    if tree is not None:
+        names |= {"tree": str(tree)}
     return _Way(decoder, names | {"k": k, "context": case.context, "lowering": lowering if head else "target alone"})
 
 
@@ -162,7 +177,11 @@ def _figures(case: RoundsCase, way: _Way, first: _Way) -> dict[str, Any]:
     if way.decoder.drafter is None:
         return figures
     return figures | {
-        "acceptance": case.acceptance,
+        "acceptance": case.acceptance if "tree" not in way.row else _tree_acceptance(case),
         "mean_acceptance_length": round(way.decoder.metrics.mean_acceptance_length, 3),
         "same_tokens": way.tokens == first.tokens,
     }
+
+
+def _tree_acceptance(case: RoundsCase) -> float | tuple[float, ...]:
+    return case.acceptance if case.tree_acceptance is None else case.tree_acceptance

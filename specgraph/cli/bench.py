@@ -15,12 +15,23 @@ from specgraph.cli.env import environment
 from specgraph.cli.options import JsonOption, PlatformOption
 from specgraph.cli.output import check_output, require_matplotlib, write_json
 from specgraph.errors import ConfigError
+from specgraph.options import parse_acceptance
 
 _TABLE = (
-    "requests", "k", "context", "lowering", "sampled", "device_us", "host_us", "launches", "syncs", "floor_us", "ratio",
+    "requests", "k", "tree", "context", "lowering", "sampled", "device_us", "host_us", "launches", "syncs",
+    "floor_us", "ratio",
 )  # fmt: skip
 _GENERATED = ("k", "lowering", "tokens_per_second", "mean_acceptance_length")
-_ROUNDS = ("requests", "k", "lowering", "tokens_per_second", "round_ms", "mean_acceptance_length", "same_tokens")
+_ROUNDS = (
+    "requests",
+    "k",
+    "tree",
+    "lowering",
+    "tokens_per_second",
+    "round_ms",
+    "mean_acceptance_length",
+    "same_tokens",
+)
 
 
 def bench(
@@ -36,7 +47,19 @@ def bench(
     target: Annotated[
         str | None, typer.Option(help="Also time whole rounds with a target by name, with random weights.")
     ] = None,
-    acceptance: Annotated[float, typer.Option(help="Chance that a draft token is accepted, in whole rounds.")] = 0.7,
+    acceptance: Annotated[
+        str, typer.Option(help="In whole rounds, the chance that a draft token is accepted; or a share per position.")
+    ] = "0.7",
+    tree_acceptance: Annotated[
+        str | None, typer.Option(help="The same for draft trees. Default: that of --acceptance.")
+    ] = None,
+    speculative_num_steps: Annotated[
+        int | None, typer.Option(help="Also time draft trees, one of -k steps deep; give all three.")
+    ] = None,
+    speculative_eagle_topk: Annotated[int | None, typer.Option(help="Tokens that follow each node of a tree.")] = None,
+    speculative_num_draft_tokens: Annotated[
+        int | None, typer.Option(help="Rows per request in the verify of a tree.")
+    ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timed calls per lowering; the median counts.")] = 50,
     decoding: Annotated[bool, typer.Option(help="Also time text generation with the shipped pair.")] = True,
     json: JsonOption = None,
@@ -45,6 +68,8 @@ def bench(
     """Time one propose in every lowering, in one run; on an accelerator also against the floor."""
     ways: Any = tuple(lowerings.split(","))
     counts, steps = _numbers("--requests", requests), _numbers("-k", k)
+    shares = _acceptance("--acceptance", acceptance)
+    tree_shares = None if tree_acceptance is None else _acceptance("--tree-acceptance", tree_acceptance)
     check_output("--json", json)
     check_output("--plot", plot)
     if plot is not None:
@@ -57,9 +82,19 @@ def bench(
     from specgraph.benchmarking.propose import BenchCase, bench_propose
     from specgraph.benchmarking.rounds import RoundsCase, bench_rounds
     from specgraph.benchmarking.shapes import shape_named
-    from specgraph.options import dtype_named
+    from specgraph.decoding.text import draft_tree
+    from specgraph.options import EngineOptions, dtype_named
     from specgraph.platforms import open_platform
 
+    tree = draft_tree(
+        EngineOptions(
+            speculative_num_steps=speculative_num_steps,
+            speculative_eagle_topk=speculative_eagle_topk,
+            speculative_num_draft_tokens=speculative_num_draft_tokens,
+        )
+    )
+    if tree is not None and tree.num_steps not in steps:
+        raise ConfigError(f"-k {k}: trees of {tree.num_steps} steps are timed beside chains of as many; add it to -k")
     opened = open_platform(platform)
     accelerator = opened.device.type != "cpu"
     shape = shape or ("eagle3-llama3-8b" if accelerator else "eagle3-tiny-python")
@@ -81,14 +116,15 @@ def bench(
             for each in steps:
                 case = BenchCase(
                     shape=shape, requests=count, k=each, context=context, lowerings=ways, sampled=sampled,
-                    torch_ops=torch_ops,
+                    torch_ops=torch_ops, tree=tree if tree is not None and tree.num_steps == each else None,
                     repeats=repeats,
                 )  # fmt: skip
                 rows += bench_propose(opened, case, dtype=chosen, rates=rates)
         for count in counts if target is not None else ():
             rounds = RoundsCase(
-                target=str(target), shape=shape, requests=count, k=steps[0], context=context, acceptance=acceptance,
-                lowerings=ways,
+                target=str(target), shape=shape, requests=count, k=steps[0] if tree is None else tree.num_steps,
+                context=context, acceptance=shares, tree=tree,
+                tree_acceptance=tree_shares, lowerings=ways,
             )  # fmt: skip
             whole += bench_rounds(opened, rounds, dtype=chosen)
         if decoding:
@@ -126,6 +162,13 @@ def _numbers(option: str, text: str) -> list[int]:
     if not numbers or min(numbers) < 1:
         raise ConfigError(f"{option} {text}: give whole numbers of at least 1, comma-separated")
     return numbers
+
+
+def _acceptance(option: str, text: str) -> Any:
+    try:
+        return parse_acceptance(text)
+    except ValueError as error:
+        raise ConfigError(f"{option} {text}: {error}") from None
 
 
 def _show(console: Console, title: str, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:

@@ -43,6 +43,9 @@ class DraftTree:
                 f"{MAX_TREE_LEN} together, here (steps - 1) * topk = {(s - 1) * k}; ask for a smaller tree"
             )
 
+    def __str__(self) -> str:
+        return f"{self.num_steps}, {self.top_k}, {self.num_draft_tokens}"
+
     @property
     def num_candidates(self) -> int:
         """C: tokens that are drawn, of which the N - 1 best are verified."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from specgraph.benchmarking.rounds import RoundsCase, bench_rounds
+from specgraph.drafting import DraftTree
 from specgraph.errors import ConfigError
 from specgraph.reference.platform import CpuPlatform
 
@@ -26,6 +27,16 @@ def test_every_way_generates_the_same_and_full_acceptance_shows():
     for row in rows:  # tokens per second = requests x tokens per round over the time of a round
         a_round = 1 if row["lowering"] == "target alone" else 3
         assert row["tokens_per_second"] * row["round_ms"] / 1e3 == pytest.approx(2 * a_round, rel=0.01)
+
+
+def test_trees_beside_chains_accept_by_shares_of_their_own():
+    tree = DraftTree(num_steps=2, top_k=2, num_draft_tokens=5)
+    rows = bench_rounds(CpuPlatform(), case(tree=tree, acceptance=0.0, tree_acceptance=(1.0, 0.0)), dtype=torch.float32)
+    assert [(row["lowering"], row.get("tree")) for row in rows] == [
+        ("eager", None), ("merged", None), ("eager", "2, 2, 5"), ("merged", "2, 2, 5"), ("target alone", None)
+    ]  # fmt: skip
+    assert all(row["same_tokens"] for row in rows[:-1])
+    assert [row["mean_acceptance_length"] for row in rows[:-1]] == [1.0, 1.0, 2.0, 2.0]
 
 
 def test_an_unknown_target_is_refused():
