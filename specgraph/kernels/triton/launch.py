@@ -68,9 +68,10 @@ ChooseAttention = Callable[[AttentionShape], AttentionTile]
 
 def default_attention(shape: AttentionShape) -> AttentionTile:
     """Tiles that fit 100 KiB of shared memory."""
-    wide = shape.itemsize == 4
-    rows = min(max(power_of_two(shape.rows), 16), 32 if wide else 64)
-    keys = 32 if wide or shape.head_dim > 128 else 64
+    most = 32 if shape.itemsize == 4 else 64
+    rows = min(max(power_of_two(shape.rows), 16), most)
+    # Keys and values of two blocks take 64 KiB at most.
+    keys = max(16, min(most, (16 << 10) // (power_of_two(shape.head_dim) * shape.itemsize)))
     return AttentionTile(rows, keys, attention_splits(shape, rows, keys, 4 if rows <= 32 else 2))
 
 
