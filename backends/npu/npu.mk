@@ -11,7 +11,7 @@ $(NPU_VENV)/done: $(NPU_DIR)/pyproject.toml $(NPU_DIR)/npu.mk
 	$(NPU_PYTHON) -m pip install -q torch==2.13.0
 	$(NPU_PYTHON) -m pip install -q --no-deps torch_npu==2.13.0
 	$(NPU_PYTHON) -m pip install -q numpy pyyaml pytest pytest-xdist hypothesis pluggy safetensors tokenizers typer rich
-	$(NPU_PYTHON) -m pip install -q --no-deps -e . -e $(NPU_DIR)
+	$(NPU_PYTHON) -m pip install -q --no-deps -e . -e ./conformance -e $(NPU_DIR)
 	touch $@
 
 .PHONY: npu-simulator test-npu

@@ -11,6 +11,7 @@ import typer
 
 from specgraph.cli.options import JsonOption
 from specgraph.errors import ConfigError
+from specgraph.platforms.installed import installed_version
 
 SUITE = "specgraph_conformance"
 
@@ -50,6 +51,8 @@ def conformance(
             f"the conformance suite is not installed ({error.name} is missing): in a checkout of specgraph, "
             "pip install -e . -e ./conformance"
         ) from error
+    if not installed_version("specgraph-conformance"):  # pytest finds its plugin by the distribution
+        raise ConfigError("the conformance suite is here but not installed: pip install --no-deps -e ./conformance")
     if platform == "verify":
         if not reports:
             raise ConfigError("name the reports to verify: specgraph conformance verify REPORT...")

@@ -100,6 +100,15 @@ def refused(run, *words):
         assert word in run.stderr, run.stderr
 
 
+def test_conformance_from_a_checkout_that_is_not_installed(monkeypatch):
+    command = sys.modules["specgraph.cli.conformance"]
+    monkeypatch.setattr(command, "installed_version", lambda distribution: "")
+    run = specgraph("conformance", "cpu")
+    assert run.returncode == 1
+    message = "specgraph: the conformance suite is here but not installed: pip install --no-deps -e ./conformance"
+    assert run.stderr.strip() == message
+
+
 def test_unknown_and_unavailable_platforms():
     refused(in_a_process("generate", "--platform", "abacus"), "abacus", "cpu")
     refused(specgraph("generate", SPECGRAPH_PLATFORM="cpu:7"), "1 device", "7")

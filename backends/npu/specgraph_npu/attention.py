@@ -69,12 +69,7 @@ class HostOpAttention:
         self, layer: AttentionLayer, index: int, query: Tensor, key: Tensor, value: Tensor, cache: KVCache,
         context: StepContext,
     ) -> Tensor:  # fmt: skip
-        """See `AttentionBackend.forward`.
-
-        Raises:
-            UpdateError: the step came without host lengths, or with lengths that its rows or its block table don't fit.
-            UnsupportedError: the row can't do what the layer or the batch asks for.
-        """
+        """See `AttentionBackend.forward`. UpdateError: no host lengths, or some that don't fit rows or block table."""
         metadata, lengths, row = context.metadata, context.lengths, self.row
         if lengths is None:
             raise UpdateError(f"attention '{self.name}' takes host lengths; step {context.step} came without")
@@ -83,12 +78,15 @@ class HostOpAttention:
                 f"attention '{self.name}' takes one row per request, step {context.step} has {metadata.query_len}: "
                 "use 'fia'"
             )
-        arguments = (store_latent if row.is_latent else store_heads)(layer, query, key, value, cache, metadata)
+        arguments: dict[str, Any] = {"block_size": cache.block_size} if row.fused else {}
+        if row.is_latent:
+            arguments |= store_latent(layer, query, key, value, cache, metadata)
+        else:
+            at = metadata.positions, metadata.slot_mapping
+            arguments["query"] = kernels.rotate_and_store(query, key, value, layer.rotary, *at, cache.key, cache.value)
+            arguments |= {n: c.flatten(2) if row.fused else c for n, c in zip(("key", "value"), cache, strict=True)}
         out = torch.empty_like(arguments["query"])
         masked = layer.causal and (metadata.query_len > 1 or layer.window is not None)
-        if row.fused:
-            arguments |= {"block_size": cache.block_size, "key": arguments["key"].flatten(2)}
-            arguments |= {"value": arguments["value"].flatten(2)}
         if masked:
             arguments |= {"sparse_mode": 3, "atten_mask": self._causal_mask()}
         if layer.window is not None:
@@ -137,7 +135,7 @@ def _zero_inert(out: Tensor, metadata: AttentionMetadata, lengths: HostLengths) 
 
 
 def _checked(lengths: HostLengths, num_rows: int, room: int, masked: bool) -> HostLengths:
-    """The lengths as the op takes them.
+    """The lengths as the op takes them; raises UpdateError where they don't fit it.
 
     Sparse mode 3 takes no request with fewer keys than rows: inert requests get as many keys as rows. Their block
     tables name the null block only. What they read from it is not used.
@@ -146,9 +144,6 @@ def _checked(lengths: HostLengths, num_rows: int, room: int, masked: bool) -> Ho
         num_rows: rows of the captured query; the requests' rows add up to it.
         room: tokens that a row of the block table holds.
         masked: the op runs in sparse mode 3 or 4.
-
-    Raises:
-        UpdateError: the lengths don't fit the op.
     """
     if sum(lengths.query_lens) != num_rows:
         raise UpdateError(f"query_lens {lengths.query_lens} are {sum(lengths.query_lens)} rows; the op has {num_rows}")
@@ -162,16 +157,6 @@ def _checked(lengths: HostLengths, num_rows: int, room: int, masked: bool) -> Ho
     return HostLengths(lengths.query_lens, taken)
 
 
-def store_heads(
-    layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, cache: KVCache, metadata: AttentionMetadata
-) -> dict[str, Any]:
-    """Rotate and store heads as the core's attention takes them; returns the op's query, key and value."""
-    query = kernels.rotate_and_store(
-        query, key, value, layer.rotary, metadata.positions, metadata.slot_mapping, cache.key, cache.value
-    )
-    return {"query": query, "key": cache.key, "value": cache.value}
-
-
 def store_latent(
     layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, cache: KVCache, metadata: AttentionMetadata
 ) -> dict[str, Any]:
@@ -181,13 +166,7 @@ def store_latent(
     [T, num_heads, rope_dim + latent_dim], key and value are the same [T, 1, rope_dim + latent_dim]. Of the value only
     the latent counts, and the layer's output has zeros in the first rope_dim columns. So such a head also runs on the
     core's paged attention, which attends over whole rows. Here the latents lie packed at the start of the value cache's
-    memory and the rotated parts at the start of the key cache's.
-
-    Returns:
-        the op's query, key, value, query_rope and key_rope.
-
-    Raises:
-        UnsupportedError: more than one key head, or nothing to rotate.
+    memory and the rotated parts at the start of the key cache's. Returns the op's tensors by name.
     """
     rope = 0 if layer.rotary is None else layer.rotary.shape[1]
     if layer.rotary is None or layer.num_kv_heads != 1 or rope >= layer.head_dim:
@@ -203,17 +182,12 @@ def store_latent(
         query[..., :rope].contiguous(), key[..., :rope].contiguous(), value[..., rope:].contiguous(), layer.rotary,
         metadata.positions, metadata.slot_mapping, key_rope, latent,
     )  # fmt: skip
-    ropes = {"query_rope": query_rope, "key_rope": key_rope.flatten(2)}
+    ropes, latent = {"query_rope": query_rope, "key_rope": key_rope.flatten(2)}, latent.flatten(2)
     return {"query": query[..., rope:].contiguous(), "key": latent, "value": latent, **ropes}
 
 
 def make_attention(platform: NpuPlatform, name: str) -> HostOpAttention:
-    """Attention through the row of that name.
-
-    Raises:
-        ConfigError: there is no such row.
-        UnsupportedError: what the row needs is not installed.
-    """
+    """Attention through the row of that name. UnsupportedError: what the row needs is not installed."""
     row = HOST_OPS.get(name)
     if row is None:
         raise ConfigError(f"no attention '{name}' on NPU; there are {', '.join(HOST_OPS)}")

@@ -22,14 +22,6 @@ from specgraph.platforms import Support, yes
 from specgraph_npu.probe import has_atb
 
 
-def _query_ends(lengths: HostLengths) -> list[int]:
-    return list(accumulate(lengths.query_lens))
-
-
-def _seq_lens(lengths: HostLengths) -> list[int]:
-    return list(lengths.seq_lens)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostOp:
     """One registered op that writes preallocated outputs and takes lengths from the host."""
@@ -72,6 +64,9 @@ class HostOp:
         return getattr(getattr(getattr(torch.ops, self.namespace), name), overload)
 
 
+_HostValue = Callable[[HostLengths], Any]
+_query_ends: _HostValue = lambda lengths: list(accumulate(lengths.query_lens))  # noqa: E731
+_seq_lens: _HostValue = lambda lengths: list(lengths.seq_lens)  # noqa: E731
 _SHARED = ("query", "key", "value", "num_heads", "num_key_value_heads", "scale", "block_table")
 _FIA = HostOp(
     name="fia",
@@ -129,13 +124,9 @@ def make_call(row: HostOp, out: Tensor, lengths: HostLengths, **arguments: Any) 
 
     Args:
         out: [T, num_heads, value_dim], written.
-        lengths: any that the op takes.
+        lengths: any that the op takes. RuntimeError: the op refuses them, or the shapes or dtypes.
         arguments: of the names in `row.arguments`. query is [T, num_heads, head_dim]; key and value are caches,
             [num_blocks, block_size, num_kv_heads * head_dim] for the fused rows. Those left out have the op's defaults.
-
-    Raises:
-        ConfigError: an argument that the row doesn't take.
-        RuntimeError: the op refuses the shapes, dtypes or lengths.
     """
     if unknown := set(arguments) - set(row.arguments):
         raise ConfigError(f"host op '{row.name}' takes no {', '.join(sorted(unknown))}; it takes {row.arguments}")

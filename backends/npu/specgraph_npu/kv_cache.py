@@ -14,8 +14,6 @@ from specgraph.platforms import Support, no, trial
 if TYPE_CHECKING:
     from specgraph_npu.platform import NpuPlatform
 
-_DTYPES = (torch.bfloat16, torch.float16)
-
 
 def write(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor) -> None:
     """Write rows [T, heads, dim] to their slots in dense caches. Rows with a negative slot are not written."""
@@ -29,16 +27,15 @@ def rotate_and_store(
     key_cache: Tensor, value_cache: Tensor,
 ) -> Tensor:  # fmt: skip
     """See `specgraph.kernels.rotate_and_store`. Other dtypes, and caches with gaps, take the plain torch ops."""
-    dense = key_cache.is_contiguous() and value_cache.is_contiguous()
-    if not dense or key_cache.dtype not in _DTYPES or key_cache.dtype != key.dtype:
-        return kernels.rotate_and_store.reference(
-            query, key, value, rotary, positions, slot_mapping, key_cache, value_cache
-        )
+    caches, dtype = (key_cache, value_cache), key_cache.dtype
+    fits = dtype == key.dtype and dtype in (torch.bfloat16, torch.float16)
+    if not fits or not all(cache.is_contiguous() for cache in caches):
+        return kernels.rotate_and_store.reference(query, key, value, rotary, positions, slot_mapping, *caches)
     if rotary is None:
         query = query.clone()
     else:
         query, key = rotate(query, rotary, positions), rotate(key, rotary, positions)
-    write(key, value, key_cache, value_cache, slot_mapping)
+    write(key, value, *caches, slot_mapping)
     return query
 
 

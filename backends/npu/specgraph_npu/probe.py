@@ -101,7 +101,7 @@ def reason_of(error: Exception) -> str:
     return (telling or lines or [type(error).__name__])[0]
 
 
-_TASK_NAMES = ("graph_task_group_begin", "graph_task_group_end", "graph_task_update_begin", "graph_task_update_end")
+_TASK_NAMES = tuple(f"graph_task_{name}" for name in ("group_begin", "group_end", "update_begin", "update_end"))
 _VALUE_WAIT = "torch_npu takes one wait for each record that is issued; a record captured in a graph is issued once"
 _NO_VALUE_WAIT = "the runtime has no aclrtValueWait: an event must be recorded once before it is captured"
 
@@ -111,15 +111,11 @@ def find_capabilities(platform: NpuPlatform) -> Capabilities:
     from specgraph_npu.kv_cache import use_fused_write
 
     graphs = trial.claim(platform, trial.replays_follow_their_input)
-    events = no("torch_npu has no ExternalEvent")
-    if hasattr(platform.npu, "ExternalEvent"):
-        events = _VALUE_WAIT if platform.waits_for_values else _NO_VALUE_WAIT
-        events = quirk(f"{events}; the host can neither query, time nor wait for an external event")
+    waits = _VALUE_WAIT if platform.waits_for_values else _NO_VALUE_WAIT
+    events = quirk(f"{waits}; the host can neither query, time nor wait for an external event")
     updates = yes("for kernels of cube and vector cores, attention among them; only core types are compared")
-    if lacking := [name for name in _TASK_NAMES if not hasattr(platform.npu, name)]:
-        updates = no(f"torch_npu lacks {', '.join(lacking)}")
-    elif not events:
-        updates = events
+    if lacking := [name for name in ("ExternalEvent", *_TASK_NAMES) if not hasattr(platform.npu, name)]:
+        events = updates = no(f"torch_npu lacks {', '.join(lacking)}")
     return Capabilities(
         graphs=graphs,
         shared_pool=trial.claim(platform, trial.graphs_share_a_pool) if graphs else graphs,

@@ -6,6 +6,7 @@ import pytest
 import torch
 from specgraph_npu.attention import make_attention
 
+import tiny_checkpoints
 from specgraph.checkpoints import load_drafter, load_target
 from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
 from specgraph.platforms import LOWERINGS
@@ -19,15 +20,15 @@ def folders(tmp_path_factory):
     return write_target(root / "target"), write_eagle3(root / "eagle3")
 
 
-def generate(folders, platform, lowering, k, attention=None):
+def generate(folders, platform, lowering, k, attention=None, *, block=4, max_len=64, lengths=(3, 9, 1, 14, 5)):
     target = load_target(folders[0], dtype=torch.float32, device=platform.device)
     head = load_drafter(folders[1], target)
     config = EngineConfig(
-        num_speculative_tokens=k, max_num_requests=3, max_model_len=64, block_size=4, lowering=lowering
+        num_speculative_tokens=k, max_num_requests=3, max_model_len=max_len, block_size=block, lowering=lowering
     )
     decoder = SpeculativeDecoder(target, head, platform, config, attention=attention)
     g = torch.Generator().manual_seed(9)
-    prompts = [torch.randint(0, VOCAB, (n,), generator=g).tolist() for n in (3, 9, 1, 14, 5)]
+    prompts = [torch.randint(0, VOCAB, (n,), generator=g).tolist() for n in lengths]
     with torch.inference_mode():
         decoder.capture()
         results = decoder.generate([Request(prompt_token_ids=p, max_tokens=12 + 3 * i) for i, p in enumerate(prompts)])
@@ -41,6 +42,18 @@ def test_text_and_acceptance_as_on_cpu(npu, runtime, folders, k):
     assert len(expected[0]) == 5
     for lowering in LOWERINGS:
         assert generate(folders, npu, lowering, k, make_attention(npu, "fia")) == expected, lowering
+
+
+def test_blocks_of_128_tokens(npu, runtime, tmp_path, monkeypatch):
+    """Head_dim and blocks as a device takes them; the requests run over the end of their first or second block."""
+    monkeypatch.setattr(tiny_checkpoints, "HEAD_DIM", 128)
+    folders = write_target(tmp_path / "target", max_position=512), write_eagle3(tmp_path / "eagle3")
+    runtime.strict("fia-head-dim", "fia-block-size")
+    sizes = {"block": 128, "max_len": 300, "lengths": (120, 126, 127, 128, 250)}
+    expected = generate(folders, CpuPlatform(), "eager", 3, **sizes)
+    assert [len(tokens) for tokens in expected[0]] == [12, 15, 18, 21, 24]
+    for name, lowering in (("fia", "merged"), ("fia", "step"), ("fia-v2", "merged")):
+        assert generate(folders, npu, lowering, 3, make_attention(npu, name), **sizes) == expected, (name, lowering)
 
 
 def test_text_under_random_schedules(npu, runtime, folders):

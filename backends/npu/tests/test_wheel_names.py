@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from specgraph_npu.host_ops import HOST_OPS
-from specgraph_npu.probe import KNOWN_WHEELS
+from specgraph_npu.probe import _TASK_NAMES, KNOWN_WHEELS
 
 PACKAGE = Path(__file__).resolve().parents[1] / "specgraph_npu"
 FOLDER = Path(os.environ.get("ASCENDSIM_WHEELS", "/nonexistent"))
@@ -31,7 +31,7 @@ def names_used() -> tuple[set[str], set[str]]:
     code = re.sub(r'""".*?"""|#[^\n]*', "", text, flags=re.S)
     public = set(re.findall(r"\bnpu\.(?!npu_)([A-Za-z]\w+)", code)) - {"py"}
     private = set(re.findall(r"(?:_C|vendor)\.(_\w+)", code)) | set(re.findall(r'vendor, "(_\w+)"', code))
-    quoted = set(re.findall(r'"(graph_task_\w+)"', code))
+    quoted = set(_TASK_NAMES)
     return public | quoted, private
 
 
