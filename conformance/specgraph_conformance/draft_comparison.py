@@ -113,7 +113,7 @@ def follow_oracle(
     made.close()
 
 
-def expect_oracle(made: DraftRig, batch: HostBatch, reference: Head) -> DraftTokens:
+def expect_oracle(made: DraftRig, batch: HostBatch, reference: Head, rows: Sequence[int] | None = None) -> DraftTokens:
     """Propose for one round; drafts and KV must be those of the head in float64 on the host, up to rounding.
 
     A token may differ from the oracle's only where the two are as good as tied; the oracle goes on with the device's.
@@ -125,7 +125,7 @@ def expect_oracle(made: DraftRig, batch: HostBatch, reference: Head) -> DraftTok
     drafts = on_host(proposed.token_ids)
     after = [(on_host(cache.key), on_host(cache.value)) for cache in made.caches]
     q, offset = batch.sampled_token_ids.shape[1], made.drafter.position_offset
-    for r in range(batch.num_requests):
+    for r in range(batch.num_requests) if rows is None else rows:
         start, count, blocks = batch.start_positions[r], batch.num_sampled[r], batch.blocks[r]
         room = max(made.config.max_model_len - start - count + 1, 1)  # draft steps with a position of their own
         draft = dense_draft(
