@@ -89,6 +89,8 @@ class FlashAttention:
 
     def supports(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
         """See `specgraph.AttentionBackend.supports`."""
+        if not layer.is_plain:
+            return no("this backend has no sliding windows and no attention sinks")
         if dtype not in (torch.float16, torch.bfloat16):
             return no(f"FlashAttention takes float16 and bfloat16, the layers have {dtype}")
         if layer.head_dim % 8 or layer.head_dim > 256:
@@ -113,6 +115,7 @@ def main() -> None:
     with torch.inference_mode():
         drafter = Drafter(head, caches, platform, config, attention=FlashAttention(platform))
         drafter.capture()
+        before = platform.counts()["task_updates"]
         for start in (10, 40, 100):
             batch = ProposeBatch(
                 sampled_token_ids=torch.tensor([[17, 4, 0, 0, 0], [9, 0, 0, 0, 0]], device=platform.device),
@@ -123,7 +126,8 @@ def main() -> None:
             )
             drafts = drafter.propose(batch, host_start_positions=[start, start + 5], host_num_sampled=[2, 1])
             print(f"from position {start}: {drafts.token_ids.tolist()}")
-    print(f"{platform.counts()['task_updates']} task updates, {drafter.launches['propose']} launches")
+    updates = platform.counts()["task_updates"] - before
+    print(f"{updates} task updates, {drafter.launches['propose']} launches")
     drafter.close()
 
 

@@ -43,6 +43,7 @@ def test_it_refuses_what_flash_attention_does_not_take(flash: Any) -> None:
     backend = flash.FlashAttention(None)
     assert backend.supports(AttentionLayer(8, 2, 64, 0.125), torch.bfloat16, 16)
     assert "float32" in backend.supports(AttentionLayer(8, 2, 64, 0.125), torch.float32, 16).reason
+    assert "windows" in backend.supports(AttentionLayer(8, 2, 64, 0.125, window=32), torch.float16, 16).reason
     assert "260" in backend.supports(AttentionLayer(8, 2, 260, 0.125), torch.float16, 16).reason
 
 
@@ -50,35 +51,40 @@ def test_it_refuses_what_flash_attention_does_not_take(flash: Any) -> None:
 @pytest.mark.parametrize("causal", [True, False])
 def test_attention_is_float64s(updating: Platform, flash: Any, query_len: int, causal: bool) -> None:
     torch.manual_seed(5)
-    seq_lens, heads, kv_heads, dim, device = [4, 37, 0, 90], 8, 2, 64, updating.device
+    seq_lens, heads, kv_heads, dim = [4, 37, 0, 90], 8, 2, 64
     requests, rows = len(seq_lens), len(seq_lens) * query_len
     angles = torch.outer(torch.arange(128.0), 10000.0 ** (-torch.arange(32.0) / 32))
-    rotary = torch.cat([angles.cos(), angles.sin()], 1).to(device)
-    layer = AttentionLayer(heads, kv_heads, dim, dim**-0.5, rotary, causal)
+    rotary = torch.cat([angles.cos(), angles.sin()], 1)
     table = (torch.randperm(requests * 6) + 1).view(requests, 6).int()
     positions = torch.tensor([max(n - query_len + i, 0) for n in seq_lens for i in range(query_len)])
     owner = torch.arange(rows) // query_len
-    slots = table[owner, positions // 16] * 16 + positions % 16
-    slots = torch.where(torch.tensor(seq_lens)[owner] > 0, slots, -1).long()
+    slots = table[owner, positions // 16].long() * 16 + positions % 16
+    slots = torch.where(torch.tensor(seq_lens)[owner] > 0, slots, -1)
+    shapes = (rows, heads, dim), (rows, kv_heads, dim), (rows, kv_heads, dim), *[(25, 16, kv_heads, dim)] * 2
+    query, key, value, *cache = (torch.randn(*shape).bfloat16() for shape in shapes)
+    starts = torch.arange(0, rows + 1, query_len).int()
+    wanted = kernels.rotate_store_attend(
+        query.double(), key.double(), value.double(), rotary.double(), positions, slots, cache[0].double(),
+        cache[1].double(), table, torch.tensor(seq_lens).int(), starts, query_len=query_len, scale=dim**-0.5,
+        causal=causal,
+    )  # fmt: skip
+
+    def there(x: torch.Tensor) -> torch.Tensor:
+        return x.to(updating.device)
+
+    layer = AttentionLayer(heads, kv_heads, dim, dim**-0.5, there(rotary), causal)
     metadata = AttentionMetadata(
-        query_start_loc=torch.arange(0, rows + 1, query_len, dtype=torch.int32, device=device),
-        seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=device),
-        positions=positions.to(device),
-        slot_mapping=slots.to(device),
-        block_table=table.to(device),
+        query_start_loc=there(starts),
+        seq_lens=there(torch.tensor(seq_lens).int()),
+        positions=there(positions),
+        slot_mapping=there(slots),
+        block_table=there(table),
         query_len=query_len,
     )
-    shapes = (rows, heads, dim), (rows, kv_heads, dim), (rows, kv_heads, dim)
-    inputs = [torch.randn(*shape, device=device).bfloat16() for shape in shapes]
-    cache = KVCache(*(torch.randn(25, 16, kv_heads, dim, device=device).bfloat16() for _ in range(2)))
-    wanted = kernels.rotate_store_attend.reference(
-        *(x.double() for x in inputs), rotary.double(), metadata.positions, metadata.slot_mapping,
-        *(x.double() for x in cache), metadata.block_table, metadata.seq_lens, metadata.query_start_loc,
-        query_len=query_len, scale=layer.scale, causal=causal,
-    )  # fmt: skip
     context = StepContext(metadata, lengths=HostLengths([query_len] * requests, seq_lens))
-    found = flash.FlashAttention(updating).forward(layer, 0, *inputs, cache, context)
-    assert float((found.double() - wanted).norm() / wanted.norm()) < 8e-3
+    backend = flash.FlashAttention(updating)
+    found = backend.forward(layer, 0, there(query), there(key), there(value), KVCache(*map(there, cache)), context)
+    assert float((found.cpu().double() - wanted).norm() / wanted.norm()) < 8e-3
     assert not found[2 * query_len : 3 * query_len].any()
 
 
