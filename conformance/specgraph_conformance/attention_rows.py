@@ -50,6 +50,10 @@ class Rows:
     seed: int = 0
     gain: float = 1.0
     """Factor of the queries: scores have a standard deviation of about this."""
+    window: int | None = None
+    """See `AttentionLayer.window`."""
+    sinks: Tensor | None = None
+    """See `AttentionLayer.sinks`; in host memory."""
     metadata: AttentionMetadata = field(init=False)
 
     def __post_init__(self) -> None:
@@ -69,7 +73,16 @@ class Rows:
         )
         self.layer_on_host = AttentionLayer(num_heads, kv_heads, self.dim, self.dim**-0.5, table, self.causal)
         on_device = None if table is None else table.to(device)
-        self.layer = AttentionLayer(num_heads, kv_heads, self.dim, self.dim**-0.5, on_device, self.causal)
+        self.layer = AttentionLayer(
+            num_heads,
+            kv_heads,
+            self.dim,
+            self.dim**-0.5,
+            on_device,
+            self.causal,
+            self.window,
+            None if self.sinks is None else self.sinks.to(device),
+        )
         width = max(-(-n // self.block) for n in self.seq_lens) + 1
         order = (torch.randperm(len(self.seq_lens) * width, generator=generator) + 1).tolist()
         self.blocks = [[order.pop() for _ in range(-(-n // self.block))] for n in self.seq_lens]
@@ -134,7 +147,9 @@ class Rows:
             if query_len and seq_len:
                 k, v = (oracles.gather_request(cache, blocks, seq_len) for cache in (keys, values))
                 rows = query[row : row + query_len]
-                out[row : row + query_len] = oracles.attention(rows, k, v, self.layer.scale, self.causal)
+                out[row : row + query_len] = oracles.attention(
+                    rows, k, v, self.layer.scale, self.causal, self.window, self.sinks
+                )
             row += query_len
         return out, keys, values
 

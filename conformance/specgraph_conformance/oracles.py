@@ -28,8 +28,19 @@ def rotate(x: Tensor, rotary: Tensor | None, positions: Tensor) -> Tensor:
     return torch.cat([turned.real, turned.imag, x[..., 2 * half :]], dim=-1)
 
 
-def attention(query: Tensor, keys: Tensor, values: Tensor, scale: float, causal: bool = True) -> Tensor:
-    """One request, float64: query [q, heads, dim]; keys, values [n, kv_heads, dim], n >= q -> [q, heads, dim]."""
+def attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    causal: bool = True,
+    window: int | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """One request, float64: query [q, heads, dim]; keys, values [n, kv_heads, dim], n >= q -> [q, heads, dim].
+
+    window: a row sees only its last so many keys. sinks [heads]: a score more, of a key whose value is 0.
+    """
     rows, heads, _ = query.shape
     length, kv_heads, _ = keys.shape
     keys = keys.repeat_interleave(heads // kv_heads, dim=1)
@@ -37,8 +48,12 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, scale: float, causal:
     out = torch.empty_like(query)
     for row in range(rows):
         seen = length - rows + 1 + row if causal else length
-        scores = torch.einsum("hd,nhd->hn", query[row], keys[:seen]) * scale
-        out[row] = torch.einsum("hn,nhd->hd", scores.softmax(dim=-1), values[:seen])
+        mine = slice(0 if window is None else max(0, seen - window), seen)
+        scores = torch.einsum("hd,nhd->hn", query[row], keys[mine]) * scale
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.double()[:, None]], dim=-1)
+        weights = scores.softmax(dim=-1)[:, : seen - mine.start]
+        out[row] = torch.einsum("hn,nhd->hd", weights, values[mine])
     return out
 
 

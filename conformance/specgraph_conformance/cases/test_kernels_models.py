@@ -1,0 +1,122 @@
+"""Ops that only some models and requests need, against float64: windows and sinks, experts, sampling parameters."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from specgraph import kernels
+from specgraph.platforms import Platform
+from torch import Tensor
+
+from specgraph_conformance.attention_rows import Rows
+from specgraph_conformance.case import case
+from specgraph_conformance.rig import WAYS, expect_close, expect_equal, on_host, run_op
+
+
+@pytest.mark.parametrize("op", ["windowed_attention", "windowed_attention_host"])
+@pytest.mark.parametrize(("window", "has_sinks"), [(7, False), (20, True), (0, True)], ids=["7", "20-sinks", "sinks"])
+@case(
+    "kernels.windowed-attention",
+    "Attention over a sliding window, with and without sinks, gives float64's output; keys before the window are not "
+    "seen.",
+    cause="windowed_attention: a window one key too long or too short, a sink that is left out or has a value",
+)
+def test_windowed_attention(platform: Platform, op: str, window: int, has_sinks: bool, seed: int) -> None:
+    sinks = torch.randn(4, generator=torch.Generator().manual_seed(seed)) if has_sinks else None
+    rows = Rows(platform, "paged", [4] * 6, [4, 37, 0, 90, 16, 17], seed=seed, window=window or None, sinks=sinks)
+
+    def forward(rows: Rows) -> Tensor:
+        m, cache, (query, key, value) = rows.metadata, rows.cache, rows.device_rows
+        stored = m.positions, m.slot_mapping, cache.key, cache.value
+        query = kernels.rotate_and_store(query, key, value, rows.layer.rotary, *stored)
+        where, scale = (cache.key, cache.value, m.block_table), rows.layer.scale
+        if op == "windowed_attention":
+            return kernels.windowed_attention(
+                query, *where, m.seq_lens, m.query_start_loc, rows.layer.sinks, query_len=m.query_len, scale=scale,
+                window=window,
+            )  # fmt: skip
+        out, host = torch.zeros_like(query), (list(rows.query_lens), list(rows.seq_lens))
+        kernels.windowed_attention_host(query, *where, *host, rows.layer.sinks, scale=scale, window=window, out=out)
+        return out
+
+    rows.check(forward)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@case(
+    "kernels.expert-mlp",
+    "A mixture of experts gives float64's weighted sum of the chosen experts, also when a replay finds another choice.",
+    cause="expert_mlp: rows that go to a neighbour's expert, weights of another place, or counts baked into a graph",
+)
+def test_expert_mlp(platform: Platform, way: str, dtype: torch.dtype, seed: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    x, gate_up, down = (
+        (torch.randn(*shape, generator=g) / 6).to(dtype) for shape in ((9, 64), (6, 2 * 32, 64), (6, 64, 32))
+    )
+    ids = torch.stack([torch.randperm(6, generator=g)[:2] for _ in range(9)])
+    weights = torch.rand(9, 2, generator=g)
+    rows, choice, shares, first, second = (t.to(platform.device) for t in (x, ids, weights, gate_up, down))
+    out = torch.zeros_like(rows)
+    run_op(platform, way, lambda: out.copy_(kernels.expert_mlp(rows, choice, shares, first, second)), [out])
+    wanted = torch.zeros(9, 64, dtype=torch.float64)
+    for row in range(9):
+        for expert, weight in zip(ids[row].tolist(), weights[row].double(), strict=True):
+            gate, up = (gate_up[expert].double() @ x[row].double()).chunk(2)
+            wanted[row] += weight * (down[expert].double() @ (gate * torch.sigmoid(gate) * up))
+    expect_close(on_host(out).double(), wanted, {torch.float32: 1e-4, torch.bfloat16: 3e-2}[dtype], "expert_mlp")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@case(
+    "kernels.sampling-parameters",
+    "Penalties, bias, top_k, top_p and min_p leave each row of a verify the tokens and the logits that a host loop "
+    "does; sampled tokens are counted, and have float64's log-probabilities.",
+    cause="adjust_logits: drafts before a row that are not in its context, or another request's parameters",
+)
+def test_sampling_parameters(platform: Platform, way: str, seed: int) -> None:
+    g, device = torch.Generator().manual_seed(seed), platform.device
+    logits = torch.randn(4, 12, generator=g) * 2
+    drafts = logits[1::2].argmax(-1, keepdim=True)  # the tokens that being in the context changes most
+    counts, new = torch.zeros(2, 12, dtype=torch.int32), torch.tensor([[3, 3], [1, -1]])
+    prompt = torch.zeros(2, 12, dtype=torch.bool)
+    prompt[:, 4] = True
+    frequency, top_k, top_p, min_p = [0.5, 0.0], [4, 0], [1.0, 0.6], [0.0, 0.05]
+    bias = torch.zeros(2, 12)
+    bias[1, 9] = 2.0
+    host = [
+        logits, drafts, torch.tensor([1.0, 0.8]), torch.tensor(top_k), torch.tensor(top_p), torch.tensor(min_p),
+        torch.tensor([1.0, 1.5]), torch.tensor([0.3, 0.0]), torch.tensor(frequency), bias, counts, prompt, new,
+    ]  # fmt: skip
+    *there, new_ids = (tensor.to(device) for tensor in host)
+    out, logprobs = torch.zeros(4, 12, device=device), torch.zeros(2, 2, device=device)
+
+    def work() -> None:
+        there[-2].zero_()
+        kernels.count_tokens(new_ids, there[-2])
+        out.copy_(kernels.adjust_logits(*there))
+        kernels.emitted_logprobs(there[0], new_ids, logprobs)
+
+    run_op(platform, way, work, [out, logprobs, there[-2]])
+    counted = [[0, 0, 0, 2, *[0] * 8], [0, 1, *[0] * 10]]
+    expect_equal(on_host(there[-2]), torch.tensor(counted, dtype=torch.int32), "counts")
+    exact = torch.log_softmax(logits.double(), -1)
+    picked = torch.stack([exact[0, 3], exact[1, 3], exact[2, 1], torch.tensor(0.0)]).view(2, 2)
+    expect_close(on_host(logprobs).double(), picked, 1e-4, "logprobs")
+    for row in range(4):
+        r, seen = row // 2, list(counted[row // 2])
+        if row % 2:
+            seen[int(drafts[r])] += 1
+        x = logits[row].double() + bias[r]
+        for token in range(12):
+            if r == 1 and (seen[token] or token == 4):
+                x[token] = x[token] / 1.5 if x[token] > 0 else x[token] * 1.5
+            x[token] -= frequency[r] * seen[token] + (0.3 if r == 0 and seen[token] else 0.0)
+        p = torch.softmax(x / (1.0, 0.8)[r], -1)
+        order = [token for token in p.argsort(descending=True).tolist() if p[token] >= min_p[r] * p.max()]
+        order = order[: top_k[r] or 12]
+        total = sum(float(p[token]) for token in order)
+        kept = [t for i, t in enumerate(order) if not i or sum(float(p[k]) for k in order[:i]) < top_p[r] * total]
+        now = on_host(out)[row].double()
+        assert sorted((now > -1e29).nonzero()[:, 0].tolist()) == sorted(kept), f"tokens kept in row {row}"
+        expect_close(now[kept], x[kept], 1e-4, f"logits of row {row}")
