@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
 
 from torch import Tensor
 
 from specgraph.attention import AttentionBackend, AttentionMetadata, HostLengths, KVCache, PagedAttention
-from specgraph.drafting.chain import ChainProgram
 from specgraph.drafting.config import DraftConfig
+from specgraph.drafting.head_program import check_caches, program_for
 from specgraph.drafting.host_lengths import Counts, HostRounds
-from specgraph.drafting.parallel import ParallelProgram
-from specgraph.drafting.program import DraftProgram, computed_tokens
+from specgraph.drafting.program import computed_tokens
 from specgraph.drafting.round import DraftTokens, ProposeBatch
-from specgraph.drafting.stepwise import ModuleHead, StepwiseProgram
-from specgraph.drafting.tree import TreeProgram
-from specgraph.errors import CapacityError, ConfigError, UnsupportedError
+from specgraph.errors import CapacityError, ConfigError
 from specgraph.graphs import BatchDescriptor, Dispatch, MakeAttend, dispatch, padded_size
 from specgraph.models.protocol import DraftHead, ParallelHead
 from specgraph.platforms import Platform
@@ -81,10 +77,10 @@ class Drafter(ModelRunner):
                 positions.
             UnsupportedError: the lowering that was asked for is not possible on this platform.
         """
-        _check_caches(head, caches, config)
+        check_caches(head, caches, config)
         super().__init__(head, caches, platform, config, attention or PagedAttention())
         self.head, self.config = head, config
-        self.program = self._choose_program()
+        self.program = program_for(head, self.stack, config, platform.device, self.position_offset)
         self.buffers = self.program.buffers
         self.prefill_buffers = allocate_prefill(config, head.aux_size, head.dtype, platform.device)
         self._prefill = PrefillProgram(
@@ -284,58 +280,3 @@ class Drafter(ModelRunner):
 
     def _prefill_rows(self, b: PrefillBuffers, make_attend: MakeAttend) -> None:
         self.program.prefill(b.token_ids, b.aux_hidden, b.metadata, make_attend, b.last_row)
-
-    def _choose_program(self) -> DraftProgram:
-        head, stack, config, device = self.head, self.stack, self.config, self.platform.device
-        k, tree = config.num_speculative_tokens, config.tree
-        # Asked of attributes, not of the type: a wrapper that hands them through must not hide what it wraps.
-        if hasattr(head, "store_context"):
-            head = cast(ParallelHead, head)
-            if tree is not None:
-                raise UnsupportedError(
-                    "a parallel drafter fills all positions of its block at once, so no token follows another one as "
-                    "in a draft tree: leave out the three numbers of the tree"
-                )
-            if k > head.max_speculative_tokens:
-                raise ConfigError(
-                    f"num_speculative_tokens is {k}, and this parallel drafter was trained to fill "
-                    f"{head.max_speculative_tokens} masked positions; ask for at most that many"
-                )
-            return ParallelProgram(head, stack, config, device)
-        num_modules: int = getattr(head, "num_modules", 1)
-        if num_modules > 1 and tree is not None:
-            raise UnsupportedError(
-                f"the drafter has {num_modules} modules, one per draft token, and draft trees need one that is used at "
-                "every step: load it with num_modules=1 (--num-modules 1)"
-            )
-        if num_modules > 1:
-            if k > num_modules:
-                raise ConfigError(
-                    f"num_speculative_tokens is {k}, and the drafter has {num_modules} modules, one per draft token; "
-                    "ask for fewer tokens, or load it with num_modules=1 (--num-modules 1) to reuse the first module "
-                    "at every step"
-                )
-            return StepwiseProgram(cast(ModuleHead, head), stack, config, device)
-        if tree is not None:
-            return TreeProgram(cast(DraftHead, head), stack, config, tree, device, self.position_offset)
-        return ChainProgram(cast(DraftHead, head), stack, config, device, self.position_offset)
-
-
-def _check_caches(head: DraftHead | ParallelHead, caches: Sequence[KVCache], config: DraftConfig) -> None:
-    if len(caches) != len(head.attention_layers):
-        raise ConfigError(
-            f"the drafter has {len(head.attention_layers)} attention layer(s), got {len(caches)} KV caches"
-        )
-    for layer, cache in zip(head.attention_layers, caches, strict=True):
-        if layer.rotary is not None and layer.rotary.shape[0] < config.max_model_len:
-            raise ConfigError(
-                f"max_model_len is {config.max_model_len}, and the drafter was loaded for {layer.rotary.shape[0]} "
-                "positions (its target's max_model_len)"
-            )
-        wanted = (config.block_size, layer.num_kv_heads, layer.head_dim)
-        for name, tensor in (("key", cache.key), ("value", cache.value)):
-            if tuple(tensor.shape[1:]) != wanted:
-                raise ConfigError(
-                    f"the drafter's {name} cache is {list(tensor.shape)}; needed is [num_blocks, block_size, "
-                    f"num_kv_heads, head_dim] = [*, {', '.join(map(str, wanted))}]"
-                )

@@ -13,7 +13,7 @@ from specgraph.platforms.capabilities import (
     yes,
 )
 from specgraph.platforms.discovery import Discovered, discover
-from specgraph.platforms.graph import Graph, GraphPool, VendorMessage
+from specgraph.platforms.graph import Graph, VendorMessage
 from specgraph.platforms.hookspecs import Backend, Probe, hookimpl
 from specgraph.platforms.interface import (
     PLATFORM_API,
@@ -24,6 +24,7 @@ from specgraph.platforms.interface import (
     Stream,
     TaskGroup,
 )
+from specgraph.platforms.pool import GraphPool
 from specgraph.platforms.selection import ENV_VAR, open_platform
 
 __all__ = [

@@ -17,7 +17,8 @@ import torch
 
 from specgraph.errors import PlatformError, UnsupportedError
 from specgraph.platforms.capabilities import Capabilities
-from specgraph.platforms.graph import CaptureLock, Graph, GraphPool
+from specgraph.platforms.graph import Graph
+from specgraph.platforms.pool import CaptureLock, GraphPool
 
 PLATFORM_API = 2
 """Version of this interface. A backend built for another number is refused at discovery, in one line."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specgraph.platforms.graph import GraphPool
+from specgraph.platforms.pool import GraphPool
 
 if TYPE_CHECKING:
     from specgraph.reference.platform import CpuPlatform

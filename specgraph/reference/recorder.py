@@ -19,12 +19,13 @@ from torch.utils._pytree import tree_unflatten
 
 from specgraph.errors import CaptureError
 from specgraph.reference.baking import Baker, map_tensors, tensor_over, tensors_in
+from specgraph.reference.checks.capturable import refusal
 from specgraph.reference.checks.host_read import host_read_error
 from specgraph.reference.checks.inputs import Inputs
 from specgraph.reference.checks.order import Access, Clock, Region, conflict, merge, order_error
-from specgraph.reference.checks.source import in_compiled_function, user_line
+from specgraph.reference.checks.source import user_line
 from specgraph.reference.fake import Inferred, Shapes
-from specgraph.reference.ops import EMPTY, RESIZING, changes_metadata_only, is_composite, written_by
+from specgraph.reference.ops import EMPTY, changes_metadata_only, is_composite, written_by
 from specgraph.reference.pool import CpuGraphPool
 from specgraph.reference.tasks import CpuTaskGroup, Task
 
@@ -169,16 +170,9 @@ class Recorder(TorchDispatchMode):
         return tree_unflatten(results, shapes.spec)
 
     def _append(
-        self,
-        func: OpOverload,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        given: list[torch.Tensor],
-        results: list[Any],
-        fresh: list[tuple[int, torch.Tensor]],
-        shapes: Inferred,
-        stream: CpuStream,
-    ) -> None:
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor],
+        results: list[Any], fresh: list[tuple[int, torch.Tensor]], shapes: Inferred, stream: CpuStream,
+    ) -> None:  # fmt: skip
         line = user_line()
         label = f"{func} at {line}"
         written = written_by(func, args, kwargs)
@@ -238,30 +232,8 @@ class Recorder(TorchDispatchMode):
     def _refuse(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.error is not None:
             raise CaptureError(f"the capture was invalidated by an earlier error: {self.error}") from self.error
-        if in_compiled_function():
-            self._fail(
-                CaptureError(
-                    f"{func} at {user_line()} comes from a function under torch.compile, whose kernels can't be "
-                    f"recorded: capture the function itself"
-                )
-            )
-        if func.overloadpacket in RESIZING:
-            self._fail(CaptureError(f"{func} at {user_line()} changes a tensor's memory: allocate at the final size"))
-        for value in (*args, *kwargs.values()):
-            if isinstance(value, torch.Generator) and value is not torch.default_generator:
-                self._fail(
-                    CaptureError(
-                        f"{func} at {user_line()} draws from a generator that is not registered with the graph: its "
-                        f"state would be baked. Use the default generator, or draw before the capture"
-                    )
-                )
-        for tensor in tensors_in(args, list(kwargs.values())):
-            if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
-                self._fail(CaptureError(f"{func} at {user_line()}: only plain strided tensors can be captured"))
-        if func.overloadpacket is _aten.index_put_ or func.overloadpacket is _aten.index_put:
-            masked = [i for i in args[1] if i is not None and i.dtype in (torch.bool, torch.uint8)]
-            if masked and args[2].numel() != 1:
-                self._fail(host_read_error(f"{func} with a boolean mask"))
+        if (error := refusal(func, args, kwargs)) is not None:
+            self._fail(error)
 
     def _infer(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inferred:
         try:

@@ -95,7 +95,8 @@ def test_weights(platform: Platform, lowering: str, seed: int) -> None:
     made.round(batch)
     head: Any = made.head
     kept = head.layers[0]
-    moved = type(kept)(**{n: None if (t := getattr(kept, n)) is None else t.clone() for n in type(kept).__slots__})
+    fields = {name: getattr(kept, name) for name in type(kept).__slots__}
+    moved = type(kept)(**{n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in fields.items()})
     head.layers = (moved,)
     with pytest.raises(StaleInputError):
         made.propose(batch)
