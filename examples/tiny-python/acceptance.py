@@ -7,6 +7,7 @@ acceptance at position i = drafts whose token i was accepted / drafts.
 """
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,10 +101,9 @@ def on_cpu(document: str) -> dict[tuple[str, str], float]:
 
 
 def remarks(path: Path) -> str:
-    """What somebody wrote below the table of an earlier document; it is kept."""
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    last = max((i for i, line in enumerate(lines) if line.startswith("|")), default=len(lines) - 1)
-    return "".join(lines[last + 1 :])
+    """What somebody wrote below the first table of an earlier document, other tables too; it is kept."""
+    text = path.read_text() if path.exists() else ""
+    return re.sub(r"\A(?:[^|\n].*\n|\n)*(?:\|.*\n)*", "", text)
 
 
 def main() -> None:
