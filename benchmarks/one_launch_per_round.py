@@ -246,7 +246,7 @@ def main():
     parser.add_argument("--requests", default="1,8,32,64")
     parser.add_argument("--targets", default=",".join(TARGETS), help="targets with random weights; empty for none")
     parser.add_argument("--rounds", type=int, default=2000, help="random rounds to compare")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=5, help="timed stretches; 0 only compares tokens")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     platform = open_platform(asked.platform)
@@ -261,14 +261,15 @@ def main():
             asked.json.write_text(json.dumps(report, indent=1) + "\n")
 
     start, cache = time.perf_counter(), {}
-    report["rows"] += shipped_pair(platform, asked.repeats)
-    keep()
-    print(f"{time.perf_counter() - start:.0f} s", report["rows"], flush=True)
+    if asked.repeats:
+        report["rows"] += shipped_pair(platform, asked.repeats)
+        keep()
+        print(f"{time.perf_counter() - start:.0f} s", report["rows"], flush=True)
     report["same_tokens"] = same_tokens(platform, asked.rounds)
     keep()
     print(f"{time.perf_counter() - start:.0f} s", report["same_tokens"], flush=True)
     with torch.inference_mode():
-        for name in filter(None, asked.targets.split(",")):
+        for name in filter(None, asked.targets.split(",") if asked.repeats else ()):
             for requests in map(int, asked.requests.split(",")):
                 report["rows"] += random_pair(platform, name, requests, dtype, 20, asked.repeats, cache)
                 keep()

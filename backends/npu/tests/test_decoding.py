@@ -40,7 +40,7 @@ def generate(folders, platform, lowering, k, attention=None, *, block=4, max_len
 def test_text_and_acceptance_as_on_cpu(npu, runtime, folders, k):
     expected = generate(folders, CpuPlatform(), "eager", k)
     assert len(expected[0]) == 5
-    for lowering in LOWERINGS:
+    for lowering in (*LOWERINGS, "round"):
         assert generate(folders, npu, lowering, k, make_attention(npu, "fia")) == expected, lowering
 
 

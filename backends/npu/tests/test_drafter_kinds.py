@@ -45,7 +45,7 @@ def test_tokens_and_acceptance_as_on_cpu(npu, runtime, kind, k):
     """Verify passes and all steps of `mtp-modules` run K + 1 rows per request; `dflash` is not causal."""
     expected, _ = generate(CpuPlatform(), kind, "eager", k)
     assert sum(map(len, expected[0])) == 44
-    for lowering in LOWERINGS:
+    for lowering in (*LOWERINGS, "round"):
         seen, spent = generate(npu, kind, lowering, k, make_attention(npu, "fia"))
         assert seen == expected, lowering
         assert spent["synchronizes"] == 0
