@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from specgraph.checkpoints.files import checked_file, exists, listed, read_json, shown
-from specgraph.errors import CheckpointError, first_line
+from specgraph.errors import CapacityError, CheckpointError, first_line
 
 _INDEX = "model.safetensors.index.json"
-_FLOATS = {"F64", "F32", "F16", "BF16", "torch.float64", "torch.float32", "torch.float16", "torch.bfloat16"}
+FLOATS = {"F64", "F32", "F16", "BF16", "torch.float64", "torch.float32", "torch.float16", "torch.bfloat16"}
 _INTEGERS = {"I64", "I32", "torch.int64", "torch.int32"}
 
 LARGEST_WEIGHT = 65504.0
@@ -71,9 +71,10 @@ class CheckpointFolder:
         Raises:
             CheckpointError: no such tensor, another shape (both are named), not plain floating point, or values that
                 are not finite.
+            CapacityError: the device has not enough memory.
         """
         stored = self._stored(name, shape)
-        if stored.dtype not in _FLOATS:
+        if stored.dtype not in FLOATS:
             raise CheckpointError(
                 f"{stored.file}: tensor {shown(name)} is stored as {stored.dtype}; quantised weights are not "
                 "supported, give a float32, float16 or bfloat16 checkpoint"
@@ -85,7 +86,14 @@ class CheckpointFolder:
                 f"{stored.file}: tensor {shown(name)} (stored as {stored.dtype}, read as {weight.dtype}) holds values "
                 f"from {low:g} to {high:g}; weights must be finite and below {LARGEST_WEIGHT:g}"
             )
-        return weight.to(self.device)
+        try:
+            return weight.to(self.device)
+        except RuntimeError as error:  # torch's errors of all devices, OutOfMemoryError too, are RuntimeErrors
+            raise CapacityError(
+                f"the weights of {self.folder} could not be put on {self.device}, at tensor {shown(name)} of "
+                f"{weight.nbytes / (1 << 30):.2f} GiB; free memory there, or choose a narrower dtype "
+                f"({first_line(error)[:120]})"
+            ) from error
 
     def optional_weight(self, name: str, shape: Sequence[int]) -> Tensor | None:
         """As `weight`, or None when the folder has no such tensor."""

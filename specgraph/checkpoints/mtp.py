@@ -137,10 +137,10 @@ def load_mtp(opened: DrafterFolder, target: DraftedTarget) -> MtpHead:
     modules = [_load_module(folder, names, i, config, target) for i in range(wanted)]
     for i in range(wanted, present):
         folder.ignore({re.escape(_name(names.layer, i, target)) + r"\..*": "a module that the caller does not want"})
-    layer_numbers = "|".join(str(i) for i in range(target.num_layers))
+    layers = rf"layers\.({'|'.join(str(i) for i in range(target.num_layers))})\..*"
     folder.ignore(
         {
-            rf"lm_head\.weight|model\.(embed_tokens|norm|layers\.({layer_numbers})\..*)\.weight": "the target's own",
+            rf"lm_head\.weight|model\.((embed_tokens|norm)\.weight|{layers})": "the target's own",
             r"verifier_(lm_head|norm)\.weight": "the target's, used in training",
         }
     )

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specgraph.checkpoints import drafter_format, load_drafter, load_target
-from specgraph.errors import CheckpointError, ConfigError
+from specgraph.errors import CapacityError, CheckpointError, ConfigError
 
 
 @pytest.fixture
@@ -237,3 +237,20 @@ class TestDrafterThatDoesNotFit:
             load_drafter(folder, target)
         with refuses("no known drafter"):
             drafter_format(folder)
+
+
+def test_a_device_without_memory_for_the_weights(folder, monkeypatch):
+    """torch's error becomes one line that names the tensor and what to do."""
+    real = torch.Tensor.to
+
+    def to(tensor, *args, **kwargs):
+        if args and isinstance(args[0], torch.device) and tensor.dim() == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore lines")
+        return real(tensor, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    with pytest.raises(
+        CapacityError, match=r"could not be put on cpu, at tensor .*embed_tokens.*narrower dtype"
+    ) as caught:
+        load_target(folder)
+    assert "\n" not in str(caught.value)

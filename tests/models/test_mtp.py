@@ -169,3 +169,51 @@ def test_config_keeps_the_target_loadable(reference, tmp_path):
     add_modules(tmp_path / "target", reference[1], "deepseek", 2)
     assert json.loads((tmp_path / "target" / "config.json").read_text())["num_hidden_layers"] == LAYERS
     assert load_target(tmp_path / "target").num_layers == LAYERS
+
+
+@torch.no_grad()
+def test_a_module_with_experts(tmp_path, random_model, dense_attend):
+    """GLM-4.5: the module in the target's folder has a mixture of experts, as the layers before it."""
+    from transformers.cache_utils import MtpCache
+
+    modeling = pytest.importorskip("transformers.modeling_layers")
+    folder, experts = tmp_path / "target", 6
+    model = random_model(
+        "Glm4Moe", folder, num_mtp_layers=1, head_dim=8, n_routed_experts=experts, num_experts_per_tok=2,
+        moe_intermediate_size=24, n_shared_experts=1, first_k_dense_replace=1,
+    )  # fmt: skip
+    mtp = modeling.MtpModel(model, 1).float().eval()
+    generator = torch.Generator().manual_seed(7)
+    for tensor in mtp.layers.state_dict().values():
+        noise = torch.randn(tensor.shape, generator=generator) * 0.2
+        tensor.copy_(noise if tensor.dim() > 1 else 1 + noise)
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in mtp.layers[0].state_dict().items():
+        part, rest = name.split(".", 1)
+        stored = f"{NAMES['deepseek'][part].format(i=0, n=LAYERS)}.{rest}"
+        if rest.startswith("mlp.experts."):
+            for expert in range(experts):
+                prefix = f"model.layers.{LAYERS}.mlp.experts.{expert}"
+                if rest.endswith("down_proj"):
+                    tensors[f"{prefix}.down_proj.weight"] = tensor[expert].clone()
+                else:
+                    gate, up = tensor[expert].chunk(2)
+                    tensors[f"{prefix}.gate_proj.weight"] = gate.clone()
+                    tensors[f"{prefix}.up_proj.weight"] = up.clone()
+        else:
+            tensors[stored] = tensor.clone()
+    save_file(tensors, folder / "model.safetensors")
+    tokens = torch.randint(0, 120, (ROWS,), generator=generator)
+    hidden = torch.randn(ROWS, HIDDEN, generator=generator)
+    _, logits, _ = mtp(
+        input_ids=tokens[None],
+        last_hidden_states=hidden[None],
+        attention_mask=None,
+        position_ids=torch.arange(1, ROWS + 1)[None],
+        mtp_cache=MtpCache(config=model.config.get_mtp_config()),
+    )
+    head = load_drafter(folder, load_target(folder))
+    assert head.num_modules == 1
+    attend = dense_attend(head.attention_layers, torch.arange(ROWS), {})
+    out = head.forward(tokens, head.combine(hidden), attend)
+    torch.testing.assert_close(head.logits(out.hidden[-1]), logits[0, 0], rtol=0, atol=1e-4)

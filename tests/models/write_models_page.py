@@ -1,0 +1,102 @@
+"""Write docs/models.md from the code: what is loaded, which configurations a test compares, and what is refused.
+
+    python tests/models/write_models_page.py
+
+tests/models/test_models_page.py fails when the page is not current.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import test_target_parity
+import test_targets_decode
+
+from specgraph.checkpoints.config_source import NEUTRAL
+from specgraph.checkpoints.eagle3 import EAGLE_CONFIG
+from specgraph.checkpoints.folder import FLOATS
+from specgraph.checkpoints.load import READERS
+from specgraph.checkpoints.model_config import ARCHITECTURES
+from specgraph.decoding.request import UNSUPPORTED
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+
+
+def model_type(architecture: str) -> str:
+    """The `model_type` of a transformers class: Qwen3Moe -> qwen3_moe."""
+    special = {"GptOss": "gpt_oss", "Glm4Moe": "glm4_moe", "Qwen3Moe": "qwen3_moe", "Gemma3": "gemma3_text"}
+    return special.get(architecture, architecture.lower())
+
+
+def names(cases: dict, wanted: str) -> str:
+    """The names of a test's cases for one architecture."""
+    return "; ".join(name for name, (architecture, _) in cases.items() if model_type(architecture) == wanted)
+
+
+def page() -> str:
+    """The contents of docs/models.md."""
+    stored = ", ".join(sorted(name.removeprefix("torch.") for name in FLOATS if name.startswith("torch.")))
+    drafters = ", ".join(f"`{reader.algorithm}`" for reader in READERS)
+    lines = [
+        "# Models, drafters and what is refused",
+        "",
+        "Written by `python tests/models/write_models_page.py`; a test compares it with the code.",
+        "[checkpoints.md](checkpoints.md) says what is read of a folder, and why.",
+        "",
+        "## Targets",
+        "",
+        "Random weights saved by transformers: float32 logits and hidden states within 1e-4 of transformers' own",
+        "(`tests/models/test_target_parity.py`), and the same greedy tokens through the decoder with a drafter, eager",
+        "and merged (`tests/models/test_targets_decode.py`).",
+        "",
+        "| `model_type` | configurations compared | decoded with a drafter |",
+        "|---|---|---|",
+    ]
+    for name in ARCHITECTURES:
+        decoded = names(test_targets_decode.TARGETS, name) or "by tests/decoding, tests/drafting (Llama's layout)"
+        lines.append(f"| `{name}` | {names(test_target_parity.CASES, name)} | {decoded} |")
+    lines += [
+        "",
+        f"Stored dtypes: {stored}. Weights and activations run in float32, float16 or bfloat16 (`--dtype`);",
+        "comparisons with transformers are made in float32. Quantised weights are refused.",
+        "",
+        "## Drafters",
+        "",
+        f"{drafters} draft for every target above,",
+        "and for targets of any architecture that an engine runs itself (`load_drafter` with a folder, a transformers",
+        "model or a `TargetShape`), if the sizes fit. `mtp` needs modules in the target's folder and full attention.",
+        "",
+        "| kind | in the format of speculators | its own layouts |",
+        "|---|---|---|",
+    ]
+    for reader in READERS:
+        own = {
+            "dflash": "authors", "eagle3": "authors", "eagle": "authors", "mtp": "DeepSeek and GLM, MiMo, Qwen3-Next",
+            "draft_model": "transformers",
+        }[reader.algorithm]  # fmt: skip
+        lines.append(f"| `{reader.algorithm}` | {'yes' if reader.speculators else 'no'} | {own} |")
+    lines += ["", "## Refused: keys of config.json", "", "With any other value than these the folder is refused.", ""]
+    lines += ["| key | accepted |", "|---|---|"]
+    for key, values in sorted(NEUTRAL.items()):
+        lines.append(f"| `{key}` | {', '.join(map(str, values)) or 'absent'} |")
+    for key, value in sorted(EAGLE_CONFIG.items()):
+        lines.append(f"| `eagle_config.{key}` | {value} |")
+    lines += [
+        "",
+        "Some architectures above read a few of these keys themselves: those of experts, `query_pre_attn_scalar`,",
+        "`partial_rotary_factor`.",
+        "",
+        "## Refused: parameters of a request",
+        "",
+        "| parameter | why, or what to use |",
+        "|---|---|",
+        *(f"| `{name}` | {why} |" for name, why in UNSUPPORTED.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
