@@ -48,6 +48,16 @@ mutation: $(MUTATION)/session.sqlite
 	cd $(MUTATION)/code && $(MUTATED)/judge.py $<
 	cd $(MUTATION)/code && $(MUTATED)/report.py $<
 
+# The same for the conformance suite alone, as a vendor's device would be judged (tests/mutation/suite.toml)
+.PHONY: mutation-suite
+mutation-suite: $(MUTATION)/suite.sqlite
+	cd $(MUTATION)/code && test -s ../reach.json || $(MUTATED)/reach.py ../reach.json
+	cd $(MUTATION)/code && $(MUTATED)/judge_suite.py $< ../reach.json
+	cd $(MUTATION)/code && $(MUTATED)/report.py $<
+
+$(MUTATION)/suite.sqlite: $(MUTATION)/session.sqlite
+	cd $(MUTATION)/code && $(MUTATED)/sample.py $@ tests/mutation/suite.toml
+
 $(MUTATION)/session.sqlite: | $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check cosmic-ray==8.7.0
 	rm -rf $(MUTATION) && mkdir -p $(MUTATION)/code

@@ -27,16 +27,16 @@ from specgraph_conformance.rig import WAYS, expect_equal, on_host, run_op, slot_
 def test_begin_propose(platform: Platform, way: str, k: int, seed: int) -> None:
     device, q, limit, block = platform.device, k + 1, 40, 16
     generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(0, 100, (4, q), generator=generator)
-    counts, starts = [q, 0, 1, min(2, q)], [14, 3, 39, 31]
-    blocks = [[5, 2, 0], [1, 0, 0], [3, 4, 6], [8, 7, 9]]
-    rows = 4 * q
+    counts, starts = [q, 0, 1, min(2, q), 1], [14, 3, 39, 31, 0]
+    blocks = [[5, 2, 0], [1, 0, 0], [3, 4, 6], [8, 7, 9], [10, 0, 0]]
+    n = len(counts)
+    tokens, rows = torch.randint(0, 100, (n, q), generator=generator), n * q
 
     def full(n: int, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.full((n,), -77, dtype=dtype, device=device)
 
-    out = {"token_ids": full(rows), "positions": full(rows), "slot_mapping": full(rows), "last_rows": full(4)}
-    out |= {"seq_lens": full(4, torch.int32), "step_positions": full(4), "step_seq_lens": full(4, torch.int32)}
+    out = {"token_ids": full(rows), "positions": full(rows), "slot_mapping": full(rows), "last_rows": full(n)}
+    out |= {"seq_lens": full(n, torch.int32), "step_positions": full(n), "step_seq_lens": full(n, torch.int32)}
     out["draft_step"] = full(1)
     inputs = (
         tokens.to(device),
@@ -51,7 +51,7 @@ def test_begin_propose(platform: Platform, way: str, k: int, seed: int) -> None:
         out.values(),
     )
     seen = {name: on_host(tensor).tolist() for name, tensor in out.items()}
-    for r in range(4):
+    for r in range(n):
         live = counts[r] > 0
         assert seen["seq_lens"][r] == (starts[r] + q if live else 0)
         assert seen["step_seq_lens"][r] == (starts[r] + counts[r] if live else 0)
@@ -82,11 +82,11 @@ def test_begin_propose(platform: Platform, way: str, k: int, seed: int) -> None:
 )
 def test_begin_verify(platform: Platform, way: str) -> None:
     device, k, limit, block = platform.device, 3, 40, 16
-    last, drafts = [11, 12, 13], [[1, 2, 3], [4, -1, -1], [7, 8, 9]]
-    starts, blocks = [14, -1, 38], [[5, 2, 0], [1, 1, 1], [3, 4, 6]]
-    rows = 3 * (k + 1)
+    last, drafts = [11, 12, 13, 14], [[1, 2, 3], [4, -1, -1], [7, 8, 9], [5, 6, 10]]
+    starts, blocks = [14, -1, 38, 0], [[5, 2, 0], [1, 1, 1], [3, 4, 6], [7, 0, 0]]
+    rows = 4 * (k + 1)
     token_ids, positions, slots = (torch.full((rows,), -77, device=device) for _ in range(3))
-    seq_lens = torch.full((3,), -77, dtype=torch.int32, device=device)
+    seq_lens = torch.full((4,), -77, dtype=torch.int32, device=device)
     inputs = (
         torch.tensor(last, device=device),
         torch.tensor(drafts, device=device),
@@ -97,8 +97,8 @@ def test_begin_verify(platform: Platform, way: str) -> None:
     run_op(
         platform, way, lambda: kernels.begin_verify(*inputs, max_model_len=limit, block_size=block, **out), out.values()
     )
-    assert on_host(seq_lens).tolist() == [18, 0, 42]
-    for r in range(3):
+    assert on_host(seq_lens).tolist() == [18, 0, 42, 4]
+    for r in range(4):
         for i in range(k + 1):
             row, position = r * (k + 1) + i, starts[r] + i
             if starts[r] < 0:
