@@ -67,6 +67,7 @@ def bench(
 ) -> None:
     """Time one propose in every lowering, in one run; on an accelerator also against the floor."""
     ways: Any = tuple(lowerings.split(","))
+    proposes = tuple(way for way in ways if way != "round")  # which has no propose of its own to time
     counts, steps = _numbers("--requests", requests), _numbers("-k", k)
     shares = _acceptance("--acceptance", acceptance)
     tree_shares = None if tree_acceptance is None else _acceptance("--tree-acceptance", tree_acceptance)
@@ -112,10 +113,10 @@ def bench(
         if rates is not None:
             report["bandwidth_bytes_per_second"] = rates.bytes_per_second
             report["matmul_flops_per_second"] = rates.flops_per_second
-        for count in counts:
+        for count in counts if proposes else ():
             for each in steps:
                 case = BenchCase(
-                    shape=shape, requests=count, k=each, context=context, lowerings=ways, sampled=sampled,
+                    shape=shape, requests=count, k=each, context=context, lowerings=proposes, sampled=sampled,
                     torch_ops=torch_ops, tree=tree if tree is not None and tree.num_steps == each else None,
                     repeats=repeats,
                 )  # fmt: skip
