@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from specgraph_npu import probe
 
-from specgraph.errors import PlatformError
+from specgraph.errors import CaptureError, PlatformError
 from specgraph.platforms import discover
 
 PACKAGES = [str(Path(__file__).parents[1]), str(Path(__file__).parents[3])]
@@ -71,6 +71,33 @@ def test_no_such_device(npu):
     with pytest.raises(PlatformError, match="NPU 7 can't be opened"):
         NpuPlatform(7)
     npu.npu.set_device(0)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "why"),
+    [
+        (
+            "capture begin failed.\n[ERROR] Alloc sq cq fail, ret=0x7020010",
+            "if few graphs are live, the driver is older than",
+        ),
+        ("EE9999: no stream left of 1984", "the device has no stream left: live graphs hold streams"),
+        ("too many streams are created", "the device has no stream left: live graphs hold streams"),
+    ],
+)
+def test_no_stream_for_a_graph(npu, monkeypatch, vendor, why):
+    """The runtime says so in three ways, one of which an old driver gives however few graphs there are."""
+
+    def refuse(self, **options):
+        raise RuntimeError(vendor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(npu.npu.NPUGraph, "capture_begin", refuse)
+        with pytest.raises(CaptureError, match=why), npu.graph().capture():
+            pass
+    graph = npu.graph()
+    with graph.capture():
+        pass
+    graph.close()
 
 
 def test_task_queue_2_has_no_graphs(run_script):
