@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -40,7 +40,9 @@ def decoder(
         for name in ("num_blocks", "prefill_chunk", "rounds_ahead", "synthetic_acceptance")
         if name in options
     }
-    config = EngineConfig(**asdict(make_config(**limits | options)) | {"lowering": lowering}, **engine)
+    drafts = make_config(**limits | options)
+    given: dict[str, Any] = {each.name: getattr(drafts, each.name) for each in fields(drafts)}
+    config = EngineConfig(**given | {"lowering": lowering}, **engine)
     shape = fit_attention(platform, attention, config.block_size)
     config = replace(config, block_size=shape.block)
     model: dict[str, Any] = {"dtype": shape.dtype, "head_dim": shape.dim}

@@ -113,7 +113,7 @@ def make_batches(config: DraftConfig, aux_size: int, seed: int, sizes: Sequence[
         free = (torch.randperm(num_blocks(config) - 1, generator=generator) + 1).tolist()
         blocks: list[list[int]] = []
         for start in starts:
-            needed = -(-min(start + 2 * k + 2, config.max_model_len) // block)
+            needed = -(-(min(start + 2 * k + 2, config.max_model_len) + config.scratch_tokens) // block)
             blocks.append([free.pop() for _ in range(needed)])
         batches.append(
             HostBatch(

@@ -19,6 +19,9 @@ class Hazard(NamedTuple):
 REVIEW = "review of the suite"
 """Put into this repository by a reviewer, and passed by an earlier version of the suite."""
 
+OWN = "no report found"
+"""What a part can get wrong; nobody is known to have reported it."""
+
 HAZARDS: dict[str, Hazard] = {
     "stale-metadata-rebound": Hazard(
         "vLLM #20190; #34880; vllm-musa #50",
@@ -364,6 +367,36 @@ HAZARDS: dict[str, Hazard] = {
         "vLLM #40768, #46899",
         "placeholders or tokens of other places where the number of drafts changes",
         "results of a round are taken apart with the number of drafts of a later one",
+    ),
+    "sibling-sees-sibling": Hazard(
+        "sglang-jax #1569, #1611",
+        "drafts and acceptance depend on branches that exclude each other",
+        "the rows of a tree attend causally, or without a mask in the draft steps",
+    ),
+    "ancestor-mask-shifted": Hazard(
+        OWN,
+        "tokens that are not the target's after a node that is no first child",
+        "bits of the verify's rows leave out the last token, which is row 0",
+    ),
+    "path-kv-not-moved": Hazard(
+        "SGLang #15360, #26866",
+        "gibberish with top-k above 1",
+        "the accepted path lies scattered among the nodes, and the next round takes the first slots for it",
+    ),
+    "rejected-node-kv-left-visible": Hazard(
+        OWN,
+        "drafts depend on the round before",
+        "bits or lengths reach slots that only an earlier round's nodes have written",
+    ),
+    "node-ties-differ": Hazard(
+        OWN,
+        "two devices, or eager and a graph, choose different trees",
+        "torch.topk and unstable sorts leave open which of equal scores they take",
+    ),
+    "tree-slot-overlaps-next-request": Hazard(
+        "SGLang, refusal of top-k above 1 with pages larger than 1 token",
+        "another request's KV is overwritten at the end of a block",
+        "slots of a step's nodes are counted on in memory instead of through the block table",
     ),
 }
 

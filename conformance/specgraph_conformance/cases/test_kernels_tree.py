@@ -1,0 +1,281 @@
+"""The ops of draft trees against plain Python loops and float64, eagerly and in a graph."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from specgraph import kernels
+from specgraph.platforms import Platform
+from torch import Tensor
+
+from specgraph_conformance.case import case
+from specgraph_conformance.rig import WAYS, expect_close, expect_equal, on_host, run_op, slot_of
+
+PARENTS = [0, 0, 1, 1, 2, 3, 6]
+"""The row that each node follows; row 0 is the last token, the node of column i is row i + 1."""
+DEPTHS = [0, 1, 1, 2, 2, 2, 3, 4]
+TOKENS = [4, 6, 1, 2, 3, 5, 7]
+BLOCKS = [[9, 4, 7], [2, 3, 8], [6, 5, 1]]
+"""Of three requests, 16 tokens each: not in order, and the next block in memory is another request's."""
+BLOCK = 16
+
+
+def line(row: int) -> set[int]:
+    """The rows of the path to a row, itself included."""
+    return {row} if row == 0 else {row} | line(PARENTS[row - 1])
+
+
+def full(platform: Platform, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    """A tensor to be written."""
+    return torch.full(shape, -77, dtype=dtype, device=platform.device)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@case(
+    "kernels.tree-attention",
+    "Rows of a tree attend to the context and to their own ancestors, as in float64.",
+    hazard="sibling-sees-sibling",
+    cause="tree_attention: a causal mask over the rows of the tree, or bits of another row",
+)
+def test_tree_attention(platform: Platform, way: str, seed: int) -> None:
+    heads, kv_heads, dim, rows = 4, 2, 32, len(DEPTHS)
+    g = torch.Generator().manual_seed(seed)
+    lengths = [rows + 5, 0, 40]
+    query = torch.randn(3 * rows, heads, dim, generator=g)
+    cache = [torch.randn(10, BLOCK, kv_heads, dim, generator=g) for _ in range(2)]
+    for part in cache:
+        part[BLOCKS[0][0], rows + 5 :] = float("nan")  # past the end of request 0
+    bits = torch.tensor([sum(1 << i for i in line(row)) for row in range(rows)] * 3)
+    there = [t.to(platform.device) for t in (query, *cache, torch.tensor(BLOCKS, dtype=torch.int32))]
+    seq_lens = torch.tensor(lengths, dtype=torch.int32, device=platform.device)
+    words, out = bits.to(platform.device), full(platform, *query.shape, dtype=torch.float32)
+    run_op(
+        platform,
+        way,
+        lambda: out.copy_(kernels.tree_attention(*there, seq_lens, words, tree_len=rows, scale=0.2)),
+        [out],
+    )
+    seen = on_host(out).view(3, rows, heads, dim)
+    expect_equal(seen[1], torch.zeros_like(seen[1]), "an inert request")
+    for r in (0, 2):
+        keys, values = (part[BLOCKS[r]].flatten(0, 1)[: lengths[r]].double() for part in cache)
+        context = list(range(lengths[r] - rows))
+        for row in range(rows):
+            own = context + [lengths[r] - rows + i for i in sorted(line(row))]
+            for head in range(heads):
+                group = head // (heads // kv_heads)
+                weights = (keys[own, group] @ query[r * rows + row, head].double() * 0.2).softmax(0)
+                expect_close(seen[r, row, head], weights @ values[own, group], 1e-3, f"row {row} of request {r}")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@case(
+    "kernels.grow-tree",
+    "Candidates, expanded nodes and chosen nodes are those of a host search; ties go to the lower id, then to the node "
+    "that was drawn first.",
+    hazard="node-ties-differ",
+    cause="grow_tree or choose_nodes: a top-k or a sort that leaves the order of equal scores open, or a wrong parent",
+)
+def test_grow_tree(platform: Platform, way: str, seed: int) -> None:
+    requests, k, steps, nodes, vocab = 3, 2, 3, 7, 9
+    g = torch.Generator().manual_seed(seed)
+    logits = [torch.randn(requests, 1 if s == 0 else k, vocab, generator=g) for s in range(steps)]
+    for each in logits:
+        each[1] = each[1, :1]  # request 1: the rows of a step are alike, and three tokens of each are the best
+        each[1, :, [7, 2, 5]] = 4.0
+        each[2] = 0.0
+    offsets, size = torch.arange(vocab), k + (steps - 1) * k * k
+    device = platform.device
+    node = {"node_scores": full(platform, requests, size, dtype=torch.float32)}
+    node |= {name: full(platform, requests, size) for name in ("node_token_ids", "node_parents")}
+    beam = {"beam_scores": full(platform, requests, k, dtype=torch.float32), "beam_nodes": full(platform, requests, k)}
+    beam |= {name: full(platform, requests * k) for name in ("beam_rows", "token_ids", "ancestors")}
+    tokens, parents = full(platform, requests, nodes), full(platform, requests, nodes)
+    there = [each.flatten(0, 1).to(device) for each in logits]
+    numbers, mapped = [torch.tensor([s], device=device) for s in range(steps)], offsets.to(device)
+
+    def body() -> None:
+        for s in range(steps):
+            kernels.grow_tree(there[s], mapped, numbers[s], first=s == 0, **node, **beam)
+        kernels.choose_nodes(node["node_scores"], node["node_token_ids"], node["node_parents"], tokens, parents)
+
+    run_op(platform, way, body, [*node.values(), *beam.values(), tokens, parents])
+    for r in range(requests):
+        drawn: list[tuple[float, int, int]] = []  # score, token, parent's number
+        beams = [(0.0, -1)]
+        for each in logits:
+            first = len(drawn)
+            for b, (score, number) in enumerate(beams):
+                row = each[r, b].double().log_softmax(0).tolist()
+                best = sorted(range(vocab), key=lambda t: (-each[r, b, t].item(), t))[:k]
+                drawn += [(score + row[t], t, number) for t in best]
+            order = sorted(range(first, len(drawn)), key=lambda i: (-round(drawn[i][0], 4), i))
+            beams = [(drawn[i][0], i) for i in order[:k]]
+        chosen = sorted(sorted(range(len(drawn)), key=lambda i: (-round(drawn[i][0], 4), i))[:nodes])
+        assert on_host(tokens)[r].tolist() == [2 * drawn[i][1] for i in chosen], f"tokens of request {r}"
+        rows = [0 if drawn[i][2] < 0 else 1 + chosen.index(drawn[i][2]) for i in chosen]
+        assert on_host(parents)[r].tolist() == rows, f"parents of request {r}"
+
+
+@pytest.mark.parametrize("way", WAYS)
+@case(
+    "kernels.advance-tree",
+    "The k rows of a draft step have the next k slots of their own request, one position and one length; inert "
+    "requests stay inert.",
+    hazard="tree-slot-overlaps-next-request",
+    cause="advance_tree: slots counted on from the last one in memory instead of through the block table",
+    quick=True,
+)
+def test_advance_tree(platform: Platform, way: str) -> None:
+    k, limit, tree_len, base = 4, 34, 12, [14, 0, 33]
+    out = {"seq_lens": full(platform, 3, dtype=torch.int32), "positions": full(platform, 3 * k)}
+    out |= {"slot_mapping": full(platform, 3 * k), "draft_step": torch.tensor([1], device=platform.device)}
+    inputs = (
+        torch.tensor(base, dtype=torch.int32, device=platform.device),
+        torch.tensor([max(n - 1, 0) for n in base], device=platform.device),
+        torch.tensor(BLOCKS, dtype=torch.int32, device=platform.device),
+    )
+    run_op(
+        platform,
+        way,
+        lambda: kernels.advance_tree(*inputs, tree_len=tree_len, max_model_len=limit, block_size=BLOCK, **out),
+        out.values(),
+    )
+    seen = {name: on_host(tensor).tolist() for name, tensor in out.items()}
+    assert seen["draft_step"] == [2]
+    assert seen["seq_lens"] == [n + tree_len if n else 0 for n in base]
+    for r, n in enumerate(base):
+        slots = seen["slot_mapping"][r * k : (r + 1) * k]
+        if n == 0:
+            assert slots == [-1] * k, "an inert request has slots"
+            continue
+        assert slots == [slot_of(n + k + j, BLOCKS[r], 48, BLOCK) for j in range(k)], f"slots of request {r}"
+        assert seen["positions"][r * k : (r + 1) * k] == [min(n + 1, limit - 1)] * k
+
+
+class Verify:
+    """`begin_tree_verify` of the tree above for each of three requests; the last token of each is 8."""
+
+    def __init__(self, platform: Platform, starts: list[int]) -> None:
+        device, rows = platform.device, 3 * len(DEPTHS)
+        self.tokens, self.parents = (torch.tensor([each] * 3, device=device) for each in (TOKENS, PARENTS))
+        self.starts, self.last = torch.tensor(starts, device=device), torch.tensor([8, 8, 8], device=device)
+        self.table = torch.tensor(BLOCKS, dtype=torch.int32, device=device)
+        names = ("token_ids", "positions", "slot_mapping", "ancestors")
+        self.out = {name: full(platform, rows) for name in names} | {"seq_lens": full(platform, 3, dtype=torch.int32)}
+        self.written = {"sampled_token_ids": full(platform, 3, 5), "num_sampled": full(platform, 3, dtype=torch.int32)}
+        self.written |= {"path_rows": full(platform, 15)}
+        self.written |= {"from_slots": full(platform, 12), "to_slots": full(platform, 12)}
+
+    def begin(self) -> None:
+        """Run the op."""
+        kernels.begin_tree_verify(
+            self.last,
+            self.tokens,
+            self.parents,
+            self.starts,
+            self.table,
+            num_steps=4,
+            max_model_len=34,
+            block_size=BLOCK,
+            **self.out,
+        )
+
+
+@pytest.mark.parametrize("way", WAYS)
+@case(
+    "kernels.begin-tree-verify",
+    "Rows of a tree have the position of their depth, a slot each, and the bits of their own ancestors.",
+    hazard="ancestor-mask-shifted",
+    cause="begin_tree_verify: bits that count from the first node instead of the last token, or a wrong depth",
+    quick=True,
+)
+def test_begin_tree_verify(platform: Platform, way: str) -> None:
+    starts, rows = [14, -1, 32], len(DEPTHS)
+    made = Verify(platform, starts)
+    run_op(platform, way, made.begin, made.out.values())
+    seen = {name: on_host(tensor) for name, tensor in made.out.items()}
+    assert seen["seq_lens"].tolist() == [start + rows if start >= 0 else 0 for start in starts]
+    for r, start in enumerate(starts):
+        own = slice(r * rows, (r + 1) * rows)
+        if start < 0:
+            assert seen["slot_mapping"][own].tolist() == [-1] * rows
+            continue
+        assert seen["token_ids"][own].tolist() == [8, *TOKENS]
+        assert seen["positions"][own].tolist() == [min(start + depth, 33) for depth in DEPTHS]
+        assert seen["slot_mapping"][own].tolist() == [slot_of(start + i, BLOCKS[r], 48, BLOCK) for i in range(rows)]
+        bits = seen["ancestors"][own].tolist()
+        assert [{i for i in range(64) if word >> i & 1} for word in bits] == [line(row) for row in range(rows)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
+@case(
+    "kernels.verify-tree",
+    "The path that the target's tokens follow is accepted, and its keys and values move to consecutive slots.",
+    hazard="path-kv-not-moved",
+    cause="verify_tree or move_kv: the wrong child, a path that goes on after a miss, or keys left behind",
+)
+def test_verify_tree(platform: Platform, way: str, sampled: bool, seed: int) -> None:
+    rows, starts = len(DEPTHS), [14, -1, 20]
+    made = Verify(platform, starts)
+    made.begin()
+    # Request 0 follows rows 0, 2, 5 and misses; request 2 follows rows 0, 1, 3, 6, 7 to the end.
+    paths = {0: [0, 2, 5], 2: [0, 1, 3, 6, 7]}
+    logits = torch.randn(3, rows, 12, generator=torch.Generator().manual_seed(seed))
+    for r, path in paths.items():
+        for row, child in zip(path, [*path[1:], 0], strict=True):
+            logits[r, row, TOKENS[child - 1] if child else 11] = 90.0  # far above what noise can change
+    there = logits.flatten(0, 1).to(platform.device)
+    warm = torch.tensor([0.7, 1.0, 0.0], device=platform.device) if sampled else None
+    seeds = torch.tensor([5, 6, 7], device=platform.device) if sampled else None
+    cache = [torch.arange(160.0).view(10, BLOCK, 1, 1) * sign for sign in (1, -1)]
+    moved = [part.clone().to(platform.device) for part in cache]
+
+    def body() -> None:
+        kernels.verify_tree(
+            there,
+            made.tokens,
+            made.parents,
+            warm,
+            seeds,
+            made.starts,
+            made.out["positions"],
+            made.out["slot_mapping"],
+            **made.written,
+        )
+        kernels.move_kv(moved[0], moved[1], made.written["from_slots"], made.written["to_slots"])
+
+    run_op(platform, way, body, [*made.written.values(), *moved])
+    seen = {name: on_host(tensor) for name, tensor in made.written.items()}
+    assert seen["num_sampled"].tolist() == [3, 0, 5]
+    assert seen["sampled_token_ids"].tolist() == [[6, 3, 11, -1, -1], [-1] * 5, [4, 1, 5, 7, 11]]
+    for r, path in paths.items():
+        places = path + [path[-1]] * (5 - len(path))
+        assert seen["path_rows"][r * 5 : r * 5 + 5].tolist() == [r * rows + row for row in places]
+    wanted = [part.clone() for part in cache]
+    for r, path in paths.items():
+        for place, row in enumerate(path):
+            source, target = (slot_of(starts[r] + i, BLOCKS[r], 48, BLOCK) for i in (row, place))
+            for part, old in zip(wanted, cache, strict=True):
+                part.view(-1)[target] = old.view(-1)[source]
+    for name, part, now in zip(("keys", "values"), wanted, moved, strict=True):
+        expect_equal(on_host(now), part, name)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@case(
+    "kernels.verify-tree-synthetic",
+    "A tree is accepted to the depth that its chances say, whatever the target says.",
+    hazard="synthetic-acceptance",
+    cause="verify_tree_synthetic: the chance of another place, or a live request left out",
+    quick=True,
+)
+def test_verify_tree_synthetic(platform: Platform, way: str, seed: int) -> None:
+    made = Verify(platform, [14, -1, 20])
+    made.begin()
+    logits = torch.randn(3 * len(DEPTHS), 12, generator=torch.Generator().manual_seed(seed)).to(platform.device)
+    chances, seeds = (torch.tensor(each, device=platform.device) for each in ([1.0, 1.0, 0.0, 1.0], [1, 2, 3]))
+    inputs = logits, made.tokens, chances, seeds, made.starts, made.out["slot_mapping"]
+    run_op(platform, way, lambda: kernels.verify_tree_synthetic(*inputs, **made.written), made.written.values())
+    assert on_host(made.written["num_sampled"]).tolist() == [3, 0, 3]

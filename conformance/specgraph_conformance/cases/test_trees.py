@@ -1,0 +1,132 @@
+"""Draft trees end to end: the tree that is drawn, its KV, every lowering, and the target's own tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+import pytest
+import torch
+from specgraph.drafting import DraftTree
+from specgraph.models.protocol import DraftHead
+from specgraph.platforms import LOWERINGS, Platform
+
+from specgraph_conformance.case import case
+from specgraph_conformance.decode_rig import decoder, expect_targets_tokens, generate, requests
+from specgraph_conformance.draft_comparison import CAPTURED, away_from_the_end, compare, float64_head, rig
+from specgraph_conformance.draft_rig import make_batches, make_config
+from specgraph_conformance.oracles import gather_request
+from specgraph_conformance.rig import expect_equal, on_host
+from specgraph_conformance.tree_oracles import PathLogits, dense_tree, paths_of
+
+TREE = DraftTree(num_steps=4, top_k=3, num_draft_tokens=12)
+MARGIN = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.2}
+"""How far apart scores must be, by the model's dtype, for the tree to be the only right one."""
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("kind", ["eagle3", "mtp", "draft-model"])
+@case(
+    "drafting.tree-of-a-search",
+    "The tree that is drawn is the one that a float64 search over the whole vocabulary finds, path by path.",
+    hazard="sibling-sees-sibling",
+    cause="rows of a step that see other branches, a wrong parent's hidden state, or a score without its path",
+)
+def test_search(platform: Platform, lowering: str, kind: str, seed: int) -> None:
+    made = rig(platform, make_config(lowering=lowering, k=4, tree=TREE), "paged", kind)
+    oracle, compared = cast(DraftHead, float64_head(made, kind)), 0
+    for batch in make_batches(made.config, made.head.aux_size, seed, [3, 4, 1]):
+        batch = away_from_the_end(made.config, batch)
+        before = [(on_host(cache.key), on_host(cache.value)) for cache in made.caches]
+        drafts = made.propose(batch)
+        assert drafts.parents is not None
+        tokens, parents = on_host(drafts.token_ids).tolist(), on_host(drafts.parents).tolist()
+        q, offset = made.config.query_len, made.drafter.position_offset
+        for r in range(batch.num_requests):
+            start, count = batch.start_positions[r] + offset, batch.num_sampled[r]
+            keys, values = ([gather_request(cache[i], batch.blocks[r], start) for cache in before] for i in (0, 1))
+            aux = batch.aux_hidden[r * q : r * q + count].to(made.head.dtype)
+            logits = PathLogits(oracle, batch.sampled_token_ids[r, :count], aux, start, keys, values)
+            wanted, paths = dense_tree(logits, TREE), paths_of(tokens[r], parents[r])
+            if wanted.margin > MARGIN[made.head.dtype]:
+                assert set(paths) == wanted.paths, f"the tree of request {r}"
+                compared += 1
+    made.close()
+    assert compared > 0, "every tree had scores as good as tied"
+
+
+@pytest.mark.parametrize("lowering", CAPTURED)
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "mtp", "draft-model"])
+@case(
+    "drafting.trees-equal-eager",
+    "Trees, carried states and KV of graphs are bit for bit those of eager, as batches shrink and grow.",
+    hazard="acceptance-hidden",
+    cause="a step that is captured with values of its own level: slots, bits or candidates",
+)
+def test_equals_eager(platform: Platform, lowering: str, kind: str, seed: int) -> None:
+    compare(platform, make_config(lowering=lowering, k=4, tree=TREE), "paged", seed, kind)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@case(
+    "drafting.trees-see-no-stale-nodes",
+    "What earlier rounds left in the slots of a tree's nodes changes no draft.",
+    hazard="rejected-node-kv-left-visible",
+    cause="bits of levels that are not drawn yet, or a context that ends behind the accepted tokens",
+)
+def test_stale(platform: Platform, lowering: str, seed: int) -> None:
+    seen = []
+    for junk in (1.0, -30.0):
+        made = rig(platform, make_config(lowering=lowering, k=4, tree=TREE), "paged", "eagle")
+        (batch,) = make_batches(made.config, made.head.aux_size, seed, [3])
+        batch = away_from_the_end(made.config, replace(batch, num_sampled=[made.config.query_len] * 3))
+        for start, blocks in zip(batch.start_positions, batch.blocks, strict=True):
+            for place in range(start, len(blocks) * made.config.block_size):
+                block, offset = blocks[place // made.config.block_size], place % made.config.block_size
+                for cache in made.caches:
+                    cache.key[block, offset] = junk
+                    cache.value[block, offset] = junk
+        drafts = made.propose(batch)
+        assert drafts.parents is not None
+        seen.append((on_host(drafts.token_ids), on_host(drafts.parents), on_host(made.drafter.buffers.hidden)))
+        made.close()
+    for first, second, what in zip(*seen, ("tokens", "parents", "hidden states"), strict=True):
+        expect_equal(first, second, what)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@case(
+    "drafting.trees-stay-in-their-blocks",
+    "Nodes of a tree are written to blocks of their own request only, also across the end of a block.",
+    hazard="tree-slot-overlaps-next-request",
+    cause="slots counted on from the last one in memory, or too few KV slots reserved behind a request",
+)
+def test_blocks(platform: Platform, lowering: str, seed: int) -> None:
+    made = rig(platform, make_config(lowering=lowering, k=4, tree=TREE, max_num_requests=2), "paged", "eagle")
+    (batch,) = make_batches(made.config, made.head.aux_size, seed, [1])
+    block = made.config.block_size
+    batch = replace(batch, start_positions=[2 * block - made.config.query_len - 2], blocks=[[5, 1, 3, 7]])
+    before = made.host_caches()
+    made.round(batch)
+    for (key, value), (old_key, old_value) in zip(made.host_caches(), before, strict=True):
+        for other in (2, 4, 6, 8):
+            expect_equal(key[other - 1], old_key[other - 1], f"keys of block {other}, which is another request's")
+            expect_equal(value[other - 1], old_value[other - 1], f"values of block {other}")
+        assert not torch.equal(key[2, : block // 2], old_key[2, : block // 2]), "no node behind the end of a block"
+    made.close()
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "mtp", "draft-model"])
+@case(
+    "decoding.trees-give-the-targets-tokens",
+    "Greedy output with draft trees is the target's own, over many rounds of accepted paths of every length.",
+    hazard="path-kv-not-moved",
+    cause="keys and values of an accepted path that stay where they were drawn",
+)
+def test_lossless(platform: Platform, lowering: str, kind: str, seed: int) -> None:
+    asked = requests(seed)
+    with decoder(platform, lowering=lowering, kind=kind, tree=TREE) as made:
+        expect_targets_tokens(made, asked, generate(made, asked))
+        if kind == "eagle":
+            assert made.metrics.accepted[1] > 0, "paths of two nodes must be accepted"
