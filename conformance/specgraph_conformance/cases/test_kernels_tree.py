@@ -46,7 +46,9 @@ def test_tree_attention(platform: Platform, way: str, seed: int) -> None:
     for part in cache:
         part[BLOCKS[0][0], rows + 5 :] = float("nan")  # past the end of request 0
     bits = torch.tensor([sum(1 << i for i in line(row)) for row in range(rows)] * 3)
-    there = [t.to(platform.device) for t in (query, *cache, torch.tensor(BLOCKS, dtype=torch.int32))]
+    rows_there, keys_there, values_there = (t.to(platform.device) for t in (query, *cache))
+    table = torch.tensor(BLOCKS, dtype=torch.int32, device=platform.device)
+    there = rows_there, keys_there, values_there, table
     seq_lens = torch.tensor(lengths, dtype=torch.int32, device=platform.device)
     words, out = bits.to(platform.device), full(platform, *query.shape, dtype=torch.float32)
     run_op(
