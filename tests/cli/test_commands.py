@@ -101,8 +101,7 @@ def refused(run, *words):
 
 
 def test_conformance_from_a_checkout_that_is_not_installed(monkeypatch):
-    command = sys.modules["specgraph.cli.conformance"]
-    monkeypatch.setattr(command, "installed_version", lambda distribution: "")
+    monkeypatch.setattr("specgraph.platforms.installed.installed_version", lambda distribution: "")
     run = specgraph("conformance", "cpu")
     assert run.returncode == 1
     message = "specgraph: the conformance suite is here but not installed: pip install --no-deps -e ./conformance"

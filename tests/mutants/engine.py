@@ -10,7 +10,7 @@ import pytest
 from mutants.registry import mutant
 from torch import Tensor
 
-import specgraph.decoding.target
+import specgraph.decoding.verify
 import specgraph.drafting.buffers
 import specgraph.drafting.program
 import specgraph.runner.config
@@ -179,7 +179,7 @@ def graph_reuses_target_metadata(patch: pytest.MonkeyPatch) -> None:
         key = requests, query_len, block_table.shape, block_table.device
         return made.setdefault(key, real(requests, query_len, block_table))
 
-    for module in (specgraph.drafting.buffers, specgraph.decoding.target):
+    for module in (specgraph.drafting.buffers, specgraph.decoding.verify):
         patch.setattr(module, "allocate_metadata", allocate_metadata)
 
 
