@@ -175,9 +175,9 @@ def graph_reuses_target_metadata(patch: pytest.MonkeyPatch) -> None:
     real = specgraph.drafting.buffers.allocate_metadata
     made: dict[Any, Any] = {}
 
-    def allocate_metadata(requests: int, query_len: int, block_table: Tensor) -> Any:
-        key = requests, query_len, block_table.shape, block_table.device
-        return made.setdefault(key, real(requests, query_len, block_table))
+    def allocate_metadata(requests: int, query_len: int, block_table: Tensor, tree_len: int = 0) -> Any:
+        key = requests, query_len, block_table.shape, block_table.device, tree_len
+        return made.setdefault(key, real(requests, query_len, block_table, tree_len))
 
     for module in (specgraph.drafting.buffers, specgraph.decoding.verify):
         patch.setattr(module, "allocate_metadata", allocate_metadata)
