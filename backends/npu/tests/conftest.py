@@ -79,8 +79,9 @@ def run_script() -> Callable[..., subprocess.CompletedProcess[str]]:
         simulator = {"lenient": SHAPES} | {name: value for name, value in options.items() if not name.isupper()}
         prelude = f"import ascendsim\nruntime = ascendsim.load({str(BUILD)!r}, {flavour!r}, **{simulator!r})\n"
         paths = [str(HERE.parent / "simulator"), str(HERE.parent), str(ROOT), str(ROOT / "tests"), str(HERE)]
+        # -u: some scripts end by os._exit, which would drop what print still holds.
         return subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", prelude + textwrap.dedent(code)],
+            [sys.executable, "-u", "-W", "ignore", "-c", prelude + textwrap.dedent(code)],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment},
             capture_output=True,
             text=True,
