@@ -12,6 +12,7 @@ import typer
 
 from specgraph.cli.audit import audit
 from specgraph.cli.bench import bench
+from specgraph.cli.chat import chat
 from specgraph.cli.conformance import conformance
 from specgraph.cli.env import env
 from specgraph.cli.explain import explain
@@ -22,7 +23,7 @@ from specgraph.cli.tune import tune
 from specgraph.errors import SpecgraphError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
-for command in (generate, platforms, explain, bench, tune, conformance, audit, env, new_backend):
+for command in (generate, chat, platforms, explain, bench, tune, conformance, audit, env, new_backend):
     app.command()(command)
 
 

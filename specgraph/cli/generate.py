@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,30 +16,18 @@ from specgraph.cli.env import choose_threads
 from specgraph.cli.options import DraftOption, JsonOption, PlatformOption, TargetOption, with_engine_options
 from specgraph.cli.output import check_output, write_json
 from specgraph.cli.prompts import Prompt, read_prompts
+from specgraph.cli.streaming import LEGEND, Result, show_texts
 from specgraph.cli.waiting import waiting
 
 if TYPE_CHECKING:
     from specgraph.decoding.text import TextGenerator
 
-ACCEPTED = "green underline"
-"""Style of accepted text. Underlined too, for terminals without colour."""
-
 _OF_A_ROUND = ("verify", "propose", "round")
 """Phases of the programs that a round consists of."""
 
 
-@dataclass(slots=True)
-class Result:
-    """What was generated for one prompt."""
-
-    prompt: Prompt
-    text: str = ""
-    tokens: list[int] = field(default_factory=list[int])
-    finish_reason: str | None = None
-    accepted: list[int] = field(default_factory=list[int])
-    """Accepted draft tokens of every verify, as far as they are in the output."""
-    seconds: float = 0.0
-    """Wall time, prefill included, capture not."""
+_MOST_TOGETHER = 8
+"""Prompts that run together where --max-num-requests is not given: every size up to it is captured."""
 
 
 @with_engine_options(without=("sampled", "max_num_requests", "sampling_parameters", "logprobs"))
@@ -63,6 +51,9 @@ def generate(
     repetition_penalty: Annotated[float, typer.Option(help="Of tokens of prompt and output; 1 for none.")] = 1.0,
     presence_penalty: Annotated[float, typer.Option(help="Of tokens of the output; 0 for none.")] = 0.0,
     frequency_penalty: Annotated[float, typer.Option(help="Times the count in the output; 0 for none.")] = 0.0,
+    max_num_requests: Annotated[
+        int | None, typer.Option(min=1, help="Prompts that run together. Default: all, at most 8.")
+    ] = None,
     compare: Annotated[bool, typer.Option(help="Also decode without drafting, and show both speeds.")] = True,
     options: Any = None,
     platform: PlatformOption = None,
@@ -87,7 +78,10 @@ def generate(
             acceptance = options.synthetic_acceptance if speculate else None
             sampled = any(each.temperature > 0 for each in asked)
             parameters = any(each.has_parameters for each in asked)
-            chosen = replace(options, sampled=sampled, sampling_parameters=parameters, synthetic_acceptance=acceptance)
+            chosen = replace(
+                options, sampled=sampled, sampling_parameters=parameters, synthetic_acceptance=acceptance,
+                max_num_requests=max_num_requests or min(len(asked), _MOST_TOGETHER),
+            )  # fmt: skip
             return load_generator(
                 target, draft, platform=opened, speculate=speculate, progress=progress, options=chosen
             )
@@ -98,14 +92,15 @@ def generate(
             generator.decoder.check(request)
     console.print(f"[dim]{generator.description}{threads}[/]")
     if console.is_terminal:
-        console.print(f"[dim]text from accepted draft tokens looks[/] [{ACCEPTED}]like this[/]")
+        console.print(LEGEND)
     folders = {"target": str(target or "tiny-python"), "draft": str(draft or "eagle3")}
     results: list[Result] = []
-    interrupted = False
+    interrupted, start, seconds = False, time.perf_counter(), 0.0
     try:
-        for each, request in zip(asked, requests, strict=True):
-            results.append(Result(each))
-            _stream(generator, request, stop or (), results[-1], console)
+        try:
+            show_texts(generator, requests, stop or (), console, results)
+        finally:
+            seconds = time.perf_counter() - start
         plain = None
         if compare:
             with waiting() as captured:
@@ -114,7 +109,7 @@ def generate(
     except KeyboardInterrupt:
         interrupted, plain = True, None
         console.print()
-    report = _report(generator, results, plain, folders)
+    report = _report(generator, asked, results, seconds, plain, folders)
     _table(console, report, generator)
     if json is not None:
         write_json(report | ({"interrupted": True} if interrupted else {}), json)
@@ -124,36 +119,22 @@ def generate(
         raise typer.Exit(130)
 
 
-def _stream(generator: TextGenerator, request: Any, stop: Any, result: Result, console: Console) -> None:
-    """Generate for one prompt, show the text as it comes, and fill in `result` also when interrupted."""
-    console.print()
-    console.print(generator.tokenizer.decode(list(request.prompt_token_ids)), style="dim", end="", markup=False)
-    start = time.perf_counter()
-    with generator.stream_text(request, stop=stop) as stream:
-        try:
-            for piece in stream:
-                style = ACCEPTED if piece.is_accepted else None
-                console.print(piece.text, style=style, end="", markup=False, soft_wrap=True)
-        finally:
-            result.seconds = time.perf_counter() - start
-            result.text, result.tokens, result.accepted = stream.text, stream.token_ids, stream.accepted
-            result.finish_reason = stream.finish_reason
-    console.print("\n")
-
-
 def _plain(generator: TextGenerator, prompts: list[Prompt], chat: bool) -> float:
     """Tokens per second of the same prompts without drafting."""
-    count, start = 0, time.perf_counter()
-    for each in prompts:
-        request = generator.request(each.prompt, chat=chat, **each.settings)
-        count += len(generator.generate([request])[0].token_ids)
+    start = time.perf_counter()
+    results = generator.generate([generator.request(each.prompt, chat=chat, **each.settings) for each in prompts])
     seconds = time.perf_counter() - start
     generator.close()
-    return count / seconds
+    return sum(len(result.token_ids) for result in results) / seconds
 
 
 def _report(
-    generator: TextGenerator, results: list[Result], plain: float | None, folders: dict[str, str]
+    generator: TextGenerator,
+    asked: list[Prompt],
+    results: list[Result],
+    seconds: float,
+    plain: float | None,
+    folders: dict[str, str],
 ) -> dict[str, Any]:
     from specgraph import __version__
 
@@ -161,13 +142,13 @@ def _report(
     assert drafter is not None
     accepted = [count for result in results for count in result.accepted]
     positions = drafter.config.num_speculative_tokens
-    tokens, seconds = sum(len(result.tokens) for result in results), sum(result.seconds for result in results)
+    tokens = sum(len(result.tokens) for result in results)
     rows = [
         {
-            **asdict(result.prompt), "text": result.text, "tokens": result.tokens, "num_tokens": len(result.tokens),
+            **asdict(prompt), "text": result.text, "tokens": result.tokens, "num_tokens": len(result.tokens),
             "finish_reason": result.finish_reason, "seconds": result.seconds,
         }
-        for result in results
+        for prompt, result in zip(asked, results, strict=True)
     ]  # fmt: skip
     rounds = generator.decoder.rounds.num_rounds
     per_round = sum(runner.launches[phase] for runner in generator.decoder.runners.values() for phase in _OF_A_ROUND)
@@ -178,11 +159,14 @@ def _report(
         **(rows[0] if len(rows) == 1 else {"results": rows, "num_tokens": tokens}),
         "num_speculative_tokens": positions,
         # tokens per verify; the first token of each output comes from its prefill
-        "mean_acceptance_length": (tokens - len(results)) / len(accepted) if accepted else None,
+        "mean_acceptance_length": (tokens - sum(bool(result.tokens) for result in results)) / len(accepted)
+        if accepted
+        else None,
         "acceptance_per_position": [
             sum(count > place for count in accepted) / len(accepted) if accepted else None for place in range(positions)
         ],
         "rounds": len(accepted),
+        "max_num_requests": generator.decoder.config.max_num_requests,
         "graph_launches_per_propose": launches,
         "graph_launches_per_round": per_round / max(rounds, 1),
         "mode": drafter.resolution.mode.name,
@@ -208,6 +192,8 @@ def _table(console: Console, report: dict[str, Any], generator: TextGenerator) -
         shares = [f"{share:.0%}" for share in report["acceptance_per_position"][:16]]
         more = "  ..." if len(report["acceptance_per_position"]) > 16 else ""
         table.add_row("acceptance per position", "  ".join(shares) + more)
+    if not one:
+        table.add_row("prompts", f"{len(report['results'])}, {report['max_num_requests']} at a time")
     table.add_row("draft tokens K", str(report["num_speculative_tokens"]))
     if one:
         sampling = f"temperature {report['temperature']:g}, seed {report['seed']}"

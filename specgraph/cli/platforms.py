@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from specgraph.cli.options import JsonOption
 from specgraph.cli.output import check_output, write_json
+from specgraph.errors import PlatformError
 
 if TYPE_CHECKING:
     from specgraph.platforms import Discovered, Probe
@@ -17,15 +20,26 @@ if TYPE_CHECKING:
 def platforms(
     json: JsonOption = None,
 ) -> None:
-    """Show every installed platform: available or why not, versions, capabilities."""
+    """Show every installed platform: available or why not, versions, capabilities, and which one is selected."""
     check_output("--json", json)
-    from specgraph.platforms import discover
+    from specgraph.platforms import discover, select_platform
 
-    rows = [_row(name, item) for name, item in discover().items()]
+    found = discover()
+    rows = [_row(name, item) for name, item in found.items()]
+    try:
+        selected = select_platform(None, found, os.environ)
+    except PlatformError as error:
+        remark = f"none is selected: {error}"
+    else:
+        remark = f"selected: {selected.name}, because {selected.reason}"
+        if selected.name not in found:
+            remark += "; no platform of this name is installed"
+        for row in rows:
+            row["selected"] = selected.reason if row["name"] == selected.name else None
     if json is not None:
         write_json(rows, json)
     if json != "-":
-        _show(rows)
+        _show(rows, remark)
 
 
 def _row(name: str, item: Discovered) -> dict[str, Any]:
@@ -39,6 +53,7 @@ def _row(name: str, item: Discovered) -> dict[str, Any]:
         "reason": reason or probe.reason,
         "versions": dict(probe.versions),
         "capabilities": capabilities,
+        "selected": None,
     }
 
 
@@ -57,15 +72,17 @@ def _capabilities(item: Discovered, probe: Probe) -> tuple[dict[str, Any], str]:
         platform.close()
 
 
-def _show(rows: list[dict[str, Any]]) -> None:
-    console = Console()
+def _show(rows: list[dict[str, Any]], remark: str) -> None:
+    console = Console(highlight=False)
     for row in rows:
-        state = "[green]available[/]" if row["available"] else f"[yellow]not available[/]: {row['reason']}"
+        state = "[green]available[/]" if row["available"] else f"[yellow]not available[/]: {escape(row['reason'])}"
         versions = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
-        console.print(f"[bold]{row['name']}[/]  {row['distribution']} {row['version']}  {state}  {versions}")
+        mark = "[bold green]*[/]" if row["selected"] else " "
+        console.print(f"{mark} [bold]{row['name']}[/]  {row['distribution']} {row['version']}  {state}  {versions}")
         if row["capabilities"]:
             table = Table(show_header=False, box=None, padding=(0, 2))
             marks = {"yes": "[green]yes[/]", "no": "[red]no[/]", "quirk": "[yellow]quirk[/]"}
             for name, support in row["capabilities"].items():
-                table.add_row("", name, marks[support["level"]], support["reason"])
+                table.add_row("", name, marks[support["level"]], escape(support["reason"]))
             console.print(table)
+    console.print(f"[bold green]*[/] {escape(remark)}; --platform NAME or SPECGRAPH_PLATFORM=NAME selects another one")

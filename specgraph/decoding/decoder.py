@@ -83,6 +83,7 @@ class SpeculativeDecoder:
         self._waiting: deque[Running] = deque()
         self._ended: list[Chunk] = []
         self._next_id = 0
+        self._closed = False
         self.runners: Mapping[str, ModelRunner] = {"target": self.target}
         """What holds captured graphs, by name."""
         self.rounds: Rounds | DeviceRounds
@@ -200,13 +201,17 @@ class SpeculativeDecoder:
 
         Raises:
             CapacityError: the prompt or the KV that it may need is too long.
-            ConfigError: it wants sampling, and this decoder is greedy; or a token is not in the target's vocabulary.
+            ConfigError: it wants sampling, and this decoder is greedy; a token is not in the target's vocabulary; or
+                the decoder is closed.
         """
+        if self._closed:
+            raise ConfigError("this generator is closed: close() has released its graphs; load another one")
         vocab = self.target.target.vocab_size
         check_request(request, self.config, self.query_len, vocab, self.allocator.capacity)
 
     def close(self) -> None:
-        """Release graphs and their memory."""
+        """Release graphs and their memory. Twice is harmless; requests are refused afterwards."""
+        self._closed = True
         for runner in self.runners.values():
             runner.close()
 

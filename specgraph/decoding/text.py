@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
@@ -40,7 +41,10 @@ def shipped_pair() -> tuple[Path, Path]:
 
 @dataclass(frozen=True, slots=True)
 class TextGenerator:
-    """A loaded pair with its tokenizer, ready to generate. Made by `load_generator`; `close()` frees the graphs."""
+    """A loaded pair with its tokenizer, ready to generate. Made by `load_generator`.
+
+    A context manager: leaving it, or `close()`, frees the graphs.
+    """
 
     decoder: SpeculativeDecoder
     tokenizer: Tokenizer
@@ -53,7 +57,7 @@ class TextGenerator:
 
     def request(
         self,
-        prompt: str,
+        prompt: str | Sequence[Mapping[str, str]],
         *,
         max_tokens: int = 128,
         temperature: float = 0.0,
@@ -64,16 +68,18 @@ class TextGenerator:
         """A request for one prompt.
 
         Args:
+            prompt: a text; or the messages of a conversation, each with `role` (system, user, assistant) and `content`,
+                which are put into the target's chat template.
             max_tokens: tokens to generate, at most.
             temperature: 0 is greedy; above 0 the generator must have been loaded with `sampled=True`.
             seed: sampling repeats for the same seed.
-            chat: put the prompt into the target's chat template, as a message of the user.
+            chat: put the text into the target's chat template, as a message of the user.
             parameters: top_k, top_p, min_p, penalties and logit_bias as in `Request`; the generator must have been
                 loaded with `sampling_parameters=True`.
 
         Raises:
             ConfigError: the prompt is empty, it can't be sampled here, or a parameter is not supported.
-            CheckpointError: with `chat`, the target's folder has no usable template.
+            CheckpointError: for messages or with `chat`, the target's folder has no usable template.
         """
         known = {field.name for field in fields(Request)}
         if unknown := sorted(parameters.keys() - known):
@@ -81,8 +87,11 @@ class TextGenerator:
             raise ConfigError(f"'{unknown[0]}' is not supported: {why}")
         if temperature > 0 and not self.decoder.config.sampled:
             raise ConfigError(f"temperature {temperature}: this generator is greedy; load it with sampled=True")
-        text = render_chat(self.folder, [{"role": "user", "content": prompt}]) if chat else prompt
-        ids = self.tokenizer.encode(text, add_special_tokens=not chat).ids
+        if isinstance(prompt, str) and not chat:
+            ids = self.tokenizer.encode(prompt).ids
+        else:
+            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+            ids = self.tokenizer.encode(render_chat(self.folder, messages), add_special_tokens=False).ids
         return Request(
             prompt_token_ids=ids,
             max_tokens=max_tokens,
@@ -104,6 +113,7 @@ class TextGenerator:
             An iterable of `TextPiece` that is also a context manager.
         """
         request = self.request(prompt, **settings) if isinstance(prompt, str) else prompt
+        self.decoder.check(request)
         return TextStream(self.tokenizer, request, self.stream([request]), stop)
 
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
@@ -135,14 +145,30 @@ class TextGenerator:
             yield chunk
 
     def text(self, prompts: str | Sequence[str], *, max_tokens: int = 128) -> list[str]:
-        """Greedy continuations, one per prompt; a single string is one prompt."""
+        """Greedy continuations, one per prompt; a single string is one prompt.
+
+        Warns where `max_num_requests` is less than the number of prompts, so that some wait for others.
+        """
         texts = [prompts] if isinstance(prompts, str) else prompts
+        together = self.decoder.config.max_num_requests
+        if len(texts) > together:
+            warnings.warn(
+                f"{len(texts)} prompts are generated {together} at a time; load_generator(max_num_requests="
+                f"{len(texts)}) runs them together",
+                stacklevel=2,
+            )
         results = self.generate([self.request(text, max_tokens=max_tokens) for text in texts])
         return [self.tokenizer.decode(result.token_ids) for result in results]
 
     def close(self) -> None:
-        """Release graphs and their memory."""
+        """Release graphs and their memory; requests are refused afterwards."""
         self.decoder.close()
+
+    def __enter__(self) -> TextGenerator:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
 
 def load_generator(

@@ -93,7 +93,14 @@ class TextStream:
     A context manager; leaving it before the end stops the generation.
     """
 
-    def __init__(self, tokenizer: Tokenizer, request: Request, chunks: Iterator[Chunk], stop: Sequence[str]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, request: Request, chunks: Iterator[Chunk] | None = None, stop: Sequence[str] = ()
+    ) -> None:
+        """
+        Args:
+            chunks: of this request; none if the caller hands them to `push`, as one of several requests.
+            stop: the text ends before the first of these strings.
+        """
         self.token_ids: list[int] = []
         """All tokens so far, those of a stop string included."""
         self.text = ""
@@ -102,10 +109,11 @@ class TextStream:
         """`stop` after a stop token or a stop string, `length` at a limit; None while it goes on."""
         self.accepted: list[int] = []
         """Accepted draft tokens of every verify so far, without those that a limit cut off."""
-        self._chunks, self._stop = chunks, StopStrings(stop)
+        self._chunks, self._stop = iter(()) if chunks is None else chunks, StopStrings(stop)
         self._detokenizer = Detokenizer(tokenizer, request.prompt_token_ids)
         self._marks: deque[tuple[int, bool]] = deque()
         self._stop_token_ids = frozenset(request.stop_token_ids)
+        self._started = False
 
     def __enter__(self) -> TextStream:
         return self
@@ -122,24 +130,34 @@ class TextStream:
             close()
 
     def __iter__(self) -> Iterator[TextPiece]:
-        for number, chunk in enumerate(self._chunks):
-            if chunk.finish_reason == "refused":
-                raise CapacityError(chunk.message)
-            if number:  # the first chunk is the prefill's token
-                self.accepted.append(chunk.num_accepted)
-            self.token_ids += chunk.token_ids
-            shown = chunk.token_ids
-            if chunk.finish_reason == "stop" and shown and shown[-1] in self._stop_token_ids:
-                shown = shown[:-1]  # a stop token is no text
-            yield from self._decode(shown[: chunk.num_accepted], is_accepted=True)
-            last = chunk.finish_reason is not None
-            yield from self._decode(shown[chunk.num_accepted :], is_accepted=False, final=last)
+        for chunk in self._chunks:
+            yield from self.push(chunk)
             if self._stop.found:
-                self.finish_reason = "stop"
                 self.close()
                 return
-            self.finish_reason = chunk.finish_reason
-        yield from self._pieces(self._stop.flush())
+
+    def push(self, chunk: Chunk) -> Iterator[TextPiece]:
+        """The pieces that a round adds. `finish_reason` is "stop" after the chunk in which a stop string was found,
+        whatever the chunk says: the caller then ends the request.
+
+        Raises:
+            CapacityError: the request was refused.
+        """
+        if chunk.finish_reason == "refused":
+            raise CapacityError(chunk.message)
+        if self._started:  # the first chunk is the prefill's token
+            self.accepted.append(chunk.num_accepted)
+        self._started = True
+        self.token_ids += chunk.token_ids
+        shown = chunk.token_ids
+        if chunk.finish_reason == "stop" and shown and shown[-1] in self._stop_token_ids:
+            shown = shown[:-1]  # a stop token is no text
+        yield from self._decode(shown[: chunk.num_accepted], is_accepted=True)
+        last = chunk.finish_reason is not None
+        yield from self._decode(shown[chunk.num_accepted :], is_accepted=False, final=last)
+        self.finish_reason = "stop" if self._stop.found else chunk.finish_reason
+        if last:
+            yield from self._pieces(self._stop.flush())
 
     def _decode(self, token_ids: Sequence[int], *, is_accepted: bool, final: bool = False) -> Iterator[TextPiece]:
         if self._stop.found or not (token_ids or final):

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from specgraph.errors import ReadSetError, StaleInputError
+from specgraph.platforms.source import user_line, variable_name
 
 ReadSet = Callable[[], Mapping[str, Tensor]]
 """Gives the persistent tensors by name, as they are now; called again before each checked replay."""
@@ -64,16 +65,18 @@ class ReadSetGuard(TorchDispatchMode):
         if base in self._names:
             self.touched.add(self._names[base])
             return
-        what = f"{func} touches a tensor {list(tensor.shape)} {tensor.dtype} on {tensor.device}"
+        name = variable_name(tensor)
+        which = f"the tensor '{name}'" if name else "a tensor"
+        what = f"{user_line()}: {func} touches {which} {list(tensor.shape)} {tensor.dtype} on {tensor.device}"
         if tensor.device != self._device:
             raise ReadSetError(
                 f"{what} while capturing for {self._device}: its value would be baked into the graph. Make it a "
-                "device tensor before capture and name it in the read-set."
+                "device tensor before capture, and return it from the model's weights() or a backend's named_tensors()."
             )
         raise ReadSetError(
-            f"{what} that is neither a weight, a KV cache, a named buffer, nor made in the graph. Replays would read "
-            "this very memory whatever becomes of the tensor: write its contents into a named buffer, in place, or "
-            "add it to the read-set."
+            f"{what}, which is neither a weight, a KV cache, a named buffer, nor made in the graph. Replays would read "
+            "this very memory whatever becomes of the tensor. If it is constant, return it from the model's weights() "
+            "(or the attention backend's named_tensors()); else write its contents into a named buffer, in place."
         )
 
 

@@ -120,6 +120,7 @@ class GraphRunner:
         self._pool = platform.graph_pool()
         self._captured: dict[BatchDescriptor, Captured] = {}
         self._plain: dict[BatchDescriptor, Graph] = {}
+        self._closed = False
         self.launches = 0
         """Graph launches so far."""
 
@@ -205,6 +206,8 @@ class GraphRunner:
             self.launches += 1
             return 1
         captured = self._captured.get(descriptor)
+        if self._closed:
+            raise CaptureError(f"{descriptor}: these graphs are closed; make and capture a new drafter or generator")
         if captured is None:
             raise CaptureError(f"{descriptor} was never captured; captured are: {', '.join(map(str, self._captured))}")
         if self._check_inputs:
@@ -227,6 +230,7 @@ class GraphRunner:
 
     def close(self) -> None:
         """Release the graphs and their pool."""
+        self._closed = True
         for captured in self._captured.values():
             for piece in captured.pieces:
                 if isinstance(piece, Graph):

@@ -25,7 +25,7 @@ from specgraph.platforms.interface import (
     TaskGroup,
 )
 from specgraph.platforms.pool import GraphPool
-from specgraph.platforms.selection import ENV_VAR, open_platform
+from specgraph.platforms.selection import ENV_VAR, Selection, open_platform, select_platform
 
 __all__ = [
     "ENV_VAR",
@@ -44,6 +44,7 @@ __all__ = [
     "PlatformInfo",
     "Probe",
     "Rule",
+    "Selection",
     "Stream",
     "Support",
     "TaskGroup",
@@ -53,6 +54,7 @@ __all__ = [
     "no",
     "open_platform",
     "quirk",
+    "select_platform",
     "trial",
     "yes",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from specgraph.errors import PlatformError
 from specgraph.platforms.discovery import Discovered, discover
@@ -14,6 +15,31 @@ ENV_VAR = "SPECGRAPH_PLATFORM"
 FALLBACK = "cpu"
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A platform by name, and why this one; whether it is available is not known yet."""
+
+    name: str
+    index: int
+    reason: str
+
+
+def select_platform(asked: str | None, backends: Mapping[str, Discovered], environ: Mapping[str, str]) -> Selection:
+    """What `open_platform` opens for these arguments.
+
+    Raises:
+        PlatformError: several accelerators are available, or the index is no number.
+    """
+    if asked:
+        return Selection(*_parse(asked), "asked for by name")
+    if variable := environ.get(ENV_VAR):
+        return Selection(*_parse(variable), f"{ENV_VAR}={variable}")
+    if accelerator := _only_accelerator(backends):
+        return Selection(accelerator, 0, "the one accelerator that is available")
+    _log.info("no accelerator is available; running on the '%s' platform", FALLBACK)
+    return Selection(FALLBACK, 0, "no accelerator is available")
 
 
 def open_platform(
@@ -34,8 +60,8 @@ def open_platform(
             message lists every backend with the reason why it is not available.
     """
     backends = discover() if found is None else found
-    asked = name or (os.environ if environ is None else environ).get(ENV_VAR) or None
-    chosen, index = _parse(asked) if asked else (_only_accelerator(backends), 0)
+    selected = select_platform(name, backends, os.environ if environ is None else environ)
+    chosen, index = selected.name, selected.index
     item = backends.get(chosen)
     if item is None:
         raise PlatformError(f"unknown platform '{chosen}'.\n{_listing(backends)}")
@@ -54,7 +80,7 @@ def _parse(asked: str) -> tuple[str, int]:
     return name, int(index or 0)
 
 
-def _only_accelerator(backends: Mapping[str, Discovered]) -> str:
+def _only_accelerator(backends: Mapping[str, Discovered]) -> str | None:
     answering = {
         name: item.backend
         for name, item in backends.items()
@@ -64,10 +90,7 @@ def _only_accelerator(backends: Mapping[str, Discovered]) -> str:
     names = [name for name in answering if name not in imitated]
     if len(names) > 1:
         raise PlatformError(f"several accelerators are available: {', '.join(names)}. Choose one: {ENV_VAR}={names[0]}")
-    if names:
-        return names[0]
-    _log.info("no accelerator is available; running on the '%s' platform", FALLBACK)
-    return FALLBACK
+    return names[0] if names else None
 
 
 def _listing(backends: Mapping[str, Discovered]) -> str:

@@ -13,11 +13,11 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes, _pop_mode, _push_mode
 
 from specgraph.platforms.graph import Graph
+from specgraph.platforms.source import user_line
 from specgraph.reference.baking import tensors_in
 from specgraph.reference.checks.host_read import HostReadMode
 from specgraph.reference.checks.inputs import Inputs
 from specgraph.reference.checks.order import Access, Region
-from specgraph.reference.checks.source import user_line
 from specgraph.reference.pool import CpuGraphPool
 from specgraph.reference.recorder import EventNode, Recorder
 from specgraph.reference.tasks import CpuTaskGroup, Task

@@ -18,12 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_unflatten
 
 from specgraph.errors import CaptureError
+from specgraph.platforms.source import user_line
 from specgraph.reference.baking import Baker, map_tensors, tensor_over, tensors_in
 from specgraph.reference.checks.capturable import refusal
 from specgraph.reference.checks.host_read import host_read_error
 from specgraph.reference.checks.inputs import Inputs
 from specgraph.reference.checks.order import Access, Clock, Region, conflict, merge, order_error
-from specgraph.reference.checks.source import user_line
 from specgraph.reference.fake import Inferred, Shapes
 from specgraph.reference.ops import EMPTY, changes_metadata_only, is_composite, written_by
 from specgraph.reference.pool import CpuGraphPool

@@ -12,9 +12,9 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specgraph.errors import UpdateError
+from specgraph.platforms.source import user_line
 from specgraph.reference.baking import map_tensors, tensors_in
 from specgraph.reference.checks.order import Access
-from specgraph.reference.checks.source import user_line
 from specgraph.reference.executor import bind
 from specgraph.reference.fake import Shapes
 from specgraph.reference.ops import changes_metadata_only, is_composite

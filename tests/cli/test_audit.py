@@ -55,7 +55,8 @@ def test_a_tensor_outside_of_the_read_set_is_named():
     hidden_state = torch.randn(1)
     report = run(Broken(lambda head, hidden: hidden + hidden_state))
     assert report["first"]["tensor"] is None
-    assert "read-set" in report["first"]["message"]
+    assert "test_audit.py" in report["first"]["message"]
+    assert "the tensor 'hidden_state' [1]" in report["first"]["message"]
 
 
 def test_lengths_that_do_not_advance_in_the_graph_show_in_a_later_step(monkeypatch):

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import shutil
 import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from command import in_a_process, specgraph
 
-from specgraph import EngineOptions, __version__, load_generator, shipped_pair
+from specgraph import EngineOptions, PlatformError, __version__, load_generator, open_platform, shipped_pair
 from specgraph.cli.explain import explain
 from specgraph.cli.generate import generate
 
@@ -66,6 +68,38 @@ def test_platforms(tmp_path):
     for row in rows.values():
         assert set(row) >= {"name", "distribution", "version", "available", "reason", "capabilities"}
         assert row["available"] or row["reason"]
+
+
+def test_platforms_says_which_one_is_selected_and_why(monkeypatch):
+    def selected():
+        run = specgraph("platforms", "--json", "-")
+        return {row["name"]: row["selected"] for row in json.loads(run.stdout) if row["selected"]}
+
+    assert selected() == {"cpu": "SPECGRAPH_PLATFORM=cpu"}
+    assert "* cpu" in specgraph("platforms").stdout
+    monkeypatch.setenv("SPECGRAPH_PLATFORM", "abacus")
+    assert selected() == {}
+    assert "no platform of this name is installed" in " ".join(specgraph("platforms").stdout.split())
+    monkeypatch.delenv("SPECGRAPH_PLATFORM")
+    assert open_platform().info.name in selected()
+    monkeypatch.setattr("specgraph.platforms.select_platform", Mock(side_effect=PlatformError("several are available")))
+    assert "none is selected: several are available" in specgraph("platforms").stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_commands_and_options(shell):
+    for words, wanted in (("specgraph expl", "explain"), ("specgraph generate --speculative-num-st", "-num-steps")):
+        complete = {"_SPECGRAPH_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": words}
+        complete |= {
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(words.count(" ")),
+            "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        }
+        code = "import sys; sys.argv = ['specgraph']; from specgraph.cli import app; app(prog_name='specgraph')"
+        run = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **complete}, check=False
+        )
+        assert wanted in run.stdout, (run.stdout, run.stderr)
 
 
 def test_bench(tmp_path):

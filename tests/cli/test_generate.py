@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from rich.console import Console
 from specgraph.cli.env import choose_threads
 from specgraph.cli.prompts import Prompt, read_prompts
 from specgraph.cli.waiting import waiting
+from specgraph.decoding import chat_template
 from specgraph.decoding.text import load_generator, shipped_pair
 from specgraph.errors import ConfigError
 from specgraph.reference import CpuPlatform
@@ -87,6 +90,53 @@ def test_several_prompts_with_a_stop_string(tmp_path):
     assert [first["finish_reason"], first["text"].count("\n")] == ["stop", 0]
     assert second["num_tokens"] <= 5
     assert first["text"] in run.stderr
+
+
+def test_prompts_run_together_and_each_text_is_what_it_is_alone(tmp_path):
+    prompts = ["import os\n", "def main():\n", "class A:\n"]
+    file = tmp_path / "prompts.jsonl"
+    limits = (3, 9, 5)
+    lines = [json.dumps({"prompt": p, "max_tokens": n}) for p, n in zip(prompts, limits, strict=True)]
+    file.write_text("\n".join(lines))
+    run = specgraph("generate", *QUICK, "--prompts", file, "--json", "-")
+    report = json.loads(run.stdout)
+    assert (report["max_num_requests"], [row["prompt"] for row in report["results"]]) == (3, prompts)
+    serial = specgraph("generate", *QUICK, "--prompts", file, "--max-num-requests", 1, "--json", "-")
+    for row, alone in zip(report["results"], json.loads(serial.stdout)["results"], strict=True):
+        assert (row["text"], row["tokens"]) == (alone["text"], alone["tokens"])
+    assert "3, 1 at a time" in serial.stderr
+    shown = [run.stderr.index(prompt + row["text"]) for prompt, row in zip(prompts, report["results"], strict=True)]
+    assert shown == sorted(shown), "texts are shown in the order of the prompts"
+
+
+def test_a_conversation(tmp_path, monkeypatch):
+    pair = [Path(shutil.copytree(folder, tmp_path / folder.name)) for folder in shipped_pair()]
+    template = "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}"
+    (pair[0] / "chat_template.jinja").write_text(template)
+    seen = []
+    render = chat_template.render_chat
+
+    def rendered(folder, messages):
+        seen.append([dict(message) for message in messages])
+        return render(folder, messages)
+
+    monkeypatch.setattr("specgraph.decoding.text.render_chat", rendered)
+    monkeypatch.setattr("sys.stdin", io.StringIO("def a():\nclass B:\n\nnever read\n"))
+    folders = ("--target", pair[0], "--draft", pair[1])
+    run = specgraph("chat", *folders, "--system", "Be brief.", "--lowering", "eager", "--max-tokens", 6)
+    assert run.returncode == 0, run.stderr
+    first, second = seen
+    assert [message["role"] for message in second] == ["system", "user", "assistant", "user"]
+    assert [first[0]["content"], first[1]["content"], second[3]["content"]] == ["Be brief.", "def a():", "class B:"]
+    generator = load_generator(*pair, platform="cpu", lowering="eager")
+    answer = generator.tokenizer.decode(generator.generate([generator.request(first, max_tokens=6)])[0].token_ids)
+    assert second[2]["content"] == answer
+    assert answer in run.stdout
+
+
+def test_a_conversation_needs_a_chat_template():
+    run = specgraph("chat")
+    assert (run.returncode, "has no chat template" in run.stderr) == (1, True)
 
 
 def test_a_target_without_a_chat_template_says_so():

@@ -10,7 +10,7 @@ import torch
 from tiny_checkpoints import write_eagle3, write_target
 
 from specgraph.decoding.text import load_generator, shipped_pair
-from specgraph.errors import CheckpointError, ConfigError
+from specgraph.errors import CaptureError, CheckpointError, ConfigError
 
 PROMPT = "class TestCase(unittest.TestCase):\n    def setUp(self):\n"
 
@@ -125,6 +125,31 @@ def test_a_stop_string_ends_the_request_and_frees_its_blocks(generator):
     assert stream.text == whole.partition("\n")[0]
     assert stream.finish_reason == "stop"
     assert generator.decoder.allocator.num_free == free
+
+
+def test_more_prompts_than_run_together_are_told(generator):
+    with pytest.warns(UserWarning, match=r"3 prompts are generated 2 at a time; load_generator\(max_num_requests=3\)"):
+        assert len(generator.text([PROMPT, "import os", "def f():"], max_tokens=2)) == 3
+
+
+@pytest.mark.parametrize("lowering", ["eager", "merged"])
+def test_a_closed_generator_says_so(lowering):
+    settings = {"lowering": lowering, "max_model_len": 32, "prefill_sizes": [8], "mode": "auto"}
+    with load_generator(platform="cpu", **settings) as generator:
+        request = generator.request("x", max_tokens=2)
+        generator.generate([request])
+    generator.close()
+    for use in (
+        lambda: generator.text("x"),
+        lambda: generator.stream_text("x"),
+        lambda: generator.generate([request]),
+        lambda: generator.add(request),
+    ):
+        with pytest.raises(ConfigError, match="this generator is closed"):
+            use()
+    if lowering == "merged":
+        with pytest.raises(CaptureError, match="these graphs are closed"):
+            generator.decoder.drafter.propose(generator.decoder.drafter.inputs(1))
 
 
 def test_a_greedy_generator_refuses_a_temperature_at_once(generator):

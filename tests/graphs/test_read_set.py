@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 from torch import Tensor
@@ -61,9 +63,45 @@ def test_only_what_was_touched_is_reported(named):
 )
 def test_a_stray_tensor_is_an_error_naming_op_and_tensor(named, touch, op):
     stray = torch.ones(8)
-    with guard(named), pytest.raises(ReadSetError, match=rf"({op}).* tensor \[8\] torch.float32 on cpu") as caught:
+    with (
+        guard(named),
+        pytest.raises(ReadSetError, match=rf"({op})\S* touches the tensor 'stray' \[\d\] torch.float32") as caught,
+    ):
         touch(named, stray)
     assert "named buffer" in str(caught.value)
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.plain = torch.ones(8)
+        self.register_buffer("scale", torch.ones(8))
+        self.weight = torch.nn.Parameter(torch.ones(8))
+
+    def forward(self, x, which):
+        if which == "plain":
+            return x * self.plain[2:].sum()
+        return x * (self.scale if which == "scale" else self.weight)
+
+
+@pytest.mark.parametrize("which", ["plain", "scale", "weight"])
+def test_the_message_has_the_line_the_variable_and_what_to_do(named, which):
+    """A tensor of a model that its `weights()` leave out."""
+    module = Scaled()
+    with torch.no_grad(), guard(named), pytest.raises(ReadSetError) as caught:
+        module(named["buffers.out"], which)
+    lines, start = inspect.getsourcelines(Scaled.forward)
+    place = start + next(i for i, line in enumerate(lines) if "self.plain" in line) + (0 if which == "plain" else 1)
+    message = str(caught.value)
+    assert message.startswith(f"{__file__}:{place}: aten.")
+    assert f"the tensor 'self.{which}' [8]" in message
+    assert "weights()" in message
+
+
+def test_a_tensor_that_no_variable_holds_has_no_name(named):
+    make = [torch.ones(3)].pop
+    with guard(named), pytest.raises(ReadSetError, match=r"touches a tensor \[3\]"):
+        make().sum()
 
 
 def test_the_fields_commonest_bug_metadata_reassigned(named):

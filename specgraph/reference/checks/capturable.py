@@ -8,9 +8,9 @@ import torch
 from torch._ops import OpOverload
 
 from specgraph.errors import CaptureError
+from specgraph.platforms.source import in_compiled_function, user_line
 from specgraph.reference.baking import tensors_in
 from specgraph.reference.checks.host_read import host_read_error
-from specgraph.reference.checks.source import in_compiled_function, user_line
 from specgraph.reference.ops import RESIZING
 
 _INDEX_PUT = (torch.ops.aten.index_put_, torch.ops.aten.index_put)

@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from specgraph.errors import HostReadError
-from specgraph.reference.checks.source import user_line
+from specgraph.platforms.source import user_line
 
 _READS: dict[Any, str] = {
     getattr(torch.Tensor, name): shown

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from specgraph.platforms.source import user_line
 from specgraph.reference.baking import tensors_in
 from specgraph.reference.checks.order import Access, Clock, EagerLog, Region, conflict, merge, order_error
-from specgraph.reference.checks.source import user_line
 from specgraph.reference.ops import EMPTY, changes_metadata_only, written_by
 
 if TYPE_CHECKING:

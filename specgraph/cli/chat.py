@@ -1,0 +1,75 @@
+"""`specgraph chat`: a conversation with a target in a terminal, accepted draft tokens marked."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from specgraph.cli.env import choose_threads
+from specgraph.cli.options import DraftOption, PlatformOption, TargetOption, with_engine_options
+from specgraph.cli.streaming import LEGEND, Result, show_texts
+from specgraph.cli.waiting import waiting
+from specgraph.errors import CapacityError
+
+
+@with_engine_options(without=("sampled", "max_num_requests", "sampling_parameters", "logprobs", "synthetic_acceptance"))
+def chat(
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    system: Annotated[str | None, typer.Option(help="A message of the system, before all others.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End an answer before this string; repeatable.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = 512,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Sampling repeats for the same seed.")] = 0,
+    options: Any = None,
+    platform: PlatformOption = None,
+) -> None:
+    """Talk to a target that has a chat template, one line per message; an empty line or Ctrl-D ends it.
+
+    Every answer sees the whole conversation, which is prefilled again each time.
+    """
+    console = Console(highlight=False)
+    messages = [{"role": "system", "content": system}] if system else list[dict[str, str]]()
+    with waiting() as captured:
+        from specgraph.decoding.chat_template import render_chat
+        from specgraph.decoding.text import load_generator, shipped_pair
+        from specgraph.platforms import open_platform
+
+        folder = target or shipped_pair()[0]
+        render_chat(folder, [*messages, {"role": "user", "content": "?"}])  # refuses a folder without a template
+        opened = open_platform(platform)
+        threads = choose_threads(opened, folder)
+        chosen = replace(options, sampled=temperature > 0)
+        generator = load_generator(target, draft, platform=opened, progress=captured, options=chosen)
+    with generator:
+        console.print(f"[dim]{generator.description}{threads}[/]")
+        console.print("[dim]an empty line ends the conversation, Ctrl-C an answer[/]")
+        if console.is_terminal:
+            console.print(LEGEND)
+        while line := _line(console):
+            messages.append({"role": "user", "content": line})
+            try:
+                request = generator.request(messages, max_tokens=max_tokens, temperature=temperature, seed=seed)
+                generator.decoder.check(request)
+            except CapacityError as error:
+                print(f"specgraph: the conversation is too long: {error}", file=sys.stderr)
+                return
+            results: list[Result] = []
+            try:
+                show_texts(generator, [request], stop or (), console, results, show_prompts=False)
+            except KeyboardInterrupt:
+                console.print()
+            messages.append({"role": "assistant", "content": results[0].text if results else ""})
+
+
+def _line(console: Console) -> str:
+    """The next message; empty at the end of the input."""
+    try:
+        return console.input("[bold]> [/]").strip()
+    except (EOFError, KeyboardInterrupt):
+        console.print()
+        return ""

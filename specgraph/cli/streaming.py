@@ -1,0 +1,101 @@
+"""Generates for prompts and shows their texts on a terminal, accepted draft tokens marked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from specgraph.decoding.request import Request
+    from specgraph.decoding.text import TextGenerator
+    from specgraph.decoding.text_stream import TextPiece, TextStream
+
+ACCEPTED = "green underline"
+"""Style of accepted text. Underlined too, for terminals without colour."""
+
+LEGEND = f"[dim]text from accepted draft tokens looks[/] [{ACCEPTED}]like this[/]"
+
+
+@dataclass(slots=True)
+class Result:
+    """What was generated for one prompt."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list[int])
+    finish_reason: str | None = None
+    """None if it was interrupted."""
+    accepted: list[int] = field(default_factory=list[int])
+    """Accepted draft tokens of every verify, as far as they are in the output."""
+    seconds: float = 0.0
+    """Until its last token: waiting for a place in the batch and prefill included, capture not."""
+
+
+def show_texts(
+    generator: TextGenerator,
+    requests: Sequence[Request],
+    stop: Sequence[str],
+    console: Console,
+    results: list[Result],
+    show_prompts: bool = True,
+) -> None:
+    """Generate for all requests, as many together as the generator takes, and show the texts in their order.
+
+    The first unfinished text is shown as it comes, the others when it is their turn.
+
+    Args:
+        stop: stop strings, of all requests.
+        results: gets one result per request, also where this is interrupted.
+    """
+    from specgraph.decoding import text_stream
+
+    streams = [text_stream.TextStream(generator.tokenizer, request, stop=stop) for request in requests]
+    results += [Result() for _ in requests]
+    held: list[list[TextPiece]] = [[] for _ in requests]
+    start, shown = time.perf_counter(), 0
+
+    def show_prompt() -> None:
+        if show_prompts:
+            ids = list(requests[shown].prompt_token_ids)
+            console.print()
+            console.print(generator.tokenizer.decode(ids), style="dim", end="", markup=False, soft_wrap=True)
+
+    indices: dict[int, int] = {}
+    show_prompt()
+    try:
+        indices |= {generator.add(request): i for i, request in enumerate(requests)}
+        while shown < len(requests):
+            for chunk in generator.step():
+                i = indices[chunk.request]
+                if results[i].finish_reason is not None:
+                    continue  # it ended at a stop string, and this says that it is cancelled
+                held[i] += streams[i].push(chunk)
+                _fill(results[i], streams[i], time.perf_counter() - start)
+                if streams[i].finish_reason is not None and chunk.finish_reason is None:
+                    generator.cancel(chunk.request)
+            while shown < len(requests):
+                for piece in held[shown]:
+                    style = ACCEPTED if piece.is_accepted else None
+                    console.print(piece.text, style=style, end="", markup=False, soft_wrap=True)
+                held[shown].clear()
+                if results[shown].finish_reason is None:
+                    break
+                console.print("\n")
+                shown += 1
+                if shown < len(requests):
+                    show_prompt()
+    finally:
+        for i, stream in enumerate(streams):
+            if results[i].finish_reason is None:
+                _fill(results[i], stream, time.perf_counter() - start)
+        for request_id in indices:
+            generator.cancel(request_id)
+        generator.step()  # hands out, and so forgets, the last chunks of what was cancelled
+
+
+def _fill(result: Result, stream: TextStream, seconds: float) -> None:
+    result.text, result.tokens, result.accepted = stream.text, stream.token_ids, stream.accepted
+    result.finish_reason, result.seconds = stream.finish_reason, seconds
