@@ -42,6 +42,7 @@ from specgraph.errors import (
 from specgraph.models.protocol import (
     DraftHead,
     DraftOutput,
+    MaskedHead,
     OffsetHead,
     OutputProjection,
     ParallelHead,
@@ -78,6 +79,7 @@ __all__ = [
     "HostLengths",
     "HostReadError",
     "KVCache",
+    "MaskedHead",
     "OffsetHead",
     "OrderError",
     "OutputProjection",

@@ -12,7 +12,7 @@ from typing import cast
 
 import torch
 from specgraph.models.mtp import MtpHead
-from specgraph.models.protocol import DraftHead, DraftOutput, ParallelHead
+from specgraph.models.protocol import DraftHead, DraftOutput, MaskedHead, ParallelHead
 from torch import Tensor
 
 from specgraph_conformance.oracles import DenseKeys
@@ -58,6 +58,8 @@ def dense_draft(
     aux_hidden, steps = aux_hidden.double(), list(drafted) or [0]  # with K 0 the first pass runs for its KV
     if parallel:
         logits = _block(cast(ParallelHead, head), dense, token_ids, aux_hidden, start, len(steps))
+    elif hasattr(head, "mask_hidden"):
+        logits = _masked(cast(MaskedHead, head), dense, token_ids, aux_hidden, start, len(steps))
     elif getattr(head, "num_modules", 1) > 1:
         logits = _modules(cast(MtpHead, head), dense, token_ids, aux_hidden, start, steps)
     else:
@@ -141,3 +143,14 @@ def _block(
     dense.at(range(begin, begin + 1 + num_drafts))
     block = torch.tensor([int(token_ids[-1]), *[head.mask_token_id] * num_drafts])
     return head.logits(head.forward(block, dense.attend)[1:])
+
+
+def _masked(
+    head: MaskedHead, dense: DenseKeys, token_ids: Tensor, aux_hidden: Tensor, start: int, num_drafts: int
+) -> Tensor:
+    """One causal pass over the round's rows and, behind them, a masked row for each draft token but the first."""
+    masks = num_drafts - 1
+    dense.at(range(start, start + len(token_ids) + masks))
+    hidden = torch.cat([head.combine(aux_hidden), head.mask_hidden.repeat(masks, 1)])
+    tokens = torch.cat([token_ids, torch.full((masks,), head.mask_token_id)])
+    return head.logits(head.forward(tokens, hidden, dense.attend).hidden[-num_drafts:])

@@ -2,7 +2,7 @@
 
 The token map dominates and the context disturbs it: target and chain drafters mostly answer with the same permutation
 of the last token, so drafts are accepted at many lengths, while every key and value still moves every logit. Heads of
-kinds eagle3 and dflash seldom agree with it.
+kinds eagle3, peagle and dflash seldom agree with it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from specgraph.models.config import ModelConfig
 from specgraph.models.dflash import DFlashConfig, DFlashHead, DFlashWeights
 from specgraph.models.draft_model import DraftModelHead
 from specgraph.models.eagle import EagleHead, EagleWeights
-from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
+from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights, PEagleHead
 from specgraph.models.layers import DecoderLayer
 from specgraph.models.llama import LlamaTarget
 from specgraph.models.mtp import MtpHead, MtpModule
@@ -27,7 +27,7 @@ HIDDEN = 128
 MAX_POSITIONS = 1024
 MODULES = 5
 """Of `mtp-modules`: the largest K that it can draft."""
-HEADS = ("eagle", "eagle3", "mtp", "mtp-modules", "dflash", "draft-model")
+HEADS = ("eagle", "eagle3", "mtp", "mtp-modules", "dflash", "peagle", "draft-model")
 AUX_LAYERS = (0, 1, 2)
 
 Head = DraftHead | ParallelHead
@@ -106,7 +106,8 @@ def make_head(
 
     Args:
         kind: one of HEADS. `eagle3` has a vocabulary of its own and three auxiliary hidden states; `mtp` reuses its
-            one module at every step, `mtp-modules` has one per step; `dflash` fills blocks of up to MODULES masks;
+            one module at every step, `mtp-modules` has one per step; `dflash` fills blocks of up to MODULES masks,
+            `peagle` drafts from masked rows of one causal pass;
             `draft-model` is a whole small model.
         compute: dtype of the tensors, holding values rounded to `dtype`.
         head_dim: of queries, keys and values.
@@ -121,9 +122,19 @@ def _eagle(draw: Draw) -> DraftHead:
     return EagleHead(w.config, tensors, [_layer(w, HIDDEN, gain=0.8)])
 
 
-def _eagle3(draw: Draw) -> DraftHead:
+def _eagle3(draw: Draw) -> Eagle3Head:
+    return Eagle3Head(*_eagle3_parts(draw, 3), [_layer(draw(7), 2 * HIDDEN, gain=1.5)])
+
+
+def _peagle(draw: Draw) -> PEagleHead:
+    w = draw(8)
+    layers = [_layer(w, 2 * HIDDEN, gain=1.5), _layer(w, HIDDEN, gain=1.5)]
+    return PEagleHead(*_eagle3_parts(draw, 3), layers, VOCAB - 1, w.random(len(AUX_LAYERS) * HIDDEN))
+
+
+def _eagle3_parts(draw: Draw, seed: int) -> tuple[Eagle3Config, Eagle3Weights]:
     embed, _ = _vocabulary(draw(0))
-    w = draw(3)
+    w = draw(seed)
     draft_vocab = VOCAB // 2
     ids = torch.randperm(VOCAB, generator=w.generator)[:draft_vocab].sort().values
     tensors = Eagle3Weights(
@@ -134,8 +145,7 @@ def _eagle3(draw: Draw) -> DraftHead:
         fc=w.random(HIDDEN, len(AUX_LAYERS) * HIDDEN, scale=(len(AUX_LAYERS) * HIDDEN) ** -0.5),
         draft_to_target=(ids - torch.arange(draft_vocab)).to(w.device),
     )
-    config = Eagle3Config(w.config, HIDDEN, draft_vocab, AUX_LAYERS)
-    return Eagle3Head(config, tensors, [_layer(w, 2 * HIDDEN, gain=1.5)])
+    return Eagle3Config(w.config, HIDDEN, draft_vocab, AUX_LAYERS), tensors
 
 
 def _mtp(draw: Draw, num_modules: int = 1) -> MtpHead:
@@ -181,6 +191,7 @@ _HEADS: dict[str, Callable[[Draw], Head]] = {
     "mtp": _mtp,
     "mtp-modules": _mtp_modules,
     "dflash": _dflash,
+    "peagle": _peagle,
     "draft-model": _draft_model,
 }
 

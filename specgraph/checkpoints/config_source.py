@@ -59,6 +59,7 @@ RANGES: Mapping[str, Range] = {
     "max_window_layers": Range(0, 1 << 20),
     "block_size": Range(2, 1024),
     "mask_token_id": Range(0, 1 << 24),
+    "ptd_token_id": Range(0, 1 << 24),
     "speculative_tokens": Range(1, 1024),
     "rms_norm_eps": Range(1e-12, 1.0),
     "rope_theta": Range(1.0, 1e12),
@@ -86,7 +87,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
         ((False,), "use_parallel_residual rope_interleaved"),
         ((False,), "use_bidirectional_attention"),
         ((), "attention_multiplier query_pre_attn_scalar scale_depth text_config vision_config audio_config"),
-        # P-EAGLE and PARD predict several tokens per pass, from mask tokens
+        # PARD and P-EAGLE predict several tokens per pass, from mask tokens; the reader of the latter takes its keys
         ((False,), "parallel_drafting"),
         ((), "ptd_token_id pard_token spd_type"),
     )

@@ -1,4 +1,5 @@
-"""Reading EAGLE-3 folders: the layout of the authors' own (yuhuili/EAGLE3-*), and that of `speculators`."""
+"""Reading EAGLE-3 and P-EAGLE folders: the layouts of their authors (yuhuili/EAGLE3-*, amazon/*-P-EAGLE), and that of
+`speculators`."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from specgraph.checkpoints.fit import (
 from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.checkpoints.formats import DrafterFolder, DrafterFormat, DrafterReader
 from specgraph.checkpoints.llama import load_decoder_layer
-from specgraph.errors import CheckpointError
-from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
+from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights, PEagleHead
+from specgraph.models.layers import DecoderLayer
 
 IGNORED = {
     r"(.*\.)?t2d": "the inverse of d2t",
@@ -73,6 +74,16 @@ def eagle3_config(
     )
 
 
+def recognise_peagle(source: ConfigSource, checkpoint: CheckpointFolder) -> DrafterFormat | None:
+    """By the hidden state of its masked rows, or by the key that asks for them. Otherwise it looks like EAGLE-3."""
+    if "ptd_token_id" in source.values and source.values.get("parallel_drafting"):
+        return DrafterFormat("peagle", "authors", "config.json has parallel_drafting and ptd_token_id")
+    for name in ("mask_hidden", "model.mask_hidden"):
+        if name in checkpoint:
+            return DrafterFormat("peagle", "authors", f"tensor {name}")
+    return None
+
+
 def recognise_eagle3(source: ConfigSource, checkpoint: CheckpointFolder) -> DrafterFormat | None:
     """By its architecture's name, else by the authors' name for the first layer."""
     for name in source.strings("architectures"):
@@ -90,12 +101,32 @@ def load_eagle3(opened: DrafterFolder, target: DraftedTarget) -> Eagle3Head:
     Raises:
         CheckpointError: a missing tensor, one of another shape, or a head that does not fit the target.
     """
+    return Eagle3Head(*_read(opened, target))
+
+
+def load_peagle(opened: DrafterFolder, target: DraftedTarget) -> PEagleHead:
+    """Read an EAGLE-3 head with `mask_hidden`, and the token of its masked rows: `ptd_token_id`, or `mask_token_id`.
+
+    Raises:
+        CheckpointError: as `load_eagle3`; or no mask token, or one outside the target's vocabulary.
+    """
     folder, source = opened.checkpoint, opened.head
-    if any(name.rsplit(".", 1)[-1] == "mask_hidden" for name in folder.names()):
-        raise CheckpointError(
-            f"{folder.folder} is a P-EAGLE head (tensor 'mask_hidden'), which drafts all tokens in one pass; "
-            "only heads that draft one token per step are supported"
-        )
+    source.require({"parallel_drafting": True})
+    source.taken.add("num_depths")  # of its training
+    key = "mask_token_id" if source.has("mask_token_id") else "ptd_token_id"
+    mask_token_id = source.integer(key)
+    if mask_token_id >= target.vocab_size:
+        raise source.fail(key, f"is {mask_token_id}, the target's vocabulary has {target.vocab_size}")
+    config, weights, layers = _read(opened, target)
+    size = max(1, len(config.aux_layers)) * config.target_hidden_size
+    name = "model.mask_hidden" if "model.mask_hidden" in folder else "mask_hidden"
+    given = folder.tensors[name].shape if name in folder else ()
+    shape = given if given in ((1, size), (1, 1, size)) else (size,)  # all three are in use
+    return PEagleHead(config, weights, layers, mask_token_id, folder.weight(name, shape).view(size))
+
+
+def _read(opened: DrafterFolder, target: DraftedTarget) -> tuple[Eagle3Config, Eagle3Weights, list[DecoderLayer]]:
+    folder, source = opened.checkpoint, opened.head
     folder.ignore(IGNORED)
     # A speculators folder that leaves the key out means true, as the engines that serve them read it.
     from_speculators = opened.format.layout == "speculators"
@@ -131,7 +162,7 @@ def load_eagle3(opened: DrafterFolder, target: DraftedTarget) -> Eagle3Head:
         fc_norms=_fc_norms(folder, prefix, source, config),
         draft_to_target=draft_to_target(folder, config.draft_vocab_size, vocabulary),
     )
-    return Eagle3Head(config, weights, layers)
+    return config, weights, layers
 
 
 def _either(source: ConfigSource, key: str, default: bool) -> bool:
@@ -152,3 +183,4 @@ def _fc_norms(folder: CheckpointFolder, prefix: str, source: ConfigSource, confi
 
 
 READER = DrafterReader("eagle3", recognise_eagle3, load_eagle3)
+PEAGLE_READER = DrafterReader("peagle", recognise_peagle, load_peagle)

@@ -21,6 +21,7 @@ from specgraph.models.protocol import DraftHead, ParallelHead
 
 READERS: tuple[DrafterReader, ...] = (
     dflash.READER,
+    eagle3.PEAGLE_READER,
     eagle3.READER,
     eagle.READER,
     mtp.READER,

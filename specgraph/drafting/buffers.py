@@ -5,7 +5,7 @@ They are allocated once for the largest padded batch and only ever written in pl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ class PassRows(NamedTuple):
     first: int
     """Step 0: the rows of the target's round."""
     later: int
-    """Each later pass: 1 in a chain, k in a tree, 1 + K in a parallel drafter's block."""
+    """Each later pass: 1 in a chain, k in a tree, 1 + K in a parallel drafter's block, query_len + K - 1 with masks."""
     carried: int
     """Hidden states that are kept from pass to pass."""
 
@@ -76,9 +76,9 @@ class DraftBuffers:
     """Metadata of step 0, query_len rows per request."""
     step: AttentionMetadata
     """Metadata of the later passes: one row per request, moved on between steps; in a tree a row per expanded node; or
-    a parallel drafter's block."""
+    a parallel drafter's block; or the round's rows and masked ones."""
     step_token_ids: Tensor
-    """int64 [R * later rows]: the latest draft tokens, which the next step takes; or a parallel drafter's block."""
+    """int64 [R * later rows]: the latest draft tokens, which the next step takes; or the tokens of the one pass."""
     hidden: Tensor
     """[R * carried rows, hidden_size]: the hidden states carried from step to step."""
     draft_step: Tensor
@@ -131,11 +131,14 @@ class DraftBuffers:
         return replace(of, query_start_loc=start_loc, query_len=query_len).sliced(num_requests)
 
 
-def allocate_buffers(config: DraftConfig, rows: PassRows, head: Head, device: torch.device) -> DraftBuffers:
+def allocate_buffers(
+    config: DraftConfig, rows: PassRows, query_lens: Collection[int], head: Head, device: torch.device
+) -> DraftBuffers:
     """Buffers for the largest batch of `config`, every request inert.
 
     Args:
         rows: rows per request in a propose of the most draft tokens.
+        query_lens: every number of rows per request that a pass may have.
         head: gives sizes and dtype.
     """
     requests, steps = config.max_num_requests, config.num_speculative_tokens
@@ -161,8 +164,7 @@ def allocate_buffers(config: DraftConfig, rows: PassRows, head: Head, device: to
         draft_step=zeros(1),
         draft_token_ids=zeros(requests, nodes),
         draft_probs=probs,
-        # 2 rows: a parallel drafter's block where a schedule has K 0.
-        query_start_locs={n: start_loc(n) for n in {1, 2, rows.later, *config.query_lens}},
+        query_start_locs={n: start_loc(n) for n in query_lens},
         tree=None if tree is None else _allocate_tree(tree, requests, device),
     )
 

@@ -10,13 +10,14 @@ import torch
 from specgraph.attention import KVCache
 from specgraph.drafting.chain import ChainProgram
 from specgraph.drafting.config import DraftConfig
+from specgraph.drafting.masked import MaskedProgram
 from specgraph.drafting.parallel import ParallelProgram
 from specgraph.drafting.program import DraftProgram
 from specgraph.drafting.stepwise import ModuleHead, StepwiseProgram
 from specgraph.drafting.tree import TreeProgram
 from specgraph.errors import ConfigError, UnsupportedError
 from specgraph.graphs import AttentionStack
-from specgraph.models.protocol import DraftHead, ParallelHead
+from specgraph.models.protocol import DraftHead, MaskedHead, ParallelHead
 
 
 def program_for(
@@ -47,6 +48,13 @@ def program_for(
                 f"{head.max_speculative_tokens} masked positions; ask for at most that many"
             )
         return ParallelProgram(head, stack, config, device)
+    if hasattr(head, "mask_hidden"):
+        if tree is not None:
+            raise UnsupportedError(
+                "this drafter takes a masked row for each token after the first, so no token follows another one as "
+                "in a draft tree: leave out the three numbers of the tree"
+            )
+        return MaskedProgram(cast(MaskedHead, head), stack, config, device)
     num_modules: int = getattr(head, "num_modules", 1)
     if num_modules > 1 and tree is not None:
         raise UnsupportedError(

@@ -10,7 +10,7 @@ from specgraph.attention import AttentionMetadata, HostLengths
 from specgraph.drafting.buffers import DraftBuffers, PassRows
 from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.host_lengths import HostRound
-from specgraph.drafting.program import DraftProgram, sampling
+from specgraph.drafting.program import DraftProgram, draft_block
 from specgraph.graphs import AttentionStack, MakeAttend
 from specgraph.models.protocol import ParallelHead
 
@@ -58,7 +58,7 @@ class ParallelProgram(DraftProgram):
         self.head.store_context(self.head.combine(b.inputs.aux_hidden), self.stack.store(b.first))
         hidden = self.head.forward(b.step_token_ids, make_attend(b.step, 0))
         blocks = hidden.view(b.inputs.num_sampled.shape[0], -1, hidden.shape[-1])
-        self._sample(b, blocks[:, 1:].flatten(0, 1))
+        draft_block(self.head, b, blocks[:, 1:].flatten(0, 1))
 
     def step(self, b: DraftBuffers, make_attend: MakeAttend, step: int) -> None:
         """Not called: there is one step."""
@@ -80,19 +80,3 @@ class ParallelProgram(DraftProgram):
         rows = 1 + host_round.num_speculative_tokens
         ends = [min(end + rows, self.config.max_model_len) for end in host_round.accepted_ends()]
         return host_round.lengths(rows, ends)
-
-    def _sample(self, b: DraftBuffers, hidden: Tensor) -> None:
-        logits = self.head.logits(hidden)
-        if b.draft_probs is None:
-            kernels.draft_block_greedy(logits, self.head.draft_to_target, b.draft_token_ids)
-        else:
-            kernels.draft_block_gumbel(
-                logits,
-                self.head.draft_to_target,
-                sampling(b.inputs.temperature),
-                sampling(b.inputs.seeds),
-                b.inputs.start_positions,
-                b.inputs.num_sampled,
-                b.draft_token_ids,
-                b.draft_probs,
-            )

@@ -35,7 +35,9 @@ class DraftProgram(ABC):
     def __init__(self, head: Head, stack: AttentionStack, config: DraftConfig, device: torch.device) -> None:
         self.stack, self.config = stack, config
         most = self.rows(config.query_len, config.num_speculative_tokens)
-        self.buffers = allocate_buffers(config, most, head, device)
+        lens = config.query_lens  # K + 1 for every K
+        later = {self.rows(after, max(1, k - 1)).later for after in lens for k in lens}
+        self.buffers = allocate_buffers(config, most, {1, *lens, *later}, head, device)
 
     @property
     def prefill_passes(self) -> int:
@@ -141,6 +143,24 @@ def draft_one(head: DraftHead, b: DraftBuffers, hidden: Tensor) -> None:
         kernels.draft_greedy(head.logits(hidden), head.draft_to_target, *picks)
     else:
         kernels.draft_gumbel(head.logits(hidden), head.draft_to_target, *draws, *picks, b.draft_probs)
+
+
+def draft_block(head: Head, b: DraftBuffers, hidden: Tensor) -> None:
+    """Pick all K tokens per request from hidden states [R * K, hidden_size] of one pass."""
+    logits = head.logits(hidden)
+    if b.draft_probs is None:
+        kernels.draft_block_greedy(logits, head.draft_to_target, b.draft_token_ids)
+    else:
+        kernels.draft_block_gumbel(
+            logits,
+            head.draft_to_target,
+            sampling(b.inputs.temperature),
+            sampling(b.inputs.seeds),
+            b.inputs.start_positions,
+            b.inputs.num_sampled,
+            b.draft_token_ids,
+            b.draft_probs,
+        )
 
 
 def sampling(tensor: Tensor | None) -> Tensor:

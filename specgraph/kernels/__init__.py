@@ -1,6 +1,6 @@
 """The draft ops: registered torch ops, each declared by a reference in plain torch that any device can capture."""
 
-from specgraph.kernels.begin import begin_block, begin_prefill, begin_propose, begin_verify
+from specgraph.kernels.begin import begin_block, begin_masked, begin_prefill, begin_propose, begin_verify
 from specgraph.kernels.copies import load_round, take_rows
 from specgraph.kernels.draft_sampling import draft_block_greedy, draft_block_gumbel, draft_greedy, draft_gumbel
 from specgraph.kernels.experts import expert_mlp
@@ -27,6 +27,7 @@ __all__ = [
     "advance",
     "advance_tree",
     "begin_block",
+    "begin_masked",
     "begin_prefill",
     "begin_propose",
     "begin_tree_verify",

@@ -160,6 +160,61 @@ def begin_block(
     seq_lens.copy_(torch.where(live, (begin + length).clamp(max=max_model_len), 0))
 
 
+@op(writes=("token_ids", "positions", "slot_mapping", "seq_lens", "hidden_rows", "draft_rows"))
+def begin_masked(
+    sampled_token_ids: Tensor,
+    num_sampled: Tensor,
+    start_positions: Tensor,
+    block_table: Tensor,
+    *,
+    mask_token_id: int,
+    max_model_len: int,
+    block_size: int,
+    token_ids: Tensor,
+    positions: Tensor,
+    slot_mapping: Tensor,
+    seq_lens: Tensor,
+    hidden_rows: Tensor,
+    draft_rows: Tensor,
+) -> None:
+    """Fill the rows of a drafter that drafts K tokens in one causal pass (P-EAGLE) from the target's round.
+
+    There are L = query_len + K - 1 rows per request. Row i is at position start + i. Of the first num_sampled rows it
+    holds sampled_token_ids[i], the token after its position; of the next K - 1 the mask token. The last L - num_sampled
+    - K + 1 rows have no slot: they are never selected, and no row before them sees them.
+
+    Args:
+        sampled_token_ids: int64 [R, query_len]: accepted draft tokens, then the token sampled by the target, then
+            anything.
+        num_sampled: int32 [R]: accepted + 1; 0 makes the request inert.
+        start_positions: int64 [R]: position of row 0.
+        block_table: int32 [R, max_blocks].
+        mask_token_id: the token of masked rows.
+        max_model_len, block_size: in tokens.
+        token_ids, positions, slot_mapping: int64 [R * L], written.
+        seq_lens: int32 [R], written: start + L, or 0 for inert requests.
+        hidden_rows: int64 [R * L], written: for each row the row of the round (of R * query_len) whose hidden state it
+            takes; R * query_len for the rows that take the mask's.
+        draft_rows: int64 [R * K], written: the rows that draft: the last sampled token's and the K - 1 masked ones.
+    """
+    requests, query_len = sampled_token_ids.shape
+    length, steps = token_ids.shape[0] // requests, draft_rows.shape[0] // requests
+    device = num_sampled.device
+    offset, request = torch.arange(length, device=device), torch.arange(requests, device=device)[:, None]
+    counts = num_sampled[:, None].long()
+    live, known = counts > 0, offset < counts
+    sampled = sampled_token_ids[:, offset.clamp(max=query_len - 1)]
+    token_ids.copy_(torch.where(known, sampled, mask_token_id).flatten())
+    hidden_rows.copy_(torch.where(known, request * query_len + offset, requests * query_len).flatten())
+    raw = start_positions[:, None] + offset
+    positions.copy_(torch.where(live, raw, 0).clamp(0, max_model_len - 1).flatten())
+    kept = live & (offset < counts + steps - 1)
+    slot_mapping.copy_(slots_of(raw, block_table, kept, max_model_len, block_size).flatten())
+    seq_lens.copy_(torch.where(num_sampled > 0, start_positions + length, 0))
+    first = request * length + (counts - 1).clamp(min=0)
+    draft_rows.copy_((first + torch.arange(steps, device=device)).flatten())
+
+
 @op(writes=("positions", "slot_mapping", "seq_lens", "last_row"))
 def begin_prefill(
     first_position: Tensor,

@@ -6,6 +6,7 @@
 from specgraph.models.protocol import (
     DraftHead,
     DraftOutput,
+    MaskedHead,
     OutputProjection,
     ParallelHead,
     ProjectionHead,
@@ -17,6 +18,7 @@ from specgraph.models.protocol import (
 __all__ = [
     "DraftHead",
     "DraftOutput",
+    "MaskedHead",
     "OutputProjection",
     "ParallelHead",
     "ProjectionHead",

@@ -5,6 +5,9 @@ x            = cat(input_layernorm(embed(token)), hidden_norm(hidden))      inpu
 residual     = hidden, or hidden_norm(hidden) with norm_before_residual
 carry        = residual + attention + mlp                                   the next step's hidden
 logits       = lm_head(norm(carry))                                         over the draft vocabulary
+
+P-EAGLE (arXiv:2602.01469) has the same layers and drafts all tokens in one pass: rows after the last sampled token take
+a mask token and fc(mask_hidden).
 """
 
 from __future__ import annotations
@@ -141,3 +144,24 @@ class Eagle3Head:
         for index, layer in enumerate(self.layers):
             named.update(layer.named_tensors(f"layers.{index}"))
         return named
+
+
+class PEagleHead(Eagle3Head):
+    """A P-EAGLE drafter. Implements `MaskedHead`."""
+
+    def __init__(
+        self,
+        config: Eagle3Config,
+        weights: Eagle3Weights,
+        layers: Sequence[DecoderLayer],
+        mask_token_id: int,
+        mask_hidden: Tensor,
+    ) -> None:
+        """mask_hidden: [aux_size], as target hidden states; it is combined once, here."""
+        super().__init__(config, weights, layers)
+        self.mask_token_id = mask_token_id
+        self.mask_hidden = self.combine(mask_hidden[None])[0]
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Those of EAGLE-3, and the masked rows' hidden state."""
+        return {**super().weights(), "mask_hidden": self.mask_hidden}

@@ -169,6 +169,22 @@ class StepwiseHead(Protocol):
 
 
 @runtime_checkable
+class MaskedHead(DraftHead, Protocol):
+    """A `DraftHead` that drafts K tokens in one causal pass (P-EAGLE, arXiv:2602.01469).
+
+    The rows of the target's round run as in any `DraftHead`. K - 1 rows follow each request's last sampled token; they
+    take `mask_token_id` and `mask_hidden`, and each predicts the token after the one that it stands for.
+    """
+
+    @property
+    def mask_token_id(self) -> int: ...
+    @property
+    def mask_hidden(self) -> Tensor:
+        """[hidden_size]: what masked rows take in place of `combine`'s result."""
+        ...
+
+
+@runtime_checkable
 class ParallelHead(Head, Protocol):
     """A head that fills a block of 1 + K rows per request in one pass (DFlash).
 

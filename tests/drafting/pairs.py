@@ -13,14 +13,14 @@ from specgraph.models.config import ModelConfig
 from specgraph.models.dflash import DFlashConfig, DFlashHead, DFlashWeights
 from specgraph.models.draft_model import DraftModelHead
 from specgraph.models.eagle import EagleHead, EagleWeights
-from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
+from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights, PEagleHead
 from specgraph.models.layers import DecoderLayer
 from specgraph.models.llama import LlamaTarget
 from specgraph.models.mtp import MtpHead, MtpModule
 from specgraph.models.protocol import DraftHead, ParallelHead
 
 VOCAB, HIDDEN, POSITIONS, MODULES = 48, 32, 128, 8
-DRAFTERS = ("eagle", "eagle3", "mtp", "mtp-modules", "dflash", "draft-model")
+DRAFTERS = ("eagle", "eagle3", "mtp", "mtp-modules", "dflash", "peagle", "draft-model")
 CONFIG = ModelConfig(
     architecture="llama",
     vocab_size=VOCAB,
@@ -86,7 +86,7 @@ def make_head(kind: str, target: LlamaTarget) -> DraftHead | ParallelHead:
     half = torch.cat([torch.eye(HIDDEN), torch.randn(HIDDEN, HIDDEN, generator=draw.g) * 0.12], dim=1).to(dtype)
     if kind == "eagle":
         return EagleHead(CONFIG, EagleWeights(embed, half, None, head), [draw.layer(input_norm=False)])
-    if kind == "eagle3":
+    if kind in ("eagle3", "peagle"):
         ids = torch.randperm(VOCAB, generator=draw.g)[: VOCAB // 2].sort().values
         weights = Eagle3Weights(
             embed_tokens=embed,
@@ -97,6 +97,9 @@ def make_head(kind: str, target: LlamaTarget) -> DraftHead | ParallelHead:
             draft_to_target=ids - torch.arange(VOCAB // 2),
         )
         config = Eagle3Config(CONFIG, HIDDEN, VOCAB // 2, (0, 1, 2))
+        if kind == "peagle":
+            layers = [draw.layer(2 * HIDDEN), draw.layer()]
+            return PEagleHead(config, weights, layers, VOCAB - 1, draw.norm(3 * HIDDEN) - 1)
         return Eagle3Head(config, weights, [draw.layer(2 * HIDDEN)])
     if kind in ("mtp", "mtp-modules"):
         modules = [

@@ -79,8 +79,29 @@ class DenseModules:
         return torch.stack(logits)
 
 
+class DenseMasks:
+    """P-EAGLE: every accepted row, then K - 1 rows of the mask token and its hidden state, all causal."""
+
+    def __init__(self, head):
+        self.head, self.tokens, self.aux = head, [], []
+
+    def prefill(self, tokens, aux):
+        self.tokens, self.aux = [tokens], [aux]
+
+    def propose(self, tokens, aux):
+        self.tokens.append(tokens)
+        self.aux.append(aux)
+        head, masks = self.head, torch.full((K - 1,), self.head.mask_token_id)
+        hidden = torch.cat((head.combine(torch.cat(self.aux)), head.mask_hidden.expand(K - 1, -1)))
+        tokens = torch.cat((*self.tokens, masks))
+        out = head.forward(tokens, hidden, dense_attend(head.attention_layers, torch.arange(len(tokens)), {}))
+        return head.logits(out.hidden[-K:])
+
+
 @pytest.mark.parametrize("lengths", ["device", "host"])
-@pytest.mark.parametrize(("kind", "dense"), [("dflash", DenseBlock), ("mtp-modules", DenseModules)])
+@pytest.mark.parametrize(
+    ("kind", "dense"), [("dflash", DenseBlock), ("mtp-modules", DenseModules), ("peagle", DenseMasks)]
+)
 def test_drafts_follow_the_whole_accepted_history(kind, dense, lengths):
     g = torch.Generator().manual_seed(3)
     head, oracle = make_head(kind, make_target()), make_head(kind, make_target(torch.float64))
@@ -130,7 +151,9 @@ def test_drafts_follow_the_whole_accepted_history(kind, dense, lengths):
         for r in range(n):
             top = expected[r].topk(2).values
             assert ((top[:, 0] - top[:, 1]) > 1e-4).all(), "a near tie: choose another seed"
-            assert result.token_ids[r].tolist() == expected[r].argmax(-1).tolist(), (round_, r)
+            ids = expected[r].argmax(-1)
+            wanted = ids if oracle.draft_to_target is None else ids + oracle.draft_to_target[ids]
+            assert result.token_ids[r].tolist() == wanted.tolist(), (round_, r)
             starts[r] += counts[r]
             compared += 1
     assert compared > 12

@@ -104,6 +104,10 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
             (i64(R, Q), i32(1, 0, 3), i64(R), TABLE),
             {"mask_token_id": 10, **limits, "context_positions": i64(R * Q), "context_slots": i64(R * Q), **rows_out()},
         ),
+        "begin_masked": (
+            (i64(R, Q), i32(1, 0, 3), i64(R), TABLE),
+            {"mask_token_id": 10, **limits, **rows_out(), "hidden_rows": i64(R * Q), "draft_rows": i64(R)},
+        ),
         "draft_block_greedy": ((f32(R * K, DV), OFFSETS, drafts), {}),
         "draft_block_gumbel": (
             (f32(R * K, DV), OFFSETS, torch.ones(R), i64(R), i64(R), i32(1, 0, 3), drafts, f32(R, K, DV)), {},

@@ -85,6 +85,27 @@ def test_eagle3_of_the_authors(prefix, target, tmp_path):
     assert list(head.aux_layers) == [1, 2, 4]
 
 
+@pytest.mark.parametrize("shape", [(96,), (1, 96), (1, 1, 96)])
+def test_peagle_of_the_authors(shape, target, tmp_path):
+    """The names of amazon/*-P-EAGLE: `midlayer` first, `layers.1` after it, `ptd_token_id`."""
+    folder = tmp_path / "peagle"
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": 24,
+        "parallel_drafting": True,
+        "ptd_token_id": 63,
+        "norm_before_fc": True,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 4]},
+    }
+    tensors = rewrite("peagle", folder, {"layers.0.": "midlayer."}, config)
+    tensors["mask_hidden"] = tensors["mask_hidden"].view(shape)
+    save_file(tensors, folder / "model.safetensors")
+    head = load_drafter(folder, target)
+    assert str(drafter_format(folder)).startswith("peagle, authors layout")
+    assert head.mask_token_id == 63
+    assert same_weights(head, load_drafter(FIXTURES / "peagle", target))
+
+
 def test_eagle3_without_a_telling_name_is_known_by_its_tensors(target, tmp_path):
     folder = tmp_path / "eagle3"
     tensors = rewrite("eagle3-llama", folder, {"layers.0.": "midlayer."}, {"draft_vocab_size": 24})
@@ -94,9 +115,9 @@ def test_eagle3_without_a_telling_name_is_known_by_its_tensors(target, tmp_path)
 
 def test_unsupported_algorithm_of_speculators(tmp_path):
     config = json.loads((FIXTURES / "eagle" / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "speculators_model_type": "peagle"}))
+    (tmp_path / "config.json").write_text(json.dumps({**config, "speculators_model_type": "dspark"}))
     save_file({"x": torch.ones(1)}, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"'peagle'.*supported are dflash, eagle, eagle3, mtp"):
+    with pytest.raises(CheckpointError, match=r"'dspark'.*supported are dflash, eagle, eagle3, mtp, peagle"):
         drafter_format(tmp_path)
 
 

@@ -16,9 +16,10 @@ from specgraph.checkpoints import load_drafter, load_target
 from specgraph.checkpoints.tokens import read_tokenizer, sampling_defaults, stop_token_ids
 from specgraph.decoding.text import shipped_pair
 from specgraph.errors import CheckpointError
+from specgraph.models.protocol import MaskedHead
 
 FIXTURES = Path(__file__).parent / "speculators_fixtures"
-HEADS = ["eagle", "eagle3-llama", "eagle3-qwen3", "mtp", "dflash"]
+HEADS = ["eagle", "eagle3-llama", "eagle3-qwen3", "peagle", "mtp", "dflash"]
 TOKENIZER = shipped_pair()[0] / "tokenizer.json"
 
 
@@ -85,11 +86,19 @@ class TestTensors:
         change_tensors(folder, lambda tensors: tensors.update(buffer))
         load_drafter(folder, target)
 
-    def test_p_eagle_is_refused_by_name(self, tmp_path):
+    def test_p_eagle_is_never_drafted_as_a_chain(self, tmp_path):
         target = load_target(tiny_checkpoints.write_target(tmp_path / "target"))
         folder = tiny_checkpoints.write_eagle3(tmp_path / "head")
+        change_config(folder, parallel_drafting=True, ptd_token_id=95)
+        with refused("no tensor 'mask_hidden'"):
+            load_drafter(folder, target)
         change_tensors(folder, lambda tensors: tensors.update({"mask_hidden": torch.ones(1, 1, 96)}))
-        with refused("P-EAGLE", "mask_hidden"):
+        assert isinstance(load_drafter(folder, target), MaskedHead)
+        change_config(folder, ptd_token_id=96)
+        with refused("'ptd_token_id' is 96", "has 96"):
+            load_drafter(folder, target)
+        change_config(folder, parallel_drafting=None, ptd_token_id=None)
+        with refused("'ptd_token_id' is missing"):
             load_drafter(folder, target)
 
     def test_an_eagle3_head_of_several_layers_in_the_authors_names(self, copied, target, dense_attend):

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from specgraph.checkpoints import drafter_format, load_drafter, load_target
 from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
-from specgraph.models.protocol import ParallelHead, StepwiseHead
+from specgraph.models.protocol import MaskedHead, ParallelHead, StepwiseHead
 from specgraph.reference import CpuPlatform
 
 FIXTURES = Path(__file__).parent / "speculators_fixtures"
@@ -30,6 +30,7 @@ def expected(name):
         ("eagle", "eagle", "0.2.0"),
         ("eagle3-llama", "eagle3", "0.9.0"),
         ("eagle3-qwen3", "eagle3", "0.9.0"),
+        ("peagle", "peagle", "0.9.0"),
         ("mtp", "mtp", "0.9.0"),
         ("dflash", "dflash", "0.9.0"),
     ],
@@ -37,7 +38,7 @@ def expected(name):
 def test_format_is_found(name, algorithm, version):
     assert f'"speculators_version": "{version}"' in (FIXTURES / name / "config.json").read_text()
     found = drafter_format(FIXTURES / name)
-    tokens = 4 if name == "dflash" else 3
+    tokens = 4 if name in ("dflash", "peagle") else 3
     assert (found.algorithm, found.layout, found.num_speculative_tokens) == (algorithm, "speculators", tokens)
 
 
@@ -60,6 +61,25 @@ def test_eagle3_chain(name, target, dense_attend):
             token = tokens[row + step + 1 : row + step + 2] if row + step + 1 < rows else torch.tensor([0])
             attend = dense_attend(head.attention_layers, torch.tensor([row + step + 1]), caches)
             out = head.forward(token, out.carry[-1:], attend)
+
+
+@torch.no_grad()
+def test_peagle(target, dense_attend):
+    """The package trains on rollouts from many places at once: rows up to an anchor, then masked rows behind it."""
+    want = expected("peagle")
+    head = load_drafter(FIXTURES / "peagle", target)
+    assert isinstance(head, MaskedHead)
+    assert (head.mask_token_id, list(head.aux_layers), len(head.attention_layers)) == (63, [1, 2, 4], 2)
+    tokens, combined, compared = want["token_ids"], head.combine(want["aux_hidden"]), 0
+    for anchor, depth, logits in zip(want["anchors"].tolist(), want["depths"].tolist(), want["logits"], strict=True):
+        if anchor < 0:  # a rollout that the package begins before the first token
+            continue
+        ids = torch.cat([tokens[: anchor + 1], torch.full((depth,), head.mask_token_id)])
+        hidden = torch.cat([combined[: anchor + 1], head.mask_hidden.expand(depth, -1)])
+        out = head.forward(ids, hidden, dense_attend(head.attention_layers, torch.arange(len(ids))))
+        torch.testing.assert_close(head.logits(out.hidden)[-1], logits, **TOLERANCE)
+        compared += depth > 0
+    assert compared > 12
 
 
 def test_eagle3_vocabulary(target):
@@ -128,7 +148,7 @@ def test_dflash(name, target, dense_attend, dense_store):
         torch.testing.assert_close(head.logits(hidden), logits, **TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3-llama", "eagle3-qwen3", "mtp", "dflash", "dflash-llama"])
+@pytest.mark.parametrize("name", ["eagle", "eagle3-llama", "eagle3-qwen3", "peagle", "mtp", "dflash", "dflash-llama"])
 @torch.inference_mode()
 def test_a_saved_folder_drafts(name, target):
     """Through graphs, for two requests: every output is the target's alone."""

@@ -74,8 +74,8 @@ def page() -> str:
     ]
     for reader in READERS:
         own = {
-            "dflash": "authors", "eagle3": "authors", "eagle": "authors", "mtp": "DeepSeek and GLM, MiMo, Qwen3-Next",
-            "draft_model": "transformers",
+            "dflash": "authors", "eagle3": "authors", "eagle": "authors", "peagle": "authors",
+            "mtp": "DeepSeek and GLM, MiMo, Qwen3-Next", "draft_model": "transformers",
         }[reader.algorithm]  # fmt: skip
         lines.append(f"| `{reader.algorithm}` | {'yes' if reader.speculators else 'no'} | {own} |")
     lines += ["", "## Refused: keys of config.json", "", "With any other value than these the folder is refused.", ""]

@@ -150,6 +150,16 @@ def block_stores_rejected(patch: pytest.MonkeyPatch) -> None:
     replace_op(patch, "begin_block", broken)
 
 
+@mutant("parallel-block-rows-masked", "kernel", hazard="parallel-block-rows")
+def masked_rows_after_rejected(patch: pytest.MonkeyPatch) -> None:
+    """Masked rows (P-EAGLE) follow the last row of the round instead of the last accepted one."""
+
+    def broken(real: Any, tokens: Tensor, counts: Tensor, *args: Any, **options: Any) -> None:
+        real(tokens, torch.where(counts > 0, tokens.shape[1], 0).int(), *args, **options)
+
+    replace_op(patch, "begin_masked", broken)
+
+
 @mutant("prompt-padding", "kernel")
 def prompt_padding_writes(patch: pytest.MonkeyPatch) -> None:
     """Padded rows of a prompt pass have slots."""

@@ -136,7 +136,7 @@ def test_modes(platform: Platform, attention: str, mode: str, seed: int) -> None
         expect_equal(a, b, "keys or values of target or drafter")
 
 
-@pytest.mark.parametrize("kind", ["eagle", "mtp-modules", "dflash"])
+@pytest.mark.parametrize("kind", ["eagle", "mtp-modules", "dflash", "peagle"])
 @case(
     "decoding.k-follows-the-batch",
     "With a schedule of K by batch size, output is the target's as requests come and go, and drafts of each K are "

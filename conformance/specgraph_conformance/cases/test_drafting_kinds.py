@@ -32,9 +32,9 @@ from specgraph_conformance.oracles import DenseKeys
 from specgraph_conformance.rig import expect_equal, on_host
 from specgraph_conformance.tiny_models import HEADS, VOCAB
 
-PROGRAMS = ("eagle3", "mtp-modules", "dflash", "draft-model")
-"""One kind of head per draft program: a chain, one module per step, all tokens in one pass, and a chain whose positions
-differ from the target's."""
+PROGRAMS = ("eagle3", "mtp-modules", "dflash", "peagle", "draft-model")
+"""One kind of head per draft program: a chain, one module per step, all tokens in one pass from a block or from masked
+rows, and a chain whose positions differ from the target's."""
 
 
 @pytest.mark.parametrize("lowering", CAPTURED)

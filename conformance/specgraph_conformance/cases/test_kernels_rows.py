@@ -112,6 +112,49 @@ def test_begin_verify(platform: Platform, way: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("k", [1, 3])
 @case(
+    "kernels.begin-masked",
+    "Rows of a drafter that drafts in one causal pass are those of a host loop: sampled tokens, then masked rows "
+    "behind the last accepted one, then rows without a slot.",
+    hazard="parallel-block-rows",
+    cause="begin_masked: masked rows behind the rejected rows instead of the accepted ones, or one of them too many",
+    quick=True,
+)
+def test_begin_masked(platform: Platform, way: str, k: int, seed: int) -> None:
+    device, q, limit, block, mask = platform.device, 3, 40, 16, 99
+    rows = q + k - 1
+    tokens = torch.randint(0, 90, (5, q), generator=torch.Generator().manual_seed(seed))
+    counts, starts = [q, 0, 1, 2, 1], [14, 3, 39, 31, 20]
+    blocks = [[5, 2, 0], [1, 0, 0], [3, 4, 6], [8, 7, 9], [10, 11, 0]]
+    sizes = {"token_ids": rows, "positions": rows, "slot_mapping": rows, "hidden_rows": rows, "draft_rows": k}
+    out: dict[str, Any] = {name: torch.full((5 * n,), -77, device=device) for name, n in sizes.items()}
+    out["seq_lens"] = torch.full((5,), -77, dtype=torch.int32, device=device)
+    inputs = (
+        tokens.to(device),
+        torch.tensor(counts, dtype=torch.int32, device=device),
+        torch.tensor(starts, device=device),
+        torch.tensor(blocks, dtype=torch.int32, device=device),
+    )
+    limits: dict[str, Any] = {"mask_token_id": mask, "max_model_len": limit, "block_size": block}
+    run_op(platform, way, lambda: kernels.begin_masked(*inputs, **limits, **out), out.values())
+    seen = {name: on_host(tensor).tolist() for name, tensor in out.items()}
+    for r, (count, start) in enumerate(zip(counts, starts, strict=True)):
+        assert seen["seq_lens"][r] == (start + rows if count else 0), f"length of request {r}"
+        first = r * rows + max(count - 1, 0)
+        assert seen["draft_rows"][r * k : (r + 1) * k] == list(range(first, first + k)), f"drafting rows of request {r}"
+        for i in range(rows):
+            row, where = r * rows + i, f"row {i} of request {r}"
+            kept = count > 0 and i < count + k - 1
+            wanted = slot_of(start + i, blocks[r], limit, block) if kept else NULL_SLOT
+            assert seen["slot_mapping"][row] == wanted, f"slot of {where}"
+            if kept:
+                assert seen["positions"][row] == min(start + i, limit - 1), f"position of {where}"
+                assert seen["token_ids"][row] == (tokens[r, i] if i < count else mask), f"token of {where}"
+            assert seen["hidden_rows"][row] == (r * q + i if i < count else 5 * q), f"hidden state of {where}"
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("k", [1, 3])
+@case(
     "kernels.begin-block",
     "Context rows and block rows of a parallel drafter are those of a host loop: rejected rows have no slot, the block "
     "begins after the last accepted row, inert requests are inert.",

@@ -1,7 +1,7 @@
 """Write the folders beside this file with the `speculators` package, and what its own models compute from them.
 
-    python write.py eagle3 mtp dflash dflash-llama       # speculators 0.9.0
-    python write.py eagle                   # speculators 0.2.0, the last line that has EAGLE-1
+    python write.py eagle3 peagle mtp dflash dflash-llama    # speculators 0.9.0
+    python write.py eagle                                    # speculators 0.2.0, the last line that has EAGLE-1
 
 Run it only to make them again; the tests read what is committed. Everything is float32, random and tiny.
 """
@@ -129,6 +129,49 @@ def write_eagle3() -> None:
         save(name, model, {**given, **{f"logits.{i}": t for i, t in enumerate(logits)}})
 
 
+def write_peagle() -> None:
+    """Two layers, trained-style: from (almost) every place of one sequence, rows of up to STEPS masks."""
+    from speculators.losses import resolve_loss_config
+    from speculators.models.peagle import PEagleDraftModel, PEagleSpeculatorConfig, core
+
+    layers = LlamaConfig(**SIZES, **OWNERS, num_hidden_layers=2)
+    layers._attn_implementation = "eager"
+    config = PEagleSpeculatorConfig(
+        transformer_layer_config=layers,
+        draft_vocab_size=DRAFT_VOCAB,
+        norm_before_residual=False,
+        norm_before_fc=True,
+        eagle_aux_hidden_state_layer_ids=[1, 2, 4],
+        mask_token_id=VOCAB - 1,
+        speculators_config=speculators_config("peagle", STEPS + 1),
+    )
+    model = PEagleDraftModel(config).float().eval()
+    randomise(model, 60)
+    chosen = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(5))[:DRAFT_VOCAB].sort().values
+    model.d2t.copy_(chosen - torch.arange(DRAFT_VOCAB))
+    model.t2d.zero_()[chosen] = True
+    given, taken, drawn = inputs(3 * HIDDEN, 61), core.generate_cod_sample_indices, []
+
+    def kept(**settings):
+        drawn.extend(taken(**settings))
+        return tuple(drawn)
+
+    core.generate_cod_sample_indices = kept
+    hidden = record(model.lm_head)
+    with torch.no_grad():
+        model(
+            given["aux_hidden"][None],
+            given["token_ids"][None],
+            torch.zeros(1, ROWS, dtype=torch.long),
+            verifier_last_hidden_states=torch.zeros(1, ROWS, HIDDEN),
+            num_depths=STEPS + 1,
+            down_sample_ratio=1.0,
+            loss_config=resolve_loss_config("kl_div", "eager"),
+        )
+        logits = model.lm_head(hidden[0])
+    save("peagle", model, {**given, "anchors": drawn[0], "depths": drawn[1], "logits": logits})
+
+
 def write_mtp(target: LlamaForCausalLM) -> None:
     """A Qwen3 layer behind the two norms and the projection; embedding and head come from the target."""
     from speculators.models.mtp import MTPDraftModel, MTPSpeculatorConfig
@@ -215,12 +258,13 @@ def main() -> None:
     target = write_target()
     writers = {
         "eagle3": write_eagle3,
+        "peagle": write_peagle,
         "mtp": lambda: write_mtp(target),
         "dflash": lambda: write_dflash(target),
         "dflash-llama": lambda: write_dflash(target, "dflash-llama", LlamaConfig),
         "eagle": lambda: write_eagle(target),
     }
-    for name in sys.argv[1:] or ["eagle3", "mtp", "dflash", "dflash-llama"]:
+    for name in sys.argv[1:] or ["eagle3", "peagle", "mtp", "dflash", "dflash-llama"]:
         writers[name]()
 
 

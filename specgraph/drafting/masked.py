@@ -1,0 +1,78 @@
+"""The masked program (P-EAGLE): all K tokens from one causal pass over the round's rows and K - 1 masked rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specgraph import kernels
+from specgraph.attention import AttentionMetadata, HostLengths
+from specgraph.drafting.buffers import DraftBuffers, PassRows
+from specgraph.drafting.config import DraftConfig
+from specgraph.drafting.host_lengths import HostRound
+from specgraph.drafting.program import DraftProgram, draft_block
+from specgraph.graphs import AttentionStack, MakeAttend
+from specgraph.models.protocol import MaskedHead
+
+
+class MaskedProgram(DraftProgram):
+    """One step over query_len + K - 1 rows per request: those of the target's round, then K - 1 masked ones.
+
+    The masked rows follow the last accepted one, so their keys lie in slots that the next round's rows overwrite.
+    """
+
+    def __init__(self, head: MaskedHead, stack: AttentionStack, config: DraftConfig, device: torch.device) -> None:
+        super().__init__(head, stack, config, device)
+        self.head = head
+
+    def passes(self, num_speculative_tokens: int) -> int:
+        """1."""
+        return 1
+
+    def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
+        """The pass has K - 1 rows more than the round."""
+        length = query_len + max(1, num_speculative_tokens) - 1
+        return PassRows(query_len, later=length, carried=length)
+
+    def first(self, b: DraftBuffers, make_attend: MakeAttend) -> None:
+        """See `DraftProgram.first`."""
+        hidden_rows, draft_rows = (tensor.new_empty(tensor.numel()) for tensor in (b.step_token_ids, b.draft_token_ids))
+        kernels.begin_masked(
+            b.inputs.sampled_token_ids,
+            b.inputs.num_sampled,
+            b.inputs.start_positions,
+            b.inputs.block_table,
+            mask_token_id=self.head.mask_token_id,
+            max_model_len=self.config.max_model_len,
+            block_size=self.config.block_size,
+            token_ids=b.step_token_ids,
+            positions=b.step.positions,
+            slot_mapping=b.step.slot_mapping,
+            seq_lens=b.step.seq_lens,
+            hidden_rows=hidden_rows,
+            draft_rows=draft_rows,
+        )
+        combined = torch.cat([self.head.combine(b.inputs.aux_hidden), self.head.mask_hidden[None]])
+        kernels.take_rows(combined, hidden_rows, b.hidden)
+        out = self.head.forward(b.step_token_ids, b.hidden, make_attend(b.step, 0), draft_rows)
+        draft_block(self.head, b, out.hidden)
+
+    def step(self, b: DraftBuffers, make_attend: MakeAttend, step: int) -> None:
+        """Not called: there is one step."""
+        raise AssertionError("a drafter with masked rows has one step")
+
+    def prefill(
+        self,
+        token_ids: Tensor,
+        aux_hidden: Tensor,
+        metadata: AttentionMetadata,
+        make_attend: MakeAttend,
+        last_row: Tensor | None,
+    ) -> None:
+        """See `DraftProgram.prefill`. A prompt has no masked rows."""
+        self.head.forward(token_ids, self.head.combine(aux_hidden), make_attend(metadata, 0), last_row)
+
+    def host_lengths(self, step: int, host_round: HostRound) -> HostLengths:
+        """See `DraftProgram.host_lengths`. Accepted counts are not needed."""
+        rows = host_round.query_len + host_round.num_speculative_tokens - 1
+        return host_round.lengths(rows, [start + rows for start in host_round.start_positions])
