@@ -9,12 +9,12 @@ PARTS := . $(wildcard conformance backends/cuda backends/npu backends/musa)
 INSTALLABLE := $(foreach part,$(PARTS),$(if $(wildcard $(part)/pyproject.toml),-e ./$(part)))
 JOBS ?= 2
 
-.PHONY: demo test lint types unit conformance mutation clean
+.PHONY: demo test lint types unit docs conformance mutation clean
 
 demo: $(BIN)/specgraph
 	$(BIN)/specgraph generate
 
-test: lint types unit conformance
+test: lint types unit docs conformance
 
 $(BIN)/specgraph: pyproject.toml $(wildcard conformance/pyproject.toml backends/*/pyproject.toml)
 	$(PYTHON) -m venv $(VENV)
@@ -36,6 +36,10 @@ types: $(VENV)/.dev
 # worksteal: tests of one file mostly stay together and share what its fixtures made; nobody idles at the end
 unit: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+# The site in build/site. Strict: a dead link, or a page that no menu leads to, is an error. Loads nothing from the network
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 conformance: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/specgraph conformance cpu

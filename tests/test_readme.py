@@ -15,7 +15,11 @@ PAGES = [
     *ROOT.glob("benchmarks/*.md"),
     *ROOT.glob("backends/*/README.md"),
 ]
-BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+BLOCKS = [
+    block
+    for page in (README, ROOT / "docs/writing-a-drafter.md")
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+]
 
 
 def test_readme_has_both_examples():
@@ -29,6 +33,8 @@ def test_block_runs(block, capsys, monkeypatch):
     exec(compile(block, str(README), "exec"), names)
     if "generator" in names:
         assert names["generator"].decoder.metrics.mean_acceptance_length > 1.5
+    if "MyHead" in names:
+        assert tuple(names["drafter"].propose(names["batch"]).token_ids.shape) == (1, 3)
     if "tokens" in names:
         assert tuple(names["tokens"].shape) == (1, 4)
 
