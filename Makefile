@@ -37,9 +37,9 @@ types: $(VENV)/.dev
 unit: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-# The site in build/site. Strict: a dead link, or a page that no menu leads to, is an error. Loads nothing from the network
+# The site in build/site. Strict: a dead link, or or an anchor that is not there, is an error. Loads nothing from the network
 docs: $(VENV)/.dev
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 conformance: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/specgraph conformance cpu

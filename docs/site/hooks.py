@@ -48,8 +48,12 @@ _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Replace `folder/` in the navigation by the folder's pages."""
-    config.nav = _expanded(config.nav)
+    """Replace `folder/` in the navigation by the folder's pages, and append those that it leaves out."""
+    nav: Any = _expanded(config.nav)
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    if more := sorted(pages - set(_pages(nav))):
+        nav.append({"More": more})
+    config.nav = nav
     return config
 
 
@@ -119,6 +123,14 @@ def _place(target: str) -> str:
     if target in ELSEWHERE:
         return ELSEWHERE[target]
     return target.removeprefix("docs/") if target.startswith("docs/") else f"files/{target}"
+
+
+def _pages(nav: Any) -> Iterator[str]:
+    """All pages of a navigation."""
+    if isinstance(nav, str):
+        yield nav
+    for each in nav.values() if isinstance(nav, dict) else nav if isinstance(nav, list) else ():
+        yield from _pages(each)
 
 
 def _expanded(nav: Any) -> Any:
