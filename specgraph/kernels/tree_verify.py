@@ -83,6 +83,20 @@ def path_slots(slot_mapping: Tensor, path: Tensor, num_sampled: Tensor, from_slo
     to_slots.copy_(torch.where(moved, target, 0).flatten())
 
 
+def own_tokens(
+    target_logits: Tensor, rows: int, temperature: Tensor | None, seeds: Tensor | None, positions: Tensor
+) -> Tensor:
+    """The target's own token after each row, int64 [R * N]; arguments as in `verify_tree`, with N = `rows`."""
+    chosen = target_logits.argmax(dim=-1)
+    if temperature is None:
+        return chosen
+    assert seeds is not None
+    warm, seed = temperature.repeat_interleave(rows)[:, None], seeds.repeat_interleave(rows)
+    keys = target_logits.float() / torch.where(warm > 0, warm, 1.0)
+    keys = keys + noise.gumbel(seed, positions + 1, noise.RESAMPLE, target_logits.shape[-1])
+    return torch.where(warm[:, 0] > 0, keys.argmax(dim=-1), chosen)
+
+
 @op(writes=("sampled_token_ids", "num_sampled", "path_rows", "from_slots", "to_slots"))
 def verify_tree(
     target_logits: Tensor,
@@ -121,14 +135,7 @@ def verify_tree(
     """
     requests, depth = sampled_token_ids.shape
     rows = draft_token_ids.shape[1] + 1
-    chosen = target_logits.argmax(dim=-1)
-    if temperature is not None:
-        assert seeds is not None
-        warm, seed = temperature.repeat_interleave(rows)[:, None], seeds.repeat_interleave(rows)
-        keys = target_logits.float() / torch.where(warm > 0, warm, 1.0)
-        keys = keys + noise.gumbel(seed, positions + 1, noise.RESAMPLE, target_logits.shape[-1])
-        chosen = torch.where(warm[:, 0] > 0, keys.argmax(dim=-1), chosen)
-    chosen = chosen.view(requests, rows)
+    chosen = own_tokens(target_logits, rows, temperature, seeds, positions).view(requests, rows)
     live = start_positions >= 0
     row = torch.zeros(requests, 1, dtype=torch.int64, device=chosen.device)
     path, accepted, going = [row], torch.zeros_like(row[:, 0]), live

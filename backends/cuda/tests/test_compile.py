@@ -112,7 +112,57 @@ NOISE = (torch.zeros(3), i64(3), i32(3))
 LAST = {"last_rows": i64(2), "step_positions": i64(2), "step_seq_lens": i32(2), "draft_step": i64(1)}
 CONTEXT = {"context_positions": i64(8), "context_slots": i64(8), "mask_token_id": 1}
 
+TREE = {"path_rows": i64(8), "from_slots": i64(6), "to_slots": i64(6), "num_sampled": i32(2)}
+TREE |= {"sampled_token_ids": i64(2, 4)}
+
+
+def _grow(first: bool, k: int) -> Call:
+    rows, count = 2 * (1 if first else k), k + 2 * k * k
+    node = {"node_scores": torch.zeros(2, count), "node_token_ids": i64(2, count), "node_parents": i64(2, count)}
+    beam = {"beam_scores": torch.zeros(2, k), "beam_nodes": i64(2, k), "beam_rows": i64(2 * k)}
+    beam |= {"token_ids": i64(2 * k), "ancestors": i64(2 * k)}
+    return Call("grow_tree", lambda x: ((x(rows, 9000), i64(9000), i64(1)), {"first": first, **node, **beam}))
+
+
+def _tree_attention(x: Callable[..., Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    caches = x(6, 16, 2, 64), x(6, 16, 2, 64)
+    return (x(16, 4, 64), *caches, i32(2, 3), i32(2), i64(16)), {"tree_len": 8, "scale": 0.125}
+
+
 CALLS = [
+    *[_grow(first, k) for first in (True, False) for k in (3, 4)],
+    Call("choose_nodes", lambda x: ((torch.zeros(2, 36), i64(2, 36), i64(2, 36), i64(2, 15), i64(2, 15)), {})),
+    Call(
+        "advance_tree",
+        lambda x: (
+            (i32(2), i64(2), i32(2, 3)),
+            {
+                **LIMITS,
+                "tree_len": 8,
+                "seq_lens": i32(2),
+                "positions": i64(8),
+                "slot_mapping": i64(8),
+                "draft_step": i64(1),
+            },
+        ),
+    ),
+    Call(
+        "begin_tree_verify",
+        lambda x: (
+            (i64(2), i64(2, 3), i64(2, 3), i64(2), i32(2, 3)),
+            {**LIMITS, **ROWS, "num_steps": 3, "ancestors": i64(8)},
+        ),
+    ),
+    Call(
+        "verify_tree",
+        lambda x: ((x(16, 500), i64(2, 7), i64(2, 7), None, None, i64(2), i64(16), i64(16)), TREE),
+    ),
+    Call(
+        "verify_tree_synthetic",
+        lambda x: ((x(16, 500), i64(2, 7), torch.zeros(3), i64(2), i64(2), i64(16)), TREE),
+    ),
+    Call("move_kv", lambda x: ((x(6, 16, 2, 64), x(6, 16, 2, 64), i64(5), i64(5)), {})),
+    Call("tree_attention", _tree_attention),
     *[_attend(rows, op) for rows in (1, 2, 6) for op in ("paged_attention", "rotate_store_attend", "rotate_and_store")],
     *[_attend(rows, "rotate_store_attend", dim) for rows in (1, 6) for dim in (16, 96, 128, 256)],
     Call("norm_linear", lambda x: ((x(3, 256), x(256), 1e-6, x(512, 256)), {})),

@@ -22,8 +22,8 @@ def first_of(mask, HALF: tl.constexpr, HALVES: tl.constexpr):
 @triton.jit
 def attend_kernel(
     query, new_key, new_value, rotary, positions, slot_mapping, key_cache, value_cache, block_table, seq_lens,
-    query_start_loc, out, partial_out, partial_max, partial_sum, query_stride, new_stride, rotary_stride, table_stride,
-    table_width, heads, scale,
+    query_start_loc, ancestors, out, partial_out, partial_max, partial_sum, query_stride, new_stride, rotary_stride,
+    table_stride, table_width, heads, scale, tree_len,
     GROUP: tl.constexpr, HALF: tl.constexpr, HALVES: tl.constexpr, BLOCK: tl.constexpr, BLOCK_STRIDE: tl.constexpr,
     KEY_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr, ROWS: tl.constexpr,
     KEYS: tl.constexpr, SPLITS: tl.constexpr, TILES: tl.constexpr, CAUSAL: tl.constexpr, FUSED: tl.constexpr,
@@ -33,7 +33,7 @@ def attend_kernel(
 
     HALF is half of head_dim, HALVES the power of two from 16 that holds it. FUSED (one row per request): the query
     comes unrotated, and the first split rotates, stores and attends to the row's own key and value, which never travel
-    through the cache here.
+    through the cache here. With `ancestors`, a row sees of the last `tree_len` keys those whose bit it has.
     """
     if OVERLAP is not None:
         OVERLAP()
@@ -54,6 +54,8 @@ def attend_kernel(
     visible = tl.zeros((ROWS,), tl.int32) + seq_len
     if CAUSAL:
         visible = seq_len - count + 1 + row
+    if ancestors is not None:
+        bits = tl.load(ancestors + begin + row, mask=live, other=0)
     visible = tl.where(live & (seq_len > 0), tl.minimum(visible, table_width * BLOCK), 0)
 
     half = tl.arange(0, HALVES)
@@ -118,11 +120,16 @@ def attend_kernel(
         loaded = first_of(inside[:, None], HALF, HALVES)
         keys_left = tl.load(key_cache + cell, mask=loaded, other=0.0)
         keys_right = tl.load(key_cache + cell + HALF, mask=loaded, other=0.0)
+        seen = inside[None, :] & (position[None, :] < visible[:, None])
+        if ancestors is not None:
+            place = position - (seq_len - tree_len)
+            bit = (bits[:, None] >> tl.minimum(tl.maximum(place, 0), 63).to(tl.int64)[None, :]) & 1
+            seen = seen & ((place < 0)[None, :] | (bit > 0))
+            loaded = loaded & (tl.max(seen.to(tl.int32), axis=0) > 0)[:, None]  # other values may be anything
         values_left = tl.load(value_cache + cell, mask=loaded, other=0.0)
         values_right = tl.load(value_cache + cell + HALF, mask=loaded, other=0.0)
         scores = tl.dot(q_left, tl.trans(keys_left.to(q_left.dtype)), input_precision=PRECISION)
         scores = tl.dot(q_right, tl.trans(keys_right.to(q_left.dtype)), scores, input_precision=PRECISION)
-        seen = inside[None, :] & (position[None, :] < visible[:, None])
         scores = tl.where(seen, scores * (scale * 1.4426950408889634), float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, axis=1))
         base = tl.where(new_top == float("-inf"), 0.0, new_top)

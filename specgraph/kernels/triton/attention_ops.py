@@ -28,7 +28,7 @@ class AttentionOps(Launcher):
         out = torch.empty((count, heads, dim), dtype=query.dtype, device=query.device)
         total = heads + 2 * key.shape[1]
         per_program = 16
-        if reason := _unsupported(dim, key_cache, value_cache, rotated_only=True):
+        if reason := unsupported(dim, key_cache, value_cache, rotated_only=True):
             self.say_once(f"rotate_and_store runs on plain torch ops, slower: {reason}")
             return kernels.rotate_and_store.reference(
                 query, key, value, rotary, positions, slot_mapping, key_cache, value_cache
@@ -37,7 +37,7 @@ class AttentionOps(Launcher):
             rows.rotate_and_store_kernel[(count, ceil_div(total, per_program))](
                 query, key, value, rotary, positions.contiguous(), slot_mapping.contiguous(), out, key_cache,
                 value_cache, query.stride(0), key.stride(0), value.stride(0),
-                0 if rotary is None else rotary.stride(0), heads, key.shape[1], **_cache_layout(key_cache), DIM=dim,
+                0 if rotary is None else rotary.stride(0), heads, key.shape[1], **cache_layout(key_cache), DIM=dim,
                 DIMS=power_of_two(dim), HALF=0 if rotary is None else rotary.shape[1] // 2,
                 HEADS=per_program, ROTATED=rotary is not None, num_warps=4, **self.common(),
             )  # fmt: skip
@@ -51,6 +51,23 @@ class AttentionOps(Launcher):
         return self._attend(
             query, None, None, None, None, None, key_cache, value_cache, block_table, seq_lens, query_start_loc,
             query_len, scale, causal,
+        )  # fmt: skip
+
+    def tree_attention(
+        self, query: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Tensor, seq_lens: Tensor,
+        ancestors: Tensor, *, tree_len: int, scale: float,
+    ) -> Tensor:  # fmt: skip
+        """See `specgraph.kernels.tree_attention`."""
+        if reason := unsupported(query.shape[2], key_cache, value_cache):
+            self.say_once(f"tree_attention runs on plain torch ops, many times slower: {reason}")
+            return kernels.tree_attention.reference(
+                query, key_cache, value_cache, block_table, seq_lens, ancestors, tree_len=tree_len, scale=scale
+            )
+        rows = query.shape[0] // max(seq_lens.shape[0], 1)
+        starts = torch.arange(seq_lens.shape[0] + 1, dtype=torch.int32, device=query.device) * rows
+        return self._attend(
+            query, None, None, None, None, None, key_cache, value_cache, block_table, seq_lens, starts, rows, scale,
+            causal=False, ancestors=ancestors.contiguous(), tree_len=tree_len,
         )  # fmt: skip
 
     def rotate_store_attend(
@@ -74,11 +91,12 @@ class AttentionOps(Launcher):
         self, query: Tensor, key: Tensor | None, value: Tensor | None, rotary: Tensor | None,
         positions: Tensor | None, slot_mapping: Tensor | None, key_cache: Tensor, value_cache: Tensor,
         block_table: Tensor, seq_lens: Tensor, query_start_loc: Tensor, query_len: int, scale: float, causal: bool,
+        ancestors: Tensor | None = None, tree_len: int = 0,
     ) -> Tensor:  # fmt: skip
         query = _heads(query)
         count, heads, dim = query.shape
         kv_heads = key_cache.shape[2]
-        if reason := _unsupported(dim, key_cache, value_cache):
+        if reason := unsupported(dim, key_cache, value_cache):
             self.say_once(f"attention runs on plain torch ops, many times slower: {reason}")
             if key is None or value is None or positions is None or slot_mapping is None:
                 return kernels.paged_attention.reference(
@@ -114,9 +132,10 @@ class AttentionOps(Launcher):
                 key, value = key.contiguous(), value.contiguous()
         attention.attend_kernel[(requests * tiles, kv_heads, splits)](
             query, key, value, rotary, positions, slot_mapping, key_cache, value_cache, block_table, seq_lens,
-            query_start_loc, out, partial, top, total, query.stride(0), 0 if key is None else key.stride(0),
-            0 if rotary is None else rotary.stride(0), block_table.stride(0), block_table.shape[1], heads, scale,
-            GROUP=group, HALF=dim // 2, HALVES=power_of_two(max(dim // 2, 16)), **_cache_layout(key_cache),
+            query_start_loc, ancestors, out, partial, top, total, query.stride(0),
+            0 if key is None else key.stride(0), 0 if rotary is None else rotary.stride(0), block_table.stride(0),
+            block_table.shape[1], heads, scale, tree_len,
+            GROUP=group, HALF=dim // 2, HALVES=power_of_two(max(dim // 2, 16)), **cache_layout(key_cache),
             ROWS=tile.rows, KEYS=tile.keys, SPLITS=splits,
             TILES=tiles, CAUSAL=causal, FUSED=key is not None, ROTATED=rotary is not None,
             PRECISION="ieee" if wide else "tf32", num_warps=tile.warps, num_stages=tile.stages, **self.common(),
@@ -130,7 +149,7 @@ class AttentionOps(Launcher):
         return out
 
 
-def _unsupported(dim: int, key_cache: Tensor, value_cache: Tensor, rotated_only: bool = False) -> str | None:
+def unsupported(dim: int, key_cache: Tensor, value_cache: Tensor, rotated_only: bool = False) -> str | None:
     """Why the kernels cannot use these caches; None if they can.
 
     They take any strides that key and value share if heads are contiguous. So they take the two halves of one tensor
@@ -145,7 +164,7 @@ def _unsupported(dim: int, key_cache: Tensor, value_cache: Tensor, rotated_only:
     return None
 
 
-def _cache_layout(cache: Tensor) -> dict[str, int]:
+def cache_layout(cache: Tensor) -> dict[str, int]:
     """Strides of the KV caches as constants of a kernel."""
     return {
         "BLOCK": cache.shape[1],

@@ -14,11 +14,12 @@ from specgraph.kernels.triton.attention_ops import AttentionOps
 from specgraph.kernels.triton.launch import LaunchOptions
 from specgraph.kernels.triton.linear_ops import LinearOps
 from specgraph.kernels.triton.row_ops import RowOps
+from specgraph.kernels.triton.tree_ops import TreeOps
 from specgraph.kernels.triton.verify_ops import VerifyOps
 
 
 @dataclass(frozen=True, slots=True)
-class TritonOps(LinearOps, AttentionOps, RowOps, VerifyOps):
+class TritonOps(LinearOps, AttentionOps, RowOps, VerifyOps, TreeOps):
     """One device's Triton ops. Every launch depends only on shapes, so equal shapes give equal bits."""
 
 
@@ -27,16 +28,21 @@ _registered: dict[str, TritonOps] = {}
 
 _OPS = (
     "advance",
+    "advance_tree",
     "begin_block",
     "begin_propose",
+    "begin_tree_verify",
     "begin_verify",
+    "choose_nodes",
     "draft_block_greedy",
     "draft_block_gumbel",
     "draft_greedy",
     "draft_gumbel",
     "greedy_head",
+    "grow_tree",
     "gumbel_head",
     "load_round",
+    "move_kv",
     "next_verify",
     "norm_gate_up",
     "norm_linear",
@@ -46,9 +52,12 @@ _OPS = (
     "rotate_store_attend",
     "stop_finished",
     "take_rows",
+    "tree_attention",
     "verify_greedy",
     "verify_sampled",
     "verify_synthetic",
+    "verify_tree",
+    "verify_tree_synthetic",
 )
 
 

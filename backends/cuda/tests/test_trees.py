@@ -1,0 +1,176 @@
+"""The ops of draft trees: what the Triton kernels write is what the plain torch reference writes.
+
+With TRITON_INTERPRET=1 the tests also run without a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from specgraph import kernels
+from specgraph.kernels.triton.implement import TritonOps
+from specgraph.kernels.triton.launch import LaunchOptions
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+BLOCK = 16
+
+
+@pytest.fixture(autouse=True)
+def _device(request: pytest.FixtureRequest) -> None:
+    if not INTERPRETED:
+        request.getfixturevalue("platform")
+
+
+def run(name: str, *arguments: object, written: dict[str, Tensor], **options: object) -> dict[str, Tensor]:
+    """Run one op of the device on copies of the tensors, which are on the CPU; what it wrote, on the CPU."""
+    there = {key: value.clone().to(DEVICE) for key, value in written.items()}
+    op = getattr(TritonOps(LaunchOptions()) if INTERPRETED else kernels, name)
+    op(*(a.to(DEVICE) if isinstance(a, Tensor) else a for a in arguments), **options, **there)
+    return {key: value.cpu() for key, value in there.items()}
+
+
+def expect(name: str, *arguments: object, written: dict[str, Tensor], **options: object) -> dict[str, Tensor]:
+    """Compare with the reference: integers exactly, float32 to its rounding."""
+    seen = run(name, *arguments, written=written, **options)
+    there = {key: value.clone() for key, value in written.items()}
+    getattr(kernels, name).reference(*arguments, **options, **there)
+    for key, value in there.items():
+        torch.testing.assert_close(seen[key], value, rtol=1e-5, atol=1e-5, msg=lambda m, key=key: f"{key}: {m}")
+    return there
+
+
+def random_tables(requests: int, blocks: int, g: torch.Generator) -> Tensor:
+    return (torch.randperm(requests * blocks, generator=g) + 1).view(requests, blocks).int()
+
+
+def random_tree(requests: int, nodes: int, steps: int, g: torch.Generator) -> Tensor:
+    """Parents [R, nodes] in which no node is deeper than `steps`."""
+    parents = torch.zeros(requests, nodes, dtype=torch.int64)
+    for r in range(requests):
+        depth = [0]
+        for i in range(nodes):
+            shallow = [row for row in range(i + 1) if depth[row] < steps]
+            parents[r, i] = shallow[int(torch.randint(len(shallow), (1,), generator=g))]
+            depth.append(depth[int(parents[r, i])] + 1)
+    return parents
+
+
+@pytest.mark.parametrize(("requests", "k", "steps", "vocab"), [(1, 4, 5, 9000), (3, 3, 3, 500), (2, 8, 2, 4097)])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_growing_and_choosing(requests: int, k: int, steps: int, vocab: int, mapped: bool) -> None:
+    g = torch.Generator().manual_seed(k)
+    offsets = torch.arange(vocab) if mapped else None
+    count = k + (steps - 1) * k * k
+    state = {"node_scores": torch.zeros(requests, count), "beam_scores": torch.zeros(requests, k)}
+    state |= {name: torch.full((requests, count), -7) for name in ("node_token_ids", "node_parents")}
+    state |= {"beam_nodes": torch.full((requests, k), -7)}
+    state |= {name: torch.full((requests * k,), -7) for name in ("beam_rows", "token_ids", "ancestors")}
+    for step in range(steps):
+        logits = torch.randn(requests * (1 if step == 0 else k), vocab, generator=g) * 4
+        logits[-1, [17, 5, 300, 301]] = 30.0  # equals, in two blocks where there are two
+        state = expect("grow_tree", logits, offsets, torch.tensor([step]), first=step == 0, written=state)
+    nodes = min(count, 15)
+    written = {name: torch.full((requests, nodes), -7) for name in ("draft_token_ids", "draft_parents")}
+    candidates = [state[name] for name in ("node_scores", "node_token_ids", "node_parents")]
+    expect("choose_nodes", *candidates, written=written)
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_advancing(step: int) -> None:
+    g, requests, k = torch.Generator().manual_seed(step), 5, 3
+    lens = torch.tensor([7, 0, 30, 63, 44], dtype=torch.int32)
+    arguments = (lens, lens.long() + 2, random_tables(requests, 4, g))
+    written = {"seq_lens": torch.full((requests,), -7, dtype=torch.int32), "draft_step": torch.tensor([step])}
+    written |= {name: torch.full((requests * k,), -7) for name in ("positions", "slot_mapping")}
+    expect("advance_tree", *arguments, tree_len=9, max_model_len=64, block_size=BLOCK, written=written)
+
+
+@pytest.mark.parametrize(("nodes", "steps"), [(15, 5), (7, 3), (1, 1), (63, 8)])
+def test_rows_of_a_verify(nodes: int, steps: int) -> None:
+    g, requests = torch.Generator().manual_seed(nodes), 4
+    parents = random_tree(requests, nodes, steps, g)
+    drafts = torch.randint(-1, 90, (requests, nodes), generator=g)
+    arguments = (torch.randint(0, 90, (requests,), generator=g), drafts, parents, torch.tensor([3, -1, 60, 100]))
+    written = {"seq_lens": torch.full((requests,), -7, dtype=torch.int32)}
+    names = ("token_ids", "positions", "slot_mapping", "ancestors")
+    written |= {name: torch.full((requests * (nodes + 1),), -7) for name in names}
+    limits = {"num_steps": steps, "max_model_len": 128, "block_size": BLOCK}
+    expect("begin_tree_verify", *arguments, random_tables(requests, 8, g), **limits, written=written)
+
+
+@pytest.mark.parametrize("way", ["greedy", "sampled", "synthetic"])
+@pytest.mark.parametrize(("nodes", "steps"), [(15, 5), (8, 3), (1, 1)])
+def test_accepting_a_path(way: str, nodes: int, steps: int) -> None:
+    g, requests, vocab = torch.Generator().manual_seed(nodes), 6, 6
+    parents = random_tree(requests, nodes, steps, g)
+    logits = torch.randn(requests * (nodes + 1), vocab, generator=g) * 3
+    drafts = torch.randint(-1, vocab, (requests, nodes), generator=g)
+    drafts[::2, 0] = logits[:: nodes + 1].argmax(dim=1)[::2]
+    starts = torch.tensor([3, -1, 60, 100, 7, 9])
+    slots = torch.randperm(900, generator=g)[: requests * (nodes + 1)]
+    slots[::7] = -1
+    positions, seeds = torch.arange(requests * (nodes + 1)) + 5, torch.arange(requests) * 977
+    written = {"num_sampled": torch.full((requests,), -7, dtype=torch.int32)}
+    written |= {"sampled_token_ids": torch.full((requests, steps + 1), -7)}
+    written |= {"path_rows": torch.full((requests * (steps + 1),), -7)}
+    written |= {name: torch.full((requests * steps,), -7) for name in ("from_slots", "to_slots")}
+    if way == "synthetic":
+        chances = torch.full((steps,), 0.6)
+        expect("verify_tree_synthetic", logits, drafts, chances, seeds, starts, slots, written=written)
+        return
+    warm = torch.tensor([0.0, 1.0, 0.7, 0.0, 1.3, 0.2]) if way == "sampled" else None
+    sampling = (warm, seeds if way == "sampled" else None)
+    found = expect("verify_tree", logits, drafts, parents, *sampling, starts, positions, slots, written=written)
+    assert nodes == 1 or int(found["num_sampled"].max()) > 1, "no node was accepted: the test compared nothing"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("moves", [1, 5, 300])
+def test_moving_keys_and_values(packed: bool, moves: int) -> None:
+    g = torch.Generator().manual_seed(moves)
+    cache = torch.randn(40, BLOCK, 2, 2 * 48, generator=g).to(DEVICE)
+    if packed:
+        key, value = cache.transpose(1, 2).contiguous().transpose(1, 2).split(48, dim=3)
+    else:
+        key, value = (part.contiguous() for part in cache.split(48, dim=3))
+    order = torch.randperm(40 * BLOCK - 1, generator=g)[: moves + 1] + 1
+    source, target = order[1:].clone(), order[:-1].clone()  # the place of one is the goal of the next
+    source[::3] = target[::3] = 0
+    wanted = key.clone(), value.clone()
+    kernels.move_kv.reference(*wanted, source.to(DEVICE), target.to(DEVICE))
+    op = TritonOps(LaunchOptions()).move_kv if INTERPRETED else kernels.move_kv
+    op(key, value, source.to(DEVICE), target.to(DEVICE))
+    assert torch.equal(key, wanted[0])
+    assert torch.equal(value, wanted[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "heads", "dim"), [(16, 8, 64), (4, 2, 48)])
+def test_attention_of_a_tree(rows: int, heads: int, dim: int, dtype: torch.dtype) -> None:
+    if INTERPRETED and dtype == torch.bfloat16:
+        pytest.skip("Triton's interpreter has no bfloat16 arithmetic")
+    g, requests, kv_heads = torch.Generator().manual_seed(rows), 3, 2
+    parents = random_tree(requests, rows - 1, 5, g)
+    bits = torch.ones(requests, rows, dtype=torch.int64)
+    for row in range(1, rows):
+        bits[:, row] = bits.gather(1, parents[:, row - 1 : row])[:, 0] | (1 << row)
+    lengths = torch.tensor([rows + 37, 0, rows], dtype=torch.int32)
+    query = torch.randn(requests * rows, heads, dim, generator=g).to(dtype)
+    table = random_tables(requests, 6, g)
+    cache = [torch.randn(20, BLOCK, kv_heads, dim, generator=g).to(dtype) for _ in range(2)]
+    for part in cache:
+        part.flatten(0, 1)[int(table[0, (rows + 37) // BLOCK]) * BLOCK + (rows + 37) % BLOCK] = float("nan")
+    there = [t.to(DEVICE) for t in (query, *cache, table, lengths, bits.flatten())]
+    op = TritonOps(LaunchOptions()).tree_attention if INTERPRETED else kernels.tree_attention
+    seen = op(*there, tree_len=rows, scale=0.2).cpu()
+    wide = (query.double(), *(part.double() for part in cache), table, lengths, bits.flatten())
+    wanted = kernels.tree_attention.reference(*wide, tree_len=rows, scale=0.2)
+    near = 2e-2 if dtype == torch.bfloat16 else 2e-5
+    torch.testing.assert_close(seen.double(), wanted, rtol=near, atol=near)
