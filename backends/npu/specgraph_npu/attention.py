@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from specgraph import kernels
 from specgraph.attention import AttentionLayer, AttentionMetadata, HostLengths, KVCache, StepContext, TaskKey
@@ -19,11 +20,8 @@ from specgraph_npu.host_ops import HOST_OPS, HostOp, make_call
 if TYPE_CHECKING:
     from specgraph_npu.platform import NpuPlatform
 
-_MASK_SIZE = 2048
-"""Sparse modes 3 and 4 (causal, and a window; aligned to the last key) take one mask of this size for all lengths."""
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HostOpAttention:
     """Attention through one row of the table. The lengths are host parameters, all else is read on the device."""
 
@@ -31,7 +29,6 @@ class HostOpAttention:
     row: HostOp
     host_parameters: tuple[str, ...] = ("query_lens", "seq_lens")
     preferred_block_size: int = 128
-    constants: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
     @property
     def name(self) -> str:
@@ -55,15 +52,13 @@ class HostOpAttention:
                 return no(f"{shape}, {rope} rotated; it takes one key head of 512 + 64, and 1, 2, 4 ... 128 heads")
         elif dim != 128 and (dim != 192 or heads != layer.num_kv_heads or not layer.is_plain):
             return no(f"{shape}; it takes a head_dim of 128, or of 192 without grouped heads, windows and sinks")
-        if block_size not in ((16, 128) if latent else (128, 256, 384, 512)):
-            sizes = "16 or 128" if latent else "128, 256, 384 or 512"
-            return no(f"KV blocks of {block_size} tokens; it takes {sizes}: leave block_size to it")
-        return yes()
+        sizes = (16, 128) if latent else (128, 256, 384, 512)
+        fits = block_size in sizes
+        return yes() if fits else no(f"KV blocks of {block_size} tokens; it takes {sizes}: leave block_size to it")
 
     def named_tensors(self) -> Mapping[str, Tensor]:
         """Constants that captured ops read, by name: part of the read-set."""
-        self._causal_mask()
-        return {f"attention.{name}": tensor for name, tensor in self.constants.items()}
+        return {"attention.causal_mask": self.causal_mask}
 
     def forward(
         self, layer: AttentionLayer, index: int, query: Tensor, key: Tensor, value: Tensor, cache: KVCache,
@@ -74,10 +69,7 @@ class HostOpAttention:
         if lengths is None:
             raise UpdateError(f"attention '{self.name}' takes host lengths; step {context.step} came without")
         if not row.fused and metadata.query_len > 1:
-            raise UnsupportedError(
-                f"attention '{self.name}' takes one row per request, step {context.step} has {metadata.query_len}: "
-                "use 'fia'"
-            )
+            raise UnsupportedError(f"'{self.name}' takes one row per request, not {metadata.query_len}: use 'fia'")
         arguments: dict[str, Any] = {"block_size": cache.block_size} if row.fused else {}
         if row.is_latent:
             arguments |= store_latent(layer, query, key, value, cache, metadata)
@@ -88,7 +80,7 @@ class HostOpAttention:
         out = torch.empty_like(arguments["query"])
         masked = layer.causal and (metadata.query_len > 1 or layer.window is not None)
         if masked:
-            arguments |= {"sparse_mode": 3, "atten_mask": self._causal_mask()}
+            arguments |= {"sparse_mode": 3, "atten_mask": self.causal_mask}
         if layer.window is not None:
             arguments |= {"sparse_mode": 4, "pre_tokens": layer.window - 1, "next_tokens": 0}
         if layer.sinks is not None:
@@ -101,26 +93,26 @@ class HostOpAttention:
             scale=layer.scale, block_table=metadata.block_table,
         )  # fmt: skip
         if context.updates is None:
-            call.issue(first)()
+            row.with_lengths(call, first)()
         else:
             with self.platform.task_group() as group:
-                call.issue(first)()
-            weak = call.weak(self.platform.torch_npu._C._weak_ref_tensor)  # its pool may use the memory again
-            group.issue = weak.issue(first)
+                row.with_lengths(call, first)()
+            weak_reference = self.platform.torch_npu._C._weak_ref_tensor  # the pool may use the call's memory again
+            call = partial(call.func, **tree_map_only(Tensor, weak_reference, call.keywords))
+            group.issue = row.with_lengths(call, first)
+            task = TaskKey(context.step, index)
             context.updates.add(
-                TaskKey(context.step, index), group, lambda now: group.issue_in_update(weak.issue(checked(now)))
+                task, group, lambda now: partial(group.issue_in_update, row.with_lengths(call, checked(now)))
             )
         if masked:
             _zero_inert(out, metadata, lengths)
         pad = layer.head_dim - out.shape[-1]  # the rotated part of a latent row
         return torch.nn.functional.pad(out, (pad, 0)) if pad else out
 
-    def _causal_mask(self) -> Tensor:
-        """bool [2048, 2048], True above the diagonal, made once and never written again."""
-        if "causal_mask" not in self.constants:
-            ones = torch.ones(_MASK_SIZE, _MASK_SIZE, dtype=torch.bool)
-            self.constants["causal_mask"] = ones.triu(1).to(self.platform.device)
-        return self.constants["causal_mask"]
+    @cached_property
+    def causal_mask(self) -> Tensor:
+        """bool [2048, 2048], True above the diagonal, never written again: the one mask of sparse modes 3 and 4."""
+        return torch.ones(2048, 2048, dtype=torch.bool).triu(1).to(self.platform.device)
 
 
 def _zero_inert(out: Tensor, metadata: AttentionMetadata, lengths: HostLengths) -> None:
@@ -137,13 +129,9 @@ def _zero_inert(out: Tensor, metadata: AttentionMetadata, lengths: HostLengths) 
 def _checked(lengths: HostLengths, num_rows: int, room: int, masked: bool) -> HostLengths:
     """The lengths as the op takes them; raises UpdateError where they don't fit it.
 
-    Sparse mode 3 takes no request with fewer keys than rows: inert requests get as many keys as rows. Their block
-    tables name the null block only. What they read from it is not used.
-
-    Args:
-        num_rows: rows of the captured query; the requests' rows add up to it.
-        room: tokens that a row of the block table holds.
-        masked: the op runs in sparse mode 3 or 4.
+    Its query has `num_rows` rows, a row of its block table room for `room` tokens. `masked`: it runs in sparse mode 3
+    or 4, which takes no request with fewer keys than rows. Inert requests get as many keys as rows then; they read the
+    null block, and what they read is not used.
     """
     if sum(lengths.query_lens) != num_rows:
         raise UpdateError(f"query_lens {lengths.query_lens} are {sum(lengths.query_lens)} rows; the op has {num_rows}")
@@ -163,16 +151,15 @@ def store_latent(
     """Rotate and store the rows of multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1).
 
     A row is [rotated part, latent], of rope_dim (the columns of the rotary table) and latent_dim columns: query is
-    [T, num_heads, rope_dim + latent_dim], key and value are the same [T, 1, rope_dim + latent_dim]. Of the value only
-    the latent counts, and the layer's output has zeros in the first rope_dim columns. So such a head also runs on the
-    core's paged attention, which attends over whole rows. Here the latents lie packed at the start of the value cache's
-    memory and the rotated parts at the start of the key cache's. Returns the op's tensors by name.
+    [T, num_heads, rope_dim + latent_dim], key and value are the same [T, 1, rope_dim + latent_dim], as the core's paged
+    attention takes them too. Of the value only the latent counts; the first rope_dim columns of the layer's output are
+    0. Latents lie packed at the start of the value cache, rotated parts in the key cache. Returns the op's tensors.
     """
     rope = 0 if layer.rotary is None else layer.rotary.shape[1]
     if layer.rotary is None or layer.num_kv_heads != 1 or rope >= layer.head_dim:
         raise UnsupportedError(
-            f"latent attention takes one key head of a rotated part and a latent; this layer has {layer.num_kv_heads} "
-            f"key heads of {layer.head_dim} with {rope or 'none'} rotated: use 'fia'"
+            "latent attention takes one key head of a rotated part and a latent; this layer has "
+            f"{layer.num_kv_heads} of {layer.head_dim}, {rope or 'none'} rotated: use 'fia'"
         )
     key_rope, latent = (
         each.view(-1)[: each[..., 0].numel() * columns].view(*each.shape[:3], columns)
@@ -194,12 +181,3 @@ def make_attention(platform: NpuPlatform, name: str) -> HostOpAttention:
     if not (support := row.available()):
         raise UnsupportedError(f"attention '{name}' is not available: {support.reason}")
     return HostOpAttention(platform, row)
-
-
-def attention_factories() -> Mapping[str, Callable[..., HostOpAttention]]:
-    """By name, for `Platform.attention_backends`: what is installed here and takes any layer's heads.
-
-    MLA rows are left out: they are for heads that put latents into query and key (`store_latent`), and only those.
-    """
-    names = [name for name, row in HOST_OPS.items() if not row.is_latent and row.available()]
-    return {name: partial(make_attention, name=name) for name in names}

@@ -10,16 +10,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from specgraph.attention import HostLengths
 from specgraph.errors import ConfigError
-from specgraph.platforms import Support, yes
-from specgraph_npu.probe import has_atb
+from specgraph.platforms import Support, no, yes
+from specgraph_npu.probe import library
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,23 +50,17 @@ class HostOp:
         """Whether it is an MLA op: keys and values are one latent, rotated parts come separately."""
         return "query_rope" in self.arguments
 
-    @property
-    def keywords(self) -> set[str]:
-        """All names that the op is called with, except outputs and workspace."""
-        return {self.renamed.get(name, name) for name in self.arguments} | {*self.host, *self.fixed}
-
-    def host_of(self, lengths: HostLengths) -> dict[str, Any]:
-        """The host parameters of one issue."""
-        return {name: make(lengths) for name, make in self.host.items()}
-
-    def function(self, name: str, overload: str) -> Any:
-        """An op of this row's namespace."""
-        return getattr(getattr(getattr(torch.ops, self.namespace), name), overload)
+    def with_lengths(self, call: partial[Any], lengths: HostLengths) -> partial[Any]:
+        """Make the host arguments; returns the call that issues the op with them on the current stream."""
+        return partial(call, **{name: make(lengths) for name, make in self.host.items()})
 
 
-_HostValue = Callable[[HostLengths], Any]
-_query_ends: _HostValue = lambda lengths: list(accumulate(lengths.query_lens))  # noqa: E731
-_seq_lens: _HostValue = lambda lengths: list(lengths.seq_lens)  # noqa: E731
+def _query_ends(lengths: HostLengths) -> list[int]:
+    return list(accumulate(lengths.query_lens))
+
+
+_seq_lens = attrgetter("seq_lens")
+
 _SHARED = ("query", "key", "value", "num_heads", "num_key_value_heads", "scale", "block_table")
 _FIA = HostOp(
     name="fia",
@@ -86,6 +80,7 @@ _FIA2 = HostOp(
     fixed={"input_layout": "TND", "return_softmax_lse": False},
 )
 _LATENT = (*_FIA.arguments, "query_rope", "key_rope")
+_NO_ATB = "libatb.so is missing: install the CANN NNAL package and source its set_env.sh"
 _PAGED = HostOp(
     name="atb-paged",
     namespace="atb",
@@ -96,31 +91,16 @@ _PAGED = HostOp(
     arguments=_SHARED,
     renamed={"key": "key_cache", "value": "value_cache", "scale": "scale_value", "num_key_value_heads": "num_kv_heads"},
     fused=False,
-    available=has_atb,
+    available=lambda: yes() if library("libatb.so") else no(_NO_ATB),
 )
 _MLA = (replace(row, name=f"{row.name}-mla", arguments=_LATENT) for row in (_FIA, _FIA2))
 HOST_OPS: Mapping[str, HostOp] = {row.name: row for row in (_FIA, _FIA2, *_MLA, _PAGED)}
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """Everything but the lengths of one issue of a row: what capture and every later update have in common."""
+def make_call(row: HostOp, out: Tensor, lengths: HostLengths, **arguments: Any) -> partial[Any]:
+    """Everything but the lengths of one issue of a row: what capture and every later update have in common.
 
-    row: HostOp
-    arguments: Mapping[str, Any]
-    """By the op's own names, with `out` and `workspace`."""
-
-    def issue(self, lengths: HostLengths) -> Callable[[], None]:
-        """Make the host arguments; returns the function that issues the op with them on the current stream."""
-        return partial(self.row.function(self.row.op, self.row.overload), **self.arguments, **self.row.host_of(lengths))
-
-    def weak(self, weak_reference: Callable[[Tensor], Tensor]) -> Call:
-        """The same call without keeping its tensors alive."""
-        return Call(self.row, tree_map_only(Tensor, weak_reference, dict(self.arguments)))
-
-
-def make_call(row: HostOp, out: Tensor, lengths: HostLengths, **arguments: Any) -> Call:
-    """Put a row's arguments together, with a workspace that is enough for any lengths that fit the block table.
+    The workspace is enough for any lengths that fit the block table.
 
     Args:
         out: [T, num_heads, value_dim], written.
@@ -134,5 +114,6 @@ def make_call(row: HostOp, out: Tensor, lengths: HostLengths, **arguments: Any) 
     # the unused log-sum-exp is of shape [1], says op-plugin's document
     written = [out, torch.empty(1, dtype=torch.float32, device=out.device)] if row.fused else out
     asked = named if row.fused else {**named, "out": out}
-    workspace = row.function(row.workspace_op, "default")(**asked, **row.host_of(lengths))
-    return Call(row, {**named, "workspace": workspace, "out": written})
+    ops = getattr(torch.ops, row.namespace)
+    workspace = row.with_lengths(partial(getattr(ops, row.workspace_op).default, **asked), lengths)()
+    return partial(getattr(getattr(ops, row.op), row.overload), **named, workspace=workspace, out=written)

@@ -6,6 +6,7 @@ import importlib
 import weakref
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -13,13 +14,9 @@ import torch
 from specgraph.errors import CaptureError, PlatformError, UnsupportedError
 from specgraph.platforms import Capabilities, Event, MemoryInfo, Platform, PlatformInfo, Stream
 from specgraph_npu import probe
-from specgraph_npu.attention import attention_factories
+from specgraph_npu.attention import HOST_OPS, make_attention
 from specgraph_npu.graph import NpuGraph, NpuGraphPool
-from specgraph_npu.task_groups import ExternalEvent, NpuTaskGroup, capture_group, update_group
-
-_COUNTED: tuple[str, ...] = ("graph_launches", "task_updates", "event_records", "event_synchronizes", "synchronizes")
-"""What `counts` counts. Records are of gates, of ends of launches, and of events that the platform handed out; host
-waits are for one event (`event_synchronizes`) or for the whole device (`synchronizes`)."""
+from specgraph_npu.task_groups import ExternalEvent, NpuTaskGroup
 
 
 class NpuPlatform(Platform):
@@ -34,7 +31,9 @@ class NpuPlatform(Platform):
             raise PlatformError(reason)
         self.torch_npu: Any = importlib.import_module("torch_npu")
         self.npu: Any = torch.npu  # type: ignore[attr-defined]
-        self.counters: dict[str, int] = dict.fromkeys(_COUNTED, 0)
+        counted = "graph_launches", "task_updates", "event_records", "event_synchronizes", "synchronizes"
+        self.counters: dict[str, int] = dict.fromkeys(counted, 0)
+        """Records: of gates, ends of launches, events handed out. `synchronizes`: host waits for the whole device."""
         self.event_type = _counted(self.npu.Event, self.counters)
         self.graphs: weakref.WeakSet[NpuGraph] = weakref.WeakSet()
         """Captured graphs that may wait at a gate."""
@@ -42,26 +41,24 @@ class NpuPlatform(Platform):
         """Why this platform takes no more work; empty while it does."""
         self.waits_for_values = probe.has_value_wait()
         self._index = index
-        self._own_streams: set[int] = set()
-        self._capabilities: Capabilities | None = None
         try:
             with self.on_device():
                 name: str = self.npu.get_device_name(index)
-                self.update_stream, self.capture_stream, self.gate_stream = (self._own_stream() for _ in range(3))
+                own = [self.npu.Stream(device=index) for _ in range(3)]
         except RuntimeError as error:
             raise PlatformError(f"NPU {index} can't be opened: {probe.reason_of(error)}") from error
+        self.update_stream, self.capture_stream, self.gate_stream = own
+        self._own_streams = {stream.npu_stream for stream in own}
         simulated = probe.is_simulated()
         kind = f"simulated runtime under torch_npu {self.torch_npu.__version__}, no NPU" if simulated else "NPU"
         name += " (simulated)" if simulated else ""
-        versions = probe.versions(self.torch_npu)
-        super().__init__(PlatformInfo("npu", torch.device("npu", index), name, versions, kind, simulated))
+        device, versions = torch.device("npu", index), probe.versions(self.torch_npu)
+        super().__init__(PlatformInfo("npu", device, name, versions, kind, simulated))
 
-    @property
-    def capabilities(self) -> Capabilities:
+    @cached_property
+    def capabilities(self) -> Capabilities:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Probed at first use."""
-        if self._capabilities is None:
-            self._capabilities = probe.find_capabilities(self)
-        return self._capabilities
+        return probe.find_capabilities(self)
 
     def synchronize(self) -> None:
         """Raises UpdateError where a launch waits at a gate without an update: waiting would never end."""
@@ -77,15 +74,9 @@ class NpuPlatform(Platform):
         return MemoryInfo(allocated, reserved, total, free + reserved - allocated)
 
     def stream(self) -> Stream:
-        """torch_npu hands its streams out in turn, so two of many may be the same queue."""
+        """None of this platform's own. torch_npu hands its streams out in turn: two of many may be the same queue."""
         while (stream := self.npu.Stream(device=self._index)).npu_stream in self._own_streams:
             pass
-        return stream
-
-    def _own_stream(self) -> Any:
-        """A stream that nobody else gets, however often `stream()` is called."""
-        stream: Any = self.stream()
-        self._own_streams.add(stream.npu_stream)
         return stream
 
     def current_stream(self) -> Stream:
@@ -117,28 +108,28 @@ class NpuPlatform(Platform):
 
     def task_group(self) -> AbstractContextManager[Any]:
         """Kernels of one stream only: no copies, events, or work on other streams."""
-        graph = self.captures.graph
-        if not isinstance(graph, NpuGraph):
+        if not isinstance(graph := self.captures.graph, NpuGraph):
             raise CaptureError("task_group() outside of a capture: there is no graph to put the group in")
-        return capture_group(self, graph)
+        return NpuTaskGroup(graph).capture()
 
     def task_update(self, group: Any) -> AbstractContextManager[None]:
         """The block runs with the update stream as the current one."""
         if not isinstance(group, NpuTaskGroup):
             raise UnsupportedError(f"{group!r} is not a task group of this platform")
-        return update_group(self, group)
+        return group.update()
 
     def attention_backends(self) -> Mapping[str, Any]:
-        return attention_factories()
+        """All that are installed, without MLA rows: those take only heads that hand over latents (`store_latent`)."""
+        names = [name for name, row in HOST_OPS.items() if not row.is_latent and row.available()]
+        return {name: partial(make_attention, name=name) for name in names}
 
     def counts(self) -> Mapping[str, int]:
         return dict(self.counters)
 
     def close(self) -> None:
         """A launch that waits at a gate is let go, so that the device can end."""
-        if not self.is_closed:
-            for graph in list(self.graphs):
-                graph.release()
+        for graph in list(self.graphs):
+            graph.release()
         super().close()
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from specgraph.errors import first_line
-from specgraph.platforms import Capabilities, Probe, Support, no, quirk, trial, yes
+from specgraph.platforms import Capabilities, Probe, no, quirk, trial, yes
 from specgraph.platforms.installed import installed_version
 
 if TYPE_CHECKING:
@@ -32,18 +32,16 @@ def probe() -> Probe:
         return Probe(available=False, reason=reason)
     try:
         torch_npu = importlib.import_module("torch_npu")
-        count = torch.npu.device_count()  # type: ignore[attr-defined]
+        if count := torch.npu.device_count():  # type: ignore[attr-defined]
+            return Probe(available=True, device_count=count, versions=versions(torch_npu))
+        reason = "torch_npu and CANN are here, but no NPU: check `npu-smi info`"
     except Exception as error:
         reason = f"torch_npu is installed but does not work: {type(error).__name__}: {first_line(error)}"
-        return Probe(available=False, reason=reason)
-    if count == 0:
-        return Probe(available=False, reason="torch_npu and CANN are here, but no NPU: check `npu-smi info`")
-    return Probe(available=True, device_count=count, versions=versions(torch_npu))
+    return Probe(available=False, reason=reason)
 
 
-def missing(environ: Mapping[str, str] | None = None) -> str:
+def missing(environ: Mapping[str, str] = os.environ) -> str:
     """What keeps this backend from working, with what to do, or an empty string."""
-    environ = os.environ if environ is None else environ
     wheel, torch_version = installed_version("torch_npu"), installed_version("torch").partition("+")[0]
     release = torch_version.split(".")[:2]
     if not wheel or importlib.util.find_spec("torch_npu") is None:
@@ -68,10 +66,8 @@ def missing(environ: Mapping[str, str] | None = None) -> str:
 
 def library(name: str) -> ctypes.CDLL | None:
     """A library that the dynamic linker finds with all that it needs; None where it doesn't."""
-    try:
+    with contextlib.suppress(OSError):
         return ctypes.CDLL(name)
-    except OSError:
-        return None
 
 
 def has_value_wait() -> bool:
@@ -102,8 +98,6 @@ def reason_of(error: Exception) -> str:
 
 
 _TASK_NAMES = tuple(f"graph_task_{name}" for name in ("group_begin", "group_end", "update_begin", "update_end"))
-_VALUE_WAIT = "torch_npu takes one wait for each record that is issued; a record captured in a graph is issued once"
-_NO_VALUE_WAIT = "the runtime has no aclrtValueWait: an event must be recorded once before it is captured"
 
 
 def find_capabilities(platform: NpuPlatform) -> Capabilities:
@@ -111,17 +105,19 @@ def find_capabilities(platform: NpuPlatform) -> Capabilities:
     from specgraph_npu.kv_cache import use_fused_write
 
     graphs = trial.claim(platform, trial.replays_follow_their_input)
-    waits = _VALUE_WAIT if platform.waits_for_values else _NO_VALUE_WAIT
+    waits = "torch_npu takes one wait for each record that is issued; a record captured in a graph is issued once"
+    if not platform.waits_for_values:
+        waits = "the runtime has no aclrtValueWait: an event must be recorded once before it is captured"
     events = quirk(f"{waits}; the host can neither query, time nor wait for an external event")
     updates = yes("for kernels of cube and vector cores, attention among them; only core types are compared")
     if lacking := [name for name in ("ExternalEvent", *_TASK_NAMES) if not hasattr(platform.npu, name)]:
         events = updates = no(f"torch_npu lacks {', '.join(lacking)}")
     return Capabilities(
         graphs=graphs,
-        shared_pool=trial.claim(platform, trial.graphs_share_a_pool) if graphs else graphs,
+        shared_pool=graphs and trial.claim(platform, trial.graphs_share_a_pool),
         external_events=events,
-        task_update=updates if graphs else graphs,
-        merged_loop=trial.claim(platform, trial.a_loop_in_one_graph) if graphs else graphs,
+        task_update=graphs and updates,
+        merged_loop=graphs and trial.claim(platform, trial.a_loop_in_one_graph),
         collectives_in_graph=no("not tried: no test of this backend captures HCCL ops"),
         random_in_graph=quirk("torch_npu registers its default generator; specgraph's draft ops use none"),
         host_read_detection=yes("the runtime refuses to wait for a stream that is being captured"),
@@ -133,9 +129,3 @@ def find_capabilities(platform: NpuPlatform) -> Capabilities:
         update_order="during_replay",
         default_lowering="merged",
     )
-
-
-def has_atb() -> Support:
-    """Whether the ATB library is there, which `_npu_paged_attention` needs."""
-    hint = "libatb.so is missing: install the CANN NNAL package and source its set_env.sh"
-    return yes() if library("libatb.so") else no(hint)

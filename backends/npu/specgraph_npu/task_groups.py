@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from specgraph.errors import CaptureError, SpecgraphError, UnsupportedError, UpdateError
@@ -24,9 +23,6 @@ from specgraph_npu.probe import reason_of
 if TYPE_CHECKING:
     from specgraph_npu.graph import NpuGraph
     from specgraph_npu.platform import NpuPlatform
-
-_QUEUE_ENDED = "process exits for this inner error"
-"""Reported when torch_npu's task queue (TASK_QUEUE_ENABLE=1) could not launch a kernel: it then drops all work."""
 
 
 class ExternalEvent:
@@ -48,6 +44,7 @@ class ExternalEvent:
 
     def record(self, stream: Any = None) -> None:
         self._event.record(stream or self._platform.current_stream())
+        self._platform.counters["event_records"] += 1
 
     def wait(self, stream: Any = None) -> None:
         """Raises CaptureError where torch_npu would drop the wait, and replays run with stale parameters."""
@@ -67,117 +64,106 @@ class ExternalEvent:
     synchronize = elapsed_time = query
 
 
-@dataclass(slots=True, eq=False)
 class NpuTaskGroup:
-    """One captured task group: its runtime handle, its gate, and the graph it is in."""
+    """One captured task group: its runtime handle, its gate, and the graph it is in.
 
-    graph: NpuGraph
-    number: int
-    gate: ExternalEvent
-    handle: Any = None
-    is_updated: bool = True
-    """Since the graph's last launch: all groups are when the next launch comes."""
-    issue: Callable[[], None] | None = None
-    """Issues the group's kernels as they were captured or last updated; None: only the caller of the updates can."""
-    next_issue: Callable[[], None] | None = None
-    """Replaces `issue` when the update that is being made has ended."""
+    Attributes:
+        is_updated: since the graph's last launch; all groups are when the next launch comes.
+        issue: issues the group's kernels as they were captured or last updated; None: only the caller of updates can.
+    """
+
+    def __init__(self, graph: NpuGraph) -> None:
+        self.graph, self.number, self.gate = graph, len(graph.groups), ExternalEvent(graph.platform)
+        self.handle: Any = None
+        self.is_updated = True
+        self.issue: Callable[[], None] | None = None
 
     def __str__(self) -> str:
         return f"task group {self.number} of {len(self.graph.groups)}"
 
-    def issue_in_update(self, issue: Callable[[], None]) -> Callable[[], None]:
-        """What to call in a task update: `issue`, which is kept as the last good values once the update has ended."""
-
-        def update() -> None:
-            self.next_issue = issue
-            issue()
-
-        return update
+    def issue_in_update(self, issue: Callable[[], None]) -> None:
+        """Call `issue` in a task update, and keep it as the last good values unless the update fails."""
+        self.issue = issue
+        issue()
 
     def open_gate(self) -> None:
         """Let the graph's last launch pass, when the update stream gets here."""
         self.gate.record(self.graph.platform.update_stream)
-        self.graph.platform.counters["event_records"] += 1
         self.is_updated = True
 
-
-@contextmanager
-def capture_group(platform: NpuPlatform, graph: NpuGraph) -> Generator[NpuTaskGroup]:
-    """Gate and collect the kernels issued in the block; see `Platform.task_group`."""
-    npu, stream = platform.npu, platform.current_stream()
-    group = NpuTaskGroup(graph, len(graph.groups), ExternalEvent(platform))
-    group.gate.wait(stream)
-    npu.graph_task_group_begin(stream)
-    try:
-        yield group
-        group.handle = npu.graph_task_group_end(stream)
-    except RuntimeError as error:  # no kernel, a copy, an event or a host call
-        raise CaptureError(f"a task group can't be captured: {reason_of(error)}") from error
-    graph.groups.append(group)
-
-
-@contextmanager
-def update_group(platform: NpuPlatform, group: NpuTaskGroup) -> Generator[None]:
-    """Issue a group's kernels again in the block, then open its gate; see `Platform.task_update`.
-
-    After a failure the group gets its last good values, where they are known, and its gate is opened: the launch ends.
-
-    Raises:
-        UpdateError: the graph is gone, or no launch of it waits for this update: nothing was issued. Or the kernels
-            issued are not those that were captured: what the launch computed is wrong.
-        PlatformError: a failed update could not be undone; the platform takes no more work.
-    """
-    graph = group.graph
-    platform.require_working()
-    if not graph.is_captured or group.handle is None:
-        raise UpdateError(f"{group}: its graph was {'closed' if graph.is_closed else 'reset'}; capture again")
-    if group.is_updated:
-        raise UpdateError(
-            f"{group}: no launch waits for an update, its graph was not launched or the group was updated already. The "
-            "gate would stay open, and the next replay pass it before its update: replay first, then issue one update"
-        )
-    with platform.npu.stream(platform.update_stream):
+    @contextmanager
+    def capture(self) -> Generator[NpuTaskGroup]:
+        """Gate and collect the kernels issued in the block; see `Platform.task_group`."""
+        npu, stream = self.graph.platform.npu, self.graph.platform.current_stream()
+        self.gate.wait(stream)
+        npu.graph_task_group_begin(stream)
         try:
-            with _update(platform, group):
-                yield
-            group.open_gate()
-        except BaseException as error:
-            group.next_issue = None
-            _restore(platform, group, error)
-            platform.require_working()
-            if isinstance(error, RuntimeError) and not isinstance(error, SpecgraphError):
-                raise UpdateError(
-                    f"{group}: the update does not fit what was captured: {reason_of(error)}. What launch "
-                    f"{graph.launches} of its graph computed is wrong"
-                ) from error
+            yield self
+            self.handle = npu.graph_task_group_end(stream)
+        except RuntimeError as error:  # no kernel, a copy, an event or a host call
+            raise CaptureError(f"a task group can't be captured: {reason_of(error)}") from error
+        self.graph.groups.append(self)
+
+    @contextmanager
+    def update(self) -> Generator[None]:
+        """Issue the group's kernels again in the block, then open its gate; see `Platform.task_update`.
+
+        After a failure it gets its last good values, where they are known, and its gate is opened: the launch ends.
+
+        Raises:
+            UpdateError: the graph is gone, or no launch of it waits for this update: nothing was issued. Or the kernels
+                issued are not those that were captured: what the launch computed is wrong.
+            PlatformError: a failed update could not be undone; the platform takes no more work.
+        """
+        graph, platform, last_good = self.graph, self.graph.platform, self.issue
+        platform.require_working()
+        if not graph.is_captured or self.handle is None:
+            raise UpdateError(f"{self}: its graph was {'closed' if graph.is_closed else 'reset'}; capture again")
+        if self.is_updated:
+            raise UpdateError(
+                f"{self}: no launch waits for an update, its graph was not launched or the group was updated already. "
+                "The gate would stay open for the next replay: replay first, then issue one update"
+            )
+        with platform.npu.stream(platform.update_stream):
+            try:
+                with self._rewritten():
+                    yield
+                self.open_gate()
+            except BaseException as error:
+                self.issue = last_good
+                self._restore(error)
+                platform.require_working()
+                if isinstance(error, RuntimeError) and not isinstance(error, SpecgraphError):
+                    raise UpdateError(
+                        f"{self}: the update does not fit what was captured: {reason_of(error)}. What launch "
+                        f"{graph.launches} of its graph computed is wrong"
+                    ) from error
+                raise
+        platform.counters["task_updates"] += 1
+
+    @contextmanager
+    def _rewritten(self) -> Generator[None]:
+        npu, stream = self.graph.platform.npu, self.graph.platform.update_stream
+        npu.graph_task_update_begin(stream, self.handle)
+        try:
+            yield
+        except BaseException:
+            with suppress(RuntimeError):  # fewer kernels than captured
+                npu.graph_task_update_end(stream)
             raise
-    group.issue, group.next_issue = group.next_issue or group.issue, None
-    platform.counters["task_updates"] += 1
+        npu.graph_task_update_end(stream)
 
-
-@contextmanager
-def _update(platform: NpuPlatform, group: NpuTaskGroup) -> Generator[None]:
-    platform.npu.graph_task_update_begin(platform.update_stream, group.handle)
-    try:
-        yield
-    except BaseException:
-        with suppress(RuntimeError):  # fewer kernels than captured
-            platform.npu.graph_task_update_end(platform.update_stream)
-        raise
-    platform.npu.graph_task_update_end(platform.update_stream)
-
-
-def _restore(platform: NpuPlatform, group: NpuTaskGroup, failure: BaseException) -> None:
-    """After a failed update: give the group the values it had before, and open its gate."""
-    try:
-        if _QUEUE_ENDED in str(failure):
-            raise failure
-        if group.issue is not None:
-            with _update(platform, group):
-                group.issue()
-        group.open_gate()
-    except Exception as error:
-        platform.broken = (
-            f"an update of {group} failed and could not be undone: {reason_of(error)} Launches that wait for it never "
-            "end: start a new process"
-        )
+    def _restore(self, failure: BaseException) -> None:
+        """After a failed update: issue the last good values, and open the gate."""
+        try:
+            if "process exits for this inner error" in str(failure):  # TASK_QUEUE_ENABLE=1 drops all work after it
+                raise failure
+            if self.issue is not None:
+                with self._rewritten():
+                    self.issue()
+            self.open_gate()
+        except Exception as error:
+            self.graph.platform.broken = (
+                f"an update of {self} failed and could not be undone: {reason_of(error)} Launches that wait for it "
+                "never end: start a new process"
+            )

@@ -283,7 +283,7 @@ def test_exception_in_an_update_restores_the_last_values(npu, runtime):
         y.fill_(b)
 
     with npu.task_update(group):
-        group.issue_in_update(lambda: issue(3, 4))()
+        group.issue_in_update(lambda: issue(3, 4))
     graph.replay()
     with pytest.raises(ZeroDivisionError), npu.task_update(group):  # noqa: PT012
         x.fill_(7)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from specgraph_npu.attention import make_attention
 from specgraph_npu.host_ops import HOST_OPS, make_call
+from test_wheel_names import keywords
 
 from specgraph.attention import HostLengths
 from specgraph.errors import ConfigError, UnsupportedError
@@ -86,11 +87,11 @@ def run(npu, problem, name, *, sink=None):
     )  # fmt: skip
     graph = npu.graph()
     with graph.capture(), npu.task_group() as group:
-        call.issue(inert)()
+        row.with_lengths(call, inert)()
     for lengths in ROUNDS:
         graph.replay()
         with npu.task_update(group):
-            call.issue(lengths)()
+            row.with_lengths(call, lengths)()
         torch.testing.assert_close(out.cpu().double(), problem.reference(lengths, sink), **TOLERANCE)
     graph.close()
 
@@ -131,7 +132,7 @@ def test_workspace_that_is_too_small_is_refused(run_script):
     done = run_script(
         """
         import torch
-        from dataclasses import replace
+        from functools import partial
         from test_host_ops import *
         from specgraph_npu.platform import NpuPlatform
         npu, problem = NpuPlatform(0), Problem(2)
@@ -140,7 +141,7 @@ def test_workspace_that_is_too_small_is_refused(run_script):
                          key=problem.key.flatten(2).npu(), value=problem.value.flatten(2).npu(),
                          num_heads=HEADS, num_key_value_heads=2, scale=1.0, block_table=problem.table.npu(),
                          atten_mask=problem.mask.npu(), sparse_mode=3, block_size=BLOCK)
-        replace(call, arguments=call.arguments | {"workspace": torch.empty(64, device="npu")}).issue(ROUNDS[1])()
+        HOST_OPS["fia"].with_lengths(partial(call, workspace=torch.empty(64, device="npu")), ROUNDS[1])()
         npu.synchronize()
         """,
         lenient="",
@@ -168,5 +169,5 @@ def test_names_are_those_of_the_installed_wheel(npu, name):
     row = HOST_OPS[name]
     out = getattr(getattr(torch.ops.npu, row.op), row.overload)._schema
     workspace = getattr(torch.ops.npu, row.workspace_op).default._schema
-    assert row.keywords | {"workspace", "out"} <= {argument.name for argument in out.arguments}
-    assert row.keywords <= {argument.name for argument in workspace.arguments}
+    assert keywords(row) | {"workspace", "out"} <= {argument.name for argument in out.arguments}
+    assert keywords(row) <= {argument.name for argument in workspace.arguments}

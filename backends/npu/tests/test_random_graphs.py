@@ -105,7 +105,7 @@ class Machine:
     def update(self, group: Group) -> None:
         fills = [Fill(fill.tensor, float(self.random.randint(1, 50))) for fill in group.fills]
         with self.npu.task_update(group.handle):
-            group.handle.issue_in_update(lambda: self.issue(fills))()
+            group.handle.issue_in_update(lambda: self.issue(fills))
         group.fills = fills
 
     def fail(self, group: Group) -> None:

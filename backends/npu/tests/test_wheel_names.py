@@ -13,7 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from specgraph_npu.host_ops import HOST_OPS
+from specgraph_npu.host_ops import HOST_OPS, HostOp
 from specgraph_npu.probe import _TASK_NAMES, KNOWN_WHEELS
 
 PACKAGE = Path(__file__).resolve().parents[1] / "specgraph_npu"
@@ -33,6 +33,11 @@ def names_used() -> tuple[set[str], set[str]]:
     private = set(re.findall(r"(?:_C|vendor)\.(_\w+)", code)) | set(re.findall(r'vendor, "(_\w+)"', code))
     quoted = set(_TASK_NAMES)
     return public | quoted, private
+
+
+def keywords(row: HostOp) -> set[str]:
+    """All names that the row's op is called with, except outputs and workspace."""
+    return {row.renamed.get(name, name) for name in row.arguments} | {*row.host, *row.fixed}
 
 
 class Wheel:
@@ -80,7 +85,7 @@ def missing_names(wheel: Wheel) -> list[str]:
         missing += [name for name in (row.op, row.workspace_op) if not wheel.has_private(name)]
         known = wheel.arguments(row.op)
         if row.namespace == "npu":  # the schema of the ATB row is no contiguous text: its name is all that can be read
-            missing += [f"{row.op}({name}=)" for name in sorted((row.keywords | {"workspace", "out"}) - known)]
+            missing += [f"{row.op}({name}=)" for name in sorted((keywords(row) | {"workspace", "out"}) - known)]
     return missing
 
 
