@@ -1,0 +1,113 @@
+"""What the GPU scripts share: one vLLM engine in this process, its speculator, and prompts of token ids.
+
+Nothing is downloaded. Set VLLM_PLUGINS to `specgraph`, or to an empty string for stock vLLM.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import platform
+import random
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import torch
+
+K = 5
+
+_ENVIRONMENT = {
+    "VLLM_USE_V2_MODEL_RUNNER": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process: its speculator is in reach
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+}
+for _name, _value in _ENVIRONMENT.items():
+    os.environ.setdefault(_name, _value)  # read when vllm is imported, in the functions below
+
+
+def make_engine(target: str, draft: str, settings: dict[str, Any] | None, **arguments: Any) -> tuple[Any, Any]:
+    """(LLMEngine, its speculator). `settings` of the plugin; None leaves the plugin's key out."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.models import registry
+    from vllm.plugins import load_general_plugins
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    registry._run_in_subprocess = lambda fn: fn()  # model classes are inspected here: no other interpreter starts
+    load_general_plugins()
+    import vllm.v1.worker.gpu.model_runner as runner
+
+    made: list[Any] = []
+    init = runner.init_speculator
+
+    @functools.wraps(init)
+    def recorded(*args: Any, **kwargs: Any) -> Any:
+        made.append(init(*args, **kwargs))
+        return made[-1]
+
+    runner.init_speculator = recorded
+    options: dict[str, Any] = {
+        "model": target,
+        "max_model_len": 1024,
+        "disable_log_stats": True,
+        "seed": 0,
+        "generation_config": "vllm",
+        "skip_tokenizer_init": True,
+        "speculative_config": {"method": "eagle3", "model": draft, "num_speculative_tokens": K},
+        "additional_config": {} if settings is None else {"specgraph": settings},
+    }
+    arguments = EngineArgs(**options | arguments)  # type: ignore[arg-type]
+    return LLMEngine.from_engine_args(arguments, usage_context=UsageContext.LLM_CLASS), made[0]
+
+
+def environment() -> dict[str, str]:
+    """Versions and the GPU, for a result file."""
+    import triton
+    import vllm
+
+    return {
+        "vllm": vllm.__version__,
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "python": platform.python_version(),
+        "gpu": torch.cuda.get_device_name(),
+    }
+
+
+def python_prompts(tokenizer_file: Path, count: int, seed: int) -> list[list[int]]:
+    """Beginnings of files of Python's own library, 20 to 300 tokens each."""
+    from tokenizers import Tokenizer
+
+    tokenizer, draw = Tokenizer.from_file(str(tokenizer_file)), random.Random(seed)
+    files = [path for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")) if path.stat().st_size > 6000]
+    prompts: list[list[int]] = []
+    for index in range(count):
+        text = files[index % len(files)].read_text(errors="replace")
+        at = draw.randrange(0, 1500)
+        ids = tokenizer.encode(text[at : at + 3000]).ids
+        prompts.append(ids[: draw.randrange(20, 300)])
+    return prompts
+
+
+def params(max_tokens: int) -> Any:
+    """Greedy, only the new tokens with each output."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.DELTA
+    )
+
+
+def acceptance(accepted: list[int]) -> list[float]:
+    """Share of rounds in which more than j draft tokens were accepted, for j = 0 .. K - 1."""
+    return [round(sum(a > j for a in accepted) / max(len(accepted), 1), 4) for j in range(K)]
+
+
+def write(path: str, result: dict[str, Any]) -> None:
+    """Write a result file; called after every part, so that a part that fails loses nothing."""
+    Path(path).write_text(json.dumps(result) + "\n")

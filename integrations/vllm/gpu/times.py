@@ -1,0 +1,167 @@
+"""Propose and round times of vLLM's own drafter and of specgraph's, in turns in one engine. 8B shapes, dummy weights.
+
+    VLLM_PLUGINS=specgraph python times.py --out h200-vllm.json
+
+Both draft over the same weights and KV cache: `use_vllm` of the speculator says who. `propose_device_us` is the time
+between events around `propose` with the device kept busy before it, so that host time does not show; `round_us` is from
+one propose to the next, as it comes. With dummy weights hardly a draft is accepted: tokens.py measures acceptance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from engine import K, acceptance, environment, make_engine, params, write
+
+SHAPE = {
+    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 128, "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+    "vocab_size": 128256, "max_position_embeddings": 8192, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "attention_bias": False, "mlp_bias": False, "bos_token_id": 128000, "eos_token_id": 128001,
+}  # fmt: skip
+"""Llama 3 8B, published."""
+
+
+def folder(name: str, **changes: Any) -> str:
+    path = Path(tempfile.mkdtemp()) / name
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(SHAPE | changes))
+    return str(path)
+
+
+class Timer:
+    """Wraps `propose`: records events of the steady rounds of one number of requests."""
+
+    def __init__(self, speculator: Any) -> None:
+        self.stock, self.requests, self.primed, self.rows = speculator.propose, 0, False, []
+        speculator.propose = self
+
+    def __call__(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        n = self.requests
+        if not n or batch.num_reqs != n or batch.num_tokens != n * (K + 1):
+            return self.stock(batch, *args, **kwargs)
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        if self.primed:
+            torch.cuda._sleep(20_000_000)  # cycles: longer than the host takes to issue what follows
+        begin.record()
+        host = time.perf_counter()
+        drafts = self.stock(batch, *args, **kwargs)
+        self.rows.append((begin, end, (time.perf_counter() - host) * 1e6))
+        end.record()
+        return drafts
+
+    def take(self) -> tuple[list[float], list[float], list[float]]:
+        """Device times, times from begin to begin, and host times, in us; the first two rounds are left out."""
+        torch.cuda.synchronize()
+        rows, self.rows = self.rows[2:], []
+        device = [a.elapsed_time(b) * 1e3 for a, b, _ in rows]
+        rounds = [a[0].elapsed_time(b[0]) * 1e3 for a, b in itertools.pairwise(rows)]
+        return device, rounds, [host for _, _, host in rows]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--requests", default="1,8,32,64")
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=14)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--wait-for", default="", help="a file to wait for after start-up, so that the GPU is free")
+    asked = parser.parse_args()
+    begin = time.monotonic()
+    from vllm.model_executor.models import llama_eagle3
+
+    # Dummy weights skip the loader, which would say so: the drafter has its own lm_head and the target's embedding.
+    llama_eagle3.Eagle3LlamaForCausalLM.has_own_lm_head = True
+    llama_eagle3.Eagle3LlamaForCausalLM.has_own_embed_tokens = False
+    sizes = [int(n) for n in asked.requests.split(",")]
+    engine, speculator = make_engine(
+        folder("target", architectures=["LlamaForCausalLM"], num_hidden_layers=asked.layers),
+        folder("draft", architectures=["LlamaForCausalLMEagle3"], num_hidden_layers=1, draft_vocab_size=32000),
+        {"capture_sizes": sizes}, load_format="dummy", dtype="bfloat16", max_model_len=2048, max_num_seqs=max(sizes),
+        gpu_memory_utilization=0.5, kv_cache_memory_bytes=24 << 30,
+    )  # fmt: skip
+    timer, draw = Timer(speculator), random.Random(0)
+    result: dict[str, Any] = {
+        "command": " ".join(sys.argv),
+        "environment": environment(),
+        "num_speculative_tokens": K,
+        "context": 1024,
+        "layers": asked.layers,
+        "start_up_s": round(time.monotonic() - begin, 1),
+        "rows": [],
+    }
+    print("started", result["start_up_s"], flush=True)
+    while asked.wait_for and not Path(asked.wait_for).exists():
+        time.sleep(0.2)
+    for n in sizes:
+        for index in range(n):
+            prompt = [draw.randrange(1000, 120000) for _ in range(1024)]
+            engine.add_request(f"{n}-{index}", {"prompt_token_ids": prompt}, params(960))
+        names: set[str] = set()
+        accepted: dict[str, list[int]] = {"stock": [], "specgraph": []}
+        times: dict[str, list[list[float]]] = {way: [[], [], [], []] for way in accepted}
+
+        def steps(count: int, way: str, names: set[str] = names, accepted: dict[str, list[int]] = accepted) -> None:
+            speculator.use_vllm = way == "stock"
+            for step in range(count):
+                for output in engine.step():
+                    names.add(output.request_id)
+                    if step > 2 and output.outputs[0].token_ids:
+                        accepted[way].append(len(output.outputs[0].token_ids) - 1)
+
+        while len(names) < n:
+            steps(1, "stock")  # prompts
+        steps(8, "specgraph")
+        accepted["stock"].clear()
+        accepted["specgraph"].clear()
+        for _ in range(asked.turns):
+            for way in times:
+                for primed in (False, True):
+                    timer.requests, timer.primed = 0, primed
+                    steps(2, way)
+                    timer.requests = n
+                    steps(asked.rounds, way)
+                    device, rounds, host = timer.take()
+                    if primed:
+                        times[way][0] += device
+                    else:
+                        times[way][1] += rounds
+                        times[way][2] += host
+                        times[way][3] += device
+                    timer.requests = 0
+        for way, (device, rounds, host, natural) in times.items():
+            result["rows"].append(
+                {
+                    "requests": n,
+                    "way": way,
+                    "propose_device_us": round(statistics.median(device), 1),
+                    "round_us": round(statistics.median(rounds), 1),
+                    "propose_host_us": round(statistics.median(host), 1),
+                    "propose_as_it_comes_us": round(statistics.median(natural), 1),
+                    "samples": [len(device), len(rounds)],
+                    "acceptance_per_position": acceptance(accepted[way]),
+                }
+            )
+            print(result["rows"][-1], flush=True)
+        result["proposes"] = dict(speculator.counts.by_reason)
+        result["seconds"] = round(time.monotonic() - begin, 1)
+        write(asked.out, result)
+        engine.abort_request(sorted(names))
+        while engine.has_unfinished_requests():
+            engine.step()
+    print("proposes", result["proposes"], flush=True)
+
+
+if __name__ == "__main__":
+    main()

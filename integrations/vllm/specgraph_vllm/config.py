@@ -1,0 +1,88 @@
+"""The plugin's own settings, and which configurations of vLLM it serves; all of it known before any device work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+import torch
+
+from specgraph.errors import ConfigError
+
+WhenUnsupported = Literal["refuse", "vllm"]
+
+KEY = "specgraph"
+"""The plugin's key in `--additional-config`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """`--additional-config '{"specgraph": {...}}'`. Without the key the plugin does nothing.
+
+    Raises:
+        ConfigError: a value is not one of those that are allowed.
+    """
+
+    when_unsupported: WhenUnsupported = "refuse"
+    """What to do with a configuration that the plugin does not serve: "refuse" it at start-up, or leave the drafting
+    to vLLM ("vllm") and log why."""
+    capture_sizes: Sequence[int] | None = None
+    """Numbers of requests to capture; by default a ladder up to vLLM's max_num_seqs. A larger batch goes to vLLM."""
+    log_every: int = 10_000
+    """Proposes between two log lines with the counts by path and reason; 0 logs them never."""
+
+    def __post_init__(self) -> None:
+        if self.when_unsupported not in get_args(WhenUnsupported):
+            raise ConfigError(f"{KEY}.when_unsupported is {self.when_unsupported!r}; it is 'refuse' or 'vllm'")
+        if self.log_every < 0:
+            raise ConfigError(f"{KEY}.log_every is {self.log_every}; it is a number of proposes, or 0 for none")
+
+
+def read_settings(additional_config: Any) -> Settings | None:
+    """The settings in vLLM's `additional_config`; None where the key is missing.
+
+    Raises:
+        ConfigError: the value is not a mapping, or has keys that do not exist.
+    """
+    if not isinstance(additional_config, Mapping) or KEY not in additional_config:
+        return None
+    given: Any = additional_config[KEY]
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"additional_config['{KEY}'] is {given!r}; it is a mapping, and {{}} takes all defaults")
+    known = [field.name for field in fields(Settings)]
+    if unknown := [str(key) for key in given if key not in known]:
+        raise ConfigError(f"additional_config['{KEY}'] has unknown keys {unknown}; there are {', '.join(known)}")
+    return Settings(**given)
+
+
+def unsupported_config(config: Any) -> str | None:
+    """Why the plugin does not serve a `VllmConfig`, in one line; None where it does."""
+    speculative, parallel = config.speculative_config, config.parallel_config
+    model, cache = config.model_config, config.cache_config
+    if speculative.method != "eagle3":
+        return f"speculative method '{speculative.method}'; only eagle3 is drafted by specgraph"
+    if (sampling := getattr(speculative, "draft_sample_method", "greedy")) != "greedy":
+        return f"draft_sample_method '{sampling}'; drafts are greedy"
+    for name in ("parallel_drafting", "use_heterogeneous_vocab", "enable_adaptive_verification"):
+        if getattr(speculative, name, False):
+            return f"speculative option {name}"
+    if (dtype := getattr(speculative, "kv_cache_dtype", None)) is not None:
+        return f"speculative option kv_cache_dtype '{dtype}'; the drafter's KV cache has the model's dtype"
+    for name in (
+        "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size",
+        "prefill_context_parallel_size",
+    ):  # fmt: skip
+        if (size := getattr(parallel, name, 1)) != 1:
+            return f"{name} {size}; one GPU is served"
+    if model.dtype not in (torch.bfloat16, torch.float16):
+        return f"dtype {str(model.dtype).removeprefix('torch.')}; bfloat16 and float16 are served"
+    if cache.cache_dtype not in ("auto", str(model.dtype).removeprefix("torch.")):
+        return f"kv_cache_dtype '{cache.cache_dtype}'; the KV cache must have the model's dtype"
+    if model.enforce_eager or getattr(config.compilation_config.cudagraph_mode, "name", "") == "NONE":
+        return "enforce_eager, or cudagraph_mode NONE: vLLM then calls no capture at start-up, and specgraph needs one"
+    if getattr(model, "enable_sleep_mode", False):
+        return "enable_sleep_mode: captured graphs hold the addresses of weights and KV cache"
+    if getattr(config, "lora_config", None) is not None:
+        return "LoRA"
+    return None

@@ -1,0 +1,193 @@
+"""vLLM's loaded EAGLE-3 module as a `DraftHead`, and its KV cache as the core's: views, no copies.
+
+The module is `Eagle3LlamaForCausalLM` of `vllm.model_executor.models.llama_eagle3`. Nothing of vLLM is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specgraph import KVCache
+from specgraph.errors import UnsupportedError
+from specgraph.models.config import ModelConfig
+from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
+from specgraph.models.layers import DecoderLayer
+
+MODEL_CLASS = "Eagle3LlamaForCausalLM"
+
+ROTARY_CLASSES = (
+    "RotaryEmbedding",
+    "LinearScalingRotaryEmbedding",
+    "Llama3RotaryEmbedding",
+    "YaRNScalingRotaryEmbedding",
+)
+"""Rotations whose `cos_sin_cache` holds one row per position, cosines then sines."""
+
+MAX_AUX = 4
+"""Hidden states of the target that the hand-over takes at most."""
+
+
+def eagle3_head(module: Any) -> Eagle3Head:
+    """The head over the module's own weights, with the module's own table of cosines and sines.
+
+    Args:
+        module: as vLLM loaded it, its weights on the device.
+
+    Raises:
+        UnsupportedError: an option or a tensor of the module that the head does not have.
+    """
+    if type(module).__name__ != MODEL_CLASS:
+        raise UnsupportedError(f"the draft model is a {type(module).__name__}; {MODEL_CLASS} is served")
+    config, inner = module.config, module.model
+    if not inner.use_aux_hidden_state:
+        raise UnsupportedError("eagle_config.use_aux_hidden_state is false; the head takes the target's hidden states")
+    if inner.num_aux_hidden_states > MAX_AUX:
+        raise UnsupportedError(f"the drafter takes {inner.num_aux_hidden_states} hidden states, at most {MAX_AUX}")
+    if config.hidden_act != "silu":
+        raise UnsupportedError(f"hidden_act '{config.hidden_act}'; the drafter's MLP is gated by silu")
+    if getattr(config, "logit_scale", 1.0) <= 0:
+        raise UnsupportedError(f"logit_scale {config.logit_scale}; a greedy draft needs a positive one")
+    first = inner.layers[0]
+    weight = _weight(inner.embed_tokens)
+    table = _rotary(first.self_attn)
+    eps = float(first.input_layernorm.variance_epsilon)
+    model = ModelConfig(
+        architecture="llama",
+        vocab_size=int(config.vocab_size),
+        hidden_size=int(config.hidden_size),
+        intermediate_size=first.mlp.down_proj.weight.shape[1],
+        num_layers=len(inner.layers),
+        num_heads=first.self_attn.num_heads,
+        num_kv_heads=first.self_attn.num_kv_heads,
+        head_dim=first.self_attn.head_dim,
+        rms_norm_eps=eps,
+        max_position_embeddings=1,  # the table that this makes is replaced below
+        tie_word_embeddings=False,
+        dtype=weight.dtype,
+        attention_scale=float(first.self_attn.scaling),
+        rotary_dim=table.shape[1],
+    )
+    draft_vocab, num_aux = int(config.draft_vocab_size), int(inner.num_aux_hidden_states)
+    offsets: Tensor | None = module.draft_id_to_target_id
+    if draft_vocab == model.vocab_size:
+        offsets = None  # vLLM 0.26 keeps zeros there
+    fc = _weight(inner.fc)
+    fc_norms = inner.fc_norm
+    weights = Eagle3Weights(
+        embed_tokens=weight,
+        hidden_norm=first.hidden_norm.weight,
+        norm=inner.norm.weight,
+        lm_head=_weight(module.lm_head)[:draft_vocab],  # vLLM pads its rows
+        fc=fc,
+        input_norm=None if inner.input_norm is None else inner.input_norm.weight,
+        fc_norms=() if fc_norms is None else tuple(norm.weight for norm in fc_norms),
+        draft_to_target=offsets,
+    )
+    head = Eagle3Head(
+        Eagle3Config(
+            model=model,
+            target_hidden_size=fc.shape[1] // num_aux,
+            draft_vocab_size=draft_vocab,
+            aux_layers=tuple(range(num_aux)),  # vLLM's target hands them over; only their number matters
+            norm_before_residual=bool(getattr(config, "norm_before_residual", False)),
+            norm_output=bool(inner.norm_output),
+        ),
+        weights,
+        [_layer(layer) for layer in inner.layers],
+    )
+    head.attention_layers = tuple(replace(layer, rotary=table) for layer in head.attention_layers)
+    return head
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCache:
+    """The drafter's part of vLLM's KV cache."""
+
+    caches: tuple[KVCache, ...]
+    """Of each attention layer: strided views of vLLM's tensors."""
+    block_size: int
+    """Tokens per entry of the block tables."""
+    group: int
+    """The number of the KV cache group that the layers are in."""
+
+
+def draft_cache(
+    head: Eagle3Head, module: Any, groups: Sequence[Any], block_sizes: Sequence[int], tensors: Mapping[str, Any]
+) -> DraftCache:
+    """Find and view the drafter's KV cache.
+
+    Args:
+        groups: `KVCacheConfig.kv_cache_groups`.
+        block_sizes: tokens per entry of the block tables, by group.
+        tensors: `static_forward_context`: attention layers by name, each with its `kv_cache`.
+
+    Raises:
+        UnsupportedError: the layers are in several groups, or a tensor has another layout.
+    """
+    names: list[str] = [layer.self_attn.attn.layer_name for layer in module.model.layers]
+    found = [index for index, group in enumerate(groups) if set(names) <= set(group.layer_names)]
+    if len(found) != 1:
+        raise UnsupportedError(f"the draft layers {names} are in {len(found)} KV cache groups together; one is served")
+    size = block_sizes[found[0]]
+    caches: list[KVCache] = []
+    for name, layer in zip(names, head.attention_layers, strict=True):
+        tensor: Any = tensors[name].kv_cache
+        wanted = (layer.num_kv_heads, size, 2 * layer.head_dim)
+        if not isinstance(tensor, Tensor) or tensor.dim() != 4 or tuple(tensor.shape[1:]) != wanted:
+            seen = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise UnsupportedError(
+                f"the KV cache of {name} is {seen}; served is FlashAttention's [num_blocks, num_kv_heads, block_size, "
+                f"2 * head_dim] = [*, {', '.join(map(str, wanted))}]"
+            )
+        if tensor.dtype != head.dtype or tensor.stride(3) != 1:
+            raise UnsupportedError(f"the KV cache of {name} is {tensor.dtype} with strides {tensor.stride()}")
+        key, value = tensor.transpose(1, 2).split(layer.head_dim, dim=3)
+        caches.append(KVCache(key, value))
+    return DraftCache(tuple(caches), size, found[0])
+
+
+def _layer(layer: Any) -> DecoderLayer:
+    attention, mlp = layer.self_attn, layer.mlp
+    if getattr(attention, "do_llama_4_scaling", False):
+        raise UnsupportedError("the drafter scales its queries by position (llama_4_scaling)")
+    if getattr(attention.attn, "sliding_window", None) is not None:
+        raise UnsupportedError(f"a sliding window of {attention.attn.sliding_window} keys in the drafter")
+    return DecoderLayer(
+        qkv=_weight(attention.qkv_proj),
+        output=_weight(attention.o_proj),
+        post_norm=layer.post_attention_layernorm.weight,
+        gate_up=_weight(mlp.gate_up_proj),
+        down=_weight(mlp.down_proj),
+        input_norm=layer.input_layernorm.weight,
+        qkv_bias=attention.qkv_proj.bias,
+        output_bias=attention.o_proj.bias,
+        gate_up_bias=mlp.gate_up_proj.bias,
+        down_bias=mlp.down_proj.bias,
+    )
+
+
+def _weight(module: Any) -> Tensor:
+    """A plain, unquantised weight [out, in]."""
+    method = type(getattr(module, "quant_method", None)).__name__
+    weight: Any = getattr(module, "weight", None)
+    if method not in ("NoneType", "UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"):
+        raise UnsupportedError(f"a quantised drafter ({method}); its weights must be bfloat16 or float16")
+    if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.stride(1) != 1:
+        raise UnsupportedError(f"{type(module).__name__} of the drafter has no plain weight [out, in]")
+    return weight
+
+
+def _rotary(attention: Any) -> Tensor:
+    """float32 [positions, rotary_dim]: vLLM's own angles, rounded to the model's dtype as vLLM rounds them."""
+    rotary = attention.rotary_emb
+    if type(rotary).__name__ not in ROTARY_CLASSES or not rotary.is_neox_style:
+        raise UnsupportedError(
+            f"rotary embedding {type(rotary).__name__}, neox style {getattr(rotary, 'is_neox_style', None)}; served "
+            f"are {', '.join(ROTARY_CLASSES)} in neox style"
+        )
+    return rotary.cos_sin_cache.to(torch.float32)

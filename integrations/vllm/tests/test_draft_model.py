@@ -1,0 +1,132 @@
+"""vLLM's module as a head: the weights and logits of the head that the core reads from the same folder."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from specgraph_vllm.draft_model import draft_cache, eagle3_head
+from vllm_objects import LAYER_NAME, Eagle3LlamaForCausalLM, Fp8LinearMethod, MRotaryEmbedding, kv_cache
+
+from specgraph import UnsupportedError, load_drafter, load_target, shipped_pair
+
+
+@pytest.fixture
+def target():
+    return load_target(shipped_pair()[0], dtype=torch.float32)
+
+
+@pytest.fixture
+def module(target):
+    folder = shipped_pair()[1]
+    config = json.loads((folder / "config.json").read_text())
+    return Eagle3LlamaForCausalLM(folder, config, target.embed_tokens, torch.float32)
+
+
+def test_the_head_is_the_one_that_the_core_reads_from_the_folder(module, target) -> None:
+    head, want = eagle3_head(module), load_drafter(shipped_pair()[1], target)
+    got, expected = dict(head.weights()), dict(want.weights())
+    torch.testing.assert_close(got.pop("rotary"), expected.pop("rotary")[:1024], atol=1e-4, rtol=0)
+    embedding, wanted = got.pop("embed_tokens"), expected.pop("embed_tokens")
+    assert torch.equal(embedding[: len(wanted)], wanted)
+    assert got.keys() == expected.keys()
+    for name, tensor in got.items():
+        assert torch.equal(tensor, expected[name]), name
+    aux, hidden = torch.randn(7, head.aux_size), torch.randn(7, head.hidden_size)
+    assert torch.equal(head.combine(aux), want.combine(aux))
+    assert torch.equal(head.logits(hidden), want.logits(hidden))
+    for one, other in zip(head.attention_layers, want.attention_layers, strict=True):
+        assert (one.num_heads, one.num_kv_heads, one.head_dim) == (other.num_heads, other.num_kv_heads, other.head_dim)
+        assert one.scale == other.scale
+
+
+def test_no_weight_is_copied(module) -> None:
+    theirs = {p.untyped_storage().data_ptr() for p in module.parameters()}
+    for name, tensor in eagle3_head(module).weights().items():
+        assert name == "rotary" or tensor.untyped_storage().data_ptr() in theirs, name
+
+
+def test_a_drafter_of_the_whole_vocabulary_has_no_map_of_ids(module) -> None:
+    module.config.draft_vocab_size = module.config.vocab_size
+    module.draft_id_to_target_id = None  # as in vLLM 0.33; 0.26 has zeros
+    assert eagle3_head(module).draft_to_target is None
+
+
+def _quantised(module):
+    module.model.layers[0].mlp.down_proj.quant_method = Fp8LinearMethod()
+
+
+def _mrope(module):
+    module.model.layers[0].self_attn.rotary_emb = MRotaryEmbedding(32, 8, 1e4, torch.float32)
+
+
+def _gptj(module):
+    module.model.layers[0].self_attn.rotary_emb.is_neox_style = False
+
+
+def _window(module):
+    module.model.layers[0].self_attn.attn.sliding_window = 128
+
+
+def _gelu(module):
+    module.config.hidden_act = "gelu"
+
+
+def _no_aux(module):
+    module.model.use_aux_hidden_state = False
+
+
+def _five(module):
+    module.model.num_aux_hidden_states = 5
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_quantised, "quantised drafter .Fp8LinearMethod"),
+        (_mrope, "rotary embedding MRotaryEmbedding"),
+        (_gptj, "neox style False"),
+        (_window, "sliding window of 128"),
+        (_gelu, "hidden_act 'gelu'"),
+        (_no_aux, "use_aux_hidden_state is false"),
+        (_five, "5 hidden states"),
+    ],
+)
+def test_what_the_head_does_not_have_is_refused_by_name(module, change, words) -> None:
+    change(module)
+    with pytest.raises(UnsupportedError, match=words):
+        eagle3_head(module)
+
+
+def test_another_model_class_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="a SimpleNamespace; Eagle3LlamaForCausalLM"):
+        eagle3_head(SimpleNamespace())
+
+
+def test_the_cache_is_a_view_of_vllms_memory(module) -> None:
+    head = eagle3_head(module)
+    theirs = kv_cache(6, 2, 16, 32, torch.float32)
+    groups = [SimpleNamespace(layer_names=["other"]), SimpleNamespace(layer_names=["x", LAYER_NAME])]
+    found = draft_cache(head, module, groups, [8, 16], {LAYER_NAME: SimpleNamespace(kv_cache=theirs)})
+    assert (found.group, found.block_size) == (1, 16)
+    key, value = found.caches[0]
+    assert key.shape == value.shape == (6, 16, 2, 32)
+    key[3, 5, 1, 7], value[3, 5, 1, 7] = -1.0, -2.0
+    assert theirs[3, 1, 5, 7] == -1.0
+    assert theirs[3, 1, 5, 32 + 7] == -2.0
+
+
+@pytest.mark.parametrize("shape", [(6, 16, 2, 64), (2, 6, 16, 2, 32), (6, 2, 16, 32)])
+def test_another_layout_of_the_cache_is_refused(module, shape) -> None:
+    groups = [SimpleNamespace(layer_names=[LAYER_NAME])]
+    with pytest.raises(UnsupportedError, match="served is FlashAttention's"):
+        draft_cache(
+            eagle3_head(module), module, groups, [16], {LAYER_NAME: SimpleNamespace(kv_cache=torch.zeros(shape))}
+        )
+
+
+def test_layers_in_no_group_are_refused(module) -> None:
+    with pytest.raises(UnsupportedError, match="in 0 KV cache groups"):
+        draft_cache(eagle3_head(module), module, [SimpleNamespace(layer_names=["other"])], [16], {})

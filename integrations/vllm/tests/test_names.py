@@ -1,0 +1,184 @@
+"""The names of vLLM that the plugin uses, against the sources in vLLM's wheels.
+
+The wheels are large and not downloaded here: SPECGRAPH_VLLM_WHEELS names a folder with one unpacked wheel per release
+(FOLDER/0.26/vllm, FOLDER/0.33/vllm; `pip download --no-deps vllm==0.26.0`, then unzip). What is not there is skipped.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+from specgraph_vllm.draft_model import MODEL_CLASS, ROTARY_CLASSES
+from specgraph_vllm.shims import RUNNER_MODULE, SHIMS, SPECULATOR_MODULE, Shim
+
+from specgraph import shipped_pair
+
+GPU = "vllm/v1/worker/gpu"
+BY_RELEASE = {shim.release: shim for shim in SHIMS}
+TENSORS = (
+    "input_batch", "attn_metadata", "slot_mappings", "last_hidden_states", "aux_hidden_states", "num_sampled",
+    "num_rejected", "last_sampled", "next_prefill_tokens", "temperature", "seeds",
+)  # fmt: skip
+
+
+@pytest.fixture(params=sorted(BY_RELEASE))
+def wheel(request) -> tuple[Shim, Path]:
+    folder = Path(os.environ.get("SPECGRAPH_VLLM_WHEELS", "/nonexistent")) / request.param
+    if not (folder / "vllm").is_dir():
+        pytest.skip(f"no unpacked wheel of vLLM {request.param} (SPECGRAPH_VLLM_WHEELS)")
+    return BY_RELEASE[request.param], folder
+
+
+def tree(folder: Path, path: str) -> ast.Module:
+    return ast.parse((folder / path).read_text())
+
+
+def found(root: ast.AST, kind: type, name: str) -> ast.AST:
+    for node in ast.walk(root):
+        if isinstance(node, kind) and node.name == name:
+            return node
+    raise AssertionError(f"no {kind.__name__} {name}")
+
+
+def parameters(function: ast.FunctionDef) -> list[str]:
+    return [a.arg for a in function.args.args if a.arg != "self"]
+
+
+def assigned(root: ast.AST) -> set[str]:
+    """Attributes of self that are assigned, and annotated names of a class body."""
+    names = set()
+    for node in ast.walk(root):
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        for target in targets:
+            names.add(target.attr if isinstance(target, ast.Attribute) else getattr(target, "id", ""))
+    return names
+
+
+def test_the_runner_imports_init_speculator_by_name(wheel) -> None:
+    shim, folder = wheel
+    runner = tree(folder, RUNNER_MODULE.replace(".", "/") + ".py")
+    imports = [a.name for n in ast.walk(runner) if isinstance(n, ast.ImportFrom) for a in n.names]
+    assert "init_speculator" in imports
+    init = found(tree(folder, f"{GPU}/spec_decode/__init__.py"), ast.FunctionDef, "init_speculator")
+    assert tuple(parameters(init)) == shim.init_parameters
+    calls = [n for n in ast.walk(runner) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "init_speculator"]
+    assert [len(call.args) + len(call.keywords) for call in calls] == [len(shim.init_parameters)]
+
+
+def test_propose_has_the_parameters_of_the_shim(wheel) -> None:
+    shim, folder = wheel
+    stock = found(tree(folder, SPECULATOR_MODULE.replace(".", "/") + ".py"), ast.ClassDef, "EagleSpeculator")
+    assert isinstance(stock, ast.ClassDef)
+    assert [b.id for b in stock.bases if isinstance(b, ast.Name)] == [
+        "AutoRegressiveSpeculator" if shim.release == "0.26" else "TargetDependentARSpeculator"
+    ]
+    path = "autoregressive" if shim.release == "0.26" else "target_dependent_ar"
+    base = tree(folder, f"{GPU}/spec_decode/{path}/speculator.py")
+    propose = found(base, ast.FunctionDef, "propose")
+    assert isinstance(propose, ast.FunctionDef)
+    assert tuple(parameters(propose)) == TENSORS + shim.extra_parameters
+    for name in ("load_model", "set_attn", "propose"):
+        found(tree(folder, f"{GPU}/spec_decode/speculator.py"), ast.FunctionDef, name)
+    capture = found(base, ast.FunctionDef, "capture")
+    assert isinstance(capture, ast.FunctionDef)
+    assert parameters(capture) == []
+
+
+def test_the_speculator_has_what_the_class_reads(wheel) -> None:
+    shim, folder = wheel
+    source = found(tree(folder, f"{GPU}/spec_decode/speculator.py"), ast.ClassDef, "DraftModelSpeculator")
+    own = assigned(source) | {n.name for n in ast.walk(source) if isinstance(n, ast.FunctionDef)}
+    assert {
+        "vllm_config", "device", "num_speculative_steps", "max_num_reqs", "max_model_len", "model", "block_tables",
+        "kv_cache_config",
+    } <= own  # fmt: skip
+    batch = assigned(found(tree(folder, f"{GPU}/input_batch.py"), ast.ClassDef, "InputBatch"))
+    assert {
+        "num_reqs", "num_tokens", "num_draft_tokens", "idx_mapping", "input_ids", "positions", "is_prefilling_np",
+        "has_structured_output_reqs",
+    } <= batch  # fmt: skip
+    tables = assigned(found(tree(folder, f"{GPU}/block_table.py"), ast.ClassDef, "BlockTables"))
+    assert {"input_block_tables", shim.block_sizes} <= tables
+    groups = (folder / "vllm/v1/kv_cache_interface.py").read_text()
+    assert "kv_cache_groups" in groups
+    assert "layer_names" in groups
+
+
+def test_the_draft_model_has_what_the_head_reads(wheel) -> None:
+    _, folder = wheel
+    models = tree(folder, "vllm/model_executor/models/llama_eagle3.py")
+    whole = assigned(found(models, ast.ClassDef, MODEL_CLASS))
+    assert {"config", "model", "lm_head", "draft_id_to_target_id"} <= whole
+    inner = assigned(found(models, ast.ClassDef, "LlamaModel"))
+    names = ("embed_tokens", "layers", "fc", "norm", "input_norm", "fc_norm", "norm_output", "use_aux_hidden_state")
+    assert {*names, "num_aux_hidden_states"} <= inner
+    layer = assigned(found(models, ast.ClassDef, "LlamaDecoderLayer"))
+    llama = tree(folder, "vllm/model_executor/models/llama.py")
+    layer |= assigned(found(llama, ast.ClassDef, "LlamaDecoderLayer"))
+    assert {"self_attn", "mlp", "input_layernorm", "hidden_norm", "post_attention_layernorm"} <= layer
+    attention = assigned(found(llama, ast.ClassDef, "LlamaAttention"))
+    names = ("qkv_proj", "o_proj", "rotary_emb", "attn", "num_heads", "num_kv_heads", "head_dim", "scaling")
+    assert set(names) <= attention
+    assert {"gate_up_proj", "down_proj"} <= assigned(found(llama, ast.ClassDef, "LlamaMLP"))
+    rotary = "".join(p.read_text() for p in (folder / "vllm/model_executor/layers/rotary_embedding").glob("*.py"))
+    for name in ROTARY_CLASSES:
+        assert f"class {name}(" in rotary
+    assert {"cos_sin_cache", "is_neox_style"} <= assigned(
+        ast.parse((folder / "vllm/model_executor/layers/rotary_embedding/base.py").read_text())
+    )
+    norm = (folder / "vllm/model_executor/layers/layernorm.py").read_text()
+    assert "self.variance_epsilon" in norm
+    attention_layer = (folder / "vllm/model_executor/layers/attention/attention.py").read_text()
+    assert "self.layer_name" in attention_layer
+    assert "self.kv_cache = " in attention_layer
+    assert "self.sliding_window" in attention_layer
+    for path, name in (
+        ("linear", "UnquantizedLinearMethod"),
+        ("vocab_parallel_embedding", "UnquantizedEmbeddingMethod"),
+    ):
+        assert f"class {name}(" in (folder / f"vllm/model_executor/layers/{path}.py").read_text()
+
+
+def test_the_configuration_has_what_is_checked(wheel) -> None:
+    _, folder = wheel
+    for path, names in {
+        "speculative": ("method", "draft_sample_method", "parallel_drafting", "use_heterogeneous_vocab"),
+        "parallel": ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
+        "model": ("dtype", "enforce_eager", "enable_sleep_mode"),
+        "cache": ("cache_dtype",),
+        "compilation": ("cudagraph_mode", "static_forward_context"),
+        "vllm": ("additional_config", "lora_config"),
+    }.items():
+        assert set(names) <= assigned(tree(folder, f"vllm/config/{path}.py")), path
+
+
+def test_flash_attention_keeps_keys_and_values_side_by_side(wheel) -> None:
+    _, folder = wheel
+    source = (folder / "vllm/v1/attention/backends/flash_attn.py").read_text()
+    assert "kv_cache.transpose(1, 2).split(self.head_size, dim=-1)" in source
+
+
+def test_vllm_loads_the_shipped_drafter_as_it_is(wheel) -> None:
+    """Every tensor of the folder ends, through the mapper in vLLM's source, at a parameter that the head reads."""
+    _, folder = wheel
+    source = (folder / "vllm/model_executor/models/llama_eagle3.py").read_text()
+    assert 'orig_to_new_substr={"midlayer.": "layers.0."}' in source
+    assert 'name.replace("d2t", "draft_id_to_target_id")' in source
+    assert 'if "t2d" in name' in source
+    drafter = shipped_pair()[1]
+    with safe_open(drafter / "model.safetensors", "pt") as file:
+        tensors = set(file.keys())
+    assert {"d2t", "t2d", "fc.weight", "lm_head.weight", "norm.weight"} <= tensors
+    assert all(
+        n.startswith("midlayer.") for n in tensors - {"d2t", "t2d", "fc.weight", "lm_head.weight", "norm.weight"}
+    )
+    config = json.loads((drafter / "config.json").read_text())
+    models = (folder / "vllm/model_executor/models/registry.py").read_text()
+    assert f'"{config["architectures"][0]}": ("llama_eagle3", "{MODEL_CLASS}")' in models

@@ -1,0 +1,229 @@
+"""The speculator in vLLM's place: decode rounds against a dense float64 chain, everything else to vLLM's own code."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from drafting.test_against_dense import dense_attend, dense_chain
+from specgraph_vllm.config import Settings
+from specgraph_vllm.shims import SHIMS
+from specgraph_vllm.speculator import speculator_class
+from tiny_checkpoints import HEAD_DIM, KV_HEADS, VOCAB, write_eagle3, write_target
+from vllm_objects import LAYER_NAME, Eagle3LlamaForCausalLM, StockSpeculator, input_batch, kv_cache, vllm_config
+
+from specgraph import UnsupportedError, load_drafter, load_target
+
+K, BLOCK, MAX_LEN, MAX_SEQS, SLOTS = 4, 16, 96, 3, 5
+
+
+class Engine:
+    """vLLM's side: request slots, block tables, the KV cache, and rounds whose accepted counts are drawn."""
+
+    def __init__(self, folder, **settings) -> None:
+        self.g = torch.Generator().manual_seed(3)
+        write_target(folder / "t")
+        write_eagle3(folder / "d")
+        target = load_target(folder / "t")
+        self.oracle = load_drafter(folder / "d", load_target(folder / "t", dtype=torch.float64))
+        config = json.loads((folder / "d" / "config.json").read_text())
+        self.module = Eagle3LlamaForCausalLM(folder / "d", config, target.embed_tokens, torch.float32)
+        per_request = MAX_LEN // BLOCK
+        self.tensor = kv_cache(1 + SLOTS * per_request, KV_HEADS, BLOCK, HEAD_DIM, torch.float32)
+        self.blocks = (torch.randperm(SLOTS * per_request, generator=self.g) + 1).view(SLOTS, -1).int()
+        self.last_sampled = torch.full((SLOTS, 1), 7)
+        self.speculator = speculator_class(StockSpeculator, SHIMS[0])(
+            Settings(**settings),
+            vllm_config(compilation_config__static_forward_context={LAYER_NAME: SimpleNamespace(kv_cache=self.tensor)}),
+            torch.device("cpu", 0),
+        )
+        s = self.speculator
+        s.num_speculative_steps, s.max_num_reqs, s.max_model_len = K, MAX_SEQS, MAX_LEN
+        s.kv_cache_config = SimpleNamespace(kv_cache_groups=[SimpleNamespace(layer_names=["a", LAYER_NAME])])
+        s.block_tables = SimpleNamespace(
+            kernel_block_sizes=[BLOCK], input_block_tables=[torch.full((MAX_SEQS, per_request + 2), 3).int()]
+        )
+        self.tokens, self.aux = {}, {}
+
+    def start(self) -> None:
+        self.speculator.load_model(self.module)
+        self.speculator.capture()
+
+    def prompt(self, slot: int, length: int) -> None:
+        """A prompt, as vLLM leaves it after its own code has drafted: rows 0 .. length - 1 are in the cache."""
+        self.tokens[slot] = torch.randint(0, VOCAB, (length,), generator=self.g)
+        self.aux[slot] = torch.randn(length, self.oracle.aux_size, generator=self.g)
+        past: dict = {}
+        rows = dense_attend(self.oracle.attention_layers, torch.arange(length), past)
+        self.oracle.forward(self.tokens[slot], self.oracle.combine(self.aux[slot].double()), rows)
+        for position in range(length):
+            block = self.blocks[slot, position // BLOCK]
+            pair = torch.cat([past[0][0][position], past[0][1][position]], -1)
+            self.tensor[block, :, position % BLOCK] = pair.float()
+
+    def round(self, slots: list[int], counts: list[int]) -> tuple[torch.Tensor, list[list[int]]]:
+        """One decode round: the drafts of specgraph, and those of the dense chain over each whole history."""
+        rows, aux, starts = [], [], []
+        for slot, count in zip(slots, counts, strict=True):
+            # Row at position p: token p, hidden state p. `tokens` holds the token *after* each position of the cache.
+            start = len(self.tokens[slot])
+            ids = torch.randint(0, VOCAB, (K + 1,), generator=self.g)
+            ids[0] = self.tokens[slot][-1]
+            states = torch.randn(K + 1, self.oracle.aux_size, generator=self.g)
+            last = torch.randint(0, VOCAB, (), generator=self.g)
+            self.last_sampled[slot, 0] = last
+            self.tokens[slot] = torch.cat([self.tokens[slot], ids[1:count], last[None]])
+            self.aux[slot] = torch.cat([self.aux[slot], states[:count]])
+            states[count:] *= 5  # rejected rows
+            rows.append(ids)
+            aux.append(states)
+            starts.append(start)
+        table = self.speculator.block_tables.input_block_tables[0]
+        table[: len(slots), : self.blocks.shape[1]] = self.blocks[slots]
+        batch = input_batch(rows, starts, slots, len(slots) * K, [False] * len(slots))
+        padding = torch.zeros(5, self.oracle.aux_size)
+        states = list(torch.cat([*aux, padding]).chunk(3, dim=1))
+        drafts = self.propose(batch, [s.contiguous() for s in states], counts)
+        want = [dense_chain(self.oracle, self.tokens[slot], self.aux[slot].double(), K)[1] for slot in slots]
+        return drafts, want
+
+    def propose(self, batch, aux, counts, *extra, **options):
+        sampled = torch.tensor(counts, dtype=torch.int32)
+        slot_tensors = (self.last_sampled, None, None, None)
+        with torch.inference_mode():
+            return self.speculator.propose(
+                batch, {}, {}, None, aux, sampled, 5 - sampled, *slot_tensors, *extra, **options
+            )
+
+
+@pytest.fixture
+def engine(tmp_path) -> Engine:
+    made = Engine(tmp_path)
+    with torch.inference_mode():  # as vLLM calls it
+        made.start()
+    return made
+
+
+def test_drafts_follow_the_whole_history_in_vllms_cache(engine) -> None:
+    for slot, length in ((2, 3), (0, 15), (4, 40)):
+        engine.prompt(slot, length)
+    draw = torch.Generator().manual_seed(5)
+    for slots in ([2, 0, 4], [4, 2], [0], [2, 4], [0, 4, 2], [4], [2, 0]):
+        counts = torch.randint(1, K + 2, (len(slots),), generator=draw).tolist()
+        drafts, want = engine.round(slots, counts)
+        assert drafts.tolist() == want
+    assert engine.speculator.counts.by_reason == {"specgraph": 7}
+    assert engine.speculator.captured
+    assert engine.speculator.proposed == []
+
+
+def test_what_was_accepted_near_max_model_len_writes_no_other_block(engine) -> None:
+    engine.prompt(1, MAX_LEN - K - 1)
+    before = engine.tensor.clone()
+    engine.round([1], [K + 1])
+    own = set(engine.blocks[1].tolist())
+    changed = {b for b in range(len(before)) if not torch.equal(before[b], engine.tensor[b])}
+    assert changed <= own
+
+
+def changes(batch, **values):
+    for name, value in values.items():
+        setattr(batch, name, value)
+    return batch
+
+
+def test_everything_else_goes_to_vllm_unchanged_and_is_counted(engine) -> None:
+    engine.prompt(0, 20)
+    ids, aux = [torch.arange(5)], [torch.zeros(5, 32)] * 3
+
+    def batch(**values):
+        return changes(input_batch(ids, [20], [0], K, [False]), **values)
+
+    cases = [
+        (batch(), {"dummy_run": True}, aux, "dummy run"),
+        (batch(), {"is_profile": True}, aux, "dummy run"),
+        (batch(num_draft_tokens=K - 1), {}, aux, "prompts, or rounds of another length"),
+        (batch(num_draft_tokens=0, num_tokens=9), {}, aux, "prompts, or rounds of another length"),
+        (input_batch(ids, [20], [0], K, [True]), {}, aux, "prompts, or rounds of another length"),
+        (
+            batch(num_reqs=4, num_draft_tokens=16, num_tokens=20),
+            {},
+            aux,
+            "more requests than the largest captured size",
+        ),
+        (batch(has_structured_output_reqs=True), {}, aux, "structured output"),
+        (batch(), {}, None, "no hidden states of the target"),
+        (batch(), {"mm_inputs": ([torch.zeros(1)], torch.zeros(1))}, aux, "multimodal inputs"),
+        (batch(), {"num_speculative_tokens": 2}, aux, "fewer draft tokens asked for"),
+    ]
+    seen = []
+    for made, options, states, reason in cases:
+        assert engine.propose(made, states, [1], **options) == "vLLM's drafts"
+        args, got = engine.speculator.proposed[-1]
+        assert args[0] is made
+        assert args[4] is states
+        assert got == options
+        seen.append(reason)
+    assert dict(engine.speculator.counts.by_reason) == {reason: seen.count(reason) for reason in seen}
+    # The runner may give them by position, too
+    assert engine.propose(batch(), aux, [1], None, True) == "vLLM's drafts"
+    assert len(engine.speculator.proposed[-1][0]) == 13
+
+
+def test_text_batches_of_a_multimodal_model_are_served(engine) -> None:
+    engine.prompt(0, 20)
+    drafts, want = engine.round([0], [2])
+    batch = input_batch([torch.arange(5)], [22], [0], K, [False])
+    result = engine.propose(batch, [torch.zeros(5, 32)] * 3, [1], mm_inputs=([], torch.zeros(5, dtype=torch.bool)))
+    assert drafts.shape == result.shape == (1, K)
+    assert len(want) == 1
+
+
+def test_a_switch_leaves_every_propose_to_vllm(engine) -> None:
+    engine.speculator.use_vllm = True
+    batch = input_batch([torch.arange(5)], [20], [0], K, [False])
+    assert engine.propose(batch, [torch.zeros(5, 32)] * 3, [1]) == "vLLM's drafts"
+    assert engine.speculator.counts.by_reason == {"switched off": 1}
+
+
+def test_an_unsupported_drafter_is_refused_when_it_is_loaded(tmp_path) -> None:
+    engine = Engine(tmp_path)
+    engine.module.config.hidden_act = "gelu"
+    with pytest.raises(UnsupportedError, match="hidden_act 'gelu'"):
+        engine.start()
+
+
+def test_or_left_to_vllm(tmp_path, caplog) -> None:
+    engine = Engine(tmp_path, when_unsupported="vllm")
+    engine.tensor = engine.speculator.vllm_config.compilation_config.static_forward_context[LAYER_NAME].kv_cache = (
+        torch.zeros(2, 5, BLOCK, KV_HEADS, HEAD_DIM)
+    )
+    engine.start()
+    batch = input_batch([torch.arange(5)], [20], [0], K, [False])
+    assert engine.propose(batch, [torch.zeros(5, 32)] * 3, [1]) == "vLLM's drafts"
+    assert engine.speculator.counts.by_reason == {"not supported": 1}
+    assert "vLLM drafts by itself: the KV cache of" in caplog.text
+
+
+def test_batches_above_the_named_sizes_go_to_vllm(tmp_path) -> None:
+    engine = Engine(tmp_path, capture_sizes=[1, 2])
+    engine.start()
+    for slot in (0, 1, 2):
+        engine.prompt(slot, 10 + slot)
+    drafts, want = engine.round([0, 1], [3, 1])
+    assert drafts.tolist() == want
+    rows = [torch.arange(5)] * 3
+    batch = input_batch(rows, [20, 20, 20], [0, 1, 2], 3 * K, [False] * 3)
+    assert engine.propose(batch, [torch.zeros(15, 32)] * 3, [1, 1, 1]) == "vLLM's drafts"
+
+
+def test_counts_are_logged(tmp_path, caplog) -> None:
+    engine = Engine(tmp_path, log_every=2)
+    engine.start()
+    engine.prompt(0, 9)
+    with caplog.at_level("INFO", "vllm.specgraph"):
+        engine.round([0], [1])
+        engine.propose(input_batch([torch.arange(9)], [0], [1], 0, [True]), [torch.zeros(9, 32)] * 3, [1])
+    assert "specgraph: 1, prompts, or rounds of another length: 1" in caplog.text

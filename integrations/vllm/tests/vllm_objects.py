@@ -1,0 +1,168 @@
+"""Objects shaped as those of vLLM 0.26 that the plugin reads: seen on a GPU with vLLM itself, and in its sources.
+
+The class names matter: the plugin asks for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+LAYER_NAME = "model.layers.4.self_attn.attn"
+
+
+class UnquantizedLinearMethod:
+    pass
+
+
+class Fp8LinearMethod:
+    pass
+
+
+class RMSNorm(torch.nn.Module):
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        super().__init__()
+        self.weight, self.variance_epsilon = torch.nn.Parameter(weight, requires_grad=False), eps
+
+
+class Linear(torch.nn.Module):
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.weight, self.bias = torch.nn.Parameter(weight, requires_grad=False), bias
+        self.quant_method: Any = UnquantizedLinearMethod()
+
+
+class RotaryEmbedding(torch.nn.Module):
+    """Cosines and sines by RoFormer's formula, in float64, then rounded."""
+
+    def __init__(self, dim: int, positions: int, theta: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        pair = torch.arange(dim // 2, dtype=torch.float64)
+        angle = torch.arange(positions, dtype=torch.float64)[:, None] / theta ** (2 * pair / dim)
+        self.cos_sin_cache, self.is_neox_style = torch.cat((angle.cos(), angle.sin()), 1).to(dtype), True
+
+
+class MRotaryEmbedding(RotaryEmbedding):
+    pass
+
+
+class Eagle3LlamaForCausalLM(torch.nn.Module):
+    """vLLM's module over an EAGLE-3 folder: its names, projections packed, rows of vocabularies padded to 64."""
+
+    def __init__(self, folder: Path, config: dict[str, Any], target_embedding: Tensor, dtype: torch.dtype) -> None:
+        super().__init__()
+        t = {
+            name: x if x.dtype == torch.int64 else x.to(dtype)
+            for name, x in load_file(folder / "model.safetensors").items()
+        }
+        flat = {k: v for k, v in config.items() if k != "eagle_config"}
+        self.config = SimpleNamespace(**flat)
+        eps, dim = config["rms_norm_eps"], config["head_dim"]
+
+        def norm(name: str) -> RMSNorm:
+            return RMSNorm(t[f"{name}.weight"], eps)
+
+        def packed(*names: str) -> Linear:
+            return Linear(torch.cat([t[f"midlayer.{name}.weight"] for name in names]))
+
+        attention = torch.nn.Module()
+        attention.qkv_proj = packed("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        attention.o_proj = packed("self_attn.o_proj")
+        attention.rotary_emb = RotaryEmbedding(dim, config["max_position_embeddings"], config["rope_theta"], dtype)
+        attention.num_heads, attention.num_kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+        attention.head_dim, attention.scaling = dim, dim**-0.5
+        attention.attn = SimpleNamespace(layer_name=LAYER_NAME, sliding_window=None)
+        layer = torch.nn.Module()
+        layer.self_attn, layer.mlp = attention, torch.nn.Module()
+        layer.mlp.gate_up_proj, layer.mlp.down_proj = packed("mlp.gate_proj", "mlp.up_proj"), packed("mlp.down_proj")
+        for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):
+            setattr(layer, name, norm(f"midlayer.{name}"))
+        self.model = torch.nn.Module()
+        self.model.layers = torch.nn.ModuleList([layer])
+        self.model.embed_tokens = Linear(padded_to_64(target_embedding.to(dtype)))
+        self.model.fc, self.model.norm = Linear(t["fc.weight"]), norm("norm")
+        self.model.input_norm = self.model.fc_norm = None
+        self.model.norm_output, self.model.use_aux_hidden_state, self.model.num_aux_hidden_states = False, True, 3
+        self.lm_head = Linear(padded_to_64(t["lm_head.weight"]))
+        self.draft_id_to_target_id = torch.nn.Parameter(t["d2t"], requires_grad=False)
+
+
+def padded_to_64(weight: Tensor) -> Tensor:
+    """Rows filled up with what must never be read."""
+    rows = -weight.shape[0] % 64
+    return torch.cat([weight, torch.full((rows, weight.shape[1]), 1e4, dtype=weight.dtype)])
+
+
+def kv_cache(num_blocks: int, kv_heads: int, block: int, dim: int, dtype: torch.dtype) -> Tensor:
+    """[num_blocks, kv_heads, block, 2 * dim], in memory [num_blocks, block, kv_heads, 2 * dim], full of garbage."""
+    return torch.full((num_blocks, block, kv_heads, 2 * dim), 9.0, dtype=dtype).transpose(1, 2)
+
+
+def input_batch(rows: list[Tensor], starts: list[int], slots: list[int], drafts: int, prefilling: list[bool]) -> Any:
+    """vLLM's `InputBatch` of requests with these input ids, first positions and request slots."""
+    lengths = [len(r) for r in rows]
+    return SimpleNamespace(
+        num_reqs=len(rows),
+        num_tokens=sum(lengths),
+        num_draft_tokens=drafts,
+        idx_mapping=torch.tensor(slots, dtype=torch.int32),
+        input_ids=torch.cat([*rows, torch.full((5,), 77)]).int(),  # rows of padding
+        positions=torch.cat(
+            [*(torch.arange(s, s + n) for s, n in zip(starts, lengths, strict=True)), torch.zeros(5).long()]
+        ),
+        is_prefilling_np=np.array(prefilling),
+        has_structured_output_reqs=False,
+    )
+
+
+def vllm_config(**changes: Any) -> Any:
+    """A `VllmConfig` that is served; `changes` are dotted names with `__` for the dot."""
+    config = SimpleNamespace(
+        additional_config={"specgraph": {}},
+        speculative_config=SimpleNamespace(
+            method="eagle3", draft_sample_method="greedy", parallel_drafting=False, use_heterogeneous_vocab=False,
+            kv_cache_dtype=None,
+        ),
+        parallel_config=SimpleNamespace(
+            tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_size=1, decode_context_parallel_size=1,
+            prefill_context_parallel_size=1,
+        ),
+        model_config=SimpleNamespace(dtype=torch.bfloat16, enforce_eager=False, enable_sleep_mode=False),
+        cache_config=SimpleNamespace(cache_dtype="auto"),
+        compilation_config=SimpleNamespace(cudagraph_mode=SimpleNamespace(name="FULL_AND_PIECEWISE")),
+        lora_config=None,
+    )  # fmt: skip
+    for name, value in changes.items():
+        at: Any = config
+        *path, last = name.split("__")
+        for part in path:
+            at = getattr(at, part)
+        setattr(at, last, value)
+    return config
+
+
+@dataclass
+class StockSpeculator:
+    """What `EagleSpeculator` has after vLLM's start-up, and a record of what reached its own code."""
+
+    vllm_config: Any
+    device: Any
+    proposed: list[tuple[Any, ...]] = field(default_factory=list)
+    captured: bool = False
+
+    def load_model(self, target_model: Any) -> None:
+        self.model = target_model
+
+    def capture(self) -> None:
+        self.captured = True
+
+    def propose(self, *args: Any, **options: Any) -> Any:
+        self.proposed.append((args, options))
+        return "vLLM's drafts"
