@@ -258,13 +258,3 @@ def read_config(folder: Path) -> ConfigSource:
     if exists(folder / "adapter_config.json"):
         raise CheckpointError(f"{folder} holds an adapter (adapter_config.json); merge it into the model first")
     return ConfigSource(read_json(path), str(path))
-
-
-def refuse_quantised(source: ConfigSource) -> None:
-    """Raise when the configuration says that the weights are quantised: only plain floating point is read here."""
-    for key in ("quantization_config", "compression_config"):
-        if source.has(key):
-            section = source.section(key)
-            method = section.values.get("quant_method") or section.values.get("format") or "an unnamed method"
-            problem = f"says the weights are quantised by {shown(method)}; give an unquantised checkpoint"
-            raise source.fail(key, problem)

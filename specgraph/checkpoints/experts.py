@@ -120,11 +120,17 @@ def load_experts(folder: CheckpointFolder, prefix: str, config: ExpertsConfig, h
 
 
 def _stacked_experts(folder: CheckpointFolder, block: str, config: ExpertsConfig, hidden: int) -> LoadedExperts:
-    """gpt-oss: matrices as [in, out], gate and up columns in turns."""
+    """gpt-oss: matrices as [in, out], as [out, in] in MXFP4; gate and up rows in turns."""
     count, inner = config.num_experts, config.inner
-    gate_up = folder.weight(f"{block}.experts.gate_up_proj", (count, hidden, 2 * inner)).transpose(1, 2)
+
+    def matrices(name: str, out: int, columns: int) -> Tensor:
+        if f"{block}.experts.{name}_blocks" in folder:
+            return folder.mxfp4(f"{block}.experts.{name}", (count, out, columns))
+        return folder.weight(f"{block}.experts.{name}", (count, columns, out)).transpose(1, 2)
+
+    gate_up = matrices("gate_up_proj", 2 * inner, hidden)
     bias = folder.weight(f"{block}.experts.gate_up_proj_bias", (count, 2 * inner))
-    down = folder.weight(f"{block}.experts.down_proj", (count, inner, hidden)).transpose(1, 2)
+    down = matrices("down_proj", hidden, inner)
     router = folder.weight(f"{block}.router.weight", (count, hidden))
     return LoadedExperts(
         Experts(config, router, folder.weight(f"{block}.router.bias", (count,))),

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 from specgraph.checkpoints.files import checked_file, exists, listed, read_json, shown
+from specgraph.checkpoints.quantised import FP8, Quantisation, from_fp8, from_mxfp4, scale_shapes
+from specgraph.checkpoints.quantised import IGNORED as QUANTISED_IGNORED
 from specgraph.errors import CapacityError, CheckpointError, first_line
 
 _INDEX = "model.safetensors.index.json"
@@ -30,7 +32,7 @@ _INTEGERS = {"I64", "I32", "torch.int64", "torch.int32"}
 LARGEST_WEIGHT = 65504.0
 """The largest float16. No trained weight comes near it; a larger one is damage, and overflows on the way to a logit."""
 
-ALWAYS_IGNORED: Mapping[str, str] = {
+ALWAYS_IGNORED: dict[str, str] = {
     r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)": "a buffer, computed from config.json",
 }
 """Pattern of tensor names -> why they may be ignored in every format."""
@@ -57,6 +59,8 @@ class CheckpointFolder:
     dtype: torch.dtype
     used: set[str] = field(default_factory=set[str])
     """Names that were read, or that may be ignored."""
+    quantisation: Quantisation | None = None
+    """How weights are stored, where not as plain floating point."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
@@ -66,20 +70,57 @@ class CheckpointFolder:
         return sorted(self.tensors)
 
     def weight(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
-        """A floating-point tensor in the folder's dtype or the one given, on its device.
+        """A floating-point tensor in the folder's dtype or the one given, on its device; also one stored as FP8.
 
         Raises:
-            CheckpointError: no such tensor, another shape (both are named), not plain floating point, or values that
-                are not finite.
+            CheckpointError: no such tensor, another shape (both are named), another dtype, no scale beside an FP8
+                matrix, or values that are not finite.
             CapacityError: the device has not enough memory.
         """
         stored = self._stored(name, shape)
-        if stored.dtype not in FLOATS:
+        if stored.dtype in FP8 and self.quantisation is not None and self.quantisation.kind == "fp8":
+            values = self._from_fp8(name, stored, self.quantisation)
+        elif stored.dtype in FLOATS:
+            values = stored.read()
+        else:
             raise CheckpointError(
-                f"{stored.file}: tensor {shown(name)} is stored as {stored.dtype}; quantised weights are not "
-                "supported, give a float32, float16 or bfloat16 checkpoint"
+                f"{stored.file}: tensor {shown(name)} is stored as {stored.dtype}, and config.json does not say how "
+                "to read that as floating point; give a float32, float16 or bfloat16 checkpoint"
             )
-        weight = stored.read().to(dtype=dtype or self.dtype)
+        return self._placed(name, stored, values.to(dtype=dtype or self.dtype))
+
+    def mxfp4(self, name: str, shape: Sequence[int]) -> Tensor:
+        """Matrices [count, out, in] stored as `name`_blocks and `name`_scales, in the folder's dtype.
+
+        Raises:
+            CheckpointError, CapacityError: as `weight`.
+        """
+        *rows, columns = shape
+        if self.quantisation is None or self.quantisation.kind != "mxfp4" or columns % 32:
+            raise CheckpointError(
+                f"{self.folder} holds {name}_blocks, blocks of 32 columns: that needs a multiple of 32 columns (here "
+                f"{columns}), and 'quant_method' mxfp4 in config.json"
+            )
+        blocks, scales = (
+            self._stored(f"{name}_{part}", (*rows, columns // 32, *more))
+            for part, more in (("blocks", (16,)), ("scales", ()))
+        )
+        for part in (blocks, scales):
+            if part.dtype not in ("U8", "torch.uint8"):
+                raise CheckpointError(f"{part.file}: a part of {shown(name)} is stored as {part.dtype}, not as bytes")
+        return self._placed(name, blocks, from_mxfp4(blocks.read(), scales.read()).to(self.dtype))
+
+    def _from_fp8(self, name: str, stored: StoredTensor, quantisation: Quantisation) -> Tensor:
+        scale_name = next((n for n in (f"{name}_scale", f"{name}_scale_inv") if n in self.tensors), f"{name}_scale")
+        shapes = scale_shapes(stored.shape, quantisation.block)
+        given = self.tensors[scale_name].shape if scale_name in self.tensors else ()
+        scale = self._stored(scale_name, given if given in shapes else shapes[-1])
+        if scale.dtype not in FLOATS:
+            raise CheckpointError(f"{scale.file}: tensor {shown(scale_name)} is stored as {scale.dtype}, not as floats")
+        return from_fp8(stored.read(), scale.read(), quantisation.block if len(stored.shape) == 2 else None)
+
+    def _placed(self, name: str, stored: StoredTensor, weight: Tensor) -> Tensor:
+        """`weight` on the folder's device, checked before."""
         low, high = (float(limit) for limit in weight.aminmax())  # on the host: before any device work
         if not -LARGEST_WEIGHT <= low <= high <= LARGEST_WEIGHT:  # NaN compares false
             raise CheckpointError(
@@ -122,7 +163,7 @@ class CheckpointFolder:
 
     def refuse_unused(self) -> None:
         """Raise CheckpointError if any tensor was neither read nor ignored; the message names the first."""
-        self.ignore(ALWAYS_IGNORED)
+        self.ignore(ALWAYS_IGNORED if self.quantisation is None else ALWAYS_IGNORED | QUANTISED_IGNORED)
         unused = sorted(self.tensors.keys() - self.used)
         if unused:
             more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
@@ -147,7 +188,9 @@ class CheckpointFolder:
         return stored
 
 
-def open_checkpoint(folder: Path, device: torch.device, dtype: torch.dtype) -> CheckpointFolder:
+def open_checkpoint(
+    folder: Path, device: torch.device, dtype: torch.dtype, quantisation: Quantisation | None = None
+) -> CheckpointFolder:
     """List a folder's tensors. Headers of all files are checked now, so truncation shows before any device work.
 
     Raises:
@@ -171,7 +214,7 @@ def open_checkpoint(folder: Path, device: torch.device, dtype: torch.dtype) -> C
             raise CheckpointError(f"{folder} has no weights: {expected} (it holds: {listed(folder)})")
     if not tensors:
         raise CheckpointError(f"{folder} has files for weights, but they hold no tensor; fetch the checkpoint again")
-    return CheckpointFolder(folder, tensors, device, dtype)
+    return CheckpointFolder(folder, tensors, device, dtype, quantisation=quantisation)
 
 
 def _indexed_tensors(index: Path) -> dict[str, StoredTensor]:

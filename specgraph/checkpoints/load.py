@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from specgraph.checkpoints import dflash, eagle, eagle3, llama, mtp
-from specgraph.checkpoints.config_source import check_keys, read_config, refuse_quantised
+from specgraph.checkpoints.config_source import check_keys, read_config
 from specgraph.checkpoints.fit import DraftedTarget
 from specgraph.checkpoints.folder import open_checkpoint
 from specgraph.checkpoints.formats import DrafterFolder, DrafterFormat, DrafterReader, detect_format, speculators_source
 from specgraph.checkpoints.llama import load_llama
 from specgraph.checkpoints.model_config import model_config
 from specgraph.checkpoints.mtp import mtp_tensors
+from specgraph.checkpoints.quantised import announce, quantisation
 from specgraph.checkpoints.target_shape import MOST_POSITIONS, target_shape
 from specgraph.errors import ConfigError
 from specgraph.models.llama import LlamaTarget
@@ -45,12 +47,12 @@ def load_target(
         max_model_len: positions to prepare for; the checkpoint's maximum when None.
 
     Raises:
-        CheckpointError: unknown architecture, quantised weights, or a missing, truncated or misshapen part.
+        CheckpointError: unknown architecture or quantisation, or a missing, truncated or misshapen part.
         ConfigError: max_model_len is below 1 or above what the checkpoint allows.
     """
     folder = Path(folder)
     source = read_config(folder)
-    refuse_quantised(source)
+    stored = quantisation(source)
     config = model_config(source)
     if max_model_len is not None:
         most = min(config.max_position_embeddings, MOST_POSITIONS)
@@ -63,7 +65,8 @@ def load_target(
     elif config.max_position_embeddings > MOST_POSITIONS:
         problem = f"is {config.max_position_embeddings}; give max_model_len, at most {MOST_POSITIONS}"
         raise source.fail("max_position_embeddings", problem)
-    checkpoint = open_checkpoint(folder, torch.device(device), dtype or config.dtype)
+    announce(stored, str(folder), dtype or config.dtype)
+    checkpoint = open_checkpoint(folder, torch.device(device), dtype or config.dtype, stored)
     target = load_llama(checkpoint, config)
     checkpoint.ignore(mtp_tensors(checkpoint, config.num_layers))
     checkpoint.refuse_unused()
@@ -104,15 +107,18 @@ def load_drafter(
     """
     folder = Path(folder)
     source = read_config(folder)
-    refuse_quantised(source)
     if isinstance(target, str | Path | torch.nn.Module):
         target = target_shape(target)
-    checkpoint = open_checkpoint(folder, target.embed_tokens.device, dtype or target.dtype)
+    stored = quantisation(source)
+    checkpoint = open_checkpoint(folder, target.embed_tokens.device, dtype or target.dtype, stored)
     found = detect_format(source, checkpoint, READERS)
     if num_modules is not None and (num_modules < 1 or found.algorithm != "mtp"):
         raise ConfigError(f"num_modules {num_modules}: {folder} holds {found}; it takes 1 or more, and only for mtp")
     layers = speculators_source(source).layers if found.layout == "speculators" else source
-    refuse_quantised(layers)
+    if layers is not source and (inner := quantisation(layers)) is not None:
+        stored = inner
+        checkpoint = replace(checkpoint, quantisation=inner)
+    announce(stored, str(folder), checkpoint.dtype)
     reader = next(reader for reader in READERS if reader.algorithm == found.algorithm)
     head = reader.load(DrafterFolder(checkpoint, source, layers, found, num_modules), target)
     checkpoint.refuse_unused()

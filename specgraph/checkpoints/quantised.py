@@ -1,0 +1,148 @@
+"""Quantised folders: FP8 and MXFP4 weights, turned into floating point while they are read.
+
+FP8 (e4m3) matrices [out, in] have scales beside them: one per tensor, one per row, or one per block of rows and columns
+(128 x 128 in DeepSeek's folders). MXFP4 (gpt-oss) stores 32 values of 4 bits and one power of two per block. Everything
+runs in the dtype that the folder is loaded with: no activation is quantised and no matmul runs in 8 or 4 bits.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from specgraph.checkpoints.config_source import ConfigSource
+from specgraph.checkpoints.files import shown
+
+_LOG = logging.getLogger("specgraph")
+
+FP8 = ("F8_E4M3", "torch.float8_e4m3fn")
+"""The stored dtypes that need a scale."""
+MXFP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""What the 16 codes of 4 bits mean (e2m1)."""
+
+IGNORED = {
+    r".*\.(input_scale|input_global_scale)": "of activations, which are not quantised here",
+    r".*\.(k_scale|v_scale|q_scale|output_scale)": "of a quantised KV cache or output, which is not quantised here",
+}
+"""Pattern of tensor names -> why a quantised folder is loaded without them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantisation:
+    """How the weights of a folder are stored."""
+
+    kind: Literal["fp8", "mxfp4"]
+    method: str
+    """For people: the method and its scales."""
+    block: tuple[int, int] | None = None
+    """Rows and columns that share one FP8 scale; None where scales are per tensor or per row."""
+
+
+def quantisation(source: ConfigSource) -> Quantisation | None:
+    """What `quantization_config` (or `compression_config`) says; None where the weights are plain floating point.
+
+    Raises:
+        CheckpointError: a method that is not read here; the message names it.
+    """
+    found = None
+    for key in ("quantization_config", "compression_config"):
+        if not source.has(key):
+            continue
+        section = source.section(key)
+        method = section.values.get("quant_method") or section.values.get("format") or "an unnamed method"
+        block = section.integers("weight_block_size")
+        if method == "mxfp4":
+            found = Quantisation("mxfp4", "MXFP4")
+        elif method == "fp8":
+            found = _fp8(section, "FP8", block)
+        elif method == "compressed-tensors":
+            found = _compressed(source, section)
+        else:
+            problem = f"says the weights are quantised by {shown(method)}; read are fp8, compressed-tensors and mxfp4"
+            raise source.fail(key, f"{problem}: give one of these, or an unquantised checkpoint")
+        section.taken.update(section.values)  # the rest is about activations, or repeats what the tensors show
+    return found
+
+
+def announce(found: Quantisation | None, name: str, dtype: torch.dtype) -> None:
+    """Say that a folder's weights are larger here than they are stored."""
+    if found is not None:
+        _LOG.warning(
+            "%s: %s weights are turned into %s while they are read: they take more memory than stored, and matmuls run "
+            "in %s",
+            name, found.method, str(dtype).removeprefix("torch."), str(dtype).removeprefix("torch."),
+        )  # fmt: skip
+
+
+def from_fp8(weight: Tensor, scale: Tensor, block: tuple[int, int] | None) -> Tensor:
+    """weight float8 [out, in] times its scales, float32.
+
+    Args:
+        scale: one number; [out] or [out, 1]; or, with `block`, [ceil(out / rows), ceil(in / columns)].
+    """
+    values, scale = weight.to(torch.float32), scale.to(torch.float32)
+    if block is not None:
+        rows, columns = values.shape
+        scale = scale.repeat_interleave(min(block[0], rows), 0)[:rows]
+        scale = scale.repeat_interleave(min(block[1], columns), 1)[:, :columns]
+    elif scale.numel() > 1:
+        scale = scale.view(-1, 1)
+    return values.mul_(scale)
+
+
+def scale_shapes(shape: tuple[int, ...], block: tuple[int, int] | None) -> tuple[tuple[int, ...], ...]:
+    """The shapes that the scale of an FP8 matrix may have."""
+    if block is not None and len(shape) == 2:
+        return ((-(-shape[0] // block[0]), -(-shape[1] // block[1])),)
+    return ((), (1,), (1, 1), shape[:1], (*shape[:1], 1))
+
+
+def from_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
+    """blocks uint8 [..., out, in / 32, 16], scales uint8 [..., out, in / 32] -> float32 [..., out, in].
+
+    A byte holds two values, that of the lower 4 bits first; a block's values are multiplied by 2 ** (scale - 127).
+    """
+    table = torch.tensor(MXFP4_VALUES)
+    pairs = torch.stack((table[(blocks & 15).int()], table[(blocks >> 4).int()]), dim=-1).flatten(-2)
+    return torch.ldexp(pairs, scales.int().unsqueeze(-1) - 127).flatten(-2)
+
+
+def _fp8(section: ConfigSource, method: str, block: tuple[int, ...] | None) -> Quantisation:
+    section.require({"fmt": "e4m3"})
+    if block is None:
+        return Quantisation("fp8", f"{method} (one scale per tensor or row)")
+    if len(block) != 2 or min(block) < 1:
+        raise section.fail("weight_block_size", f"is {shown(list(block))}; it should be rows and columns of a block")
+    return Quantisation("fp8", f"{method} (blocks of {block[0]} x {block[1]})", (block[0], block[1]))
+
+
+def _compressed(source: ConfigSource, section: ConfigSource) -> Quantisation | None:
+    """The format of the package compressed-tensors: groups of layers, each with its own kind of weights."""
+    groups, found = section.section("config_groups"), None
+    for key in ("sparsity_config", "transform_config"):
+        inner = section.section(key)
+        inner.taken.update(inner.values)
+        if inner.values and inner.values.get("format", "transform") != "dense":
+            raise section.fail(key, f"is {shown(inner.values)}; pruned or rotated weights are not supported")
+    for name in groups.values:
+        group = groups.section(name)
+        group.taken.update(group.values)
+        weights = group.section("weights")
+        weights.taken.update(weights.values)
+        asked = [weights.values.get(key) for key in ("num_bits", "type", "strategy")]
+        symmetric = weights.values.get("symmetric", True)
+        if asked[:2] != [8, "float"] or asked[2] not in ("tensor", "channel", "block") or symmetric is not True:
+            kind = f"{shown(asked[1])} of {shown(asked[0])} bits by {shown(asked[2])}"
+            raise group.fail("weights", f"are {kind}; only float of 8 bits by tensor, channel or block is supported")
+        block = weights.integers("block_structure") if asked[2] == "block" else None
+        if asked[2] == "block" and block is None:
+            raise weights.fail("block_structure", "is missing; it should be rows and columns of a block")
+        now = _fp8(weights, "FP8 of compressed-tensors", block)
+        if found is not None and found != now:
+            raise groups.fail(name, "has other scales than the group before; one kind per folder is supported")
+        found = now
+    return found
