@@ -37,7 +37,7 @@ types: $(VENV)/.dev
 unit: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-# The site in build/site. Strict: a dead link, or or an anchor that is not there, is an error. Loads nothing from the network
+# The site in build/site. Strict: a dead link or anchor is an error. Loads nothing from the network
 docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 

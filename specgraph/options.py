@@ -118,6 +118,7 @@ class EngineOptions:
     sampling_parameters: bool = _option(False, "Allow top_k, top_p, min_p, penalties and logit_bias in requests.")
     logprobs: bool = _option(False, "Give the log-probability of each generated token.")
     check_inputs: bool = _option(False, "Compare the addresses of all tensors that a graph reads before every replay.")
+    debug: bool = _option(False, "Check the values of every batch before it is drafted for; waits for the device.")
 
 
 def dtype_named(dtype: torch.dtype | str | None) -> torch.dtype | None:

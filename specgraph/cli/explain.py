@@ -25,7 +25,7 @@ from specgraph.options import EngineOptions, dtype_named
 _COLUMNS = ("model", "phase", "requests", "rows_per_request", "rows", "k", "step", "graphs")
 
 
-@with_engine_options(without=("check_inputs", "synthetic_acceptance"), max_num_requests=8)
+@with_engine_options(without=("check_inputs", "debug", "synthetic_acceptance"), max_num_requests=8)
 def explain(
     target: TargetOption = None,
     draft: DraftOption = None,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from torch import Tensor
 
 from specgraph.attention import AttentionBackend, AttentionMetadata, HostLengths, KVCache, PagedAttention
+from specgraph.drafting.batch_checks import check_values
 from specgraph.drafting.config import DraftConfig
+from specgraph.drafting.head_checks import check_members, check_passes
 from specgraph.drafting.head_program import check_caches, program_for
 from specgraph.drafting.host_lengths import Counts, HostRounds
 from specgraph.drafting.program import computed_tokens
@@ -73,12 +75,14 @@ class Drafter(ModelRunner):
             attention: the attention backend; the core's paged attention with device lengths by default.
 
         Raises:
-            ConfigError: the caches do not fit the head or the config, or the head cannot draft K tokens or has too few
-                positions.
+            ConfigError: the head or the attention backend lacks a member of its protocol, the caches do not fit the
+                head or the config, or the head cannot draft K tokens or has too few positions.
             UnsupportedError: the lowering that was asked for is not possible on this platform.
         """
+        attention = attention or PagedAttention()
+        check_members(head, attention)
         check_caches(head, caches, config)
-        super().__init__(head, caches, platform, config, attention or PagedAttention())
+        super().__init__(head, caches, platform, config, attention)
         self.head, self.config = head, config
         self.program = program_for(head, self.stack, config, platform.device, self.position_offset)
         self.buffers = self.program.buffers
@@ -95,6 +99,16 @@ class Drafter(ModelRunner):
         self._prepared: dict[tuple[int, int], _Prepared] = {}
         self._in_place: dict[int, _Prepared] = {}
         self._host_rounds = HostRounds(platform, config.max_num_requests)
+
+    def capture(self, captured: Callable[[], None] | None = None) -> None:
+        """Check the head's shapes with one small pass, then capture; see `ModelRunner.capture`.
+
+        Raises:
+            ConfigError: a method of the head fails, or returns other shapes than its protocol says.
+            CaptureError: a capture failed.
+        """
+        check_passes(self.head, self.config.query_len, self.platform.device)
+        super().capture(captured)
 
     @property
     def position_offset(self) -> int:
@@ -136,7 +150,8 @@ class Drafter(ModelRunner):
                 them.
 
         Raises:
-            ConfigError: a tensor of the batch has the wrong shape; both shapes are named.
+            ConfigError: a tensor of the batch has the wrong shape; both shapes are named. With `debug`, a value that
+                no round can have.
             CapacityError: the batch is larger than max_num_requests, or than every captured size with fallback
                 'error'. Nothing was run.
         """
@@ -146,6 +161,9 @@ class Drafter(ModelRunner):
             self.buffers.round.load(batch, ready.inputs, self.config.keeps_draft_probs)
         elif ready.padding is not None:
             ready.padding.zero_()
+        if self.config.debug:
+            vocab = self.head.draft_vocab_size if self.head.draft_to_target is None else None
+            check_values(ready.inputs, self.config, self.caches[0].key.shape[0], vocab)
         lengths = None
         if self.attention.host_parameters:
             lengths = self._host_lengths(ready.run.batch, host_start_positions, host_num_sampled)

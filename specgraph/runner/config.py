@@ -37,6 +37,9 @@ class RunnerConfig:
     """What to do with a batch larger than every captured size."""
     check_inputs: bool = False
     """Compare the addresses of all that a graph reads before every replay; some microseconds per launch."""
+    debug: bool = False
+    """Check the values of every batch on the host before a propose, which waits for the device: token ids, counts,
+    positions, block ids, hidden states that are not finite."""
 
     def __post_init__(self) -> None:
         for name, least in (("max_num_requests", 1), ("max_model_len", 2), ("block_size", 1)):
