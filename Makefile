@@ -5,7 +5,7 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 # All local parts go into ONE pip call: `specgraph` on PyPI is an unrelated package that pip must never look for.
-PARTS := . $(wildcard conformance backends/cuda backends/npu backends/musa)
+PARTS := . $(wildcard conformance backends/cuda backends/npu backends/musa backends/accelerator)
 INSTALLABLE := $(foreach part,$(PARTS),$(if $(wildcard $(part)/pyproject.toml),-e ./$(part)))
 JOBS ?= 2
 
@@ -70,6 +70,7 @@ $(MUTATION)/session.sqlite: | $(VENV)/.dev
 
 -include backends/npu/npu.mk
 -include backends/musa/musa.mk
+-include backends/accelerator/accelerator.mk
 
 clean:
 	rm -rf $(VENV)

@@ -11,7 +11,15 @@ import specgraph_conformance
 import specgraph
 
 ROOT = Path(__file__).parents[1]
-PARTS = [".", "conformance", "backends/cuda", "backends/npu", "backends/musa", "integrations/vllm"]
+PARTS = [
+    ".",
+    "conformance",
+    "backends/cuda",
+    "backends/npu",
+    "backends/musa",
+    "backends/accelerator",
+    "integrations/vllm",
+]
 VERSION = re.compile(r'^version = "(.+)"$', re.MULTILINE)
 REQUIRED = re.compile(r'"(specgraph-[a-z]+)([^"]*)"')
 

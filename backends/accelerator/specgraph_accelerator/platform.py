@@ -1,0 +1,115 @@
+"""One device of torch's accelerator as a specgraph platform, with torch's own streams, events and graphs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from specgraph.errors import PlatformError, UnsupportedError
+from specgraph.platforms import Capabilities, Event, MemoryInfo, Platform, PlatformInfo, Stream
+from specgraph.platforms.installed import installed_version
+from specgraph.platforms.trial_process import Findings, findings
+
+from specgraph_accelerator.graph import AcceleratorGraph, AcceleratorGraphPool
+from specgraph_accelerator.trials import TRIALS, capabilities
+
+
+class AcceleratorPlatform(Platform):
+    """Device `index` of this process's accelerator.
+
+    Attributes:
+        module: the device's own module of torch, such as torch.xpu: for its name and its random generator.
+    """
+
+    graph_type = AcceleratorGraph
+    pool_type = AcceleratorGraphPool
+
+    def __init__(self, index: int, found: Findings | None = None) -> None:
+        """
+        Args:
+            found: what the trials found on this device; None to find it out, empty to claim nothing.
+
+        Raises:
+            PlatformError: there is no accelerator, or no such device, or it can't be opened.
+            ConfigError: SPECGRAPH_ACCELERATOR_TRIALS has an unknown value.
+        """
+        kind = torch.accelerator.current_accelerator()
+        if kind is None:
+            raise PlatformError(f"torch sees no accelerator, index {index} was asked for")
+        if not 0 <= index < (count := torch.accelerator.device_count()):
+            raise PlatformError(f"there are {count} devices of '{kind.type}', index {index} was asked for")
+        self.index = index
+        device = torch.device(kind.type, index)
+        self.module: Any = torch.get_device_module(device)
+        super().__init__(_info(self.module, device))
+        if found is None:
+            found = findings(self, index, "specgraph_accelerator.trials", TRIALS)
+        self._capabilities = capabilities(found) if found else None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        if self._capabilities is None:
+            raise PlatformError("this accelerator platform was opened for trials only: it claims no capabilities")
+        return self._capabilities
+
+    def synchronize(self) -> None:
+        torch.accelerator.synchronize(self.index)
+
+    def memory(self) -> MemoryInfo:
+        """What the device's allocator of this process counts; `free` and `total` are 0 where it does not say."""
+        allocated = torch.accelerator.memory_allocated(self.index)
+        reserved = torch.accelerator.memory_reserved(self.index)
+        try:
+            free, total = torch.accelerator.get_memory_info(self.index)
+        except RuntimeError:
+            return MemoryInfo(allocated, reserved, 0)
+        return MemoryInfo(allocated, reserved, total, free + reserved - allocated)
+
+    def stream(self) -> Stream:
+        """Devices hand out a fixed set of streams in turn: two of these may be the same one."""
+        made: Any = torch.Stream(device=self.device)
+        return made
+
+    def current_stream(self) -> Stream:
+        now: Any = torch.accelerator.current_stream(self.index)
+        return now
+
+    def use(self, stream: Stream) -> AbstractContextManager[None]:
+        if not isinstance(stream, torch.Stream) or stream.device != self.device:
+            raise PlatformError(f"{stream!r} is no stream of {self.device}: make one with platform.stream()")
+        return _current(stream)
+
+    def event(self, *, timing: bool = False, external: bool = False) -> Event:
+        """There are no external ones."""
+        if external:
+            raise UnsupportedError(f"no external events here: {self.capabilities.external_events.reason}")
+        made: Any = torch.Event(self.device, enable_timing=timing)
+        return made
+
+    def is_capturing(self) -> bool:
+        return torch.accelerator.current_stream(self.index).is_capturing()
+
+
+@contextlib.contextmanager
+def _current(stream: torch.Stream) -> Generator[None]:
+    """Make `stream` and its device this thread's current ones. (torch's own `with stream:` keeps what to restore in the
+    stream object, so that it can't be nested.)"""
+    device, before = torch.accelerator.current_device_index(), torch.accelerator.current_stream(stream.device)
+    torch.accelerator.set_stream(stream)
+    try:
+        yield
+    finally:
+        torch.accelerator.set_stream(before)
+        torch.accelerator.set_device_index(device)
+
+
+def _info(module: Any, device: torch.device) -> PlatformInfo:
+    versions = {"torch": torch.__version__, "device": device.type}
+    versions |= {"specgraph-accelerator": found} if (found := installed_version("specgraph-accelerator")) else {}
+    name = str(module.get_device_name(device.index)) if hasattr(module, "get_device_name") else device.type
+    simulated = str(getattr(module, "simulated", ""))  # test equipment names itself
+    kind = simulated or f"'{device.type}' through torch.accelerator"
+    return PlatformInfo("accelerator", device, name, versions, kind, simulated=bool(simulated))
