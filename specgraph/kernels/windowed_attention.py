@@ -49,8 +49,8 @@ def _per_request(
             first = max(0, seq_len - query_len + 1 - window) // block_size if window else 0
             blocks = block_table[request, first : -(-seq_len // block_size)]
             rows = slice(row, row + query_len)
-            visible = torch.arange(seq_len - query_len + 1, seq_len + 1)
-            key = first * block_size + torch.arange(seq_len - first * block_size)
+            visible = torch.arange(seq_len - query_len + 1, seq_len + 1, device=query.device)
+            key = torch.arange(first * block_size, seq_len, device=query.device)
             keys, values = (cache[blocks].flatten(0, 1)[: key.shape[0]] for cache in (key_cache, value_cache))
             seen = _seen(visible, key, window)
             out[rows] = _attend(query[None, rows], keys[None], values[None], seen[None], sinks, scale)[0]
