@@ -32,6 +32,12 @@ test-npu: npu-simulator npu-wheels
 	ASCENDSIM_FLAVOUR=events TASK_QUEUE_ENABLE=1 $(NPU_PYTEST) -m 'not once' $(NPU_PROTOCOL)
 	ASCENDSIM_FLAVOUR=events TASK_QUEUE_ENABLE=0 $(NPU_PYTEST) -m 'not once' $(NPU_PROTOCOL)
 
+# All tests in each of the four ways: for whoever changes this backend, 15 minutes of one idle core
+.PHONY: test-npu-all-ways
+test-npu-all-ways: npu-simulator npu-wheels
+	for way in values/1 values/0 events/1 events/0; do echo "$$way"; \
+	  ASCENDSIM_FLAVOUR=$${way%/*} TASK_QUEUE_ENABLE=$${way#*/} $(NPU_PYTEST) $(NPU_DIR)/tests || exit 1; done
+
 # The published wheels that the backend claims, to be read, not installed
 NPU_WHEELS ?= $(abspath $(NPU_VENV))/wheels
 .PHONY: npu-wheels

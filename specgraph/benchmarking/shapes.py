@@ -44,6 +44,7 @@ _QWEN3 = BenchShape(4096, 12288, 32, 8, 128, 151936, 32000, rope_theta=1000000.0
 
 SHAPES: dict[str, BenchShape] = {
     "eagle3-tiny-python": BenchShape(192, 512, 6, 2, 32, 2048, 1024, rope_theta=10000.0),
+    "eagle3-tiny-128": BenchShape(256, 512, 2, 1, 128, 2048, 1024, rope_theta=10000.0),
     "eagle3-llama3-8b": _LLAMA3,
     "eagle3-qwen3-8b": _QWEN3,
     "eagle1-llama3-8b": replace(_LLAMA3, kind="eagle1", draft_vocab_size=128256, num_aux=0),

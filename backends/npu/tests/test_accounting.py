@@ -8,11 +8,10 @@ from collections import Counter
 import pytest
 import torch
 from draft_pairs import make_drafter, on_device, propose, rounds_for
-from specgraph_npu.attention import HostOpAttention, make_attention
+from specgraph_npu.attention import make_attention
 from typer.testing import CliRunner
 
 from specgraph.cli import app
-from specgraph.platforms import yes
 
 
 @pytest.mark.parametrize("layers", [1, 3])
@@ -46,12 +45,12 @@ def test_cost_of_one_merged_propose(npu, runtime, k, layers):
 
 
 @pytest.mark.once
-def test_bench_shows_what_a_propose_issues(npu, runtime, tmp_path, monkeypatch):
-    """One table row a lowering, at K = 3 and one draft layer; the output says that the device is simulated."""
+def test_bench_shows_what_a_propose_issues(npu, runtime, all_limits, tmp_path):
+    """One table row per lowering, at K = 3 and one draft layer, with all limits of the runtime on and attention as
+    `auto` chooses it; the output says that the device is simulated."""
     assert npu.capabilities.notes["fused KV write"]  # an op of the device's own: eager is also timed with torch's ops
-    monkeypatch.setattr(HostOpAttention, "supports", lambda *shape: yes())  # the shape's small heads, in float32
     path = tmp_path / "bench.json"
-    options = ["--shape", "eagle3-tiny-python", "--requests", "2", "-k", "3", "--context", "40", "--dtype", "float32"]
+    options = ["--shape", "eagle3-tiny-128", "--requests", "2", "-k", "3", "--context", "40"]
     options += ["--lowerings", "eager,piecewise,step,merged", "--repeats", "1", "--no-decoding", "--json", str(path)]
     done = CliRunner().invoke(app, ["bench", "--platform", "npu", *options], env={"COLUMNS": "200"})
     assert done.exit_code == 0, done.output

@@ -196,6 +196,35 @@ def test_long_captures_take_further_streams(npu, runtime):
 
 
 @pytest.mark.once
+@pytest.mark.parametrize(("lenient", "outcome"), [("", "[3.0, 3.0]"), ("update-kernel-types", "UpdateError")])
+def test_kernels_that_an_update_may_issue(run_script, lenient, outcome):
+    """On, as the source has it, another kernel of the same cores takes the captured one's place. Off, names count."""
+    done = run_script(
+        """
+        import torch
+        from specgraph_npu.platform import NpuPlatform
+        npu, x = NpuPlatform(0), torch.zeros(2, device="npu")
+        graph = npu.graph()
+        with graph.capture(), npu.task_group() as group:
+            x.fill_(1)
+        graph.replay()
+        try:
+            with npu.task_update(group):
+                x.add_(3)
+            print(x.cpu().tolist())
+        except Exception as error:
+            print(type(error).__name__, error)
+        import os
+        os._exit(0)
+        """,
+        lenient=lenient,
+        TASK_QUEUE_ENABLE=0,
+    )
+    assert done.stdout.startswith(outcome), done.stdout + done.stderr
+    assert ("limit 'update-kernel-types'" in done.stdout) == bool(lenient)
+
+
+@pytest.mark.once
 def test_external_events_and_the_host(run_script):
     """torch_npu turns the refusal into a warning, and returns at once: the platform's own event refuses before."""
     code = """
