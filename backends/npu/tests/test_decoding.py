@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 from specgraph_npu.attention import make_attention
 
 import tiny_checkpoints
+from specgraph import load_generator, shipped_pair
 from specgraph.checkpoints import load_drafter, load_target
 from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
 from specgraph.platforms import LOWERINGS
@@ -54,6 +57,20 @@ def test_blocks_of_128_tokens(npu, runtime, tmp_path, monkeypatch):
     assert [len(tokens) for tokens in expected[0]] == [12, 15, 18, 21, 24]
     for name, lowering in (("fia", "merged"), ("fia", "step"), ("fia-v2", "merged")):
         assert generate(folders, npu, lowering, 3, make_attention(npu, name), **sizes) == expected, (name, lowering)
+
+
+def test_folders_in_shapes_of_a_device(npu, runtime, all_limits, tmp_path, monkeypatch):
+    """Head_dim 128 in bfloat16 with every limit on: `auto` takes the device's op, and graphs give eager's text."""
+    monkeypatch.setattr(tiny_checkpoints, "HEAD_DIM", 128)
+    folders = write_target(tmp_path / "target", vocab=2048), write_eagle3(tmp_path / "eagle3", vocab=2048)
+    shutil.copy(shipped_pair()[0] / "tokenizer.json", folders[0])
+    texts = {}
+    for lowering in ("eager", "step", "merged", "round"):
+        made = load_generator(*folders, platform=npu, dtype="bfloat16", lowering=lowering, num_speculative_tokens=3)
+        assert made.decoder.target.attention.name == made.decoder.drafter.attention.name == "fia"
+        texts[lowering] = made.text(["import os"], max_tokens=20)
+        made.close()
+    assert all(text == texts["eager"] and text[0] for text in texts.values()), texts
 
 
 def test_text_under_random_schedules(npu, runtime, folders):
