@@ -68,7 +68,7 @@ def check_passes(head: Any, rows: int, device: torch.device) -> None:
             return getattr(head, method)(*arguments)
         except (SpecgraphError, torch.OutOfMemoryError):
             raise
-        except Exception as error:
+        except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:  # what wrong shapes raise
             shapes = ", ".join(str(list(each.shape)) for each in arguments if isinstance(each, Tensor))
             raise ConfigError(
                 f"{name}.{method} failed on tensors {shapes}: {type(error).__name__}: {first_line(error)}"

@@ -23,10 +23,10 @@ class Failure(Exception):
 
 
 class FailingHead:
-    """A head whose n-th pass fails."""
+    """A head whose n-th pass fails, not counting the two in which a drafter checks its shapes before it captures."""
 
     def __init__(self, head: object, passes: int) -> None:
-        self.head, self.left = head, passes
+        self.head, self.left = head, passes + 2
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.head, name)
