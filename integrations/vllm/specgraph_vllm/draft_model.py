@@ -80,13 +80,13 @@ def eagle3_head(module: Any) -> Eagle3Head:
     fc_norms = inner.fc_norm
     weights = Eagle3Weights(
         embed_tokens=weight,
-        hidden_norm=first.hidden_norm.weight,
-        norm=inner.norm.weight,
+        hidden_norm=_plain(first.hidden_norm.weight),
+        norm=_plain(inner.norm.weight),
         lm_head=_weight(module.lm_head)[:draft_vocab],  # vLLM pads its rows
         fc=fc,
-        input_norm=None if inner.input_norm is None else inner.input_norm.weight,
-        fc_norms=() if fc_norms is None else tuple(norm.weight for norm in fc_norms),
-        draft_to_target=offsets,
+        input_norm=None if inner.input_norm is None else _plain(inner.input_norm.weight),
+        fc_norms=() if fc_norms is None else tuple(_plain(norm.weight) for norm in fc_norms),
+        draft_to_target=None if offsets is None else _plain(offsets),
     )
     head = Eagle3Head(
         Eagle3Config(
@@ -160,14 +160,14 @@ def _layer(layer: Any) -> DecoderLayer:
     return DecoderLayer(
         qkv=_weight(attention.qkv_proj),
         output=_weight(attention.o_proj),
-        post_norm=layer.post_attention_layernorm.weight,
+        post_norm=_plain(layer.post_attention_layernorm.weight),
         gate_up=_weight(mlp.gate_up_proj),
         down=_weight(mlp.down_proj),
-        input_norm=layer.input_layernorm.weight,
-        qkv_bias=attention.qkv_proj.bias,
-        output_bias=attention.o_proj.bias,
-        gate_up_bias=mlp.gate_up_proj.bias,
-        down_bias=mlp.down_proj.bias,
+        input_norm=_plain(layer.input_layernorm.weight),
+        qkv_bias=_bias(attention.qkv_proj),
+        output_bias=_bias(attention.o_proj),
+        gate_up_bias=_bias(mlp.gate_up_proj),
+        down_bias=_bias(mlp.down_proj),
     )
 
 
@@ -179,7 +179,16 @@ def _weight(module: Any) -> Tensor:
         raise UnsupportedError(f"a quantised drafter ({method}); its weights must be bfloat16 or float16")
     if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.stride(1) != 1:
         raise UnsupportedError(f"{type(module).__name__} of the drafter has no plain weight [out, in]")
-    return weight
+    return _plain(weight)
+
+
+def _bias(module: Any) -> Tensor | None:
+    return None if module.bias is None else _plain(module.bias)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The same memory without vLLM's subclass of Parameter, which would see every call with it."""
+    return tensor.detach().as_subclass(Tensor)
 
 
 def _rotary(attention: Any) -> Tensor:
