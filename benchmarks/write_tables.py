@@ -1,4 +1,4 @@
-"""Write the tables of README.md, benchmarks/README.md and NOTES-h200.md from the result files that they name.
+"""Write the tables of the pages below (`PAGES`) from the result files that they name.
 
     python benchmarks/write_tables.py           # after a result file changed
     python benchmarks/write_tables.py --check   # says which page differs from its result files; exit status 1
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", ROOT / "benchmarks/README.md", ROOT / "benchmarks/NOTES-h200.md")
+PAGES = (ROOT / "README.md", ROOT / "benchmarks/README.md", ROOT / "benchmarks/NOTES-h200.md", ROOT / "docs/integrations/vllm.md")
 MARKED = re.compile(r"<!-- (\w+) (\S+\.json) -->\n(?:\|.*\n)*")
 
 
@@ -92,8 +92,24 @@ def accept(report: dict[str, Any]) -> str:
     return markdown(["requests", *columns], rows)
 
 
+def vllm(report: dict[str, Any]) -> str:
+    """Proposes and rounds of vLLM, stock and with specgraph-vllm, us."""
+    found: dict[int, dict[str, dict[str, Any]]] = {}
+    for row in report["rows"]:
+        found.setdefault(row["requests"], {})[row["way"]] = row
+    rows: list[list[Any]] = []
+    for requests, ways in found.items():
+        line: list[Any] = [requests]
+        for key in ("propose_device_us", "round_us", "propose_host_us"):
+            stock, ours = ways["stock"][key], ways["specgraph"][key]
+            line += [f"{stock:.0f}", f"{ours:.0f}", f"{stock / ours:.2f}"]
+        rows.append(line)
+    names = "propose", "round", "host"
+    return markdown(["requests", *(c for n in names for c in (f"{n}, stock", f"{n}, specgraph", "ratio"))], rows)
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
-    table.__name__: table for table in (propose, rounds, round_times, sampled, accept)
+    table.__name__: table for table in (propose, rounds, round_times, sampled, accept, vllm)
 }
 
 
