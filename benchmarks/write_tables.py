@@ -16,7 +16,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGES = (ROOT / "README.md", ROOT / "benchmarks/README.md", ROOT / "benchmarks/NOTES-h200.md", ROOT / "docs/integrations/vllm.md")
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "benchmarks/README.md",
+    ROOT / "benchmarks/NOTES-h200.md",
+    ROOT / "docs/integrations/vllm.md",
+)
 MARKED = re.compile(r"<!-- (\w+) (\S+\.json) -->\n(?:\|.*\n)*")
 
 
