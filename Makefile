@@ -5,7 +5,7 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 # All local parts go into ONE pip call: `specgraph` on PyPI is an unrelated package that pip must never look for.
-PARTS := . $(wildcard conformance backends/cuda backends/npu backends/musa backends/accelerator)
+PARTS := . $(wildcard conformance backends/cuda backends/npu backends/musa backends/accelerator integrations/transformers)
 INSTALLABLE := $(foreach part,$(PARTS),$(if $(wildcard $(part)/pyproject.toml),-e ./$(part)))
 JOBS ?= 2
 
@@ -16,7 +16,7 @@ demo: $(BIN)/specgraph
 
 test: lint types unit docs conformance
 
-$(BIN)/specgraph: pyproject.toml $(wildcard conformance/pyproject.toml backends/*/pyproject.toml)
+$(BIN)/specgraph: pyproject.toml $(wildcard conformance/pyproject.toml backends/*/pyproject.toml integrations/*/pyproject.toml)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(INSTALLABLE)
@@ -68,6 +68,7 @@ $(MUTATION)/session.sqlite: | $(VENV)/.dev
 	git archive HEAD | tar -x -C $(MUTATION)/code
 	cd $(MUTATION)/code && $(MUTATED)/sample.py $@
 
+-include integrations/integrations.mk
 -include backends/npu/npu.mk
 -include backends/musa/musa.mk
 -include backends/accelerator/accelerator.mk

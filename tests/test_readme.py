@@ -12,6 +12,8 @@ PAGES = [
     *ROOT.glob("*.md"),
     *ROOT.glob("docs/*.md"),
     *ROOT.glob("docs/adr/*.md"),
+    *ROOT.glob("docs/integrations/*.md"),
+    *ROOT.glob("integrations/*/README.md"),
     *ROOT.glob("benchmarks/*.md"),
     *ROOT.glob("backends/*/README.md"),
 ]

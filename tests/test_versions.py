@@ -18,6 +18,7 @@ PARTS = [
     "backends/npu",
     "backends/musa",
     "backends/accelerator",
+    "integrations/transformers",
     "integrations/vllm",
 ]
 VERSION = re.compile(r'^version = "(.+)"$', re.MULTILINE)

@@ -1,0 +1,116 @@
+"""The decoding loop: prompts through target and drafter, then rounds of propose and verify until all is generated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specgraph import Drafter, ProposeBatch
+from specgraph.decoding import AcceptanceMetrics
+from specgraph_transformers.acceptance import Acceptance
+from specgraph_transformers.output import Output
+from specgraph_transformers.target import TransformersTarget
+
+
+class Rounds:
+    """n requests that are generated together: all start at once, and each leaves when it can use no more tokens."""
+
+    def __init__(
+        self,
+        target: TransformersTarget,
+        drafter: Drafter,
+        acceptance: Acceptance,
+        output: Output,
+        metrics: AcceptanceMetrics,
+    ) -> None:
+        self.target, self.drafter, self.acceptance, self.output = target, drafter, acceptance, output
+        self.metrics = metrics
+        self._prompts = output.sequences
+        self._starts: list[int] = []
+        self._counts: list[int] = []
+
+    def run(self, attention_mask: Tensor | None, position_ids: Tensor | None) -> None:
+        """Generate until the stopping criteria end it.
+
+        Args:
+            attention_mask, position_ids: of the prompts, as `TransformersTarget.prefill` takes them.
+        """
+        logits, aux = self.target.prefill(self._prompts, attention_mask, position_ids)
+        first = self.acceptance.first_tokens(logits, self._prompts)
+        for row, token in enumerate(first.tolist()):
+            self.output.append(row, [token])
+        del logits
+        ended = self.output.advance()
+        if not ended:
+            batch = self._join(aux, first)
+            del aux
+            while not ended:
+                ended = self._round(batch)
+
+    def _join(self, aux: Tensor, first: Tensor) -> ProposeBatch:
+        """Run the prompts through the drafter, and let every request join the first round with its first token."""
+        device, config = self.drafter.platform.device, self.drafter.config
+        lengths, columns = self.target.lengths, self._prompts.shape[1]
+        batch = self.drafter.inputs(len(lengths))
+        batch.block_table.zero_()
+        batch.start_positions.copy_(torch.tensor(lengths) - 1)
+        if config.sampled:
+            assert batch.temperature is not None
+            assert batch.seeds is not None
+            batch.temperature.fill_(self.acceptance.temperature)
+            batch.seeds.copy_(torch.randint(1 << 62, (len(lengths),)))  # torch.manual_seed makes the output repeatable
+        for row, (prompt, length) in enumerate(zip(self._prompts.tolist(), lengths, strict=True)):
+            blocks = [1 + row * config.max_blocks + block for block in range(config.max_blocks)]
+            batch.block_table[row].copy_(torch.tensor(blocks, dtype=torch.int32))
+            tokens, states, chunk = prompt[columns - length :], aux[row, columns - length :], config.prefill_rows[-1]
+            hidden = None
+            for start in range(0, length, chunk):
+                positions = range(start, min(start + chunk, length))
+                hidden = self.drafter.prefill(tokens, positions, blocks, states[start : positions.stop].to(device))
+            batch.join(row, first[row].to(device), hidden)
+        self._hand_over(batch, [length - 1 for length in lengths], [1] * len(lengths))
+        return batch
+
+    def _round(self, batch: ProposeBatch) -> bool:
+        """Propose, verify, and hand over to the next round; says whether generation has ended."""
+        output, target = self.output, self.target
+        live = [output.drafting(row) for row in range(batch.num_requests)]
+        drafts = self.drafter.propose(
+            batch,
+            host_start_positions=self._starts,
+            host_num_sampled=self._counts,
+        )
+        last = torch.tensor([tokens[-1] for tokens in output.token_ids], device=drafts.token_ids.device)
+        rows = torch.cat([last[:, None], drafts.token_ids], dim=1).to(self._prompts.device)
+        logits, aux = target.verify(rows)
+        starts = [length if on else -1 for length, on in zip(target.lengths, live, strict=True)]
+        batch.start_positions.copy_(torch.tensor(starts))
+        self.acceptance.verify(logits, self._prompts, drafts, batch, self.drafter.head.draft_to_target)
+        batch.aux_hidden.copy_(aux.flatten(0, 1))
+        counts = batch.num_sampled.tolist()
+        kept = [0] * len(live)
+        for row, tokens in enumerate(batch.sampled_token_ids.tolist()):
+            if live[row]:
+                self.metrics.observe(counts[row] - 1)
+                kept[row] = output.append(row, tokens[: counts[row]])
+        self.metrics.rounds += 1
+        ended = output.advance()
+        if ended and len(kept) == 1:  # what the stopping criteria cut off
+            kept[0] -= len(output.token_ids[0]) - output.num_columns
+        target.keep(kept)
+        self._hand_over(batch, starts, counts)
+        return ended
+
+    def _hand_over(self, batch: ProposeBatch, starts: Sequence[int], counts: Sequence[int]) -> None:
+        """Make requests inert that can use no more tokens, and keep the round's numbers for attention that wants them.
+
+        Args:
+            starts, counts: of the last round, as in the batch on the device.
+        """
+        live = [self.output.drafting(row) for row in range(batch.num_requests)]
+        self._starts = [start if on else 0 for start, on in zip(starts, live, strict=True)]
+        self._counts = [count if on else 0 for count, on in zip(counts, live, strict=True)]
+        if self._counts != list(counts):
+            batch.num_sampled.copy_(torch.tensor(self._counts, dtype=torch.int32))

@@ -1,0 +1,216 @@
+"""The object that `generate(custom_generate=...)` takes: a drafter's folder, and its graphs once a model is known."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from specgraph import (
+    ConfigError,
+    DraftConfig,
+    Drafter,
+    Platform,
+    allocate_caches,
+    choose_attention,
+    load_drafter,
+    open_platform,
+    target_shape,
+)
+from specgraph.decoding import AcceptanceMetrics
+from specgraph_transformers.acceptance import Acceptance
+from specgraph_transformers.output import Output
+from specgraph_transformers.rounds import Rounds
+from specgraph_transformers.supported import check_supported, prompt_lengths
+from specgraph_transformers.target import TransformersTarget
+
+
+def speculative(
+    draft: Path | str,
+    num_speculative_tokens: int = 5,
+    *,
+    platform: Platform | str | None = None,
+    max_num_requests: int = 1,
+    max_model_len: int | None = None,
+    num_modules: int | None = None,
+    **config: Any,
+) -> Speculative:
+    """Speculative decoding for `model.generate(..., custom_generate=speculative(draft="DIR"))`.
+
+    The target stays the model itself. The drafter is loaded and its graphs are captured in the first call, and again
+    only for another model, a larger batch or a longer text; keep the object and give it to every call.
+
+    Args:
+        draft: a drafter's folder: EAGLE-3, EAGLE, MTP (the target's own folder), DFlash or a small language model.
+        num_speculative_tokens: draft tokens per propose, K.
+        platform: where the drafter runs; the platform of the model's device by default.
+        max_num_requests: prompts per call that graphs are captured for at first.
+        max_model_len: tokens of the longest text, prompt and output, that they are captured for at first; the first
+            call's by default.
+        num_modules: MTP modules to use; all by default.
+        config: further fields of `specgraph.DraftConfig`, such as capture_sizes, prefill_sizes, lowering, mode.
+
+    Raises:
+        ConfigError: an option is unknown or out of range.
+    """
+    return Speculative(draft, num_speculative_tokens, platform, max_num_requests, max_model_len, num_modules, config)
+
+
+@dataclass(slots=True)
+class _Captured:
+    """A drafter for one model, and what it was made for."""
+
+    model: Any
+    weights: int
+    """Address of the model's embedding: another one means that the model was moved or loaded anew."""
+    drafter: Drafter
+
+    def serves(self, model: Any, requests: int, length: int, sampled: bool) -> bool:
+        """Whether a call needs no other graphs."""
+        config = self.drafter.config
+        limits = requests <= config.max_num_requests and length <= config.max_model_len
+        return self.model is model and self.weights == _weights(model) and limits and config.sampled >= sampled
+
+
+class Speculative:
+    """What `speculative` returns. `generate` calls it; it holds the captured drafter and the acceptance counts.
+
+    Not thread-safe: one `generate` at a time.
+    """
+
+    def __init__(
+        self,
+        draft: Path | str,
+        num_speculative_tokens: int,
+        platform: Platform | str | None,
+        max_num_requests: int,
+        max_model_len: int | None,
+        num_modules: int | None,
+        config: dict[str, Any],
+    ) -> None:
+        """See `speculative`."""
+        self.draft, self.num_modules = Path(draft), num_modules
+        self._platform, self._config = platform, {**config, "num_speculative_tokens": num_speculative_tokens}
+        self._requests, self._length, self._sampled = max_num_requests, max_model_len or 2, False
+        self._captured: _Captured | None = None
+        self.metrics = AcceptanceMetrics(num_speculative_tokens)
+        """Acceptance over all calls so far."""
+        own = {"max_num_requests", "max_model_len", "num_speculative_tokens", "sampled", "tree", "draft_schedule"}
+        options = {field.name for field in fields(DraftConfig)} - own
+        if unknown := sorted(config.keys() - options):
+            raise ConfigError(f"unknown option {unknown[0]}; options of DraftConfig: {', '.join(sorted(options))}")
+        if max_model_len is not None:
+            self._draft_config()  # refuses what is out of range
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """The captured drafter; None before the first call."""
+        return self._captured.drafter if self._captured else None
+
+    def close(self) -> None:
+        """Release the graphs and their memory; a later call captures them again."""
+        if self._captured is not None:
+            self._captured.drafter.close()
+            self._captured = None
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        streamer: Any = None,
+        **model_inputs: Any,
+    ) -> Any:
+        """Called by `generate`, which has prepared everything; returns what `generate` returns.
+
+        Raises:
+            UnsupportedError, ConfigError: before any pass, where the output could not be the same.
+            CheckpointError: the drafter's folder cannot be read, or does not fit the model.
+        """
+        streamer = streamer or _streamer_of_generate()
+        mask, positions = model_inputs.get("attention_mask"), model_inputs.get("position_ids")
+        check_supported(model, input_ids, logits_processor, generation_config, model_inputs)
+        lengths = prompt_lengths(input_ids, mask, positions)
+        limit = stopping_criteria.max_length
+        if limit is None:
+            raise ConfigError("no maximum length: give generate max_new_tokens or max_length")
+        cache, sampled = model_inputs["past_key_values"], bool(generation_config.do_sample)
+        longest = max(lengths) + limit - input_ids.shape[1]
+        drafter = self._drafter_for(model, len(lengths), longest, sampled)
+        rounds = Rounds(
+            TransformersTarget(model, cache, lengths, longest, drafter.head.aux_layers),
+            drafter,
+            Acceptance(logits_processor, sampled),
+            Output(input_ids, stopping_criteria, generation_config._pad_token_tensor, limit, streamer),
+            self.metrics,
+        )
+        rounds.run(mask, positions)
+        rounds.output.end()
+        sequences: Any = rounds.output.sequences
+        if not generation_config.return_dict_in_generate:
+            return sequences
+        held = (
+            cache if len(lengths) == 1 else None
+        )  # requests of several lengths have no cache that `generate` can take
+        return GenerateDecoderOnlyOutput(sequences=sequences, past_key_values=held)
+
+    def _drafter_for(self, model: Any, requests: int, length: int, sampled: bool) -> Drafter:
+        """The captured drafter, made anew where the last one does not serve this call."""
+        if self._captured is None or not self._captured.serves(model, requests, length, sampled):
+            self.close()
+            self._requests, self._sampled = max(self._requests, requests), self._sampled or sampled
+            if length > self._length:  # with room for texts that are a little longer, as far as the model has positions
+                most = target_shape(model).max_model_len
+                self._length = max(length, min(1 << (length - 1).bit_length(), most))
+            with torch.inference_mode(False), torch.no_grad():  # buffers outlive the caller's inference mode
+                self._captured = _Captured(model, _weights(model), self._capture(model))
+        return self._captured.drafter
+
+    def _capture(self, model: Any) -> Drafter:
+        shape = target_shape(model, max_model_len=self._length)
+        head = load_drafter(self.draft, shape, num_modules=self.num_modules)
+        platform = self._open(shape.embed_tokens.device)
+        attention = choose_attention(
+            "auto", platform, head.attention_layers, head.dtype, self._config.get("block_size")
+        )
+        config = self._draft_config(attention.block_size)
+        blocks = 1 + config.max_num_requests * config.max_blocks
+        caches = allocate_caches(head.attention_layers, blocks, config.block_size, head.dtype, platform.device)
+        drafter = Drafter(head, caches, platform, config, attention=attention.backend)
+        drafter.capture()
+        return drafter
+
+    def _draft_config(self, block_size: int = 16) -> DraftConfig:
+        config: dict[str, Any] = {"block_size": block_size, **self._config}
+        requests, length = self._requests, self._length
+        return DraftConfig(max_num_requests=requests, max_model_len=length, sampled=self._sampled, **config)
+
+    def _open(self, device: torch.device) -> Platform:
+        """The platform asked for, or the one of the model's device."""
+        asked = self._platform or f"{device.type}:{device.index or 0}"
+        platform = asked if isinstance(asked, Platform) else open_platform(asked)
+        if platform.device.type != device.type or (platform.device.index or 0) != (device.index or 0):
+            raise ConfigError(f"platform {platform.device}: the model's embedding is on {device}, draft there too")
+        return platform
+
+
+def _weights(model: Any) -> int:
+    return model.get_input_embeddings().weight.data_ptr()
+
+
+def _streamer_of_generate() -> Any:
+    """The `streamer` that `generate` was called with.
+
+    transformers 5.23 hands a callable only its own keyword arguments, and `streamer` is not among them: the prompt is
+    put into the streamer, and then it is dropped. It is an argument of the calling frame.
+    """
+    here = inspect.currentframe()
+    caller = here.f_back.f_back if here is not None and here.f_back is not None else None  # past `__call__`
+    return caller.f_locals.get("streamer") if caller is not None and caller.f_code.co_name == "generate" else None

@@ -1,0 +1,92 @@
+"""What `generate` may be asked for together with speculative decoding. Everything else is refused before any pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.generation.configuration_utils import GenerationMode
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from specgraph import ConfigError, UnsupportedError
+from specgraph_transformers.kv_rows import check_cache
+
+PROCESSORS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)
+"""Logits processors that are a function of one row of logits alone, so that they mean the same for rows of a verify."""
+
+MODEL_INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+"""What `generate` hands over for a text prompt."""
+
+OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+
+
+def check_supported(
+    model: Any, input_ids: Tensor, processors: Sequence[Any], config: Any, model_inputs: Mapping[str, Any]
+) -> None:
+    """Refuse what cannot be served exactly.
+
+    Args:
+        processors: logits processors, as `generate` made them.
+        config: the generation config, as `generate` prepared it.
+        model_inputs: what `generate` prepared for the model besides input_ids.
+
+    Raises:
+        UnsupportedError: names the option, the processor, the model's kind or the cache.
+    """
+    if model.config.is_encoder_decoder:
+        raise UnsupportedError(f"{type(model).__name__} is an encoder-decoder model; drafters are for causal models")
+    mode = config.get_generation_mode()
+    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        raise UnsupportedError(f"generation mode '{mode.value}': speculative decoding is greedy or sampled, one beam")
+    for processor in processors:
+        if type(processor) not in PROCESSORS:
+            known = ", ".join(kind.__name__ for kind in PROCESSORS)
+            raise UnsupportedError(f"logits processor {type(processor).__name__} is not supported; {known} are")
+    for name in OUTPUTS:
+        if config.return_dict_in_generate and getattr(config, name):
+            raise UnsupportedError(f"{name}=True is not supported: a verify has no step per token")
+    if config.prefill_chunk_size is not None:
+        raise UnsupportedError(f"prefill_chunk_size={config.prefill_chunk_size} is not supported; leave it out")
+    if not model_inputs.get("use_cache") or model_inputs.get("past_key_values") is None:
+        raise UnsupportedError("speculative decoding needs use_cache=True and a model with a DynamicCache")
+    for name, value in model_inputs.items():
+        if name not in MODEL_INPUTS and value is not None:
+            raise UnsupportedError(f"model input '{name}' is not supported: prompts are token ids")
+    cache = model_inputs["past_key_values"]
+    check_cache(cache, input_ids.shape[0])
+    if cache.get_seq_length():
+        raise UnsupportedError(
+            f"past_key_values holds {cache.get_seq_length()} tokens already, and the drafter needs the hidden states "
+            "of the whole prompt: pass all of it, and no cache"
+        )
+
+
+def prompt_lengths(input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> list[int]:
+    """Tokens of each prompt, padding not counted.
+
+    Args:
+        input_ids: int64 [n, P].
+        attention_mask: [n, P] of 0 and 1; None where nothing is padded.
+        position_ids: [n, P] or [1, P], as `generate` made them; None for a model that takes none.
+
+    Raises:
+        ConfigError: a prompt is empty or padded anywhere but on the left, or positions do not count its tokens.
+    """
+    mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask.to(input_ids)
+    if not ((mask == 0) | (mask == 1)).all() or (mask.diff(dim=-1) < 0).any() or (mask[:, -1] == 0).any():
+        raise ConfigError(
+            "attention_mask is not 0 for padding on the left and then 1 for every token of the prompt: pad on the left "
+            "(tokenizer.padding_side='left'), and give no empty prompt"
+        )
+    if position_ids is not None:
+        expected = (mask.cumsum(dim=-1) - 1).clamp(min=0)
+        if position_ids.dim() != 2 or ((position_ids.to(mask) != expected) & (mask == 1)).any():
+            raise ConfigError("position_ids do not count the tokens of each prompt from 0; leave them out")
+    return [int(length) for length in mask.sum(dim=-1).tolist()]
