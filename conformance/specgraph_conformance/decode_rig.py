@@ -55,8 +55,10 @@ def decoder(
             platform,
             config,
             query_len=config.query_len,
-            attention=attention_backend(platform, attention),
+            attention=(backend := attention_backend(platform, attention)),
         )
+        assert made.target.attention is backend, f"the target runs attention '{made.target.attention.name}'"
+        assert made.drafter is None or made.drafter.attention is backend, "the drafter runs other attention"
         made.capture()
     except UnsupportedError as error:
         raise Absent(str(error)) from error

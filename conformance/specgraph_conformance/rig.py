@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import product
@@ -16,6 +17,7 @@ from specgraph.attention import (
     PagedAttention,
     PagedHostAttention,
 )
+from specgraph.errors import SpecgraphError
 from specgraph.graphs import Body, Recording
 from specgraph.platforms import Graph, GraphPool, Platform
 from torch import Tensor
@@ -182,3 +184,23 @@ def slot_of(position: int, blocks: list[int], limit: int, block: int) -> int:
     if not 0 <= position < limit or blocks[position // block] == NULL_BLOCK:
         return NULL_SLOT
     return blocks[position // block] * block + position % block
+
+
+def expect_refusal(
+    call: Callable[[], object], what: str, said: str, errors: tuple[type[Exception], ...] = (SpecgraphError,)
+) -> None:
+    """Expect one of `errors`, with a message that the regular expression `said` is found in.
+
+    Args:
+        what: what the call asks for, for the message.
+
+    Raises:
+        AssertionError: it was taken, or the message says something else.
+    """
+    try:
+        call()
+    except errors as error:
+        message = str(error)
+    else:
+        raise AssertionError(f"{what} was taken without an error")
+    assert re.search(said, message), f"{what} is refused by '{message}', in which {said} was not found"

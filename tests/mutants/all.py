@@ -1,6 +1,29 @@
 """Every mutant, by name."""
 
-from mutants import attention, draft_ops, engine, models, platforms, rounds, trees
+from mutants import (
+    attention,
+    draft_ops,
+    engine,
+    limits,
+    models,
+    platform_devices,
+    platform_graphs,
+    platform_tasks,
+    rounds,
+    trees,
+)
 from mutants.registry import MUTANTS
 
-__all__ = ["MUTANTS", "attention", "draft_ops", "engine", "models", "platforms", "rounds", "trees"]
+__all__ = [
+    "MUTANTS",
+    "attention",
+    "draft_ops",
+    "engine",
+    "limits",
+    "models",
+    "platform_devices",
+    "platform_graphs",
+    "platform_tasks",
+    "rounds",
+    "trees",
+]

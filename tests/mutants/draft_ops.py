@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,11 @@ import torch
 from mutants.registry import mutant
 from torch import Tensor
 
+import specgraph.kernels.draft_sampling
+import specgraph.kernels.kv_cache
+import specgraph.kernels.noise
 from specgraph import kernels
+from specgraph.decoding.rounds import Rounds
 
 
 def replace_op(patch: pytest.MonkeyPatch, name: str, broken: Callable[..., Any]) -> None:
@@ -278,3 +283,44 @@ def fused_noise_shared(patch: pytest.MonkeyPatch) -> None:
         return *args[:6], args[6][:1].expand_as(args[6]), args[7][:1].expand_as(args[7]), *args[8:]
 
     change_arguments(patch, "gumbel_head", broken)
+
+
+@mutant("noise-of-another-position", "kernel")
+def noise_of_the_row(patch: pytest.MonkeyPatch) -> None:
+    """A draft token takes the noise of the position before its own."""
+    module = specgraph.kernels.draft_sampling
+    real = module.sample_rows
+    patch.setattr(module, "sample_rows", lambda logits, t, seeds, positions: real(logits, t, seeds, positions - 1))
+
+
+@mutant("noise-of-another-position-constant", "kernel", hazard="noise-of-another-position")
+def noise_of_another_hash(patch: pytest.MonkeyPatch) -> None:
+    """One constant of the noise's hash is off by two, so that this device draws other tokens than others."""
+    patch.setattr(specgraph.kernels.noise, "_GOLDEN", specgraph.kernels.noise._GOLDEN + 2)
+
+
+@mutant("part-of-the-head-rotated", "kernel")
+def rest_of_the_head_is_lost(patch: pytest.MonkeyPatch) -> None:
+    """Elements past the rotated ones are zero instead of passed through."""
+    module = specgraph.kernels.kv_cache
+    real = module.rotate
+
+    def rotate(x: Tensor, rotary: Tensor, positions: Tensor) -> Tensor:
+        out = real(x, rotary, positions).clone()
+        out[..., rotary.shape[1] :] = 0
+        return out
+
+    patch.setattr(module, "rotate", rotate)
+
+
+@mutant("draft-probs-of-another-row", "engine")
+def drafts_without_their_distributions(patch: pytest.MonkeyPatch) -> None:
+    """The verify is given zeros for the distributions that the drafts came from."""
+    real = Rounds.propose
+
+    def propose(self: Any, *args: Any) -> None:
+        real(self, *args)
+        if self._drafts.probs is not None:
+            self._drafts = replace(self._drafts, probs=torch.zeros_like(self._drafts.probs))
+
+    patch.setattr(Rounds, "propose", propose)

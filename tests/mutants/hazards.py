@@ -19,6 +19,10 @@ class Hazard(NamedTuple):
 REVIEW = "review of the suite"
 """Put into this repository by a reviewer, and passed by an earlier version of the suite."""
 
+SAMPLED = "sampled mutant"
+"""Drawn at random from the operators, numbers and decorators of the core, and passed by an earlier version of the
+suite."""
+
 OWN = "no report found"
 """What a part can get wrong; nobody is known to have reported it."""
 
@@ -397,6 +401,91 @@ HAZARDS: dict[str, Hazard] = {
         "SGLang, refusal of top-k above 1 with pages larger than 1 token",
         "another request's KV is overwritten at the end of a block",
         "slots of a step's nodes are counted on in memory instead of through the block table",
+    ),
+    "cancel-ends-another": Hazard(
+        SAMPLED,
+        "a cancelled request goes on, and another one ends",
+        "the request is looked up by the wrong number",
+    ),
+    "kv-blocks-needed": Hazard(
+        SAMPLED,
+        "requests that fit are refused, or wait",
+        "the blocks of the last position counted one too many",
+    ),
+    "wrong-request-taken": Hazard(
+        SAMPLED,
+        "an overflow in the middle of a batch",
+        "a bound of a request that is not checked when it is made",
+    ),
+    "metrics-without-drafts": Hazard(
+        SAMPLED,
+        "a division by zero before the first draft, or without a drafter",
+        "a mean over no drafts",
+    ),
+    "cache-too-large": Hazard(
+        SAMPLED,
+        "out of memory long after the start, or a wrong number in the message",
+        "an allocation error that is not turned into ours",
+    ),
+    "draft-probs-of-another-row": Hazard(
+        SAMPLED,
+        "sampled output follows the drafter where the two disagree",
+        "the verify has other distributions than those that the drafts came from",
+    ),
+    "wrong-round-taken": Hazard(
+        SAMPLED,
+        "rows of another request, or an error of the device",
+        "a shape that is not compared before it is copied",
+    ),
+    "default-sizes": Hazard(
+        SAMPLED,
+        "a graph for a size that nobody asked for, or none for one that runs",
+        "bounds of the ladder of capture sizes",
+    ),
+    "lowering-refused-wrongly": Hazard(
+        SAMPLED,
+        "stale host lengths in a captured graph, or no graph where one is possible",
+        "a condition on capabilities the wrong way round",
+    ),
+    "noise-of-another-position": Hazard(
+        SAMPLED,
+        "seeds do not repeat from one device to another",
+        "noise taken at a position next to the token's, or a hash that differs",
+    ),
+    "part-of-the-head-rotated": Hazard(
+        SAMPLED,
+        "gibberish with models that rotate part of the head",
+        "elements past rotary_dim lost, or rotated",
+    ),
+    "pool-keeps-failed-capture": Hazard(
+        SAMPLED,
+        "memory of graph pools grows with each failed capture",
+        "only successful captures leave their pool",
+    ),
+    "retired-pool-reused": Hazard(
+        SAMPLED,
+        "an allocator assertion at the capture after the last graph was closed",
+        "the handle of a released pool is kept",
+    ),
+    "collector-left-off": Hazard(
+        SAMPLED,
+        "host memory grows without end",
+        "the collector is turned off for a capture and not turned on again",
+    ),
+    "dropped-graph-keeps-memory": Hazard(
+        SAMPLED,
+        "memory of graphs that nobody closed is never free",
+        "nothing resets a graph whose last reference is gone",
+    ),
+    "recorded-op-loses-its-result": Hazard(
+        "a backend written from the guide",
+        "queries of the capture with the keys of the replay",
+        "a recorder replays ops with written arguments for their writes only",
+    ),
+    "failing-probe": Hazard(
+        SAMPLED,
+        "one broken backend hides all others",
+        "a vendor's exception leaves the probe",
     ),
 }
 

@@ -21,13 +21,33 @@ from specgraph_conformance.tiny_models import VOCAB
     timeout=180,
 )
 def test_sampled(platform: Platform) -> None:
+    expect_targets_distribution(platform, "eagle")
+
+
+@case(
+    "decoding.sampled-with-a-poor-drafter",
+    "Sampled output has the target's distribution with a drafter that seldom agrees: chi-square against float64.",
+    hazard="draft-probs-of-another-row",
+    cause="a verify that is not given the drafter's distributions, or those of another request's drafts",
+    timeout=180,
+)
+def test_poor_drafter(platform: Platform) -> None:
+    expect_targets_distribution(platform, "eagle3")
+
+
+def expect_targets_distribution(platform: Platform, kind: str) -> None:
+    """Chi-square of the first two tokens of 450 requests."""
     prompt, draws, temperature = [5, 9, 2], 450, 1.3
     asked = [
         Request(prompt_token_ids=prompt, max_tokens=3, temperature=temperature, seed=1000 + i) for i in range(draws)
     ]
-    with decoder(platform, sampled=True, k=2, max_num_requests=16, capture_sizes=(16,), max_model_len=32) as made:
+    with decoder(
+        platform, kind=kind, sampled=True, k=2, max_num_requests=16, capture_sizes=(16,), max_model_len=32
+    ) as made:
         results = generate(made, asked)
-        assert sum(made.metrics.accepted) > draws // 10
+        accepted, drafted = sum(made.metrics.accepted), made.metrics.num_drafts
+        assert accepted > draws // 10, f"only {accepted} of {2 * drafted} draft tokens were accepted"
+        assert accepted < 2 * drafted, "every draft token was accepted, whatever target and drafter think of it"
     first = (target_logits(prompt, [])[-1] / temperature).softmax(-1)
     second = torch.zeros(VOCAB, dtype=torch.float64)
     for token, probability in enumerate(first.tolist()):

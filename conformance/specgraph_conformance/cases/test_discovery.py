@@ -121,6 +121,54 @@ def test_probe_again(backend: Discovered) -> None:
 
 
 @case(
+    "discovery.failing-probe-is-a-reason",
+    "A backend whose probe raises is unavailable with the exception as the reason, and hides no other backend.",
+    hazard="failing-probe",
+    cause="Discovered.probe lets an exception out, or the list of backends leaves some out",
+    quick=True,
+)
+def test_failing_probe(backend: Discovered) -> None:
+    assert backend.backend is not None
+
+    def probe() -> Probe:
+        raise OSError("libacme.so: cannot open shared object file")
+
+    broken = replace(backend, name="broken", distribution="acme", backend=replace(backend.backend, probe=probe))
+    answer = broken.probe()
+    assert not answer.available
+    assert answer.device_count == 0
+    assert "libacme.so" in answer.reason
+    found = {"broken": broken, backend.name: backend}
+    with pytest.raises(PlatformError, match=r"not available: .*libacme\.so") as caught:
+        open_platform("broken", found=found)
+    for line in (f"broken (acme {broken.version}): not available", f"{backend.name} ({backend.distribution}"):
+        assert line in str(caught.value), f"the error does not list '{line}'"
+    open_platform(backend.name, found=found).close()
+
+
+@case(
+    "discovery.chosen-by-itself",
+    "Without a name the environment variable is asked, then the one accelerator that is available is opened; two of "
+    "them are an error that names both.",
+    hazard="failing-probe",
+    cause="Backend.accelerator, or a selection that prefers one accelerator over another without a word",
+    quick=True,
+)
+def test_chosen(backend: Discovered) -> None:
+    assert backend.backend is not None
+    one = {backend.name: replace(backend, backend=replace(backend.backend, accelerator=True))}
+    for environ in ({}, {"SPECGRAPH_PLATFORM": f"{backend.name}:0"}):
+        opened = open_platform(found=one, environ=environ)
+        assert opened.info.name == backend.name
+        opened.close()
+    two = {**one, "other": replace(one[backend.name], name="other")}
+    with pytest.raises(PlatformError, match=f"{backend.name}, other"):
+        open_platform(found=two, environ={})
+    with pytest.raises(PlatformError, match="missing"):
+        open_platform(found=one, environ={"SPECGRAPH_PLATFORM": "missing"})
+
+
+@case(
     "discovery.device-is-named",
     "info has a torch device that tensors go to, the device's own name, the kind of device it is, and torch's version.",
     cause="PlatformInfo",

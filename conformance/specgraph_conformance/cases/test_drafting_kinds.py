@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from specgraph.attention import AttentionMetadata
 from specgraph.platforms import Platform
 from specgraph.runner import GraphMode
 from torch import Tensor
@@ -29,7 +30,7 @@ from specgraph_conformance.draft_comparison import (
 from specgraph_conformance.draft_oracles import dense_prompt
 from specgraph_conformance.draft_rig import DraftRig, HostBatch, make_batches, make_config
 from specgraph_conformance.oracles import DenseKeys
-from specgraph_conformance.rig import expect_equal, on_host
+from specgraph_conformance.rig import expect_close, expect_equal, on_host
 from specgraph_conformance.tiny_models import HEADS, VOCAB
 
 PROGRAMS = ("eagle3", "mtp-modules", "dflash", "peagle", "draft-model")
@@ -69,7 +70,7 @@ def test_oracle(platform: Platform, attention: str, kind: str, seed: int) -> Non
     cause="a graph, a view or a host length that has the largest K instead of the batch's",
 )
 def test_schedule(platform: Platform, attention: str, kind: str, seed: int) -> None:
-    schedule = {1: 5, 2: 3, 4: 0}
+    schedule = {1: 5, 3: 3, 4: 0}  # a batch of 2 takes the K of the entry for up to 3
     made = rig(platform, make_config(lowering="auto", k=5, draft_schedule=schedule), attention, kind)
     rows = made.config.query_len
     for batch in make_batches(made.config, made.head.aux_size, seed, [4, 1, 2, 1]):
@@ -122,6 +123,38 @@ def test_prompts(platform: Platform, attention: str, kind: str, seed: int) -> No
             assert close.all(), f"{name} of layer {layer} differ at positions {(~close).nonzero().flatten().tolist()}"
             rest = [slot for slot in range(new.shape[0]) if slot not in written]
             expect_equal(new[rest], kept[rest], f"{name} of layer {layer} that are no prompt row's")
+    made.close()
+
+
+@pytest.mark.parametrize("kind", ["eagle", "mtp-modules"])
+@case(
+    "drafting.ragged-prompts-follow-float64",
+    "A prompt prefilled with an engine's own metadata, all rows real, leaves the keys of a dense float64 drafter.",
+    hazard="prompt-padding",
+    cause="later modules that take the tokens of padded passes where every row is real",
+)
+def test_ragged(platform: Platform, kind: str, seed: int) -> None:
+    made = rig(platform, make_config(), "paged", kind)
+    head, tolerance = float64_head(made, kind), TOLERANCE[made.head.dtype]
+    (batch,) = make_batches(made.config, head.aux_size, seed, [1])
+    ((_, tokens, aux), *_), blocks, size = make_prompt(made, 16, seed), batch.blocks[0], made.config.block_size
+    n, device = len(tokens), platform.device
+    slots = [blocks[p // size] * size + p % size for p in range(n)]
+    metadata = AttentionMetadata(
+        seq_lens=torch.tensor([n], dtype=torch.int32, device=device),
+        query_start_loc=torch.tensor([0, n], dtype=torch.int32, device=device),
+        block_table=torch.tensor([blocks], dtype=torch.int32, device=device),
+        slot_mapping=torch.tensor(slots, device=device),
+        positions=torch.arange(n, device=device),
+        query_len=n,
+    )
+    made.drafter.prefill_ragged(torch.tensor(tokens, device=device), aux, metadata)
+    dense = DenseKeys.empty(head.attention_layers)
+    dense_prompt(head, dense, torch.tensor(tokens), on_host(aux), 0, made.config.num_speculative_tokens)
+    for layer, (key, _) in enumerate(made.host_caches()):
+        wanted = dense.keys[layer]
+        stored = key.flatten(0, 1)[[slot - size for slot in slots]][: wanted.shape[0]]
+        expect_close(stored, wanted, tolerance, f"keys of layer {layer}")
     made.close()
 
 

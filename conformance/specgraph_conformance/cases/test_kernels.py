@@ -152,6 +152,46 @@ def attend(rows: Rows, op: str) -> Tensor:
     return out
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("layout", ["contiguous", "strided"])
+@pytest.mark.parametrize("rotated", [32, 48, 64])
+@case(
+    "kernels.rotate-and-store",
+    "Rotary embedding of the first `rotated` of 64 elements passes the others through, and keys and values go to their "
+    "slots in caches of any strides; a row without a slot writes nothing.",
+    hazard="part-of-the-head-rotated",
+    cause="rotate_and_store: pairs of elements counted over the whole head, or slots counted in a contiguous cache",
+)
+def test_rotate(platform: Platform, way: str, layout: str, rotated: int, seed: int) -> None:
+    device, shape, blocks = platform.device, (9, 2, 64), 7
+    query, key, value = (random(shape, torch.float32, seed + i) for i in range(3))
+    angles = random((100, rotated // 2), torch.float32, seed + 3, 3.0)
+    rotary = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    positions = torch.tensor([0, 99, 3, 3, 50, 17, 64, 63, 1])
+    slots = torch.tensor([16, 111, -1, 40, 17, 95, -1, 64, 63])
+    both = torch.zeros(blocks, 2, 16, 2, 64) if layout == "strided" else torch.zeros(2, blocks, 16, 2, 64)
+    held = both.to(device)
+    keys, values = held.unbind(1 if layout == "strided" else 0)
+    rows, k, v, table, at, to = (t.to(device) for t in (query, key, value, rotary, positions, slots))
+    out = torch.zeros(shape, device=device)
+    run_op(
+        platform, way, lambda: out.copy_(kernels.rotate_and_store(rows, k, v, table, at, to, keys, values)), [out, held]
+    )
+
+    def turned(x: Tensor) -> Tensor:
+        half, x = rotated // 2, x.double()
+        left, right, rest = x[..., :half], x[..., half:rotated], x[..., rotated:]
+        cos, sin = angles[positions].double().cos()[:, None], angles[positions].double().sin()[:, None]
+        return torch.cat((left * cos - right * sin, right * cos + left * sin, rest), dim=-1)
+
+    expect_close(on_host(out), turned(query), 1e-5, f"queries with {rotated} of 64 elements rotated")
+    wanted = torch.zeros(2, blocks * 16, 2, 64, dtype=torch.float64)
+    live = slots >= 0
+    wanted[0, slots[live]], wanted[1, slots[live]] = turned(key)[live], value.double()[live]
+    for name, cache, expected in (("keys", keys, wanted[0]), ("values", values, wanted[1])):
+        expect_close(on_host(cache).reshape(expected.shape), expected, 1e-5, f"{name} in {layout} caches")
+
+
 @case(
     "kernels.advance",
     "advance moves the one row of each live request one token forward as a host loop does; inert requests stay inert.",

@@ -56,6 +56,7 @@ def test_begin_propose(platform: Platform, way: str, k: int, seed: int) -> None:
         assert seen["seq_lens"][r] == (starts[r] + q if live else 0)
         assert seen["step_seq_lens"][r] == (starts[r] + counts[r] if live else 0)
         assert r * q <= seen["last_rows"][r] < (r + 1) * q
+        assert 0 <= seen["step_positions"][r] < limit, f"request {r} steps at position {seen['step_positions'][r]}"
         if live:
             assert seen["last_rows"][r] == r * q + counts[r] - 1
             assert seen["step_positions"][r] == min(starts[r] + counts[r] - 1, limit - 1)

@@ -1,0 +1,219 @@
+"""Broken graphs and pools: what a capture leaves behind, and whose memory is whose."""
+
+# pyright: reportIncompatibleMethodOverride=false
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from mutants.platform_wrapper import WrappedGraph, WrappedPlatform, install
+from mutants.registry import mutant
+
+import specgraph.platforms.graph
+from specgraph.platforms import Graph, GraphPool, Platform
+from specgraph.reference.tasks import Task
+
+
+@mutant("wrapper-hides-type", "platform")
+def wrapper_hides_type(patch: pytest.MonkeyPatch) -> None:
+    """graph() gives a wrapper that has all of Graph's methods and isn't one."""
+
+    class Lookalike:
+        def __init__(self, inner: Graph, platform: Any) -> None:
+            self.inner = inner
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+    class Broken(WrappedPlatform):
+        graph_type = Lookalike
+
+    install(patch, Broken)
+
+
+@mutant("capture-left-broken", "platform")
+def capture_left_broken(patch: pytest.MonkeyPatch) -> None:
+    """After an exception in a capture the stream goes on capturing."""
+
+    class Leaky(WrappedGraph):
+        @contextmanager
+        def capture(self, **options: Any) -> Iterator[None]:
+            try:
+                with self.inner.capture(**options):
+                    yield
+            except BaseException:
+                self.platform.is_stuck = True
+                raise
+
+    class Broken(WrappedPlatform):
+        graph_type = Leaky
+        is_stuck = False
+
+        def is_capturing(self) -> bool:
+            return self.is_stuck or self.inner.is_capturing()
+
+    install(patch, Broken)
+
+
+@mutant("reset-leaks-pool", "platform")
+def reset_leaks_pool(patch: pytest.MonkeyPatch) -> None:
+    """reset() and close() drop the graph and never give its memory back."""
+    kept: list[Graph] = []
+
+    class Leaky(WrappedGraph):
+        _closed = False
+
+        @property
+        def is_closed(self) -> bool:
+            return self._closed
+
+        def reset(self) -> None:
+            kept.append(self.inner)
+            self.inner = self.platform.inner.graph()
+
+        def close(self) -> None:
+            self._closed = True
+            kept.append(self.inner)
+
+    class Broken(WrappedPlatform):
+        graph_type = Leaky
+
+    install(patch, Broken)
+
+
+@mutant("pool-clash", "platform")
+def pool_clash(patch: pytest.MonkeyPatch) -> None:
+    """There is one pool for everybody, whoever asks."""
+
+    class Broken(WrappedPlatform):
+        only: Any = None
+
+        def graph_pool(self) -> Any:
+            self.only = self.only or self.inner.graph_pool()
+            return self.only
+
+        def graph(self, pool: Any = None) -> Any:
+            return self.graph_type(self.inner.graph(self.graph_pool()), self)
+
+    install(patch, Broken)
+
+
+class GraphsByPool(WrappedPlatform):
+    """Knows which graphs were made in a pool."""
+
+    def __init__(self, inner: Platform) -> None:
+        super().__init__(inner)
+        self.graphs: list[Graph] = []
+
+    def graph(self, pool: Any = None) -> Any:
+        made = super().graph(pool)
+        self.graphs.append(made.inner)
+        return made
+
+    def close_all_in(self, pool: Any) -> None:
+        for graph in self.graphs:
+            if graph.pool is pool:
+                graph.close()
+
+
+@mutant("pool-closed-under-graphs", "platform")
+def pool_closed_under_graphs(patch: pytest.MonkeyPatch) -> None:
+    """close() of a pool releases the memory of the graphs that are still in it."""
+
+    class Broken(GraphsByPool):
+        def graph_pool(self) -> Any:
+            pool = self.inner.graph_pool()
+            real = pool.close
+
+            def close() -> None:
+                self.close_all_in(pool)
+                real()
+
+            pool.close = close  # type: ignore[method-assign]
+            return pool
+
+    install(patch, Broken)
+
+
+@mutant("graph-closes-shared-pool", "platform")
+def graph_closes_shared_pool(patch: pytest.MonkeyPatch) -> None:
+    """close() of one graph releases the memory of all graphs in its pool."""
+
+    class Closing(WrappedGraph):
+        def close(self) -> None:
+            self.platform.close_all_in(self.inner.pool)
+
+    class Broken(GraphsByPool):
+        graph_type = Closing
+
+    install(patch, Broken)
+
+
+@mutant("shared-pool-not-shared", "platform")
+def shared_pool_not_shared(patch: pytest.MonkeyPatch) -> None:
+    """graph(pool) names the pool and allocates from another one."""
+
+    class Named(WrappedGraph):
+        named: Any = None
+
+        @property
+        def pool(self) -> Any:
+            return self.named or self.inner.pool
+
+    class Broken(WrappedPlatform):
+        def graph(self, pool: Any = None) -> Any:
+            made = Named(self.inner.graph(), self)
+            made.named = pool
+            return made
+
+    install(patch, Broken)
+
+
+@mutant("pool-keeps-failed-capture", "platform")
+def pool_keeps_failed_capture(patch: pytest.MonkeyPatch) -> None:
+    """A graph whose capture failed stays in its pool."""
+    real = GraphPool.leave
+
+    def leave(self: GraphPool, handle: Any) -> None:
+        if sys.exc_info()[0] is None:
+            real(self, handle)
+
+    patch.setattr(GraphPool, "leave", leave)
+
+
+@mutant("retired-pool-reused", "platform")
+def retired_pool_reused(patch: pytest.MonkeyPatch) -> None:
+    """The vendor's pool goes to the next capture after it was released with its last graph."""
+    patch.setattr(GraphPool, "retire", lambda self, handle: None)
+
+
+@mutant("collector-left-off", "platform")
+def collector_left_off(patch: pytest.MonkeyPatch) -> None:
+    """The garbage collector stays off after a capture."""
+    left_off = SimpleNamespace(isenabled=gc.isenabled, disable=gc.disable, enable=lambda: None)
+    patch.setattr(specgraph.platforms.graph, "gc", left_off)
+
+
+@mutant("dropped-graph-keeps-memory", "platform")
+def dropped_graph_keeps_memory(patch: pytest.MonkeyPatch) -> None:
+    """A graph that nobody closed keeps its share of the pool for ever."""
+    patch.delattr(Graph, "__del__")
+
+
+@mutant("recorded-op-loses-its-result", "platform")
+def recorded_op_loses_its_result(patch: pytest.MonkeyPatch) -> None:
+    """A replay runs an op that writes arguments for its writes only: the tensor that it returns stays as it was."""
+    real = Task.compile
+
+    def compile(self: Task) -> None:
+        real(self)
+        if self.func._schema.is_mutable and self.outputs:
+            self.calls[self.place] = partial(self.func, *self.args, **self.kwargs)
+
+    patch.setattr(Task, "compile", compile)
