@@ -31,14 +31,19 @@ class AttentionLayer:
     sinks: Tensor | None = None
     """[num_heads]: scores without a key and a value that take part in each head's softmax (gpt-oss); None for none."""
 
+    latent: bool = False
+    """Multi-head latent attention: `num_kv_heads` is 1, and a row's key, [rotated part, latent], is also its value. It
+    is stored once: `KVCache.value` is `KVCache.key`. The first rotary_dim columns of the output mean nothing."""
+
     @property
     def is_plain(self) -> bool:
-        """Whether it has neither a window nor sinks."""
-        return self.window is None and self.sinks is None
+        """Whether it has neither a window nor sinks, and keeps values of its own."""
+        return self.window is None and self.sinks is None and not self.latent
 
 
 class KVCache(NamedTuple):
-    """One layer's paged keys and values, each [num_blocks, block_size, num_kv_heads, head_dim]."""
+    """One layer's paged keys and values, each [num_blocks, block_size, num_kv_heads, head_dim]; the same tensor where
+    `AttentionLayer.latent`."""
 
     key: Tensor
     value: Tensor
@@ -138,8 +143,8 @@ class AttentionBackend(Protocol):
         """Whether it runs a layer, and if not, why: `no` names what was asked and what it takes.
 
         Args:
-            layer: heads, head_dim and mask of the layer. A backend without windows or sinks must refuse a layer that
-                has them (`AttentionLayer.is_plain`).
+            layer: heads, head_dim and mask of the layer. A backend without windows, sinks or latents must refuse a
+                layer that has them (`AttentionLayer.is_plain`).
             dtype: of queries, keys, values and the KV cache.
             block_size: tokens per KV block.
         """

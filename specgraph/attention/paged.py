@@ -31,9 +31,21 @@ from specgraph.platforms import Platform, Support, no, yes
 def _rotate_and_store(
     layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, cache: KVCache, metadata: AttentionMetadata
 ) -> Tensor:
+    values = cache.value
+    if layer.latent and layer.rotary is not None:  # the same numbers in the same place as the key's: written once
+        rotated = layer.rotary.shape[1]
+        value, values = value[..., rotated:], values[..., rotated:]
     return kernels.rotate_and_store(
-        query, key, value, layer.rotary, metadata.positions, metadata.slot_mapping, cache.key, cache.value
+        query, key, value, layer.rotary, metadata.positions, metadata.slot_mapping, cache.key, values
     )
+
+
+def _supports(layer: AttentionLayer) -> Support:
+    if layer.latent and (layer.num_kv_heads != 1 or layer.rotary is None or layer.window or layer.sinks is not None):
+        return no(f"latents with {layer.num_kv_heads} key heads, without rotation, or with a window or sinks")
+    if layer.causal or layer.is_plain:
+        return yes()
+    return no("a sliding window, sinks or latents in attention that is not causal")
 
 
 def store_rows(layer: AttentionLayer, key: Tensor, value: Tensor, cache: KVCache, metadata: AttentionMetadata) -> None:
@@ -78,6 +90,17 @@ class PagedAttention:
                 tree_len=metadata.tree_len,
                 scale=layer.scale,
             )
+        if layer.latent:
+            return kernels.paged_attention(
+                _rotate_and_store(layer, query, key, value, cache, metadata),
+                cache.key,
+                cache.key,
+                metadata.block_table,
+                metadata.seq_lens,
+                metadata.query_start_loc,
+                query_len=metadata.query_len,
+                scale=layer.scale,
+            )
         if not layer.is_plain:
             return kernels.windowed_attention(
                 _rotate_and_store(layer, query, key, value, cache, metadata),
@@ -109,16 +132,12 @@ class PagedAttention:
         )
 
     def supports(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
-        """See `AttentionBackend.supports`: every shape; windows and sinks with causal attention."""
-        return (
-            yes()
-            if layer.causal or layer.is_plain
-            else no("a sliding window, or sinks, in attention that is not causal")
-        )
+        """See `AttentionBackend.supports`: every shape; windows, sinks and latents with causal attention."""
+        return _supports(layer)
 
     def supports_trees(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
         """See `TreeAttention.supports_trees`: every shape without a window or sinks."""
-        return yes() if layer.is_plain else no("draft trees in a layer with a sliding window or sinks")
+        return yes() if layer.is_plain else no("draft trees in a layer with a sliding window, sinks or latents")
 
     def named_tensors(self) -> Mapping[str, Tensor]:
         """Empty: it keeps no tensors of its own."""
@@ -159,6 +178,8 @@ class PagedHostAttention:
             if layer.is_plain:
                 stored = (key, value, layer.rotary, metadata.positions, metadata.slot_mapping)
                 kernels.rotate_store_attend_host(query, *stored, *keys, scale=layer.scale, causal=layer.causal, out=out)
+            elif layer.latent:
+                kernels.paged_attention_host(query, *keys, scale=layer.scale, out=out)
             else:
                 kernels.windowed_attention_host(
                     query, *keys, layer.sinks, scale=layer.scale, window=layer.window or 0, out=out
@@ -173,12 +194,8 @@ class PagedHostAttention:
         return out
 
     def supports(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
-        """See `AttentionBackend.supports`: every shape; windows and sinks with causal attention."""
-        return (
-            yes()
-            if layer.causal or layer.is_plain
-            else no("a sliding window, or sinks, in attention that is not causal")
-        )
+        """See `AttentionBackend.supports`: every shape; windows, sinks and latents with causal attention."""
+        return _supports(layer)
 
     def named_tensors(self) -> Mapping[str, Tensor]:
         """Empty: it keeps no tensors of its own."""

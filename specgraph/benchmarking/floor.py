@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specgraph.benchmarking.shapes import RandomHead
 from specgraph.benchmarking.timing import device_time
+from specgraph.decoding.blocks import bytes_per_token
 from specgraph.models.dflash import DFlashHead
 from specgraph.models.eagle import EagleHead
 from specgraph.models.layers import DecoderLayer
@@ -88,7 +89,7 @@ def bytes_per_propose(head: RandomHead, requests: int, k: int, context: int) -> 
     left out: they are less than a thousandth of the sum.
     """
     steps = 1 if isinstance(head, DFlashHead) else k
-    kv_row = sum(2 * a.num_kv_heads * a.head_dim * head.dtype.itemsize for a in head.attention_layers)
+    kv_row = bytes_per_token(head.attention_layers, head.dtype)
     kv = sum(requests * (context + step) * kv_row for step in range(steps))
     once, all_rows, last_rows = _matrices(head)
     return sum(m.nbytes for m in once) + steps * sum(m.nbytes for m in (*all_rows, *last_rows)) + kv

@@ -33,7 +33,7 @@ def experts_config(source: ConfigSource, architecture: str, num_layers: int) -> 
     Raises:
         CheckpointError: a key that is missing, malformed or out of range.
     """
-    if architecture not in ("qwen3_moe", "mixtral", "gpt_oss", "glm4_moe"):
+    if architecture not in ("qwen3_moe", "mixtral", "gpt_oss", "glm4_moe", "deepseek_v3"):
         return None
     keys = ("num_experts", "num_local_experts", "n_routed_experts")
     key = next((k for k in keys if source.has(k)), "num_local_experts")
@@ -56,7 +56,10 @@ def experts_config(source: ConfigSource, architecture: str, num_layers: int) -> 
             alpha=source.number("swiglu_alpha", 1.702),
             limit=source.number("swiglu_limit", 7.0),
         )
-    if architecture == "glm4_moe":
+    if architecture == "deepseek_v3":  # keys of the authors' own file; transformers has no other values
+        source.require({"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1})
+        source.taken.update(("ep_size", "seq_aux", "aux_loss_alpha"))  # for training
+    if architecture in ("glm4_moe", "deepseek_v3"):
         return _grouped_experts(source, num_experts, top_k, num_layers)
     dense, every = source.integers("mlp_only_layers") or (), source.integer("decoder_sparse_step", 1)
     return ExpertsConfig(

@@ -10,6 +10,7 @@ from specgraph.checkpoints.experts import load_experts
 from specgraph.checkpoints.fit import DraftedTarget, check_same
 from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.checkpoints.formats import DrafterFolder, DrafterFormat, DrafterReader
+from specgraph.checkpoints.latent import load_latent
 from specgraph.checkpoints.model_config import ARCHITECTURES, model_config
 from specgraph.errors import CheckpointError
 from specgraph.models.config import ModelConfig
@@ -60,11 +61,17 @@ def load_decoder_layer(
     # Gemma 3 normalises before and after; there "post_attention" is what follows attention at once.
     before_mlp = "pre_feedforward_layernorm" if config.output_norms else "post_attention_layernorm"
 
+    latent = None
+    if config.latent is not None:
+        projection, latent = load_latent(folder, prefix, config, config.latent)
+        query = config.num_heads * config.latent.value
+    else:
+        projection = packed("self_attn.qkv_proj", qkv, [query, kv, kv], width)
     experts = None
     if config.experts is not None and (index is None or config.experts.layers[index]):
         experts = load_experts(folder, prefix, config.experts, hidden)
     return DecoderLayer(
-        qkv=packed("self_attn.qkv_proj", qkv, [query, kv, kv], width),
+        qkv=projection,
         output=weight("self_attn.o_proj.weight", hidden, query),
         post_norm=norm(before_mlp),
         gate_up=packed("mlp.gate_up_proj", gate_up, [inner, inner], hidden) if experts is None else experts.gate_up,
@@ -89,6 +96,7 @@ def load_decoder_layer(
         attention_norm=norm("post_attention_layernorm") if config.output_norms else None,
         mlp_norm=norm("post_feedforward_layernorm") if config.output_norms else None,
         activation=config.activation,
+        latent=latent,
     )
 
 

@@ -7,9 +7,11 @@ import torch
 from specgraph.checkpoints.config_source import ConfigSource
 from specgraph.checkpoints.experts import experts_config
 from specgraph.checkpoints.files import shown
-from specgraph.checkpoints.rotary_config import partial_rotary_factor, rotary_by_kind, rotary_config
+from specgraph.checkpoints.latent import latent_config
+from specgraph.checkpoints.rotary_config import latent_scale, partial_rotary_factor, rotary_by_kind, rotary_config
 from specgraph.errors import CheckpointError
 from specgraph.models.config import ModelConfig
+from specgraph.models.latent import LatentConfig
 
 ARCHITECTURES = (
     "llama",
@@ -22,6 +24,7 @@ ARCHITECTURES = (
     "glm4_moe",
     "gpt_oss",
     "gemma3_text",
+    "deepseek_v3",
 )
 """Values of `model_type` that `model_config` reads."""
 
@@ -60,15 +63,23 @@ def model_config(source: ConfigSource, default_architecture: str | None = None) 
     num_kv_heads = source.integer("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise source.fail("num_key_value_heads", f"is {num_kv_heads}, which does not divide {num_heads} query heads")
-    if not source.has("head_dim") and hidden_size % num_heads:
+    latent = latent_config(source) if architecture == "deepseek_v3" else None
+    if latent is None and not source.has("head_dim") and hidden_size % num_heads:
         raise source.fail("hidden_size", f"is {hidden_size}, not a multiple of the {num_heads} attention heads")
-    head_dim = source.integer("head_dim", hidden_size // num_heads)
-    default_share = 0.5 if architecture == "glm4_moe" else 1.0
-    rotary_dim = int(head_dim * partial_rotary_factor(source, default_share))
-    if rotary_dim != head_dim and (architecture not in ("phi3", "glm4_moe") or rotary_dim % 2 or not rotary_dim):
+    if latent is not None:
+        num_kv_heads, rotary_dim, head_dim = 1, latent.rotated, latent.rotated + latent.rank
+    else:
+        head_dim = source.integer("head_dim", hidden_size // num_heads)
+        default_share = 0.5 if architecture == "glm4_moe" else 1.0
+        rotary_dim = int(head_dim * partial_rotary_factor(source, default_share))
+    if (
+        latent is None
+        and rotary_dim != head_dim
+        and (architecture not in ("phi3", "glm4_moe") or rotary_dim % 2 or not rotary_dim)
+    ):
         problem = f"is {rotary_dim / head_dim:g}, {rotary_dim} of {head_dim} elements; not supported here"
         raise source.fail("partial_rotary_factor", problem)
-    if head_dim % 2 or not head_dim:
+    if latent is None and (head_dim % 2 or not head_dim):
         raise source.fail("head_dim", f"is {head_dim}; rotary embedding needs an even number")
     attention_bias = source.boolean("attention_bias", architecture == "gpt_oss")
     num_layers = source.integer("num_hidden_layers")
@@ -92,7 +103,7 @@ def model_config(source: ConfigSource, default_architecture: str | None = None) 
         rotary=rotary,
         sliding_rotary=sliding_rotary,
         rotary_dim=rotary_dim,
-        attention_scale=source.number("query_pre_attn_scalar", 256.0) ** -0.5 if gemma else None,
+        attention_scale=_attention_scale(source, architecture, latent),
         sinks=architecture == "gpt_oss",
         activation="gelu_tanh" if gemma else "silu",
         embedding_scale=hidden_size**0.5 if gemma else 1.0,
@@ -105,7 +116,14 @@ def model_config(source: ConfigSource, default_architecture: str | None = None) 
         qk_norm=architecture in ("qwen3", "qwen3_moe", "gemma3_text")
         or (architecture == "glm4_moe" and source.boolean("use_qk_norm", False)),
         experts=experts_config(source, architecture, num_layers),
+        latent=latent,
     )
+
+
+def _attention_scale(source: ConfigSource, architecture: str, latent: LatentConfig | None) -> float | None:
+    if latent is not None:
+        return (latent.plain + latent.rotated) ** -0.5 * latent_scale(source)
+    return source.number("query_pre_attn_scalar", 256.0) ** -0.5 if architecture == "gemma3_text" else None
 
 
 def require_full_attention(config: ModelConfig, name: str) -> None:

@@ -40,6 +40,19 @@ def rotary_by_kind(source: ConfigSource) -> tuple[RotaryConfig, RotaryConfig]:
     )
 
 
+def yarn_mscale(factor: float, mscale: float) -> float:
+    """YaRN's factor on attention for a context `factor` times as long, with the weight `mscale` that DeepSeek adds."""
+    return 0.1 * mscale * math.log(factor) + 1.0
+
+
+def latent_scale(source: ConfigSource) -> float:
+    """The factor on scores that a model with latent attention takes from `mscale_all_dim`; 1 without yarn."""
+    scaling = source.section("rope_parameters" if source.section("rope_parameters").values else "rope_scaling")
+    kind = scaling.string("rope_type", scaling.string("type", "default"))
+    all_dim = scaling.number("mscale_all_dim", 0.0)
+    return yarn_mscale(scaling.number("factor"), all_dim) ** 2 if all_dim and kind != "default" else 1.0
+
+
 def partial_rotary_factor(source: ConfigSource, default: float) -> float:
     """The share of each head that is rotated, from either place."""
     return source.section("rope_parameters").number(
@@ -51,9 +64,6 @@ def _read(source: ConfigSource, scaling: ConfigSource, default_theta: float) -> 
     """The rotation that `scaling`, a section of `source`, describes."""
     scaling.taken.update(("rope_type", "type", "finetuned"))
     theta = scaling.number("rope_theta", default_theta)
-    for key in ("mscale", "mscale_all_dim"):
-        if scaling.has(key):
-            raise scaling.fail(key, "is not supported")
     kind = scaling.string("rope_type", scaling.string("type", "default"))
     if kind == "default":
         return RotaryConfig(theta)
@@ -75,7 +85,10 @@ def _read(source: ConfigSource, scaling: ConfigSource, default_theta: float) -> 
         raise scaling.fail("beta_slow", f"is {slow:g}, it should be below 'beta_fast', {fast:g}")
     if theta == 1:
         raise scaling.fail("rope_theta", "is 1; 'yarn' needs a larger one")
-    default = 0.1 * math.log(factor) + 1.0
+    default = yarn_mscale(factor, 1.0)
+    mscale, mscale_all_dim = scaling.number("mscale", 0.0), scaling.number("mscale_all_dim", 0.0)
+    if mscale and mscale_all_dim:
+        default = yarn_mscale(factor, mscale) / yarn_mscale(factor, mscale_all_dim)
     return RotaryConfig(
         theta,
         kind,

@@ -74,7 +74,7 @@ def size_cache(
 
 def bytes_per_token(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> int:
     """Bytes of one token's keys and values in all of these layers."""
-    return sum(2 * layer.num_kv_heads * layer.head_dim * dtype.itemsize for layer in layers)
+    return sum((1 if a.latent else 2) * a.num_kv_heads * a.head_dim * dtype.itemsize for a in layers)
 
 
 class BlockAllocator:
@@ -124,17 +124,19 @@ class BlockAllocator:
 def allocate_caches(
     layers: Sequence[AttentionLayer], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> list[KVCache]:
-    """One zeroed cache per layer, [num_blocks, block_size, num_kv_heads, head_dim] for keys and for values.
+    """One zeroed cache per layer, [num_blocks, block_size, num_kv_heads, head_dim] for keys and for values; one tensor
+    for both where `AttentionLayer.latent`.
 
     Raises:
         CapacityError: the device has not enough memory.
     """
 
-    def one(layer: AttentionLayer) -> torch.Tensor:
+    def zeros(layer: AttentionLayer) -> torch.Tensor:
         return torch.zeros(num_blocks, block_size, layer.num_kv_heads, layer.head_dim, dtype=dtype, device=device)
 
     try:
-        return [KVCache(one(layer), one(layer)) for layer in layers]
+        keys = [zeros(layer) for layer in layers]
+        return [KVCache(key, key if a.latent else zeros(a)) for key, a in zip(keys, layers, strict=True)]
     except (RuntimeError, MemoryError) as error:  # torch's errors of all devices are RuntimeErrors
         wanted = bytes_per_token(layers, dtype) * block_size * num_blocks / GIB
         raise CapacityError(

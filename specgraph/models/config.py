@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from specgraph.models.experts import ExpertsConfig
+from specgraph.models.latent import LatentConfig
 from specgraph.models.rotary import RotaryConfig
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -62,6 +63,8 @@ class ModelConfig:
     """RMS norm of each query and key head before rotation (Qwen3)."""
     experts: ExpertsConfig | None = None
     """The mixture of experts that some layers have in place of their MLP."""
+    latent: LatentConfig | None = None
+    """Multi-head latent attention (DeepSeek-V3): num_kv_heads is 1, and head_dim the rotated part and the latent."""
 
     def window(self, layer: int) -> int | None:
         """Keys that a row sees at most in that layer; None where the window hides none of the model's positions."""

@@ -16,6 +16,7 @@ from specgraph.attention import Attend, AttentionLayer
 from specgraph.kernels import norm_gate_up, norm_linear, pair_linear
 from specgraph.models.config import Activation, ModelConfig
 from specgraph.models.experts import Experts, mixture
+from specgraph.models.latent import LatentAttention, latent_heads, latent_values
 from specgraph.models.rotary import rotary_table
 
 __all__ = [
@@ -60,9 +61,9 @@ class DecoderLayer:
     """Weights of one layer. Query, key and value projections are packed in one matrix, gate and up in another."""
 
     qkv: Tensor
-    """[(num_heads + 2 * num_kv_heads) * head_dim, input size]"""
+    """[(num_heads + 2 * num_kv_heads) * head_dim, input size]; see `LatentAttention` for a layer with latents."""
     output: Tensor
-    """[hidden_size, num_heads * head_dim]"""
+    """[hidden_size, num_heads * head_dim]; per head the size of its value in a layer with latents."""
     post_norm: Tensor
     """[hidden_size], between attention and MLP."""
     gate_up: Tensor
@@ -88,11 +89,15 @@ class DecoderLayer:
     mlp_norm: Tensor | None = None
     """[hidden_size]: norm of the MLP's output (Gemma 3)."""
     activation: Activation = "silu"
+    latent: LatentAttention | None = None
+    """The rest of the attention, where it is multi-head latent attention."""
 
     def named_tensors(self, prefix: str) -> dict[str, Tensor]:
         """The tensors by dotted name, for the read-set."""
         own = {f"{prefix}.{f.name}": v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
-        return own if self.experts is None else own | self.experts.named_tensors(prefix)
+        for part in (self.experts, self.latent):
+            own |= {} if part is None else part.named_tensors(prefix)
+        return own
 
 
 def attention_layers(
@@ -113,6 +118,7 @@ def attention_layers(
             rotary=local if any(config.sliding[index : index + 1]) else table,
             causal=causal,
             window=config.window(index),
+            latent=config.latent is not None,
         )
         for index in range(num_layers)
     )
@@ -142,13 +148,17 @@ def attention_and_mlp(
     eps: float,
     rows: Tensor | None = None,
 ) -> Tensor:
-    """A layer after its packed projection `qkv` [T, (num_heads + 2 * num_kv_heads) * head_dim]: attention and MLP.
+    """A layer after its packed projection `qkv` [T, rows of `DecoderLayer.qkv`]: attention and MLP.
 
     `rows` (int64 [R]): compute only these rows after attention. Used in the last layer when only some rows of its
     output are read; keys and values are written for all T rows.
     """
-    query, key, value = split_heads(qkv, layer, shape, eps)
-    attended = attend(index, query, key, value).reshape(residual.shape[0], -1)
+    if layer.latent is None:
+        query, key, value = split_heads(qkv, layer, shape, eps)
+        attended = attend(index, query, key, value).reshape(residual.shape[0], -1)
+    else:
+        query, key = latent_heads(qkv, layer.latent)
+        attended = latent_values(attend(index, query, key, key), layer.latent)
     if rows is not None:
         attended, residual = take_rows(attended, rows), take_rows(residual, rows)
     if layer.attention_norm is None:

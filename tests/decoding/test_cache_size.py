@@ -34,6 +34,15 @@ def test_bytes_of_a_token():
     assert bytes_per_token([layer] * 32, torch.bfloat16) == LLAMA_8B == 131072
 
 
+def test_latents_are_stored_once():
+    """DeepSeek-V3: 512 + 64 elements per token and layer, as its report says."""
+    layer = AttentionLayer(128, 1, 576, 1.0, latent=True)
+    assert bytes_per_token([layer] * 61, torch.bfloat16) == 61 * 576 * 2
+    (cache,) = allocate_caches([layer], 3, 4, torch.bfloat16, torch.device("cpu"))
+    assert cache.value is cache.key
+    assert cache.key.shape == (3, 4, 1, 576)
+
+
 def test_with_enough_memory_it_is_what_the_batch_needs():
     size = size_cache(LLAMA_8B, memory=100 << 30, **SETTINGS)
     assert (size.num_blocks, size.max_model_len) == (1 + 4 * 8192, 131072)

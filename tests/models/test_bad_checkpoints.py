@@ -70,7 +70,7 @@ def test_config_is_not_json(folder):
         ({"rms_norm_eps": -1}, ["rms_norm_eps", "at least 1e-12", "-1"]),
         ({"tie_word_embeddings": "no"}, ["tie_word_embeddings", "true or false"]),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2}}, ["rope_type", "dynamic", "llama3"]),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2, "mscale": 1.0}}, ["mscale", "not supported"]),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2, "mscale": -1.0}}, ["mscale", "at least 0"]),
         ({"rope_parameters": {"rope_theta": 0}}, ["rope_theta", "at least 1"]),
         ({"rope_parameters": 3}, ["rope_parameters", "mapping"]),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, ["partial_rotary_factor", "not supported"]),

@@ -7,7 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specgraph.checkpoints import drafter_format, load_drafter, load_target
+from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
 from specgraph.errors import CheckpointError, ConfigError
+from specgraph.reference import CpuPlatform
 
 ROWS, HIDDEN, LAYERS = 9, 32, 5
 
@@ -171,16 +173,26 @@ def test_config_keeps_the_target_loadable(reference, tmp_path):
     assert load_target(tmp_path / "target").num_layers == LAYERS
 
 
+WITH_EXPERTS = {
+    "Glm4Moe": {"head_dim": 8, "n_shared_experts": 1, "first_k_dense_replace": 1},
+    "DeepseekV3": {
+        "num_key_value_heads": 4, "q_lora_rank": 12, "kv_lora_rank": 10, "qk_rope_head_dim": 8, "qk_nope_head_dim": 6,
+        "v_head_dim": 14, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("architecture", WITH_EXPERTS)
 @torch.no_grad()
-def test_a_module_with_experts(tmp_path, random_model, dense_attend):
-    """GLM-4.5: the module in the target's folder has a mixture of experts, as the layers before it."""
+def test_a_module_with_experts(architecture, tmp_path, random_model, dense_attend):
+    """GLM-4.5, DeepSeek-V3: the module in the target's folder has a mixture of experts (and latents), as its layers."""
     from transformers.cache_utils import MtpCache
 
     modeling = pytest.importorskip("transformers.modeling_layers")
     folder, experts = tmp_path / "target", 6
     model = random_model(
-        "Glm4Moe", folder, num_mtp_layers=1, head_dim=8, n_routed_experts=experts, num_experts_per_tok=2,
-        moe_intermediate_size=24, n_shared_experts=1, first_k_dense_replace=1,
+        architecture, folder, num_mtp_layers=1, n_routed_experts=experts, num_experts_per_tok=2,
+        moe_intermediate_size=24, **WITH_EXPERTS[architecture],
     )  # fmt: skip
     mtp = modeling.MtpModel(model, 1).float().eval()
     generator = torch.Generator().manual_seed(7)
@@ -217,3 +229,11 @@ def test_a_module_with_experts(tmp_path, random_model, dense_attend):
     attend = dense_attend(head.attention_layers, torch.arange(ROWS), {})
     out = head.forward(tokens, head.combine(hidden), attend)
     torch.testing.assert_close(head.logits(out.hidden[-1]), logits[0, 0], rtol=0, atol=1e-4)
+    prompt = tokens[:5]
+    wanted = model.generate(prompt[None], max_new_tokens=10, do_sample=False, eos_token_id=None)[0, 5:].tolist()
+    config = EngineConfig(num_speculative_tokens=2, max_num_requests=1, max_model_len=32, block_size=4)
+    decoder = SpeculativeDecoder(load_target(folder, max_model_len=32), head, CpuPlatform(), config)
+    decoder.capture()
+    assert decoder.generate([Request(prompt_token_ids=prompt.tolist(), max_tokens=10)])[0].token_ids == wanted
+    assert decoder.drafter.launches["propose"] > 0
+    decoder.close()

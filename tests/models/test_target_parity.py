@@ -28,6 +28,11 @@ GLM = {
     "first_k_dense_replace": 1, "routed_scaling_factor": 1.8,
 }  # fmt: skip
 GPT_OSS = {"head_dim": 8, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 20}
+DEEPSEEK = {
+    "num_key_value_heads": 4, "q_lora_rank": 12, "kv_lora_rank": 10, "qk_rope_head_dim": 8, "qk_nope_head_dim": 6,
+    "v_head_dim": 14, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_group": 4,
+    "topk_group": 2, "first_k_dense_replace": 1, "num_mtp_layers": 0,
+}  # fmt: skip
 GEMMA = {
     "head_dim": 8,
     "sliding_window": 18,
@@ -112,6 +117,16 @@ CASES = {
             },
         },
     ),
+    "deepseek-v3": ("DeepseekV3", DEEPSEEK),
+    "deepseek-v3, queries without a latent, rotation in halves": (
+        "DeepseekV3",
+        {**DEEPSEEK, "q_lora_rank": None, "rope_interleave": False, "first_k_dense_replace": 5},
+    ),
+    "deepseek-v3, yarn": (
+        "DeepseekV3",
+        {**DEEPSEEK, "rope_parameters": {**YARN, "mscale": 0.8, "mscale_all_dim": 1.2}},
+    ),
+    "yarn, mscale": ("Llama", {"rope_parameters": {**YARN, "mscale": 0.8, "mscale_all_dim": 1.2}}),
     "window as long as the context": ("Mistral", {"sliding_window": 128}),
     "llama, sharded": ("Llama", {"max_shard_size": "30KB"}),
     "mistral": ("Mistral", {"sliding_window": None, "head_dim": 8}),

@@ -40,6 +40,14 @@ TARGETS |= {
     ),
     "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
 }
+TARGETS["deepseek-v3"] = (
+    "DeepseekV3",
+    {
+        "num_key_value_heads": 4, "q_lora_rank": 12, "kv_lora_rank": 10, "qk_rope_head_dim": 8, "qk_nope_head_dim": 6,
+        "v_head_dim": 14, "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_group": 2,
+        "topk_group": 1, "first_k_dense_replace": 2, "num_mtp_layers": 0,
+    },
+)  # fmt: skip
 LENGTHS, TOKENS = (3, 21), 16
 
 

@@ -27,7 +27,13 @@ PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
 def model_type(architecture: str) -> str:
     """The `model_type` of a transformers class: Qwen3Moe -> qwen3_moe."""
-    special = {"GptOss": "gpt_oss", "Glm4Moe": "glm4_moe", "Qwen3Moe": "qwen3_moe", "Gemma3": "gemma3_text"}
+    special = {
+        "GptOss": "gpt_oss",
+        "Glm4Moe": "glm4_moe",
+        "Qwen3Moe": "qwen3_moe",
+        "Gemma3": "gemma3_text",
+        "DeepseekV3": "deepseek_v3",
+    }
     return special.get(architecture, architecture.lower())
 
 

@@ -37,7 +37,10 @@ class HostOpAttention:
     def supports(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
         """See `AttentionBackend.supports`: the strictest of what public sources say of the op (README.md)."""
         latent, heads, dim = self.row.is_latent, layer.num_heads, layer.head_dim
-        if not layer.is_plain and (latent or not self.row.fused or not layer.causal):
+        windowed = layer.window is not None or layer.sinks is not None
+        if layer.latent and not latent:
+            return no("keys that are values too (latent attention); the rows that end in '-mla' take such layers")
+        if windowed and (latent or not self.row.fused or not layer.causal):
             return no("a sliding window, or sinks; 'fia' and 'fia-v2' take such layers where they are causal")
         if layer.sinks is not None and "learnable_sink" not in self.row.arguments:
             return no("attention sinks; it takes none: 'fia-v2' does")
@@ -153,7 +156,8 @@ def store_latent(
     A row is [rotated part, latent], of rope_dim (the columns of the rotary table) and latent_dim columns: query is
     [T, num_heads, rope_dim + latent_dim], key and value are the same [T, 1, rope_dim + latent_dim], as the core's paged
     attention takes them too. Of the value only the latent counts; the first rope_dim columns of the layer's output are
-    0. Latents lie packed at the start of the value cache, rotated parts in the key cache. Returns the op's tensors.
+    0. Latents lie packed at the start of the value cache, and rotated parts of the key cache; where both are one tensor
+    (`AttentionLayer.latent`) the rotated parts lie behind the latents. Returns the op's tensors.
     """
     rope = 0 if layer.rotary is None else layer.rotary.shape[1]
     if layer.rotary is None or layer.num_kv_heads != 1 or rope >= layer.head_dim:
@@ -161,10 +165,10 @@ def store_latent(
             "latent attention takes one key head of a rotated part and a latent; this layer has "
             f"{layer.num_kv_heads} of {layer.head_dim}, {rope or 'none'} rotated: use 'fia'"
         )
-    key_rope, latent = (
-        each.view(-1)[: each[..., 0].numel() * columns].view(*each.shape[:3], columns)
-        for each, columns in ((cache.key, rope), (cache.value, layer.head_dim - rope))
-    )
+    cells, width = cache.key[..., 0].numel(), layer.head_dim - rope
+    latent = cache.value.view(-1)[: cells * width].view(*cache.value.shape[:3], width)
+    key_rope = cache.key.view(-1)[cells * width if layer.latent else 0 :][: cells * rope]
+    key_rope = key_rope.view(*cache.key.shape[:3], rope)
     query_rope = kernels.rotate_and_store(
         query[..., :rope].contiguous(), key[..., :rope].contiguous(), value[..., rope:].contiguous(), layer.rotary,
         metadata.positions, metadata.slot_mapping, key_rope, latent,

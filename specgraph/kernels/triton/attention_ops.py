@@ -157,6 +157,8 @@ def unsupported(dim: int, key_cache: Tensor, value_cache: Tensor, rotated_only: 
     """
     if not rotated_only and (dim > 256 or dim % 2):
         return f"head_dim is {dim}, the attention kernel takes even numbers up to 256"
+    if key_cache.shape != value_cache.shape:
+        return f"the key cache is {list(key_cache.shape)}, the value cache {list(value_cache.shape)}"
     if key_cache.stride() != value_cache.stride():
         return f"the key cache has strides {key_cache.stride()}, the value cache {value_cache.stride()}"
     if key_cache.stride(3) != 1:

@@ -1,0 +1,76 @@
+"""Reading multi-head latent attention (DeepSeek-V3): sizes from config.json, and the tensors of one layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specgraph.checkpoints.config_source import ConfigSource
+from specgraph.checkpoints.folder import CheckpointFolder
+from specgraph.models.config import ModelConfig
+from specgraph.models.latent import LatentAttention, LatentConfig
+
+
+def latent_config(source: ConfigSource) -> LatentConfig:
+    """Sizes of heads and latents.
+
+    Raises:
+        CheckpointError: a key that is missing, malformed or out of range.
+    """
+    source.require({"attention_bias": False})
+    source.taken.update(("head_dim", "qk_head_dim"))  # sums and copies of the sizes below
+    rotated = source.integer("qk_rope_head_dim")
+    if rotated % 2:
+        raise source.fail("qk_rope_head_dim", f"is {rotated}; rotary embedding needs an even number")
+    return LatentConfig(
+        query_rank=source.integer("q_lora_rank") if source.has("q_lora_rank") else None,
+        rank=source.integer("kv_lora_rank"),
+        rotated=rotated,
+        plain=source.integer("qk_nope_head_dim"),
+        value=source.integer("v_head_dim"),
+        in_pairs=source.boolean("rope_interleave", True),
+    )
+
+
+def load_latent(
+    folder: CheckpointFolder, prefix: str, model: ModelConfig, config: LatentConfig
+) -> tuple[Tensor, LatentAttention]:
+    """The packed projection of the layer `prefix`, and the rest of its attention.
+
+    Rotated parts stored as pairs (2i, 2i + 1) are reordered to (i, i + rotated / 2), which every rotation here turns:
+    queries and keys alike, so that scores stay the same.
+
+    Raises:
+        CheckpointError: a missing tensor or one of another shape.
+    """
+    heads, hidden, head = model.num_heads, model.hidden_size, config.plain + config.rotated
+    name = f"{prefix}.self_attn"
+    query_norm = query_up = None
+    if config.query_rank is None:
+        first = _reordered(folder.weight(f"{name}.q_proj.weight", (heads * head, hidden)), heads, config)
+    else:
+        first = folder.weight(f"{name}.q_a_proj.weight", (config.query_rank, hidden))
+        query_norm = folder.weight(f"{name}.q_a_layernorm.weight", (config.query_rank,))
+        query_up = folder.weight(f"{name}.q_b_proj.weight", (heads * head, config.query_rank))
+        query_up = _reordered(query_up, heads, config)
+    down = folder.weight(f"{name}.kv_a_proj_with_mqa.weight", (config.rank + config.rotated, hidden))
+    up = folder.weight(f"{name}.kv_b_proj.weight", (heads * (config.plain + config.value), config.rank))
+    key_up, value_up = up.view(heads, -1, config.rank).split((config.plain, config.value), dim=1)
+    weights = LatentAttention(
+        config=config,
+        norm=folder.weight(f"{name}.kv_a_layernorm.weight", (config.rank,)),
+        key_up=key_up.contiguous(),
+        value_up=value_up.transpose(1, 2).contiguous(),
+        query_norm=query_norm,
+        query_up=query_up,
+    )
+    return torch.cat((first, _reordered(down, 1, config))), weights
+
+
+def _reordered(weight: Tensor, heads: int, config: LatentConfig) -> Tensor:
+    """The rotated rows at the end of each head, even ones first."""
+    if not config.in_pairs:
+        return weight
+    rows = weight.view(heads, -1, weight.shape[1])
+    plain, rotated = rows.split((rows.shape[1] - config.rotated, config.rotated), dim=1)
+    return torch.cat((plain, rotated[:, ::2], rotated[:, 1::2]), dim=1).flatten(0, 1)
