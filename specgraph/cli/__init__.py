@@ -19,11 +19,12 @@ from specgraph.cli.explain import explain
 from specgraph.cli.generate import generate
 from specgraph.cli.new_backend import new_backend
 from specgraph.cli.platforms import platforms
+from specgraph.cli.trace import trace
 from specgraph.cli.tune import tune
 from specgraph.errors import SpecgraphError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
-for command in (generate, chat, platforms, explain, bench, tune, conformance, audit, env, new_backend):
+for command in (generate, chat, platforms, explain, trace, bench, tune, conformance, audit, env, new_backend):
     app.command()(command)
 
 

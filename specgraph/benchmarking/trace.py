@@ -1,0 +1,153 @@
+"""A timeline of some rounds in Chrome's trace format, for https://ui.perfetto.dev or chrome://tracing.
+
+What the host does is marked with ranges of torch's profiler, and what the device does is what that profiler records:
+one clock for both. On the `cpu` platform the ops of a graph run on the host, and are shown as the graph's contents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from contextlib import ExitStack, contextmanager
+from functools import partial, wraps
+from typing import Any
+
+import torch
+from torch.profiler import profile, record_function, supported_activities
+
+from specgraph.decoding import SpeculativeDecoder
+from specgraph.decoding.request import Request
+from specgraph.graphs import BatchDescriptor
+from specgraph.graphs.update_plan import UpdatePlan
+from specgraph.platforms import Graph, Platform
+from specgraph.runner.transfers import HostCopy
+
+_MARK = "specgraph|"
+_HOST, _DEVICE = 1, 2
+_TRACKS = {
+    "rounds": "round", "passes": "pass", "launches": "launch", "graphs": "graph", "task updates": "task update",
+    "waits": "wait", "eager ops": "eager op", "contents of graphs": "op in a graph",
+}  # fmt: skip
+"""Rows of the host, from top to bottom, and the category of their events. What a graph holds is here only where the
+host runs it; a device shows its kernels in rows of its own."""
+
+_ROWS = {track: row for row, track in enumerate(_TRACKS)}
+
+
+def trace(decoder: SpeculativeDecoder, requests: Iterable[Request], rounds: int) -> dict[str, Any]:
+    """Run some rounds under the profiler.
+
+    Args:
+        decoder: captured, and without unfinished requests.
+        requests: to generate for; those that don't fit at once join later. Still unfinished ones are cancelled.
+        rounds: to run at most; the first one prefills.
+
+    Returns:
+        An object in Chrome's trace format. Events of category "round" carry in `args` what the platform counted in that
+        round: launches, task updates, event records (on Ascend the gates that a replay waits at), synchronises.
+    """
+    activities = list(supported_activities())
+    with profile(activities=activities):  # the first use of a profiler takes a second
+        decoder.platform.synchronize()
+    ids = [decoder.add(request) for request in requests]
+    counts: list[dict[str, int]] = []
+    with (
+        torch.inference_mode(),
+        _marked(decoder),
+        profile(activities=activities, acc_events=True) as p,
+    ):
+        for number in range(rounds):
+            if not decoder.num_unfinished:
+                break
+            before = dict(decoder.platform.counts())
+            with record_function(f"{_MARK}rounds|round {number}"):
+                decoder.step()
+            after = decoder.platform.counts()
+            counts.append(
+                {name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name)}
+            )
+        with record_function(f"{_MARK}waits|wait for the device"):
+            decoder.platform.synchronize()
+    for request_id in ids:
+        decoder.cancel(request_id)
+    decoder.step()
+    events = list(p.events() or [])
+    return {"traceEvents": [*_names(decoder.platform, events), *_slices(events, counts)], "displayTimeUnit": "ms"}
+
+
+@contextmanager
+def _marked(decoder: SpeculativeDecoder) -> Generator[None]:
+    """Within the block, calls that a reader knows from ARCHITECTURE.md are ranges of the profiler."""
+    with ExitStack() as undo:
+
+        def mark(owner: Any, name: str, track: str, title: str | Callable[..., str]) -> None:
+            call = getattr(owner, name)
+
+            @wraps(call)
+            def marked(*args: Any, **kwargs: Any) -> Any:
+                shown = title if isinstance(title, str) else title(*args)
+                with record_function(f"{_MARK}{track}|{shown}"):
+                    return call(*args, **kwargs)
+
+            own = vars(owner).get(name)
+            setattr(owner, name, marked)
+            undo.callback(delattr, owner, name) if own is None else undo.callback(setattr, owner, name, own)
+
+        for name, runner in decoder.runners.items():
+            for method in ("prefill", "verify", "propose", "launch"):
+                if hasattr(runner, method):
+                    shown = f"{name}: round" if method == "launch" else f"{name}: {method}"
+                    mark(runner, method, "passes", shown)
+            if runner.graphs is not None:
+                mark(runner.graphs, "replay", "launches", partial(_launched, name))
+        mark(Graph, "replay", "graphs", "graph")
+        for method in ("apply", "apply_in_order"):
+            mark(UpdatePlan, method, "task updates", _updated)
+        mark(HostCopy, "read", "waits", "wait for the tokens")
+        yield
+
+
+def _launched(model: str, batch: BatchDescriptor, *_: Any) -> str:
+    return f"{model}: {batch}"
+
+
+def _updated(plan: UpdatePlan, *_: Any) -> str:
+    return f"update {len(plan.keys)} ops"
+
+
+def _slices(events: list[Any], counts: list[dict[str, int]]) -> Generator[dict[str, Any]]:
+    """One complete event per range, per op outside of other ops, and per piece of device work."""
+    numbers = iter(counts)
+    for event in sorted(events, key=lambda each: each.time_range.start):
+        if event.device_type.name != "CPU":
+            if not event.name.startswith(_MARK):  # the profiler repeats ranges on the device
+                yield _slice(event, event.name, "device", _DEVICE, int(event.device_resource_id))
+            continue
+        if event.name.startswith(_MARK):
+            _, track, name = event.name.split("|", 2)
+            args = next(numbers, {}) if track == "rounds" else {}
+            yield _slice(event, name, _TRACKS[track], _HOST, _ROWS[track], args)
+            continue
+        around = event.cpu_parent
+        if around is not None and around.name.startswith(_MARK):
+            track = "contents of graphs" if around.name.startswith(f"{_MARK}graphs") else "eager ops"
+            yield _slice(event, event.name, _TRACKS[track], _HOST, _ROWS[track])
+
+
+def _slice(event: Any, name: str, category: str, process: int, row: int, args: Any = None) -> dict[str, Any]:
+    start, end = event.time_range.start, event.time_range.end
+    place = {"ph": "X", "ts": start, "dur": max(end - start, 0.001), "pid": process, "tid": row}
+    return {**place, "name": name, "cat": category, "args": args or {}}
+
+
+def _names(platform: Platform, events: list[Any]) -> Generator[dict[str, Any]]:
+    """What Perfetto calls the processes and rows, and their order."""
+    info = platform.info
+    device = f"{info.name}: {info.device_name}" + (" (simulated)" if info.simulated else "")
+    streams = sorted({int(each.device_resource_id) for each in events if each.device_type.name != "CPU"})
+    for process, name in ((_HOST, f"host of {device}"), *([(_DEVICE, device)] if streams else [])):
+        yield {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}}
+        yield {"ph": "M", "name": "process_sort_index", "pid": process, "tid": 0, "args": {"sort_index": process}}
+    rows = [(_HOST, row, name) for name, row in _ROWS.items()]
+    for process, row, name in [*rows, *((_DEVICE, stream, f"stream {stream}") for stream in streams)]:
+        yield {"ph": "M", "name": "thread_name", "pid": process, "tid": row, "args": {"name": name}}
+        yield {"ph": "M", "name": "thread_sort_index", "pid": process, "tid": row, "args": {"sort_index": row}}

@@ -1,0 +1,56 @@
+"""`specgraph trace`: a timeline of some rounds for Perfetto."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from specgraph.cli.env import choose_threads, environment
+from specgraph.cli.options import DraftOption, PlatformOption, TargetOption, with_engine_options
+from specgraph.cli.output import check_output, write_json
+from specgraph.cli.prompts import DEFAULT
+from specgraph.cli.waiting import waiting
+
+
+@with_engine_options(without=("sampled", "sampling_parameters", "logprobs"))
+def trace(
+    output: Annotated[Path, typer.Option(help="File to write, in Chrome's trace format (JSON).")],
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    prompt: Annotated[str, typer.Option(help="The prompt of every request.")] = DEFAULT,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to trace; prompts are prefilled in the first.")] = 8,
+    options: Any = None,
+    platform: PlatformOption = None,
+) -> None:
+    """Write a timeline of some rounds, --max-num-requests at a time; open it in https://ui.perfetto.dev.
+
+    Rows: rounds, passes, graph launches, task updates, waits; and the kernels of the device, or on `cpu` the ops in
+    each graph. A click on a round shows what the platform counted in it.
+    """
+    check_output("--output", output)
+    with waiting() as captured:
+        from specgraph.benchmarking.trace import trace as record
+        from specgraph.decoding.text import load_generator, shipped_pair
+        from specgraph.platforms import open_platform
+
+        opened = open_platform(platform)
+        choose_threads(opened, target or shipped_pair()[0])
+        generator = load_generator(target, draft, platform=opened, progress=captured, options=options)
+        settings = {"max_tokens": (rounds + 1) * (options.num_speculative_tokens + 1)}
+        requests = [generator.request(prompt, **settings) for _ in range(options.max_num_requests)]
+        for request in requests:
+            generator.decoder.check(request)
+        generator.generate([replace(request, max_tokens=2) for request in requests])  # what runs once only
+    with generator:
+        report = record(generator.decoder, requests, rounds)
+    report["otherData"] = {**environment(opened), "command": shlex.join(["specgraph", *sys.argv[1:]])}
+    write_json(report, str(output))
+    found = Counter(event["cat"] for event in report["traceEvents"] if event["ph"] == "X")
+    typer.echo(f"{output}: {', '.join(f'{count} x {what}' for what, count in found.items())}")
+    typer.echo("open it in https://ui.perfetto.dev (the file stays in your browser) or chrome://tracing")
