@@ -64,6 +64,18 @@ class CheckpointError(SpecgraphError):
         super().__init__(line)
 
 
+class RankError(SpecgraphError):
+    """The processes of one run disagree, or one of them ended or did not come.
+
+    Attributes:
+        everywhere: every rank raises this very error.
+    """
+
+    def __init__(self, message: str, *, everywhere: bool = False) -> None:
+        super().__init__(message)
+        self.everywhere = everywhere
+
+
 class CapacityError(SpecgraphError):
     """A request or batch does not fit: prompt too long, KV cache full, no captured size."""
 

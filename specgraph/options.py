@@ -117,6 +117,11 @@ class EngineOptions:
     )
     sampling_parameters: bool = _option(False, "Allow top_k, top_p, min_p, penalties and logit_bias in requests.")
     logprobs: bool = _option(False, "Give the log-probability of each generated token.")
+    tensor_parallel: int = _option(1, "Ranks that split the target's and the drafter's matrices; start with torchrun.")
+    draft_tensor_parallel: int | None = _option(
+        None, "Ranks that split the drafter: as the target's by default, or 1 for a whole drafter on every rank."
+    )
+    rank_timeout: float = _option(600.0, "Seconds that a rank waits for another before all end with an error.")
     check_inputs: bool = _option(False, "Compare the addresses of all tensors that a graph reads before every replay.")
     debug: bool = _option(False, "Check the values of every batch before it is drafted for; waits for the device.")
 

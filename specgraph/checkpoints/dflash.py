@@ -96,11 +96,11 @@ def load_dflash(opened: DrafterFolder, target: DraftedTarget) -> DFlashHead:
     check_same("hidden size", config.target_hidden_size, target.hidden_size, source.name)
     check_same("vocabulary", model.vocab_size, vocabulary, source.name)
     weights = DFlashWeights(
-        embed_tokens=shared_or_own(folder, "embed_tokens.weight", target.embed_tokens, vocabulary, hidden),
+        embed_tokens=shared_or_own(folder, "embed_tokens.weight", target, target.embed_tokens, vocabulary, hidden),
         fc=folder.weight("fc.weight", (hidden, len(config.aux_layers) * config.target_hidden_size)),
         hidden_norm=folder.weight("hidden_norm.weight", (hidden,)),
         norm=folder.weight("norm.weight", (hidden,)),
-        lm_head=shared_or_own(folder, "lm_head.weight", target.lm_head, config.draft_vocab_size, hidden),
+        lm_head=shared_or_own(folder, "lm_head.weight", target, target.lm_head, config.draft_vocab_size, hidden),
         draft_to_target=draft_to_target(folder, config.draft_vocab_size, vocabulary),
     )
     layers = [load_decoder_layer(folder, f"layers.{i}", model) for i in range(model.num_layers)]

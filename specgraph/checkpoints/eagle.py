@@ -38,10 +38,12 @@ def load_eagle(opened: DrafterFolder, target: DraftedTarget) -> EagleHead:
     else:
         names = [f"layers.{i}" for i in range(config.num_layers)]
     weights = EagleWeights(
-        embed_tokens=shared_or_own(folder, "embed_tokens.weight", target.embed_tokens, config.vocab_size, hidden),
+        embed_tokens=shared_or_own(
+            folder, "embed_tokens.weight", target, target.embed_tokens, config.vocab_size, hidden
+        ),
         fc=folder.weight(f"{fc}.weight", (hidden, 2 * hidden)),
         fc_bias=folder.optional_weight(f"{fc}.bias", (hidden,)),
-        lm_head=shared_or_own(folder, "lm_head.weight", target.lm_head, config.vocab_size, hidden),
+        lm_head=shared_or_own(folder, "lm_head.weight", target, target.lm_head, config.vocab_size, hidden),
     )
     folder.ignore({rf"{re.escape(names[0])}\.input_layernorm\.weight": "the first layer's input norm is the identity"})
     loaded = [load_decoder_layer(folder, name, config, input_norm=i > 0) for i, name in enumerate(names)]

@@ -152,10 +152,12 @@ def _read(opened: DrafterFolder, target: DraftedTarget) -> tuple[Eagle3Config, E
     norm_name = f"{layer_names[0]}.hidden_norm.weight"
     lm_head_name = "lm_head.weight" if "lm_head.weight" in folder else f"{prefix}lm_head.weight"
     weights = Eagle3Weights(
-        embed_tokens=shared_or_own(folder, f"{prefix}embed_tokens.weight", target.embed_tokens, vocabulary, hidden),
+        embed_tokens=shared_or_own(
+            folder, f"{prefix}embed_tokens.weight", target, target.embed_tokens, vocabulary, hidden
+        ),
         hidden_norm=folder.weight(norm_name if norm_name in folder else f"{prefix}hidden_norm.weight", (hidden,)),
         norm=folder.weight(f"{prefix}norm.weight", (hidden,)),
-        lm_head=shared_or_own(folder, lm_head_name, target.lm_head, config.draft_vocab_size, hidden),
+        lm_head=shared_or_own(folder, lm_head_name, target, target.lm_head, config.draft_vocab_size, hidden),
         fc=fc,
         fc_bias=folder.optional_weight(f"{prefix}fc.bias", (hidden,)),
         input_norm=_norm_before_fc(folder, prefix, source, aux_size),

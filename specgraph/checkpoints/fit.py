@@ -14,6 +14,7 @@ from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.checkpoints.model_config import model_config
 from specgraph.errors import CheckpointError
 from specgraph.models.config import ModelConfig
+from specgraph.parallel import TensorParallel
 
 
 class DraftedTarget(Protocol):
@@ -35,6 +36,10 @@ class DraftedTarget(Protocol):
     def lm_head(self) -> Tensor: ...
     @property
     def dtype(self) -> torch.dtype: ...
+    @property
+    def tensor_parallel(self) -> TensorParallel:
+        """How its matrices are split; the drafter's are split alike."""
+        ...
 
 
 def drafter_config(layers: ConfigSource, target: DraftedTarget, default_architecture: str) -> ModelConfig:
@@ -45,7 +50,9 @@ def drafter_config(layers: ConfigSource, target: DraftedTarget, default_architec
     Raises:
         CheckpointError: a malformed or unsupported key.
     """
-    return model_config(layers, default_architecture).with_max_position(target.max_model_len)
+    return (
+        model_config(layers, default_architecture).with_max_position(target.max_model_len).split(target.tensor_parallel)
+    )
 
 
 def check_same(what: str, drafter: int, target: int, source: str) -> None:
@@ -66,20 +73,22 @@ def check_aux_layers(aux_layers: Sequence[int], target: DraftedTarget, source: s
         )
 
 
-def shared_or_own(folder: CheckpointFolder, name: str, target_tensor: Tensor, rows: int, columns: int) -> Tensor:
-    """The drafter's own embedding or head [rows, columns], or the target's tensor.
+def shared_or_own(
+    folder: CheckpointFolder, name: str, target: DraftedTarget, target_tensor: Tensor, rows: int, columns: int
+) -> Tensor:
+    """The drafter's own embedding or head [rows, columns], or the target's tensor; this rank's rows where it is split.
 
     The target's is used when the folder has none, and when the folder's is equal to it, to save memory.
 
     Raises:
         CheckpointError: the folder has none and the target's has another shape.
     """
-    own = folder.optional_weight(name, (rows, columns))
+    own = folder.optional_weight(name, (rows, columns), target.tensor_parallel.vocabulary(rows))
     if own is None:
-        if tuple(target_tensor.shape) != (rows, columns):
+        if (target.vocab_size, target_tensor.shape[1]) != (rows, columns):
             raise CheckpointError(
                 f"{folder.folder} has no {name!r}, and the target's cannot replace it: "
-                f"it has shape {list(target_tensor.shape)}, the drafter needs {[rows, columns]}"
+                f"it has shape {[target.vocab_size, target_tensor.shape[1]]}, the drafter needs {[rows, columns]}"
             )
         return target_tensor
     same = own.shape == target_tensor.shape and own.dtype == target_tensor.dtype and torch.equal(own, target_tensor)

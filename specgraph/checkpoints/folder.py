@@ -24,6 +24,7 @@ from specgraph.checkpoints.files import checked_file, exists, listed, read_json,
 from specgraph.checkpoints.quantised import FP8, Quantisation, from_fp8, from_mxfp4, scale_shapes
 from specgraph.checkpoints.quantised import IGNORED as QUANTISED_IGNORED
 from specgraph.errors import CapacityError, CheckpointError, first_line
+from specgraph.parallel import Share
 
 _INDEX = "model.safetensors.index.json"
 FLOATS = {"F64", "F32", "F16", "BF16", "torch.float64", "torch.float32", "torch.float16", "torch.bfloat16"}
@@ -46,7 +47,8 @@ class StoredTensor:
     shape: tuple[int, ...]
     dtype: str
     """As the file names it: "BF16" in safetensors, "torch.bfloat16" in a pickle."""
-    read: Callable[[], Tensor]
+    read: Callable[[Share | None], Tensor]
+    """Reads it, or a share of it: no more of the file than that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +71,14 @@ class CheckpointFolder:
         """All tensor names, sorted."""
         return sorted(self.tensors)
 
-    def weight(self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
+    def weight(
+        self, name: str, shape: Sequence[int], dtype: torch.dtype | None = None, share: Share | None = None
+    ) -> Tensor:
         """A floating-point tensor in the folder's dtype or the one given, on its device; also one stored as FP8.
+
+        Args:
+            shape: of the whole tensor.
+            share: the part to read; all of it when None.
 
         Raises:
             CheckpointError: no such tensor, another shape (both are named), another dtype, no scale beside an FP8
@@ -80,8 +88,9 @@ class CheckpointFolder:
         stored = self._stored(name, shape)
         if stored.dtype in FP8 and self.quantisation is not None and self.quantisation.kind == "fp8":
             values = self._from_fp8(name, stored, self.quantisation)
+            values = values if share is None else _part(values, share)
         elif stored.dtype in FLOATS:
-            values = stored.read()
+            values = stored.read(share)
         else:
             raise CheckpointError(
                 f"{stored.file}: tensor {shown(name)} is stored as {stored.dtype}, and config.json does not say how "
@@ -108,7 +117,7 @@ class CheckpointFolder:
         for part in (blocks, scales):
             if part.dtype not in ("U8", "torch.uint8"):
                 raise CheckpointError(f"{part.file}: a part of {shown(name)} is stored as {part.dtype}, not as bytes")
-        return self._placed(name, blocks, from_mxfp4(blocks.read(), scales.read()).to(self.dtype))
+        return self._placed(name, blocks, from_mxfp4(blocks.read(None), scales.read(None)).to(self.dtype))
 
     def _from_fp8(self, name: str, stored: StoredTensor, quantisation: Quantisation) -> Tensor:
         scale_name = next((n for n in (f"{name}_scale", f"{name}_scale_inv") if n in self.tensors), f"{name}_scale")
@@ -117,7 +126,7 @@ class CheckpointFolder:
         scale = self._stored(scale_name, given if given in shapes else shapes[-1])
         if scale.dtype not in FLOATS:
             raise CheckpointError(f"{scale.file}: tensor {shown(scale_name)} is stored as {scale.dtype}, not as floats")
-        return from_fp8(stored.read(), scale.read(), quantisation.block if len(stored.shape) == 2 else None)
+        return from_fp8(stored.read(None), scale.read(None), quantisation.block if len(stored.shape) == 2 else None)
 
     def _placed(self, name: str, stored: StoredTensor, weight: Tensor) -> Tensor:
         """`weight` on the folder's device, checked before."""
@@ -136,13 +145,17 @@ class CheckpointFolder:
                 f"({first_line(error)[:120]})"
             ) from error
 
-    def optional_weight(self, name: str, shape: Sequence[int]) -> Tensor | None:
+    def optional_weight(self, name: str, shape: Sequence[int], share: Share | None = None) -> Tensor | None:
         """As `weight`, or None when the folder has no such tensor."""
-        return self.weight(name, shape) if name in self.tensors else None
+        return self.weight(name, shape, share=share) if name in self.tensors else None
 
-    def stacked(self, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Tensor:
-        """Several weights joined along their first dimension: one matrix product instead of several."""
-        return torch.cat([self.weight(name, shape) for name, shape in zip(names, shapes, strict=True)])
+    def stacked(
+        self, names: Sequence[str], shapes: Sequence[Sequence[int]], shares: Sequence[Share | None] | None = None
+    ) -> Tensor:
+        """Several weights, or shares of them, joined along their first dimension: one matrix product instead of
+        several."""
+        parts = zip(names, shapes, shares or [None] * len(names), strict=True)
+        return torch.cat([self.weight(name, shape, share=share) for name, shape, share in parts])
 
     def integers(self, name: str, shape: Sequence[int]) -> Tensor:
         """An integer tensor as int64, on the host.
@@ -153,7 +166,7 @@ class CheckpointFolder:
         stored = self._stored(name, shape)
         if stored.dtype not in _INTEGERS:
             raise CheckpointError(f"{stored.file}: tensor {shown(name)} is stored as {stored.dtype}, not as integers")
-        return stored.read().to(torch.int64)
+        return stored.read(None).to(torch.int64)
 
     def ignore(self, patterns: Mapping[str, str]) -> None:
         """Count tensors whose whole name matches one of the patterns (pattern -> why it may be ignored) as used."""
@@ -254,10 +267,20 @@ def _safetensors(path: Path) -> dict[str, StoredTensor]:
 
     file = guarded(safetensors.safe_open, path, "pt", "cpu")
     headers = {name: guarded(file.get_slice, name) for name in guarded(file.keys)}
+
+    def read(name: str, share: Share | None) -> Tensor:
+        return file.get_tensor(name) if share is None else _part(file.get_slice(name), share)
+
     return {
-        name: StoredTensor(path, tuple(h.get_shape()), h.get_dtype(), partial(guarded, file.get_tensor, name))
+        name: StoredTensor(path, tuple(h.get_shape()), h.get_dtype(), partial(guarded, read, name))
         for name, h in headers.items()
     }
+
+
+def _part(source: Any, share: Share) -> Tensor:
+    """A share of a tensor, or of a tensor in a file that is read by slices."""
+    skipped = (slice(None),) * share.dim
+    return torch.cat([source[(*skipped, slice(begin, end))] for begin, end in share.ranges], dim=share.dim)
 
 
 def _pickled_tensors(path: Path) -> dict[str, StoredTensor]:
@@ -277,5 +300,9 @@ def _pickled_tensors(path: Path) -> dict[str, StoredTensor]:
         plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta
         if not isinstance(name, str) or not plain:
             raise CheckpointError(f"{path} should map names to plain tensors; {shown(name)} is {type(tensor).__name__}")
-        tensors[name] = StoredTensor(path, tuple(tensor.shape), str(tensor.dtype), tensor.detach)
+        tensors[name] = StoredTensor(path, tuple(tensor.shape), str(tensor.dtype), partial(_read, tensor))
     return tensors
+
+
+def _read(tensor: Tensor, share: Share | None) -> Tensor:
+    return tensor.detach() if share is None else _part(tensor.detach(), share)

@@ -17,6 +17,7 @@ from specgraph.models.config import ModelConfig
 from specgraph.models.draft_model import DraftModelHead
 from specgraph.models.layers import DecoderLayer
 from specgraph.models.llama import LlamaTarget
+from specgraph.parallel import Share
 
 
 def load_decoder_layer(
@@ -43,20 +44,21 @@ def load_decoder_layer(
     """
     hidden, inner, width = config.hidden_size, config.intermediate_size, input_size or config.hidden_size
     query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    ranks, heads = config.tensor_parallel, _head_shares(config)
     qkv = [f"{prefix}.self_attn.{name}_proj" for name in ("q", "k", "v")]
     gate_up = [f"{prefix}.mlp.{name}_proj" for name in ("gate", "up")]
 
-    def weight(name: str, *shape: int) -> Tensor:
-        return folder.weight(f"{prefix}.{name}", shape)
+    def weight(name: str, *shape: int, share: Share | None = None) -> Tensor:
+        return folder.weight(f"{prefix}.{name}", shape, share=share)
 
     def norm(name: str, size: int = hidden) -> Tensor:
         loaded = weight(f"{name}.weight", size)
         return loaded + config.norm_offset if config.norm_offset else loaded
 
-    def packed(name: str, names: list[str], sizes: list[int], columns: int) -> Tensor:
+    def packed(name: str, names: list[str], sizes: list[int], columns: int, shares: list[Share | None]) -> Tensor:
         if config.packed_projections:
-            return weight(f"{name}.weight", sum(sizes), columns)
-        return folder.stacked([f"{n}.weight" for n in names], [(size, columns) for size in sizes])
+            return weight(f"{name}.weight", sum(sizes), columns, share=_packed_share(sizes, shares))
+        return folder.stacked([f"{n}.weight" for n in names], [(size, columns) for size in sizes], shares)
 
     # Gemma 3 normalises before and after; there "post_attention" is what follows attention at once.
     before_mlp = "pre_feedforward_layernorm" if config.output_norms else "post_attention_layernorm"
@@ -66,22 +68,28 @@ def load_decoder_layer(
         projection, latent = load_latent(folder, prefix, config, config.latent)
         query = config.num_heads * config.latent.value
     else:
-        projection = packed("self_attn.qkv_proj", qkv, [query, kv, kv], width)
+        projection = packed("self_attn.qkv_proj", qkv, [query, kv, kv], width, heads)
     experts = None
     if config.experts is not None and (index is None or config.experts.layers[index]):
         experts = load_experts(folder, prefix, config.experts, hidden)
     return DecoderLayer(
         qkv=projection,
-        output=weight("self_attn.o_proj.weight", hidden, query),
+        output=weight("self_attn.o_proj.weight", hidden, query, share=ranks.share(1, query)),
         post_norm=norm(before_mlp),
-        gate_up=packed("mlp.gate_up_proj", gate_up, [inner, inner], hidden) if experts is None else experts.gate_up,
-        down=weight("mlp.down_proj.weight", hidden, inner) if experts is None else experts.down,
+        gate_up=packed("mlp.gate_up_proj", gate_up, [inner, inner], hidden, [ranks.share(0, inner)] * 2)
+        if experts is None
+        else experts.gate_up,
+        down=weight("mlp.down_proj.weight", hidden, inner, share=ranks.share(1, inner))
+        if experts is None
+        else experts.down,
         input_norm=norm("input_layernorm") if input_norm else None,
-        qkv_bias=folder.stacked([f"{n}.bias" for n in qkv], [(query,), (kv,), (kv,)]) if config.qkv_bias else None,
+        qkv_bias=folder.stacked([f"{n}.bias" for n in qkv], [(query,), (kv,), (kv,)], heads)
+        if config.qkv_bias
+        else None,
         output_bias=weight("self_attn.o_proj.bias", hidden) if config.output_bias else None,
         gate_up_bias=experts.gate_up_bias
         if experts is not None
-        else folder.stacked([f"{n}.bias" for n in gate_up], [(inner,)] * 2)
+        else folder.stacked([f"{n}.bias" for n in gate_up], [(inner,)] * 2, [ranks.share(0, inner)] * 2)
         if config.mlp_bias
         else None,
         down_bias=experts.down_bias
@@ -92,12 +100,36 @@ def load_decoder_layer(
         query_norm=norm("self_attn.q_norm", config.head_dim) if config.qk_norm else None,
         key_norm=norm("self_attn.k_norm", config.head_dim) if config.qk_norm else None,
         experts=None if experts is None else experts.experts,
-        sinks=weight("self_attn.sinks", config.num_heads) if config.sinks else None,
+        sinks=weight("self_attn.sinks", config.num_heads, share=ranks.share(0, config.num_heads))
+        if config.sinks
+        else None,
         attention_norm=norm("post_attention_layernorm") if config.output_norms else None,
         mlp_norm=norm("post_feedforward_layernorm") if config.output_norms else None,
         activation=config.activation,
         latent=latent,
+        tensor_parallel=ranks,
     )
+
+
+def _head_shares(config: ModelConfig) -> list[Share | None]:
+    """Rows of the query, key and value projections that this rank has."""
+    ranks, dim = config.tensor_parallel, config.head_dim
+    if ranks.size == 1:
+        return [None] * 3
+    kv = Share(0, tuple((h * dim, (h + 1) * dim) for h in range(*ranks.kv_heads(config.num_kv_heads))))
+    return [ranks.share(0, config.num_heads * dim), kv, kv]
+
+
+def _packed_share(sizes: list[int], shares: list[Share | None]) -> Share | None:
+    """The shares of matrices of `sizes` rows, where one tensor holds them one after the other."""
+    ranges: list[tuple[int, int]] = []
+    first = 0
+    for size, share in zip(sizes, shares, strict=True):
+        if share is None:
+            return None
+        ranges += [(first + begin, first + end) for begin, end in share.ranges]
+        first += size
+    return Share(0, tuple(ranges))
 
 
 def load_llama(folder: CheckpointFolder, config: ModelConfig, prefix: str = "model.") -> LlamaTarget:
@@ -107,10 +139,11 @@ def load_llama(folder: CheckpointFolder, config: ModelConfig, prefix: str = "mod
         CheckpointError: a missing tensor or one of another shape.
     """
     vocabulary = (config.vocab_size, config.hidden_size)
-    embed_tokens = folder.weight(f"{prefix}embed_tokens.weight", vocabulary)
+    rows = config.tensor_parallel.vocabulary(config.vocab_size)
+    embed_tokens = folder.weight(f"{prefix}embed_tokens.weight", vocabulary, share=rows)
     lm_head = embed_tokens
     if not config.tie_word_embeddings or "lm_head.weight" in folder:
-        lm_head = folder.weight("lm_head.weight", vocabulary)
+        lm_head = folder.weight("lm_head.weight", vocabulary, share=rows)
         if config.tie_word_embeddings and torch.equal(lm_head, embed_tokens):
             lm_head = embed_tokens  # a copy; one that differs is used, as transformers does
     return LlamaTarget(
@@ -143,7 +176,7 @@ def load_draft_model(opened: DrafterFolder, target: DraftedTarget) -> DraftModel
             f"{source}: the draft model has {config.max_position_embeddings} positions, the target runs with "
             f"{target.max_model_len}; load the target with max_model_len={config.max_position_embeddings} or less"
         )
-    config = config.with_max_position(target.max_model_len)
+    config = config.with_max_position(target.max_model_len).split(target.tensor_parallel)
     model = load_llama(opened.checkpoint, config)
     return DraftModelHead(model, target.hidden_size)
 

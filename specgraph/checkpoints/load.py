@@ -20,6 +20,7 @@ from specgraph.checkpoints.target_shape import MOST_POSITIONS, target_shape
 from specgraph.errors import ConfigError
 from specgraph.models.llama import LlamaTarget
 from specgraph.models.protocol import DraftHead, ParallelHead
+from specgraph.parallel import WHOLE, TensorParallel
 
 READERS: tuple[DrafterReader, ...] = (
     dflash.READER,
@@ -37,6 +38,7 @@ def load_target(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = None,
     max_model_len: int | None = None,
+    tensor_parallel: TensorParallel = WHOLE,
 ) -> LlamaTarget:
     """Read a target from a Hugging Face folder.
 
@@ -45,10 +47,11 @@ def load_target(
         device: where the weights are stored.
         dtype: of weights and activations; the checkpoint's own when None.
         max_model_len: positions to prepare for; the checkpoint's maximum when None.
+        tensor_parallel: the ranks that split the model, and this one's place: it reads its share only.
 
     Raises:
         CheckpointError: unknown architecture or quantisation, or a missing, truncated or misshapen part.
-        ConfigError: max_model_len is below 1 or above what the checkpoint allows.
+        ConfigError: max_model_len is below 1 or above what the checkpoint allows, or the ranks cannot split its sizes.
     """
     folder = Path(folder)
     source = read_config(folder)
@@ -65,6 +68,7 @@ def load_target(
     elif config.max_position_embeddings > MOST_POSITIONS:
         problem = f"is {config.max_position_embeddings}; give max_model_len, at most {MOST_POSITIONS}"
         raise source.fail("max_position_embeddings", problem)
+    config = config.split(tensor_parallel)
     announce(stored, str(folder), dtype or config.dtype)
     checkpoint = open_checkpoint(folder, torch.device(device), dtype or config.dtype, stored)
     target = load_llama(checkpoint, config)
@@ -96,7 +100,7 @@ def load_drafter(
         folder: the drafter's folder, or the target's own where that holds MTP modules; its format is detected.
         target: the model it drafts for: from `load_target`; or of any other architecture as a folder, a transformers
             model or a `TargetShape` (`target_shape` makes one, also from a state dict). Embedding and lm_head are
-            shared with it unless the drafter's folder has its own.
+            shared with it unless the drafter's folder has its own. Where it is split over ranks, so is the drafter.
         dtype: of weights and activations; the target's when None.
         num_modules: for MTP: number of modules to use; all when None. 1 uses the first at every step.
 

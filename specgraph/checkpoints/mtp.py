@@ -159,7 +159,9 @@ def _load_module(
     if names.family == "deepseek":  # each module may hold copies of what it shares with the target
         prefix, vocabulary = _name(names.layer, index, target), (target.vocab_size, hidden)
         for name, shared in (("embed_tokens", target.embed_tokens), ("shared_head.head", target.lm_head)):
-            own = folder.optional_weight(f"{prefix}.{name}.weight", vocabulary)
+            own = folder.optional_weight(
+                f"{prefix}.{name}.weight", vocabulary, target.tensor_parallel.vocabulary(vocabulary[0])
+            )
             if own is not None and not torch.equal(own, shared):
                 raise CheckpointError(f"{folder.folder}: '{prefix}.{name}.weight' differs from the target's own")
 

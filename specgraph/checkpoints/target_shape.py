@@ -21,6 +21,7 @@ from specgraph.checkpoints.files import shown
 from specgraph.checkpoints.folder import open_checkpoint
 from specgraph.checkpoints.model_config import config_dtype
 from specgraph.errors import CheckpointError, ConfigError
+from specgraph.parallel import WHOLE, TensorParallel
 
 _EMBEDDING = re.compile(
     r"(model\.|language_model\.|transformer\.|text_model\.)*(embed_tokens|wte|word_embeddings)\.weight"
@@ -45,6 +46,8 @@ class TargetShape:
     """[vocab_size, hidden_size]; the embedding itself where the two are tied."""
     architecture: str = "llama"
     """`model_type` of its configuration."""
+    tensor_parallel: TensorParallel = WHOLE
+    """A drafter for it is whole on every rank."""
 
     def __post_init__(self) -> None:
         if self.embed_tokens.dim() != 2 or self.embed_tokens.shape != self.lm_head.shape:

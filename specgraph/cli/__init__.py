@@ -5,6 +5,7 @@ These modules import torch inside their functions only, so that `--help` is fast
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -50,5 +51,7 @@ def main() -> None:
     try:
         app()
     except SpecgraphError as error:
-        print(f"specgraph: {error}", file=sys.stderr)
+        rank = os.environ.get("RANK", "0")  # of a process of torchrun
+        if rank == "0" or not getattr(error, "everywhere", False):
+            print(f"specgraph: {'' if rank == '0' else f'rank {rank}: '}{error}", file=sys.stderr)
         sys.exit(1)

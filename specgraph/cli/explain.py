@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from specgraph.cli.options import DraftOption, JsonOption, PlatformOption, TargetOption, with_engine_options
+from specgraph.cli.options import RANKS, DraftOption, JsonOption, PlatformOption, TargetOption, with_engine_options
 from specgraph.cli.output import check_output, write_json
 from specgraph.cli.waiting import waiting
 from specgraph.errors import ConfigError
@@ -25,7 +25,7 @@ from specgraph.options import EngineOptions, dtype_named
 _COLUMNS = ("model", "phase", "requests", "rows_per_request", "rows", "k", "step", "graphs")
 
 
-@with_engine_options(without=("check_inputs", "debug", "synthetic_acceptance"), max_num_requests=8)
+@with_engine_options(without=("check_inputs", "debug", "synthetic_acceptance", *RANKS), max_num_requests=8)
 def explain(
     target: TargetOption = None,
     draft: DraftOption = None,

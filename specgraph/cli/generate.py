@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from dataclasses import asdict, replace
@@ -18,6 +19,7 @@ from specgraph.cli.output import check_output, write_json
 from specgraph.cli.prompts import Prompt, read_prompts
 from specgraph.cli.streaming import LEGEND, Result, show_texts
 from specgraph.cli.waiting import waiting
+from specgraph.errors import ConfigError
 
 if TYPE_CHECKING:
     from specgraph.decoding.text import TextGenerator
@@ -61,12 +63,20 @@ def generate(
 ) -> None:
     """Generate text with speculative decoding; text from accepted draft tokens is green and underlined."""
     check_output("--json", json)
+    rank, started = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if started != options.tensor_parallel:
+        processes = f"{started} process{'es were' if started > 1 else ' was'} started"
+        size = options.tensor_parallel
+        how = f"torchrun --nproc-per-node {size} -m specgraph generate" if size > 1 else f"--tensor-parallel {started}"
+        raise ConfigError(f"{processes}, and --tensor-parallel is {size}: use {how}")
+    if rank:
+        json = None  # the first rank writes
     settings = Prompt(
         prompt="", max_tokens=max_tokens, temperature=temperature, seed=seed, top_k=top_k, top_p=top_p, min_p=min_p,
         repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
     )  # fmt: skip
     asked = read_prompts(prompt, prompt_file, prompts, settings)
-    console = Console(file=sys.stderr if json == "-" else sys.stdout, highlight=False)
+    console = Console(file=sys.stderr if json == "-" else sys.stdout, highlight=False, quiet=rank > 0)
     with waiting() as captured:
         from specgraph.decoding.text import load_generator, shipped_pair
         from specgraph.platforms import open_platform

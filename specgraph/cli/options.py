@@ -20,6 +20,9 @@ TargetOption = Annotated[Path | None, typer.Option(help="Folder of the target. D
 DraftOption = Annotated[Path | None, typer.Option(help="Folder of the drafter.")]
 JsonOption = Annotated[str | None, typer.Option(help="Write JSON to this file, or - for standard output.")]
 
+RANKS = ("tensor_parallel", "draft_tensor_parallel", "rank_timeout")
+"""Options of commands that several processes can run together."""
+
 
 def with_engine_options(*, without: Collection[str] = (), **defaults: Any) -> Callable[..., Callable[..., None]]:
     """Give a command an option per field of EngineOptions, in the place of its parameter `options`.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from specgraph.attention import AttentionChoice, PagedAttention, choose_attention
-from specgraph.checkpoints import drafter_format, load_drafter, load_target
+from specgraph.checkpoints import TargetShape, drafter_format, load_drafter, load_target, target_shape
 from specgraph.checkpoints.tokens import read_tokenizer, sampling_defaults, stop_token_ids
 from specgraph.decoding.blocks import GIB, CacheSize, bytes_per_token, size_cache
 from specgraph.decoding.chat_template import render_chat
@@ -24,6 +24,7 @@ from specgraph.decoding.text_stream import TextStream
 from specgraph.drafting import DraftTree
 from specgraph.errors import CheckpointError, ConfigError
 from specgraph.options import EngineOptions, dtype_named
+from specgraph.parallel import WHOLE, Ranks, join_ranks
 from specgraph.platforms import Platform, open_platform
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class TextGenerator:
     """The target's."""
     description: str
     """What was loaded: target, drafter format, lowering and why."""
+    ranks: Ranks | None = None
+    """The processes that split the models; None where this one runs alone."""
 
     def request(
         self,
@@ -161,8 +164,10 @@ class TextGenerator:
         return [self.tokenizer.decode(result.token_ids) for result in results]
 
     def close(self) -> None:
-        """Release graphs and their memory; requests are refused afterwards."""
+        """Release graphs and their memory, and leave the ranks; requests are refused afterwards."""
         self.decoder.close()
+        if self.ranks is not None:
+            self.ranks.close()
 
     def __enter__(self) -> TextGenerator:
         return self
@@ -199,8 +204,11 @@ def load_generator(
         raise CheckpointError("give both the target's and the drafter's folder, or neither for the shipped pair")
     target_folder, draft_folder = (Path(target), Path(draft or target)) if target is not None else shipped_pair()
     opened = platform if isinstance(platform, Platform) else open_platform(platform)
+    ranks = join(opened, chosen, {"target": target_folder, "draft": draft_folder, "speculate": speculate})
     tokenizer, defaults = read_tokenizer(target_folder), sampling_defaults(target_folder)
-    model, head, attention, cache = load_models(target_folder, draft_folder if speculate else None, opened, chosen)
+    model, head, attention, cache = load_models(
+        target_folder, draft_folder if speculate else None, opened, chosen, ranks
+    )
     stops = stop_token_ids(target_folder, model.vocab_size)
     sized = replace(chosen, num_blocks=cache.num_blocks, block_size=cache.block_size)
     config = engine_config(sized, cache.max_model_len)
@@ -216,11 +224,38 @@ def load_generator(
     where = f"{opened.info.name} (simulated)" if opened.info.simulated else opened.info.name
     ignored = f"; generation_config.json's {defaults} are not applied, each request says how it samples"
     description = f"{where}: {how}; captured in {took:.2f} s{drafter}; {cache}{ignored if defaults else ''}"
-    return TextGenerator(decoder, tokenizer, stops, opened, target_folder, description)
+    if ranks is not None:
+        description += f"; rank {ranks.rank} of {ranks.size} that split the target"
+    return TextGenerator(decoder, tokenizer, stops, opened, target_folder, description, ranks)
+
+
+def join(platform: Platform, options: EngineOptions, also: Mapping[str, object]) -> Ranks | None:
+    """Meet the other processes of a run, and compare the options of all; None where `options` ask for one process.
+
+    Args:
+        also: what else must be the same on every rank.
+
+    Raises:
+        ConfigError: torchrun started another number of processes.
+        RankError: an option differs between ranks, or a process did not come in time.
+    """
+    size, draft = options.tensor_parallel, options.draft_tensor_parallel
+    if size < 1 or draft not in (None, 1, size):
+        raise ConfigError(
+            f"tensor_parallel {size}, draft_tensor_parallel {draft}: the target is split over 1 or more ranks, the "
+            "drafter over as many or over 1"
+        )
+    if size == 1:
+        return None
+    ranks = join_ranks(platform.device, size, timeout=options.rank_timeout)
+    own = {"platform": platform.info.name, "device": platform.info.device_name, **platform.info.versions}
+    asked = {f"option {f.name}": getattr(options, f.name) for f in fields(options)}
+    ranks.same("the comparison of options", {**own, **also, **asked})
+    return ranks
 
 
 def load_models(
-    target: Path, draft: Path | None, platform: Platform, options: EngineOptions
+    target: Path, draft: Path | None, platform: Platform, options: EngineOptions, ranks: Ranks | None = None
 ) -> tuple[LlamaTarget, DraftHead | ParallelHead | None, AttentionChoice, CacheSize]:
     """Load a target and its drafter, choose attention for both, and the size of their KV caches by the memory left.
 
@@ -241,19 +276,27 @@ def load_models(
     if dtype is None and platform.device.type == "cpu":
         dtype = torch.float32  # half precision is slower than float32 on most CPUs
     while True:
-        model = load_target(target, platform.device, dtype, length)
-        head = load_drafter(draft, model, num_modules=options.num_modules) if draft is not None else None
+        model = load_target(target, platform.device, dtype, length, WHOLE if ranks is None else ranks.tensor_parallel)
+        head = None
+        if draft is not None:
+            drafted: LlamaTarget | TargetShape = model
+            if ranks is not None and options.draft_tensor_parallel == 1:
+                where = platform.device
+                drafted = target_shape(target, device=where, dtype=model.dtype, max_model_len=model.max_model_len)
+            head = load_drafter(draft, drafted, num_modules=options.num_modules)
         layers = [layer for m in (model, head) if m is not None for layer in m.attention_layers]
         attention = choose_attention(
             options.attention, platform, layers, model.dtype, options.block_size, tree is not None
         )
-        memory = int(platform.memory().free * options.memory_fraction) or None
+        memory = int(platform.memory().free * options.memory_fraction)
+        if ranks is not None:  # all ranks must have the same blocks
+            memory = ranks.smallest("the size of the KV cache", memory)
         cache = size_cache(
             sum(bytes_per_token(m.attention_layers, m.dtype) for m in (model, head) if m is not None),
             block_size=attention.block_size,
             max_model_len=model.max_model_len,
             max_num_requests=options.max_num_requests,
-            memory=int(options.kv_memory * GIB) if options.kv_memory is not None else memory,
+            memory=int(options.kv_memory * GIB) if options.kv_memory is not None else memory or None,
             num_blocks=options.num_blocks,
             may_shorten=length is None,
             scratch_tokens=0 if tree is None else tree.scratch_tokens,

@@ -15,7 +15,8 @@ from specgraph.decoding.sampling_buffers import allocate_sampling
 from specgraph.drafting import Drafter, ProposeBatch, RoundBuffers
 from specgraph.drafting.program import sampling
 from specgraph.graphs import BatchDescriptor, MakeAttend, Phase
-from specgraph.models.protocol import Target, TargetOutput
+from specgraph.models.protocol import OutputProjection, Target, TargetOutput
+from specgraph.models.split import candidates
 from specgraph.runner import StepKind
 
 
@@ -162,7 +163,7 @@ class VerifyProgram:
             )
             out = self.target.forward(b.token_ids, make_attend(b.metadata, 0), self.aux_layers)
             self.hand_over(out, b.round.aux_hidden)
-            self._accept(b, self.target.logits(out.hidden))
+            self._accept(b, out.hidden)
 
         return work
 
@@ -171,8 +172,19 @@ class VerifyProgram:
         if into.shape[1]:
             into.copy_(out.aux_hidden if self.aux_layers else out.hidden)
 
-    def _accept(self, b: VerifyBuffers, logits: Tensor) -> None:
+    def _accept(self, b: VerifyBuffers, hidden: Tensor) -> None:
         """Write the sampled tokens and their counts."""
+        out: OutputProjection | None = getattr(self.target, "output_projection", None)
+        config = self.config
+        needs_logits = config.sampled or config.logprobs or config.sampling_parameters
+        if out is not None and out.is_split and not needs_logits and config.synthetic_acceptance is None:
+            best = candidates(kernels.norm_linear(hidden, out.norm, out.eps, out.weight), out.tensor_parallel)
+            results = b.round.sampled_token_ids, b.round.num_sampled
+            kernels.verify_best(best, b.draft_token_ids, b.round.start_positions, *results)
+        else:
+            self._accept_by_logits(b, self.target.logits(hidden))
+
+    def _accept_by_logits(self, b: VerifyBuffers, logits: Tensor) -> None:
         drafts, starts = b.draft_token_ids, b.round.start_positions
         tokens, counts = b.round.sampled_token_ids, b.round.num_sampled
         temperature, seeds, raw = sampling(b.round.temperature), sampling(b.round.seeds), logits

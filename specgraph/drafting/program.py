@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -19,7 +18,8 @@ from specgraph.drafting.buffers import DraftBuffers, PassRows, allocate_buffers
 from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.host_lengths import HostRound
 from specgraph.graphs import AttentionStack, BatchDescriptor, MakeAttend, Phase
-from specgraph.models.protocol import DraftHead, Head, ProjectionHead
+from specgraph.models.protocol import DraftHead, Head, OutputProjection
+from specgraph.models.split import candidates
 from specgraph.runner import StepKind, Work
 
 
@@ -132,8 +132,11 @@ def draft_one(head: DraftHead, b: DraftBuffers, hidden: Tensor) -> None:
     """Pick one token per request from hidden states [R, hidden_size], and write it to column `draft_step`."""
     picks = (b.draft_step, b.step_token_ids, b.draft_token_ids)
     draws = (sampling(b.inputs.temperature), sampling(b.inputs.seeds), b.step.seq_lens)
-    if hasattr(head, "output_projection"):  # an attribute, not the type: a wrapper must not hide it
-        out = cast(ProjectionHead, head).output_projection
+    out: OutputProjection | None = getattr(head, "output_projection", None)  # not by type: a wrapper must not hide it
+    if out is not None and out.is_split and b.draft_probs is None:
+        part = kernels.norm_linear(hidden, out.norm, out.eps, out.weight)
+        kernels.draft_best(candidates(part, out.tensor_parallel), head.draft_to_target, *picks)
+    elif out is not None and not out.is_split:
         logits = (hidden, out.norm, out.eps, out.weight, head.draft_to_target)
         if b.draft_probs is None:
             kernels.greedy_head(*logits, *picks)

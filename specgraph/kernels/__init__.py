@@ -1,6 +1,7 @@
 """The draft ops: registered torch ops, each declared by a reference in plain torch that any device can capture."""
 
 from specgraph.kernels.begin import begin_block, begin_masked, begin_prefill, begin_propose, begin_verify
+from specgraph.kernels.collectives import all_gather, all_reduce, best_tokens, draft_best, embed_part, verify_best
 from specgraph.kernels.copies import load_round, take_rows
 from specgraph.kernels.draft_sampling import draft_block_greedy, draft_block_gumbel, draft_greedy, draft_gumbel
 from specgraph.kernels.experts import expert_mlp
@@ -26,18 +27,23 @@ __all__ = [
     "adjust_logits",
     "advance",
     "advance_tree",
+    "all_gather",
+    "all_reduce",
     "begin_block",
     "begin_masked",
     "begin_prefill",
     "begin_propose",
     "begin_tree_verify",
     "begin_verify",
+    "best_tokens",
     "choose_nodes",
     "count_tokens",
+    "draft_best",
     "draft_block_greedy",
     "draft_block_gumbel",
     "draft_greedy",
     "draft_gumbel",
+    "embed_part",
     "emitted_logprobs",
     "expert_mlp",
     "greedy_head",
@@ -59,6 +65,7 @@ __all__ = [
     "stop_finished",
     "take_rows",
     "tree_attention",
+    "verify_best",
     "verify_greedy",
     "verify_sampled",
     "verify_synthetic",

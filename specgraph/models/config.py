@@ -7,9 +7,11 @@ from typing import Literal
 
 import torch
 
+from specgraph.errors import ConfigError
 from specgraph.models.experts import ExpertsConfig
 from specgraph.models.latent import LatentConfig
 from specgraph.models.rotary import RotaryConfig
+from specgraph.parallel import WHOLE, TensorParallel
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -65,6 +67,19 @@ class ModelConfig:
     """The mixture of experts that some layers have in place of their MLP."""
     latent: LatentConfig | None = None
     """Multi-head latent attention (DeepSeek-V3): num_kv_heads is 1, and head_dim the rotated part and the latent."""
+    tensor_parallel: TensorParallel = WHOLE
+    """How the model is split; all sizes here are those of the whole model."""
+
+    @property
+    def local_heads(self) -> int:
+        """Query heads of this rank."""
+        return self.num_heads // self.tensor_parallel.size
+
+    @property
+    def local_kv_heads(self) -> int:
+        """KV heads of this rank: at least one."""
+        begin, end = self.tensor_parallel.kv_heads(self.num_kv_heads)
+        return end - begin
 
     def window(self, layer: int) -> int | None:
         """Keys that a row sees at most in that layer; None where the window hides none of the model's positions."""
@@ -75,3 +90,17 @@ class ModelConfig:
     def with_max_position(self, max_position_embeddings: int) -> ModelConfig:
         """The same configuration with another number of positions."""
         return replace(self, max_position_embeddings=max_position_embeddings)
+
+    def split(self, ranks: TensorParallel) -> ModelConfig:
+        """The same configuration, split over `ranks`.
+
+        Raises:
+            ConfigError: the sizes cannot be split evenly.
+        """
+        if ranks.size == 1:
+            return replace(self, tensor_parallel=ranks)
+        if self.experts is not None or self.latent is not None:
+            what = "mixtures of experts" if self.experts is not None else "models with latent attention"
+            raise ConfigError(f"tensor parallel over {ranks.size} ranks: {what} cannot be split yet")
+        ranks.check(self.num_heads, self.num_kv_heads, self.intermediate_size, f"the {self.architecture} model")
+        return replace(self, tensor_parallel=ranks)

@@ -19,11 +19,11 @@ from specgraph.models.layers import (
     DecoderLayer,
     attention_layers,
     decoder_block,
-    embedding,
     linear,
     norm_linear,
     rms_norm,
 )
+from specgraph.models.split import embedding, whole_logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,7 @@ class DFlashHead:
         self.hidden_size, self.draft_vocab_size = model.hidden_size, config.draft_vocab_size
         self.aux_layers = config.aux_layers
         self.aux_size = len(config.aux_layers) * config.target_hidden_size
+        self.tensor_parallel = model.tensor_parallel
         self.dtype, self.draft_to_target = weights.embed_tokens.dtype, weights.draft_to_target
 
     def combine(self, aux_hidden: Tensor) -> Tensor:
@@ -91,14 +92,14 @@ class DFlashHead:
     def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:
         """token_ids int64 [R * (1 + K)] -> [R * (1 + K), hidden_size]."""
         eps = self.config.model.rms_norm_eps
-        x = embedding(token_ids, self.tensors.embed_tokens)
+        x = embedding(token_ids, self.tensors.embed_tokens, self.tensor_parallel, self.config.model.vocab_size)
         for index, layer in enumerate(self.layers):
             x = decoder_block(x, layer, self.attention_layers[index], index, attend, eps)
         return rms_norm(x, self.tensors.norm, eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, draft_vocab_size]."""
-        return linear(hidden, self.tensors.lm_head)
+        return whole_logits(linear(hidden, self.tensors.lm_head), self.tensor_parallel, self.draft_vocab_size)
 
     def weights(self) -> Mapping[str, Tensor]:
         """Everything that the head reads, the rotary table and the vocabulary offsets too."""

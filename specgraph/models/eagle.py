@@ -16,6 +16,7 @@ from specgraph.attention import Attend
 from specgraph.models.config import ModelConfig
 from specgraph.models.layers import DecoderLayer, attention_layers, decoder_block, linear, pair_linear
 from specgraph.models.protocol import DraftOutput, OutputProjection
+from specgraph.models.split import table_rows, whole_logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,8 @@ class EagleHead:
         self.layers = tuple(layers)
         self.attention_layers = attention_layers(config, len(self.layers), weights.embed_tokens.device)
         self.hidden_size = self.aux_size = config.hidden_size
-        self.draft_vocab_size, self.dtype = weights.lm_head.shape[0], weights.embed_tokens.dtype
+        self.draft_vocab_size, self.dtype = config.vocab_size, weights.embed_tokens.dtype
+        self.tensor_parallel = config.tensor_parallel
 
     def combine(self, aux_hidden: Tensor) -> Tensor:
         """[T, hidden_size], unchanged."""
@@ -54,7 +56,8 @@ class EagleHead:
     def forward(self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None) -> DraftOutput:
         """token_ids int64 [T] (the token after each row's position), hidden [T, hidden_size]."""
         tensors, eps = self.tensors, self.config.rms_norm_eps
-        x = pair_linear(token_ids, tensors.embed_tokens, None, hidden, None, eps, tensors.fc, tensors.fc_bias)
+        ids, table = table_rows(token_ids, tensors.embed_tokens, self.tensor_parallel, self.config.vocab_size)
+        x = pair_linear(ids, table, None, hidden, None, eps, tensors.fc, tensors.fc_bias)
         for index, layer in enumerate(self.layers):
             last = index == len(self.layers) - 1
             x = decoder_block(x, layer, self.attention_layers[index], index, attend, eps, rows if last else None)
@@ -62,12 +65,12 @@ class EagleHead:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, vocab_size]."""
-        return linear(hidden, self.tensors.lm_head)
+        return whole_logits(linear(hidden, self.tensors.lm_head), self.tensor_parallel, self.draft_vocab_size)
 
     @property
     def output_projection(self) -> OutputProjection:
         """See `ProjectionHead`."""
-        return OutputProjection(None, 0.0, self.tensors.lm_head)
+        return OutputProjection(None, 0.0, self.tensors.lm_head, self.draft_vocab_size, self.tensor_parallel)
 
     def weights(self) -> Mapping[str, Tensor]:
         """Everything that the head reads, the rotary table too."""

@@ -31,6 +31,7 @@ from specgraph.models.layers import (
     rms_norm,
 )
 from specgraph.models.protocol import DraftOutput, OutputProjection
+from specgraph.models.split import table_rows, whole_logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ class Eagle3Head:
         self.hidden_size, self.draft_vocab_size = model.hidden_size, config.draft_vocab_size
         self.aux_layers = config.aux_layers
         self.aux_size = max(1, len(config.aux_layers)) * config.target_hidden_size
+        self.tensor_parallel = model.tensor_parallel
         self.dtype, self.draft_to_target = weights.embed_tokens.dtype, weights.draft_to_target
 
     def combine(self, aux_hidden: Tensor) -> Tensor:
@@ -104,9 +106,8 @@ class Eagle3Head:
         first, hidden_norm = self.layers[0], tensors.hidden_norm
         if self.config.norm_before_residual:
             hidden, hidden_norm = rms_norm(hidden, hidden_norm, eps), None
-        qkv = pair_linear(
-            token_ids, tensors.embed_tokens, first.input_norm, hidden, hidden_norm, eps, first.qkv, first.qkv_bias
-        )
+        ids, table = table_rows(token_ids, tensors.embed_tokens, self.tensor_parallel, self.config.model.vocab_size)
+        qkv = pair_linear(ids, table, first.input_norm, hidden, hidden_norm, eps, first.qkv, first.qkv_bias)
         last = len(self.layers) - 1
         x = attention_and_mlp(hidden, qkv, first, shapes[0], 0, attend, eps, rows if last == 0 else None)
         for index, layer in enumerate(self.layers[1:], start=1):
@@ -116,12 +117,14 @@ class Eagle3Head:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, draft_vocab_size]."""
-        return norm_linear(hidden, self.tensors.norm, self.config.model.rms_norm_eps, self.tensors.lm_head)
+        logits = norm_linear(hidden, self.tensors.norm, self.config.model.rms_norm_eps, self.tensors.lm_head)
+        return whole_logits(logits, self.tensor_parallel, self.draft_vocab_size)
 
     @property
     def output_projection(self) -> OutputProjection:
         """See `ProjectionHead`."""
-        return OutputProjection(self.tensors.norm, self.config.model.rms_norm_eps, self.tensors.lm_head)
+        tensors, eps = self.tensors, self.config.model.rms_norm_eps
+        return OutputProjection(tensors.norm, eps, tensors.lm_head, self.draft_vocab_size, self.tensor_parallel)
 
     def weights(self) -> Mapping[str, Tensor]:
         """Everything that the head reads, the rotary table and the vocabulary offsets too."""

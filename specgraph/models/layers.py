@@ -18,6 +18,8 @@ from specgraph.models.config import Activation, ModelConfig
 from specgraph.models.experts import Experts, mixture
 from specgraph.models.latent import LatentAttention, latent_heads, latent_values
 from specgraph.models.rotary import rotary_table
+from specgraph.models.split import embedding, row_parallel
+from specgraph.parallel import WHOLE, TensorParallel
 
 __all__ = [
     "DecoderLayer",
@@ -32,11 +34,6 @@ __all__ = [
     "split_heads",
     "take_rows",
 ]
-
-
-def embedding(token_ids: Tensor, weight: Tensor) -> Tensor:
-    """token_ids int64 [T], weight [vocab_size, hidden_size] -> [T, hidden_size]."""
-    return functional.embedding(token_ids, weight)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -91,6 +88,8 @@ class DecoderLayer:
     activation: Activation = "silu"
     latent: LatentAttention | None = None
     """The rest of the attention, where it is multi-head latent attention."""
+    tensor_parallel: TensorParallel = WHOLE
+    """Where it is split, heads and inner columns here are this rank's."""
 
     def named_tensors(self, prefix: str) -> dict[str, Tensor]:
         """The tensors by dotted name, for the read-set."""
@@ -111,8 +110,8 @@ def attention_layers(
         local = rotary_table(config.sliding_rotary, positions, dim, device)
     return tuple(
         AttentionLayer(
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
+            num_heads=config.local_heads,
+            num_kv_heads=config.local_kv_heads,
             head_dim=config.head_dim,
             scale=config.attention_scale or config.head_dim**-0.5,
             rotary=local if any(config.sliding[index : index + 1]) else table,
@@ -153,6 +152,7 @@ def attention_and_mlp(
     `rows` (int64 [R]): compute only these rows after attention. Used in the last layer when only some rows of its
     output are read; keys and values are written for all T rows.
     """
+    ranks = layer.tensor_parallel
     if layer.latent is None:
         query, key, value = split_heads(qkv, layer, shape, eps)
         attended = attend(index, query, key, value).reshape(residual.shape[0], -1)
@@ -162,9 +162,9 @@ def attention_and_mlp(
     if rows is not None:
         attended, residual = take_rows(attended, rows), take_rows(residual, rows)
     if layer.attention_norm is None:
-        residual = norm_linear(attended, None, eps, layer.output, layer.output_bias, residual)
+        residual = row_parallel(attended, layer.output, layer.output_bias, residual, ranks)
     else:
-        out = linear(attended, layer.output, layer.output_bias)
+        out = row_parallel(attended, layer.output, layer.output_bias, None, ranks)
         residual = residual + rms_norm(out, layer.attention_norm, eps)
     if layer.experts is not None:
         x = rms_norm(residual, layer.post_norm, eps)
@@ -175,8 +175,8 @@ def attention_and_mlp(
         gate, up = norm_linear(residual, layer.post_norm, eps, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
         inner = functional.gelu(gate, approximate="tanh") * up
     if layer.mlp_norm is None:
-        return norm_linear(inner, None, eps, layer.down, layer.down_bias, residual)
-    return residual + rms_norm(linear(inner, layer.down, layer.down_bias), layer.mlp_norm, eps)
+        return row_parallel(inner, layer.down, layer.down_bias, residual, ranks)
+    return residual + rms_norm(row_parallel(inner, layer.down, layer.down_bias, None, ranks), layer.mlp_norm, eps)
 
 
 def split_heads(qkv: Tensor, layer: DecoderLayer, shape: AttentionLayer, eps: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from specgraph.attention import Attend, AttentionLayer
 from specgraph.models.config import ModelConfig
-from specgraph.models.layers import DecoderLayer, attention_layers, decoder_block, embedding, linear, rms_norm
-from specgraph.models.protocol import TargetOutput
+from specgraph.models.layers import DecoderLayer, attention_layers, decoder_block, linear, rms_norm
+from specgraph.models.protocol import OutputProjection, TargetOutput
+from specgraph.models.split import embedding, whole_logits
+from specgraph.parallel import TensorParallel
 
 
 class LlamaTarget:
@@ -25,7 +27,8 @@ class LlamaTarget:
         norm: Tensor,
         lm_head: Tensor,
     ) -> None:
-        """embed_tokens and lm_head [vocab_size, hidden_size], one tensor when tied; norm [hidden_size]."""
+        """embed_tokens and lm_head [vocab_size, hidden_size], or this rank's rows; one tensor when tied. norm
+        [hidden_size]."""
         self.config = config
         self.embed_tokens = embed_tokens
         self.layers = tuple(layers)
@@ -56,7 +59,12 @@ class LlamaTarget:
     @property
     def vocab_size(self) -> int:
         """Columns of `logits`."""
-        return self.lm_head.shape[0]
+        return self.config.vocab_size
+
+    @property
+    def tensor_parallel(self) -> TensorParallel:
+        """How it is split."""
+        return self.config.tensor_parallel
 
     @property
     def hidden_size(self) -> int:
@@ -76,7 +84,7 @@ class LlamaTarget:
     def forward(self, token_ids: Tensor, attend: Attend, aux_layers: Sequence[int] = ()) -> TargetOutput:
         """token_ids int64 [T] -> hidden states; see `Target.forward` for `aux_layers`."""
         eps = self.config.rms_norm_eps
-        x = embedding(token_ids, self.embed_tokens)
+        x = embedding(token_ids, self.embed_tokens, self.tensor_parallel, self.vocab_size)
         if self._embedding_scale != 1:
             x = x * self._embedding_scale
         entering = [
@@ -93,7 +101,12 @@ class LlamaTarget:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, vocab_size]."""
-        return linear(hidden, self.lm_head)
+        return whole_logits(linear(hidden, self.lm_head), self.tensor_parallel, self.vocab_size)
+
+    @property
+    def output_projection(self) -> OutputProjection:
+        """See `ProjectionHead`."""
+        return OutputProjection(None, 0.0, self.lm_head, self.vocab_size, self.tensor_parallel)
 
     def weights(self) -> Mapping[str, Tensor]:
         """Everything that forward and logits read; the rotary table too."""

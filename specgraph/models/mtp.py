@@ -26,6 +26,7 @@ from specgraph.models.layers import (
     rms_norm,
 )
 from specgraph.models.protocol import DraftOutput, OutputProjection
+from specgraph.models.split import table_rows, whole_logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,8 @@ class MtpHead:
         """1: the module is used at every step. More: one per step."""
         self.attention_layers = attention_layers(config, self.num_modules, embed_tokens.device)
         self.hidden_size = self.aux_size = config.hidden_size
-        self.draft_vocab_size, self.dtype = lm_head.shape[0], embed_tokens.dtype
+        self.draft_vocab_size, self.dtype = config.vocab_size, embed_tokens.dtype
+        self.tensor_parallel = config.tensor_parallel
 
     def combine(self, aux_hidden: Tensor) -> Tensor:
         """[T, hidden_size], unchanged."""
@@ -93,21 +95,20 @@ class MtpHead:
 
     def _module(self, step: int, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None) -> DraftOutput:
         module, eps = self.modules[step], self.config.rms_norm_eps
-        x = pair_linear(
-            token_ids, self.embed_tokens, module.embed_norm, hidden, module.hidden_norm, eps, module.projection
-        )
+        ids, table = table_rows(token_ids, self.embed_tokens, self.tensor_parallel, self.config.vocab_size)
+        x = pair_linear(ids, table, module.embed_norm, hidden, module.hidden_norm, eps, module.projection)
         x = decoder_block(x, module.layer, self.attention_layers[step], step, attend, eps, rows)
         normed = rms_norm(x, module.norm, eps)
         return DraftOutput(normed, normed)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, vocab_size]."""
-        return linear(hidden, self.lm_head)
+        return whole_logits(linear(hidden, self.lm_head), self.tensor_parallel, self.draft_vocab_size)
 
     @property
     def output_projection(self) -> OutputProjection:
         """See `ProjectionHead`."""
-        return OutputProjection(None, 0.0, self.lm_head)
+        return OutputProjection(None, 0.0, self.lm_head, self.draft_vocab_size, self.tensor_parallel)
 
     def weights(self) -> Mapping[str, Tensor]:
         """Everything that the head reads, the rotary table too."""

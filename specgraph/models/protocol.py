@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from specgraph.attention import Attend, AttentionLayer, Store
+from specgraph.parallel import WHOLE, TensorParallel
 
 
 class TargetOutput(NamedTuple):
@@ -118,13 +119,21 @@ class DraftHead(Head, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OutputProjection:
-    """The linear that gives a head's logits: rms_norm(hidden) @ weight.T."""
+    """The linear that gives a model's logits: rms_norm(hidden) @ weight.T."""
 
     norm: Tensor | None
     """[hidden_size]; None for no norm."""
     eps: float
     weight: Tensor
-    """[draft_vocab_size, hidden_size]"""
+    """[vocabulary, hidden_size], or the rows of this rank's part of the vocabulary."""
+    vocab_size: int | None = None
+    """Tokens of the whole vocabulary; None: the rows of `weight`."""
+    tensor_parallel: TensorParallel = WHOLE
+
+    @property
+    def is_split(self) -> bool:
+        """Whether `weight` is one rank's part."""
+        return self.vocab_size is not None and self.weight.shape[0] != self.vocab_size
 
 
 @runtime_checkable

@@ -22,7 +22,8 @@ class Selection:
     """A platform by name, and why this one; whether it is available is not known yet."""
 
     name: str
-    index: int
+    index: int | None
+    """None where none was named: `open_platform` says which device that is."""
     reason: str
 
 
@@ -37,9 +38,9 @@ def select_platform(asked: str | None, backends: Mapping[str, Discovered], envir
     if variable := environ.get(ENV_VAR):
         return Selection(*_parse(variable), f"{ENV_VAR}={variable}")
     if accelerator := _only_accelerator(backends):
-        return Selection(accelerator, 0, "the one accelerator that is available")
+        return Selection(accelerator, None, "the one accelerator that is available")
     _log.info("no accelerator is available; running on the '%s' platform", FALLBACK)
-    return Selection(FALLBACK, 0, "no accelerator is available")
+    return Selection(FALLBACK, None, "no accelerator is available")
 
 
 def open_platform(
@@ -51,16 +52,18 @@ def open_platform(
     """Open a platform: `name`, else `SPECGRAPH_PLATFORM`, else the one available accelerator, else the CPU.
 
     Args:
-        name: "name" or "name:index", as in the environment variable.
+        name: "name" or "name:index", as in the environment variable. Without an index it is the first device, or
+            for a process of torchrun the one of its number on this machine (`LOCAL_RANK`), if there are as many.
         found: the backends to choose from; all installed ones by default.
-        environ: where to look for the variable; `os.environ` by default.
+        environ: where to look for the variables; `os.environ` by default.
 
     Raises:
         PlatformError: the name is unknown or not available, several accelerators are available, or opening failed. The
             message lists every backend with the reason why it is not available.
     """
     backends = discover() if found is None else found
-    selected = select_platform(name, backends, os.environ if environ is None else environ)
+    variables = os.environ if environ is None else environ
+    selected = select_platform(name, backends, variables)
     chosen, index = selected.name, selected.index
     item = backends.get(chosen)
     if item is None:
@@ -68,16 +71,19 @@ def open_platform(
     probe = item.probe()
     if not probe.available or item.backend is None:
         raise PlatformError(f"platform '{chosen}' is not available: {probe.reason}\n{_listing(backends)}")
+    if index is None:
+        local_rank = int(variables.get("LOCAL_RANK", "0"))
+        index = local_rank if local_rank < probe.device_count else 0
     if not 0 <= index < probe.device_count:
         raise PlatformError(f"platform '{chosen}' has {probe.device_count} device(s), index {index} was asked for")
     return item.backend.open(index)
 
 
-def _parse(asked: str) -> tuple[str, int]:
+def _parse(asked: str) -> tuple[str, int | None]:
     name, _, index = asked.partition(":")
     if index and not index.isdecimal():
         raise PlatformError(f"platform '{asked}': the part after ':' must be a device index such as '{name}:0'")
-    return name, int(index or 0)
+    return name, int(index) if index else None
 
 
 def _only_accelerator(backends: Mapping[str, Discovered]) -> str | None:

@@ -1,0 +1,67 @@
+"""The places of a model where ranks that split it exchange: see `specgraph.parallel.TensorParallel`.
+
+For a model that is whole (`WHOLE`) each function is the plain op.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from specgraph import kernels
+from specgraph.kernels import norm_linear
+from specgraph.parallel import WHOLE, TensorParallel
+
+
+def row_parallel(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, ranks: TensorParallel
+) -> Tensor:
+    """x @ weight.T + bias + residual, where each rank has some of the columns that are added up.
+
+    Args:
+        x: [T, this rank's columns].
+        weight: [out, this rank's columns].
+        bias: [out], residual: [T, out]: whole. The first rank adds them, so no op follows the all-reduce.
+    """
+    if ranks.size == 1:
+        return norm_linear(x, None, 0.0, weight, bias, residual)
+    first = ranks.rank == 0
+    out = norm_linear(x, None, 0.0, weight, bias if first else None, residual if first else None)
+    kernels.all_reduce(out, ranks.group)
+    return out
+
+
+def embedding(
+    token_ids: Tensor, weight: Tensor, ranks: TensorParallel = WHOLE, vocab_size: int | None = None
+) -> Tensor:
+    """token_ids int64 [T], weight [vocab_size, hidden_size] or this rank's rows of it -> [T, hidden_size]."""
+    rows = weight.shape[0]
+    if vocab_size is None or rows == vocab_size:
+        return functional.embedding(token_ids, weight)
+    out = kernels.embed_part(token_ids, weight, ranks.rank * rows)
+    kernels.all_reduce(out, ranks.group)
+    return out
+
+
+def table_rows(token_ids: Tensor, weight: Tensor, ranks: TensorParallel, vocab_size: int) -> tuple[Tensor, Tensor]:
+    """Ids and a table for an op that looks tokens up itself: as they are, or the rows that all ranks looked up."""
+    if weight.shape[0] == vocab_size:
+        return token_ids, weight
+    looked_up = embedding(token_ids, weight, ranks, vocab_size)
+    return torch.arange(token_ids.shape[0], device=token_ids.device), looked_up
+
+
+def whole_logits(logits: Tensor, ranks: TensorParallel, vocab_size: int) -> Tensor:
+    """Logits [N, this rank's part of the vocabulary] of all ranks: [N, vocab_size]."""
+    rows, part = logits.shape
+    if part == vocab_size:
+        return logits
+    gathered = kernels.all_gather(logits, ranks.group, ranks.size)
+    return gathered.view(ranks.size, rows, part).transpose(0, 1).reshape(rows, vocab_size)
+
+
+def candidates(logits: Tensor, ranks: TensorParallel) -> Tensor:
+    """Each rank's most likely tokens: logits [N, this rank's part of the vocabulary] -> int64 [ranks, N, 2]."""
+    own = kernels.best_tokens(logits, ranks.rank * logits.shape[1])
+    return kernels.all_gather(own, ranks.group, ranks.size).view(ranks.size, *own.shape)

@@ -1,0 +1,249 @@
+"""The ranks of a run and their process groups: torch.distributed's, started by torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import count
+from typing import Any
+
+import torch
+
+from specgraph.errors import ConfigError, RankError, first_line
+from specgraph.parallel.split import WHOLE, TensorParallel
+
+_dist: Any = torch.distributed
+"""Without the types of torch, of which some are private or marked deprecated in some versions."""
+
+_HEADER = 224
+"""Bytes of an exchange between hosts that say which exchange it is."""
+_NUMBERS = 16
+"""Integers that such an exchange may carry."""
+_GRACE = timedelta(seconds=5)
+"""How long a rank that gave up waiting looks for where the others are."""
+
+
+@dataclass(slots=True)
+class Ranks:
+    """The processes that run one model, as one of them sees it. Made by `join_ranks`.
+
+    Host exchanges (`exchange`, `same`, `smallest`) go over a group of the hosts, never over the device. Each ends
+    within `timeout` on every rank: with values, or with a `RankError` that names what the ranks disagree about.
+    """
+
+    name: str
+    """By which captured collectives find it; see `ranks_named`."""
+    rank: int
+    size: int
+    device: Any
+    """The process group of the device's tensors."""
+    host: Any
+    """The process group of the hosts; the same one on the CPU."""
+    store: Any
+    """torch's store of key and value that all ranks reach."""
+    timeout: timedelta
+    compares: bool
+    """Whether the hosts compare every eager collective before it runs (on the CPU: also replayed ones)."""
+    started: bool
+    """Whether torch.distributed was started for these ranks."""
+    exchanges: int = 0
+    """Host exchanges so far."""
+
+    @property
+    def tensor_parallel(self) -> TensorParallel:
+        """This rank's share of a model that all these ranks split."""
+        return TensorParallel(self.rank, self.size, self.name) if self.size > 1 else WHOLE
+
+    def exchange(self, what: str, values: Sequence[int] = ()) -> list[list[int]]:
+        """Every rank's `values`, by rank. All ranks must be at the same exchange: `what` is compared too.
+
+        Args:
+            what: for messages, and the same on every rank.
+            values: at most 16 integers, as many on every rank.
+
+        Raises:
+            RankError: another rank is at another exchange, ended, or did not come within `timeout`.
+        """
+        self.exchanges += 1
+        label = f"{what} (exchange {self.exchanges})".encode()[:_HEADER].ljust(_HEADER, b"\0")
+        numbers = torch.tensor([len(values), *values, *[0] * (_NUMBERS - len(values))], dtype=torch.int64)
+        mine = torch.cat((torch.frombuffer(bytearray(label), dtype=torch.uint8), numbers.view(torch.uint8)))
+        theirs = [torch.empty_like(mine) for _ in range(self.size)]
+        self._call(what, "all_gather", theirs, mine, group=self.host)
+        self._compare([bytes(each[:_HEADER].tolist()).rstrip(b"\0").decode(errors="replace") for each in theirs])
+        counted = [each[_HEADER:].view(torch.int64).tolist() for each in theirs]
+        return [numbers[1 : 1 + numbers[0]] for numbers in counted]
+
+    def _compare(self, labels: Sequence[str]) -> None:
+        other = next((rank for rank, label in enumerate(labels) if label != labels[0]), None)
+        if other is not None:
+            raise RankError(
+                f"the ranks are not at the same point: rank 0 is at {labels[0]}, rank {other} at {labels[other]}; all "
+                "ranks must run the same passes in the same order. They end here, where devices would wait for ever",
+                everywhere=True,
+            )
+
+    def run(self, what: str, function: str, *tensors: torch.Tensor) -> None:
+        """Call a collective of torch.distributed on the device.
+
+        Args:
+            what: for messages.
+            function: its name in torch.distributed.
+
+        Raises:
+            RankError: it failed, or waited longer than `timeout`.
+        """
+        self._call(what, function, *tensors, group=self.device)
+
+    def _call(self, what: str, function: str, *args: Any, group: Any) -> None:
+        try:
+            getattr(_dist, function)(*args, group=group)
+        except RuntimeError as error:
+            raise RankError(f"rank {self.rank} waited at {what}: {self._absent(what)}. {_reason(error)}") from error
+
+    def same(self, what: str, values: Mapping[str, object]) -> None:
+        """Compare a configuration over the ranks.
+
+        Raises:
+            RankError: it differs (every rank names the first key that does, with the values of two ranks), or a rank
+                did not come within `timeout`.
+        """
+        mine = {name: str(value) for name, value in values.items()}
+        everyone = self._tell(what, json.dumps(mine))
+        first: dict[str, str] = json.loads(everyone[0])
+        for rank, text in enumerate(everyone):
+            theirs: dict[str, str] = json.loads(text)
+            for name in [*first, *theirs]:
+                if first.get(name) != theirs.get(name):
+                    raise RankError(
+                        f"rank {rank} has {name} {theirs.get(name)}, rank 0 has {first.get(name)}: start every rank "
+                        "with the same options, folders and versions",
+                        everywhere=True,
+                    )
+
+    def smallest(self, what: str, value: int) -> int:
+        """The smallest `value` over the ranks."""
+        return min(values[0] for values in self.exchange(what, [value]))
+
+    def close(self) -> None:
+        """Leave; captured collectives of these ranks must not be replayed any more. The last ranks that are left also
+        stop torch.distributed if they started it."""
+        if _JOINED.pop(self.name, None) is not None:
+            others = list(_JOINED.values())
+            if self.started and others:
+                others[0].started = True
+            elif self.started:
+                _dist.destroy_process_group()
+
+    def _tell(self, what: str, text: str) -> list[str]:
+        """Every rank's text, by rank, through the store: any length, and a rank that is missing is known by name."""
+        self.exchanges += 1
+        key = f"{self.name}/{self.exchanges}"
+        self.store.set(f"{key}/{self.rank}", text)
+        found: list[str] = []
+        for rank in range(self.size):
+            try:
+                self.store.wait([f"{key}/{rank}"], self.timeout)
+                found.append(self.store.get(f"{key}/{rank}").decode())
+            except RuntimeError as error:  # torch's errors of the store are RuntimeErrors
+                raise RankError(
+                    f"rank {rank} did not come to {what} within {self.timeout.total_seconds():g} s; {_reason(error)}"
+                ) from error
+        return found
+
+    def _absent(self, what: str) -> str:
+        """Which ranks are elsewhere: each rank that gives up says where it was."""
+        try:
+            self.store.set(f"{self.name}/waiting/{self.rank}", what)
+            places: dict[int, str] = {}
+            for rank in range(self.size):
+                key = f"{self.name}/waiting/{rank}"
+                try:
+                    self.store.wait([key], _GRACE)
+                    places[rank] = self.store.get(key).decode()
+                except RuntimeError:
+                    places[rank] = ""
+        except RuntimeError:
+            return "the store of the ranks is gone, so the rank that held it has ended"
+        if gone := [rank for rank, place in places.items() if not place]:
+            return f"rank {', '.join(map(str, gone))} did not come there (ended, or runs other passes)"
+        elsewhere = {place: rank for rank, place in places.items() if place != what}
+        return "; ".join(f"rank {rank} waits at {place}" for place, rank in elsewhere.items()) or "all ranks were there"
+
+
+_numbers = count()
+_JOINED: dict[str, Ranks] = {}
+"""By name: a captured op holds the name, and its replay finds the group here."""
+
+
+def ranks_named(name: str) -> Ranks:
+    """The joined ranks of that name.
+
+    Raises:
+        RankError: there are none.
+    """
+    if name not in _JOINED:
+        raise RankError(f"no ranks '{name}' were joined in this process, or they were closed: call join_ranks first")
+    return _JOINED[name]
+
+
+def world_size() -> int:
+    """Processes that torchrun started, this one included; 1 without it."""
+    return _dist.get_world_size() if _dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def local_rank() -> int:
+    """This process's number on its machine: the index of its device. 0 without torchrun."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def join_ranks(
+    device: torch.device,
+    size: int,
+    *,
+    timeout: float = 600.0,
+    init_method: str = "env://",
+    rank: int = -1,
+) -> Ranks:
+    """Meet the other processes. Every process calls it, with the same arguments.
+
+    An engine that has called `torch.distributed.init_process_group` itself keeps its groups; new ones are made of all
+    its processes.
+
+    Args:
+        device: of this process.
+        size: number of processes.
+        timeout: seconds that a rank waits for another before it ends with an error.
+        init_method, rank: as in `torch.distributed.init_process_group`; from torchrun's environment by default.
+
+    Raises:
+        ConfigError: another number of processes was started.
+        RankError: they did not all come within `timeout`.
+    """
+    limit = timedelta(seconds=timeout)
+    started = world_size() if init_method == "env://" else size
+    if started != size:
+        how = f"torchrun --nproc-per-node {size} -m specgraph ..."
+        raise ConfigError(f"{size} ranks need {size} processes, and {started} were started: use {how}")
+    name, starts = f"ranks-{next(_numbers)}", not _dist.is_initialized()
+    try:
+        if starts:
+            library = _dist.get_default_backend_for_device(device)
+            given = {} if rank < 0 else {"rank": rank, "world_size": size}
+            _dist.init_process_group(library, init_method=init_method, timeout=limit, **given)
+        group: Any = _dist.new_group(timeout=limit)
+        host: Any = group if device.type == "cpu" else _dist.new_group(timeout=limit, backend="gloo")
+    except (RuntimeError, ValueError) as error:
+        raise RankError(f"the {size} processes did not meet within {timeout:g} s: {first_line(error)}") from error
+    store: Any = _dist.distributed_c10d._get_default_store()  # torch has no public way to it
+    store = _dist.PrefixStore(f"specgraph/{name}", store)
+    joined = Ranks(name, _dist.get_rank(), size, group, host, store, limit, device.type == "cpu", starts)
+    _JOINED[name] = joined
+    return joined
+
+
+def _reason(error: Exception) -> str:
+    return f"The communication library says: {first_line(error)[:160]}"

@@ -1,0 +1,67 @@
+"""What a rank holds of a model that is split over several: tensor parallel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specgraph.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A part of a tensor: ranges of one dimension, joined."""
+
+    dim: int
+    ranges: tuple[tuple[int, int], ...]
+    """(begin, end) each."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorParallel:
+    """A rank's place among the ranks that split a model's matrices.
+
+    Query, key, value, gate and up projections are split by rows (each rank computes some heads, and some of the MLP's
+    inner columns); output and down projections by columns, and their partial results are added up over the ranks.
+    Embedding and lm_head are split by rows, the vocabulary. Everything else is whole on every rank.
+    """
+
+    rank: int = 0
+    size: int = 1
+    group: str = ""
+    """The name of the ranks' process group (`ranks_named`): a captured op takes plain values."""
+
+    def part(self, total: int) -> tuple[int, int]:
+        """(begin, end) of this rank's part of `total` equal things; `total` is a multiple of `size`."""
+        each = total // self.size
+        return self.rank * each, (self.rank + 1) * each
+
+    def share(self, dim: int, total: int) -> Share | None:
+        """This rank's part of a dimension of size `total`; None for all of it."""
+        return None if self.size == 1 else Share(dim, (self.part(total),))
+
+    def kv_heads(self, num_kv_heads: int) -> tuple[int, int]:
+        """(begin, end) of this rank's KV heads; with fewer heads than ranks, neighbouring ranks hold the same one."""
+        if num_kv_heads >= self.size:
+            return self.part(num_kv_heads)
+        head = self.rank * num_kv_heads // self.size
+        return head, head + 1
+
+    def vocabulary(self, rows: int) -> Share | None:
+        """This rank's rows of an embedding or lm_head; None where they cannot be split evenly: then each has all."""
+        return self.share(0, rows) if rows % self.size == 0 else None
+
+    def check(self, num_heads: int, num_kv_heads: int, inner: int, what: str) -> None:
+        """
+        Raises:
+            ConfigError: a model of these sizes cannot be split over the ranks.
+        """
+        even = num_kv_heads % self.size == 0 or self.size % num_kv_heads == 0
+        if num_heads % self.size or inner % self.size or not even:
+            raise ConfigError(
+                f"tensor parallel over {self.size} ranks: {what} has {num_heads} heads, {num_kv_heads} KV heads and an "
+                f"MLP of {inner} columns, which they cannot split evenly; choose a number that divides them"
+            )
+
+
+WHOLE = TensorParallel()
+"""One rank that holds the whole model."""
