@@ -33,6 +33,7 @@ from specgraph.errors import (
     HostReadError,
     OrderError,
     PlatformError,
+    RankError,
     ReadSetError,
     SpecgraphError,
     StaleInputError,
@@ -52,6 +53,7 @@ from specgraph.models.protocol import (
     TargetOutput,
 )
 from specgraph.options import EngineOptions
+from specgraph.parallel import Ranks, TensorParallel, join_ranks
 from specgraph.platforms import Platform, open_platform
 
 __all__ = [
@@ -90,6 +92,8 @@ __all__ = [
     "PlatformError",
     "ProjectionHead",
     "ProposeBatch",
+    "RankError",
+    "Ranks",
     "ReadSetError",
     "Request",
     "SpecgraphError",
@@ -102,12 +106,14 @@ __all__ = [
     "TargetOutput",
     "TargetShape",
     "TaskKey",
+    "TensorParallel",
     "TextGenerator",
     "TreeAttention",
     "UnsupportedError",
     "UpdateError",
     "allocate_caches",
     "choose_attention",
+    "join_ranks",
     "load_drafter",
     "load_generator",
     "load_target",

@@ -8,11 +8,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 
 import torch
-import torch.distributed as dist
+from specgraph import kernels
+from specgraph.parallel import Ranks, join_ranks
 from specgraph.platforms import Platform, open_platform
 from torch import Tensor
 
@@ -23,23 +24,22 @@ ROWS, WIDTH, REPLAYS = 8, 64, 5
 
 
 @contextmanager
-def process_group(platform: Platform, rank: int, world_size: int, store: str) -> Generator[None]:
-    """The default process group, over the device's own communication library; `store`: a file that all ranks share."""
-    library = dist.get_default_backend_for_device(platform.device)
-    dist.init_process_group(library, init_method=f"file://{store}", rank=rank, world_size=world_size)
+def process_group(platform: Platform, rank: int, world_size: int, store: str) -> Generator[Ranks]:
+    """The ranks, over the device's own communication library; `store`: a file that all of them share."""
+    ranks = join_ranks(platform.device, world_size, init_method=f"file://{store}", rank=rank)
     try:
-        yield
+        yield ranks
     finally:
-        dist.destroy_process_group()
+        ranks.close()
 
 
-def check_chain(platform: Platform, count: int, seed: int) -> None:
+def check_chain(platform: Platform, ranks: Ranks, count: int, seed: int) -> None:
     """`count` times a matmul, an all-reduce and an all-gather, each on the one before it, in one graph.
 
     Raises:
         AssertionError: a replay gives other bits than eager, or eager other values than float64.
     """
-    rank, world = dist.get_rank(), dist.get_world_size()
+    rank, world = ranks.rank, ranks.size
     generator = torch.Generator().manual_seed(seed)
     w = torch.randn(WIDTH, WIDTH, generator=generator) / 8
     weight = w.to(platform.device)
@@ -49,10 +49,8 @@ def check_chain(platform: Platform, count: int, seed: int) -> None:
         y = x
         for _ in range(count):
             y = torch.tanh(y @ weight)
-            dist.all_reduce(y)
-            parts = [torch.zeros_like(y) for _ in range(world)]  # out of place: a copy even in a group of one
-            dist.all_gather(parts, y * (rank + 1))
-            y = torch.stack(parts).mean(dim=0)
+            kernels.all_reduce(y, ranks.name)
+            y = kernels.all_gather(y * (rank + 1), ranks.name, world).view(world, ROWS, WIDTH).mean(dim=0)
         return y
 
     def dense(inputs: list[Tensor]) -> Tensor:
@@ -77,17 +75,16 @@ def check_chain(platform: Platform, count: int, seed: int) -> None:
     graph.close()
 
 
-def run_ranks(platform: str, world_size: int, store: str, seed: int, seconds: float) -> None:
-    """`main` on devices 0 to `world_size` - 1, a process each.
+def run_ranks(platforms: Sequence[str], store: str, seed: int, seconds: float) -> None:
+    """`main` on each platform, NAME:INDEX, a process each.
 
     Raises:
         AssertionError: a rank failed, with its last words, or they did not end within `seconds`.
     """
-    command = [sys.executable, "-m", "specgraph_conformance.rank", platform]
-    rest = [str(world_size), store, str(seed)]
+    command, rest = [sys.executable, "-m", "specgraph_conformance.rank"], [str(len(platforms)), store, str(seed)]
     ranks = [
-        subprocess.Popen([*command, str(rank), *rest], stderr=subprocess.PIPE, text=True, errors="replace")
-        for rank in range(world_size)
+        subprocess.Popen([*command, name, str(rank), *rest], stderr=subprocess.PIPE, text=True, errors="replace")
+        for rank, name in enumerate(platforms)
     ]
     begin = time.monotonic()
     try:
@@ -108,10 +105,10 @@ def run_ranks(platform: str, world_size: int, store: str, seed: int, seconds: fl
 
 def main(platform: str, rank: str, world_size: str, store: str, seed: str) -> None:
     """One rank: chains of one, two and eight."""
-    opened = open_platform(f"{platform}:{rank}")
-    with torch.no_grad(), process_group(opened, int(rank), int(world_size), store):
+    opened = open_platform(platform)
+    with torch.no_grad(), process_group(opened, int(rank), int(world_size), store) as ranks:
         for count in (1, 2, 8):
-            check_chain(opened, count, int(seed))
+            check_chain(opened, ranks, count, int(seed))
     opened.close()
 
 

@@ -34,7 +34,9 @@ CAPABILITIES = Capabilities(
     external_events=yes("a wait that nothing has recorded is an error instead of a hang"),
     task_update=yes("a replay without an update is an error instead of a hang"),
     merged_loop=yes(),
-    collectives_in_graph=no("communication ops are not recorded"),
+    collectives_in_graph=quirk(
+        "the ops all_reduce and all_gather of specgraph, compared between ranks; torch.distributed's own are refused"
+    ),
     random_in_graph=quirk("the default generator only; an explicit generator is refused in capture"),
     host_read_detection=yes('refused in capture; .to("cpu") only when written as that literal'),
     order_detection=quirk("replays and work on other streams always; default-stream work inside platform.checked()"),

@@ -10,6 +10,7 @@ from torch.testing._internal.optests import opcheck
 
 from specgraph import kernels
 from specgraph.kernels.library import NAMESPACE, implement, plain_torch
+from specgraph.parallel import join_ranks
 
 R, K, Q, V, DV, H, KVH, D = 3, 2, 3, 11, 7, 4, 2, 8
 
@@ -148,8 +149,25 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
         "verify_tree_synthetic": (
             (f32(R * Q, V), drafts, torch.ones(1) / 2, i64(R), i64(R), slots), path_out(),
         ),
+        "all_reduce": ((f32(R, V), "one"), {}),
+        "all_gather": ((f32(R, V), "one", 1), {}),
+        "embed_part": ((i64(R) + 5, f32(4, H), 3), {}),
+        "best_tokens": ((f32(R, V), 22), {}),
+        "draft_best": ((i64(2, R, 2), OFFSETS, step, ids, drafts), {}),
+        "verify_best": ((i64(2, R * (K + 1), 2), drafts, i64(R), i64(R, K + 1), i32(0, 0, 0)), {}),
         "move_kv": ((f32(*CACHE), f32(*CACHE), i64(2) + 5, i64(2) + 6), {}),
     }  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_rank(tmp_path_factory):
+    """The ranks "one", of this process only."""
+    store = tmp_path_factory.mktemp("ranks") / "store"
+    ranks = join_ranks(torch.device("cpu"), 1, init_method=f"file://{store}", rank=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specgraph.kernels.collectives.ranks_named", lambda name: ranks)
+        yield
+    ranks.close()
 
 
 def registered() -> set[str]:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
+from specgraph import kernels
+from specgraph.parallel import Ranks
 from specgraph.platforms import Discovered, Platform
 
 from specgraph_conformance.case import Absent, case
@@ -22,10 +23,10 @@ NEEDS = ("collectives_in_graph",)
 
 
 @pytest.fixture
-def group(platform: Platform, tmp_path: Path) -> Iterator[None]:
-    """A process group with one rank."""
-    with process_group(platform, 0, 1, str(tmp_path / "store")):
-        yield
+def group(platform: Platform, tmp_path: Path) -> Iterator[Ranks]:
+    """A group of one rank."""
+    with process_group(platform, 0, 1, str(tmp_path / "store")) as ranks:
+        yield ranks
 
 
 @pytest.mark.parametrize("count", [1, 2, 8])
@@ -37,8 +38,8 @@ def group(platform: Platform, tmp_path: Path) -> Iterator[None]:
     cause="the communication library allocates or synchronises in the capture, or its stream isn't joined to it",
     needs=NEEDS,
 )
-def test_chain(platform: Platform, group: None, count: int, seed: int) -> None:
-    check_chain(platform, count, seed)
+def test_chain(platform: Platform, group: Ranks, count: int, seed: int) -> None:
+    check_chain(platform, group, count, seed)
 
 
 @case(
@@ -48,11 +49,11 @@ def test_chain(platform: Platform, group: None, count: int, seed: int) -> None:
     cause="the communication library allocates or synchronises in the capture",
     needs=NEEDS,
 )
-def test_gather(platform: Platform, group: None) -> None:
+def test_gather(platform: Platform, group: Ranks) -> None:
     x, out = torch.zeros(64, device=platform.device), torch.zeros(64, device=platform.device)
 
     def body() -> None:
-        dist.all_gather([out], x * 2)
+        out.copy_(kernels.all_gather(x * 2, group.name, 1))
 
     graph = captured(platform, body)
     for value in (3.0, -1.0):
@@ -74,6 +75,9 @@ def test_gather(platform: Platform, group: None) -> None:
 )
 def test_devices(backend: Discovered, tmp_path: Path, seed: int) -> None:
     assert backend.backend is not None
+    places = [f"{backend.name}:{rank}" for rank in range(2)]
     if (count := backend.backend.probe().device_count) < 2:
-        raise Absent(f"collectives between ranks need two devices, and there is {count}")
-    run_ranks(backend.name, 2, str(tmp_path / "store"), seed, seconds=150)
+        if backend.backend.accelerator:
+            raise Absent(f"collectives between ranks need two devices, and there is {count}")
+        places = [backend.name] * 2  # processes share the host
+    run_ranks(places, str(tmp_path / "store"), seed, seconds=150)

@@ -1,0 +1,102 @@
+"""What a rank of a test does: `python -m parallel.tasks RANK RESULT_FILE JSON`, started by `processes.run_ranks`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specgraph.attention import KVCache
+from specgraph.checkpoints import load_drafter, load_target, target_shape
+from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
+from specgraph.drafting import DraftTree
+from specgraph.parallel import WHOLE, Ranks, join_ranks
+from specgraph.reference.platform import CpuPlatform
+
+FIXTURES = Path(__file__).parents[1] / "models" / "speculators_fixtures"
+PROMPTS = ([3, 17, 4, 9, 40, 2, 11], [8, 1, 60])
+TASKS: dict[str, Callable[..., Any]] = {}
+
+
+def task(function: Callable[..., Any]) -> Callable[..., Any]:
+    TASKS[function.__name__] = function
+    return function
+
+
+@task
+def generate(
+    ranks: Ranks | None,
+    target: str,
+    draft: str,
+    lowering: str = "merged",
+    dtype: str = "float64",
+    tree: bool = False,
+    whole_drafter: bool = False,
+    max_tokens: int = 12,
+    **options: Any,
+) -> dict[str, Any]:
+    """Tokens of two prompts, and a digest of the KV caches, whose bits depend on everything that ran."""
+    split, kind = WHOLE if ranks is None else ranks.tensor_parallel, getattr(torch, dtype)
+    temperature = options.pop("temperature", 0.0)
+    model = load_target(target, dtype=kind, max_model_len=64, tensor_parallel=split)
+    drafted = target_shape(target, dtype=kind, max_model_len=64) if whole_drafter else model
+    head = load_drafter(draft, drafted)
+    if tree:
+        options["tree"] = DraftTree(num_steps=3, top_k=2, num_draft_tokens=6)
+    config = EngineConfig(
+        num_speculative_tokens=3, max_num_requests=2, max_model_len=64, block_size=4, capture_sizes=(2,),
+        prefill_sizes=(8,), lowering=lowering, sampled=temperature > 0, **options,
+    )  # fmt: skip
+    decoder = SpeculativeDecoder(model, head, CpuPlatform(), config)
+    decoder.capture()
+    requests = [Request(prompt_token_ids=p, max_tokens=max_tokens, temperature=temperature, seed=7) for p in PROMPTS]
+    tokens = [each.token_ids for each in decoder.generate(requests)]
+    assert decoder.drafter is not None
+    return {
+        "tokens": tokens,
+        "kv": digest([*decoder.target.caches, *decoder.drafter.caches]),
+        "bytes": sum(tensor.nbytes for tensor in {id(t): t for t in model.weights().values()}.values()),
+        "accepted": decoder.metrics.mean_acceptance_length,
+        "launches": decoder.drafter.launches["propose"] / max(1, decoder.drafter.num_proposes),
+    }
+
+
+@task
+def several(ranks: Ranks | None, runs: list[dict[str, Any]]) -> list[Any]:
+    """`generate` for each of `runs`, in one process: importing torch takes longer than running."""
+    return [generate(ranks, **each) for each in runs]
+
+
+def digest(caches: list[KVCache]) -> str:
+    """Of all blocks but the null block."""
+    found = hashlib.sha256()
+    for cache in caches:
+        for tensor in (cache.key, cache.value):
+            found.update(tensor[1:].contiguous().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def main(rank: str, out: str, given: str) -> None:
+    """One rank. An exception is its result."""
+    asked = json.loads(given)
+    torch.set_num_threads(1)
+    try:
+        store, timeout = f"file://{asked['store']}", asked["arguments"].pop("timeout", 600.0)
+        device = torch.device("cpu")
+        ranks = join_ranks(device, asked["size"], init_method=store, rank=int(rank), timeout=timeout)
+        with torch.inference_mode():
+            result: dict[str, Any] = {"result": TASKS[asked["task"]](ranks, **asked["arguments"])}
+    except Exception as error:
+        result = {"error": type(error).__name__, "message": str(error)}
+    Path(out).write_text(json.dumps(result))
+    if "error" not in result:
+        ranks.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
