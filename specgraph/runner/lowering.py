@@ -138,7 +138,7 @@ def resolve(asked: str, capabilities: Capabilities, host_parameters: tuple[str, 
     if mode == "auto":
         every = tuple(reversed(LOWERINGS)) if asked == "auto" else (_named(asked),)
         found = _strongest(asked, every, capabilities, host_parameters, f"lowering '{asked}'")
-        return Resolution(found.lowering, found.refusals, _fastest_mode(found.lowering))
+        return Resolution(found.lowering, found.refusals, _fastest_mode(found.lowering, host_parameters))
     named = GraphMode.named(mode)
     names = LOWERINGS_OF[named.decode]
     if asked == "round" and named.decode == "full":
@@ -166,16 +166,19 @@ def _strongest(
         if reason is None and asked == "auto" and above:
             reason = f"the platform's default is {capabilities.default_lowering}"
         if reason is None:
-            return Resolution(name, refusals, _fastest_mode(name))
+            return Resolution(name, refusals, _fastest_mode(name, host_parameters))
         refusals[name] = reason
     reasons = [f"{name}: {reason}" for name, reason in refusals.items()] if len(refusals) > 1 else refusals.values()
     raise UnsupportedError(f"{what} is not possible here: {'; '.join(reasons)}")
 
 
-def _fastest_mode(lowering: LoweringName) -> GraphMode:
+def _fastest_mode(lowering: LoweringName, host_parameters: tuple[str, ...]) -> GraphMode:
+    """Prompts are captured whole where the device knows the lengths: their attention needs no update then."""
     if lowering == "eager":
         return GraphMode.NONE
-    return GraphMode.PIECEWISE if lowering == "piecewise" else GraphMode.FULL_AND_PIECEWISE
+    if lowering == "piecewise":
+        return GraphMode.PIECEWISE
+    return GraphMode.FULL_AND_PIECEWISE if host_parameters else GraphMode.FULL
 
 
 def _named(asked: str) -> LoweringName:

@@ -37,7 +37,9 @@ class HostCopy:
 
     def start(self, tensor: Tensor) -> None:
         """Queue the copy of a tensor, which must have the dtype given to the constructor."""
-        self._result, self._is_waited_for = self._host[: tensor.numel()].view(tensor.shape), False
+        if tensor.shape != self._result.shape:
+            self._result = self._host[: tensor.numel()].view(tensor.shape)
+        self._is_waited_for = False
         self._result.copy_(tensor, non_blocking=True)
         self._copied.record(self._platform.current_stream())
 

@@ -45,15 +45,21 @@ def rows(report):
     ]
 
 
-def test_every_size_by_phase_and_model():
-    assert rows(report_of()) == [
-        ("target", "prefill", 1, 8, 0, 0, 3),  # two attention layers between three graphs
+@pytest.mark.parametrize(("mode", "target", "drafter"), [("auto", 1, 1), ("FULL_AND_PIECEWISE", 3, 2)])
+def test_every_size_by_phase_and_model(mode, target, drafter):
+    assert rows(report_of(mode=mode)) == [
+        ("target", "prefill", 1, 8, 0, 0, target),  # or two attention layers between three graphs
         ("target", "verify", 4, 16, 3, 0, 1),
         ("target", "verify", 1, 4, 3, 0, 1),
-        ("drafter", "prefill", 1, 8, 0, 0, 2),
+        ("drafter", "prefill", 1, 8, 0, 0, drafter),
         ("drafter", "propose", 4, 16, 3, 0, 1),
         ("drafter", "propose", 1, 4, 3, 0, 1),
     ]
+
+
+def test_prompts_are_captured_whole_where_the_device_knows_the_lengths():
+    assert report_of()["mode"] == "FULL"
+    assert report_of(host=True)["mode"] == "FULL_AND_PIECEWISE"
 
 
 def test_a_round_is_one_graph():
@@ -115,7 +121,7 @@ def test_command():
     report = json.loads(run.stdout)
     assert report["graph_count"] == sum(row["graphs"] for row in report["captured"]) > 3
     assert report["memory_bytes"]["drafter"]["weights"] > 1e6
-    assert "FULL_AND_PIECEWISE" in run.stderr
+    assert "mode FULL" in run.stderr
 
 
 @pytest.mark.parametrize(

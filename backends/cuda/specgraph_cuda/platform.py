@@ -66,7 +66,7 @@ class CudaPlatform(Platform):
         return torch.cuda.Stream(self.device)
 
     def current_stream(self) -> Stream:
-        return torch.cuda.current_stream(self.device)
+        return torch.cuda.current_stream(self.device.index)  # an index is found faster
 
     def use(self, stream: Stream) -> AbstractContextManager[None]:
         if not isinstance(stream, torch.cuda.Stream):
