@@ -138,7 +138,7 @@ def test_a_wrapper_does_not_hide_the_kind_of_a_head(kind):
 def test_prompt_and_propose_graphs_count_against_one_limit(limit, enough, monkeypatch):
     """One prompt size with one attention layer is two graphs, one propose is the third."""
     monkeypatch.setattr(CpuPlatform, "capabilities", replace(CAPABILITIES, max_live_graphs=limit))
-    settings = {"num_speculative_tokens": 2, "prefill_sizes": [8], **LIMITS}
+    settings = {"num_speculative_tokens": 2, "prefill_sizes": [8], "mode": "FULL_AND_PIECEWISE", **LIMITS}
     if enough:
         drafter = make_drafter(make_head("eagle", make_target()), "merged", "device", **settings)
         assert drafter.graphs.graph_count == limit
