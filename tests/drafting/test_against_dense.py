@@ -48,7 +48,8 @@ def dense_chain(head, tokens, aux, k):
     for step in range(k):
         logits.append(head.logits(hidden)[0])
         token = logits[-1].argmax()
-        token = token + head.draft_to_target[token]
+        if head.draft_to_target is not None:
+            token = token + head.draft_to_target[token]
         drafts.append(int(token))
         position = torch.tensor([len(tokens) + step])
         out = head.forward(token[None], carry, dense_attend(head.attention_layers, position, past))

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-K = 5
+K, MAX_LEN = 5, 1024
 
 _ENVIRONMENT = {
     "VLLM_USE_V2_MODEL_RUNNER": "1",
@@ -29,7 +29,9 @@ for _name, _value in _ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)  # read when vllm is imported, in the functions below
 
 
-def make_engine(target: str, draft: str, settings: dict[str, Any] | None, **arguments: Any) -> tuple[Any, Any]:
+def make_engine(
+    target: str, draft: str, settings: dict[str, Any] | None, method: str = "eagle3", **arguments: Any
+) -> tuple[Any, Any]:
     """(LLMEngine, its speculator). `settings` of the plugin; None leaves the plugin's key out."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.models import registry
@@ -52,12 +54,12 @@ def make_engine(target: str, draft: str, settings: dict[str, Any] | None, **argu
     runner.init_speculator = recorded
     options: dict[str, Any] = {
         "model": target,
-        "max_model_len": 1024,
+        "max_model_len": MAX_LEN,
         "disable_log_stats": True,
         "seed": 0,
         "generation_config": "vllm",
         "skip_tokenizer_init": True,
-        "speculative_config": {"method": "eagle3", "model": draft, "num_speculative_tokens": K},
+        "speculative_config": {"method": method, "model": draft, "num_speculative_tokens": K},
         "additional_config": {} if settings is None else {"specgraph": settings},
     }
     arguments = EngineArgs(**options | arguments)  # type: ignore[arg-type]
@@ -106,6 +108,30 @@ def params(max_tokens: int) -> Any:
 def acceptance(accepted: list[int]) -> list[float]:
     """Share of rounds in which more than j draft tokens were accepted, for j = 0 .. K - 1."""
     return [round(sum(a > j for a in accepted) / max(len(accepted), 1), 4) for j in range(K)]
+
+
+def generate(
+    engine: Any, prompts: list[list[int]], at_once: int, max_tokens: int = 128
+) -> tuple[list[list[int]], list[int]]:
+    """(tokens by prompt, accepted drafts by round). A request's first output is its prompt's, its last may be cut."""
+    tokens: list[list[int]] = [[] for _ in prompts]
+    accepted: list[int] = []
+    for begin in range(0, len(prompts), at_once):
+        part = range(begin, min(begin + at_once, len(prompts)))
+        steps: dict[int, list[int]] = {index: [] for index in part}
+        for index in part:
+            engine.add_request(
+                str(index), {"prompt_token_ids": prompts[index]}, params(min(max_tokens, MAX_LEN - len(prompts[index])))
+            )
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                new = list(output.outputs[0].token_ids)
+                tokens[int(output.request_id)] += new
+                if new:
+                    steps[int(output.request_id)].append(len(new))
+        for counts in steps.values():
+            accepted += [count - 1 for count in counts[1:-1]]
+    return tokens, accepted
 
 
 def write(path: str, result: dict[str, Any]) -> None:

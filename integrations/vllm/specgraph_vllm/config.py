@@ -60,8 +60,8 @@ def unsupported_config(config: Any) -> str | None:
     """Why the plugin does not serve a `VllmConfig`, in one line; None where it does."""
     speculative, parallel = config.speculative_config, config.parallel_config
     model, cache = config.model_config, config.cache_config
-    if speculative.method != "eagle3":
-        return f"speculative method '{speculative.method}'; only eagle3 is drafted by specgraph"
+    if speculative.method not in ("eagle3", "eagle"):
+        return f"speculative method '{speculative.method}'; specgraph drafts for eagle3 and eagle"
     if (sampling := getattr(speculative, "draft_sample_method", "greedy")) != "greedy":
         return f"draft_sample_method '{sampling}'; drafts are greedy"
     for name in ("parallel_drafting", "use_heterogeneous_vocab", "enable_adaptive_verification"):

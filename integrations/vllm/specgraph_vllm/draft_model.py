@@ -1,6 +1,6 @@
-"""vLLM's loaded EAGLE-3 module as a `DraftHead`, and its KV cache as the core's: views, no copies.
+"""vLLM's loaded EAGLE module as a `DraftHead`, and its KV cache as the core's: views, no copies.
 
-The module is `Eagle3LlamaForCausalLM` of `vllm.model_executor.models.llama_eagle3`. Nothing of vLLM is imported here.
+The module is `Eagle3LlamaForCausalLM` or `EagleLlamaForCausalLM` of vLLM. Nothing of vLLM is imported here.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from torch import Tensor
 from specgraph import KVCache
 from specgraph.errors import UnsupportedError
 from specgraph.models.config import ModelConfig
+from specgraph.models.eagle import EagleHead, EagleWeights
 from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
 from specgraph.models.layers import DecoderLayer
 
-MODEL_CLASS = "Eagle3LlamaForCausalLM"
+EAGLE3_CLASS, EAGLE_CLASS = "Eagle3LlamaForCausalLM", "EagleLlamaForCausalLM"
 
 ROTARY_CLASSES = (
     "RotaryEmbedding",
@@ -32,7 +33,7 @@ MAX_AUX = 4
 """Hidden states of the target that the hand-over takes at most."""
 
 
-def eagle3_head(module: Any) -> Eagle3Head:
+def draft_head(module: Any) -> Eagle3Head | EagleHead:
     """The head over the module's own weights, with the module's own table of cosines and sines.
 
     Args:
@@ -41,46 +42,35 @@ def eagle3_head(module: Any) -> Eagle3Head:
     Raises:
         UnsupportedError: an option or a tensor of the module that the head does not have.
     """
-    if type(module).__name__ != MODEL_CLASS:
-        raise UnsupportedError(f"the draft model is a {type(module).__name__}; {MODEL_CLASS} is served")
+    name = type(module).__name__
+    if name not in (EAGLE3_CLASS, EAGLE_CLASS):
+        raise UnsupportedError(f"the draft model is a {name}; served are {EAGLE3_CLASS} and {EAGLE_CLASS}")
+    config = module.config
+    if config.hidden_act != "silu":
+        raise UnsupportedError(f"hidden_act '{config.hidden_act}'; the drafter's MLP is gated by silu")
+    if getattr(config, "logit_scale", 1.0) <= 0:
+        raise UnsupportedError(f"logit_scale {config.logit_scale}; a greedy draft needs a positive one")
+    table = _rotary(module.model.layers[0].self_attn)
+    head = _eagle3_head(module, table) if name == EAGLE3_CLASS else _eagle_head(module, table)
+    head.attention_layers = tuple(replace(layer, rotary=table) for layer in head.attention_layers)
+    return head
+
+
+def _eagle3_head(module: Any, table: Tensor) -> Eagle3Head:
     config, inner = module.config, module.model
     if not inner.use_aux_hidden_state:
         raise UnsupportedError("eagle_config.use_aux_hidden_state is false; the head takes the target's hidden states")
     if inner.num_aux_hidden_states > MAX_AUX:
         raise UnsupportedError(f"the drafter takes {inner.num_aux_hidden_states} hidden states, at most {MAX_AUX}")
-    if config.hidden_act != "silu":
-        raise UnsupportedError(f"hidden_act '{config.hidden_act}'; the drafter's MLP is gated by silu")
-    if getattr(config, "logit_scale", 1.0) <= 0:
-        raise UnsupportedError(f"logit_scale {config.logit_scale}; a greedy draft needs a positive one")
-    first = inner.layers[0]
-    weight = _weight(inner.embed_tokens)
-    table = _rotary(first.self_attn)
-    eps = float(first.input_layernorm.variance_epsilon)
-    model = ModelConfig(
-        architecture="llama",
-        vocab_size=int(config.vocab_size),
-        hidden_size=int(config.hidden_size),
-        intermediate_size=first.mlp.down_proj.weight.shape[1],
-        num_layers=len(inner.layers),
-        num_heads=first.self_attn.num_heads,
-        num_kv_heads=first.self_attn.num_kv_heads,
-        head_dim=first.self_attn.head_dim,
-        rms_norm_eps=eps,
-        max_position_embeddings=1,  # the table that this makes is replaced below
-        tie_word_embeddings=False,
-        dtype=weight.dtype,
-        attention_scale=float(first.self_attn.scaling),
-        rotary_dim=table.shape[1],
-    )
+    model = _model_config(module, table)
     draft_vocab, num_aux = int(config.draft_vocab_size), int(inner.num_aux_hidden_states)
     offsets: Tensor | None = module.draft_id_to_target_id
     if draft_vocab == model.vocab_size:
         offsets = None  # vLLM 0.26 keeps zeros there
-    fc = _weight(inner.fc)
-    fc_norms = inner.fc_norm
+    fc, fc_norms = _weight(inner.fc), inner.fc_norm
     weights = Eagle3Weights(
-        embed_tokens=weight,
-        hidden_norm=_plain(first.hidden_norm.weight),
+        embed_tokens=_weight(inner.embed_tokens),
+        hidden_norm=_plain(inner.layers[0].hidden_norm.weight),
         norm=_plain(inner.norm.weight),
         lm_head=_weight(module.lm_head)[:draft_vocab],  # vLLM pads its rows
         fc=fc,
@@ -88,20 +78,46 @@ def eagle3_head(module: Any) -> Eagle3Head:
         fc_norms=() if fc_norms is None else tuple(_plain(norm.weight) for norm in fc_norms),
         draft_to_target=None if offsets is None else _plain(offsets),
     )
-    head = Eagle3Head(
-        Eagle3Config(
-            model=model,
-            target_hidden_size=fc.shape[1] // num_aux,
-            draft_vocab_size=draft_vocab,
-            aux_layers=tuple(range(num_aux)),  # vLLM's target hands them over; only their number matters
-            norm_before_residual=bool(getattr(config, "norm_before_residual", False)),
-            norm_output=bool(inner.norm_output),
-        ),
-        weights,
-        [_layer(layer) for layer in inner.layers],
+    sizes = Eagle3Config(
+        model=model,
+        target_hidden_size=fc.shape[1] // num_aux,
+        draft_vocab_size=draft_vocab,
+        aux_layers=tuple(range(num_aux)),  # vLLM's target hands them over; only their number matters
+        norm_before_residual=bool(getattr(config, "norm_before_residual", False)),
+        norm_output=bool(inner.norm_output),
     )
-    head.attention_layers = tuple(replace(layer, rotary=table) for layer in head.attention_layers)
-    return head
+    return Eagle3Head(sizes, weights, [_layer(layer) for layer in inner.layers])
+
+
+def _eagle_head(module: Any, table: Tensor) -> EagleHead:
+    inner, model = module.model, _model_config(module, table)
+    weights = EagleWeights(
+        embed_tokens=_weight(inner.embed_tokens),
+        fc=_weight(inner.fc),
+        fc_bias=None,
+        lm_head=_weight(module.lm_head)[: model.vocab_size],  # the target's, whose rows vLLM pads
+    )
+    return EagleHead(model, weights, [_layer(layer) for layer in inner.layers])
+
+
+def _model_config(module: Any, table: Tensor) -> ModelConfig:
+    config, first = module.config, module.model.layers[0]
+    return ModelConfig(
+        architecture="llama",
+        vocab_size=int(config.vocab_size),
+        hidden_size=int(config.hidden_size),
+        intermediate_size=first.mlp.down_proj.weight.shape[1],
+        num_layers=len(module.model.layers),
+        num_heads=first.self_attn.num_heads,
+        num_kv_heads=first.self_attn.num_kv_heads,
+        head_dim=first.self_attn.head_dim,
+        rms_norm_eps=float(first.post_attention_layernorm.variance_epsilon),
+        max_position_embeddings=1,  # vLLM's table replaces the one that this makes
+        tie_word_embeddings=False,
+        dtype=_weight(module.model.embed_tokens).dtype,
+        attention_scale=float(first.self_attn.scaling),
+        rotary_dim=table.shape[1],
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +133,11 @@ class DraftCache:
 
 
 def draft_cache(
-    head: Eagle3Head, module: Any, groups: Sequence[Any], block_sizes: Sequence[int], tensors: Mapping[str, Any]
+    head: Eagle3Head | EagleHead,
+    module: Any,
+    groups: Sequence[Any],
+    block_sizes: Sequence[int],
+    tensors: Mapping[str, Any],
 ) -> DraftCache:
     """Find and view the drafter's KV cache.
 
@@ -153,6 +173,7 @@ def draft_cache(
 
 def _layer(layer: Any) -> DecoderLayer:
     attention, mlp = layer.self_attn, layer.mlp
+    norm: Tensor | None = getattr(layer.input_layernorm, "weight", None)  # EAGLE-1's first layer has none
     if getattr(attention, "do_llama_4_scaling", False):
         raise UnsupportedError("the drafter scales its queries by position (llama_4_scaling)")
     if getattr(attention.attn, "sliding_window", None) is not None:
@@ -163,7 +184,7 @@ def _layer(layer: Any) -> DecoderLayer:
         post_norm=_plain(layer.post_attention_layernorm.weight),
         gate_up=_weight(mlp.gate_up_proj),
         down=_weight(mlp.down_proj),
-        input_norm=_plain(layer.input_layernorm.weight),
+        input_norm=None if norm is None else _plain(norm),
         qkv_bias=_bias(attention.qkv_proj),
         output_bias=_bias(attention.o_proj),
         gate_up_bias=_bias(mlp.gate_up_proj),

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from specgraph import DraftConfig, Drafter, Platform
+from specgraph.models.eagle import EagleHead
 from specgraph.models.eagle3 import Eagle3Head
 from specgraph_vllm.config import Settings
 from specgraph_vllm.draft_model import DraftCache
@@ -39,13 +40,14 @@ class ProposeCounts:
 
 
 def reason_for_vllm(
-    batch: Any, num_speculative_tokens: int, max_num_requests: int, aux_hidden_states: Any, options: dict[str, Any]
+    batch: Any, num_speculative_tokens: int, max_num_requests: int, hidden_states: Any, options: dict[str, Any]
 ) -> str | None:
     """Why vLLM's own code must draft after this pass; None where specgraph drafts. Reads nothing from the device.
 
     Args:
         batch: vLLM's `InputBatch`.
         max_num_requests: the largest captured size.
+        hidden_states: those that the drafter takes of the target; empty or None where vLLM gave none.
         options: the arguments of `propose` after the tensors, by name.
     """
     n, k = batch.num_reqs, num_speculative_tokens
@@ -61,7 +63,7 @@ def reason_for_vllm(
         return "more requests than the largest captured size"
     if batch.has_structured_output_reqs:
         return "structured output"
-    if not aux_hidden_states:
+    if not hidden_states:
         return "no hidden states of the target"
     embeddings = options.get("mm_inputs")
     if embeddings is not None and embeddings[0]:
@@ -77,7 +79,7 @@ class FastPath:
 
     def __init__(
         self,
-        head: Eagle3Head,
+        head: Eagle3Head | EagleHead,
         cache: DraftCache,
         platform: Platform,
         settings: Settings,

@@ -31,8 +31,8 @@ class RoundEnd:
     """int32 [n]: the slot of each request."""
     block_table: Tensor
     """int32 [>= n, blocks], rows in the order of the batch. Entries past a request's blocks are stale."""
-    aux_hidden_states: Sequence[Tensor]
-    """[T, target_hidden_size] each, contiguous."""
+    hidden_states: Sequence[Tensor]
+    """[T, target_hidden_size] each: those that the drafter takes of the target."""
 
     @property
     def num_requests(self) -> int:
@@ -73,7 +73,7 @@ def fill_round_reference(end: RoundEnd, into: ProposeBatch, max_model_len: int, 
     into.num_sampled[n:] = 0
     starts = end.positions[:rows:query_len]
     into.start_positions[:n] = starts
-    into.aux_hidden[:rows] = torch.cat([states[:rows] for states in end.aux_hidden_states], dim=1)
+    into.aux_hidden[:rows] = torch.cat([states[:rows] for states in end.hidden_states], dim=1)
     ends = (starts + 2 * query_len - 1).clamp(max=max_model_len)
     width = min(end.block_table.shape[1], into.block_table.shape[1])
     owned = torch.arange(width, device=ids.device) * block_size < ends[:, None]

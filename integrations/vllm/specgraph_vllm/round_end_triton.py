@@ -58,7 +58,7 @@ def fill_round_kernel(
 
 def fill_round_on_gpu(end: RoundEnd, into: ProposeBatch, max_model_len: int, block_size: int) -> None:
     """See `specgraph_vllm.round_end.fill_round`."""
-    states = [state.contiguous() for state in end.aux_hidden_states]
+    states = [state.contiguous() for state in end.hidden_states]
     count, hidden, query_len = len(states), states[0].shape[1], into.query_len
     padded = [states[min(index, count - 1)] for index in range(4)]
     fill_round_kernel[(into.num_requests, query_len, count)](

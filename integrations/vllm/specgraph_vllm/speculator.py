@@ -11,9 +11,10 @@ import torch
 
 from specgraph import open_platform
 from specgraph.errors import SpecgraphError
+from specgraph.models.eagle import EagleHead
 from specgraph.models.eagle3 import Eagle3Head
 from specgraph_vllm.config import Settings
-from specgraph_vllm.draft_model import draft_cache, eagle3_head
+from specgraph_vllm.draft_model import draft_cache, draft_head
 from specgraph_vllm.fast_path import FAST, FastPath, ProposeCounts, reason_for_vllm
 from specgraph_vllm.round_end import RoundEnd
 from specgraph_vllm.shims import Shim
@@ -40,13 +41,13 @@ def speculator_class(stock: Any, shim: Shim) -> Any:
             self.counts = ProposeCounts(settings.log_every)
             self.use_vllm = False
             """Set it to leave every propose to vLLM, for comparisons in one process."""
-            self._head: Eagle3Head | None = None
+            self._head: Eagle3Head | EagleHead | None = None
             self._left_to_vllm = "no captured graphs"
 
         def load_model(self, target_model: Any) -> None:
             super().load_model(target_model)
             with self._refusals():
-                self._head = eagle3_head(self.model)
+                self._head = draft_head(self.model)
 
         def capture(self) -> None:
             super().capture()
@@ -95,11 +96,13 @@ def speculator_class(stock: Any, shim: Shim) -> Any:
         ) -> Any:
             named = dict(zip(shim.extra_parameters, extra, strict=False)) | options if extra else options
             fast = self.fast_path
+            # An EAGLE-1 drafter takes the state after the target's final norm.
+            states = aux_hidden_states if self._head is not None and self._head.aux_layers else [last_hidden_states]
             if fast is None or self.use_vllm:
                 reason = self._left_to_vllm if fast is None else "switched off"
             else:
                 most = fast.config.sizes[-1]
-                reason = reason_for_vllm(input_batch, self.num_speculative_steps, most, aux_hidden_states, named)
+                reason = reason_for_vllm(input_batch, self.num_speculative_steps, most, states, named)
             self.counts.add(FAST if reason is None else reason)
             if reason is None:
                 assert fast is not None
@@ -110,7 +113,7 @@ def speculator_class(stock: Any, shim: Shim) -> Any:
                     last_sampled=last_sampled,
                     idx_mapping=input_batch.idx_mapping,
                     block_table=self.block_tables.input_block_tables[fast.group],
-                    aux_hidden_states=aux_hidden_states,
+                    hidden_states=states,
                 )
                 with torch.inference_mode():
                     return fast.propose(end)

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from specgraph_vllm.draft_model import draft_cache, eagle3_head
-from vllm_objects import LAYER_NAME, Eagle3LlamaForCausalLM, Fp8LinearMethod, MRotaryEmbedding, kv_cache
+from specgraph_vllm.draft_model import draft_cache, draft_head
+from vllm_objects import (
+    LAYER_NAME,
+    Eagle3LlamaForCausalLM,
+    EagleLlamaForCausalLM,
+    Fp8LinearMethod,
+    MRotaryEmbedding,
+    kv_cache,
+)
 
 from specgraph import UnsupportedError, load_drafter, load_target, shipped_pair
 
@@ -22,11 +30,11 @@ def target():
 def module(target):
     folder = shipped_pair()[1]
     config = json.loads((folder / "config.json").read_text())
-    return Eagle3LlamaForCausalLM(folder, config, target.embed_tokens, torch.float32)
+    return Eagle3LlamaForCausalLM(folder, config, target, torch.float32)
 
 
 def test_the_head_is_the_one_that_the_core_reads_from_the_folder(module, target) -> None:
-    head, want = eagle3_head(module), load_drafter(shipped_pair()[1], target)
+    head, want = draft_head(module), load_drafter(shipped_pair()[1], target)
     got, expected = dict(head.weights()), dict(want.weights())
     torch.testing.assert_close(got.pop("rotary"), expected.pop("rotary")[:1024], atol=1e-4, rtol=0)
     embedding, wanted = got.pop("embed_tokens"), expected.pop("embed_tokens")
@@ -42,16 +50,30 @@ def test_the_head_is_the_one_that_the_core_reads_from_the_folder(module, target)
         assert one.scale == other.scale
 
 
+def test_eagle_1_too(target) -> None:
+    folder = Path(__file__).parents[3] / "examples/tiny-python/drafters/eagle1"
+    config = json.loads((folder / "config.json").read_text())
+    head = draft_head(EagleLlamaForCausalLM(folder, config, target, torch.float32))
+    want = load_drafter(folder, target)
+    got, expected = dict(head.weights()), dict(want.weights())
+    torch.testing.assert_close(got.pop("rotary"), expected.pop("rotary")[:1024], atol=1e-4, rtol=0)
+    assert torch.equal(got.pop("embed_tokens")[: target.vocab_size], expected.pop("embed_tokens"))
+    assert got.keys() == expected.keys()
+    for name, tensor in got.items():
+        assert torch.equal(tensor, expected[name]), name
+    assert (head.aux_layers, head.aux_size, head.draft_vocab_size) == ((), want.aux_size, want.draft_vocab_size)
+
+
 def test_no_weight_is_copied(module) -> None:
     theirs = {p.untyped_storage().data_ptr() for p in module.parameters()}
-    for name, tensor in eagle3_head(module).weights().items():
+    for name, tensor in draft_head(module).weights().items():
         assert name == "rotary" or tensor.untyped_storage().data_ptr() in theirs, name
 
 
 def test_a_drafter_of_the_whole_vocabulary_has_no_map_of_ids(module) -> None:
     module.config.draft_vocab_size = module.config.vocab_size
     module.draft_id_to_target_id = None  # as in vLLM 0.33; 0.26 has zeros
-    assert eagle3_head(module).draft_to_target is None
+    assert draft_head(module).draft_to_target is None
 
 
 def _quantised(module):
@@ -97,16 +119,16 @@ def _five(module):
 def test_what_the_head_does_not_have_is_refused_by_name(module, change, words) -> None:
     change(module)
     with pytest.raises(UnsupportedError, match=words):
-        eagle3_head(module)
+        draft_head(module)
 
 
 def test_another_model_class_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="a SimpleNamespace; Eagle3LlamaForCausalLM"):
-        eagle3_head(SimpleNamespace())
+    with pytest.raises(UnsupportedError, match="a SimpleNamespace; served are Eagle3LlamaForCausalLM"):
+        draft_head(SimpleNamespace())
 
 
 def test_the_cache_is_a_view_of_vllms_memory(module) -> None:
-    head = eagle3_head(module)
+    head = draft_head(module)
     theirs = kv_cache(6, 2, 16, 32, torch.float32)
     groups = [SimpleNamespace(layer_names=["other"]), SimpleNamespace(layer_names=["x", LAYER_NAME])]
     found = draft_cache(head, module, groups, [8, 16], {LAYER_NAME: SimpleNamespace(kv_cache=theirs)})
@@ -123,10 +145,10 @@ def test_another_layout_of_the_cache_is_refused(module, shape) -> None:
     groups = [SimpleNamespace(layer_names=[LAYER_NAME])]
     with pytest.raises(UnsupportedError, match="served is FlashAttention's"):
         draft_cache(
-            eagle3_head(module), module, groups, [16], {LAYER_NAME: SimpleNamespace(kv_cache=torch.zeros(shape))}
+            draft_head(module), module, groups, [16], {LAYER_NAME: SimpleNamespace(kv_cache=torch.zeros(shape))}
         )
 
 
 def test_layers_in_no_group_are_refused(module) -> None:
     with pytest.raises(UnsupportedError, match="in 0 KV cache groups"):
-        draft_cache(eagle3_head(module), module, [SimpleNamespace(layer_names=["other"])], [16], {})
+        draft_cache(draft_head(module), module, [SimpleNamespace(layer_names=["other"])], [16], {})

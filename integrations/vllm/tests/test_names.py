@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from safetensors import safe_open
-from specgraph_vllm.draft_model import MODEL_CLASS, ROTARY_CLASSES
+from specgraph_vllm.draft_model import EAGLE3_CLASS, ROTARY_CLASSES
 from specgraph_vllm.shims import RUNNER_MODULE, SHIMS, SPECULATOR_MODULE, Shim
 
 from specgraph import shipped_pair
@@ -114,7 +114,7 @@ def test_the_speculator_has_what_the_class_reads(wheel) -> None:
 def test_the_draft_model_has_what_the_head_reads(wheel) -> None:
     _, folder = wheel
     models = tree(folder, "vllm/model_executor/models/llama_eagle3.py")
-    whole = assigned(found(models, ast.ClassDef, MODEL_CLASS))
+    whole = assigned(found(models, ast.ClassDef, EAGLE3_CLASS))
     assert {"config", "model", "lm_head", "draft_id_to_target_id"} <= whole
     inner = assigned(found(models, ast.ClassDef, "LlamaModel"))
     names = ("embed_tokens", "layers", "fc", "norm", "input_norm", "fc_norm", "norm_output", "use_aux_hidden_state")
@@ -181,4 +181,4 @@ def test_vllm_loads_the_shipped_drafter_as_it_is(wheel) -> None:
     )
     config = json.loads((drafter / "config.json").read_text())
     models = (folder / "vllm/model_executor/models/registry.py").read_text()
-    assert f'"{config["architectures"][0]}": ("llama_eagle3", "{MODEL_CLASS}")' in models
+    assert f'"{config["architectures"][0]}": ("llama_eagle3", "{EAGLE3_CLASS}")' in models

@@ -27,7 +27,7 @@ def round_ends(draw):
         last_sampled=torch.randint(100, 200, (8, 1), generator=g),
         idx_mapping=torch.tensor(slots).int(),
         block_table=torch.randint(1, 50, (n + 2, columns), generator=g).int(),
-        aux_hidden_states=[torch.randn(rows, 3, generator=g) for _ in range(draw(st.integers(1, 4)))],
+        hidden_states=[torch.randn(rows, 3, generator=g) for _ in range(draw(st.integers(1, 4)))],
     ), k
 
 
@@ -46,7 +46,7 @@ def garbage(n: int, k: int, aux: int) -> ProposeBatch:
 def test_every_request_gets_its_own(made, padding) -> None:
     end, k = made
     n, q = end.num_requests, k + 1
-    into = garbage(n + padding, k, 3 * len(end.aux_hidden_states))
+    into = garbage(n + padding, k, 3 * len(end.hidden_states))
     fill_round_reference(end, into, MAX_LEN, BLOCK)
     for r in range(n):
         count, start = int(end.num_sampled[r]), int(end.positions[r * q])
@@ -56,7 +56,7 @@ def test_every_request_gets_its_own(made, padding) -> None:
         assert int(into.num_sampled[r]) == count
         assert int(into.start_positions[r]) == start
         for j in range(q):
-            want_aux = [x for states in end.aux_hidden_states for x in states[r * q + j].tolist()]
+            want_aux = [x for states in end.hidden_states for x in states[r * q + j].tolist()]
             assert into.aux_hidden[r * q + j].tolist() == want_aux
         # The last slot that this propose can write: K + 1 rows, then K - 1 more steps after the last accepted one.
         last = min(start + 2 * k, MAX_LEN - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,27 +12,34 @@ from drafting.test_against_dense import dense_attend, dense_chain
 from specgraph_vllm.config import Settings
 from specgraph_vllm.shims import SHIMS
 from specgraph_vllm.speculator import speculator_class
-from tiny_checkpoints import HEAD_DIM, KV_HEADS, VOCAB, write_eagle3, write_target
-from vllm_objects import LAYER_NAME, Eagle3LlamaForCausalLM, StockSpeculator, input_batch, kv_cache, vllm_config
+from tiny_checkpoints import HEAD_DIM, KV_HEADS, write_eagle3, write_target
+from vllm_objects import LAYER_NAME, StockSpeculator, input_batch, kv_cache, vllm_config
+from vllm_objects import Eagle3LlamaForCausalLM as EAGLE3
+from vllm_objects import EagleLlamaForCausalLM as EAGLE
 
-from specgraph import UnsupportedError, load_drafter, load_target
+from specgraph import UnsupportedError, load_drafter, load_target, shipped_pair
 
 K, BLOCK, MAX_LEN, MAX_SEQS, SLOTS = 4, 16, 96, 3, 5
+
+
+EAGLE_1 = Path(__file__).parents[3] / "examples/tiny-python/drafters/eagle1"
 
 
 class Engine:
     """vLLM's side: request slots, block tables, the KV cache, and rounds whose accepted counts are drawn."""
 
-    def __init__(self, folder, **settings) -> None:
+    def __init__(self, folder, kind: str = "eagle3", **settings) -> None:
         self.g = torch.Generator().manual_seed(3)
-        write_target(folder / "t")
-        write_eagle3(folder / "d")
-        target = load_target(folder / "t")
-        self.oracle = load_drafter(folder / "d", load_target(folder / "t", dtype=torch.float64))
-        config = json.loads((folder / "d" / "config.json").read_text())
-        self.module = Eagle3LlamaForCausalLM(folder / "d", config, target.embed_tokens, torch.float32)
-        per_request = MAX_LEN // BLOCK
-        self.tensor = kv_cache(1 + SLOTS * per_request, KV_HEADS, BLOCK, HEAD_DIM, torch.float32)
+        if kind == "eagle3":
+            target_folder, draft_folder, made = write_target(folder / "t"), write_eagle3(folder / "d"), EAGLE3
+        else:
+            target_folder, draft_folder, made = shipped_pair()[0], EAGLE_1, EAGLE
+        target = load_target(target_folder, dtype=torch.float32)
+        self.oracle = load_drafter(draft_folder, load_target(target_folder, dtype=torch.float64))
+        config = json.loads((draft_folder / "config.json").read_text())
+        self.module, self.vocab = made(draft_folder, config, target, torch.float32), target.vocab_size
+        per_request, layer = MAX_LEN // BLOCK, self.oracle.attention_layers[0]
+        self.tensor = kv_cache(1 + SLOTS * per_request, layer.num_kv_heads, BLOCK, layer.head_dim, torch.float32)
         self.blocks = (torch.randperm(SLOTS * per_request, generator=self.g) + 1).view(SLOTS, -1).int()
         self.last_sampled = torch.full((SLOTS, 1), 7)
         self.speculator = speculator_class(StockSpeculator, SHIMS[0])(
@@ -53,7 +61,7 @@ class Engine:
 
     def prompt(self, slot: int, length: int) -> None:
         """A prompt, as vLLM leaves it after its own code has drafted: rows 0 .. length - 1 are in the cache."""
-        self.tokens[slot] = torch.randint(0, VOCAB, (length,), generator=self.g)
+        self.tokens[slot] = torch.randint(0, self.vocab, (length,), generator=self.g)
         self.aux[slot] = torch.randn(length, self.oracle.aux_size, generator=self.g)
         past: dict = {}
         rows = dense_attend(self.oracle.attention_layers, torch.arange(length), past)
@@ -69,10 +77,10 @@ class Engine:
         for slot, count in zip(slots, counts, strict=True):
             # Row at position p: token p, hidden state p. `tokens` holds the token *after* each position of the cache.
             start = len(self.tokens[slot])
-            ids = torch.randint(0, VOCAB, (K + 1,), generator=self.g)
+            ids = torch.randint(0, self.vocab, (K + 1,), generator=self.g)
             ids[0] = self.tokens[slot][-1]
             states = torch.randn(K + 1, self.oracle.aux_size, generator=self.g)
-            last = torch.randint(0, VOCAB, (), generator=self.g)
+            last = torch.randint(0, self.vocab, (), generator=self.g)
             self.last_sampled[slot, 0] = last
             self.tokens[slot] = torch.cat([self.tokens[slot], ids[1:count], last[None]])
             self.aux[slot] = torch.cat([self.aux[slot], states[:count]])
@@ -84,28 +92,28 @@ class Engine:
         table[: len(slots), : self.blocks.shape[1]] = self.blocks[slots]
         batch = input_batch(rows, starts, slots, len(slots) * K, [False] * len(slots))
         padding = torch.zeros(5, self.oracle.aux_size)
-        states = list(torch.cat([*aux, padding]).chunk(3, dim=1))
-        drafts = self.propose(batch, [s.contiguous() for s in states], counts)
+        states = torch.cat([*aux, padding])
+        parts = [part.contiguous() for part in states.chunk(3, dim=1)] if self.oracle.aux_layers else None
+        drafts = self.propose(batch, parts, counts, last=states)
         want = [dense_chain(self.oracle, self.tokens[slot], self.aux[slot].double(), K)[1] for slot in slots]
         return drafts, want
 
-    def propose(self, batch, aux, counts, *extra, **options):
+    def propose(self, batch, aux, counts, *extra, last=None, **options):
         sampled = torch.tensor(counts, dtype=torch.int32)
-        slot_tensors = (self.last_sampled, None, None, None)
+        tensors = (last, aux, sampled, K + 1 - sampled, self.last_sampled, None, None, None)
         with torch.inference_mode():
-            return self.speculator.propose(
-                batch, {}, {}, None, aux, sampled, 5 - sampled, *slot_tensors, *extra, **options
-            )
+            return self.speculator.propose(batch, {}, {}, *tensors, *extra, **options)
 
 
 @pytest.fixture
-def engine(tmp_path) -> Engine:
-    made = Engine(tmp_path)
+def engine(tmp_path, request) -> Engine:
+    made = Engine(tmp_path, getattr(request, "param", "eagle3"))
     with torch.inference_mode():  # as vLLM calls it
         made.start()
     return made
 
 
+@pytest.mark.parametrize("engine", ["eagle3", "eagle"], indirect=True)
 def test_drafts_follow_the_whole_history_in_vllms_cache(engine) -> None:
     for slot, length in ((2, 3), (0, 15), (4, 40)):
         engine.prompt(slot, length)

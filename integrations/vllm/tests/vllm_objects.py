@@ -53,24 +53,20 @@ class MRotaryEmbedding(RotaryEmbedding):
     pass
 
 
-class Eagle3LlamaForCausalLM(torch.nn.Module):
-    """vLLM's module over an EAGLE-3 folder: its names, projections packed, rows of vocabularies padded to 64."""
+class DraftModule(torch.nn.Module):
+    """vLLM's modules over a folder: its names, projections packed, rows of vocabularies padded to 64."""
 
-    def __init__(self, folder: Path, config: dict[str, Any], target_embedding: Tensor, dtype: torch.dtype) -> None:
+    layer_name = "layers.0"
+
+    def __init__(self, folder: Path, config: dict[str, Any], target: Any, dtype: torch.dtype) -> None:
         super().__init__()
-        t = {
-            name: x if x.dtype == torch.int64 else x.to(dtype)
-            for name, x in load_file(folder / "model.safetensors").items()
-        }
-        flat = {k: v for k, v in config.items() if k != "eagle_config"}
-        self.config = SimpleNamespace(**flat)
-        eps, dim = config["rms_norm_eps"], config["head_dim"]
-
-        def norm(name: str) -> RMSNorm:
-            return RMSNorm(t[f"{name}.weight"], eps)
+        read = load_file(folder / "model.safetensors")
+        self.read = t = {name: x.to(dtype) if x.is_floating_point() else x for name, x in read.items()}
+        self.config = SimpleNamespace(**{k: v for k, v in config.items() if k != "eagle_config"})
+        self.eps, dim = config["rms_norm_eps"], config["head_dim"]
 
         def packed(*names: str) -> Linear:
-            return Linear(torch.cat([t[f"midlayer.{name}.weight"] for name in names]))
+            return Linear(torch.cat([t[f"{self.layer_name}.{name}.weight"] for name in names]))
 
         attention = torch.nn.Module()
         attention.qkv_proj = packed("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -83,15 +79,36 @@ class Eagle3LlamaForCausalLM(torch.nn.Module):
         layer.self_attn, layer.mlp = attention, torch.nn.Module()
         layer.mlp.gate_up_proj, layer.mlp.down_proj = packed("mlp.gate_proj", "mlp.up_proj"), packed("mlp.down_proj")
         for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):
-            setattr(layer, name, norm(f"midlayer.{name}"))
+            if f"{self.layer_name}.{name}.weight" in t:
+                setattr(layer, name, self.norm(f"{self.layer_name}.{name}"))
         self.model = torch.nn.Module()
         self.model.layers = torch.nn.ModuleList([layer])
-        self.model.embed_tokens = Linear(padded_to_64(target_embedding.to(dtype)))
-        self.model.fc, self.model.norm = Linear(t["fc.weight"]), norm("norm")
+        self.model.embed_tokens = Linear(padded_to_64(target.embed_tokens.to(dtype)))
+        self.model.fc = Linear(t["fc.weight"])
+
+    def norm(self, name: str) -> RMSNorm:
+        return RMSNorm(self.read[f"{name}.weight"], self.eps)
+
+
+class Eagle3LlamaForCausalLM(DraftModule):
+    layer_name = "midlayer"
+
+    def __init__(self, folder: Path, config: dict[str, Any], target: Any, dtype: torch.dtype) -> None:
+        super().__init__(folder, config, target, dtype)
+        self.model.norm = self.norm("norm")
         self.model.input_norm = self.model.fc_norm = None
         self.model.norm_output, self.model.use_aux_hidden_state, self.model.num_aux_hidden_states = False, True, 3
-        self.lm_head = Linear(padded_to_64(t["lm_head.weight"]))
-        self.draft_id_to_target_id = torch.nn.Parameter(t["d2t"], requires_grad=False)
+        self.lm_head = Linear(padded_to_64(self.read["lm_head.weight"]))
+        self.draft_id_to_target_id = torch.nn.Parameter(self.read["d2t"], requires_grad=False)
+
+
+class EagleLlamaForCausalLM(DraftModule):
+    """Its first layer has no input norm, and its lm_head is the target's."""
+
+    def __init__(self, folder: Path, config: dict[str, Any], target: Any, dtype: torch.dtype) -> None:
+        super().__init__(folder, config, target, dtype)
+        self.model.layers[0].input_layernorm = torch.nn.Identity()
+        self.lm_head = Linear(padded_to_64(target.lm_head.to(dtype)))
 
 
 def padded_to_64(weight: Tensor) -> Tensor:
