@@ -148,6 +148,7 @@ def main() -> None:
     result["soak"]["seconds"] = round(time.monotonic() - begin, 1)
     result["proposes"] = {} if asked.stock else dict(speculator.counts.by_reason)
     print(result["soak"], result["proposes"], flush=True)
+    write(asked.out, result | {"differing": [[times, *key] for key, times in result["differing"].items()]})
     judged(prompts, want, target, result)
     write(asked.out, result)
     print({name: value for name, value in result.items() if name != "wrong"}, flush=True)
