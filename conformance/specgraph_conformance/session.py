@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 import torch
-from specgraph.attention import AttentionBackend
+from specgraph.attention import AttentionBackend, AttentionLayer
 from specgraph.errors import ConfigError, PlatformError
 from specgraph.platforms import Discovered, Platform, discover, open_platform
 
@@ -181,11 +181,23 @@ def describe(item: Discovered, platform: Platform, seed: int) -> Subject:
         capabilities,
         seed,
         SUITE_VERSION,
-        tuple(platform.attention_backends()),
+        tested_attention(platform),
         item.probe().device_count,
         environment(),
         [asdict(source) for source in _sources(item)],
     )
+
+
+def tested_attention(platform: Platform) -> tuple[str, ...]:
+    """Names of the device's own attention, without what takes latent layers (DeepSeek) only: no case has those."""
+    latent = AttentionLayer(4, 1, 576, 1.0, torch.zeros(1, 64), latent=True)
+    values = AttentionLayer(4, 4, 128, 1.0)
+
+    def is_for_latents(backend: AttentionBackend) -> bool:
+        supports = getattr(backend, "supports", None)
+        return bool(supports and supports(latent, torch.bfloat16, 128) and not supports(values, torch.bfloat16, 128))
+
+    return tuple(name for name, make in platform.attention_backends().items() if not is_for_latents(make(platform)))
 
 
 def _attention(word: str) -> Callable[[Platform], AttentionBackend]:

@@ -37,10 +37,9 @@ class HostOpAttention:
     def supports(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
         """See `AttentionBackend.supports`: the strictest of what public sources say of the op (README.md)."""
         latent, heads, dim = self.row.is_latent, layer.num_heads, layer.head_dim
-        windowed = layer.window is not None or layer.sinks is not None
-        if layer.latent and not latent:
-            return no("keys that are values too (latent attention); the rows that end in '-mla' take such layers")
-        if windowed and (latent or not self.row.fused or not layer.causal):
+        if layer.latent != latent:
+            return no("it takes latent layers (MLA) only" if latent else "latent layers; the rows '...-mla' take them")
+        if (layer.window or layer.sinks is not None) and (latent or not self.row.fused or not layer.causal):
             return no("a sliding window, or sinks; 'fia' and 'fia-v2' take such layers where they are causal")
         if layer.sinks is not None and "learnable_sink" not in self.row.arguments:
             return no("attention sinks; it takes none: 'fia-v2' does")
@@ -154,21 +153,19 @@ def store_latent(
     """Rotate and store the rows of multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1).
 
     A row is [rotated part, latent], of rope_dim (the columns of the rotary table) and latent_dim columns: query is
-    [T, num_heads, rope_dim + latent_dim], key and value are the same [T, 1, rope_dim + latent_dim], as the core's paged
-    attention takes them too. Of the value only the latent counts; the first rope_dim columns of the layer's output are
-    0. Latents lie packed at the start of the value cache, and rotated parts of the key cache; where both are one tensor
-    (`AttentionLayer.latent`) the rotated parts lie behind the latents. Returns the op's tensors.
+    [T, num_heads, rope_dim + latent_dim], key and value are the same [T, 1, rope_dim + latent_dim]. The op wants both
+    parts apart: all latents lie at the start of the cache's memory and all rotated parts behind them, so a block is no
+    `cache.key[block]`. The first rope_dim columns of the layer's output are 0. Returns the op's tensors.
     """
     rope = 0 if layer.rotary is None else layer.rotary.shape[1]
-    if layer.rotary is None or layer.num_kv_heads != 1 or rope >= layer.head_dim:
+    if not layer.latent or layer.rotary is None or layer.num_kv_heads != 1 or rope >= layer.head_dim:
         raise UnsupportedError(
             "latent attention takes one key head of a rotated part and a latent; this layer has "
             f"{layer.num_kv_heads} of {layer.head_dim}, {rope or 'none'} rotated: use 'fia'"
         )
-    cells, width = cache.key[..., 0].numel(), layer.head_dim - rope
-    latent = cache.value.view(-1)[: cells * width].view(*cache.value.shape[:3], width)
-    key_rope = cache.key.view(-1)[cells * width if layer.latent else 0 :][: cells * rope]
-    key_rope = key_rope.view(*cache.key.shape[:3], rope)
+    cells = cache.key[..., 0].numel()
+    parts = cache.key.view(-1).split((cells * (layer.head_dim - rope), cells * rope))
+    latent, key_rope = (part.view(*cache.key.shape[:3], -1) for part in parts)
     query_rope = kernels.rotate_and_store(
         query[..., :rope].contiguous(), key[..., :rope].contiguous(), value[..., rope:].contiguous(), layer.rotary,
         metadata.positions, metadata.slot_mapping, key_rope, latent,

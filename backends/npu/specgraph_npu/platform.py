@@ -119,9 +119,8 @@ class NpuPlatform(Platform):
         return group.update()
 
     def attention_backends(self) -> Mapping[str, Any]:
-        """All that are installed, without MLA rows: those take only heads that hand over latents (`store_latent`)."""
-        names = [name for name, row in HOST_OPS.items() if not row.is_latent and row.available()]
-        return {name: partial(make_attention, name=name) for name in names}
+        """All that are installed; the MLA rows take latent layers only (DeepSeek-V3), and the others none."""
+        return {name: partial(make_attention, name=name) for name, row in HOST_OPS.items() if row.available()}
 
     def counts(self) -> Mapping[str, int]:
         return dict(self.counters)

@@ -55,7 +55,7 @@ class LatentMtpHead:
     def attention_layers(self) -> Sequence[AttentionLayer]:
         """One key head that all query heads share."""
         scale = (NOPE + ROPE) ** -0.5
-        return (AttentionLayer(HEADS, 1, ROPE + LATENT, scale, rotary=self.named["rotary"]),)
+        return (AttentionLayer(HEADS, 1, ROPE + LATENT, scale, rotary=self.named["rotary"], latent=True),)
 
     def combine(self, aux_hidden: Tensor) -> Tensor:
         """The target's final hidden state as it is."""

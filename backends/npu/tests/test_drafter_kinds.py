@@ -80,6 +80,8 @@ def test_latent_attention(npu, runtime, name, monkeypatch):
 
 def test_latent_attention_of_other_layers_is_refused():
     x = torch.zeros(1)
-    for layer in (AttentionLayer(4, 2, 16, 1.0, torch.zeros(8, 8)), AttentionLayer(4, 1, 16, 1.0)):
+    table = torch.zeros(8, 8)
+    wrong = {"num_kv_heads": 2, "rotary": table}, {"num_kv_heads": 1}, {"num_kv_heads": 1, "rotary": table}
+    for layer in (AttentionLayer(4, head_dim=16, scale=1.0, **each, latent=each is not wrong[2]) for each in wrong):
         with pytest.raises(UnsupportedError, match="one key head of a rotated part and a latent"):
             store_latent(layer, x, x, x, None, None)

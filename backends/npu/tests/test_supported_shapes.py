@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,12 +12,12 @@ from specgraph_npu.attention import make_attention
 from specgraph.attention import (
     AttentionLayer,
     HostLengths,
-    KVCache,
     StepContext,
     allocate_block_table,
     allocate_metadata,
     choose_attention,
 )
+from specgraph.decoding import allocate_caches
 
 pytestmark = pytest.mark.usefixtures("all_limits")
 
@@ -24,7 +25,10 @@ LAYERS = [
     AttentionLayer(heads, kv_heads, dim, 1.0)
     for (heads, kv_heads), dim in itertools.product(((4, 1), (2, 2)), (32, 64, 128, 192, 256))
 ]
-LATENT = [AttentionLayer(heads, 1, 512 + rope, 1.0, torch.ones(8, rope)) for heads, rope in ((4, 64), (6, 64), (4, 32))]
+LATENT = [
+    AttentionLayer(heads, 1, 512 + rope, 1.0, torch.ones(8, rope), latent=True)
+    for heads, rope in ((4, 64), (6, 64), (4, 32))
+]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 BLOCKS = (16, 64, 128, 192, 512, 1024)
 
@@ -36,10 +40,8 @@ def runs(npu, attention, layer: AttentionLayer, dtype: torch.dtype, block: int) 
         return torch.zeros(*shape, dtype=dtype, device=npu.device)
 
     if layer.rotary is not None:
-        layer = AttentionLayer(
-            layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.scale, layer.rotary.to(npu.device)
-        )
-    cache = KVCache(*(zeros(2, block, layer.num_kv_heads, layer.head_dim) for _ in range(2)))
+        layer = replace(layer, rotary=layer.rotary.to(npu.device))
+    (cache,) = allocate_caches([layer], 2, block, dtype, npu.device)
     for rows in (2, 1):
         metadata = allocate_metadata(1, rows, allocate_block_table(1, 2, npu.device))
         query, key = zeros(rows, layer.num_heads, layer.head_dim), zeros(rows, layer.num_kv_heads, layer.head_dim)
@@ -71,3 +73,8 @@ def test_auto_takes_the_device_s_op_where_it_can(npu, runtime):
     choice = choose_attention("auto", npu, [large, small], torch.bfloat16)
     assert (choice.backend.name, choice.block_size) == ("paged", 16)
     assert "attention 'fia': 4 heads of 32 over 2 key heads; it takes a head_dim of 128" in choice.reason
+    latent = LATENT[0]
+    choice = choose_attention("auto", npu, [latent], torch.bfloat16)
+    assert (choice.backend.name, choice.block_size) == ("fia-mla", 128)
+    assert choose_attention("auto", npu, [latent, large], torch.bfloat16).backend.name == "paged"
+    assert not make_attention(npu, "fia-mla").supports(replace(latent, window=4), torch.bfloat16, 128)

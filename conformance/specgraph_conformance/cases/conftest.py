@@ -10,6 +10,7 @@ from specgraph.platforms import Discovered, Platform
 
 from specgraph_conformance.plugin import SESSION
 from specgraph_conformance.rig import CORE_ATTENTION
+from specgraph_conformance.session import tested_attention
 
 
 @pytest.fixture
@@ -39,5 +40,5 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run a case with the argument `attention` once per backend: the core's two and each of the device's own."""
     if "attention" in metafunc.fixturenames:
         session = metafunc.config.stash.get(SESSION, None)
-        own = () if session is None else tuple(session.platform.attention_backends())
+        own = () if session is None else tested_attention(session.platform)
         metafunc.parametrize("attention", (*CORE_ATTENTION, *own))
