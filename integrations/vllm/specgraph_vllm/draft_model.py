@@ -69,10 +69,10 @@ def _eagle3_head(module: Any, table: Tensor) -> Eagle3Head:
         offsets = None  # vLLM 0.26 keeps zeros there
     fc, fc_norms = _weight(inner.fc), inner.fc_norm
     weights = Eagle3Weights(
-        embed_tokens=_weight(inner.embed_tokens),
+        embed_tokens=_weight(inner.embed_tokens)[: model.vocab_size],  # vLLM pads the rows
         hidden_norm=_plain(inner.layers[0].hidden_norm.weight),
         norm=_plain(inner.norm.weight),
-        lm_head=_weight(module.lm_head)[:draft_vocab],  # vLLM pads its rows
+        lm_head=_weight(module.lm_head)[:draft_vocab],
         fc=fc,
         input_norm=None if inner.input_norm is None else _plain(inner.input_norm.weight),
         fc_norms=() if fc_norms is None else tuple(_plain(norm.weight) for norm in fc_norms),
@@ -92,10 +92,10 @@ def _eagle3_head(module: Any, table: Tensor) -> Eagle3Head:
 def _eagle_head(module: Any, table: Tensor) -> EagleHead:
     inner, model = module.model, _model_config(module, table)
     weights = EagleWeights(
-        embed_tokens=_weight(inner.embed_tokens),
+        embed_tokens=_weight(inner.embed_tokens)[: model.vocab_size],  # vLLM pads the rows
         fc=_weight(inner.fc),
         fc_bias=None,
-        lm_head=_weight(module.lm_head)[: model.vocab_size],  # the target's, whose rows vLLM pads
+        lm_head=_weight(module.lm_head)[: model.vocab_size],  # the target's
     )
     return EagleHead(model, weights, [_layer(layer) for layer in inner.layers])
 
