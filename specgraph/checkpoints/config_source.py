@@ -46,6 +46,8 @@ RANGES: Mapping[str, Range] = {
     "qk_rope_head_dim": Range(2, 4096),
     "qk_nope_head_dim": Range(1, 4096),
     "v_head_dim": Range(1, 4096),
+    "short_factor": Range(1e-3, 1e6),
+    "long_factor": Range(1e-3, 1e6),
     "mscale": Range(0, 1e3),
     "mscale_all_dim": Range(0, 1e3),
     "topk_group": Range(1, 256),
@@ -211,6 +213,17 @@ class ConfigSource:
         if not isinstance(value, list) or any(isinstance(v, bool) or not isinstance(v, int) for v in value):
             raise self.fail(key, f"should be a list of integers, is {shown(value)}")
         return tuple(value)
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """A list of at most 4096 finite numbers, each in the range that RANGES gives for `key`; it may be empty."""
+        value = self.take(key)
+        if not isinstance(value, list) or len(value) > 4096:
+            raise self.fail(key, f"should be a list of numbers, is {shown(value)}")
+        for item in value:
+            if isinstance(item, bool) or not isinstance(item, int | float):
+                raise self.fail(key, f"should be a list of numbers, holds {shown(item)}")
+            self._in_range(key, item)
+        return tuple(float(item) for item in value)
 
     def require(self, required: Mapping[str, object]) -> None:
         """Raise unless each of these keys is absent, null or has the value given."""

@@ -42,12 +42,26 @@ def default_aux_layers(num_layers: int) -> tuple[int, int, int]:
     return (2, num_layers // 2, num_layers - 3)
 
 
+def aux_layers_listed(listed: tuple[int, ...], num_layers: int) -> tuple[int, ...]:
+    """The aux layers of a head in the authors' layout that lists `eagle_aux_hidden_state_layer_ids`.
+
+    Two ways of counting are in use, and no key says which. SpecForge lists layers whose *output* was taken, by default
+    1, n / 2 - 1 and n - 4 (its pull request 239); others, vLLM among them, list layers whose *input* was taken. The
+    output of layer i is the input of layer i + 1, so SpecForge's default names the states of `default_aux_layers`, one
+    less each. It is recognised as a whole. SGLang goes by the first id (its pull request 25454; in 32334 a list that
+    begins with 24 means inputs).
+    """
+    outputs = (1, num_layers // 2 - 1, num_layers - 4)
+    return default_aux_layers(num_layers) if listed == outputs else listed
+
+
 def eagle3_config(
-    source: ConfigSource, layers: ConfigSource, target: DraftedTarget, norm_before_residual: bool = False
+    source: ConfigSource, layers: ConfigSource, target: DraftedTarget, from_speculators: bool = False
 ) -> Eagle3Config:
     """Read how a head uses the target from `source`, and the decoder's sizes from `layers`.
 
-    They are one file in the authors' layout. `norm_before_residual`: its value where the folder does not give it.
+    They are one file in the authors' layout. `from_speculators`: the folder is in that format, where layer ids are
+    vLLM's, and a `norm_before_residual` that is left out means true, as the engines that serve them read it.
 
     Raises:
         CheckpointError: a malformed key, or one that does not fit the target.
@@ -62,14 +76,17 @@ def eagle3_config(
         listed = eagle.integers("eagle_aux_hidden_state_layer_ids")
         if listed is None:
             listed = source.integers("eagle_aux_hidden_state_layer_ids")
-        aux_layers = default_aux_layers(target.num_layers) if listed is None else listed
+        if listed is None:
+            aux_layers = default_aux_layers(target.num_layers)
+        else:
+            aux_layers = listed if from_speculators else aux_layers_listed(listed, target.num_layers)
         check_aux_layers(aux_layers, target, source.name)
     return Eagle3Config(
         model=model,
         target_hidden_size=source.integer("target_hidden_size", target.hidden_size),
         draft_vocab_size=source.integer("draft_vocab_size", model.vocab_size),
         aux_layers=aux_layers,
-        norm_before_residual=_either(source, "norm_before_residual", norm_before_residual),
+        norm_before_residual=_either(source, "norm_before_residual", from_speculators),
         norm_output=_either(source, "norm_output", False),
     )
 
@@ -128,9 +145,7 @@ def load_peagle(opened: DrafterFolder, target: DraftedTarget) -> PEagleHead:
 def _read(opened: DrafterFolder, target: DraftedTarget) -> tuple[Eagle3Config, Eagle3Weights, list[DecoderLayer]]:
     folder, source = opened.checkpoint, opened.head
     folder.ignore(IGNORED)
-    # A speculators folder that leaves the key out means true, as the engines that serve them read it.
-    from_speculators = opened.format.layout == "speculators"
-    config = eagle3_config(source, opened.layers, target, norm_before_residual=from_speculators)
+    config = eagle3_config(source, opened.layers, target, from_speculators=opened.format.layout == "speculators")
     model = config.model
     hidden, vocabulary = model.hidden_size, target.vocab_size
     check_same("hidden size", config.target_hidden_size, target.hidden_size, source.name)

@@ -85,6 +85,11 @@ def model_config(source: ConfigSource, default_architecture: str | None = None) 
     num_layers = source.integer("num_hidden_layers")
     window, sliding = _sliding_layers(source, architecture, num_layers)
     rotary, sliding_rotary = rotary_by_kind(source) if gemma else (rotary_config(source), None)
+    if rotary.kind == "longrope" and len(rotary.long_factors) != rotary_dim // 2:
+        raise CheckpointError(
+            f"{source.name}: 'long_factor' has {len(rotary.long_factors)} entries, and each head has {rotary_dim // 2} "
+            "rotated pairs"
+        )
     return ModelConfig(
         architecture=architecture,
         vocab_size=source.integer("vocab_size"),

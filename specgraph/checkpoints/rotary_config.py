@@ -67,8 +67,10 @@ def _read(source: ConfigSource, scaling: ConfigSource, default_theta: float) -> 
     kind = scaling.string("rope_type", scaling.string("type", "default"))
     if kind == "default":
         return RotaryConfig(theta)
-    if kind not in ("linear", "llama3", "yarn"):
-        raise scaling.fail("rope_type", f"is {shown(kind)}; supported are default, linear, llama3, yarn")
+    if kind not in ("linear", "llama3", "yarn", "longrope"):
+        raise scaling.fail("rope_type", f"is {shown(kind)}; supported are default, linear, llama3, yarn, longrope")
+    if kind == "longrope":
+        return _longrope(source, scaling, theta)
     factor = scaling.number("factor")
     if kind == "linear":
         scaling.taken.add("original_max_position_embeddings")  # for people: linear scaling does not use it
@@ -98,4 +100,26 @@ def _read(source: ConfigSource, scaling: ConfigSource, default_theta: float) -> 
         beta_slow=slow,
         attention_factor=scaling.number("attention_factor", default),
         truncate=scaling.boolean("truncate", True),
+    )
+
+
+def _longrope(source: ConfigSource, scaling: ConfigSource, theta: float) -> RotaryConfig:
+    longest = source.integer("max_position_embeddings", 2048)
+    holder = scaling if scaling.has("original_max_position_embeddings") else source
+    original = holder.integer("original_max_position_embeddings", longest)
+    factor = scaling.number("factor", max(1.0, longest / original))
+    default = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
+    short, long = (scaling.numbers(f"{name}_factor") for name in ("short", "long"))
+    if len(short) != len(long) or not short:
+        raise scaling.fail(
+            "long_factor", f"has {len(long)} entries, 'short_factor' {len(short)}; one per pair is needed"
+        )
+    return RotaryConfig(
+        theta,
+        "longrope",
+        factor,
+        original,
+        attention_factor=scaling.number("attention_factor", default),
+        short_factors=short,
+        long_factors=long,
     )

@@ -15,11 +15,11 @@ class RotaryConfig:
 
     theta: float = 10000.0
     kind: str = "default"
-    """default, linear, llama3 or yarn."""
+    """default, linear, llama3, yarn or longrope."""
     factor: float = 1.0
     """Context length over the original context length."""
     original_max_position_embeddings: int = 0
-    """llama3, yarn: the original context length, in positions."""
+    """llama3, yarn, longrope: the original context length, in positions."""
     low_freq_factor: float = 1.0
     """llama3: pairs that make fewer turns than this over the original context are divided by `factor`."""
     high_freq_factor: float = 4.0
@@ -29,24 +29,33 @@ class RotaryConfig:
     beta_slow: float = 1.0
     """yarn: pairs that make fewer turns are divided by `factor`."""
     attention_factor: float = 1.0
-    """yarn: multiplies every cosine and sine."""
+    """yarn, longrope: multiplies every cosine and sine."""
     truncate: bool = True
     """yarn: the limits are rounded to whole pairs."""
+    short_factors: tuple[float, ...] = ()
+    """longrope: what each pair's frequency is divided by in tables of up to the original context length."""
+    long_factors: tuple[float, ...] = ()
+    """longrope: the same in longer tables, for all of their positions."""
 
 
-def inverse_frequencies(config: RotaryConfig, rotary_dim: int) -> Tensor:
-    """Radians per position for each of the `rotary_dim // 2` pairs, float32.
+def inverse_frequencies(config: RotaryConfig, rotary_dim: int, max_positions: int) -> Tensor:
+    """Radians per position for each of the `rotary_dim // 2` pairs of a table of `max_positions`, float32.
 
     Default: theta ** (-2i / rotary_dim) (RoFormer, arXiv:2104.09864). Linear scaling divides them by the factor.
     Llama 3 (its published configuration) and YaRN (arXiv:2309.00071, section 3.2) divide the slow pairs only: those
     that make few turns over the original context. Between the two limits both interpolate linearly: Llama 3 over the
-    number of turns, YaRN over the pair's index.
+    number of turns, YaRN over the pair's index. LongRoPE (arXiv:2402.13753) has a searched divisor for each pair, and
+    other ones for long contexts.
     """
     # float32 throughout, as in training: an angle is position times frequency, so rounding errors grow with position.
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
     frequencies = 1.0 / (config.theta**exponents)
     if config.kind == "default":
         return frequencies
+    if config.kind == "longrope":
+        long = max_positions > config.original_max_position_embeddings
+        factors = torch.tensor(config.long_factors if long else config.short_factors, dtype=torch.float32)
+        return 1.0 / (factors * config.theta**exponents)
     if config.kind == "linear":
         return frequencies / config.factor
     keep = _llama3_keep(config, frequencies) if config.kind == "llama3" else _yarn_keep(config, rotary_dim)
@@ -56,7 +65,7 @@ def inverse_frequencies(config: RotaryConfig, rotary_dim: int) -> Tensor:
 def rotary_table(config: RotaryConfig, max_positions: int, rotary_dim: int, device: torch.device) -> Tensor:
     """float32 [max_positions, rotary_dim]: cosines in the first half of a row, sines in the second."""
     positions = torch.arange(max_positions, dtype=torch.float32)
-    angles = torch.outer(positions, inverse_frequencies(config, rotary_dim))
+    angles = torch.outer(positions, inverse_frequencies(config, rotary_dim, max_positions))
     table = torch.cat((angles.cos(), angles.sin()), dim=-1)
     return (table if config.attention_factor == 1 else table * config.attention_factor).to(device)
 

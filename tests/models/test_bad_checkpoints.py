@@ -72,6 +72,11 @@ def test_config_is_not_json(folder):
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2}}, ["rope_type", "dynamic", "llama3"]),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2, "mscale": -1.0}}, ["mscale", "at least 0"]),
         ({"rope_parameters": {"rope_theta": 0}}, ["rope_theta", "at least 1"]),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}},
+            ["long_factor", "1 entries", "pairs"],
+        ),
+        ({"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": "x"}}, ["long_factor"]),
         ({"rope_parameters": 3}, ["rope_parameters", "mapping"]),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, ["partial_rotary_factor", "not supported"]),
         (

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specgraph.checkpoints import drafter_format, load_drafter, load_target
+from specgraph.checkpoints import TargetShape, drafter_format, load_drafter, load_target
 from specgraph.errors import CheckpointError
 
 FIXTURES = Path(__file__).parent / "speculators_fixtures"
@@ -83,6 +83,35 @@ def test_eagle3_of_the_authors(prefix, target, tmp_path):
     assert drafter_format(folder).algorithm == "eagle3"
     assert same_weights(head, load_drafter(FIXTURES / "eagle3-llama", target))
     assert list(head.aux_layers) == [1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("listed", "aux_layers"),
+    [
+        ([1, 17, 32], (2, 18, 33)),  # SpecForge's default for 36 layers: outputs
+        ([2, 18, 33], (2, 18, 33)),
+        ([24, 30, 36], (24, 30, 36)),  # nvidia/gpt-oss-120b-Eagle3-v3
+        ([1, 9, 32], (1, 9, 32)),
+        (None, (2, 18, 33)),
+    ],
+)
+@pytest.mark.parametrize("layout", ["authors", "speculators"])
+def test_the_aux_layers_of_both_ways_of_counting(listed, aux_layers, layout, target, tmp_path):
+    """In the format of speculators every list is taken as it is."""
+    deep = TargetShape(num_layers=36, max_model_len=64, embed_tokens=target.embed_tokens, lm_head=target.lm_head)
+    ids = {} if listed is None else {"eagle_aux_hidden_state_layer_ids": listed}
+    if layout == "authors":
+        config = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 24, "eagle_config": ids}
+        save_file(rewrite("eagle3-llama", tmp_path / "head", {}, config), tmp_path / "head" / "model.safetensors")
+    else:
+        (tmp_path / "head").mkdir()
+        config = json.loads((FIXTURES / "eagle3-llama" / "config.json").read_text())
+        config["eagle_aux_hidden_state_layer_ids"] = listed
+        (tmp_path / "head" / "config.json").write_text(json.dumps(config))
+        weights = (FIXTURES / "eagle3-llama" / "model.safetensors").read_bytes()
+        (tmp_path / "head" / "model.safetensors").write_bytes(weights)
+    wanted = aux_layers if layout == "authors" or listed is None else tuple(listed)
+    assert tuple(load_drafter(tmp_path / "head", deep).aux_layers) == wanted
 
 
 @pytest.mark.parametrize("shape", [(96,), (1, 96), (1, 1, 96)])

@@ -230,3 +230,17 @@ def test_shorter_runs_may_ignore_a_sliding_window(tmp_path, random_model, dense_
     assert {layer.window for layer in target.attention_layers} == {None}
     out = target.forward(torch.arange(40), dense_attend(target.attention_layers, torch.arange(40)))
     torch.testing.assert_close(target.logits(out.hidden), model(torch.arange(40)[None]).logits[0], **TOLERANCE)
+
+
+@pytest.mark.parametrize(("max_model_len", "first"), [(64, 20), (None, 470)], ids=["short", "long"])
+@torch.no_grad()
+def test_longrope_agrees_with_transformers(max_model_len, first, tmp_path, random_model, dense_attend):
+    """transformers takes the long factors when a pass goes beyond the original length; we, when the model may."""
+    factors = {"short_factor": [1.0, 1.1, 1.3, 1.7], "long_factor": [1.2, 2.0, 4.5, 9.0]}
+    rope = {"rope_type": "longrope", "rope_theta": 1000.0, "original_max_position_embeddings": 64, **factors}
+    model = random_model("Phi3", tmp_path, rope_parameters=rope, max_position_embeddings=512)
+    tokens, positions = torch.arange(40), torch.arange(first, first + 40)
+    expected = model(tokens[None], position_ids=positions[None]).logits[0]
+    target = load_target(tmp_path, max_model_len=max_model_len)
+    out = target.forward(tokens, dense_attend(target.attention_layers, positions))
+    torch.testing.assert_close(target.logits(out.hidden), expected, **TOLERANCE)
