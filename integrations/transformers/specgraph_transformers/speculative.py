@@ -144,8 +144,10 @@ class Speculative:
         cache, sampled = model_inputs["past_key_values"], bool(generation_config.do_sample)
         longest = max(lengths) + limit - input_ids.shape[1]
         drafter = self._drafter_for(model, len(lengths), longest, sampled)
+        positions_of_model = target_shape(model).max_model_len
+        positions_used = max(longest, min(positions_of_model, drafter.config.max_model_len))
         rounds = Rounds(
-            TransformersTarget(model, cache, lengths, longest, drafter.head.aux_layers),
+            TransformersTarget(model, cache, lengths, positions_used, drafter.head.aux_layers),
             drafter,
             Acceptance(logits_processor, sampled),
             Output(input_ids, stopping_criteria, generation_config._pad_token_tensor, limit, streamer),

@@ -27,7 +27,8 @@ class TransformersTarget:
             model: a causal language model of transformers.
             cache: an empty `DynamicCache` for it.
             lengths: tokens of each prompt, padding not counted.
-            max_length: positions of the longest request; rows beyond it are computed at the last position, and unused.
+            max_length: positions that the model has. The last drafts of a request may lie beyond: their rows are
+                computed at the last position, and never used.
             aux_layers: hidden state k enters layer k of the model; empty for the state after the final norm.
         """
         self.model, self.cache, self.aux_layers = model, cache, tuple(aux_layers) or (-1,)

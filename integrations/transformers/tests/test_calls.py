@@ -120,6 +120,17 @@ def test_a_larger_batch_and_a_longer_text_capture_anew(model, eagle3):
     assert draft.drafter is None
 
 
+@pytest.mark.parametrize(("architecture", "option"), [("GPT2", "n_positions"), ("Llama", "max_position_embeddings")])
+def test_a_text_that_takes_every_position(architecture, option, eagle3):
+    """The last drafts lie beyond the positions that the model has."""
+    model = make_target(architecture, **{option: 32})
+    ids, mask = make_prompts(9, 4)
+    options = {**OPTIONS, "attention_mask": mask, "max_new_tokens": 23}
+    draft = speculative(eagle3, 4, lowering="eager", mode="NONE")
+    assert torch.equal(model.generate(ids, custom_generate=draft, **options), model.generate(ids, **options))
+    assert draft.drafter.config.max_model_len == 32
+
+
 def test_inside_and_outside_inference_mode(model, draft):
     ids, _ = make_prompts(6)
     expected = model.generate(ids, **OPTIONS)

@@ -1,0 +1,124 @@
+"""What cannot be served exactly is refused in one line, before the model or the drafter runs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from specgraph_transformers import speculative
+from tiny_targets import make_prompts, make_target
+from transformers import DynamicCache, GenerationConfig
+
+from specgraph import CheckpointError, ConfigError, UnsupportedError
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_target("Llama")
+
+
+REFUSED = {
+    "processor": ({"repetition_penalty": 1.3}, "RepetitionPenaltyLogitsProcessor is not supported"),
+    "beams": ({"num_beams": 2}, "generation mode 'beam_search'"),
+    "scores": ({"return_dict_in_generate": True, "output_scores": True}, "output_scores=True"),
+    "static": ({"cache_implementation": "static"}, "StaticCache"),
+    "offloaded": ({"cache_implementation": "offloaded"}, "an offloaded cache"),
+    "no cache": ({"use_cache": False}, "use_cache=True"),
+    "chunks": ({"prefill_chunk_size": 2}, "prefill_chunk_size=2"),
+    "inputs": ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions=True"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_options(name, model, eagle3, monkeypatch):
+    options, message = REFUSED[name]
+    ids, _ = make_prompts(5)
+    draft = speculative(eagle3, 2)
+    monkeypatch.setattr(model, "forward", never(model.forward))
+    with pytest.raises(UnsupportedError) as refused:
+        model.generate(ids, max_new_tokens=4, custom_generate=draft, **options)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert draft.drafter is None
+
+
+def never(forward):
+    """A forward with the signature of the model's own that fails when it is called."""
+    from functools import wraps
+
+    @wraps(forward)
+    def fail(*args, **kwargs):
+        raise AssertionError("the model ran")
+
+    return fail
+
+
+def test_prompts(model, eagle3):
+    ids, mask = make_prompts(5, 3)
+    draft = speculative(eagle3, 2)
+    with pytest.raises(ConfigError, match="padding_side='left'"):
+        model.generate(ids, attention_mask=mask.flip(-1), max_new_tokens=4, custom_generate=draft)
+    with pytest.raises(ConfigError, match="position_ids do not count"):
+        model.generate(ids, position_ids=torch.full_like(ids, 3), max_new_tokens=4, custom_generate=draft)
+    embeds = model.get_input_embeddings()(ids)
+    with pytest.raises(UnsupportedError, match="model input 'inputs_embeds'"):
+        model.generate(inputs_embeds=embeds, max_new_tokens=4, custom_generate=draft)
+
+
+def test_a_cache_that_holds_tokens(model, eagle3):
+    ids, _ = make_prompts(5)
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(ids, past_key_values=cache)
+    with pytest.raises(UnsupportedError, match="holds 5 tokens already"):
+        model.generate(
+            torch.cat([ids, ids], dim=1), past_key_values=cache, max_new_tokens=4, custom_generate=speculative(eagle3)
+        )
+
+
+def test_recurrent_states(eagle3):
+    config = transformers.Qwen3NextConfig(
+        vocab_size=12, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8,
+        linear_value_head_dim=8, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16,
+        shared_expert_intermediate_size=16, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    model = transformers.Qwen3NextForCausalLM(config).eval()
+    ids, _ = make_prompts(5)
+    with pytest.raises(UnsupportedError, match="LinearAttentionLayer of the cache cannot take"):
+        model.generate(ids, max_new_tokens=4, custom_generate=speculative(eagle3))
+
+
+def test_encoders(eagle3):
+    sizes = {"vocab_size": 12, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0))
+    with pytest.raises(UnsupportedError, match="encoder-decoder"):
+        model.generate(make_prompts(5)[0], max_new_tokens=4, custom_generate=speculative(eagle3))
+
+
+def test_a_drafter_for_another_target(eagle3):
+    model = make_target("Llama", vocab_size=13)
+    with pytest.raises(CheckpointError, match="vocabulary 12, the target has 13"):
+        model.generate(make_prompts(5)[0], max_new_tokens=4, custom_generate=speculative(eagle3))
+
+
+def test_options_of_the_drafter(eagle3):
+    with pytest.raises(ConfigError, match="unknown option num_modles"):
+        speculative(eagle3, num_modles=1)
+    with pytest.raises(ConfigError, match="unknown option tree"):
+        speculative(eagle3, tree=None)
+    with pytest.raises(ConfigError, match="num_speculative_tokens must be at least 1"):
+        speculative(eagle3, 0, max_model_len=64)
+
+
+def test_no_length(model, eagle3):
+    config = GenerationConfig(max_length=None, do_sample=False)
+    config.max_length = None
+    draft = speculative(eagle3)
+    from transformers.generation.stopping_criteria import StoppingCriteriaList
+
+    ids, _ = make_prompts(5)
+    cache = DynamicCache(config=model.config)
+    config.return_dict_in_generate = False
+    with pytest.raises(ConfigError, match="no maximum length"):
+        draft(model, ids, [], StoppingCriteriaList(), config, past_key_values=cache, use_cache=True)
