@@ -5,7 +5,7 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 # All local parts go into ONE pip call: `specgraph` on PyPI is an unrelated package that pip must never look for.
-PARTS := . $(wildcard conformance backends/cuda backends/npu backends/musa backends/accelerator integrations/transformers)
+PARTS := . $(wildcard conformance backends/cuda backends/npu backends/musa backends/accelerator integrations/transformers integrations/vllm)
 INSTALLABLE := $(foreach part,$(PARTS),$(if $(wildcard $(part)/pyproject.toml),-e ./$(part)))
 JOBS ?= 2
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from safetensors import safe_open
-from specgraph_vllm.draft_model import EAGLE3_CLASS, ROTARY_CLASSES
+from specgraph_vllm.draft_model import EAGLE3_CLASS, EAGLE_CLASS, ROTARY_CLASSES
 from specgraph_vllm.shims import RUNNER_MODULE, SHIMS, SPECULATOR_MODULE, Shim
 
 from specgraph import shipped_pair
@@ -144,6 +144,16 @@ def test_the_draft_model_has_what_the_head_reads(wheel) -> None:
         ("vocab_parallel_embedding", "UnquantizedEmbeddingMethod"),
     ):
         assert f"class {name}(" in (folder / f"vllm/model_executor/layers/{path}.py").read_text()
+
+
+def test_so_has_the_one_of_eagle_1(wheel) -> None:
+    _, folder = wheel
+    models = tree(folder, "vllm/model_executor/models/llama_eagle.py")
+    assert {"config", "model"} <= assigned(found(models, ast.ClassDef, EAGLE_CLASS))
+    assert {"embed_tokens", "layers", "fc"} <= assigned(found(models, ast.ClassDef, "LlamaModel"))
+    assert "self.input_layernorm = nn.Identity()" in (folder / "vllm/model_executor/models/llama_eagle.py").read_text()
+    sharing = (folder / f"{GPU}/spec_decode/eagle/utils.py").read_text()
+    assert "eagle_model.lm_head = " in sharing
 
 
 def test_the_configuration_has_what_is_checked(wheel) -> None:
