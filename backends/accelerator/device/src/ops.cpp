@@ -193,6 +193,16 @@ void run_at_once(const c10::OperatorHandle& op, Stack& stack, c10::ArrayRef<IVal
   }
 }
 
+// Whether torch has given an out tensor its shape: one that it made itself for this call, so that Python has not seen it
+// (some such are made empty, to be resized), or one that is an argument too, as in an op in place.
+bool is_shaped(const at::Tensor& out, c10::ArrayRef<IValue> arguments) {
+  size_t uses = 0;
+  for (const auto& value : arguments) {
+    each_tensor(value, [&](const at::Tensor& tensor) { uses += tensor.is_same(out); });
+  }
+  return uses > 1 || (out.numel() && !out.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj());
+}
+
 // Every op without a kernel below: queues its CPU kernel. Shapes are checked, and results allocated, at once.
 void queue_op(const c10::OperatorHandle& op, Stack* stack) {
   const auto& schema = op.schema();
@@ -215,7 +225,11 @@ void queue_op(const c10::OperatorHandle& op, Stack* stack) {
 
   std::vector<at::Tensor> made, written;
   Stack results;
-  if (has_meta && signature.inplace.empty() && !depends_on_values) {
+  bool has_shapes = !signature.inplace.empty() || depends_on_values;
+  for (const auto i : signature.outs) {
+    has_shapes = has_shapes || is_shaped(kept[i].toTensor(), arguments);
+  }
+  if (has_meta && !has_shapes) {
     Stack metas = all_replaced(arguments, without_data, at::kMeta);
     if (signature.generator >= 0) {
       metas[signature.generator] = IValue();

@@ -41,6 +41,13 @@ thread_local std::array<c10::StreamId, 64> current_streams_{};
 std::mutex error_mutex;
 std::string error; // what the first failing task since the last wait said; empty for none
 
+void keep_error(const char* message) {
+  std::lock_guard<std::mutex> lock(error_mutex);
+  if (error.empty()) {
+    error = message;
+  }
+}
+
 void raise_error() {
   std::string message;
   {
@@ -75,7 +82,13 @@ std::chrono::steady_clock::time_point Mark::time() {
 }
 
 void Queue::push(std::function<void()> task) {
+  std::vector<std::function<void()>> spent; // destroyed after the lock is released
   std::lock_guard<std::mutex> lock(mutex_);
+  spent.swap(spent_);
+  add(std::move(task));
+}
+
+void Queue::add(std::function<void()> task) {
   tasks_.push_back(std::move(task));
   ++pushed_;
   if (!has_thread_) {
@@ -87,7 +100,8 @@ void Queue::push(std::function<void()> task) {
 
 std::shared_ptr<Mark> Queue::mark() {
   auto made = std::make_shared<Mark>();
-  push([made] { made->reach(); });
+  std::lock_guard<std::mutex> lock(mutex_); // and destroys nothing: the allocator calls this under its own lock
+  add([made] { made->reach(); });
   return made;
 }
 
@@ -97,8 +111,10 @@ bool Queue::is_idle() {
 }
 
 void Queue::drain() {
+  std::vector<std::function<void()>> spent;
   std::unique_lock<std::mutex> lock(mutex_);
   finished_.wait(lock, [this, wanted = pushed_] { return done_ >= wanted; });
+  spent.swap(spent_);
 }
 
 std::shared_ptr<Recording> Queue::recording() {
@@ -121,14 +137,13 @@ void Queue::run() {
     lock.unlock();
     try {
       task();
+    } catch (const c10::Error& failure) {
+      keep_error(failure.what_without_backtrace());
     } catch (const std::exception& failure) {
-      std::lock_guard<std::mutex> guard(error_mutex);
-      if (error.empty()) {
-        error = failure.what();
-      }
+      keep_error(failure.what());
     }
-    task = nullptr; // what it holds is released before anybody is told that it is done
     lock.lock();
+    spent_.push_back(std::move(task));
     ++done_;
     finished_.notify_all();
   }

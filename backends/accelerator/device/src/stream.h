@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 namespace asynccpu {
 
@@ -46,11 +47,15 @@ class Queue {
   void set_recording(std::shared_ptr<Recording> recording);
 
  private:
+  void add(std::function<void()> task); // the lock is held
   void run();
 
   std::mutex mutex_;
   std::condition_variable changed_, finished_;
   std::deque<std::function<void()>> tasks_;
+  // Tasks that are done. What they hold may belong to Python, whose lock a waiting host thread may have: they are
+  // destroyed by host threads, never by the stream's.
+  std::vector<std::function<void()>> spent_;
   uint64_t pushed_ = 0, done_ = 0;
   bool has_thread_ = false;
   std::shared_ptr<Recording> recording_;
