@@ -153,7 +153,7 @@ def test_devices_do_not_mix(device: torch.device) -> None:
 
 
 def test_a_copy_that_owns_the_last_of_a_tensor_does_not_need_pythons_lock_on_the_device(device: torch.device) -> None:
-    """empty_cache() waits for the streams with Python's lock held; it hung where a stream's thread dropped the tensor."""
+    """empty_cache() waits for the streams with Python's lock held; it hung where a stream dropped the tensor."""
     x = torch.zeros(1 << 16, device=device)
     for i in range(100):
         x.copy_(torch.full((1 << 16,), float(i)).pin_memory(), non_blocking=True)

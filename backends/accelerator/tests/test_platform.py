@@ -1,4 +1,4 @@
-"""The platform: what the probe tells, whose streams it takes, a device that is not the current one, whole generations."""
+"""The platform: what the probe tells, whose streams it takes, a device that is not the current one, generated text."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_what_it_says_of_itself(platform: Platform) -> None:
 
 def test_streams_of_others_are_refused(platform: Platform) -> None:
     for stream in (torch.Stream(device="asynccpu:1"), object()):
-        with pytest.raises(PlatformError, match="make one with platform.stream"), platform.use(stream):  # type: ignore
+        with pytest.raises(PlatformError, match=r"make one with platform\.stream"), platform.use(stream):  # type: ignore
             pass
 
 

@@ -58,8 +58,8 @@ def test_host_reads_that_go_through_are_not_claimed(monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
-    """Trials run in processes of their own, which load the device as torch loads a vendor's. The function given back puts
-    Python code in front of what those processes do."""
+    """Trials run in processes of their own, which load the device as torch loads a vendor's. The function given back
+    puts Python code in front of what those processes do."""
     monkeypatch.delenv("SPECGRAPH_ACCELERATOR_TRIALS")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     build = str(torch_asynccpu.LIBRARY.parent)
