@@ -41,6 +41,20 @@ def test_block_runs(block, capsys, monkeypatch):
         assert tuple(names["tokens"].shape) == (1, 4)
 
 
+def test_the_recording_is_a_picture_of_what_was_printed():
+    """`python docs/images/record.py` writes it; pages show it without loading anything from elsewhere."""
+    script = runpy.run_path(str(ROOT / "docs/images/record.py"))
+    svg = script["picture"]("\x1b[4;32maccepted\x1b[0m and not\n", "specgraph generate")
+    style = re.search(r'class="specgraph-(r\d+)"[^>]*>accepted<', svg)
+    assert re.search(rf"specgraph-{style[1]} {{[^}}]*fill: #98a84b;[^}}]*text-decoration: underline", svg), svg
+    for each in (svg, script["PICTURE"].read_text()):
+        assert "url(http" not in each
+        assert "specgraph generate" in each.replace("&#160;", " ")
+    recorded = script["PICTURE"].read_text().replace("&#160;", " ")
+    for shown in ("text from accepted draft tokens looks", "mean acceptance length", "tokens/s without drafting"):
+        assert shown in recorded
+
+
 def test_tables_are_those_of_the_result_files():
     """`python benchmarks/write_tables.py` writes them."""
     script = runpy.run_path(str(ROOT / "benchmarks/write_tables.py"))

@@ -14,6 +14,7 @@ from rich.table import Table
 from specgraph.cli.env import environment
 from specgraph.cli.options import JsonOption, PlatformOption
 from specgraph.cli.output import check_output, require_matplotlib, write_json
+from specgraph.cli.waiting import doing
 from specgraph.errors import ConfigError
 from specgraph.options import parse_acceptance
 
@@ -109,27 +110,32 @@ def bench(
     }  # fmt: skip
     interrupted = False
     try:
-        rates = measure_rates(opened, chosen) if accelerator and not opened.info.simulated else None
-        if rates is not None:
-            report["bandwidth_bytes_per_second"] = rates.bytes_per_second
-            report["matmul_flops_per_second"] = rates.flops_per_second
-        for count in counts if proposes else ():
-            for each in steps:
-                case = BenchCase(
-                    shape=shape, requests=count, k=each, context=context, lowerings=proposes, sampled=sampled,
-                    torch_ops=torch_ops, tree=tree if tree is not None and tree.num_steps == each else None,
-                    repeats=repeats,
+        with doing() as now:
+            now("measuring the device's bandwidth")
+            rates = measure_rates(opened, chosen) if accelerator and not opened.info.simulated else None
+            if rates is not None:
+                report["bandwidth_bytes_per_second"] = rates.bytes_per_second
+                report["matmul_flops_per_second"] = rates.flops_per_second
+            for count in counts if proposes else ():
+                for each in steps:
+                    now(f"propose: {count} requests, K {each}")
+                    case = BenchCase(
+                        shape=shape, requests=count, k=each, context=context, lowerings=proposes, sampled=sampled,
+                        torch_ops=torch_ops, tree=tree if tree is not None and tree.num_steps == each else None,
+                        repeats=repeats,
+                    )  # fmt: skip
+                    rows += bench_propose(opened, case, dtype=chosen, rates=rates)
+            for count in counts if target is not None else ():
+                now(f"whole rounds: {count} requests")
+                rounds = RoundsCase(
+                    target=str(target), shape=shape, requests=count, k=steps[0] if tree is None else tree.num_steps,
+                    context=context, acceptance=shares, tree=tree,
+                    tree_acceptance=tree_shares, lowerings=ways,
                 )  # fmt: skip
-                rows += bench_propose(opened, case, dtype=chosen, rates=rates)
-        for count in counts if target is not None else ():
-            rounds = RoundsCase(
-                target=str(target), shape=shape, requests=count, k=steps[0] if tree is None else tree.num_steps,
-                context=context, acceptance=shares, tree=tree,
-                tree_acceptance=tree_shares, lowerings=ways,
-            )  # fmt: skip
-            whole += bench_rounds(opened, rounds, dtype=chosen)
-        if decoding:
-            generated += bench_decoding(opened, k=steps[0], lowerings=ways)
+                whole += bench_rounds(opened, rounds, dtype=chosen)
+            if decoding:
+                now("generation with the shipped pair")
+                generated += bench_decoding(opened, k=steps[0], lowerings=ways)
     except KeyboardInterrupt:
         interrupted = True
     report |= {name: found for name, found in (("rounds", whole), ("decoding", generated)) if found}

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from specgraph.cli.env import choose_threads
 from specgraph.cli.options import DraftOption, JsonOption, PlatformOption, TargetOption, with_engine_options
-from specgraph.cli.output import check_output, write_json
+from specgraph.cli.output import check_output, require_matplotlib, write_json
 from specgraph.cli.prompts import Prompt, read_prompts
 from specgraph.cli.streaming import LEGEND, Result, show_texts
 from specgraph.cli.waiting import waiting
@@ -60,6 +60,7 @@ def generate(
     options: Any = None,
     platform: PlatformOption = None,
     json: JsonOption = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a PNG of the acceptance per position.")] = None,
 ) -> None:
     """Generate text with speculative decoding; text from accepted draft tokens is green and underlined."""
     check_output("--json", json)
@@ -70,7 +71,10 @@ def generate(
         how = f"torchrun --nproc-per-node {size} -m specgraph generate" if size > 1 else f"--tensor-parallel {started}"
         raise ConfigError(f"{processes}, and --tensor-parallel is {size}: use {how}")
     if rank:
-        json = None  # the first rank writes
+        json = plot = None  # the first rank writes
+    check_output("--plot", plot)
+    if plot is not None:
+        require_matplotlib()
     settings = Prompt(
         prompt="", max_tokens=max_tokens, temperature=temperature, seed=seed, top_k=top_k, top_p=top_p, min_p=min_p,
         repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
@@ -123,6 +127,11 @@ def generate(
     _table(console, report, generator)
     if json is not None:
         write_json(report | ({"interrupted": True} if interrupted else {}), json)
+    if plot is not None and report["mean_acceptance_length"] is not None:
+        from specgraph.benchmarking.plot import plot_acceptance
+
+        pair = f"{folders['target']}, {folders['draft']}, K = {report['num_speculative_tokens']}"
+        plot_acceptance(report["acceptance_per_position"], report["mean_acceptance_length"], pair, plot)
     generator.close()
     if interrupted:
         print("specgraph: interrupted; these are the figures so far", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What a person sees while a command loads and captures."""
+"""What a person sees while a command loads, captures and measures."""
 
 from __future__ import annotations
 
@@ -7,6 +7,25 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+
+@contextmanager
+def doing(console: Console | None = None) -> Generator[Callable[[str], None]]:
+    """Show which part of its work a command is at, until the block ends. Nothing stays on the screen.
+
+    The line changes only when it is told to: a thread that redraws it would take part in what is measured.
+
+    Args:
+        console: standard error by default. Nothing is shown where it is no terminal.
+
+    Yields:
+        What to call with a line of text at the beginning of each part of the work.
+    """
+    console = console or Console(stderr=True)
+    columns, quiet = (TextColumn("{task.description}"), TimeElapsedColumn()), not console.is_terminal
+    with Progress(*columns, console=console, transient=True, auto_refresh=False, disable=quiet) as bars:
+        task = bars.add_task("loading", total=None)
+        yield lambda text: bars.update(task, description=text, refresh=True)
 
 
 @contextmanager

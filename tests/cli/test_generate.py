@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 from command import specgraph
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from specgraph.cli.env import choose_threads
 from specgraph.cli.prompts import Prompt, read_prompts
-from specgraph.cli.waiting import waiting
+from specgraph.cli.waiting import doing, waiting
 from specgraph.decoding import chat_template
 from specgraph.decoding.text import load_generator, shipped_pair
 from specgraph.errors import ConfigError
@@ -195,6 +196,34 @@ def test_captures_are_counted_and_a_terminal_shows_them():
     assert count == 4  # a prefill pass of each model, a verify, a propose
     assert "loading" in screen.getvalue()
     assert f"capturing {count}/{count}" in screen.getvalue()
+
+
+def test_the_acceptance_is_drawn(tmp_path, monkeypatch):
+    drawn = {}
+    subplots = Figure.subplots
+
+    def remembered(figure):
+        drawn["axes"] = subplots(figure)
+        return drawn["axes"]
+
+    monkeypatch.setattr(Figure, "subplots", remembered)
+    run = specgraph("generate", *QUICK, "--plot", tmp_path / "a.png", "--json", "-")
+    report = json.loads(run.stdout)
+    bars = [bar.get_height() for bar in drawn["axes"].patches]
+    assert bars == pytest.approx([100 * share for share in report["acceptance_per_position"]])
+    assert f"{report['mean_acceptance_length']:.2f}" in drawn["axes"].get_title()
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    refused = specgraph("generate", "--plot", "/no/such/folder/x.png")
+    assert (refused.returncode, "no folder" in refused.stderr) == (1, True)
+
+
+def test_what_a_bench_is_at_is_shown_on_a_terminal_only():
+    screens = [io.StringIO(), io.StringIO()]
+    for screen, terminal in zip(screens, (True, False), strict=True):
+        with doing(Console(file=screen, force_terminal=terminal)) as now:
+            now("propose: 4 requests")
+    assert "propose: 4 requests" in screens[0].getvalue()
+    assert screens[1].getvalue() == ""
 
 
 def test_waiting_is_quiet_when_piped():
