@@ -33,10 +33,13 @@ ELSEWHERE = {
     "benchmarks/NOTES-h200.md": "results/notes-h200.md",
     "examples/tiny-python/README.md": "results/tiny-python.md",
     "conformance/README.md": "suite.md",
+    "backends/accelerator/README.md": "devices/accelerator.md",
     "backends/cuda/README.md": "devices/cuda.md",
     "backends/npu/README.md": "devices/npu.md",
     "backends/npu/simulator/README.md": "devices/npu-simulator.md",
     "backends/musa/README.md": "devices/musa.md",
+    "integrations/transformers/README.md": "engines/transformers.md",
+    "integrations/vllm/README.md": "engines/vllm.md",
     "backends/musa/specgraph_musa/policy.md": "devices/musa-policy.md",
 }
 """Pages outside of docs/: path in the repository -> path in the site."""

@@ -119,9 +119,9 @@ def k_equals_2(patch: pytest.MonkeyPatch) -> None:
     """With two draft tokens the later step is left out, as if there were none."""
     real = model_runner.launches
 
-    def launches(lowering: Any, batch: BatchDescriptor, num_steps: int, kind: Any) -> Any:
+    def launches(lowering: Any, batch: BatchDescriptor, num_steps: int, *rest: Any) -> Any:
         left_out = num_steps == 2 and batch.phase == "propose"
-        return real(lowering, batch, 1 if left_out else num_steps, kind)
+        return real(lowering, batch, 1 if left_out else num_steps, *rest)
 
     patch.setattr(model_runner, "launches", launches)
 
