@@ -57,7 +57,7 @@ def run(made: DraftRig, batches: Sequence[HostBatch]) -> Rounds:
 def assert_same(ours: Rounds, eager: Rounds) -> None:
     """Same bits: draft tokens, distributions, carried hidden states, and KV caches at the end."""
     for number, (a, b) in enumerate(zip(ours[0], eager[0], strict=True)):
-        assert a.token_ids.tolist() == b.token_ids.tolist(), f"draft tokens of round {number}"
+        expect_equal(a.token_ids, b.token_ids, f"draft tokens of round {number}, against eager,")
         expect_equal(a.hidden, b.hidden, f"hidden states of round {number}")
         if b.probs is not None:
             assert a.probs is not None

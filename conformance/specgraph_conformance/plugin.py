@@ -191,16 +191,20 @@ class Plugin:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self.config.getoption("--specgraph-records") is not None:
             return  # whoever reads the records shows them
+        from specgraph_conformance.diagnosis import by_cause, look_at
         from specgraph_conformance.render import verdict
 
         report = self.session.report()
         terminalreporter.section(f"conformance of {report.subject.platform}")
         for problem in report.problems:
             terminalreporter.line(problem)
-        for result in report.failures:
-            terminalreporter.line(f"{result.id}: {result.property}")
-            terminalreporter.line(f"    hazard: {result.hazard or 'none'}; likely cause: {result.cause}")
-            terminalreporter.line(f"    again: {report.rerun_command(result)}")
+        for first, *others in by_cause(report.failures):
+            terminalreporter.line(f"{first.id}: {first.property}")
+            terminalreporter.line(f"    seen: {first.reason.splitlines()[0] if first.reason else ''}")
+            terminalreporter.line(f"    hazard: {first.hazard or 'none'}; look at: {look_at(first)}")
+            if others:
+                terminalreporter.line(f"    and {len(others)} more that saw the same")
+            terminalreporter.line(f"    again: {report.rerun_command(first)}")
         terminalreporter.line(verdict(report))
 
 

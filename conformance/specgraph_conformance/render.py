@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any, TextIO
@@ -16,11 +16,12 @@ from rich.text import Text
 from specgraph.errors import ConfigError
 
 from specgraph_conformance.case import GROUPS
+from specgraph_conformance.diagnosis import by_cause, look_at
 from specgraph_conformance.report import OUTCOMES, CaseResult, Report
 from specgraph_conformance.standard import Conformance, conformance, summary
 
 SHOWN = 8
-"""How many failures the terminal shows in full, in the order of the suite: fix the first ones first."""
+"""How many causes of failures the terminal shows, in the order of the suite: fix the first ones first."""
 
 
 def as_table(report: Report) -> Group:
@@ -37,14 +38,17 @@ def as_table(report: Report) -> Group:
     table.add_section()
     table.add_row("all", *(str(report.counts[outcome]) for outcome in OUTCOMES))
     lines = [Text(f"versions: {_pairs(subject.versions)}; seed {subject.seed}")]
-    for result in report.failures[:SHOWN]:
-        lines.append(Text(f"\nfailed {result.id}", style="bold red"))
-        lines.append(Text(f"  property: {result.property}\n  hazard:   {result.hazard or 'none'}"))
-        lines.append(Text(f"  seen:     {result.reason}\n  look at:  {result.cause}"))
-        lines.append(Text(f"  again:    {report.rerun_command(result)}"))
-    if rest := report.failures[SHOWN:]:
-        names = dict.fromkeys(result.id.partition("[")[0] for result in rest)
-        lines.append(Text(f"\nand {len(rest)} more, in the JSON and Markdown reports: {', '.join(names)}\n"))
+    groups = by_cause(report.failures)
+    for first, *others in groups[:SHOWN]:
+        lines.append(Text(f"\nfailed {first.id}", style="bold red"))
+        lines.append(Text(f"  property: {first.property}\n  hazard:   {first.hazard or 'none'}"))
+        lines.append(Text(f"  seen:     {first.reason}\n  look at:  {look_at(first)}"))
+        if others:
+            lines.append(Text(f"  as well:  {len(others)} more that saw the same: {_named(others)}"))
+        lines.append(Text(f"  again:    {report.rerun_command(first)}"))
+    if rest := [result for group in groups[SHOWN:] for result in group]:
+        causes = f"of {len(groups) - SHOWN} other causes"
+        lines.append(Text(f"\nand {len(rest)} more {causes}, in the JSON and Markdown reports: {_named(rest)}\n"))
     for outcome in ("xfailed", "absent"):
         for reason, count in Counter(r.reason for r in report.cases if r.outcome == outcome).items():
             lines.append(Text(f"{outcome} ({count}): {reason}", style="dim"))
@@ -102,10 +106,12 @@ def as_markdown(report: Report) -> str:
         if group in by_group
     ]
     lines.append(f"| **all** | {' | '.join(str(report.counts[o]) for o in OUTCOMES)} |")
-    for result in report.failures:
-        lines += ["", f"### failed: `{result.id}`", "", f"- property: {result.property}"]
-        lines += [f"- hazard: {result.hazard or 'none'}", f"- seen: {_cell(result.reason)}"]
-        lines += [f"- likely cause: {result.cause}", f"- again: `{report.rerun_command(result)}`"]
+    for first, *others in by_cause(report.failures):
+        lines += ["", f"### failed: `{first.id}`", "", f"- property: {first.property}"]
+        lines += [f"- hazard: {first.hazard or 'none'}", f"- seen: {_cell(first.reason)}"]
+        lines.append(f"- look at: {look_at(first)}")
+        lines += [f"- {len(others)} more that saw the same: {', '.join(r.id for r in others)}"] if others else []
+        lines.append(f"- again: `{report.rerun_command(first)}`")
     lines += [f"\n{problem}" for problem in report.problems]
     lines += ["", "## Capabilities", "", "| capability | | reason |", "|---|---|---|"]
     lines += [f"| {n} | {c['level']} | {_cell(c['reason'])} |" for n, c in subject.capabilities.items()]
@@ -213,6 +219,11 @@ def print_report(report: Report, file: TextIO) -> None:
 def _title(report: Report) -> str:
     subject = report.subject
     return f"{subject.platform} on {subject.device} ({subject.device_kind})"
+
+
+def _named(results: Sequence[CaseResult]) -> str:
+    """Each case once, without its parameters."""
+    return ", ".join(dict.fromkeys(result.id.partition("[")[0] for result in results))
 
 
 def _by_group(report: Report) -> dict[str, Counter[str]]:

@@ -89,7 +89,7 @@ def captured(platform: Platform, body: Callable[[], Any], pool: GraphPool | None
 
 def assert_usable(platform: Platform) -> None:
     """Assert that eager work and a new capture both work."""
-    assert not platform.is_capturing()
+    assert not platform.is_capturing(), "the stream is still capturing after the capture has failed"
     x = torch.ones(8, device=platform.device)
     assert on_host(x + 1).tolist() == [2.0] * 8
     graph = captured(platform, lambda: x.mul_(3))

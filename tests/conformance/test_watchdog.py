@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -41,3 +44,35 @@ def test_the_load_factor_counts_processes_per_core(monkeypatch: pytest.MonkeyPat
     assert watchdog.load_factor() == 10.0
     monkeypatch.setattr("os.getloadavg", lambda: (0.5, 0.0, 0.0))
     assert watchdog.load_factor() == 1.0
+
+
+COLLECT = """
+import json, sys
+import pytest
+from specgraph_conformance.plugin import CASE
+from specgraph_conformance.run import Selection
+from specgraph_conformance.watchdog import HEAVY
+
+class Look:
+    def pytest_collection_finish(self, session):
+        self.limits = {item.stash[CASE].id: item.stash[CASE].timeout for item in session.items}
+        self.missing = [name for name in HEAVY if name not in sys.modules]
+
+seen = []
+for timeout in (None, 8.0, 900.0):
+    look = Look()
+    cases = ("capture.runs-nothing", "decoding.sampled-follows-the-target")
+    pytest.main([*Selection(cases=cases, timeout=timeout).arguments("cpu"), "--collect-only"], plugins=[look])
+    seen.append([look.limits, look.missing])
+print("RESULT" + json.dumps(seen))
+"""
+
+
+def test_a_timeout_raises_and_lowers_and_heavy_modules_are_there_before_the_first_case() -> None:
+    done = subprocess.run([sys.executable, "-u", "-c", COLLECT], capture_output=True, text=True, check=True)
+    seen = json.loads(done.stdout.partition("RESULT")[2])
+    own, lowered, raised = (limits for limits, _ in seen)
+    assert own == {"capture.runs-nothing": 60, "decoding.sampled-follows-the-target": 180}
+    assert set(lowered.values()) == {8.0}
+    assert set(raised.values()) == {900.0}
+    assert seen[0][1] == [], "these would be imported within the first case's time"

@@ -12,10 +12,11 @@ ROOT = Path(__file__).parents[2]
 HEAD = """# Hazards: how graph-captured drafters went wrong, and what catches each
 
 Each row happened in a public project, or is a bug that a reviewer put into this repository and that an earlier version
-of the suite did not fail ("review of the suite"), or is what a new part can get wrong ("no report found"). For each one
-that a single machine can show, the repository keeps at least one *mutant*: the bug, as small as possible, put into a
-platform, attention, a kernel or the engine (`tests/mutants/`). The suite runs against all of them, and each must be
-failed by a case that names its hazard. Made by `tests/mutants/write_hazards.py`.
+of the suite did not fail ("review of the suite"), or one drawn at random that it did not fail ("sampled mutant"), or is
+what a new part can get wrong ("no report found"). For each one that a single machine can show, the repository keeps at
+least one *mutant*: the bug, as small as possible, put into a platform, attention, a kernel or the engine
+(`tests/mutants/`). The suite runs against all of them, and each must be failed by a case that names its hazard. Made by
+`tests/mutants/write_hazards.py`.
 
 ## Mutants and the cases that kill them
 

@@ -37,7 +37,7 @@ def test_runs_nothing(platform: Platform) -> None:
 )
 def test_type(platform: Platform) -> None:
     graph = platform.graph()
-    assert isinstance(graph, Graph)
+    assert isinstance(graph, Graph), f"graph() gives a {type(graph).__name__}, which is no specgraph.platforms.Graph"
     assert not graph.is_closed
     assert graph.pool is not None
     graph.close()

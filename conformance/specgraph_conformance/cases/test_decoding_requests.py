@@ -25,7 +25,8 @@ def test_metadata(platform: Platform) -> None:
         assert made.drafter is not None
         buffers = made.drafter.buffers
         own = _storages(buffers.first) | _storages(buffers.step)
-        assert own.isdisjoint(_storages(made.target.verify_program.sliced(1, made.query_len).metadata))
+        targets = _storages(made.target.verify_program.sliced(1, made.query_len).metadata)
+        assert own.isdisjoint(targets), "the drafter's graphs read metadata that the target's verify rewrites"
 
 
 def _storages(metadata: AttentionMetadata) -> set[int]:

@@ -13,7 +13,7 @@ from specgraph.platforms import Platform
 from specgraph_conformance.case import case
 from specgraph_conformance.draft_comparison import CAPTURED, rig
 from specgraph_conformance.draft_rig import make_batches, make_config
-from specgraph_conformance.rig import adding, on_host
+from specgraph_conformance.rig import adding, expect_refusal, on_host
 
 
 @pytest.mark.parametrize("lowering", CAPTURED)
@@ -63,7 +63,7 @@ def test_keys(platform: Platform, lowering: str, seed: int) -> None:
 def test_request_time(platform: Platform, lowering: str, seed: int) -> None:
     made = rig(platform, make_config(lowering=lowering), "paged")
     assert made.drafter.graphs is not None
-    assert made.drafter.graphs.graph_count > 0
+    assert made.drafter.graphs.graph_count > 0, "capture() captured nothing: it is left to the first request"
     (batch,) = make_batches(made.config, made.head.aux_size, seed, [2])
     made.close()
     with pytest.raises(CaptureError):
@@ -82,8 +82,12 @@ def test_other_k(platform: Platform) -> None:
     x = torch.zeros(4, device=platform.device)
     runner = GraphRunner(platform, lambda: {"x": x})
     runner.capture(BatchDescriptor("step", 4, 1, 3), adding(x, 1))
-    with pytest.raises(CaptureError):
-        runner.replay(BatchDescriptor("step", 4, 1, 2))
+    expect_refusal(
+        lambda: runner.replay(BatchDescriptor("step", 4, 1, 2)),
+        "a replay for K = 2, where only K = 3 was captured,",
+        "never captured",
+        (CaptureError,),
+    )
     runner.capture(BatchDescriptor("step", 4, 1, 2), adding(x, 100))
     x.zero_()
     runner.replay(BatchDescriptor("step", 4, 1, 2))
@@ -106,8 +110,12 @@ def test_budget(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = GraphRunner(platform, lambda: {"x": x})
     for n in (1, 2):
         runner.capture(BatchDescriptor("step", n, 1, 3), adding(x, 1))
-    with pytest.raises(CaptureError):
-        runner.capture(BatchDescriptor("step", 3, 1, 3), adding(x, 1))
+    expect_refusal(
+        lambda: runner.capture(BatchDescriptor("step", 3, 1, 3), adding(x, 1)),
+        "a third graph, on a platform that allows 2,",
+        "",
+        (CaptureError,),
+    )
     runner.close()
 
 

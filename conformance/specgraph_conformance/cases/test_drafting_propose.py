@@ -13,7 +13,7 @@ from specgraph.platforms import LOWERINGS, Platform
 from specgraph_conformance.case import case
 from specgraph_conformance.draft_comparison import CAPTURED, assert_same, rig, run
 from specgraph_conformance.draft_rig import make_batches, make_config, num_blocks
-from specgraph_conformance.rig import expect_equal, on_host
+from specgraph_conformance.rig import expect_equal, expect_refusal, on_host
 from specgraph_conformance.tiny_models import make_head
 
 
@@ -40,8 +40,8 @@ def test_blocks(platform: Platform, lowering: str, seed: int) -> None:
                     tensor[after] = old[before]
         batch = replace(batch, blocks=moved)
         again = made.round(batch)
-        assert again.token_ids.tolist() == first.token_ids.tolist()
-        expect_equal(again.hidden, first.hidden)
+        expect_equal(again.token_ids, first.token_ids, "the drafts after the requests' KV moved to other blocks")
+        expect_equal(again.hidden, first.hidden, "the hidden states after the requests' KV moved to other blocks")
     made.close()
 
 
@@ -78,7 +78,9 @@ def test_attends(platform: Platform, lowering: str, seed: int) -> None:
     first = made.round(batch)
     for cache in made.caches:
         cache.value.mul_(-2)
-    assert not torch.equal(made.round(batch).hidden, first.hidden)
+    assert not torch.equal(made.round(batch).hidden, first.hidden), (
+        "all values in the KV cache changed, and the hidden states did not: the graph has no attention"
+    )
     made.close()
 
 
@@ -98,8 +100,8 @@ def test_weights(platform: Platform, lowering: str, seed: int) -> None:
     fields = {name: getattr(kept, name) for name in type(kept).__slots__}
     moved = type(kept)(**{n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in fields.items()})
     head.layers = (moved,)
-    with pytest.raises(StaleInputError):
-        made.propose(batch)
+    what = "a replay after the weights were replaced by other tensors"
+    expect_refusal(lambda: made.propose(batch), what, "", (StaleInputError,))
     made.close()
 
 
@@ -119,8 +121,8 @@ def test_results(platform: Platform, lowering: str, seed: int) -> None:
     kept, kept_probs = on_host(first.token_ids), on_host(first.probs)
     made.propose(batches[1])
     platform.synchronize()
-    expect_equal(on_host(first.token_ids), kept)
-    expect_equal(on_host(first.probs), kept_probs)
+    expect_equal(on_host(first.token_ids), kept, "the first round's drafts, after a second round")
+    expect_equal(on_host(first.probs), kept_probs, "the first round's distributions, after a second round")
     made.close()
 
 

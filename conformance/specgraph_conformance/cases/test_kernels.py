@@ -209,7 +209,13 @@ def test_advance(platform: Platform) -> None:
     written = seq_lens, positions, slots, step
     run_op(platform, "captured", lambda: kernels.advance(*written, table, limit, block), written)
     wanted = [n + 1 if n else 0 for n in lengths]
-    assert on_host(seq_lens).tolist() == wanted
-    assert on_host(positions).tolist() == [min(max(n - 1, 0), limit - 1) for n in wanted]
-    assert on_host(slots).tolist() == [slot_of(n - 1, row, limit, block) for n, row in zip(wanted, blocks, strict=True)]
+    places = [min(max(n - 1, 0), limit - 1) for n in wanted]
+    to = [slot_of(n - 1, row, limit, block) for n, row in zip(wanted, blocks, strict=True)]
+    for name, tensor, expected in (
+        ("lengths", seq_lens, wanted),
+        ("positions", positions, places),
+        ("slots", slots, to),
+    ):
+        now = on_host(tensor).tolist()
+        assert now == expected, f"from lengths {lengths}, advance gave {name} {now} instead of {expected}"
     assert on_host(step).tolist() == [2]

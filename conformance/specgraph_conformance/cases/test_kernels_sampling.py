@@ -134,7 +134,10 @@ def test_verify_sampled(platform: Platform, way: str, seed: int) -> None:
         tokens = seen[lengths > position][:, position]
         got, wanted = tokens.bincount(minlength=vocab).double(), p[position] * len(tokens)
         chi_square = ((got - wanted) ** 2 / wanted).sum()
-        assert chi_square < 21.1, f"token {position}: chi-square {chi_square:.1f}, 3 degrees of freedom"  # p = 1e-4
+        assert chi_square < 21.1, (  # p = 1e-4
+            f"token {position} has frequencies {rounded(got / len(tokens))}, and the target's distribution is "
+            f"{rounded(p[position])} (chi-square {chi_square:.0f}, 3 degrees of freedom)"
+        )
     accepted = (lengths > 1).double().mean()
     overlap = torch.minimum(p[0], q[0].double()).sum()
     assert abs(accepted - overlap) < 0.03, f"{accepted:.3f} accepted at position 0, {overlap:.3f} is the overlap"

@@ -135,7 +135,7 @@ def test_pools(platform: Platform) -> None:
     x = torch.ones(4096, device=platform.device)
     platform.synchronize()
     one, other = platform.graph(platform.graph_pool()), platform.graph(platform.graph_pool())
-    assert one.pool is not other.pool
+    assert one.pool is not other.pool, "graph_pool() gave the same pool twice"
     with one.capture():
         kept = (x + 1) * 2
     address = kept.data_ptr()

@@ -57,7 +57,8 @@ def test_closing(platform: Platform) -> None:
 
     once()
     settled = once()
-    assert max(once() for _ in range(6)) <= settled
+    most = max(once() for _ in range(6))
+    assert most <= settled, f"{most - settled} bytes more are reserved after graphs were captured and closed again"
 
 
 @case(

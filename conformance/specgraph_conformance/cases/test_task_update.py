@@ -25,7 +25,7 @@ from specgraph.platforms import Graph, Platform
 from torch import Tensor
 
 from specgraph_conformance.case import Absent, case
-from specgraph_conformance.rig import AttentionShape, expect_equal, on_host, supported_shape
+from specgraph_conformance.rig import AttentionShape, expect_equal, expect_refusal, on_host, supported_shape
 
 NEEDS = ("task_update",)
 REQUESTS, HEADS, KV_HEADS, DIM, BLOCK, BLOCKS = 3, 4, 2, 64, 16, 4
@@ -149,7 +149,7 @@ def test_takes_effect(tasks: Tasks) -> None:
     for seq_lens in ([3, 17, 40], [64, 1, 16], [15, 33, 2]):
         lengths = tasks.lengths(seq_lens)
         tasks.replay(lengths)
-        expect_equal(tasks.result(), tasks.eager(lengths))
+        expect_equal(tasks.result(), tasks.eager(lengths), "attention after an update of its lengths")
 
 
 @case(
@@ -292,8 +292,7 @@ def test_keys(tasks: Tasks, wrong: str) -> None:
         "misspelt": {TaskKey(0, 0, "atention"): value},
         "missing": {},
     }[wrong]
-    with pytest.raises(UpdateError):
-        tasks.plan.apply(bad)
+    expect_refusal(lambda: tasks.plan.apply(bad), f"an update with keys {[*bad]}", "", (UpdateError,))
     lengths = tasks.lengths([9, 8, 7])
     tasks.replay(lengths)
     expect_equal(tasks.result(), tasks.eager(lengths))

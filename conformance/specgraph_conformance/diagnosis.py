@@ -1,0 +1,57 @@
+"""Which failures have one cause, and where to look: both from what was seen, not from the case alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from specgraph_conformance.report import CaseResult
+
+SIGNS: tuple[tuple[str, str], ...] = (
+    (r"NotImplementedError", "a method of the backend that is not written yet"),
+    (
+        r"did not finish within",
+        "a hang: a wait for an event or an update that never comes; the run's output has the stack",
+    ),
+    (r"the process died", "a fault of the device or its driver: run the case alone, with the vendor's error checks on"),
+    (r"OutOfMemory|out of memory", "memory that an earlier graph, pool or failed capture has not given back"),
+    (r"HostReadError", "an op of this device reads a value on the host where others stay on the device"),
+    (r"StaleInputError", "a tensor that the graph reads was freed, moved or rebound after its capture"),
+    (r"ReadSetError", "captured code touches a tensor that is in no buffer, cache or weight"),
+    (r"UpdateError", "host parameters of a captured op: their key, their number, or a replay before its update"),
+    (r"OrderError", "two streams use the same memory and nothing orders them: a missing wait"),
+    (r"UnsupportedError", "a capability that is claimed, and refused when it is used"),
+    (
+        r"\bnan instead of",
+        "memory that the replay did not write: freed and used again, or a result that is not recorded",
+    ),
+    (r"was taken without an error|DID NOT RAISE", "a check that is missing"),
+)
+"""Regular expressions over what was seen, with where to look; the first that is found counts."""
+
+
+def look_at(result: CaseResult) -> str:
+    """Where to look: what was seen says it, else the case's likely cause; both where they add to each other."""
+    for sign, place in SIGNS:
+        if re.search(sign, result.reason):
+            return f"{place}; {result.cause}" if result.cause else place
+    return result.cause
+
+
+def by_cause(failures: Sequence[CaseResult]) -> list[list[CaseResult]]:
+    """Failures in groups of one cause, each in the order of the suite: those that saw the same.
+
+    What was seen is compared without its numbers and quoted names, so that the parameter sets of a case, and cases that
+    trip over one missing method, are one group.
+    """
+    groups: dict[str, list[CaseResult]] = {}
+    for result in failures:
+        groups.setdefault(_seen(result), []).append(result)
+    return list(groups.values())
+
+
+def _seen(result: CaseResult) -> str:
+    text, _, place = result.reason.partition(" (at ")
+    first = text.strip().splitlines()[0] if text.strip() else ""
+    plain = re.sub(r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|-?\d[\d.e+-]*|nan|inf", "_", first)
+    return f"{plain} {place or result.id}"

@@ -1,0 +1,71 @@
+"""Failures of one cause are one entry of the summary, and where to look follows from what was seen."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+from conformance.reports import complete_report
+from specgraph_conformance.diagnosis import by_cause, look_at
+from specgraph_conformance.render import SHOWN, as_markdown, print_report
+from specgraph_conformance.report import CaseResult, Report
+
+
+def failed(id: str, reason: str, cause: str = "the case's own guess") -> CaseResult:
+    return CaseResult(id, id.partition(".")[0], "a property", None, "failed", reason, cause)
+
+
+MISSING = "NotImplementedError: stream(): a new stream (at platform.py:40)"
+FAILURES = [
+    failed("streams.current-is-per-thread", MISSING),
+    failed("streams.sixteen-streams", MISSING),
+    failed(
+        "replay.op-equals-eager[linear]",
+        "AssertionError: the result: 3 of 9 values differ, the first at [0, 1]: 4.5 instead of 2 (at rig.py:40)",
+    ),
+    failed(
+        "replay.op-equals-eager[bmm]",
+        "AssertionError: the result: 7 of 8 values differ, the first at [2]: -1e-05 instead of nan (at rig.py:40)",
+    ),
+    failed(
+        "replay.state-is-carried",
+        "AssertionError: the sum: 3 of 9 values differ, the first at [0, 1]: 4 instead of 2 (at rig.py:40)",
+    ),
+]
+
+
+def test_failures_that_saw_the_same_are_one_group() -> None:
+    ids = [[result.id for result in group] for group in by_cause(FAILURES)]
+    assert ids == [
+        ["streams.current-is-per-thread", "streams.sixteen-streams"],
+        ["replay.op-equals-eager[linear]", "replay.op-equals-eager[bmm]"],
+        ["replay.state-is-carried"],
+    ]
+
+
+def test_bare_failures_of_two_cases_stay_apart() -> None:
+    assert len(by_cause([failed("a.b", "AssertionError"), failed("a.c", "AssertionError")])) == 2
+
+
+def test_where_to_look_follows_from_what_was_seen() -> None:
+    assert look_at(FAILURES[0]).startswith("a method of the backend that is not written yet")
+    assert look_at(FAILURES[2]) == "the case's own guess"
+    assert look_at(FAILURES[3]) == "the case's own guess"  # nan was expected
+    assert "did not write" in look_at(failed("a.b", "AssertionError: out: nan instead of 3 (at rig.py:40)"))
+    assert look_at(failed("a.b", "did not finish within 60 s")).startswith("a hang")
+    assert look_at(failed("a.b", "did not finish within 60 s", cause="")).endswith("stack")
+
+
+def test_the_summary_shows_each_cause_once() -> None:
+    whole = complete_report()
+    report = replace(whole, cases=[*FAILURES, *whole.cases])
+    terminal = io.StringIO()
+    print_report(report, terminal)
+    for text in (terminal.getvalue(), as_markdown(report)):
+        assert text.count("1 more that saw the same") == 2
+        assert text.count("failed streams") + text.count("failed: `streams") == 1
+        assert text.count("look at: ") >= 3
+    many = [failed(f"faults.f{chr(97 + i)}", f"ValueError: {chr(97 + i)}") for i in range(SHOWN + 2)]
+    terminal = io.StringIO()
+    print_report(Report(report.subject, many), terminal)
+    assert "and 2 more of 2 other causes" in terminal.getvalue()
