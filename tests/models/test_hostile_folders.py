@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import tiny_checkpoints
 import torch
+from quantised_folders import BLOCKS, quantise
 from safetensors.torch import load, save_file
 
 from specgraph.checkpoints import drafter_format, load_drafter, load_target
@@ -27,7 +28,8 @@ from specgraph.errors import SpecgraphError
 from specgraph.models.protocol import ParallelHead
 
 FIXTURES = Path(__file__).parent / "speculators_fixtures"
-HEADS = ("eagle", "eagle3-llama", "eagle3-qwen3", "mtp", "dflash")
+HEADS = ("eagle", "eagle3-llama", "eagle3-qwen3", "peagle", "mtp", "dflash")
+TARGETS = ("target", "latents in FP8")
 BATCHES, BATCH = 42, 50
 MEMORY = 1 << 20
 """KiB that the process may grow by while a batch is loaded."""
@@ -137,7 +139,7 @@ def change_tensors(rng: random.Random, folder: Path) -> None:
         dtypes = [torch.int8, torch.bool, torch.float64, torch.float16, torch.float8_e4m3fn, torch.complex64]
         value = value.to(rng.choice(dtypes))
     elif kind == 3:
-        value = rng.choice([value[:-1], value[..., None], value.flatten(), value.new_zeros(0), value.sum()])
+        value = rng.choice([value[:-1], value[..., None], value.flatten(), value.new_zeros(0), value.float().sum()])
     elif kind == 4:
         numbers = [float("nan"), float("inf"), 1e30, 5e4, -7.5] if value.is_floating_point() else [0, 1, 100]
         numbers += [-1, 10**6, -(2**62)] if value.dtype == torch.int64 else []
@@ -163,7 +165,7 @@ def change_to_pickle(rng: random.Random, folder: Path) -> None:
         return
     name = rng.choice(sorted(tensors))
     one = tensors[name]
-    replaced = [torch.ones(1).expand(10**6, 10**6), one.to_sparse(), one.to("meta"), print]
+    replaced = [torch.ones(1).expand(10**6, 10**6), one.float().to_sparse(), one.to("meta"), print]
     others = [
         {"state_dict": tensors},
         list(tensors.values()),
@@ -268,10 +270,28 @@ def good(tmp_path_factory):
     folders = {name: Path(shutil.copytree(FIXTURES / name, root / name)) for name in ("target", *HEADS)}
     folders["authors' target"] = tiny_checkpoints.write_target(root / "tiny-target")
     folders["authors' eagle3"] = tiny_checkpoints.write_eagle3(root / "tiny-head")
-    for name in ("target", "authors' target"):
+    folders["latents in FP8"] = write_latents(root / "latents")
+    for name in (*TARGETS, "authors' target"):
         shutil.copy(shipped_pair()[0] / "tokenizer.json", folders[name])
     targets = {name: load_target(folders[name]) for name in ("target", "authors' target")}
     return folders, targets
+
+
+def write_latents(folder: Path) -> Path:
+    """A small DeepSeek-V3 by transformers: latents, a mixture, yarn with mscale; its linears in blocks of FP8."""
+    transformers = pytest.importorskip("transformers")
+    rope = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 2.0, "original_max_position_embeddings": 64}
+    config = transformers.DeepseekV3Config(
+        vocab_size=64, hidden_size=32, intermediate_size=48, moe_intermediate_size=24, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=4, q_lora_rank=12, kv_lora_rank=10, qk_rope_head_dim=8,
+        qk_nope_head_dim=6, v_head_dim=14, n_routed_experts=4, num_experts_per_tok=2, n_group=2, topk_group=1,
+        first_k_dense_replace=1, num_mtp_layers=0, max_position_embeddings=128, pad_token_id=0,
+        rope_parameters={**rope, "mscale": 1.0, "mscale_all_dim": 0.8},
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.DeepseekV3ForCausalLM(config).float().save_pretrained(folder)
+    quantise(folder, BLOCKS, "scale_inv")
+    return folder
 
 
 def check_target(folder: Path, dense_attend) -> None:
@@ -307,7 +327,7 @@ def test_a_mutated_folder(batch, good, tmp_path, dense_attend, dense_store):
     outcomes = []
     for number in range(BATCH):
         rng = random.Random(batch * BATCH + number)
-        name = rng.choice(["target"] * 4 + [*HEADS, "authors' eagle3"])
+        name = rng.choice([*TARGETS * 3, *HEADS, "authors' eagle3"])
         folder = tmp_path / str(number)
         folder.mkdir()
         for path in folders[name].iterdir():
@@ -316,7 +336,7 @@ def test_a_mutated_folder(batch, good, tmp_path, dense_attend, dense_store):
         for mutation in mutations:
             mutation(rng, folder)
         try:
-            if name == "target":
+            if name in TARGETS:
                 check_target(folder, dense_attend)
             else:
                 check_drafter(
