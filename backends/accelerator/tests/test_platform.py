@@ -69,6 +69,12 @@ def test_what_it_says_of_itself(platform: Platform) -> None:
     assert specgraph_backend().name == platform.info.name == "accelerator"
 
 
+@pytest.mark.parametrize("vendor", ["cuda", "npu", "musa"])
+def test_a_backend_for_one_vendor_goes_before_this_one(vendor: str) -> None:
+    backend = pytest.importorskip(f"specgraph_{vendor}.backend").specgraph_backend()
+    assert "accelerator" in backend.supersedes
+
+
 def test_streams_of_others_are_refused(platform: Platform) -> None:
     for stream in (torch.Stream(device="asynccpu:1"), object()):
         with pytest.raises(PlatformError, match=r"make one with platform\.stream"), platform.use(stream):  # type: ignore

@@ -38,4 +38,4 @@ def open_device(index: int) -> Platform:
 @hookimpl
 def specgraph_backend() -> Backend:
     """Called by specgraph's discovery."""
-    return Backend(name="cuda", probe=probe, open=open_device, api=2)
+    return Backend(name="cuda", probe=probe, open=open_device, api=2, supersedes=frozenset({"accelerator"}))

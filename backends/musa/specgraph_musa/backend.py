@@ -17,4 +17,4 @@ def open_device(index: int) -> Platform:
 @hookimpl
 def specgraph_backend() -> Backend:
     """Moore Threads GPUs. torchada shows them through torch.cuda too, so an answering `cuda` is then this device."""
-    return Backend(name="musa", probe=probe, open=open_device, api=2, supersedes=frozenset({"cuda"}))
+    return Backend(name="musa", probe=probe, open=open_device, api=2, supersedes=frozenset({"cuda", "accelerator"}))

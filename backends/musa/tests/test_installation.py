@@ -164,7 +164,7 @@ def test_the_simulator_is_never_used_unasked():
 
 
 def test_musa_goes_before_the_api_that_imitates_it():
-    assert backend.specgraph_backend().supersedes == {"cuda"}
+    assert backend.specgraph_backend().supersedes == {"cuda", "accelerator"}
 
 
 def test_what_is_simulated_shows(musa):

@@ -10,5 +10,9 @@ from specgraph_npu.probe import probe
 def specgraph_backend() -> Backend:
     """The npu backend. Its platform is imported when one is opened."""
     return Backend(
-        name="npu", probe=probe, open=lambda i: import_module("specgraph_npu.platform").NpuPlatform(i), api=2
+        name="npu",
+        probe=probe,
+        open=lambda i: import_module("specgraph_npu.platform").NpuPlatform(i),
+        api=2,
+        supersedes=frozenset({"accelerator"}),
     )
