@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers.generation.logits_process import TemperatureLogitsWarper
 
 from specgraph import DraftTokens, ProposeBatch, kernels
 from specgraph.kernels.sampling_parameters import EXCLUDED
+from specgraph_transformers.supported import PREFIX_PROCESSORS
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +21,10 @@ class Acceptance:
     """How the tokens of one `generate` are chosen."""
 
     processors: Sequence[Any]
-    """Logits processors of `supported.PROCESSORS`, in order."""
+    """Logits processors of `supported`, in order."""
     sampled: bool
     """`do_sample`."""
+    num_requests: int
 
     @property
     def temperature(self) -> float:
@@ -32,26 +35,37 @@ class Acceptance:
 
     def first_tokens(self, logits: Tensor, input_ids: Tensor) -> Tensor:
         """int64 [n]: the tokens after the prompts, from logits [n, vocab], as `generate` chooses them."""
-        scores = self._scores(logits, input_ids)
+        scores = self._scores(logits, list(input_ids[:, None]))
         if not self.sampled:
             return scores.argmax(dim=-1)
         return torch.multinomial(torch.softmax(scores, dim=-1), num_samples=1)[:, 0]
 
+    @property
+    def reads_prefixes(self) -> bool:
+        """Whether `verify` needs the tokens before each row."""
+        return any(type(processor) in PREFIX_PROCESSORS for processor in self.processors)
+
     def verify(
-        self, logits: Tensor, input_ids: Tensor, drafts: DraftTokens, into: ProposeBatch, vocab_map: Tensor | None
+        self,
+        logits: Tensor,
+        prefixes: Sequence[Tensor],
+        drafts: DraftTokens,
+        into: ProposeBatch,
+        vocab_map: Tensor | None,
     ) -> None:
         """Write the accepted drafts and the target's own token after them, and their count, into the next round.
 
         Args:
             logits: [n, K + 1, vocab].
-            input_ids: int64 [n, P]: for processors that want them; none of those supported reads them.
+            prefixes: for each row of each request, int64 [1, tokens]: those up to the row's own, with the padding of
+                the prompt; read only where `reads_prefixes`.
             drafts: K tokens per request, with their distributions if they were drawn.
             into: `sampled_token_ids` and `num_sampled` are written; `start_positions` are read, negative ones mark
                 inert requests; `seeds` are read where tokens are drawn.
             vocab_map: the drafter's `draft_to_target`.
         """
         device = into.start_positions.device
-        scores = self._scores(logits.flatten(0, 1), input_ids).to(device)
+        scores = self._scores(logits.flatten(0, 1), prefixes).to(device)
         ids, starts = drafts.token_ids, into.start_positions
         tokens, counts = into.sampled_token_ids, into.num_sampled
         if not self.sampled:
@@ -64,9 +78,25 @@ class Acceptance:
             scores, ids, drafts.probs, vocab_map, temperature, into.seeds, starts, tokens, counts
         )
 
-    def _scores(self, logits: Tensor, input_ids: Tensor) -> Tensor:
+    def _scores(self, logits: Tensor, prefixes: Sequence[Tensor]) -> Tensor:
         """[rows, vocab] float32 after all processors."""
         scores = logits.float()
         for processor in self.processors:
-            scores = processor(input_ids, scores)
+            if type(processor) in PREFIX_PROCESSORS:
+                per_request = len(prefixes) // self.num_requests
+                own = [_for_request(processor, row // per_request) for row in range(len(prefixes))]
+                rows = zip(own, prefixes, scores, strict=True)
+                scores = torch.cat([process(prefix, row[None]) for process, prefix, row in rows])
+            else:
+                scores = processor(None, scores)
         return scores
+
+
+def _for_request(processor: Any, request: int) -> Any:
+    """The processor for one request of the batch: a repetition penalty holds the length of each prompt's padding."""
+    ignored = getattr(processor, "prompt_ignore_length", None)
+    if not isinstance(ignored, Tensor):
+        return processor
+    single = copy(processor)
+    single.prompt_ignore_length = ignored[request : request + 1]
+    return single

@@ -87,7 +87,8 @@ class Rounds:
         logits, aux = target.verify(rows)
         starts = [length if on else -1 for length, on in zip(target.lengths, live, strict=True)]
         batch.start_positions.copy_(torch.tensor(starts))
-        self.acceptance.verify(logits, self._prompts, drafts, batch, self.drafter.head.draft_to_target)
+        prefixes = self._prefixes(drafts.token_ids) if self.acceptance.reads_prefixes else []
+        self.acceptance.verify(logits, prefixes, drafts, batch, self.drafter.head.draft_to_target)
         batch.aux_hidden.copy_(aux.flatten(0, 1))
         counts = batch.num_sampled.tolist()
         kept = [0] * len(live)
@@ -102,6 +103,15 @@ class Rounds:
         target.keep(kept)
         self._hand_over(batch, starts, counts)
         return ended
+
+    def _prefixes(self, drafts: Tensor) -> list[Tensor]:
+        """For each row of each request, int64 [1, tokens]: the padded prompt, the output, and the drafts before."""
+        found: list[Tensor] = []
+        for prompt, output, tokens in zip(self._prompts, self.output.token_ids, drafts.tolist(), strict=True):
+            after = torch.tensor([*output, *tokens], dtype=prompt.dtype, device=prompt.device)
+            whole = torch.cat([prompt, after])[None]
+            found += [whole[:, : whole.shape[1] - len(tokens) + row] for row in range(len(tokens) + 1)]
+        return found
 
     def _hand_over(self, batch: ProposeBatch, starts: Sequence[int], counts: Sequence[int]) -> None:
         """Make requests inert that can use no more tokens, and keep the round's numbers for attention that wants them.

@@ -149,7 +149,7 @@ class Speculative:
         rounds = Rounds(
             TransformersTarget(model, cache, lengths, positions_used, drafter.head.aux_layers),
             drafter,
-            Acceptance(logits_processor, sampled),
+            Acceptance(logits_processor, sampled, len(lengths)),
             Output(input_ids, stopping_criteria, generation_config._pad_token_tensor, limit, streamer),
             self.metrics,
         )

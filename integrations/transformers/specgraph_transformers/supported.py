@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.logits_process import (
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -18,8 +25,23 @@ from transformers.generation.logits_process import (
 from specgraph import ConfigError, UnsupportedError
 from specgraph_transformers.kv_rows import check_cache
 
-PROCESSORS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)
-"""Logits processors that are a function of one row of logits alone, so that they mean the same for rows of a verify."""
+ROW_PROCESSORS = (
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    MinPLogitsWarper,
+    SuppressTokensLogitsProcessor,
+)
+"""Logits processors that are a function of one row of logits alone: they take all rows of a verify at once."""
+PREFIX_PROCESSORS = (
+    RepetitionPenaltyLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+)
+"""Those that are a function of one row of logits and the tokens before it: they take one row of a verify at a time."""
 
 MODEL_INPUTS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
 """What `generate` hands over for a text prompt."""
@@ -46,8 +68,8 @@ def check_supported(
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise UnsupportedError(f"generation mode '{mode.value}': speculative decoding is greedy or sampled, one beam")
     for processor in processors:
-        if type(processor) not in PROCESSORS:
-            known = ", ".join(kind.__name__ for kind in PROCESSORS)
+        if type(processor) not in (*ROW_PROCESSORS, *PREFIX_PROCESSORS):
+            known = ", ".join(kind.__name__ for kind in (*ROW_PROCESSORS, *PREFIX_PROCESSORS))
             raise UnsupportedError(f"logits processor {type(processor).__name__} is not supported; {known} are")
     for name in OUTPUTS:
         if config.return_dict_in_generate and getattr(config, name):

@@ -120,15 +120,37 @@ def test_a_larger_batch_and_a_longer_text_capture_anew(model, eagle3):
     assert draft.drafter is None
 
 
-@pytest.mark.parametrize(("architecture", "option"), [("GPT2", "n_positions"), ("Llama", "max_position_embeddings")])
-def test_a_text_that_takes_every_position(architecture, option, eagle3):
+@pytest.mark.parametrize("architecture", ["GPT2", "Llama"])
+def test_a_text_that_takes_every_position(architecture, eagle3):
     """The last drafts lie beyond the positions that the model has."""
-    model = make_target(architecture, **{option: 32})
+    model = make_target(architecture, max_position_embeddings=32, n_positions=32)
     ids, mask = make_prompts(9, 4)
     options = {**OPTIONS, "attention_mask": mask, "max_new_tokens": 23}
     draft = speculative(eagle3, 4, lowering="eager", mode="NONE")
     assert torch.equal(model.generate(ids, custom_generate=draft, **options), model.generate(ids, **options))
     assert draft.drafter.config.max_model_len == 32
+
+
+PREFIXES = {
+    "repetition_penalty": {"repetition_penalty": 1.5},
+    "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
+    "min_new_tokens": {"min_new_tokens": 12, "eos_token_id": [3, 7]},
+    "min_length": {"min_length": 32, "eos_token_id": [3, 7]},
+    "bad_words_ids": {"bad_words_ids": [[4], [2, 5]]},
+    "sequence_bias": {"sequence_bias": [[[6], 2.0], [[1, 8], -3.0]]},
+    "several": {"repetition_penalty": 1.2, "suppress_tokens": [5], "no_repeat_ngram_size": 3},
+}
+
+
+@pytest.mark.parametrize("name", PREFIXES)
+def test_processors_that_read_the_tokens_before(name, model, draft):
+    """Each row of a verify has its own prefix: the padded prompt, the output, and the drafts before the row."""
+    ids, mask = make_prompts(9, 2, 14, 5)
+    options = {**OPTIONS, "attention_mask": mask, **PREFIXES[name]}
+    expected = model.generate(ids, **options)
+    assert torch.equal(model.generate(ids, custom_generate=draft, **options), expected)
+    plain = {key: value for key, value in options.items() if key not in PREFIXES[name] or key == "eos_token_id"}
+    assert not torch.equal(model.generate(ids, **plain), expected)  # the processor has an effect
 
 
 def test_inside_and_outside_inference_mode(model, draft):

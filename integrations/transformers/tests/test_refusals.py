@@ -18,7 +18,7 @@ def model():
 
 
 REFUSED = {
-    "processor": ({"repetition_penalty": 1.3}, "RepetitionPenaltyLogitsProcessor is not supported"),
+    "processor": ({"typical_p": 0.5, "do_sample": True}, "TypicalLogitsWarper is not supported"),
     "beams": ({"num_beams": 2}, "generation mode 'beam_search'"),
     "scores": ({"return_dict_in_generate": True, "output_scores": True}, "output_scores=True"),
     "static": ({"cache_implementation": "static"}, "StaticCache"),
