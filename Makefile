@@ -9,7 +9,7 @@ PARTS := . $(wildcard conformance backends/cuda backends/npu backends/musa backe
 INSTALLABLE := $(foreach part,$(PARTS),$(if $(wildcard $(part)/pyproject.toml),-e ./$(part)))
 JOBS ?= 2
 
-.PHONY: demo test lint types unit docs conformance mutation clean
+.PHONY: demo test lint types unit docs packages conformance mutation clean
 
 demo: $(BIN)/specgraph
 	$(BIN)/specgraph generate
@@ -40,6 +40,14 @@ unit: $(VENV)/.dev
 # The site in build/site. Strict: a dead link or anchor is an error. Loads nothing from the network
 docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+# Wheels and source distributions of all parts in build/packages, checked as an index would and for what it would not
+packages: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check twine
+	rm -rf build/packages
+	set -e; for part in $(PARTS); do $(BIN)/python -m build --outdir build/packages $$part | tail -1; done
+	$(BIN)/python -m twine check --strict build/packages/*
+	$(BIN)/python tests/check_packages.py build/packages
 
 conformance: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/specgraph conformance cpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +13,13 @@ from torch import Tensor
 from specgraph.attention import AttentionBackend, KVCache, PagedAttention
 from specgraph.decoding import allocate_caches
 from specgraph.drafting import DraftConfig, Drafter, ProposeBatch
-from specgraph.errors import SpecgraphError, UnsupportedError
+from specgraph.errors import SpecgraphError, UnsupportedError, first_line
 from specgraph.models.protocol import DraftHead, ParallelHead
 from specgraph.options import LoweringChoice
 from specgraph.platforms import Platform
+
+_OTHERS = (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError)
+"""What the code of a drafter or of a buffer raises where it is wrong; a finding too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,16 +106,16 @@ def audit(
                     drafters[lowering].capture()
                 except UnsupportedError as error:
                     refused[lowering] = str(error)
-                except SpecgraphError as error:
-                    return report | {"first": {"lowering": lowering, "tensor": None, "message": str(error)}}
+                except (SpecgraphError, *_OTHERS) as error:
+                    return report | {"first": {"lowering": lowering, "tensor": None, "message": _said(error)}}
             eager = drafters["eager"]
             for number in range(case.rounds):
                 slots, ends, batch = traffic.next()
                 for name, drafter in drafters.items():
                     try:
                         drafter.propose(batch)
-                    except SpecgraphError as error:
-                        found = {"tensor": None, "message": str(error)}
+                    except (SpecgraphError, *_OTHERS) as error:
+                        found = {"tensor": None, "message": _said(error)}
                         return report | {"first": {"lowering": name, "round": number, **found}}
                     found = _difference(eager, drafter, traffic, slots, ends)
                     if found is not None:
@@ -122,6 +126,14 @@ def audit(
             for drafter in drafters.values():
                 drafter.close()
     return report | {"equal": True}
+
+
+def _said(error: BaseException) -> str:
+    """The message; with the file and line that raised it where the message is not one of ours."""
+    if isinstance(error, SpecgraphError):
+        return str(error)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{last.filename}:{last.lineno}: {type(error).__name__}: {first_line(error)}"
 
 
 def _drafter(

@@ -11,14 +11,16 @@ from drafting.pairs import make_head, make_target
 from mutants.all import MUTANTS
 
 from specgraph import kernels
+from specgraph.attention import PagedHostAttention
 from specgraph.benchmarking.audit import AuditCase, as_text, audit
 from specgraph.reference import CpuPlatform
 
 
-def run(head=None, platform=None, **changes):
+def run(head=None, platform=None, attention=None, **changes):
     head = head or make_head("eagle", make_target())
     settings = {"rounds": 12, "max_num_requests": 3, "num_speculative_tokens": 3, "max_model_len": 48}
-    return audit(platform or CpuPlatform(), head, AuditCase(vocab_size=make_target().vocab_size, **settings | changes))
+    case = AuditCase(vocab_size=make_target().vocab_size, **settings | changes)
+    return audit(platform or CpuPlatform(), head, case, attention)
 
 
 @pytest.mark.parametrize("kind", ["eagle", "mtp-modules", "dflash"])
@@ -83,13 +85,16 @@ def test_lengths_that_do_not_advance_in_the_graph_show_in_a_later_step(monkeypat
         ("acceptance-hidden", {"step": 1, "layer": 0}),
         ("capture-key-mismatch", "was never captured"),
         ("query-len-zero", "reads a device value"),
+        ("buffer-smaller-than-padded-size", "round.py"),
+        ("update-prefill-decode-mixed", "lengths are given for steps [0], and the graph holds steps [0, 1, 2]"),
     ],
 )
 def test_known_bugs_are_named(name, culprit, monkeypatch):
-    """Bugs of the field, put back one by one, that make graphs differ from eager."""
-    head = make_head("eagle", make_target())
+    """Ten bugs of the field, put back one by one, that make graphs differ from eager or fail."""
+    head, platform = make_head("eagle", make_target()), CpuPlatform()
     MUTANTS[name].apply(monkeypatch)
-    first = run(head, rounds=4)["first"]
+    attention = PagedHostAttention(platform) if name.startswith("update-") else None
+    first = run(head, platform, attention, rounds=4)["first"]
     if isinstance(culprit, str):
         assert culprit in first["message"]
     else:

@@ -1,0 +1,61 @@
+"""Whether built wheels and source distributions are fit to be published; `make packages` builds and checks them.
+
+    python tests/check_packages.py FOLDER
+
+Each must hold the licence, require its own version of the other parts, and have a description whose links and pictures
+hold on an index page.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tarfile
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+RELATIVE = re.compile(r"\]\((?!https?://|#)[^)]*\)")
+"""A link or picture in Markdown that leads to a file of the repository."""
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """The files of a wheel or source distribution by name."""
+    if path.suffix == ".whl":
+        with zipfile.ZipFile(path) as wheel:
+            return {name: wheel.read(name) for name in wheel.namelist()}
+    with tarfile.open(path) as source:
+        return {each.name: file.read() for each in source if (file := source.extractfile(each)) is not None}
+
+
+def problems(path: Path) -> list[str]:
+    """What is wrong with one file, each in one line."""
+    files, found = contents(path), list[str]()
+    texts = [text for name, text in files.items() if re.fullmatch(r"[^/]+(\.dist-info/METADATA|/PKG-INFO)", name)]
+    if len(texts) != 1:
+        return [f"{path.name}: {len(texts)} metadata files"]
+    about = Parser().parsestr(texts[0].decode())
+    if not any(re.search(r"(^|/)LICENSE$", name) for name in files):
+        found.append(f"{path.name}: no LICENSE")
+    if links := RELATIVE.findall(about.get_payload()):
+        found.append(f"{path.name}: links of the description lead nowhere on an index page: {', '.join(links[:3])}")
+    for required in about.get_all("Requires-Dist", []):
+        name, _, rest = required.partition("==")
+        if name.startswith("specgraph-") and rest.partition(";")[0].strip() != about["Version"]:
+            found.append(f"{path.name}: requires {required}")
+    others = ("/backends/", "/conformance/", "/integrations/", "/benchmarks/", "/tests/")
+    if path.name.startswith("specgraph_core") and (wrong := [n for n in files if n[n.find("/") :].startswith(others)]):
+        found.append(f"{path.name}: holds files of other parts: {', '.join(wrong[:3])}")
+    return found
+
+
+def main(folder: Path) -> int:
+    """Print what is wrong; the number of problems."""
+    paths = [*sorted(folder.glob("*.whl")), *sorted(folder.glob("*.tar.gz"))]
+    found = [problem for path in paths for problem in problems(path)]
+    print("\n".join(found) or f"{len(paths)} packages are fit to be published")
+    return len(found) + (not paths)
+
+
+if __name__ == "__main__":
+    sys.exit(bool(main(Path(sys.argv[1]))))
