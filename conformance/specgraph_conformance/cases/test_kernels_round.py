@@ -34,8 +34,13 @@ def test_stop_finished(platform: Platform, way: str, k: int, seed: int) -> None:
     for r, (row, count, remaining) in enumerate(zip(tokens.tolist(), counts.tolist(), left.tolist(), strict=True)):
         stopped = any(token >= 0 and token in stops[r].tolist() for token in row[:count])
         finished = stopped or count >= remaining
-        assert seen_counts[r] == (0 if finished else count), f"count of request {r}"
-        assert seen_left[r] == max(remaining - count, 0), f"tokens that remain of request {r}"
+        assert seen_counts[r] == (0 if finished else count), (
+            f"request {r} sampled {row[:count]}, has room for {remaining} and stops at {stops[r, :2].tolist()}: its "
+            f"count is {seen_counts[r]}, and it is {'' if finished else 'not '}finished"
+        )
+        assert seen_left[r] == max(remaining - count, 0), (
+            f"request {r} had {remaining} tokens to come and sampled {count}: {seen_left[r]} remain"
+        )
 
 
 @pytest.mark.parametrize("way", WAYS)

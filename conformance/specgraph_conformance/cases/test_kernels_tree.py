@@ -207,7 +207,11 @@ def test_begin_tree_verify(platform: Platform, way: str) -> None:
         assert seen["positions"][own].tolist() == [min(start + depth, 33) for depth in DEPTHS]
         assert seen["slot_mapping"][own].tolist() == [slot_of(start + i, BLOCKS[r], 48, BLOCK) for i in range(rows)]
         bits = seen["ancestors"][own].tolist()
-        assert [{i for i in range(64) if word >> i & 1} for word in bits] == [line(row) for row in range(rows)]
+        for row, word in enumerate(bits):
+            sees = {i for i in range(64) if word >> i & 1}
+            assert sees == line(row), (
+                f"row {row} of request {r} sees rows {sorted(sees)}, its line is {sorted(line(row))}"
+            )
 
 
 @pytest.mark.parametrize("way", WAYS)
