@@ -76,10 +76,11 @@ class StoredValues:
             launch.fill(values[place * _PER_LAUNCH : place * _PER_LAUNCH + launch.count])
 
     def issue(self) -> None:
-        """Store them, on the current stream."""
-        stream = torch.cuda.current_stream(self.memory.device).cuda_stream
-        for launch in self._launches:
-            launch.issue(stream)
+        """Store them, on the current stream of their device, whichever device is the current one."""
+        with torch.cuda.device(self.memory.device):
+            stream = torch.cuda.current_stream(self.memory.device).cuda_stream
+            for launch in self._launches:
+                launch.issue(stream)
 
     def parameters(self) -> list[Any]:
         """The parameters of `nodes`."""
@@ -117,14 +118,15 @@ def rewritten_values(platform: Platform) -> str | None:
 
 @cache
 def _function(device: torch.device) -> Any:
-    """The compiled kernel, loaded into the context of `device`, which must be the current one."""
+    """The compiled kernel, loaded into the context of `device`."""
     major, minor = torch.cuda.get_device_capability(device)
     program = _checked(nvrtc.nvrtcCreateProgram(_SOURCE, b"store.cu", 0, [], []))
     options = [f"--gpu-architecture=sm_{major}{minor}".encode()]
     _checked(nvrtc.nvrtcCompileProgram(program, len(options), options))
     binary = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
     _checked(nvrtc.nvrtcGetCUBIN(program, binary))
-    return _checked(cu.cuModuleGetFunction(_checked(cu.cuModuleLoadData(binary)), b"store"))
+    with torch.cuda.device(device):
+        return _checked(cu.cuModuleGetFunction(_checked(cu.cuModuleLoadData(binary)), b"store"))
 
 
 def _checked(answer: tuple[Any, ...]) -> Any:

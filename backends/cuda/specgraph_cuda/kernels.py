@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -68,6 +72,19 @@ def overlap_previous(lines=None, START: tl.constexpr = True, WAIT: tl.constexpr 
         tl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 
 
+def on_its_device(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
+    """The op, with the device of its first argument as the current one: Triton launches on the current device."""
+
+    @wraps(op)
+    def guarded(first: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        if first.device.index == torch.cuda.current_device():
+            return op(first, *arguments, **options)
+        with torch.cuda.device(first.device):
+            return op(first, *arguments, **options)
+
+    return guarded
+
+
 def register_kernels(device: torch.device) -> str:
     """Once a process and dispatch key; later calls change nothing.
 
@@ -85,6 +102,6 @@ def register_kernels(device: torch.device) -> str:
         compute_units=properties.multi_processor_count,
         keep_compiled=True,
     )
-    register("CUDA", options)
+    register("CUDA", options, around=on_its_device)
     shipped = "those tuned on an NVIDIA H200"
     return f"{len(tuned)} shapes from `specgraph tune`, else {shipped}" if tuned else shipped
