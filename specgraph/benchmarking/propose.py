@@ -21,6 +21,7 @@ from specgraph.drafting import DraftConfig, Drafter, DraftTree, ProposeBatch
 from specgraph.errors import UnsupportedError
 from specgraph.kernels.library import dispatch_key_of, has_implementations, plain_torch
 from specgraph.options import LoweringChoice
+from specgraph.parallel import WHOLE, TensorParallel
 from specgraph.platforms import Platform
 
 
@@ -40,6 +41,8 @@ class BenchCase:
     torch_ops: bool = True
     """Also time eager with plain torch ops instead of the device's own kernels, where it has some."""
     repeats: int = 50
+    tensor_parallel: TensorParallel = WHOLE
+    """The ranks that split the head; all of them time together."""
     count_kernels: bool = False
     """Also count kernels with a profiler, which slows down every later launch of this process."""
 
@@ -67,7 +70,7 @@ def bench_propose(
         Rows of trees have neither. A lowering that the platform can't do has a row with `refused`, the reason.
     """
     length = _length(case)
-    head = random_head(shape_named(case.shape), platform.device, dtype, length)
+    head = random_head(shape_named(case.shape), platform.device, dtype, length, case.tensor_parallel)
     attention = attention or choose_attention("auto", platform, head.attention_layers, head.dtype).backend
     batch = _batch(head, case, platform.device, attention.preferred_block_size)
     prepared: list[_Prepared] = []

@@ -20,6 +20,7 @@ from specgraph.drafting import DraftTree
 from specgraph.errors import ConfigError
 from specgraph.models.llama import LlamaTarget
 from specgraph.options import LoweringChoice
+from specgraph.parallel import WHOLE, TensorParallel
 from specgraph.platforms import Platform
 
 TARGETS: dict[str, BenchShape] = {
@@ -103,15 +104,17 @@ def bench_rounds(
     return rows
 
 
-def random_target(shape: BenchShape, device: torch.device, dtype: torch.dtype, max_model_len: int) -> LlamaTarget:
-    """A target of this shape with random weights."""
-    make = RandomWeights(device, dtype)
+def random_target(
+    shape: BenchShape, device: torch.device, dtype: torch.dtype, max_model_len: int, ranks: TensorParallel = WHOLE
+) -> LlamaTarget:
+    """A target of this shape with random weights; split over `ranks`, this rank's part of it."""
+    make = RandomWeights(device, dtype, ranks)
     return LlamaTarget(
-        model_config(shape, dtype, max_model_len),
-        make.matrix(shape.vocab_size, shape.hidden_size),
+        model_config(shape, dtype, max_model_len).split(ranks),
+        make.matrix(shape.vocab_size, shape.hidden_size, 0),
         [make.layer(shape, shape.hidden_size) for _ in range(shape.num_layers)],
         make.norm(shape.hidden_size),
-        make.matrix(shape.vocab_size, shape.hidden_size),
+        make.matrix(shape.vocab_size, shape.hidden_size, 0),
     )
 
 

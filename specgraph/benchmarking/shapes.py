@@ -15,6 +15,7 @@ from specgraph.models.eagle import EagleHead, EagleWeights
 from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
 from specgraph.models.layers import DecoderLayer
 from specgraph.models.mtp import MtpHead, MtpModule
+from specgraph.parallel import WHOLE, TensorParallel
 
 RandomHead = Eagle3Head | EagleHead | MtpHead | DFlashHead
 
@@ -47,6 +48,7 @@ SHAPES: dict[str, BenchShape] = {
     "eagle3-tiny-128": BenchShape(256, 512, 2, 1, 128, 2048, 1024, rope_theta=10000.0),
     "eagle3-llama3-8b": _LLAMA3,
     "eagle3-qwen3-8b": _QWEN3,
+    "eagle3-llama3-70b": replace(_LLAMA3, hidden_size=8192, intermediate_size=28672, num_heads=64),
     "eagle1-llama3-8b": replace(_LLAMA3, kind="eagle1", draft_vocab_size=128256, num_aux=0),
     "mtp-7b": BenchShape(4096, 11008, 32, 8, 128, 151680, 151680, num_aux=0, kind="mtp"),
     "dflash-qwen3-8b": replace(_QWEN3, kind="dflash", draft_vocab_size=151936, num_aux=5, num_layers=5),
@@ -68,13 +70,16 @@ def shape_named(name: str) -> BenchShape:
 class RandomWeights:
     """Makes normally distributed weights with variance 1 / columns, so that activations keep their size."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self._device, self._dtype = device, dtype
+    def __init__(self, device: torch.device, dtype: torch.dtype, ranks: TensorParallel = WHOLE) -> None:
+        self._device, self._dtype, self.ranks = device, dtype, ranks
         self._g = torch.Generator(device=device).manual_seed(0)
+        self._own = torch.Generator(device=device).manual_seed(1 + ranks.rank)
 
-    def matrix(self, rows: int, columns: int) -> Tensor:
-        """Weights [rows, columns]."""
-        values = torch.randn(rows, columns, generator=self._g, device=self._device)
+    def matrix(self, rows: int, columns: int, split: int | None = None) -> Tensor:
+        """Weights [rows, columns]; with `split` this rank's part of that dimension, other numbers on every rank."""
+        own = split is not None and self.ranks.size > 1
+        parts = [size // self.ranks.size if own and dim == split else size for dim, size in enumerate((rows, columns))]
+        values = torch.randn(*parts, generator=self._own if own else self._g, device=self._device)
         return (values * columns**-0.5).to(self._dtype)
 
     def norm(self, size: int) -> Tensor:
@@ -95,46 +100,49 @@ class RandomWeights:
         hidden, inner = shape.hidden_size, shape.intermediate_size
         query, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         return DecoderLayer(
-            qkv=self.matrix(query + 2 * kv, input_size),
-            output=self.matrix(hidden, query),
+            qkv=self.matrix(query + 2 * kv, input_size, 0),
+            output=self.matrix(hidden, query, 1),
             post_norm=self.norm(hidden),
-            gate_up=self.matrix(2 * inner, hidden),
-            down=self.matrix(hidden, inner),
+            gate_up=self.matrix(2 * inner, hidden, 0),
+            down=self.matrix(hidden, inner, 1),
             input_norm=self.norm(hidden) if input_norm else None,
+            tensor_parallel=self.ranks,
         )
 
 
-def random_head(shape: BenchShape, device: torch.device, dtype: torch.dtype, max_model_len: int) -> RandomHead:
-    """A draft head of this shape, for up to `max_model_len` positions."""
-    make, hidden = RandomWeights(device, dtype), shape.hidden_size
-    model = model_config(shape, dtype, max_model_len)
+def random_head(
+    shape: BenchShape, device: torch.device, dtype: torch.dtype, max_model_len: int, ranks: TensorParallel = WHOLE
+) -> RandomHead:
+    """A draft head of this shape, for up to `max_model_len` positions; split over `ranks`, this rank's part of it."""
+    make, hidden = RandomWeights(device, dtype, ranks), shape.hidden_size
+    model = model_config(shape, dtype, max_model_len).split(ranks)
     if shape.kind == "eagle1":
         layer = make.layer(shape, hidden, input_norm=False)
-        table, fc = make.matrix(shape.vocab_size, hidden), make.matrix(hidden, 2 * hidden)
-        head = make.matrix(shape.vocab_size, hidden)
+        table, fc = make.matrix(shape.vocab_size, hidden, 0), make.matrix(hidden, 2 * hidden)
+        head = make.matrix(shape.vocab_size, hidden, 0)
         return EagleHead(model, EagleWeights(table, fc, None, head), [layer])
     if shape.kind == "mtp":
         module = MtpModule(
             make.norm(hidden), make.norm(hidden), make.matrix(hidden, 2 * hidden), make.layer(shape, hidden),
             make.norm(hidden),
         )  # fmt: skip
-        table, head = make.matrix(shape.vocab_size, hidden), make.matrix(shape.vocab_size, hidden)
+        table, head = make.matrix(shape.vocab_size, hidden, 0), make.matrix(shape.vocab_size, hidden, 0)
         return MtpHead(model, [module], table, head)
     aux = tuple(range(shape.num_aux))
     if shape.kind == "dflash":
         layers = [make.layer(shape, hidden) for _ in range(shape.num_layers)]
         config = DFlashConfig(model, hidden, shape.draft_vocab_size, aux, shape.block_size, mask_token_id=0)
         weights = DFlashWeights(
-            make.matrix(shape.vocab_size, hidden), make.matrix(hidden, shape.num_aux * hidden), make.norm(hidden),
-            make.norm(hidden), make.matrix(shape.draft_vocab_size, hidden), make.vocabulary(shape),
+            make.matrix(shape.vocab_size, hidden, 0), make.matrix(hidden, shape.num_aux * hidden), make.norm(hidden),
+            make.norm(hidden), make.matrix(shape.draft_vocab_size, hidden, 0), make.vocabulary(shape),
         )  # fmt: skip
         return DFlashHead(config, weights, layers)
     layer = make.layer(shape, 2 * hidden)
     weights = Eagle3Weights(
-        embed_tokens=make.matrix(shape.vocab_size, hidden),
+        embed_tokens=make.matrix(shape.vocab_size, hidden, 0),
         hidden_norm=make.norm(hidden),
         norm=make.norm(hidden),
-        lm_head=make.matrix(shape.draft_vocab_size, hidden),
+        lm_head=make.matrix(shape.draft_vocab_size, hidden, 0),
         fc=make.matrix(hidden, shape.num_aux * hidden),
         draft_to_target=make.vocabulary(shape),
     )
