@@ -241,6 +241,7 @@ def join_ranks(
     store: Any = _dist.distributed_c10d._get_default_store()  # torch has no public way to it
     store = _dist.PrefixStore(f"specgraph/{name}", store)
     joined = Ranks(name, _dist.get_rank(), size, group, host, store, limit, device.type == "cpu", starts)
+    joined.exchange("the first exchange")  # connects the hosts, so that a rank which ends later is noticed at once
     _JOINED[name] = joined
     return joined
 

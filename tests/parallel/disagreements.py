@@ -1,0 +1,96 @@
+"""Ranks that differ on purpose: what each of two ranks does, by the name of the bug."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from parallel.tasks import FIXTURES, generate, task
+
+from specgraph import kernels
+from specgraph.errors import RankError
+from specgraph.parallel import Ranks, join_ranks
+
+PAIR = {"target": str(FIXTURES / "target"), "draft": str(FIXTURES / "eagle3-llama")}
+
+
+def options_differ(ranks: Ranks) -> None:
+    ranks.same("the comparison of options", {"dtype": "float32", "num_speculative_tokens": 5 + ranks.rank})
+
+
+def collective_order_differs(ranks: Ranks) -> None:
+    x = torch.ones(4, 8)
+    for gathers in (ranks.rank == 0, ranks.rank == 1):
+        if gathers:
+            kernels.all_gather(x, ranks.name, 2)
+        else:
+            kernels.all_reduce(x, ranks.name)
+
+
+def rank_captures_other_size(ranks: Ranks) -> None:
+    generate(ranks, **PAIR, capture_sizes=((2,), (1, 2))[ranks.rank])
+
+
+def ranks_differ_in_k(ranks: Ranks) -> None:
+    generate(ranks, **PAIR, num_speculative_tokens=3 - ranks.rank)
+
+
+def rank_skips_a_round(ranks: Ranks) -> None:
+    generate(ranks, **PAIR, max_tokens=12 - 8 * ranks.rank)
+    ranks.exchange("the end of the requests")
+
+
+DIFFER: dict[str, Callable[[Ranks], None]] = {
+    "options": options_differ,
+    "order": collective_order_differs,
+    "size": rank_captures_other_size,
+    "k": ranks_differ_in_k,
+    "round": rank_skips_a_round,
+}
+
+
+@task
+def disagree(ranks: Ranks) -> dict[str, Any]:
+    """Each of DIFFER with ranks of its own: the error of this rank."""
+    found: dict[str, Any] = {}
+    for name, body in DIFFER.items():
+        joined = join_ranks(torch.device("cpu"), ranks.size)
+        try:
+            body(joined)
+            found[name] = None
+        except RankError as error:
+            found[name] = [str(error), error.everywhere]
+        joined.close()
+    return found
+
+
+@task
+def absent(ranks: Ranks, flag: str) -> str:
+    """Rank 1 stays away until rank 0 has given up, which happens after the timeout of these ranks."""
+    if ranks.rank == 1:
+        while not Path(flag).exists():
+            time.sleep(0.05)
+        return "stayed away"
+    try:
+        kernels.all_reduce(torch.ones(3), ranks.name)
+    except RankError as error:
+        return str(error)
+    finally:
+        Path(flag).touch()
+    return "no error"
+
+
+@task
+def killed(ranks: Ranks) -> str:
+    """Rank 1 ends in the middle of a run, without a word."""
+    if ranks.rank == 1:
+        os._exit(3)
+    try:
+        kernels.all_reduce(torch.ones(3), ranks.name)
+    except RankError as error:
+        return str(error)
+    return "no error"

@@ -1,0 +1,46 @@
+"""Ranks that differ, stay away or end: every other rank ends too, with an error that says what and where."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from parallel.processes import results, run_ranks
+
+
+@pytest.fixture(scope="module")
+def errors() -> list[dict[str, Any]]:
+    """By rank, the error of each way in which two ranks differ."""
+    return results(2, "disagree")
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("options", "rank 1 has num_speculative_tokens 6, rank 0 has 5"),
+        ("order", r"rank 0 is at all_gather of float32 \[4, 8\].*, rank 1 at all_reduce of float32 \[4, 8\]"),
+        ("size", r"rank 0 is at all_\w+ of float64 \[1, 32\].*, rank 1 at all_\w+ of float64 \[4, 32\]"),
+        ("k", r"rank 0 is at all_\w+ of float64 \[8, 32\].*, rank 1 at all_\w+ of float64 \[6, 32\]"),
+        ("round", r"rank 0 is at all_\w+ of \w+ \[.*, rank 1 at the end of the requests"),
+    ],
+)
+def test_ranks_that_differ_end_with_the_same_error(errors, how, said):
+    for rank in errors:
+        assert rank[how] is not None, "no error: a device would hang here"
+    assert errors[0][how] == errors[1][how]
+    message, everywhere = errors[0][how]
+    assert everywhere
+    assert re.search(said, message), message
+
+
+def test_a_rank_that_does_not_come_is_named(tmp_path):
+    waited, stayed = results(2, "absent", flag=str(tmp_path / "done"), timeout=5.0)
+    assert stayed == "stayed away"
+    assert "rank 0 waited at all_reduce of float32 [3]: rank 1 did not come there" in waited
+
+
+def test_a_rank_that_ends_takes_the_others_with_it():
+    survivor, dead = run_ranks(2, "killed")
+    assert dead == {"exit": 3}
+    assert "rank 0 waited at all_reduce of float32 [3]: rank 1 did not come there" in survivor["result"]
