@@ -54,9 +54,9 @@ def table_rows(token_ids: Tensor, weight: Tensor, ranks: TensorParallel, vocab_s
 
 def whole_logits(logits: Tensor, ranks: TensorParallel, vocab_size: int) -> Tensor:
     """Logits [N, this rank's part of the vocabulary] of all ranks: [N, vocab_size]."""
-    rows, part = logits.shape
-    if part == vocab_size:
+    if logits.shape[-1] == vocab_size:
         return logits
+    rows, part = logits.shape
     gathered = kernels.all_gather(logits, ranks.group, ranks.size)
     return gathered.view(ranks.size, rows, part).transpose(0, 1).reshape(rows, vocab_size)
 

@@ -31,7 +31,8 @@ class LoggedHead:
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits = self.head.logits(hidden)
-        self.log[:, : hidden.shape[0]].index_copy_(0, self.draft_step, logits[None])
+        if hidden.shape[0] <= self.log.shape[1]:  # more rows than requests: the shape check before a capture
+            self.log[:, : hidden.shape[0]].index_copy_(0, self.draft_step, logits[None])
         return logits
 
     def forward(self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None) -> DraftOutput:
