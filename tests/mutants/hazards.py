@@ -487,12 +487,41 @@ HAZARDS: dict[str, Hazard] = {
         "one broken backend hides all others",
         "a vendor's exception leaves the probe",
     ),
+    "collective-order-differs": Hazard(
+        "vLLM #37588 (its class)",
+        "all ranks wait for ever",
+        "a rank issues its collectives in another order",
+    ),
+    "rank-captures-other-size": Hazard(
+        "vLLM #37588",
+        "all ranks wait for ever",
+        "a rank captures or dispatches another padded size than its peers",
+    ),
+    "ranks-differ-in-k": Hazard(
+        "vLLM #37588 (its class)",
+        "all ranks wait for ever",
+        "a rank drafts another number of tokens",
+    ),
+    "rank-skips-round": Hazard(
+        "vLLM #37588 (its class)",
+        "all ranks wait for ever",
+        "a rank that has finished runs no round while the others do",
+    ),
 }
+
+_BETWEEN_RANKS = (
+    "no mutant: `tests/parallel/test_disagreement.py` makes one of two processes differ so, and both must end with an "
+    "error that names it"
+)
 
 NOT_PUT_BACK: dict[str, str] = {
     "merged-chain-collectives": (
         "needs a device whose collectives can be captured: the cases of the group `collectives` run where a platform "
         "claims them, and the MUSA backend's policy refuses the combination"
     ),
+    "collective-order-differs": _BETWEEN_RANKS,
+    "rank-captures-other-size": _BETWEEN_RANKS,
+    "ranks-differ-in-k": _BETWEEN_RANKS,
+    "rank-skips-round": _BETWEEN_RANKS,
 }
 """Hazards without a mutant, and why."""
