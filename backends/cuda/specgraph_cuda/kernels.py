@@ -76,7 +76,7 @@ def on_its_device(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
     """The op, with the device of its first argument as the current one: Triton launches on the current device."""
 
     @wraps(op)
-    def guarded(first: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+    def guarded(first: torch.Tensor, /, *arguments: Any, **options: Any) -> Any:
         if first.device.index == torch.cuda.current_device():
             return op(first, *arguments, **options)
         with torch.cuda.device(first.device):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 triton = pytest.importorskip("triton")
 
-from specgraph_cuda.kernels import attention_for, overlap_previous, tile_for
+from specgraph_cuda.kernels import attention_for, on_its_device, overlap_previous, tile_for
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
@@ -210,9 +210,10 @@ CALLS = [
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.op)
-def test_it_compiles(ops: TritonOps, call: Call, dtype: torch.dtype) -> None:
+def test_it_compiles(ops: TritonOps, call: Call, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     args, kwargs = call.make(lambda *shape: torch.zeros(*shape, dtype=dtype))
-    getattr(ops, call.op)(*args, **kwargs)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # the index of CPU tensors' device
+    on_its_device(call.op, getattr(ops, call.op))(*args, **kwargs)
 
 
 def test_every_op_is_tried() -> None:
