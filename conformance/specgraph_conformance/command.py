@@ -95,8 +95,8 @@ def verify_command(paths: Sequence[Path], *, profile: str | None = None, checkou
             problems.append(f"it does not conform to {profile}")
         verified = verified and not problems
         print(f"{path}: {'not verified' if problems else 'verified'}: {verdict(report)}")
-        for profile, answer in profile_lines(report):
-            print(f"  {profile}: {answer}")
+        for name, answer in profile_lines(report):
+            print(f"  {name}: {answer}")
         for problem in problems:
             print(f"  wrong: {problem}")
     return verified

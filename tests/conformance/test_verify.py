@@ -232,6 +232,15 @@ def test_a_profile_can_be_asked_for(tmp_path: Path) -> None:
     assert "there is no profile all" in command.specgraph("conformance", "verify", path, "--profile", "all").stderr
 
 
+def test_several_reports_are_checked_each_for_itself(tmp_path: Path) -> None:
+    paths = [tmp_path / "first.json", tmp_path / "second.json"]
+    for path in paths:
+        write_report(complete_report(absent=("collectives_in_graph",)), path)
+    done = command.specgraph("conformance", "verify", *paths)
+    assert done.returncode == 0, done.stdout
+    assert "wrong" not in done.stdout
+
+
 def test_the_reusable_workflow_runs_commands_that_exist(tmp_path: Path) -> None:
     workflow = yaml.safe_load((ROOT / ".github/workflows/conformance.yml").read_text())
     assert {"platform", "install", "runs-on", "profile"} == set(workflow[True]["workflow_call"]["inputs"])
