@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 
 import pytest
@@ -98,15 +99,14 @@ def test_memory_that_another_stream_uses_is_not_reused_before_that_stream_is_don
     x, seen = torch.full((SIZE,), 7.0, device=device), torch.zeros(SIZE, device=device)
     torch.accelerator.synchronize()
     address = x.data_ptr()
-    with side:
-        gate = held()
-        gate.__enter__()
-        seen.copy_(x)
-    x.record_stream(side)
-    del x
-    during = [torch.zeros(SIZE, device=device) for _ in range(4)]
-    assert address not in {t.data_ptr() for t in during}
-    gate.__exit__(None, None, None)
+    with contextlib.ExitStack() as gate:
+        with side:
+            gate.enter_context(held())
+            seen.copy_(x)
+        x.record_stream(side)
+        del x
+        during = [torch.zeros(SIZE, device=device) for _ in range(4)]
+        assert address not in {t.data_ptr() for t in during}
     torch.accelerator.synchronize()
     assert seen.cpu().unique().tolist() == [7.0]
     torch.empty(1, device=device)  # dropped blocks are looked at when memory is asked for
