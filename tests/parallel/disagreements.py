@@ -69,8 +69,9 @@ def disagree(ranks: Ranks) -> dict[str, Any]:
 
 
 @task
-def absent(ranks: Ranks, flag: str) -> str:
-    """Rank 1 stays away until rank 0 has given up, which happens after the timeout of these ranks."""
+def absent(ranks: Ranks, flag: str, seconds: float) -> str:
+    """Rank 1 stays away until rank 0 has given up, which happens after `seconds`."""
+    ranks = join_ranks(torch.device("cpu"), ranks.size, timeout=seconds)  # both processes are up by now
     if ranks.rank == 1:
         while not Path(flag).exists():
             time.sleep(0.05)
