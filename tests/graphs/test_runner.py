@@ -219,7 +219,7 @@ def test_the_pieces_of_a_failed_capture_are_closed_and_the_pool_with_the_runner(
 
 
 def test_a_stray_tensor_is_named_at_capture(runner, model):
-    with pytest.raises(ReadSetError, match=r"aten.add_.Tensor touches a tensor \[6\]"):
+    with pytest.raises(ReadSetError, match=r"aten.add_.Tensor touches the tensor 'STRAY' \[6\]"):
         runner.capture(descriptor(4), lambda recording: touches_a_stray(recording, model))
 
 
