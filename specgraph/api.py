@@ -53,7 +53,7 @@ from specgraph.models.protocol import (
     TargetOutput,
 )
 from specgraph.options import EngineOptions
-from specgraph.parallel import Ranks, TensorParallel, join_ranks
+from specgraph.parallel import ExpertParallel, ParallelLayout, Ranks, TensorParallel, join_layout, join_ranks
 from specgraph.platforms import Platform, open_platform
 
 __all__ = [
@@ -77,6 +77,7 @@ __all__ = [
     "Drafter",
     "EngineConfig",
     "EngineOptions",
+    "ExpertParallel",
     "Generation",
     "HostLengths",
     "HostReadError",
@@ -88,6 +89,7 @@ __all__ = [
     "PagedAttention",
     "PagedHostAttention",
     "ParallelHead",
+    "ParallelLayout",
     "Platform",
     "PlatformError",
     "ProjectionHead",
@@ -113,6 +115,7 @@ __all__ = [
     "UpdateError",
     "allocate_caches",
     "choose_attention",
+    "join_layout",
     "join_ranks",
     "load_drafter",
     "load_generator",

@@ -121,6 +121,9 @@ class EngineOptions:
     draft_tensor_parallel: int | None = _option(
         None, "Ranks that split the drafter: as the target's by default, or 1 for a whole drafter on every rank."
     )
+    enable_expert_parallel: bool = _option(
+        False, "Deal the experts of a mixture out to the ranks, whole, instead of splitting each like other matrices."
+    )
     rank_timeout: float = _option(600.0, "Seconds that a rank waits for another before all end with an error.")
     check_inputs: bool = _option(False, "Compare the addresses of all tensors that a graph reads before every replay.")
     debug: bool = _option(False, "Check the values of every batch before it is drafted for; waits for the device.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from specgraph.checkpoints.config_source import ConfigSource
 from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.models.experts import Experts, ExpertsConfig
+from specgraph.parallel import WHOLE, TensorParallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,25 +93,30 @@ def _grouped_experts(source: ConfigSource, num_experts: int, top_k: int, num_lay
     )
 
 
-def load_experts(folder: CheckpointFolder, prefix: str, config: ExpertsConfig, hidden: int) -> LoadedExperts:
+def load_experts(
+    folder: CheckpointFolder, prefix: str, config: ExpertsConfig, hidden: int, ranks: TensorParallel = WHOLE
+) -> LoadedExperts:
     """Read the mixture of the layer `prefix`, under the names of gpt-oss, Mixtral, or Qwen3 (DeepSeek, GLM).
+
+    Args:
+        ranks: that hold it together: whole experts or columns of each, of which this rank's are read.
 
     Raises:
         CheckpointError: a missing tensor or one of another shape.
     """
     if config.limit:
-        return _stacked_experts(folder, f"{prefix}.mlp", config, hidden)
+        return _stacked_experts(folder, f"{prefix}.mlp", config, hidden, ranks)
     mixtral = f"{prefix}.block_sparse_moe.gate.weight" in folder
     block = f"{prefix}.{'block_sparse_moe' if mixtral else 'mlp'}"
     gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
-    inner = [(config.inner, hidden)] * 2
+    inner, own = [(config.inner, hidden)] * 2, _own_experts(config, ranks)
+    rows, columns = (None if ranks.experts else ranks.share(dim, config.inner) for dim in (0, 1))
     gate_up = [
-        folder.stacked([f"{block}.experts.{e}.{name}.weight" for name in (gate, up)], inner)
-        for e in range(config.num_experts)
+        folder.stacked([f"{block}.experts.{e}.{name}.weight" for name in (gate, up)], inner, [rows] * 2) for e in own
     ]
-    downs = [
-        folder.weight(f"{block}.experts.{e}.{down}.weight", (hidden, config.inner)) for e in range(config.num_experts)
-    ]
+    downs = [folder.weight(f"{block}.experts.{e}.{down}.weight", (hidden, config.inner), share=columns) for e in own]
+    others = "|".join(str(e) for e in range(config.num_experts) if e not in own)
+    folder.ignore({rf"{re.escape(block)}\.experts\.({others})\..*": "an expert of another rank"})
     correction = shared_gate_up = shared_down = None
     if config.scoring == "sigmoid":
         correction = folder.weight(f"{block}.gate.e_score_correction_bias", (config.num_experts,), torch.float32)
@@ -122,9 +129,18 @@ def load_experts(folder: CheckpointFolder, prefix: str, config: ExpertsConfig, h
     return LoadedExperts(experts, torch.stack(gate_up), torch.stack(downs))
 
 
-def _stacked_experts(folder: CheckpointFolder, block: str, config: ExpertsConfig, hidden: int) -> LoadedExperts:
-    """gpt-oss: matrices as [in, out], as [out, in] in MXFP4; gate and up rows in turns."""
-    count, inner = config.num_experts, config.inner
+def _own_experts(config: ExpertsConfig, ranks: TensorParallel) -> range:
+    """The experts of which this rank holds something."""
+    return range(config.num_experts) if ranks.experts is None else range(*ranks.experts.part(config.num_experts))
+
+
+def _stacked_experts(
+    folder: CheckpointFolder, block: str, config: ExpertsConfig, hidden: int, ranks: TensorParallel
+) -> LoadedExperts:
+    """gpt-oss: matrices as [in, out], as [out, in] in MXFP4; gate and up rows in turns. Read whole, then cut."""
+    count, inner, own = config.num_experts, config.inner, _own_experts(config, ranks)
+    experts = slice(own.start, own.stop)
+    part = slice(None) if ranks.experts is not None else slice(*ranks.part(inner))
 
     def matrices(name: str, out: int, columns: int) -> Tensor:
         if f"{block}.experts.{name}_blocks" in folder:
@@ -137,8 +153,8 @@ def _stacked_experts(folder: CheckpointFolder, block: str, config: ExpertsConfig
     router = folder.weight(f"{block}.router.weight", (count, hidden))
     return LoadedExperts(
         Experts(config, router, folder.weight(f"{block}.router.bias", (count,))),
-        torch.cat((gate_up[:, ::2], gate_up[:, 1::2]), dim=1),
-        down.contiguous(),
-        torch.cat((bias[:, ::2], bias[:, 1::2]), dim=1),
-        folder.weight(f"{block}.experts.down_proj_bias", (count, hidden)),
+        torch.cat((gate_up[experts, ::2][:, part], gate_up[experts, 1::2][:, part]), dim=1),
+        down[experts, :, part].contiguous(),
+        torch.cat((bias[experts, ::2][:, part], bias[experts, 1::2][:, part]), dim=1),
+        folder.weight(f"{block}.experts.down_proj_bias", (count, hidden))[experts].contiguous(),
     )

@@ -71,7 +71,7 @@ def load_decoder_layer(
         projection = packed("self_attn.qkv_proj", qkv, [query, kv, kv], width, heads)
     experts = None
     if config.experts is not None and (index is None or config.experts.layers[index]):
-        experts = load_experts(folder, prefix, config.experts, hidden)
+        experts = load_experts(folder, prefix, config.experts, hidden, ranks)
     return DecoderLayer(
         qkv=projection,
         output=weight("self_attn.o_proj.weight", hidden, query, share=ranks.share(1, query)),

@@ -68,6 +68,10 @@ def load_target(
     elif config.max_position_embeddings > MOST_POSITIONS:
         problem = f"is {config.max_position_embeddings}; give max_model_len, at most {MOST_POSITIONS}"
         raise source.fail("max_position_embeddings", problem)
+    if tensor_parallel.experts is not None and config.experts is None:
+        raise ConfigError(
+            f"expert parallel: {source.name} is a {config.architecture} model without experts; leave that option out"
+        )
     config = config.split(tensor_parallel)
     announce(stored, str(folder), dtype or config.dtype)
     checkpoint = open_checkpoint(folder, torch.device(device), dtype or config.dtype, stored)

@@ -24,7 +24,7 @@ from specgraph.decoding.text_stream import TextStream
 from specgraph.drafting import DraftTree
 from specgraph.errors import CheckpointError, ConfigError
 from specgraph.options import EngineOptions, dtype_named
-from specgraph.parallel import WHOLE, Ranks, join_ranks
+from specgraph.parallel import WHOLE, ParallelLayout, Ranks, join_layout
 from specgraph.platforms import Platform, open_platform
 
 if TYPE_CHECKING:
@@ -204,10 +204,10 @@ def load_generator(
         raise CheckpointError("give both the target's and the drafter's folder, or neither for the shipped pair")
     target_folder, draft_folder = (Path(target), Path(draft or target)) if target is not None else shipped_pair()
     opened = platform if isinstance(platform, Platform) else open_platform(platform)
-    ranks = join(opened, chosen, {"target": target_folder, "draft": draft_folder, "speculate": speculate})
+    layout = join(opened, chosen, {"target": target_folder, "draft": draft_folder, "speculate": speculate})
     tokenizer, defaults = read_tokenizer(target_folder), sampling_defaults(target_folder)
     model, head, attention, cache = load_models(
-        target_folder, draft_folder if speculate else None, opened, chosen, ranks
+        target_folder, draft_folder if speculate else None, opened, chosen, layout
     )
     stops = stop_token_ids(target_folder, model.vocab_size)
     sized = replace(chosen, num_blocks=cache.num_blocks, block_size=cache.block_size)
@@ -224,12 +224,13 @@ def load_generator(
     where = f"{opened.info.name} (simulated)" if opened.info.simulated else opened.info.name
     ignored = f"; generation_config.json's {defaults} are not applied, each request says how it samples"
     description = f"{where}: {how}; captured in {took:.2f} s{drafter}; {cache}{ignored if defaults else ''}"
+    ranks = None if layout is None else layout.ranks
     if ranks is not None:
         description += f"; rank {ranks.rank} of {ranks.size} that split the target"
     return TextGenerator(decoder, tokenizer, stops, opened, target_folder, description, ranks)
 
 
-def join(platform: Platform, options: EngineOptions, also: Mapping[str, object]) -> Ranks | None:
+def join(platform: Platform, options: EngineOptions, also: Mapping[str, object]) -> ParallelLayout | None:
     """Meet the other processes of a run, and compare the options of all; None where `options` ask for one process.
 
     Args:
@@ -247,15 +248,20 @@ def join(platform: Platform, options: EngineOptions, also: Mapping[str, object])
         )
     if size == 1:
         return None
-    ranks = join_ranks(platform.device, size, timeout=options.rank_timeout)
+    layout = join_layout(
+        platform.device,
+        tensor_parallel=size,
+        expert_parallel=options.enable_expert_parallel,
+        timeout=options.rank_timeout,
+    )
     own = {"platform": platform.info.name, "device": platform.info.device_name, **platform.info.versions}
     asked = {f"option {f.name}": getattr(options, f.name) for f in fields(options)}
-    ranks.same("the comparison of options", {**own, **also, **asked})
-    return ranks
+    layout.ranks.same("the comparison of options", {**own, **also, **asked})
+    return layout
 
 
 def load_models(
-    target: Path, draft: Path | None, platform: Platform, options: EngineOptions, ranks: Ranks | None = None
+    target: Path, draft: Path | None, platform: Platform, options: EngineOptions, layout: ParallelLayout | None = None
 ) -> tuple[LlamaTarget, DraftHead | ParallelHead | None, AttentionChoice, CacheSize]:
     """Load a target and its drafter, choose attention for both, and the size of their KV caches by the memory left.
 
@@ -276,11 +282,11 @@ def load_models(
     if dtype is None and platform.device.type == "cpu":
         dtype = torch.float32  # half precision is slower than float32 on most CPUs
     while True:
-        model = load_target(target, platform.device, dtype, length, WHOLE if ranks is None else ranks.tensor_parallel)
+        model = load_target(target, platform.device, dtype, length, WHOLE if layout is None else layout.tensor_parallel)
         head = None
         if draft is not None:
             drafted: LlamaTarget | TargetShape = model
-            if ranks is not None and options.draft_tensor_parallel == 1:
+            if layout is not None and options.draft_tensor_parallel == 1:
                 where = platform.device
                 drafted = target_shape(target, device=where, dtype=model.dtype, max_model_len=model.max_model_len)
             head = load_drafter(draft, drafted, num_modules=options.num_modules)
@@ -289,8 +295,8 @@ def load_models(
             options.attention, platform, layers, model.dtype, options.block_size, tree is not None
         )
         memory = int(platform.memory().free * options.memory_fraction)
-        if ranks is not None:  # all ranks must have the same blocks
-            memory = ranks.smallest("the size of the KV cache", memory)
+        if layout is not None:  # all ranks must have the same blocks
+            memory = layout.ranks.smallest("the size of the KV cache", memory)
         cache = size_cache(
             sum(bytes_per_token(m.attention_layers, m.dtype) for m in (model, head) if m is not None),
             block_size=attention.block_size,

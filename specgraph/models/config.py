@@ -97,10 +97,11 @@ class ModelConfig:
         Raises:
             ConfigError: the sizes cannot be split evenly.
         """
+        if self.experts is not None:
+            ranks.check_experts(self.experts.num_experts, self.experts.inner)
         if ranks.size == 1:
             return replace(self, tensor_parallel=ranks)
-        if self.experts is not None or self.latent is not None:
-            what = "mixtures of experts" if self.experts is not None else "models with latent attention"
-            raise ConfigError(f"tensor parallel over {ranks.size} ranks: {what} cannot be split yet")
+        if self.latent is not None:
+            raise ConfigError(f"tensor parallel over {ranks.size} ranks: latent attention cannot be split yet")
         ranks.check(self.num_heads, self.num_kv_heads, self.intermediate_size, f"the {self.architecture} model")
         return replace(self, tensor_parallel=ranks)

@@ -168,7 +168,8 @@ def attention_and_mlp(
         residual = residual + rms_norm(out, layer.attention_norm, eps)
     if layer.experts is not None:
         x = rms_norm(residual, layer.post_norm, eps)
-        return residual + mixture(x, layer.experts, layer.gate_up, layer.down, layer.gate_up_bias, layer.down_bias)
+        biases = layer.gate_up_bias, layer.down_bias
+        return residual + mixture(x, layer.experts, layer.gate_up, layer.down, *biases, ranks)
     if layer.activation == "silu":
         inner = norm_gate_up(residual, layer.post_norm, eps, layer.gate_up, layer.gate_up_bias)
     else:

@@ -32,6 +32,26 @@ def row_parallel(
     return out
 
 
+def all_rows(x: Tensor, ranks: TensorParallel) -> Tensor:
+    """What a rank's experts run over: x [T, size], or [data parallel ranks * T, size] of all ranks that have rows."""
+    experts = ranks.experts
+    if experts is None or experts.data_size == 1:
+        return x
+    return kernels.all_gather(x, experts.data_group, experts.data_size)
+
+
+def add_experts(partial: Tensor, ranks: TensorParallel) -> Tensor:
+    """The sum over all ranks of what their experts gave for `all_rows`, for this rank's own rows: [T, size]."""
+    experts = ranks.experts
+    if experts is None:
+        if ranks.size > 1:
+            kernels.all_reduce(partial, ranks.group)
+        return partial
+    kernels.all_reduce(partial, experts.group)
+    rows = partial.shape[0] // experts.data_size
+    return partial[experts.data_rank * rows : (experts.data_rank + 1) * rows]
+
+
 def embedding(
     token_ids: Tensor, weight: Tensor, ranks: TensorParallel = WHOLE, vocab_size: int | None = None
 ) -> Tensor:

@@ -3,7 +3,20 @@
 Collectives on the device are ops (`specgraph.kernels.collectives`); they find their process group here, by name.
 """
 
+from specgraph.parallel.layout import ParallelLayout, join_layout
 from specgraph.parallel.ranks import Ranks, join_ranks, local_rank, ranks_named, world_size
-from specgraph.parallel.split import WHOLE, Share, TensorParallel
+from specgraph.parallel.split import WHOLE, ExpertParallel, Share, TensorParallel
 
-__all__ = ["WHOLE", "Ranks", "Share", "TensorParallel", "join_ranks", "local_rank", "ranks_named", "world_size"]
+__all__ = [
+    "WHOLE",
+    "ExpertParallel",
+    "ParallelLayout",
+    "Ranks",
+    "Share",
+    "TensorParallel",
+    "join_layout",
+    "join_ranks",
+    "local_rank",
+    "ranks_named",
+    "world_size",
+]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
 from typing import Any
@@ -49,8 +49,12 @@ class Ranks:
     """Whether the hosts compare every eager collective before it runs (on the CPU: also replayed ones)."""
     started: bool
     """Whether torch.distributed was started for these ranks."""
+    members: tuple[int, ...]
+    """Their numbers among all processes, for messages."""
     exchanges: int = 0
     """Host exchanges so far."""
+    parts: list[Ranks] = field(default_factory=list["Ranks"])
+    """Made by `part`; they leave with these ranks."""
 
     @property
     def tensor_parallel(self) -> TensorParallel:
@@ -81,8 +85,9 @@ class Ranks:
         other = next((rank for rank, label in enumerate(labels) if label != labels[0]), None)
         if other is not None:
             raise RankError(
-                f"the ranks are not at the same point: rank 0 is at {labels[0]}, rank {other} at {labels[other]}; all "
-                "ranks must run the same passes in the same order. They end here, where devices would wait for ever",
+                f"the ranks are not at the same point: rank {self.members[0]} is at {labels[0]}, rank "
+                f"{self.members[other]} at {labels[other]}; all ranks must run the same "
+                "passes in the same order. They end here, where devices would wait for ever",
                 everywhere=True,
             )
 
@@ -102,7 +107,8 @@ class Ranks:
         try:
             getattr(_dist, function)(*args, group=group)
         except RuntimeError as error:
-            raise RankError(f"rank {self.rank} waited at {what}: {self._absent(what)}. {_reason(error)}") from error
+            own = self.members[self.rank]
+            raise RankError(f"rank {own} waited at {what}: {self._absent(what)}. {_reason(error)}") from error
 
     def same(self, what: str, values: Mapping[str, object]) -> None:
         """Compare a configuration over the ranks.
@@ -119,8 +125,8 @@ class Ranks:
             for name in [*first, *theirs]:
                 if first.get(name) != theirs.get(name):
                     raise RankError(
-                        f"rank {rank} has {name} {theirs.get(name)}, rank 0 has {first.get(name)}: start every rank "
-                        "with the same options, folders and versions",
+                        f"rank {self.members[rank]} has {name} {theirs.get(name)}, rank {self.members[0]} has "
+                        f"{first.get(name)}: start every rank with the same options, folders and versions",
                         everywhere=True,
                     )
 
@@ -128,9 +134,35 @@ class Ranks:
         """The smallest `value` over the ranks."""
         return min(values[0] for values in self.exchange(what, [value]))
 
+    def part(self, what: str, groups: Sequence[Sequence[int]]) -> Ranks:
+        """The group that this rank is in. All ranks call it with the same groups, which hold each rank once.
+
+        Args:
+            what: for the name.
+            groups: numbers of these ranks.
+        """
+        found: Ranks | None = None
+        for members in groups:
+            numbers = [self.members[rank] for rank in members]
+            group: Any = _dist.new_group(numbers, timeout=self.timeout)
+            host: Any = group if self.compares else _dist.new_group(numbers, timeout=self.timeout, backend="gloo")
+            if self.rank in members:
+                name, place = f"{self.name}-{what}-{numbers[0]}", list(members).index(self.rank)
+                store = _dist.PrefixStore(name, self.store)
+                found = Ranks(
+                    name, place, len(numbers), group, host, store, self.timeout, self.compares, False, tuple(numbers)
+                )
+        assert found is not None, f"rank {self.rank} is in none of {groups}"
+        self.parts.append(found)
+        _JOINED[found.name] = found
+        found.exchange("the first exchange")
+        return found
+
     def close(self) -> None:
         """Leave; captured collectives of these ranks must not be replayed any more. The last ranks that are left also
         stop torch.distributed if they started it."""
+        for part in self.parts:
+            _JOINED.pop(part.name, None)
         if _JOINED.pop(self.name, None) is not None:
             others = list(_JOINED.values())
             if self.started and others:
@@ -150,7 +182,8 @@ class Ranks:
                 found.append(self.store.get(f"{key}/{rank}").decode())
             except RuntimeError as error:  # torch's errors of the store are RuntimeErrors
                 raise RankError(
-                    f"rank {rank} did not come to {what} within {self.timeout.total_seconds():g} s; {_reason(error)}"
+                    f"rank {self.members[rank]} did not come to {what} within {self.timeout.total_seconds():g} s; "
+                    f"{_reason(error)}"
                 ) from error
         return found
 
@@ -168,9 +201,9 @@ class Ranks:
                     places[rank] = ""
         except RuntimeError:
             return "the store of the ranks is gone, so the rank that held it has ended"
-        if gone := [rank for rank, place in places.items() if not place]:
+        if gone := [self.members[rank] for rank, place in places.items() if not place]:
             return f"rank {', '.join(map(str, gone))} did not come there (ended, or runs other passes)"
-        elsewhere = {place: rank for rank, place in places.items() if place != what}
+        elsewhere = {place: self.members[rank] for rank, place in places.items() if place != what}
         return "; ".join(f"rank {rank} waits at {place}" for place, rank in elsewhere.items()) or "all ranks were there"
 
 
@@ -240,7 +273,9 @@ def join_ranks(
         raise RankError(f"the {size} processes did not meet within {timeout:g} s: {first_line(error)}") from error
     store: Any = _dist.distributed_c10d._get_default_store()  # torch has no public way to it
     store = _dist.PrefixStore(f"specgraph/{name}", store)
-    joined = Ranks(name, _dist.get_rank(), size, group, host, store, limit, device.type == "cpu", starts)
+    joined = Ranks(
+        name, _dist.get_rank(), size, group, host, store, limit, device.type == "cpu", starts, tuple(range(size))
+    )
     joined.exchange("the first exchange")  # connects the hosts, so that a rank which ends later is noticed at once
     _JOINED[name] = joined
     return joined

@@ -1,4 +1,4 @@
-"""What a rank holds of a model that is split over several: tensor parallel."""
+"""What a rank holds of a model that is split over several: tensor parallel, expert parallel."""
 
 from __future__ import annotations
 
@@ -17,18 +17,45 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertParallel:
+    """A rank's place among the ranks that hold the experts of each mixture: equally many each, and whole.
+
+    Ranks whose rows differ (data parallel) gather each other's rows first: every rank runs its experts over all rows,
+    and the results are added up over all ranks.
+    """
+
+    rank: int
+    size: int
+    group: str
+    """The name of all ranks that hold experts."""
+    data_rank: int = 0
+    data_size: int = 1
+    """Ranks that have rows of their own, and this one's place among them."""
+    data_group: str = ""
+    """Their name."""
+
+    def part(self, num_experts: int) -> tuple[int, int]:
+        """(begin, end) of this rank's experts; `num_experts` is a multiple of `size`."""
+        each = num_experts // self.size
+        return self.rank * each, (self.rank + 1) * each
+
+
+@dataclass(frozen=True, slots=True)
 class TensorParallel:
     """A rank's place among the ranks that split a model's matrices.
 
     Query, key, value, gate and up projections are split by rows (each rank computes some heads, and some of the MLP's
     inner columns); output and down projections by columns, and their partial results are added up over the ranks.
-    Embedding and lm_head are split by rows, the vocabulary. Everything else is whole on every rank.
+    Embedding and lm_head are split by rows, the vocabulary. The experts of a mixture are each split like the MLP, or
+    dealt out whole where `experts` says so. Everything else is whole on every rank.
     """
 
     rank: int = 0
     size: int = 1
     group: str = ""
     """The name of the ranks' process group (`ranks_named`): a captured op takes plain values."""
+    experts: ExpertParallel | None = None
+    """The ranks that hold whole experts; not only those that split the other matrices where ranks are data parallel."""
 
     def part(self, total: int) -> tuple[int, int]:
         """(begin, end) of this rank's part of `total` equal things; `total` is a multiple of `size`."""
@@ -60,6 +87,22 @@ class TensorParallel:
             raise ConfigError(
                 f"tensor parallel over {self.size} ranks: {what} has {num_heads} heads, {num_kv_heads} KV heads and an "
                 f"MLP of {inner} columns, which they cannot split evenly; choose a number that divides them"
+            )
+
+    def check_experts(self, num_experts: int, inner: int) -> None:
+        """
+        Raises:
+            ConfigError: a mixture of these sizes cannot be split over the ranks.
+        """
+        if self.experts is not None and num_experts % self.experts.size:
+            raise ConfigError(
+                f"expert parallel over {self.experts.size} ranks: there are {num_experts} experts, which they cannot "
+                "share out evenly; choose a number of ranks that divides them"
+            )
+        if self.experts is None and inner % self.size:
+            raise ConfigError(
+                f"tensor parallel over {self.size} ranks: each expert has {inner} columns, which they cannot split "
+                "evenly; choose a number that divides them, or expert parallel"
             )
 
 

@@ -63,6 +63,21 @@ def test_the_grouped_matmul_in_bfloat16(biases):
     torch.testing.assert_close(got.double(), loop64(*tensors, 1.7, 0.5), rtol=0.03, atol=0.06)
 
 
+@pytest.mark.parametrize("way", WAYS)
+@settings(max_examples=20, deadline=None)
+@given(rows=st.integers(1, 7), parts=st.sampled_from([1, 2, 3, 6]), biases=st.booleans(), seed=st.integers(0, 99))
+def test_parts_of_the_experts_add_up(way, rows, parts, biases, seed):
+    """Each part of 6 experts is given all rows, and adds nothing for the experts of other parts."""
+    dtype = torch.bfloat16 if way == "grouped" else torch.float32
+    x, ids, weights, *stacked = make(rows, 6, 3, biases, seed, dtype)
+    total = torch.zeros(x.shape, dtype=torch.float64)
+    for first in range(0, 6, 6 // parts):
+        own = [None if t is None else t[first : first + 6 // parts] for t in stacked]
+        total += WAYS[way](x, ids, weights, *own, 1.7, 0.5, first).double()
+    tolerance = {"rtol": 0.03, "atol": 0.06} if way == "grouped" else {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(total, loop64(x, ids, weights, *stacked, 1.7, 0.5), **tolerance)
+
+
 def test_a_replay_follows_the_choice():
     """Captured with all rows at one expert, replayed with each row at others: counts are not baked in."""
     x, ids, *rest = make(4, 5, 2, True, seed=1)

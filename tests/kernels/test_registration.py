@@ -93,7 +93,7 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
         "emitted_logprobs": ((f32(R * Q, V), i64(R, Q), f32(R, Q)), {}),
         "expert_mlp": (
             (f32(R, 8), torch.tensor([[0, 2], [3, 1], [2, 0]]), f32(R, 2), f32(4, 12, 8), f32(4, 8, 6), f32(4, 12),
-             f32(4, 8), 1.7, 7.0), {},
+             f32(4, 8), 1.7, 7.0, 1), {},
         ),
         "pair_linear": ((i64(R), f32(9, 6), f32(6), f32(R, 8), f32(8), 1e-5, f32(5, 14), f32(5)), {}),
         "greedy_head": ((f32(R, 8), f32(8), 1e-5, f32(DV, 8), OFFSETS, step, ids, drafts), {}),

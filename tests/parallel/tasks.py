@@ -6,6 +6,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from specgraph.attention import KVCache
 from specgraph.checkpoints import load_drafter, load_target, target_shape
 from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
 from specgraph.drafting import DraftTree
-from specgraph.parallel import WHOLE, Ranks, join_ranks
+from specgraph.parallel import WHOLE, ExpertParallel, Ranks, join_ranks
 from specgraph.reference.platform import CpuPlatform
 
 FIXTURES = Path(__file__).parents[1] / "models" / "speculators_fixtures"
@@ -38,10 +39,13 @@ def generate(
     tree: bool = False,
     whole_drafter: bool = False,
     max_tokens: int = 12,
+    experts: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
     """Tokens of two prompts, and a digest of the KV caches, whose bits depend on everything that ran."""
     split, kind = WHOLE if ranks is None else ranks.tensor_parallel, getattr(torch, dtype)
+    if experts and ranks is not None:
+        split = replace(split, experts=ExpertParallel(ranks.rank, ranks.size, ranks.name))
     temperature = options.pop("temperature", 0.0)
     model = load_target(target, dtype=kind, max_model_len=64, tensor_parallel=split)
     drafted = target_shape(target, dtype=kind, max_model_len=64) if whole_drafter else model

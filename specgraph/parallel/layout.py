@@ -1,0 +1,77 @@
+"""Which ranks split the matrices, which have requests of their own, and which hold the experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from specgraph.errors import ConfigError
+from specgraph.parallel.ranks import Ranks, join_ranks
+from specgraph.parallel.split import ExpertParallel, TensorParallel
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelLayout:
+    """The ranks of one run, as one of them sees it. Made by `join_layout`; close `ranks`.
+
+    Rank number = data_rank * tensor parallel ranks + rank among those that split the matrices.
+    """
+
+    ranks: Ranks
+    """All of them."""
+    tensor_parallel: TensorParallel
+    """What this rank holds of the model."""
+    data_rank: int = 0
+    data_size: int = 1
+    """Groups of ranks that have requests of their own, and this rank's place among them."""
+
+
+def join_layout(
+    device: torch.device,
+    *,
+    tensor_parallel: int = 1,
+    data_parallel: int = 1,
+    expert_parallel: bool = False,
+    timeout: float = 600.0,
+    **meeting: Any,
+) -> ParallelLayout:
+    """Meet the other processes of a run of tensor_parallel * data_parallel ranks.
+
+    Args:
+        tensor_parallel: ranks that split the matrices and have the same requests.
+        data_parallel: groups of such ranks, each with requests of its own; what they share is the experts.
+        expert_parallel: each rank holds whole experts, and all ranks together hold all; otherwise each expert is split
+            like the other matrices.
+        timeout, meeting: as in `join_ranks`.
+
+    Raises:
+        ConfigError: numbers below 1, data parallel ranks that share nothing, or another number of processes.
+        RankError: they did not all come within `timeout`.
+    """
+    if tensor_parallel < 1 or data_parallel < 1:
+        raise ConfigError(
+            f"tensor_parallel {tensor_parallel}, data_parallel {data_parallel}: both count ranks, from 1 on"
+        )
+    if data_parallel > 1 and not expert_parallel:
+        raise ConfigError(
+            f"data_parallel {data_parallel} without enable_expert_parallel: these ranks would share nothing. Give "
+            "both for a mixture of experts; for independent replicas start each as a run of its own"
+        )
+    ranks = join_ranks(device, tensor_parallel * data_parallel, timeout=timeout, **meeting)
+    data_rank, place = divmod(ranks.rank, tensor_parallel)
+    tensors, data = ranks, ranks
+    if data_parallel > 1 and tensor_parallel > 1:
+        every = range(data_parallel * tensor_parallel)
+        tensors = ranks.part("tensor", [every[i : i + tensor_parallel] for i in every[::tensor_parallel]])
+        data = ranks.part("data", [every[i::tensor_parallel] for i in range(tensor_parallel)])
+    experts = None
+    if expert_parallel:
+        experts = ExpertParallel(ranks.rank, ranks.size, ranks.name, data_rank, data_parallel, data.name)
+    return ParallelLayout(
+        ranks,
+        TensorParallel(place, tensor_parallel, tensors.name if tensor_parallel > 1 else "", experts),
+        data_rank,
+        data_parallel,
+    )

@@ -1,0 +1,58 @@
+"""Mixtures of experts over two and four processes of the CPU, against the same models in one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from parallel.mixtures import write_mixture
+from parallel.processes import results
+from parallel.tasks import several
+
+pytest.importorskip("transformers")
+LOWERINGS = ("eager", "step", "merged")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory) -> dict[str, str]:
+    """Folders of mixtures by architecture."""
+    return {name: write_mixture(name, tmp_path_factory.mktemp(name)) for name in ("Qwen3Moe", "GptOss")}
+
+
+def runs(folders: dict[str, str]) -> list[dict[str, Any]]:
+    """Each mixture drafts for itself, so that experts run in the drafter too, and drafts are accepted."""
+    every: list[dict[str, Any]] = []
+    for name, lowerings in (("Qwen3Moe", LOWERINGS), ("GptOss", ("merged",))):
+        for experts in (True, False):
+            every += [
+                {"target": folders[name], "draft": folders[name], "lowering": lowering, "experts": experts}
+                for lowering in lowerings
+            ]
+    return every
+
+
+@pytest.fixture(scope="module")
+def whole(folders) -> list[Any]:
+    """Each of the runs in this process."""
+    with torch.inference_mode():
+        return several(None, runs(folders))
+
+
+def test_two_ranks_give_the_tokens_of_one(folders, whole):
+    """float64; whole experts and split ones; lowerings bit-equal on every rank."""
+    found = results(2, "several", runs=runs(folders))
+    for number, alone in enumerate(whole):
+        assert all(rank[number]["tokens"] == alone["tokens"] for rank in found), runs(folders)[number]
+        assert found[0][number]["accepted"] == alone["accepted"] > 2
+    for rank in found:
+        assert len({rank[number]["kv"] for number in range(3)}) == 1
+        assert rank[2]["launches"] == 1, "the exchanges between experts are inside the merged graph"
+    assert found[0][0]["bytes"] < 0.65 * whole[0]["bytes"], "a rank holds its own experts"
+
+
+def test_four_ranks(folders, whole):
+    numbers = (LOWERINGS.index("merged"), -2)  # both mixtures, whole experts
+    found = results(4, "several", runs=[runs(folders)[number] for number in numbers])
+    for place, number in enumerate(numbers):
+        assert all(rank[place]["tokens"] == whole[number]["tokens"] for rank in found)
