@@ -12,7 +12,6 @@ from specgraph_conformance.case import GROUPS
 from specgraph_conformance.render import as_json, check_writable, print_report, profile_lines, verdict, write_report
 from specgraph_conformance.report import Report
 from specgraph_conformance.run import Selection, run_suite
-from specgraph_conformance.session import open_session
 from specgraph_conformance.standard import PROFILES, conformance
 from specgraph_conformance.verify import problems_of, read_report
 
@@ -52,8 +51,7 @@ def run_command(
     paths = [(path, suffix) for suffix, path in files.items() if path is not None]
     for path, suffix in paths:
         check_writable(path, suffix)
-    made = open_session(platform, seed=selection.seed, xfails=selection.xfails, attention=selection.attention)
-    made.platform.close()
+    selection.open(platform).platform.close()
     report = run_suite(platform, selection)
     print_report(report, file=sys.stderr if json == "-" else sys.stdout)
     if json == "-":

@@ -27,6 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--specgraph-case", action="append", metavar="ID", default=[], help="only this case (repeatable)")
     group.addoption("--specgraph-group", action="append", default=[], choices=GROUPS, help="only this group")
     group.addoption("--specgraph-hazard", action="append", metavar="ID", default=[], help="only cases of this hazard")
+    group.addoption("--specgraph-suite", metavar="VERSION", help="the cases of this version; default: the newest")
     group.addoption("--specgraph-quick", action="store_true", help="the quick selection")
     group.addoption("--specgraph-seed", type=int, default=0, metavar="N", help="seed of all generated inputs")
     group.addoption("--specgraph-timeout", type=float, metavar="SECONDS", help="for every case, not its own limit")
@@ -67,6 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
             records=option("--specgraph-records"),
             reports=option("--specgraph-report"),
             attention=option("--specgraph-attention"),
+            suite=option("--specgraph-suite"),
         )
     except SpecgraphError as error:
         raise pytest.UsageError(str(error)) from error
@@ -124,6 +126,7 @@ class Plugin:
             and (not groups or found.group in groups)
             and (not hazards or found.hazard in hazards)
             and (found.quick or not option("--specgraph-quick"))
+            and self.session.has(found)
         )
 
     @pytest.hookimpl(wrapper=True)

@@ -16,7 +16,7 @@ from specgraph.errors import ConfigError, SpecgraphError
 from specgraph_conformance.plugin import UNHEALTHY
 from specgraph_conformance.records import RecordFile
 from specgraph_conformance.report import CaseResult, Report, Subject
-from specgraph_conformance.session import open_session
+from specgraph_conformance.session import Session, open_session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,13 @@ class Selection:
     """Seconds that a case may take, for every case instead of its own limit."""
     attention: Sequence[str] = ()
     """`NAME=MODULE:FUNCTION` each: attention backends to test as if they were the platform's own."""
+    suite: str | None = None
+    """The version of the suite whose cases run; None for the newest."""
     pytest_args: Sequence[str] = ("-q", "--no-header", "-rN")
+
+    def open(self, platform: str) -> Session:
+        """Open the platform as the run will, for the errors that this raises."""
+        return open_session(platform, seed=self.seed, xfails=self.xfails, attention=self.attention, suite=self.suite)
 
     def arguments(self, platform: str) -> list[str]:
         """Arguments for pytest."""
@@ -48,6 +54,7 @@ class Selection:
                 out += [f"--specgraph-{option}", value]
         out += ["-k", self.keyword] if self.keyword else []
         out += ["--specgraph-timeout", str(self.timeout)] if self.timeout else []
+        out += ["--specgraph-suite", self.suite] if self.suite else []
         out += ["--specgraph-quick"] if self.quick else []
         out += ["--specgraph-xfails", str(self.xfails)] if self.xfails else []
         traceback = "short" if self.cases else "no"  # the report says what failed; one case is looked into
@@ -103,7 +110,7 @@ def _planned(records: RecordFile) -> dict[str, Any] | None:
 
 def _explain(platform: str, selection: Selection, tail: str) -> NoReturn:
     """The process gave up before it had a plan: say why, by opening the platform here."""
-    open_session(platform, seed=selection.seed, xfails=selection.xfails, attention=selection.attention)
+    selection.open(platform)
     errors = [line.removeprefix("ERROR: ") for line in tail.splitlines() if line.startswith("ERROR: ")]
     raise ConfigError(errors[0] if errors else f"the suite could not start:\n{tail}")
 

@@ -16,15 +16,15 @@ from specgraph.errors import ConfigError
 from specgraph_conformance.case import GROUPS
 from specgraph_conformance.render import said
 from specgraph_conformance.report import OUTCOMES
-from specgraph_conformance.standard import PROFILES, SUITE_VERSION, conformance
+from specgraph_conformance.standard import PROFILES, conformance
 from specgraph_conformance.verify import problems_of, read_report
 
 ABOUT = """# Scoreboard
 
 Made by `python -m specgraph_conformance.scoreboard` from the reports in this folder. Each was checked as
 `specgraph conformance verify REPORT` does; what a profile asks for is in
-[writing-a-backend.md](../writing-a-backend.md#7-the-standard). Cases with attention run once with each: the core's two,
-and those of the device's own.
+[writing-a-backend.md](../writing-a-backend.md#7-the-standard). A report is judged by the list of the suite version that
+made it. Cases with attention run once with each: the core's two, and those of the device's own.
 """
 
 
@@ -34,7 +34,8 @@ def scoreboard(paths: Sequence[Path]) -> str:
     lines = [ABOUT, f"| | {' | '.join(report['platform'] for report in reports)} |", "|---|" + "---|" * len(reports)]
     lines.append(f"| verified | {' | '.join(_verified(path) for path in paths)} |")
     answers = [_profiles(path) for path in paths]
-    lines += [f"| {p.name} {SUITE_VERSION} | {' | '.join(a[p.name] for a in answers)} |" for p in PROFILES]
+    lines.append(f"| suite | {' | '.join(report.get('suite', 'not stated') for report in reports)} |")
+    lines += [f"| {p.name} | {' | '.join(a[p.name] for a in answers)} |" for p in PROFILES]
     lines.append(f"| device | {' | '.join(report['device'] for report in reports)} |")
     lines.append(f"| kind of device | {' | '.join(r.get('device_kind', 'not in this report') for r in reports)} |")
     lines.append(f"| torch | {' | '.join(report['versions'].get('torch', '') for report in reports)} |")
@@ -54,7 +55,7 @@ def _verified(path: Path) -> str:
     try:
         problems = problems_of(*read_report(path))
     except ConfigError:
-        return f"no: made before suite {SUITE_VERSION}"
+        return "no: made before suite 1.0"
     return f"no: {problems[0]}" if problems else "yes"
 
 

@@ -20,7 +20,7 @@ from specgraph_conformance.render import check_writable, write_report
 from specgraph_conformance.report import UNSTATED, CaseResult, Outcome, Report, Subject
 from specgraph_conformance.rig import CORE_ATTENTION
 from specgraph_conformance.sources import Source, source_of
-from specgraph_conformance.standard import SUITE_VERSION
+from specgraph_conformance.standard import SUITE_VERSION, expected_ids, known_versions, listed_cases
 from specgraph_conformance.xfails import Xfail, entry_module, find_xfails, read_xfails, unmatched
 
 
@@ -35,10 +35,13 @@ class Session:
         xfails: Sequence[Xfail],
         records: RecordFile | None,
         reports: Sequence[Path],
+        suite: str | None = None,
     ) -> None:
         self.item, self.platform, self.seed = item, platform, seed
         self._xfails, self._records, self._reports = xfails, records, reports
-        self.subject = describe(item, platform, seed)
+        self.subject = describe(item, platform, seed, suite or SUITE_VERSION)
+        cases = None if suite is None else listed_cases(suite)
+        self._ids = None if cases is None else frozenset(expected_ids(cases, self.subject.attention))
         self.problems: list[str] = []
         self._planned: list[Case] = []
         self._results: dict[str, CaseResult] = {} if records is None else records.results()
@@ -54,6 +57,10 @@ class Session:
             f"xfails.toml declares '{xfail.case}', and there is no such case: remove or correct the entry"
             for xfail in unmatched(self._xfails, ids)
         ]
+
+    def has(self, case: Case) -> bool:
+        """Whether the version of the suite that was asked for has a case."""
+        return self._ids is None or case.id in self._ids
 
     def xfail_of(self, case_id: str) -> Xfail | None:
         """The declared gap that covers a case."""
@@ -138,18 +145,23 @@ def open_session(
     records: Path | None = None,
     reports: Sequence[Path] = (),
     attention: Sequence[str] = (),
+    suite: str | None = None,
 ) -> Session:
     """Open the platform that a run tests.
 
     Args:
         attention: `NAME=MODULE:FUNCTION` each: attention backends that are tested as if they were the platform's own.
+        suite: the version whose cases run; None for all cases, which is the newest.
 
     Raises:
         PlatformError: unknown or unavailable, or it has no graphs, which the suite is about.
-        ConfigError: a malformed xfails.toml, a report path that can't be written, or attention that can't be imported.
+        ConfigError: a malformed xfails.toml, a report path that can't be written, attention that can't be imported, or
+            an unknown version of the suite.
     """
     for path in reports:
         check_writable(path)
+    if suite is not None and listed_cases(suite) is None:
+        raise ConfigError(f"there is no suite version '{suite}' here; there are {', '.join(known_versions())}")
     given = {word.partition("=")[0]: _attention(word) for word in attention}
     found = discover()
     platform = open_platform(name, found=found)
@@ -164,10 +176,10 @@ def open_session(
         )
     path = xfails or find_xfails(item)
     declared = read_xfails(path) if path is not None else ()
-    return Session(item, platform, seed, declared, None if records is None else RecordFile(records), reports)
+    return Session(item, platform, seed, declared, None if records is None else RecordFile(records), reports, suite)
 
 
-def describe(item: Discovered, platform: Platform, seed: int) -> Subject:
+def describe(item: Discovered, platform: Platform, seed: int, suite: str) -> Subject:
     """The platform, device, versions, capabilities and sources of a report."""
     versions = {"torch": torch.__version__, item.distribution: item.version, **platform.info.versions}
     supports = platform.capabilities.supports()
@@ -180,7 +192,7 @@ def describe(item: Discovered, platform: Platform, seed: int) -> Subject:
         versions,
         capabilities,
         seed,
-        SUITE_VERSION,
+        suite,
         tested_attention(platform),
         item.probe().device_count,
         environment(),

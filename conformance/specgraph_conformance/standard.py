@@ -2,14 +2,15 @@
 
 A report "conforms to drafting 1.0" when every case of that profile is in it and passed, or is absent for a reason that
 the profile allows. The version is apart from those of the packages. A minor version may add cases and parameter sets,
-only a major one may remove or change them. `standard/VERSION.json` is the list of a version.
+only a major one may remove or change them. `standard/1.0.json` lists the cases of 1.0, and `standard/1.1.json` what 1.1
+adds to them, so that a report made by an earlier minor version is still judged by the list of that version.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from specgraph_conformance.report import CaseResult, Report
 from specgraph_conformance.rig import CORE_ATTENTION
 
-SUITE_VERSION = "1.0"
+SUITE_VERSION = "1.1"
 FOLDER = Path(__file__).parent / "standard"
 ATTENTION = "{attention}"
 """In a parameter set: any attention backend, one of the core's or of the device's own."""
@@ -71,14 +72,34 @@ class Listed:
     """Its parameter sets; empty where it has none."""
 
 
+def earlier_minor_version(version: str) -> str | None:
+    """The one before it; None for the first minor version of a major one."""
+    major, _, minor = version.partition(".")
+    return f"{major}.{int(minor) - 1}" if minor.isdecimal() and int(minor) > 0 else None
+
+
+def known_versions() -> list[str]:
+    """Versions with a list here, oldest first."""
+    return sorted((path.stem for path in FOLDER.glob("*.json")), key=lambda name: [*map(int, name.split("."))])
+
+
 @cache
 def listed_cases(version: str) -> Mapping[str, Listed] | None:
-    """The cases of a version by id without parameters; None where this suite does not know the version."""
+    """The cases of a version by id without parameters, with those of the minor versions before it.
+
+    Returns:
+        None where this suite does not know the version.
+    """
     path = FOLDER / f"{version}.json"
     if not path.is_file():
         return None
-    cases = json.loads(path.read_text(encoding="utf-8"))
-    return {id: Listed(**{key: tuple(value) for key, value in about.items()}) for id, about in cases.items()}
+    earlier = earlier_minor_version(version)
+    cases = {} if earlier is None else dict(listed_cases(earlier) or {})
+    for id, about in json.loads(path.read_text(encoding="utf-8")).items():
+        added = Listed(**{key: tuple(value) for key, value in about.items()})
+        before = cases.get(id)
+        cases[id] = added if before is None else replace(before, parameters=(*before.parameters, *added.parameters))
+    return cases
 
 
 def expected_ids(cases: Mapping[str, Listed], own_attention: Sequence[str]) -> dict[str, Listed]:

@@ -108,7 +108,7 @@ def make_head(
         kind: one of HEADS. `eagle3` has a vocabulary of its own and three auxiliary hidden states; `mtp` reuses its
             one module at every step, `mtp-modules` has one per step; `dflash` fills blocks of up to MODULES masks,
             `peagle` drafts from masked rows of one causal pass;
-            `draft-model` is a whole small model.
+            `draft-model` is a whole small model. Besides them `mtp-two-modules`, for at most two draft tokens.
         compute: dtype of the tensors, holding values rounded to `dtype`.
         head_dim: of queries, keys and values.
     """
@@ -163,6 +163,10 @@ def _mtp_modules(draw: Draw) -> MtpHead:
     return _mtp(draw, MODULES)
 
 
+def _mtp_two_modules(draw: Draw) -> MtpHead:
+    return _mtp(draw, 2)
+
+
 def _dflash(draw: Draw) -> DFlashHead:
     embed, _ = _vocabulary(draw(0))
     w = draw(5)
@@ -190,6 +194,7 @@ _HEADS: dict[str, Callable[[Draw], Head]] = {
     "eagle3": _eagle3,
     "mtp": _mtp,
     "mtp-modules": _mtp_modules,
+    "mtp-two-modules": _mtp_two_modules,
     "dflash": _dflash,
     "peagle": _peagle,
     "draft-model": _draft_model,

@@ -26,6 +26,7 @@ def conformance(
     ] = None,
     keyword: Annotated[str, typer.Option("-k", help="Only cases that match this pytest expression.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="A selection that takes less than half a minute.")] = False,
+    suite: Annotated[str | None, typer.Option(help="The cases of this version of the suite; default: newest.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of all generated inputs.")] = 0,
     timeout: Annotated[float | None, typer.Option(help="Limit of every case, in seconds; default: its own.")] = None,
     xfails: Annotated[Path | None, typer.Option(help="Instead of the backend's own xfails.toml.")] = None,
@@ -42,7 +43,7 @@ def conformance(
     nothing is wrong with them.
     """
     try:
-        suite: Any = import_module(f"{SUITE}.command")
+        package: Any = import_module(f"{SUITE}.command")
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in (SUITE, "pytest"):
             raise
@@ -57,18 +58,19 @@ def conformance(
     if platform == "verify":
         if not reports:
             raise ConfigError("name the reports to verify: specgraph conformance verify REPORT...")
-        sys.exit(not suite.verify_command(reports, profile=profile, checkout=Path.cwd()))
+        sys.exit(not package.verify_command(reports, profile=profile, checkout=Path.cwd()))
     if reports:
         raise ConfigError(f"one platform at a time: what is {', '.join(map(str, reports))}?")
-    green = suite.run_command(
+    green = package.run_command(
         platform,
-        suite.Selection(
+        package.Selection(
             cases=case or (),
             groups=group or (),
             hazards=hazard or (),
             attention=attention or (),
             keyword=keyword,
             quick=quick,
+            suite=suite,
             seed=seed,
             xfails=xfails,
             timeout=timeout,

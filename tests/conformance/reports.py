@@ -22,10 +22,10 @@ def complete_report(absent: tuple[str, ...] = (), own_attention: tuple[str, ...]
     """Every case of the suite, passed, or absent for want of the capabilities `absent`.
 
     Args:
-        changes: other fields of the subject.
+        changes: other fields of the subject; `suite` also chooses the list of cases, where there is one.
     """
     capabilities = {name: {"level": "no" if name in absent else "yes", "reason": f"why {name} is so"} for name in NAMES}
-    cases = listed_cases(SUITE_VERSION)
+    cases = listed_cases(str(changes.get("suite", SUITE_VERSION))) or listed_cases(SUITE_VERSION)
     assert cases is not None
     results = list[CaseResult]()
     for id, listed in expected_ids(cases, own_attention).items():

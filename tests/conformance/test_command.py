@@ -55,7 +55,7 @@ def test_a_good_backend_gets_its_report(tmp_path: Path) -> None:
             assert case["outcome"] == "absent"
             assert "not recorded" in case["reason"]
     assert "acme passes the cases that were run" in done.stdout
-    assert "graphs 1.0: missing: " in done.stdout
+    assert f"graphs {SUITE_VERSION}: missing: " in done.stdout
     assert "not recorded" in done.stdout  # what is absent is shown with its reason
     assert "# Conformance of `acme`" in paths[1].read_text()
     assert ElementTree.fromstring(paths[2].read_text()).tag.endswith("svg")

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from conformance.reports import complete_report
-from specgraph_conformance.case import GROUPS
-from specgraph_conformance.case_list import collect
+from specgraph_conformance.case import GROUPS, Case
+from specgraph_conformance.case_list import added, collect, removed
 from specgraph_conformance.report import CaseResult, Outcome, Report
-from specgraph_conformance.standard import FOLDER, PROFILES, SUITE_VERSION, conformance, listed_cases, summary
+from specgraph_conformance.session import open_session
+from specgraph_conformance.standard import (
+    FOLDER,
+    PROFILES,
+    SUITE_VERSION,
+    Listed,
+    conformance,
+    earlier_minor_version,
+    expected_ids,
+    known_versions,
+    listed_cases,
+    summary,
+)
+from specgraph_conformance.verify import read_report
+
+from specgraph.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
 
 
 def answers(report: Report) -> dict[str, tuple[str, ...]]:
@@ -31,36 +47,83 @@ def without(report: Report, id: str) -> Report:
 
 
 def test_the_list_of_this_version_is_what_the_suite_has() -> None:
-    committed = json.loads((FOLDER / f"{SUITE_VERSION}.json").read_text())
-    collected = json.loads(collect())
-    assert committed == collected, (
-        "cases were added, removed or changed: python -m specgraph_conformance.case_list > "
-        f"conformance/specgraph_conformance/standard/{SUITE_VERSION}.json (a released version needs a new one)"
-    )
+    listed, collected = listed_cases(SUITE_VERSION), collect()
+    assert listed is not None
+    assert removed(listed, collected) == []
+    assert added(listed, collected) == {}, "cases were added: python -m specgraph_conformance.case_list"
 
 
-def versions() -> list[tuple[int, int]]:
-    return sorted(
-        (int(major), int(minor)) for major, _, minor in (p.stem.partition(".") for p in FOLDER.glob("*.json"))
-    )
+FROZEN = {"1.0": "5ed4d41790577b7727ce95090843c7084e908197e2e34edd1f46aca6262f3db1"}
+"""SHA-256 of the lists of the versions that others have reports of."""
+
+
+def test_the_lists_of_earlier_versions_do_not_change() -> None:
+    assert known_versions() == [*FROZEN, SUITE_VERSION]
+    for version, digest in FROZEN.items():
+        assert hashlib.sha256((FOLDER / f"{version}.json").read_bytes()).hexdigest() == digest, version
 
 
 def test_a_minor_version_only_adds() -> None:
-    for older, newer in pairwise(versions()):
-        if older[0] != newer[0]:
+    for version in known_versions():
+        earlier = earlier_minor_version(version)
+        if earlier is None:
             continue
-        before, after = (listed_cases(f"{major}.{minor}") for major, minor in (older, newer))
+        before, after = listed_cases(earlier), listed_cases(version)
         assert before is not None
         assert after is not None
-        for id, listed in before.items():
-            assert id in after, f"{newer} has no {id}: that takes a major version"
-            assert set(listed.parameters) <= set(after[id].parameters), id
-            assert (listed.needs, listed.unless) == (after[id].needs, after[id].unless), id
+        assert removed(before, after) == []
+        assert set(expected_ids(before, ())) <= set(expected_ids(after, ()))
+
+
+ONE = {"replay.one": Listed(), "replay.two": Listed(("task_update",), (), ("a", "b"))}
+
+
+@pytest.mark.parametrize(
+    ("cases", "said"),
+    [
+        ({"replay.two": ONE["replay.two"]}, "replay.one is not there"),
+        ({**ONE, "replay.two": Listed((), (), ("a", "b"))}, "replay.two has other needs"),
+        ({**ONE, "replay.two": Listed(("task_update",), (), ("b", "c"))}, "replay.two[a] is not there"),
+        ({**ONE, "replay.two": Listed(("task_update",))}, "replay.two has no parameter sets"),
+        ({**ONE, "replay.one": Listed(parameters=("a",))}, "replay.one has now parameter sets"),
+    ],
+)
+def test_a_removed_or_changed_case_is_named(cases: dict[str, Listed], said: str) -> None:
+    assert removed(ONE, cases) == [said]
+
+
+def test_only_what_is_new_is_listed_as_added() -> None:
+    more = {**ONE, "replay.two": Listed(("task_update",), (), ("b", "c", "a")), "replay.three": Listed(unless=("x",))}
+    assert removed(ONE, more) == []
+    assert added(ONE, more) == {"replay.two": Listed(parameters=("c",)), "replay.three": Listed(unless=("x",))}
+
+
+def test_a_report_is_judged_by_the_version_that_made_it() -> None:
+    first, newest = complete_report(suite="1.0"), complete_report()
+    assert len(first.cases) < len(newest.cases)
+    assert summary(first) == "graphs, task-update, drafting and parallel 1.0"
+    claims_too_much = replace(first, subject=newest.subject)
+    assert f"{len(newest.cases) - len(first.cases)} cases were not run" in answers(claims_too_much)["drafting"]
+
+
+def test_a_run_of_an_earlier_version_has_its_cases_only() -> None:
+    run = open_session("cpu", suite="1.0")
+    assert run.subject.suite == "1.0"
+    assert run.has(Case("drafting.every-head-follows-float64[paged-eagle3]", "", ""))
+    assert not run.has(Case("drafting.two-modules-follow-float64[paged]", "", ""))
+    run.platform.close()
+    with pytest.raises(ConfigError, match=r"there is no suite version '0.9' here; there are 1.0, 1.1"):
+        open_session("cpu", suite="0.9")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "conformance").glob("*.json")), ids=lambda path: path.stem)
+def test_the_committed_reports_are_of_a_known_version(path: Path) -> None:
+    report, _ = read_report(path)
+    assert report.subject.suite in known_versions()
 
 
 def test_every_group_is_in_a_profile() -> None:
     assert {group for profile in PROFILES for group in profile.groups} == set(GROUPS)
-    assert f"{SUITE_VERSION}.json" in {Path(path).name for path in FOLDER.glob("*.json")}
 
 
 def test_all_passed_conforms_to_all() -> None:

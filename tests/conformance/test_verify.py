@@ -21,6 +21,7 @@ from specgraph_conformance.report import digest_of, from_json
 from specgraph_conformance.scoreboard import scoreboard
 from specgraph_conformance.sources import blob_hash, digest_at, source_of
 from specgraph_conformance.sources import digest_of as sources_digest
+from specgraph_conformance.standard import SUITE_VERSION
 from specgraph_conformance.verify import problems_of, read_report
 
 from specgraph.errors import ConfigError
@@ -134,9 +135,9 @@ def wrong_counts(data: Data) -> None:
     ("tamper", "said"),
     [
         (failed_to_passed, "failed: capture.runs-nothing"),
-        (left_out, "case decoding.sampled-repeats of suite 1.0 is not in it"),
+        (left_out, f"case decoding.sampled-repeats of suite {SUITE_VERSION} is not in it"),
         (twice, "case capture.runs-nothing is in it twice"),
-        (invented, "there is no case capture.of-my-own in suite 1.0"),
+        (invented, f"there is no case capture.of-my-own in suite {SUITE_VERSION}"),
         (absent_without_reason, "case replay.on-a-side-stream is absent, and no capability of the report says so"),
         (absent_attention_of_the_core, "is absent, and no capability of the report says so: attention 'paged' is slow"),
         (two_devices_hidden, "case collectives.chain-between-devices is absent"),
@@ -190,8 +191,10 @@ def test_the_command(tmp_path: Path) -> None:
     write_report(complete_report(), path)
     done = command.specgraph("conformance", "verify", path)
     assert done.returncode == 0, done.stderr
-    assert f"{path}: verified: acme conforms to graphs, task-update, drafting and parallel 1.0" in done.stdout
-    assert "drafting 1.0: conforms" in done.stdout
+    assert (
+        f"{path}: verified: acme conforms to graphs, task-update, drafting and parallel {SUITE_VERSION}" in done.stdout
+    )
+    assert f"drafting {SUITE_VERSION}: conforms" in done.stdout
     bad.write_text(path.read_text().replace('"failed": 0', '"failed": 1'))
     done = command.specgraph("conformance", "verify", path, bad)
     assert done.returncode == 1
@@ -314,13 +317,16 @@ def test_a_report_from_other_code_than_its_commit_is_found(tmp_path: Path) -> No
 
 
 def test_the_scoreboard_says_which_reports_are_verified(tmp_path: Path) -> None:
-    paths = [tmp_path / name for name in ("good.json", "old.json", "edited.json")]
+    paths = [tmp_path / name for name in ("good.json", "old.json", "edited.json", "first.json")]
     paths[0].write_text(json.dumps(GOOD))
     paths[1].write_text(json.dumps({name: value for name, value in GOOD.items() if name != "suite"}))
     paths[2].write_text(json.dumps({**GOOD, "device": "a better one"}))
+    write_report(complete_report(suite="1.0"), paths[3])
     page = scoreboard(paths)
     row = next(line for line in page.splitlines() if line.startswith("| verified |"))
     assert row.startswith("| verified | yes | no: made before suite 1.0 | no: its digest is not")
-    assert "| drafting 1.0 | conforms | not known | conforms |" in page
+    assert row.endswith("| yes |")
+    assert f"| suite | {SUITE_VERSION} | not stated | {SUITE_VERSION} | 1.0 |" in page
+    assert "| drafting | conforms | not known | conforms | conforms |" in page
     with pytest.raises(ConfigError):
         read_report(paths[1])

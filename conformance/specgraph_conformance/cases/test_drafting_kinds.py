@@ -61,6 +61,16 @@ def test_oracle(platform: Platform, attention: str, kind: str, seed: int) -> Non
     follow_oracle(platform, make_config(lowering="auto", k=4), attention, seed, [3, 1], kind)
 
 
+@case(
+    "drafting.two-modules-follow-float64",
+    "A head of exactly two modules, the fewest that differ by step, drafts as a dense float64 one.",
+    hazard="head-arithmetic",
+    cause="a head of two modules taken for one whose module serves every step",
+)
+def test_two_modules(platform: Platform, attention: str, seed: int) -> None:
+    follow_oracle(platform, make_config(lowering="auto", k=2), attention, seed, [2], "mtp-two-modules")
+
+
 @pytest.mark.parametrize("kind", PROGRAMS)
 @case(
     "drafting.k-follows-the-batch",
