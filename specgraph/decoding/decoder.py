@@ -16,7 +16,7 @@ from specgraph.decoding.request import Chunk, Generation, Request, Running
 from specgraph.decoding.round_program import RoundRunner
 from specgraph.decoding.rounds import Rounds
 from specgraph.decoding.target import TargetRunner
-from specgraph.drafting import Drafter
+from specgraph.drafting import Drafter, SamplingBuffers, allocate_sampling
 from specgraph.errors import CapacityError, ConfigError
 from specgraph.models.protocol import DraftHead, ParallelHead, Target
 from specgraph.platforms import Platform
@@ -68,8 +68,12 @@ class SpeculativeDecoder:
         self.allocator = BlockAllocator(enough if config.num_blocks is None else config.num_blocks)
         backend = attention or PagedAttention()
         self.drafter: Drafter | None = None
+        asked: SamplingBuffers | None = None
+        if config.sampling_parameters:
+            asked = allocate_sampling(config.max_num_requests, target.vocab_size, platform.device)
         if head is not None:
-            self.drafter = Drafter(head, self._caches(head), platform, config, attention=backend)
+            caches = self._caches(head)
+            self.drafter = Drafter(head, caches, platform, config, attention=backend, sampling=asked)
         self.target = TargetRunner(
             target,
             self._caches(target),
@@ -78,6 +82,7 @@ class SpeculativeDecoder:
             attention=backend,
             query_lens=(self.query_len,) if head is None else config.query_lens,
             drafter=self.drafter,
+            sampling=asked,
         )
         self.metrics = AcceptanceMetrics(config.num_speculative_tokens if head is not None else 0)
         self._waiting: deque[Running] = deque()

@@ -16,6 +16,7 @@ from specgraph.attention import NULL_BLOCK
 from specgraph.decoding.blocks import BlockAllocator
 from specgraph.decoding.metrics import AcceptanceMetrics
 from specgraph.decoding.request import Running
+from specgraph.decoding.sampling_requests import write_sampling
 from specgraph.decoding.target import TargetRunner, sample_token
 from specgraph.decoding.tree_verify import TreeVerifyBuffers
 from specgraph.drafting import Drafter, DraftTokens, ProposeBatch
@@ -111,8 +112,8 @@ class Rounds:
         moved = [state.row for state in running] != list(range(n))
         if moved:  # a request's block table, temperature and seed stay where they are as long as its row does
             self.write_requests(running, 0)
-        elif self.target.verify_program.sampling is not None:
-            self.target.verify_program.sampling.write_new_tokens(running)
+            if self.target.verify_program.sampling is not None:
+                write_sampling(self.target.verify_program.sampling, running, 0)
         if drafts is not None:
             rows = slice(0, n)
             if moved:
@@ -137,8 +138,6 @@ class Rounds:
         memory, states, rows = self.target.round, running[first:], slice(first, len(running))
         width = memory.block_table.shape[1]
         write(memory.block_table[rows], [[*s.blocks, *[NULL_BLOCK] * (width - len(s.blocks))] for s in states])
-        if self.target.verify_program.sampling is not None:
-            self.target.verify_program.sampling.write_requests(states, first)
         if self.config.sampled:
             write(memory.temperature[rows], [s.request.temperature for s in states])
             write(memory.seeds[rows], [s.request.seed for s in states])
@@ -180,12 +179,15 @@ def prefill_request(
             hidden = drafter.prefill(prompt, range(start, start + len(chunk)), state.blocks)
     assert logits is not None
     program, adjusted = target.verify_program, logits
-    if program.sampling is not None:
-        program.sampling.write_requests([state], row)
+    own = None if program.sampling is None else program.sampling.sliced(slice(row, row + 1))
+    if own is not None and program.sampling is not None:
+        write_sampling(program.sampling, [state], row)
         temperature = torch.full((1,), request.temperature, device=logits.device)
         no_drafts = torch.zeros(1, 0, dtype=torch.int64, device=logits.device)
-        adjusted = program.sampling.adjusted(logits[None], no_drafts, temperature, row)[0]
+        adjusted = own.adjusted(logits[None], no_drafts, temperature)[0]
     token = sample_token(adjusted, request.temperature, request.seed, len(prompt))
+    if own is not None:
+        kernels.count_tokens(token.view(1, 1), own.output_counts)
     memory.join(row, token, hidden)
     logprobs = program.logprobs(*memory.sampled_token_ids.shape)
     if logprobs is not None:

@@ -11,7 +11,7 @@ from specgraph.attention import AttentionBackend, KVCache
 from specgraph.decoding.config import EngineConfig
 from specgraph.decoding.tree_verify import TreeVerifyProgram
 from specgraph.decoding.verify import VerifyProgram
-from specgraph.drafting import Drafter, allocate_round
+from specgraph.drafting import Drafter, SamplingBuffers, allocate_round
 from specgraph.graphs import MakeAttend, dispatch
 from specgraph.kernels import noise
 from specgraph.models.protocol import Target
@@ -39,12 +39,14 @@ class TargetRunner(ModelRunner):
         attention: AttentionBackend,
         query_lens: Sequence[int],
         drafter: Drafter | None = None,
+        sampling: SamplingBuffers | None = None,
     ) -> None:
         """
         Args:
             query_lens: rows per request that a verify may have, ascending.
             drafter: whose memory the results go to: tokens, counts and hidden states of verify passes, hidden states of
                 prefill passes. Positions, block tables, temperatures and seeds are shared with it.
+            sampling: what requests ask of sampling besides temperature and seed; None where they may not.
         """
         super().__init__(target, caches, platform, config, attention)
         self.target, self.config = target, config
@@ -55,7 +57,7 @@ class TargetRunner(ModelRunner):
         if config.tree is not None and drafter is not None:
             self.verify_program = TreeVerifyProgram(target, config, config.tree, drafter, self.round, self.stack)
         else:
-            self.verify_program = VerifyProgram(target, config, query_lens, drafter, self.round)
+            self.verify_program = VerifyProgram(target, config, query_lens, drafter, self.round, sampling)
         shared = None if drafter is None else drafter.prefill_buffers.aux_hidden
         buffers = allocate_prefill(config, 0, target.dtype, platform.device, aux_hidden=shared)
         self._logits = torch.zeros(1, target.vocab_size, dtype=target.dtype, device=platform.device)

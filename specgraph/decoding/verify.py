@@ -11,8 +11,7 @@ from torch import Tensor
 from specgraph import kernels
 from specgraph.attention import AttentionMetadata, allocate_metadata
 from specgraph.decoding.config import EngineConfig, acceptance_chances
-from specgraph.decoding.sampling_buffers import allocate_sampling
-from specgraph.drafting import Drafter, ProposeBatch, RoundBuffers
+from specgraph.drafting import Drafter, ProposeBatch, RoundBuffers, SamplingBuffers
 from specgraph.drafting.program import sampling
 from specgraph.graphs import BatchDescriptor, MakeAttend, Phase
 from specgraph.models.protocol import OutputProjection, Target, TargetOutput
@@ -54,12 +53,14 @@ class VerifyProgram:
         query_lens: Sequence[int],
         drafter: Drafter | None,
         memory: RoundBuffers,
+        sampling: SamplingBuffers | None = None,
     ) -> None:
         """
         Args:
             query_lens: rows per request that a verify may have, ascending.
             drafter: whose drafts are verified; None decodes with the target alone.
             memory: what the target and the drafter share.
+            sampling: what requests ask of sampling besides temperature and seed.
         """
         self.target, self.config, self.query_lens, self.round = target, config, tuple(query_lens), memory
         self.aux_layers: Sequence[int] = () if drafter is None else drafter.head.aux_layers
@@ -79,9 +80,7 @@ class VerifyProgram:
         self._starts = {
             n: torch.arange(0, requests * n + 1, n, dtype=torch.int32, device=device) for n in self.query_lens
         }
-        self.sampling = (
-            allocate_sampling(requests, rows, target.vocab_size, device) if config.sampling_parameters else None
-        )
+        self.sampling = sampling
         """What requests ask besides temperature and seed; None where they may not."""
         self._logprobs = zeros(requests * rows, dtype=torch.float32) if config.logprobs else None
         chances = (0.0,) * (rows - 1)
@@ -188,10 +187,9 @@ class VerifyProgram:
         drafts, starts = b.draft_token_ids, b.round.start_positions
         tokens, counts = b.round.sampled_token_ids, b.round.num_sampled
         temperature, seeds, raw = sampling(b.round.temperature), sampling(b.round.seeds), logits
-        if self.sampling is not None:
-            n = starts.shape[0]
-            kernels.count_tokens(self.sampling.new_token_ids[:n], self.sampling.output_counts[:n])
-            logits = self.sampling.adjusted(logits, drafts, temperature)
+        asked = None if self.sampling is None else self.sampling.sliced(slice(0, starts.shape[0]))
+        if asked is not None:
+            logits = asked.adjusted(logits, drafts, temperature)
         if self.config.synthetic_acceptance is not None:
             kernels.verify_synthetic(logits, drafts, self._chances[: drafts.shape[1]], seeds, starts, tokens, counts)
         elif self.config.sampled:
@@ -200,6 +198,8 @@ class VerifyProgram:
             )
         else:
             kernels.verify_greedy(logits, drafts, starts, tokens, counts)
+        if asked is not None:
+            kernels.count_tokens(tokens, asked.output_counts)
         logprobs = self.logprobs(*tokens.shape)
         if logprobs is not None:
             kernels.emitted_logprobs(raw, tokens, logprobs)

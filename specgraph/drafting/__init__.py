@@ -7,6 +7,7 @@ from specgraph.drafting.drafter import Drafter
 from specgraph.drafting.parallel import ParallelProgram
 from specgraph.drafting.program import DraftProgram
 from specgraph.drafting.round import DraftTokens, ProposeBatch, RoundBuffers, allocate_round
+from specgraph.drafting.sampling_buffers import SamplingBuffers, allocate_sampling
 from specgraph.drafting.stepwise import StepwiseProgram
 from specgraph.drafting.tree import TreeProgram
 
@@ -21,8 +22,10 @@ __all__ = [
     "ParallelProgram",
     "ProposeBatch",
     "RoundBuffers",
+    "SamplingBuffers",
     "StepwiseProgram",
     "TreeProgram",
     "allocate_buffers",
     "allocate_round",
+    "allocate_sampling",
 ]

@@ -15,6 +15,7 @@ from torch import Tensor
 from specgraph.attention import AttentionMetadata, allocate_metadata
 from specgraph.drafting.config import DraftConfig, DraftTree
 from specgraph.drafting.round import ProposeBatch, RoundBuffers, allocate_round
+from specgraph.drafting.sampling_buffers import SamplingBuffers
 from specgraph.models.protocol import Head
 
 
@@ -92,6 +93,8 @@ class DraftBuffers:
     """int32 [R + 1] for each number of rows per request that a batch may have: constants."""
     tree: TreeBuffers | None = None
     """What only draft trees have."""
+    sampling: SamplingBuffers | None = None
+    """What requests ask of sampling besides temperature and seed; None where drafts do not follow it."""
 
     def named_tensors(self) -> dict[str, Tensor]:
         """Every tensor by name, for the read-set."""
@@ -102,6 +105,8 @@ class DraftBuffers:
                 named |= value.named_tensors(f"buffers.{field.name}")
             elif isinstance(value, TreeBuffers):
                 named |= {f"buffers.tree.{part.name}": getattr(value, part.name) for part in fields(value)}
+            elif isinstance(value, SamplingBuffers):
+                named |= value.named_tensors()
             elif isinstance(value, Tensor):
                 named[f"buffers.{field.name}"] = value
         return named | {f"buffers.query_start_loc.{rows}": t for rows, t in self.query_start_locs.items()}
@@ -124,6 +129,7 @@ class DraftBuffers:
             draft_probs=None if self.draft_probs is None else self.draft_probs[:n, :k],
             query_start_locs=self.query_start_locs,
             tree=None if self.tree is None else self.tree.sliced(n),
+            sampling=None if self.sampling is None else self.sampling.sliced(slice(0, n)),
         )
 
     def _metadata(self, of: AttentionMetadata, num_requests: int, query_len: int) -> AttentionMetadata:

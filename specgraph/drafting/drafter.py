@@ -16,6 +16,7 @@ from specgraph.drafting.head_program import check_caches, program_for
 from specgraph.drafting.host_lengths import Counts, HostRounds
 from specgraph.drafting.program import computed_tokens
 from specgraph.drafting.round import DraftTokens, ProposeBatch
+from specgraph.drafting.sampling_buffers import SamplingBuffers
 from specgraph.errors import CapacityError, ConfigError
 from specgraph.graphs import BatchDescriptor, Dispatch, MakeAttend, dispatch, padded_size
 from specgraph.models.protocol import DraftHead, ParallelHead
@@ -65,6 +66,7 @@ class Drafter(ModelRunner):
         config: DraftConfig,
         *,
         attention: AttentionBackend | None = None,
+        sampling: SamplingBuffers | None = None,
     ) -> None:
         """
         Args:
@@ -73,6 +75,9 @@ class Drafter(ModelRunner):
             platform: where to run.
             config: limits and choices.
             attention: the attention backend; the core's paged attention with device lengths by default.
+            sampling: what requests ask of sampling besides temperature and seed, in memory that the caller writes;
+                drafts then follow it (see `SamplingBuffers.adjusted_drafts`), except those of a tree. None: they are
+                drawn by temperature alone, which lossless acceptance makes up for.
 
         Raises:
             ConfigError: the head or the attention backend lacks a member of its protocol, the caches do not fit the
@@ -85,7 +90,7 @@ class Drafter(ModelRunner):
         super().__init__(head, caches, platform, config, attention)
         self.head, self.config = head, config
         self.program = program_for(head, self.stack, config, platform.device, self.position_offset)
-        self.buffers = self.program.buffers
+        self.buffers = self.program.buffers = replace(self.program.buffers, sampling=sampling)
         self.prefill_buffers = allocate_prefill(config, head.aux_size, head.dtype, platform.device)
         self._prefill = PrefillProgram(
             buffers=self.prefill_buffers,

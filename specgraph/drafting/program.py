@@ -133,7 +133,15 @@ def draft_one(head: DraftHead, b: DraftBuffers, hidden: Tensor) -> None:
     picks = (b.draft_step, b.step_token_ids, b.draft_token_ids)
     draws = (sampling(b.inputs.temperature), sampling(b.inputs.seeds), b.step.seq_lens)
     out: OutputProjection | None = getattr(head, "output_projection", None)  # not by type: a wrapper must not hide it
-    if out is not None and out.is_split and b.draft_probs is None:
+    if b.sampling is not None:
+        column = torch.arange(b.draft_token_ids.shape[1], device=hidden.device)
+        drafted = torch.where(column < b.draft_step, b.draft_token_ids, -1)
+        logits = b.sampling.adjusted_drafts(head.logits(hidden), head.draft_to_target, draws[0], drafted)
+        if b.draft_probs is None:
+            kernels.draft_greedy(logits, head.draft_to_target, *picks)
+        else:
+            kernels.draft_gumbel(logits, head.draft_to_target, *draws, *picks, b.draft_probs)
+    elif out is not None and out.is_split and b.draft_probs is None:
         part = kernels.norm_linear(hidden, out.norm, out.eps, out.weight)
         kernels.draft_best(candidates(part, out.tensor_parallel), head.draft_to_target, *picks)
     elif out is not None and not out.is_split:
@@ -151,6 +159,8 @@ def draft_one(head: DraftHead, b: DraftBuffers, hidden: Tensor) -> None:
 def draft_block(head: Head, b: DraftBuffers, hidden: Tensor) -> None:
     """Pick all K tokens per request from hidden states [R * K, hidden_size] of one pass."""
     logits = head.logits(hidden)
+    if b.sampling is not None:  # no row of the block knows the tokens of those before it
+        logits = b.sampling.adjusted_drafts(logits, head.draft_to_target, sampling(b.inputs.temperature))
     if b.draft_probs is None:
         kernels.draft_block_greedy(logits, head.draft_to_target, b.draft_token_ids)
     else:

@@ -36,6 +36,7 @@ def adjust_logits(
     bias: Tensor,
     output_counts: Tensor,
     in_prompt: Tensor,
+    ancestors: Tensor | None = None,
 ) -> Tensor:
     """Logits [R * (K + 1), vocab] with each request's parameters applied; tokens left out have the logit EXCLUDED.
 
@@ -46,7 +47,7 @@ def adjust_logits(
 
     Args:
         logits: row i of a request scores the token after its i-th row.
-        draft_token_ids: int64 [R, K]; row i has drafts 0 to i - 1 in its context. -1 is no draft.
+        draft_token_ids: int64 [R, K]: draft i is the token of row i + 1. -1 is no draft.
         temperature: float32 [R]; 0 is greedy, and then nothing is left out.
         top_k: int64 [R]; 0 for all. top_p: float32 [R]; 1 for all. min_p: float32 [R]; 0 for all.
         repetition_penalty: float32 [R]; 1 for none.
@@ -54,6 +55,8 @@ def adjust_logits(
         bias: float32 [R, vocab].
         output_counts: int32 [R, vocab]: how often each token is in the output before row 0.
         in_prompt: bool [R, vocab].
+        ancestors: int64 [R * (K + 1)], as `begin_tree_verify` writes them: bit j of a row is set if the token of row j
+            is in its context. None for a chain: row i has drafts 0 to i - 1 in its context.
 
     Returns:
         float32, in the shape of logits.
@@ -65,8 +68,12 @@ def adjust_logits(
     limit = torch.where(top_k > 0, top_k, rows.shape[-1])[:, None]
     rank = torch.arange(rows.shape[-1], device=logits.device)
     counts, adjusted = output_counts, torch.empty_like(rows)
+    place = torch.arange(1, steps + 1, device=logits.device)
     for row in range(steps + 1):
-        if row:
+        if ancestors is not None:
+            path = (ancestors.view(requests, steps + 1)[:, row : row + 1] >> place) & (draft_token_ids >= 0)
+            counts = output_counts.scatter_add(1, draft_token_ids.clamp(min=0), (path & 1).to(counts.dtype))
+        elif row:
             before = draft_token_ids[:, row - 1 : row]
             counts = counts.scatter_add(1, before.clamp(min=0), (before >= 0).to(counts.dtype))
         x = rows[:, row] + bias
