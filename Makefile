@@ -3,10 +3,14 @@ PYTHON ?= python3
 VENV ?= .venv
 # The release that CI uses. Installed first, alone, so that nothing else chooses torch. Override to keep your own.
 TORCH ?= torch==2.13.0
+# The CPU build, a tenth of the other's size. Where there is none of this name, or no network, plain torch is taken
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 BIN := $(VENV)/bin
+# Compiling every file of every package takes longer than installing it; Python compiles what is imported
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 # All local parts go into ONE pip call: `specgraph` on PyPI is an unrelated package that pip must never look for.
 PARTS := . $(wildcard conformance backends/cuda backends/npu backends/musa backends/accelerator integrations/transformers integrations/vllm)
-INSTALLABLE := $(foreach part,$(PARTS),$(if $(wildcard $(part)/pyproject.toml),-e ./$(part)))
+OTHERS := $(foreach part,$(filter-out .,$(PARTS)),$(if $(wildcard $(part)/pyproject.toml),-e ./$(part)))
 JOBS ?= 2
 
 .PHONY: demo test lint types unit docs packages conformance mutation clean
@@ -16,14 +20,15 @@ demo: $(BIN)/specgraph
 
 test: lint types unit docs conformance
 
-$(BIN)/specgraph: pyproject.toml $(wildcard conformance/pyproject.toml backends/*/pyproject.toml integrations/*/pyproject.toml)
+# torch and the core: all that the demo needs
+$(BIN)/specgraph: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(INSTALLABLE)
+	$(PIP) --no-deps --retries 0 --extra-index-url $(TORCH_INDEX) "$(TORCH)+cpu" || $(PIP) "$(TORCH)"
+	$(PIP) -e .
 	touch $@
 
-$(VENV)/.dev: $(BIN)/specgraph
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+$(VENV)/.dev: $(BIN)/specgraph $(wildcard conformance/pyproject.toml backends/*/pyproject.toml integrations/*/pyproject.toml)
+	$(PIP) -e ".[dev]" $(OTHERS)
 	touch $@
 
 lint: $(VENV)/.dev
@@ -43,7 +48,7 @@ docs: $(VENV)/.dev
 
 # Wheels and source distributions of all parts in build/packages, checked as an index would and for what it would not
 packages: $(VENV)/.dev
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check twine
+	$(PIP) twine
 	rm -rf build/packages
 	set -e; for part in $(PARTS); do $(BIN)/python -m build --outdir build/packages $$part | tail -1; done
 	$(BIN)/python -m twine check --strict build/packages/*
@@ -71,7 +76,7 @@ $(MUTATION)/suite.sqlite: $(MUTATION)/session.sqlite
 	cd $(MUTATION)/code && $(MUTATED)/sample.py $@ tests/mutation/suite.toml
 
 $(MUTATION)/session.sqlite: | $(VENV)/.dev
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check cosmic-ray==8.7.0
+	$(PIP) cosmic-ray==8.7.0
 	rm -rf $(MUTATION) && mkdir -p $(MUTATION)/code
 	git archive HEAD | tar -x -C $(MUTATION)/code
 	cd $(MUTATION)/code && $(MUTATED)/sample.py $@

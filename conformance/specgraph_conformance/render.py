@@ -49,9 +49,10 @@ def as_table(report: Report) -> Group:
     if rest := [result for group in groups[SHOWN:] for result in group]:
         causes = f"of {len(groups) - SHOWN} other causes"
         lines.append(Text(f"\nand {len(rest)} more {causes}, in the JSON and Markdown reports: {_named(rest)}\n"))
-    for outcome in ("xfailed", "absent"):
-        for reason, count in Counter(r.reason for r in report.cases if r.outcome == outcome).items():
-            lines.append(Text(f"{outcome} ({count}): {reason}", style="dim"))
+    for outcome, said in (("xfailed", "declared gap"), ("absent", "not run")):
+        for reason in dict.fromkeys(r.reason for r in report.cases if r.outcome == outcome):
+            found = [r for r in report.cases if r.outcome == outcome and r.reason == reason]
+            lines.append(Text(f"{said}: {_counted(found)}, because {reason}", style="dim"))
     lines += [Text(problem, style="bold red") for problem in report.problems]
     lines += [Text(f"{profile}: {answer}") for profile, answer in profile_lines(report)]
     return Group(table, *lines, Text(verdict(report), style="bold"))
@@ -224,6 +225,13 @@ def _title(report: Report) -> str:
 def _named(results: Sequence[CaseResult]) -> str:
     """Each case once, without its parameters."""
     return ", ".join(dict.fromkeys(result.id.partition("[")[0] for result in results))
+
+
+def _counted(results: Sequence[CaseResult]) -> str:
+    """The case's name, or how many cases and their groups."""
+    if len(results) == 1:
+        return results[0].id
+    return f"{len(results)} cases of {', '.join(dict.fromkeys(result.group for result in results))}"
 
 
 def _by_group(report: Report) -> dict[str, Counter[str]]:

@@ -86,7 +86,7 @@ class Session:
                 return f"{name}: {supports[name].reason}"
         for name in case.unless:
             if supports[name]:
-                return f"the platform has {name}, and the case is about those without"
+                return f"the platform has {name}, and the case is about platforms without it"
         return None
 
     def start(self, case: Case) -> None:

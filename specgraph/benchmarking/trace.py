@@ -43,7 +43,8 @@ def trace(decoder: SpeculativeDecoder, requests: Iterable[Request], rounds: int)
 
     Returns:
         An object in Chrome's trace format. Events of category "round" carry in `args` what the platform counted in that
-        round: launches, task updates, event records (on Ascend the gates that a replay waits at), synchronises.
+        round: launches, task updates, event records (where tasks are updated, the gates that a replay waits at),
+        synchronises.
     """
     activities = list(supported_activities())
     with profile(activities=activities):  # the first use of a profiler takes a second

@@ -19,6 +19,7 @@ _HEAD = (
     "combine", "forward", "logits", "weights",
 )  # fmt: skip
 _PARALLEL = (*_HEAD, "store_context", "max_speculative_tokens", "mask_token_id")
+_MASKED = (*_HEAD, "mask_token_id", "mask_hidden")
 _ATTENTION = ("name", "host_parameters", "forward", "named_tensors")
 
 
@@ -28,9 +29,14 @@ def check_members(head: Any, attention: Any) -> None:
     Raises:
         ConfigError: naming the object, what it lacks, and the protocol.
     """
-    parallel, stepwise = hasattr(head, "store_context"), getattr(head, "num_modules", 1) > 1
-    protocol = "ParallelHead" if parallel else "StepwiseHead" if stepwise else "DraftHead"
-    members = _PARALLEL if parallel else (*_HEAD, "forward_step") if stepwise else _HEAD
+    if hasattr(head, "store_context"):
+        protocol, members = "ParallelHead", _PARALLEL
+    elif hasattr(head, "mask_hidden") or hasattr(head, "mask_token_id"):
+        protocol, members = "MaskedHead", _MASKED
+    elif getattr(head, "num_modules", 1) > 1:
+        protocol, members = "StepwiseHead", (*_HEAD, "forward_step")
+    else:
+        protocol, members = "DraftHead", _HEAD
     for what, thing, needed, name in (
         ("head", head, members, protocol),
         ("attention backend", attention, _ATTENTION, "AttentionBackend"),
@@ -97,6 +103,8 @@ def check_passes(head: Any, rows: int, device: torch.device) -> None:
             raise ConfigError(f"{name}.weights()['{key}'] is on {where}; the platform's device is {device}")
     if head.draft_to_target is not None:
         expect("draft_to_target", head.draft_to_target, head.draft_vocab_size, dtype=torch.int64)
+    if hasattr(head, "mask_hidden"):
+        expect("mask_hidden", head.mask_hidden, head.hidden_size, dtype=head.dtype)
     ids = torch.zeros(rows, dtype=torch.int64, device=device)
     context = called("combine", torch.zeros(rows, head.aux_size, dtype=head.dtype, device=device))
     expect("combine(aux_hidden)", context, rows, head.hidden_size, dtype=head.dtype)

@@ -21,7 +21,7 @@ def hidden_keys(key: Tensor, seq_lens: Tensor, ancestors: Tensor, tree_len: int)
         bool [..., W]
     """
     place = key - (seq_lens[..., None] - tree_len)
-    words = ancestors[..., None].expand_as(place)  # torch_npu's shift gives the result the words' shape
+    words = ancestors[..., None].expand_as(place)  # a device's shift may not broadcast
     seen = (words >> place.clamp(0, 63)) & 1
     return (place >= 0) & (seen == 0)
 

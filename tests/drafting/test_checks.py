@@ -47,6 +47,7 @@ def test_sound_heads_pass(kind):
 @pytest.mark.parametrize(
     ("kind", "missing", "protocol"),
     [("eagle", "combine", "DraftHead"), ("dflash", "mask_token_id", "ParallelHead"),
+     ("peagle", "mask_token_id", "MaskedHead"), ("peagle", "mask_hidden", "MaskedHead"),
      ("mtp-modules", "forward_step", "StepwiseHead")],
 )  # fmt: skip
 def test_a_member_that_is_missing(kind, missing, protocol):
@@ -102,6 +103,12 @@ def test_a_shape_that_is_wrong(members, message):
     assert HEAD.draft_vocab_size == 48
     with pytest.raises(ConfigError, match=message):
         make(Changed(HEAD, **members))
+
+
+def test_a_mask_of_another_shape():
+    head = make_head("peagle", make_target())
+    with pytest.raises(ConfigError, match=r"Changed\.mask_hidden is \[7\].*expected \[32\]"):
+        make(Changed(head, mask_hidden=torch.zeros(7)))
 
 
 def batch(head, **changes):
