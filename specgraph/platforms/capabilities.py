@@ -71,6 +71,9 @@ class Capabilities:
     task_update: Support
     """Host parameters of captured ops can be rewritten between replays; without it, attention with host parameters
     runs eagerly or piecewise."""
+    conditional_nodes: Support = field(default_factory=lambda: no("this backend captures no work that repeats"))
+    """Captured work can run again while a value on the device is not 0, in one launch (`Graph.capture`,
+    `repeat_while`). Without it each round of the lowering `round` is a launch."""
     update_order: Literal["before_replay", "during_replay"] = "before_replay"
     """Whether task updates are issued before the replay, or while it runs and waits for them."""
     max_live_graphs: int | None = None

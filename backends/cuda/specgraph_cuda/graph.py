@@ -14,6 +14,7 @@ from specgraph.errors import HostReadError
 from specgraph.platforms import Graph, GraphPool, VendorMessage
 
 if TYPE_CHECKING:
+    from specgraph_cuda.conditional import Loop
     from specgraph_cuda.platform import CudaPlatform
     from specgraph_cuda.tasks import CudaTaskGroup
 
@@ -54,6 +55,8 @@ class CudaGraph(Graph):
     def __init__(self, platform: CudaPlatform, pool: CudaGraphPool, *, owns_pool: bool = False) -> None:
         super().__init__(platform, pool, owns_pool=owns_pool)
         self._graph: Any = None
+        self._loop: Loop | None = None
+        """What is launched in place of the captured graph where that repeats."""
         self.groups: list[CudaTaskGroup] = []
         self.broken = ""
         """Why the graph can't be replayed any more: an update that the driver stopped half-way."""
@@ -70,7 +73,11 @@ class CudaGraph(Graph):
 
     def _end(self) -> None:
         self._graph.capture_end()
-        if self.platform.tasks is not None:
+        if self.repeat_while is not None:
+            from specgraph_cuda.conditional import Loop
+
+            self._loop = Loop(self._graph.raw_cuda_graph(), self.repeat_while)
+        elif self.platform.tasks is not None:
             self._graph.instantiate()
 
     def _abandon(self, began: bool) -> None:
@@ -90,12 +97,21 @@ class CudaGraph(Graph):
     def _launch(self) -> None:
         if self.groups and self.platform.tasks is not None:
             self.platform.tasks.require_updates(self)
-        self._graph.replay()
+        if self._loop is None:
+            self._graph.replay()
+        else:
+            self._loop.launch()
+
+    def _can_repeat(self) -> bool:
+        return self.platform.tasks is not None  # captured graphs are kept, and cuda.bindings is there
 
     def _destroy(self) -> None:
         for group in self.groups:
             group.stored.clear()  # memory of the pool
         self.groups.clear()
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.close()
         graph, self._graph = self._graph, None  # its destructor tells torch's random generator
         if graph is not None:
             graph.reset()

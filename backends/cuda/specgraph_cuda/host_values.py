@@ -43,7 +43,7 @@ class _Launch:
         self._held = ctypes.c_void_p(out.data_ptr()), ctypes.c_int(self.count), self._values
         self._pointers = (ctypes.c_void_p * 3)(*(ctypes.addressof(value) for value in self._held))
         self.node = cu.CUDA_KERNEL_NODE_PARAMS()
-        self.node.func = _function(out.device)
+        self.node.func = compiled(_SOURCE, b"store", out.device)
         self.node.gridDimX = self.node.gridDimY = self.node.gridDimZ = 1
         self.node.blockDimX, self.node.blockDimY, self.node.blockDimZ = _THREADS, 1, 1
         self.node.kernelParams = ctypes.addressof(self._pointers)
@@ -117,20 +117,20 @@ def rewritten_values(platform: Platform) -> str | None:
 
 
 @cache
-def _function(device: torch.device) -> Any:
-    """The compiled kernel, loaded into the context of `device`."""
+def compiled(source: bytes, name: bytes, device: torch.device) -> Any:
+    """The kernel `name` of a CUDA source, loaded into the context of `device`."""
     major, minor = torch.cuda.get_device_capability(device)
-    program = _checked(nvrtc.nvrtcCreateProgram(_SOURCE, b"store.cu", 0, [], []))
+    program = _checked(nvrtc.nvrtcCreateProgram(source, name + b".cu", 0, [], []))
     options = [f"--gpu-architecture=sm_{major}{minor}".encode()]
     _checked(nvrtc.nvrtcCompileProgram(program, len(options), options))
     binary = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
     _checked(nvrtc.nvrtcGetCUBIN(program, binary))
     with torch.cuda.device(device):
-        return _checked(cu.cuModuleGetFunction(_checked(cu.cuModuleLoadData(binary)), b"store"))
+        return _checked(cu.cuModuleGetFunction(_checked(cu.cuModuleLoadData(binary)), name))
 
 
 def _checked(answer: tuple[Any, ...]) -> Any:
     status, *results = answer
     if int(status):
-        raise RuntimeError(f"compiling the kernel that stores host values failed: {status.name}")
+        raise RuntimeError(f"compiling a kernel for CUDA graphs failed: {status.name}")
     return results[0] if results else None
