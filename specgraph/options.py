@@ -39,11 +39,12 @@ def _integers(text: str) -> tuple[int, ...]:
         raise ValueError("give whole numbers, comma-separated") from None
 
 
-def _schedule(text: str) -> dict[int, int]:
+def _schedule(text: str) -> dict[int, int | Literal["tree"]]:
+    parts = [part.partition(":") for part in text.split(",")]
     try:
-        return {int(limit): int(k) for limit, k in (part.split(":") for part in text.split(","))}
+        return {int(limit): "tree" if drafts == "tree" else int(drafts) for limit, _, drafts in parts}
     except ValueError:
-        raise ValueError("give REQUESTS:K, comma-separated, such as 4:5,16:3") from None
+        raise ValueError("give REQUESTS:K or REQUESTS:tree, comma-separated, such as 4:5,16:3") from None
 
 
 def parse_acceptance(text: str) -> float | tuple[float, ...]:
@@ -64,11 +65,16 @@ class EngineOptions:
 
     num_speculative_tokens: int = _option(5, "Draft tokens per propose, K.", "-k", "--num-speculative-tokens")
     num_modules: int | None = _option(None, "MTP modules to use; 1 reuses the first at every step. Default: all.")
-    draft_schedule: Mapping[int, int] | None = _option(
-        None, "K by batch size: 4:5,16:3 drafts 5 tokens for up to 4 requests, 3 for up to 16.", parse=_schedule
+    draft_schedule: Mapping[int, int | Literal["tree"]] | None = _option(
+        None,
+        "K by batch size: 4:5,16:3 drafts 5 tokens for up to 4 requests, 3 for up to 16. 4:tree,16:3 drafts trees, "
+        "of the three --speculative options, for up to 4.",
+        parse=_schedule,
     )
     speculative_num_steps: int | None = _option(
-        None, "Draft trees instead of chains: steps, the depth of the tree. Give all three --speculative options."
+        None,
+        "Draft trees instead of chains: steps, the depth of the tree. Give all three --speculative options; with "
+        "--draft-schedule, trees are for the batches that it says.",
     )
     speculative_eagle_topk: int | None = _option(
         None, "Draft trees: tokens that follow each node, and nodes that each step expands."

@@ -44,14 +44,16 @@ def describe(
         "device": platform.info.device_name,
         "attention": drafter.attention.name,
         "host_parameters": list(hosts),
-        "program": type(drafter.program).__name__,
+        "program": ", ".join(type(program).__name__ for program in drafter.draft_programs),
         "mode": resolution.mode.name,
         "lowering": resolution.lowering,
         "launches_per_propose": _launches(owners.get("round", drafter)),
         "refusals": resolution.refusals,
         "lowerings": {name: _outcome(name, "auto", capabilities, hosts) for name in (*LOWERINGS, "round")},
         "modes": {mode.name: _outcome("auto", mode.name, capabilities, hosts) for mode in GraphMode},
-        "num_speculative_tokens": {size: config.draft_tokens(size) for size in config.sizes},
+        "num_speculative_tokens": {size: config.shape(size).num_speculative_tokens for size in config.sizes},
+        "tree": None if config.tree is None else asdict(config.tree),
+        "tree_sizes": [size for size in config.sizes if config.shape(size).tree],
         "max_num_requests": config.max_num_requests,
         "max_model_len": config.max_model_len,
         "prefill_sizes": list(config.prefill_rows),
@@ -67,10 +69,11 @@ def describe(
 
 def _launches(runner: ModelRunner) -> dict[int, int]:
     """Graph launches per propose, by K; attention between the graphs of a piecewise lowering is not counted."""
-    graphs, result, program = runner.graphs, dict[int, int](), runner.programs[-1]
-    for batch in program.batches():
-        keys = [launch.descriptor for launch in runner.launches_of(program, batch)]
-        result[batch.num_speculative_tokens] = 0 if graphs is None else sum(map(graphs.graphs_of, keys))
+    graphs, result = runner.graphs, dict[int, int]()
+    for program in runner.programs:
+        for batch in program.batches() if program.phase in ("propose", "round") else ():
+            keys = [launch.descriptor for launch in runner.launches_of(program, batch)]
+            result[batch.num_speculative_tokens] = 0 if graphs is None else sum(map(graphs.graphs_of, keys))
     return dict(sorted(result.items()))
 
 
@@ -85,6 +88,7 @@ def _captured(model: str, runner: ModelRunner) -> list[dict[str, Any]]:
             "rows_per_request": batch.query_len,
             "rows": batch.num_tokens,
             "k": batch.num_speculative_tokens,
+            "tree": batch.tree,
             "step": batch.step,
             "graphs": graphs.graphs_of(batch),
         }

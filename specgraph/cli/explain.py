@@ -118,6 +118,12 @@ def _show(console: Console, report: Mapping[str, Any]) -> None:
     by_k = ", ".join(f"{size}: {k}" for size, k in report["num_speculative_tokens"].items())
     same = len(set(report["num_speculative_tokens"].values())) == 1
     summary.add_row("draft tokens K", by_k.rpartition(" ")[2] if same else f"by requests: {by_k}")
+    if (tree := report["tree"]) is not None:
+        sizes = report["tree_sizes"]
+        every = len(sizes) == len(report["num_speculative_tokens"])
+        where = "" if every else f", for batches padded to {', '.join(map(str, sizes))}"
+        shape = "{num_steps} steps, top-k {top_k}, {num_draft_tokens} rows per request in a verify".format(**tree)
+        summary.add_row("draft trees", shape + where)
     summary.add_row("draft program", report["program"])
     summary.add_row("mode", report["mode"])
     summary.add_row("lowering", report["lowering"])
@@ -142,6 +148,7 @@ def _show(console: Console, report: Mapping[str, Any]) -> None:
     for row in report["captured"]:
         prompt, numbered = row["phase"] == "prefill", row["phase"] == "step"
         shown = {**row, "k": "" if prompt else row["k"], "step": row["step"] or "any" if numbered else ""}
+        shown["k"] = f"tree, {row['k']}" if row["tree"] else shown["k"]
         table.add_row(*(str(shown[column]) for column in _COLUMNS))
     if report["captured"]:
         console.print(table)

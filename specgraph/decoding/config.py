@@ -43,6 +43,11 @@ class EngineConfig(DraftConfig):
                     f"{name} works with chains that are verified in a launch of their own: leave out draft trees, the "
                     "lowering 'round' and synthetic_acceptance, or leave out " + name
                 )
+        if self.lowering == "round" and len({each.tree for each in self.shapes}) > 1:
+            raise ConfigError(
+                "lowering 'round' drafts trees or chains, not both by batch size: leave 'tree' out of draft_schedule, "
+                "or use the lowering 'merged'"
+            )
         if self.rounds_ahead not in (0, 1):
             raise ConfigError(f"rounds_ahead must be 0 or 1, got {self.rounds_ahead}")
         if self.prefill_chunk is not None and self.prefill_chunk < 1:

@@ -9,7 +9,7 @@ the same reason all lengths of a round are known before its launch to a host tha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -67,10 +67,7 @@ class RoundProgram:
 
     def batches(self) -> list[BatchDescriptor]:
         """Every captured size after rounds of every length, largest first."""
-        return [
-            BatchDescriptor("round", batch.num_requests, batch.query_len, batch.num_speculative_tokens)
-            for batch in self.draft.batches()
-        ]
+        return [replace(batch, phase="round") for batch in self.draft.batches()]
 
     def bind(self, batch: BatchDescriptor) -> Callable[[Sequence[int], MakeAttend], None]:
         """Finished requests become inert; propose; the next verify's inputs; verify and accept."""
@@ -79,8 +76,8 @@ class RoundProgram:
         verified = self.verify.sliced(n, k + 1)
         buffers = self.draft.buffers
         drafts = buffers.draft_token_ids[:n, : verified.draft_token_ids.shape[1]]
-        propose = self.draft.bind(BatchDescriptor("propose", n, batch.query_len, k))
-        verify = self.verify.bind(BatchDescriptor("verify", n, self.verify.rows(k + 1), k))
+        propose = self.draft.bind(replace(batch, phase="propose"))
+        verify = self.verify.bind(replace(batch, phase="verify", query_len=self.verify.rows(k + 1)))
 
         def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
             kernels.stop_finished(
@@ -139,8 +136,8 @@ class RoundRunner(ModelRunner):
         """
         found = dispatch("round", num_rows, query_len, 0, self.config.sizes)
         size = found.descriptor.num_requests
-        k = self.config.draft_tokens(size)
-        return Dispatch(BatchDescriptor("round", size, query_len, k), found.captured, found.reason)
+        k, tree = self.config.shape(size)
+        return Dispatch(BatchDescriptor("round", size, query_len, k, tree=tree), found.captured, found.reason)
 
     def launch(
         self, found: Dispatch, start_positions: Sequence[int] | None = None, num_sampled: Sequence[int] = ()

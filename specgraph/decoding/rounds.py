@@ -107,7 +107,11 @@ class Rounds:
         if not running:
             return
         n, drafts = len(running), self._drafts
-        b = self.target.verify_program.sliced(n, self._rows)
+        trees = drafts is not None and drafts.parents is not None
+        program = next(
+            (each for each in self.target.verify_programs if each.of_trees == trees), self.target.verify_program
+        )
+        b = program.sliced(n, self._rows)
         write(b.last_token_ids, [state.token_ids[-1] for state in running])
         moved = [state.row for state in running] != list(range(n))
         if moved:  # a request's block table, temperature and seed stay where they are as long as its row does
@@ -124,7 +128,7 @@ class Rounds:
                 b.draft_parents.copy_(drafts.parents[rows])
             if b.draft_probs is not None and drafts.probs is not None:
                 b.draft_probs.copy_(drafts.probs[rows])
-        self.target.verify(n, [state.position for state in running], self._rows)
+        self.target.verify(n, [state.position for state in running], self._rows, program)
         self.metrics.rounds += 1
 
     def propose(self, drafter: Drafter, running: Sequence[Running], batch: ProposeBatch) -> None:

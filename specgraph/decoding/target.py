@@ -43,9 +43,10 @@ class TargetRunner(ModelRunner):
     ) -> None:
         """
         Args:
-            query_lens: rows per request that a verify may have, ascending.
-            drafter: whose memory the results go to: tokens, counts and hidden states of verify passes, hidden states of
-                prefill passes. Positions, block tables, temperatures and seeds are shared with it.
+            query_lens: without a drafter, rows per request that a verify may have, ascending.
+            drafter: whose drafts are verified, and whose memory the results go to: tokens, counts and hidden states
+                of verify passes, hidden states of prefill passes. Positions, block tables, temperatures and
+                seeds are shared with it.
             sampling: what requests ask of sampling besides temperature and seed; None where they may not.
         """
         super().__init__(target, caches, platform, config, attention)
@@ -53,22 +54,28 @@ class TargetRunner(ModelRunner):
         if drafter is None:
             self.round = allocate_round(config, query_lens, 0, target.dtype, platform.device)
         else:
-            self.round = drafter.buffers.round
+            self.round = drafter.round
+            query_lens = config.chain_lens
+        self.verify_programs: list[VerifyProgram] = []
+        """Of chains, of trees, or both."""
+        if query_lens:
+            self.verify_programs.append(VerifyProgram(target, config, query_lens, drafter, self.round, sampling))
         if config.tree is not None and drafter is not None:
-            self.verify_program = TreeVerifyProgram(target, config, config.tree, drafter, self.round, self.stack)
-        else:
-            self.verify_program = VerifyProgram(target, config, query_lens, drafter, self.round, sampling)
+            self.verify_programs.append(TreeVerifyProgram(target, config, config.tree, drafter, self.round, self.stack))
+        self.verify_program = self.verify_programs[0]
         shared = None if drafter is None else drafter.prefill_buffers.aux_hidden
         buffers = allocate_prefill(config, 0, target.dtype, platform.device, aux_hidden=shared)
         self._logits = torch.zeros(1, target.vocab_size, dtype=target.dtype, device=platform.device)
         self._prefill = PrefillProgram(buffers=buffers, config=config, forward=self._prefill_rows)
-        self.programs += [self._prefill, self.verify_program]
+        self.programs += [self._prefill, *self.verify_programs]
 
     def read_set(self) -> dict[str, Tensor]:
         """Every persistent tensor that a target graph may touch, by name."""
         return super().read_set() | {"prefill.logits": self._logits}
 
-    def verify(self, num_requests: int, start_positions: Sequence[int], query_len: int) -> None:
+    def verify(
+        self, num_requests: int, start_positions: Sequence[int], query_len: int, program: VerifyProgram | None = None
+    ) -> None:
         """One pass over the rows in the buffers; results are in `round` until the next pass.
 
         Args:
@@ -76,13 +83,15 @@ class TargetRunner(ModelRunner):
             start_positions: the position of each request's last token. Written to the device here; padded requests get
                 -1, which makes them inert: their `num_sampled` becomes 0.
             query_len: rows per request of the round, K + 1; a pass over trees has more.
+            program: one of `verify_programs`, the first by default.
         """
-        rows = self.verify_program.rows(query_len)
-        found = dispatch("verify", num_requests, rows, query_len - 1, self.config.sizes)
+        program = program or self.verify_program
+        rows, tree = program.rows(query_len), program.of_trees
+        found = dispatch("verify", num_requests, rows, query_len - 1, self.config.sizes, tree)
         size = found.descriptor.num_requests
         write(self.round.start_positions[:size], [*start_positions, *[-1] * (size - num_requests)])
         lengths = uniform_lengths(start_positions, found.descriptor) if self.attention.host_parameters else None
-        self.run(self.prepare(self.verify_program, found.descriptor, found.captured), lengths)
+        self.run(self.prepare(program, found.descriptor, found.captured), lengths)
 
     def prefill(self, token_ids: Sequence[int], first_position: int, blocks: Sequence[int]) -> Tensor:
         """Run a chunk of one request's prompt: writes its KV, and its hidden states to the drafter.

@@ -318,7 +318,8 @@ def engine_config(options: EngineOptions, max_model_len: int) -> EngineConfig:
     shared = {field.name for field in fields(EngineConfig)} & {field.name for field in fields(options)}
     values: dict[str, Any] = {name: getattr(options, name) for name in shared}
     if (tree := draft_tree(options)) is not None:
-        values |= {"tree": tree, "num_speculative_tokens": tree.num_steps}
+        chains = [k for k in (options.draft_schedule or {}).values() if k != "tree"]
+        values |= {"tree": tree, "num_speculative_tokens": max([tree.num_steps, *chains])}
     values["max_model_len"] = options.max_model_len or max_model_len
     values["block_size"] = options.block_size or PagedAttention().preferred_block_size
     return EngineConfig(**values)

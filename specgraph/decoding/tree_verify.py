@@ -34,6 +34,9 @@ class TreeVerifyBuffers(VerifyBuffers):
 class TreeVerifyProgram(VerifyProgram):
     """As `VerifyProgram`, over trees. What the round hands to the drafter is what a chain of K = S hands over."""
 
+    name = "tree_verify"
+    of_trees = True
+
     def __init__(
         self,
         target: Target,
@@ -51,14 +54,14 @@ class TreeVerifyProgram(VerifyProgram):
             UnsupportedError: the attention has no ancestor mask.
         """
         check_trees(stack.backend, stack.layers, target.dtype, config.block_size)
-        super().__init__(target, config, config.query_lens, drafter, memory)
+        super().__init__(target, config, (tree.num_steps + 1,), drafter, memory)
         self.tree, self._caches = tree, tuple[KVCache, ...](stack.caches)
         requests, rows, device = config.max_num_requests, tree.num_draft_tokens, memory.seeds.device
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int64, device=device)
 
-        self._rows, self._drafts = zeros(requests * rows), zeros(requests, rows - 1)
+        self._rows, self._drafts, self._probs = zeros(requests * rows), zeros(requests, rows - 1), None
         self._metadata = allocate_metadata(requests, rows, memory.block_table, rows)
         self._tree = {
             "draft_parents": zeros(requests, rows - 1),
@@ -89,7 +92,7 @@ class TreeVerifyProgram(VerifyProgram):
 
     def named_tensors(self) -> Mapping[str, Tensor]:
         """The buffers."""
-        return {**super().named_tensors(), **{f"verify.{name}": tensor for name, tensor in self._tree.items()}}
+        return {**super().named_tensors(), **{f"{self.name}.{key}": tensor for key, tensor in self._tree.items()}}
 
     def bind(self, batch: BatchDescriptor) -> Callable[[Sequence[int], MakeAttend], None]:
         """Rows, the target, acceptance, the path's hidden states for the drafter, and its keys and values."""

@@ -45,6 +45,9 @@ class VerifyProgram:
 
     phase: Phase = "verify"
     step_kind: StepKind = "together"
+    name = "verify"
+    """What the names of its tensors begin with."""
+    of_trees = False
 
     def __init__(
         self,
@@ -83,10 +86,10 @@ class VerifyProgram:
         self.sampling = sampling
         """What requests ask besides temperature and seed; None where they may not."""
         self._logprobs = zeros(requests * rows, dtype=torch.float32) if config.logprobs else None
-        chances = (0.0,) * (rows - 1)
-        if config.synthetic_acceptance is not None and chances:
-            chances = acceptance_chances(config.synthetic_acceptance, len(chances))
-        self._chances = torch.tensor(chances, dtype=torch.float32, device=device)
+        self._chances = zeros(max(config.num_speculative_tokens, rows - 1), dtype=torch.float32)
+        if config.synthetic_acceptance is not None:
+            chances = acceptance_chances(config.synthetic_acceptance, config.num_speculative_tokens)
+            self._chances[: len(chances)] = torch.tensor(chances)
 
     def sliced(self, num_requests: int, query_len: int) -> VerifyBuffers:
         """The buffers of the first `num_requests` requests of a batch with `query_len` rows each: contiguous views."""
@@ -119,7 +122,7 @@ class VerifyProgram:
     def batches(self) -> list[BatchDescriptor]:
         """Every captured size with every number of rows, largest first."""
         return [
-            BatchDescriptor("verify", size, self.rows(query_len), query_len - 1)
+            BatchDescriptor("verify", size, self.rows(query_len), query_len - 1, tree=self.of_trees)
             for size in reversed(self.config.sizes)
             for query_len in reversed(self.query_lens)
         ]
@@ -130,18 +133,19 @@ class VerifyProgram:
 
     def named_tensors(self) -> Mapping[str, Tensor]:
         """The buffers, and the drafter's vocabulary map."""
-        named = {**self.round.named_tensors(), **self._metadata.named_tensors("verify.metadata")}
-        named |= {"verify.last_token_ids": self._last, "verify.draft_token_ids": self._drafts}
-        named |= {"verify.token_ids": self._rows, "verify.synthetic_acceptance": self._chances}
-        named |= {f"verify.query_start_loc.{rows}": tensor for rows, tensor in self._starts.items()}
+        name = self.name
+        named = {**self.round.named_tensors(), **self._metadata.named_tensors(f"{name}.metadata")}
+        named |= {f"{name}.last_token_ids": self._last, f"{name}.draft_token_ids": self._drafts}
+        named |= {f"{name}.token_ids": self._rows, f"{name}.synthetic_acceptance": self._chances}
+        named |= {f"{name}.query_start_loc.{rows}": tensor for rows, tensor in self._starts.items()}
         if self.sampling is not None:
             named |= self.sampling.named_tensors()
         optional = {
-            "verify.draft_probs": self._probs,
-            "verify.logprobs": self._logprobs,
+            f"{name}.draft_probs": self._probs,
+            f"{name}.logprobs": self._logprobs,
             "draft_to_target": self._vocab_map,
         }
-        return named | {name: tensor for name, tensor in optional.items() if tensor is not None}
+        return named | {key: tensor for key, tensor in optional.items() if tensor is not None}
 
     def bind(self, batch: BatchDescriptor) -> Callable[[Sequence[int], MakeAttend], None]:
         """Rows, the target, its hidden states for the drafter, and acceptance."""

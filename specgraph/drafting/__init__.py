@@ -2,12 +2,13 @@
 
 from specgraph.drafting.buffers import DraftBuffers, allocate_buffers
 from specgraph.drafting.chain import ChainProgram
-from specgraph.drafting.config import DraftConfig, DraftTree
+from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.drafter import Drafter
 from specgraph.drafting.parallel import ParallelProgram
 from specgraph.drafting.program import DraftProgram
 from specgraph.drafting.round import DraftTokens, ProposeBatch, RoundBuffers, allocate_round
 from specgraph.drafting.sampling_buffers import SamplingBuffers, allocate_sampling
+from specgraph.drafting.shapes import DraftShape, DraftTree
 from specgraph.drafting.stepwise import StepwiseProgram
 from specgraph.drafting.tree import TreeProgram
 
@@ -16,6 +17,7 @@ __all__ = [
     "DraftBuffers",
     "DraftConfig",
     "DraftProgram",
+    "DraftShape",
     "DraftTokens",
     "DraftTree",
     "Drafter",

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from specgraph.attention import AttentionMetadata, allocate_metadata
-from specgraph.drafting.config import DraftConfig, DraftTree
-from specgraph.drafting.round import ProposeBatch, RoundBuffers, allocate_round
+from specgraph.drafting.config import DraftConfig
+from specgraph.drafting.round import ProposeBatch, RoundBuffers
 from specgraph.drafting.sampling_buffers import SamplingBuffers
+from specgraph.drafting.shapes import DraftTree
 from specgraph.models.protocol import Head
 
 
@@ -96,20 +97,20 @@ class DraftBuffers:
     sampling: SamplingBuffers | None = None
     """What requests ask of sampling besides temperature and seed; None where drafts do not follow it."""
 
-    def named_tensors(self) -> dict[str, Tensor]:
-        """Every tensor by name, for the read-set."""
+    def named_tensors(self, prefix: str) -> dict[str, Tensor]:
+        """Every tensor by name, for the read-set; those that are not the round's begin with `prefix`."""
         named = dict(self.round.named_tensors())
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, AttentionMetadata):
-                named |= value.named_tensors(f"buffers.{field.name}")
+                named |= value.named_tensors(f"{prefix}.{field.name}")
             elif isinstance(value, TreeBuffers):
-                named |= {f"buffers.tree.{part.name}": getattr(value, part.name) for part in fields(value)}
+                named |= {f"{prefix}.{part.name}": getattr(value, part.name) for part in fields(value)}
             elif isinstance(value, SamplingBuffers):
                 named |= value.named_tensors()
             elif isinstance(value, Tensor):
-                named[f"buffers.{field.name}"] = value
-        return named | {f"buffers.query_start_loc.{rows}": t for rows, t in self.query_start_locs.items()}
+                named[f"{prefix}.{field.name}"] = value
+        return named | {f"{prefix}.query_start_loc.{rows}": t for rows, t in self.query_start_locs.items()}
 
     def sliced(self, num_requests: int, rows: PassRows, num_speculative_tokens: int) -> DraftBuffers:
         """The first `num_requests` requests of a batch with these rows and K: views of the same memory."""
@@ -138,7 +139,12 @@ class DraftBuffers:
 
 
 def allocate_buffers(
-    config: DraftConfig, rows: PassRows, query_lens: Collection[int], head: Head, device: torch.device
+    config: DraftConfig,
+    rows: PassRows,
+    query_lens: Collection[int],
+    head: Head,
+    memory: RoundBuffers,
+    tree: DraftTree | None,
 ) -> DraftBuffers:
     """Buffers for the largest batch of `config`, every request inert.
 
@@ -146,8 +152,11 @@ def allocate_buffers(
         rows: rows per request in a propose of the most draft tokens.
         query_lens: every number of rows per request that a pass may have.
         head: gives sizes and dtype.
+        memory: what the target's rounds leave.
+        tree: the shape of the trees that are drawn; None for chains.
     """
     requests, steps = config.max_num_requests, config.num_speculative_tokens
+    device = memory.seeds.device
 
     def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -155,16 +164,15 @@ def allocate_buffers(
     def start_loc(query_len: int) -> Tensor:
         return torch.arange(0, requests * query_len + 1, query_len, dtype=torch.int32, device=device)
 
-    shared = allocate_round(config, config.query_lens, head.aux_size, head.dtype, device)
-    tree, nodes = config.tree, steps if config.tree is None else config.tree.num_draft_tokens - 1
-    probs = zeros(requests, steps, head.draft_vocab_size, dtype=torch.float32) if config.keeps_draft_probs else None
+    nodes, keeps_probs = (steps, config.keeps_draft_probs) if tree is None else (tree.num_draft_tokens - 1, False)
+    probs = zeros(requests, steps, head.draft_vocab_size, dtype=torch.float32) if keeps_probs else None
     return DraftBuffers(
-        round=shared,
-        inputs=shared.sliced(requests, rows.first),
+        round=memory,
+        inputs=memory.sliced(requests, rows.first),
         token_ids=zeros(requests * rows.first),
         last_rows=zeros(requests),
-        first=allocate_metadata(requests, rows.first, shared.block_table),
-        step=allocate_metadata(requests, rows.later, shared.block_table, 0 if tree is None else tree.step_keys),
+        first=allocate_metadata(requests, rows.first, memory.block_table),
+        step=allocate_metadata(requests, rows.later, memory.block_table, 0 if tree is None else tree.step_keys),
         step_token_ids=zeros(requests * rows.later),
         hidden=zeros(requests * rows.carried, head.hidden_size, dtype=head.dtype),
         draft_step=zeros(1),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import cast
 
-import torch
 from torch import Tensor
 
 from specgraph import kernels
@@ -13,6 +12,7 @@ from specgraph.drafting.buffers import DraftBuffers, PassRows
 from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.host_lengths import HostRound
 from specgraph.drafting.program import DraftProgram, begin_rows, draft_one
+from specgraph.drafting.round import RoundBuffers
 from specgraph.graphs import AttentionStack, MakeAttend
 from specgraph.models.protocol import DraftHead
 
@@ -21,10 +21,10 @@ class ChainProgram(DraftProgram):
     """Step 0 over the target's rows, then K - 1 steps of one row per request."""
 
     def __init__(
-        self, head: DraftHead, stack: AttentionStack, config: DraftConfig, device: torch.device, position_offset: int
+        self, head: DraftHead, stack: AttentionStack, config: DraftConfig, memory: RoundBuffers, position_offset: int
     ) -> None:
         """position_offset: how much further than the target's rows the head's rows are (`OffsetHead`)."""
-        super().__init__(head, stack, config, device)
+        super().__init__(head, stack, config, memory)
         self.head, self.position_offset = head, position_offset
 
     def passes(self, num_speculative_tokens: int) -> int:

@@ -4,63 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, get_args
 
-from specgraph.attention import MAX_TREE_LEN
+from specgraph.drafting.shapes import DraftShape, DraftTree
 from specgraph.errors import ConfigError
 from specgraph.options import DraftSampling
 from specgraph.runner import RunnerConfig
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftTree:
-    """The shape of the trees that are drafted, in SGLang's terms; see docs/adr/0007-draft-trees.md.
-
-    Raises:
-        ConfigError: a number is out of range.
-    """
-
-    num_steps: int
-    """S: draft steps, the depth of the deepest node (speculative_num_steps)."""
-    top_k: int
-    """k: tokens that follow each expanded node, and nodes that each later step expands (speculative_eagle_topk)."""
-    num_draft_tokens: int
-    """N: rows per request in a verify, the request's last token and N - 1 nodes (speculative_num_draft_tokens)."""
-
-    def __post_init__(self) -> None:
-        s, k, n = self.num_steps, self.top_k, self.num_draft_tokens
-        asked = f"speculative_num_steps {s}, speculative_eagle_topk {k}, speculative_num_draft_tokens {n}"
-        if s < 1 or k < 1:
-            raise ConfigError(f"{asked}: a tree needs at least 1 step and top-k 1")
-        if not s + 1 <= n <= self.num_candidates + 1:
-            raise ConfigError(
-                f"{asked}: speculative_num_draft_tokens counts the last token and the nodes of the tree, so it is "
-                f"{s + 1} (one path) to {self.num_candidates + 1} (all that is drawn)"
-            )
-        if max(n, self.step_keys) > MAX_TREE_LEN:
-            raise ConfigError(
-                f"{asked}: a verify may have {MAX_TREE_LEN} rows per request and the draft steps after the first "
-                f"{MAX_TREE_LEN} together, here (steps - 1) * topk = {(s - 1) * k}; ask for a smaller tree"
-            )
-
-    def __str__(self) -> str:
-        return f"{self.num_steps}, {self.top_k}, {self.num_draft_tokens}"
-
-    @property
-    def num_candidates(self) -> int:
-        """C: tokens that are drawn, of which the N - 1 best are verified."""
-        return self.top_k + (self.num_steps - 1) * self.top_k**2
-
-    @property
-    def step_keys(self) -> int:
-        """Keys per request that the draft steps after the first write behind the context; at least 1."""
-        return max(1, (self.num_steps - 1) * self.top_k)
-
-    @property
-    def scratch_tokens(self) -> int:
-        """KV slots per request behind its tokens for the nodes of a tree: a node of a permitted depth may lie past
-        max_model_len."""
-        return max(self.num_draft_tokens, self.step_keys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,15 +21,17 @@ class DraftConfig(RunnerConfig):
     """
 
     num_speculative_tokens: int
-    """K, draft tokens per propose; with a schedule the largest K."""
-    draft_schedule: Mapping[int, int] | None = None
-    """K by batch: {largest number of requests: K}. A batch takes the K of the first entry that holds its padded size,
-    so that every captured size has one K. None always drafts num_speculative_tokens.
+    """K, draft tokens per propose; with a schedule the largest K or tree depth."""
+    draft_schedule: Mapping[int, int | Literal["tree"]] | None = None
+    """What is drafted by batch: {largest number of requests: K, or "tree"}. A batch takes the first entry that holds
+    its padded size, so that every captured size drafts one thing. None always drafts num_speculative_tokens.
 
     K 0 gives no drafts, and the next round is plain decode. The drafter's first pass still runs, so that its KV is
-    complete and drafting can go on when the batch is small again."""
+    complete and drafting can go on when the batch is small again. "tree" drafts `tree`: trees pay while the target's
+    pass has few rows, so they are for the smallest batches."""
     tree: DraftTree | None = None
-    """Draft trees of this shape instead of chains; num_speculative_tokens is its num_steps."""
+    """Draft trees of this shape instead of chains: in every batch, num_speculative_tokens being its num_steps, or in
+    the batches that the schedule says."""
     sampled: bool = False
     """Requests may have temperatures above 0."""
     draft_sampling: DraftSampling = "sampled"
@@ -91,8 +42,9 @@ class DraftConfig(RunnerConfig):
 
     @property
     def keeps_draft_probs(self) -> bool:
-        """Whether drafts are drawn by temperature."""
-        return self.sampled and self.draft_sampling == "sampled" and self.tree is None
+        """Whether drafts of chains are drawn by temperature."""
+        chains = any(not each.tree for each in self.shapes)
+        return self.sampled and self.draft_sampling == "sampled" and chains
 
     def __post_init__(self) -> None:
         RunnerConfig.__post_init__(self)
@@ -105,42 +57,68 @@ class DraftConfig(RunnerConfig):
             raise ConfigError(f"num_speculative_tokens must be at least 1, got {k}")
         if k >= self.max_model_len:
             raise ConfigError(f"num_speculative_tokens is {k}, and max_model_len only {self.max_model_len}")
-        if self.tree is not None and self.tree.num_steps != k:
+        if self.draft_schedule is not None:
+            self._check_schedule(self.draft_schedule)
+        elif self.tree is not None and self.tree.num_steps != k:
             raise ConfigError(f"num_speculative_tokens is {k}, and the draft tree has {self.tree.num_steps} steps")
-        if self.draft_schedule is None:
-            return
-        if self.tree is not None:
-            raise ConfigError("a draft_schedule sets K of chains; leave it out, or the three numbers of a draft tree")
-        for limit, tokens in self.draft_schedule.items():
-            if limit < 1 or not 0 <= tokens <= k:
+
+    def _check_schedule(self, schedule: Mapping[int, int | Literal["tree"]]) -> None:
+        k = self.num_speculative_tokens
+        for limit, drafts in schedule.items():
+            if limit < 1 or (drafts != "tree" and not 0 <= drafts <= k):
                 raise ConfigError(
-                    f"draft_schedule {{{limit}: {tokens}}}: batches have at least 1 request, and K is 0 to "
-                    f"num_speculative_tokens = {k}"
+                    f"draft_schedule {{{limit}: {drafts}}}: batches have at least 1 request, and K is 0 to "
+                    f"num_speculative_tokens = {k}, or 'tree'"
                 )
-        if not any(self.draft_schedule.values()):
-            raise ConfigError("draft_schedule drafts no token at any size: decode without a drafter instead")
-        if max(self.draft_schedule) < self.max_num_requests:
+        if ("tree" in schedule.values()) != (self.tree is not None):
+            missing = "names no 'tree'" if self.tree is not None else "has 'tree', and the shape of the tree is missing"
             raise ConfigError(
-                f"draft_schedule ends at {max(self.draft_schedule)} requests, batches go up to "
+                f"draft_schedule {dict(schedule)} {missing}: a tree needs its three numbers, and an entry for the "
+                "batches that draft it, such as 4:tree,16:3"
+            )
+        if self.tree is not None and self.tree.num_steps > k:
+            raise ConfigError(f"num_speculative_tokens is {k}, and the draft tree has {self.tree.num_steps} steps")
+        if not any(schedule.values()):
+            raise ConfigError("draft_schedule drafts no token at any size: decode without a drafter instead")
+        if max(schedule) < self.max_num_requests:
+            raise ConfigError(
+                f"draft_schedule ends at {max(schedule)} requests, batches go up to "
                 f"max_num_requests = {self.max_num_requests}: add an entry for it"
             )
 
     @property
     def query_len(self) -> int:
-        """Rows per request in a verify of the most draft tokens, and in step 0 after it: K + 1."""
-        return self.num_speculative_tokens + 1
+        """Rows per request in a verify of the most draft tokens, and in step 0 after it: the largest K + 1."""
+        return self.query_lens[-1]
 
-    def draft_tokens(self, num_requests: int) -> int:
-        """K for a batch of this padded size."""
+    @property
+    def shapes(self) -> frozenset[DraftShape]:
+        """All that a propose may draft."""
+        if self.draft_schedule is not None:
+            return frozenset(self._shape(each) for each in self.draft_schedule.values())
+        return frozenset([self._shape(self.num_speculative_tokens if self.tree is None else "tree")])
+
+    def shape(self, num_requests: int) -> DraftShape:
+        """What a batch of this padded size drafts."""
         if self.draft_schedule is None:
-            return self.num_speculative_tokens
-        return self.draft_schedule[min(limit for limit in self.draft_schedule if limit >= num_requests)]
+            return next(iter(self.shapes))
+        return self._shape(self.draft_schedule[min(limit for limit in self.draft_schedule if limit >= num_requests)])
+
+    def _shape(self, entry: int | Literal["tree"]) -> DraftShape:
+        if entry == "tree":
+            assert self.tree is not None
+            return DraftShape(self.tree.num_steps, tree=True)
+        return DraftShape(entry)
 
     @property
     def query_lens(self) -> tuple[int, ...]:
-        """Rows per request that a verify may have: K + 1 for every K, ascending."""
-        every = [self.num_speculative_tokens] if self.draft_schedule is None else self.draft_schedule.values()
-        return tuple(sorted({k + 1 for k in every}))
+        """Rows per request that the round before a propose may have: K + 1 for every K and tree depth, ascending."""
+        return tuple(sorted({each.query_len for each in self.shapes}))
+
+    @property
+    def chain_lens(self) -> tuple[int, ...]:
+        """Rows per request that the verify of a chain may have: K + 1 for every K, ascending."""
+        return tuple(sorted({each.query_len for each in self.shapes if not each.tree}))
 
     @property
     def max_blocks(self) -> int:

@@ -12,10 +12,10 @@ from specgraph.attention import AttentionBackend, AttentionMetadata, HostLengths
 from specgraph.drafting.batch_checks import check_values
 from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.head_checks import check_members, check_passes
-from specgraph.drafting.head_program import check_caches, program_for
+from specgraph.drafting.head_program import check_caches, programs_for
 from specgraph.drafting.host_lengths import Counts, HostRounds
 from specgraph.drafting.program import computed_tokens
-from specgraph.drafting.round import DraftTokens, ProposeBatch
+from specgraph.drafting.round import DraftTokens, ProposeBatch, allocate_round
 from specgraph.drafting.sampling_buffers import SamplingBuffers
 from specgraph.errors import CapacityError, ConfigError
 from specgraph.graphs import BatchDescriptor, Dispatch, MakeAttend, dispatch, padded_size
@@ -89,8 +89,14 @@ class Drafter(ModelRunner):
         check_caches(head, caches, config)
         super().__init__(head, caches, platform, config, attention)
         self.head, self.config = head, config
-        self.program = program_for(head, self.stack, config, platform.device, self.position_offset)
-        self.buffers = self.program.buffers = replace(self.program.buffers, sampling=sampling)
+        self.round = allocate_round(config, config.query_lens, head.aux_size, head.dtype, platform.device)
+        """What the target's rounds leave: the memory of `inputs`."""
+        self.draft_programs = programs_for(head, self.stack, config, self.round, self.position_offset)
+        """Of chains, of trees, or both."""
+        for program in self.draft_programs:
+            program.buffers = replace(program.buffers, sampling=sampling)
+        self.program = self.draft_programs[0]
+        self.buffers = self.program.buffers
         self.prefill_buffers = allocate_prefill(config, head.aux_size, head.dtype, platform.device)
         self._prefill = PrefillProgram(
             buffers=self.prefill_buffers,
@@ -98,7 +104,7 @@ class Drafter(ModelRunner):
             forward=self._prefill_rows,
             num_passes=self.program.prefill_passes,
         )
-        self.programs += [self._prefill, self.program]
+        self.programs += [self._prefill, *self.draft_programs]
         self.num_proposes = 0
         """Proposes so far."""
         self._prepared: dict[tuple[int, int], _Prepared] = {}
@@ -163,7 +169,7 @@ class Drafter(ModelRunner):
         ready = self._in_place.get(id(batch))  # the object itself: `inputs` keeps it alive
         if ready is None:
             ready = self._prepare(batch.num_requests, batch.query_len)
-            self.buffers.round.load(batch, ready.inputs, self.config.keeps_draft_probs)
+            self.round.load(batch, ready.inputs, self.config.keeps_draft_probs)
         elif ready.padding is not None:
             ready.padding.zero_()
         if self.config.debug:
@@ -191,7 +197,7 @@ class Drafter(ModelRunner):
             num_requests, query_len: of the batch on the other ranks; the smallest captured size by default.
         """
         ready = self._prepare(num_requests, query_len).run
-        self.buffers.round.num_sampled[: ready.batch.num_requests].zero_()
+        self.round.num_sampled[: ready.batch.num_requests].zero_()
         self.run(ready, self._host_lengths(ready.batch, [], []) if self.attention.host_parameters else None)
 
     def dispatch(self, num_requests: int, query_len: int | None = None) -> Dispatch:
@@ -257,7 +263,7 @@ class Drafter(ModelRunner):
         self, padded: BatchDescriptor, start_positions: Sequence[int] | None, num_sampled: Counts | None
     ) -> LengthsAt:
         computed = replace(padded, num_speculative_tokens=computed_tokens(padded))
-        now = self._host_rounds.round(computed, self.buffers.round, start_positions, num_sampled)
+        now = self._host_rounds.round(computed, self.round, start_positions, num_sampled)
         return partial(self.program.host_lengths, host_round=now)
 
     def _prepare(self, num_requests: int, query_len: int | None) -> _Prepared:
@@ -268,13 +274,14 @@ class Drafter(ModelRunner):
         return ready
 
     def _work_out(self, num_requests: int, query_len: int) -> _Prepared:
-        found, b = self._dispatch(num_requests, query_len), self.buffers
+        found = self._dispatch(num_requests, query_len)
         n, padded, k = num_requests, found.descriptor.num_requests, found.descriptor.num_speculative_tokens
-        drafts = self.buffers.sliced(n, self.program.rows(query_len, k), k)
+        program = next(each for each in self.draft_programs if each.draws_trees == found.descriptor.tree)
+        drafts = program.buffers.sliced(n, program.rows(query_len, k), k)
         return _Prepared(
-            inputs=b.round.sliced(n, query_len),
-            padding=b.round.num_sampled[n:padded] if n < padded else None,
-            run=self.prepare(self.program, found.descriptor, found.captured),
+            inputs=self.round.sliced(n, query_len),
+            padding=self.round.num_sampled[n:padded] if n < padded else None,
+            run=self.prepare(program, found.descriptor, found.captured),
             drafts=DraftTokens(
                 drafts.draft_token_ids,
                 drafts.draft_probs,
@@ -295,8 +302,8 @@ class Drafter(ModelRunner):
                 "(max_num_requests)"
             )
         # Eager pads too: matmuls change their last bit with the number of rows.
-        k = self.config.draft_tokens(padded_size(num_requests, self.config.sizes) or num_requests)
-        found = dispatch("propose", num_requests, query_len, k, self.config.sizes)
+        k, tree = self.config.shape(padded_size(num_requests, self.config.sizes) or num_requests)
+        found = dispatch("propose", num_requests, query_len, k, self.config.sizes, tree)
         if not found.captured and self.config.fallback == "error" and self.graphs is not None:
             raise CapacityError(f"{found.reason}, and fallback is 'error'")
         return found

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-import torch
-
 from specgraph.attention import KVCache
 from specgraph.drafting.chain import ChainProgram
 from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.masked import MaskedProgram
 from specgraph.drafting.parallel import ParallelProgram
 from specgraph.drafting.program import DraftProgram
+from specgraph.drafting.round import RoundBuffers
 from specgraph.drafting.stepwise import ModuleHead, StepwiseProgram
 from specgraph.drafting.tree import TreeProgram
 from specgraph.errors import ConfigError, UnsupportedError
@@ -20,14 +19,17 @@ from specgraph.graphs import AttentionStack
 from specgraph.models.protocol import DraftHead, MaskedHead, ParallelHead
 
 
-def program_for(
+def programs_for(
     head: DraftHead | ParallelHead,
     stack: AttentionStack,
     config: DraftConfig,
-    device: torch.device,
+    memory: RoundBuffers,
     position_offset: int,
-) -> DraftProgram:
-    """The draft program of a head.
+) -> list[DraftProgram]:
+    """The draft programs of a head: of chains, of trees, or both where the schedule drafts both.
+
+    Args:
+        memory: what the target's rounds leave; the programs share it.
 
     Raises:
         ConfigError: the head cannot draft K tokens.
@@ -47,14 +49,14 @@ def program_for(
                 f"num_speculative_tokens is {k}, and this parallel drafter was trained to fill "
                 f"{head.max_speculative_tokens} masked positions; ask for at most that many"
             )
-        return ParallelProgram(head, stack, config, device)
+        return [ParallelProgram(head, stack, config, memory)]
     if hasattr(head, "mask_hidden"):
         if tree is not None:
             raise UnsupportedError(
                 "this drafter takes a masked row for each token after the first, so no token follows another one as "
                 "in a draft tree: leave out the three numbers of the tree"
             )
-        return MaskedProgram(cast(MaskedHead, head), stack, config, device)
+        return [MaskedProgram(cast(MaskedHead, head), stack, config, memory)]
     num_modules: int = getattr(head, "num_modules", 1)
     if num_modules > 1 and tree is not None:
         raise UnsupportedError(
@@ -68,10 +70,13 @@ def program_for(
                 "ask for fewer tokens, or load it with num_modules=1 (--num-modules 1) to reuse the first module "
                 "at every step"
             )
-        return StepwiseProgram(cast(ModuleHead, head), stack, config, device)
+        return [StepwiseProgram(cast(ModuleHead, head), stack, config, memory)]
+    head, programs = cast(DraftHead, head), list[DraftProgram]()
+    if config.chain_lens:
+        programs.append(ChainProgram(head, stack, config, memory, position_offset))
     if tree is not None:
-        return TreeProgram(cast(DraftHead, head), stack, config, tree, device, position_offset)
-    return ChainProgram(cast(DraftHead, head), stack, config, device, position_offset)
+        programs.append(TreeProgram(head, stack, config, tree, memory, position_offset))
+    return programs
 
 
 def check_caches(head: DraftHead | ParallelHead, caches: Sequence[KVCache], config: DraftConfig) -> None:

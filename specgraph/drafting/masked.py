@@ -11,6 +11,7 @@ from specgraph.drafting.buffers import DraftBuffers, PassRows
 from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.host_lengths import HostRound
 from specgraph.drafting.program import DraftProgram, draft_block
+from specgraph.drafting.round import RoundBuffers
 from specgraph.graphs import AttentionStack, MakeAttend
 from specgraph.models.protocol import MaskedHead
 
@@ -21,8 +22,8 @@ class MaskedProgram(DraftProgram):
     The masked rows follow the last accepted one, so their keys lie in slots that the next round's rows overwrite.
     """
 
-    def __init__(self, head: MaskedHead, stack: AttentionStack, config: DraftConfig, device: torch.device) -> None:
-        super().__init__(head, stack, config, device)
+    def __init__(self, head: MaskedHead, stack: AttentionStack, config: DraftConfig, memory: RoundBuffers) -> None:
+        super().__init__(head, stack, config, memory)
         self.head = head
 
     def passes(self, num_speculative_tokens: int) -> int:

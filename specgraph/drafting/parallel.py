@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from specgraph import kernels
@@ -11,6 +10,7 @@ from specgraph.drafting.buffers import DraftBuffers, PassRows
 from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.host_lengths import HostRound
 from specgraph.drafting.program import DraftProgram, draft_block
+from specgraph.drafting.round import RoundBuffers
 from specgraph.graphs import AttentionStack, MakeAttend
 from specgraph.models.protocol import ParallelHead
 
@@ -21,8 +21,8 @@ class ParallelProgram(DraftProgram):
     Every request has 1 + K rows in the block, padding included, so the rows of a captured size are a multiple of 1 + K.
     """
 
-    def __init__(self, head: ParallelHead, stack: AttentionStack, config: DraftConfig, device: torch.device) -> None:
-        super().__init__(head, stack, config, device)
+    def __init__(self, head: ParallelHead, stack: AttentionStack, config: DraftConfig, memory: RoundBuffers) -> None:
+        super().__init__(head, stack, config, memory)
         self.head = head
 
     @property

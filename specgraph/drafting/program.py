@@ -17,6 +17,8 @@ from specgraph.attention import AttentionMetadata, HostLengths
 from specgraph.drafting.buffers import DraftBuffers, PassRows, allocate_buffers
 from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.host_lengths import HostRound
+from specgraph.drafting.round import RoundBuffers
+from specgraph.drafting.shapes import DraftTree
 from specgraph.graphs import AttentionStack, BatchDescriptor, MakeAttend, Phase
 from specgraph.models.protocol import DraftHead, Head, OutputProjection
 from specgraph.models.split import candidates
@@ -32,12 +34,24 @@ class DraftProgram(ABC):
     phase: Phase = "propose"
     step_kind: StepKind = "alike"
 
-    def __init__(self, head: Head, stack: AttentionStack, config: DraftConfig, device: torch.device) -> None:
-        self.stack, self.config = stack, config
+    def __init__(
+        self,
+        head: Head,
+        stack: AttentionStack,
+        config: DraftConfig,
+        memory: RoundBuffers,
+        tree: DraftTree | None = None,
+    ) -> None:
+        """
+        Args:
+            memory: what the target's rounds leave; the programs of one drafter share it.
+            tree: the shape of the trees that it draws; None where it draws chains.
+        """
+        self.stack, self.config, self.draws_trees = stack, config, tree is not None
         most = self.rows(config.query_len, config.num_speculative_tokens)
         lens = config.query_lens  # K + 1 for every K
         later = {self.rows(after, max(1, k - 1)).later for after in lens for k in lens}
-        self.buffers = allocate_buffers(config, most, {1, *lens, *later}, head, device)
+        self.buffers = allocate_buffers(config, most, {1, *lens, *later}, head, memory, tree)
 
     @property
     def prefill_passes(self) -> int:
@@ -92,10 +106,11 @@ class DraftProgram(ABC):
         return self.passes(computed_tokens(batch))
 
     def batches(self) -> list[BatchDescriptor]:
-        """Every captured size, largest first, after rounds of every length."""
+        """Every captured size that drafts with this program, largest first, after rounds of every length."""
         return [
-            BatchDescriptor("propose", size, query_len, self.config.draft_tokens(size))
+            BatchDescriptor("propose", size, query_len, shape.num_speculative_tokens, tree=shape.tree)
             for size in reversed(self.config.sizes)
+            if (shape := self.config.shape(size)).tree == self.draws_trees
             for query_len in reversed(self.config.query_lens)
         ]
 
@@ -120,7 +135,7 @@ class DraftProgram(ABC):
 
     def named_tensors(self) -> Mapping[str, Tensor]:
         """The buffers."""
-        return self.buffers.named_tensors()
+        return self.buffers.named_tensors("tree" if self.draws_trees else "buffers")
 
 
 def computed_tokens(batch: BatchDescriptor) -> int:

@@ -11,6 +11,7 @@ from specgraph.drafting.buffers import DraftBuffers, PassRows
 from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.host_lengths import HostRound
 from specgraph.drafting.program import DraftProgram, begin_rows, draft_one
+from specgraph.drafting.round import RoundBuffers
 from specgraph.graphs import AttentionStack, MakeAttend
 from specgraph.models.protocol import DraftHead, StepwiseHead
 from specgraph.runner import StepKind
@@ -25,8 +26,8 @@ class StepwiseProgram(DraftProgram):
 
     step_kind: StepKind = "distinct"
 
-    def __init__(self, head: ModuleHead, stack: AttentionStack, config: DraftConfig, device: torch.device) -> None:
-        super().__init__(head, stack, config, device)
+    def __init__(self, head: ModuleHead, stack: AttentionStack, config: DraftConfig, memory: RoundBuffers) -> None:
+        super().__init__(head, stack, config, memory)
         self.head = head
 
     @property

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from specgraph import kernels
 from specgraph.attention import AttentionMetadata, HostLengths, check_trees
 from specgraph.drafting.buffers import DraftBuffers, PassRows, TreeBuffers
-from specgraph.drafting.config import DraftConfig, DraftTree
+from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.host_lengths import HostRound
 from specgraph.drafting.program import DraftProgram, begin_rows, computed_tokens
+from specgraph.drafting.round import RoundBuffers
+from specgraph.drafting.shapes import DraftTree
 from specgraph.graphs import AttentionStack, BatchDescriptor, MakeAttend
 from specgraph.models.protocol import DraftHead
 from specgraph.runner import Work
@@ -31,11 +32,12 @@ class TreeProgram(DraftProgram):
         stack: AttentionStack,
         config: DraftConfig,
         tree: DraftTree,
-        device: torch.device,
+        memory: RoundBuffers,
         position_offset: int,
     ) -> None:
         """
         Args:
+            memory: what the target's rounds leave.
             position_offset: how much further than the target's rows the head's rows are (`OffsetHead`).
 
         Raises:
@@ -43,7 +45,7 @@ class TreeProgram(DraftProgram):
         """
         check_trees(stack.backend, head.attention_layers, head.dtype, config.block_size)
         self.head, self.tree, self.position_offset = head, tree, position_offset
-        super().__init__(head, stack, config, device)
+        super().__init__(head, stack, config, memory, tree)
 
     @property
     def later_rows(self) -> int:

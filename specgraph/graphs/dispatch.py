@@ -32,6 +32,8 @@ class BatchDescriptor:
     num_speculative_tokens: int
     step: int = 0
     """The draft step, where each step has a graph of its own; 0 where one graph serves all steps of the phase."""
+    tree: bool = False
+    """The drafts are a tree and K is its depth; else a chain."""
 
     @property
     def num_tokens(self) -> int:
@@ -40,7 +42,8 @@ class BatchDescriptor:
 
     def __str__(self) -> str:
         step = f", step {self.step}" if self.step else ""
-        return f"{self.phase}[{self.num_requests} x {self.query_len}, K={self.num_speculative_tokens}{step}]"
+        tree = ", tree" if self.tree else ""
+        return f"{self.phase}[{self.num_requests} x {self.query_len}, K={self.num_speculative_tokens}{tree}{step}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,12 @@ class Dispatch:
 
 
 def dispatch(
-    phase: Phase, num_requests: int, query_len: int, num_speculative_tokens: int, sizes: Sequence[int]
+    phase: Phase,
+    num_requests: int,
+    query_len: int,
+    num_speculative_tokens: int,
+    sizes: Sequence[int],
+    tree: bool = False,
 ) -> Dispatch:
     """Pad a uniform batch to the least captured size that holds it, or leave it at its own size for eager.
 
@@ -63,9 +71,10 @@ def dispatch(
         query_len: rows per request that enter the graph.
         num_speculative_tokens: K.
         sizes: captured numbers of requests, ascending; empty when nothing is captured.
+        tree: whether the drafts are a tree.
     """
     size = padded_size(num_requests, sizes)
-    descriptor = BatchDescriptor(phase, size or num_requests, query_len, num_speculative_tokens)
+    descriptor = BatchDescriptor(phase, size or num_requests, query_len, num_speculative_tokens, tree=tree)
     if size is not None:
         return Dispatch(descriptor, captured=True)
     reason = f"the largest captured size is {sizes[-1]} requests, the batch has {num_requests}" if sizes else "no sizes"

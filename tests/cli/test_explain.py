@@ -14,6 +14,7 @@ from drafting.pairs import make_head, make_target
 from specgraph.attention import PagedAttention, PagedHostAttention
 from specgraph.cli.captured import describe
 from specgraph.decoding import EngineConfig, SpeculativeDecoder
+from specgraph.drafting import DraftTree
 from specgraph.platforms import no
 from specgraph.reference import CpuPlatform
 from specgraph.reference.platform import CAPABILITIES
@@ -44,6 +45,21 @@ def rows(report):
     return [
         (r["model"], r["phase"], r["requests"], r["rows"], r["k"], r["step"], r["graphs"]) for r in report["captured"]
     ]
+
+
+def test_trees_for_small_batches():
+    tree = DraftTree(num_steps=2, top_k=2, num_draft_tokens=5)
+    report = report_of(tree=tree, draft_schedule={1: "tree", 4: 3}, lowering="step", mode="FULL_DECODE_ONLY")
+    seen = [(r["phase"], r["requests"], r["rows_per_request"], r["k"], r["tree"]) for r in report["captured"]]
+    assert seen == [
+        *(("verify", n, 4, 3, False) for n in (4, 1)),  # both sizes verify both: a request may have left
+        *(("verify", n, 5, 2, True) for n in (4, 1)),
+        *((what, 4, rows, 3, False) for what, rows in (("first", 4), ("step", 1), ("first", 3))),
+        *((what, 1, rows, 2, True) for what, rows in (("first", 4), ("step", 2), ("first", 3))),
+    ]
+    assert (report["num_speculative_tokens"], report["tree_sizes"]) == ({1: 2, 4: 3}, [1])
+    assert report["launches_per_propose"] == {2: 2, 3: 3}
+    assert (report["tree"]["num_draft_tokens"], report["program"]) == (5, "ChainProgram, TreeProgram")
 
 
 @pytest.mark.parametrize(("mode", "target", "drafter"), [("auto", 1, 1), ("FULL_AND_PIECEWISE", 3, 2)])
