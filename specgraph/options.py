@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 LoweringChoice = Literal["auto", "eager", "piecewise", "step", "merged", "round"]
 ModeChoice = Literal["auto", "NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"]
 Fallback = Literal["error", "eager"]
+Fp8Weights = Literal["auto", "keep", "dequantise"]
 DraftSampling = Literal["sampled", "greedy"]
 
 
@@ -111,6 +112,11 @@ class EngineOptions:
         None,
         "Of weights and activations: float32, float16 or bfloat16. Default: float32 on cpu, else the target's.",
         parse=str,
+    )
+    fp8_weights: Fp8Weights = _option(
+        "auto",
+        "Matrices stored as FP8: keep them (half the memory), or dequantise them at load. auto keeps them where the "
+        "device has linears that read FP8.",
     )
     sampled: bool = _option(False, "Allow temperatures above 0.")
     draft_sampling: DraftSampling = _option(

@@ -85,8 +85,8 @@ def bytes_per_propose(head: RandomHead, requests: int, k: int, context: int) -> 
     """The bytes that one propose of K tokens has to read from device memory: weights and the KV of every request.
 
     A chain drafter reads its layer, its input projection and lm_head at every step, and the projection of the target's
-    hidden states once per propose. A parallel drafter reads everything once. Embedding rows, norms and activations are
-    left out: they are less than a thousandth of the sum.
+    hidden states once per propose. A parallel drafter reads everything once. Embedding rows, norms, the
+    scales of FP8 weights and activations are left out: they are about a thousandth of the sum.
     """
     steps = 1 if isinstance(head, DFlashHead) else k
     kv_row = bytes_per_token(head.attention_layers, head.dtype)

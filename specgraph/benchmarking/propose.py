@@ -14,7 +14,7 @@ import torch
 
 from specgraph.attention import AttentionBackend, choose_attention
 from specgraph.benchmarking.floor import DeviceRates, propose_floor
-from specgraph.benchmarking.shapes import RandomHead, random_head, shape_named
+from specgraph.benchmarking.shapes import RandomHead, Weights, random_head, shape_named
 from specgraph.benchmarking.timing import count_host_reads, count_issued, count_kernels, device_time, host_time
 from specgraph.decoding import allocate_caches
 from specgraph.drafting import DraftConfig, Drafter, DraftTree, ProposeBatch
@@ -36,6 +36,8 @@ class BenchCase:
     lowerings: tuple[LoweringChoice, ...] = ("eager", "step", "merged")
     sampled: bool = False
     """Also time drafts sampled at temperature 1, beside greedy ones."""
+    weights: Weights = "plain"
+    """Also time the head with its matrices stored so, where not plain."""
     tree: DraftTree | None = None
     """Also time proposes of these trees, K steps deep."""
     torch_ops: bool = True
@@ -70,7 +72,11 @@ def bench_propose(
         Rows of trees have neither. A lowering that the platform can't do has a row with `refused`, the reason.
     """
     length = _length(case)
-    head = random_head(shape_named(case.shape), platform.device, dtype, length, case.tensor_parallel)
+    heads: dict[Weights, RandomHead] = {
+        stored: random_head(shape_named(case.shape), platform.device, dtype, length, case.tensor_parallel, stored)
+        for stored in dict.fromkeys(("plain", case.weights))
+    }
+    head = heads["plain"]
     attention = attention or choose_attention("auto", platform, head.attention_layers, head.dtype).backend
     batch = _batch(head, case, platform.device, attention.preferred_block_size)
     prepared: list[_Prepared] = []
@@ -78,7 +84,7 @@ def bench_propose(
     with torch.inference_mode():
         for way in _ways(platform, case):
             try:
-                drafter = _drafter(platform, head, case, way, length, attention)
+                drafter = _drafter(platform, heads[way.weights], case, way, length, attention)
             except UnsupportedError as error:
                 rows.append(_names(case, way) | {"refused": str(error)})
                 continue
@@ -98,7 +104,7 @@ def bench_propose(
             with ready.way.ops():
                 kernels = count_kernels(platform, ready.call) if case.count_kernels else None
             counted = {} if kernels is None else {"kernels": kernels}
-            rows.append(ready.row | counted | _times(head, case, ready, rates))
+            rows.append(ready.row | counted | _times(heads[ready.way.weights], case, ready, rates))
             ready.drafter.close()
     return rows
 
@@ -110,6 +116,7 @@ class _Way:
     name: str
     lowering: LoweringChoice
     sampled: bool = False
+    weights: Weights = "plain"
     tree: DraftTree | None = None
     ops: Callable[[], AbstractContextManager[None]] = nullcontext
     """A context that every call runs in."""
@@ -121,7 +128,8 @@ def _ways(platform: Platform, case: BenchCase) -> list[_Way]:
     if case.torch_ops and "eager" in case.lowerings and has_implementations(key):
         ways.insert(0, _Way("eager, torch ops", "eager", ops=lambda: plain_torch(key)))
     trees = [replace(way, tree=case.tree) for way in ways] if case.tree is not None else []
-    return ways + ([replace(way, sampled=True) for way in ways] if case.sampled else []) + trees
+    stored = [replace(way, weights=case.weights) for way in ways] if case.weights != "plain" else []
+    return ways + ([replace(way, sampled=True) for way in ways] if case.sampled else []) + stored + trees
 
 
 @dataclass(slots=True)
@@ -220,6 +228,7 @@ def _names(case: BenchCase, way: _Way) -> dict[str, Any]:
         "context": case.context,
         "lowering": way.name,
         "sampled": way.sampled,
+        **({} if way.weights == "plain" else {"weights": way.weights}),
         **({} if way.tree is None else {"tree": str(way.tree)}),
     }
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from specgraph.errors import ConfigError
+from specgraph.kernels.linear_fp8 import quantised
 from specgraph.models.config import ModelConfig, RotaryConfig
 from specgraph.models.dflash import DFlashConfig, DFlashHead, DFlashWeights
 from specgraph.models.eagle import EagleHead, EagleWeights
@@ -16,6 +17,10 @@ from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
 from specgraph.models.layers import DecoderLayer
 from specgraph.models.mtp import MtpHead, MtpModule
 from specgraph.parallel import WHOLE, TensorParallel
+
+Weights = Literal["plain", "fp8", "fp8-blocks"]
+"""How a head's matrices are stored: in its dtype; as FP8 with a scale per row; or with a scale per row and 128 columns.
+Embedding and lm_head are never FP8, as in checkpoints."""
 
 RandomHead = Eagle3Head | EagleHead | MtpHead | DFlashHead
 
@@ -67,11 +72,26 @@ def shape_named(name: str) -> BenchShape:
     return SHAPES[name]
 
 
+def weights_named(name: str) -> Weights:
+    """The way of storing weights of that name.
+
+    Raises:
+        ConfigError: there is none; the message lists all.
+    """
+    known: tuple[Weights, ...] = get_args(Weights)
+    for way in known:
+        if way == name:
+            return way
+    raise ConfigError(f"unknown weights '{name}'; there are {', '.join(known)}")
+
+
 class RandomWeights:
     """Makes normally distributed weights with variance 1 / columns, so that activations keep their size."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, ranks: TensorParallel = WHOLE) -> None:
-        self._device, self._dtype, self.ranks = device, dtype, ranks
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, ranks: TensorParallel = WHOLE, weights: Weights = "plain"
+    ) -> None:
+        self._device, self._dtype, self.ranks, self.weights = device, dtype, ranks, weights
         self._g = torch.Generator(device=device).manual_seed(0)
         self._own = torch.Generator(device=device).manual_seed(1 + ranks.rank)
 
@@ -81,6 +101,11 @@ class RandomWeights:
         parts = [size // self.ranks.size if own and dim == split else size for dim, size in enumerate((rows, columns))]
         values = torch.randn(*parts, generator=self._own if own else self._g, device=self._device)
         return (values * columns**-0.5).to(self._dtype)
+
+    def linear(self, rows: int, columns: int, split: int | None = None) -> tuple[Tensor, Tensor | None]:
+        """The weights of a linear as they are stored, and their scales in FP8."""
+        weight = self.matrix(rows, columns, split)
+        return (weight, None) if self.weights == "plain" else quantised(weight, None if self.weights == "fp8" else 128)
 
     def norm(self, size: int) -> Tensor:
         """Norm weights [size], all 1."""
@@ -99,54 +124,71 @@ class RandomWeights:
         """One decoder layer."""
         hidden, inner = shape.hidden_size, shape.intermediate_size
         query, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        qkv, qkv_scale = self.linear(query + 2 * kv, input_size, 0)
+        output, output_scale = self.linear(hidden, query, 1)
+        gate_up, gate_up_scale = self.linear(2 * inner, hidden, 0)
+        down, down_scale = self.linear(hidden, inner, 1)
         return DecoderLayer(
-            qkv=self.matrix(query + 2 * kv, input_size, 0),
-            output=self.matrix(hidden, query, 1),
+            qkv=qkv,
+            output=output,
             post_norm=self.norm(hidden),
-            gate_up=self.matrix(2 * inner, hidden, 0),
-            down=self.matrix(hidden, inner, 1),
+            gate_up=gate_up,
+            down=down,
+            qkv_scale=qkv_scale,
+            output_scale=output_scale,
+            gate_up_scale=gate_up_scale,
+            down_scale=down_scale,
             input_norm=self.norm(hidden) if input_norm else None,
             tensor_parallel=self.ranks,
         )
 
 
 def random_head(
-    shape: BenchShape, device: torch.device, dtype: torch.dtype, max_model_len: int, ranks: TensorParallel = WHOLE
+    shape: BenchShape,
+    device: torch.device,
+    dtype: torch.dtype,
+    max_model_len: int,
+    ranks: TensorParallel = WHOLE,
+    weights: Weights = "plain",
 ) -> RandomHead:
-    """A draft head of this shape, for up to `max_model_len` positions; split over `ranks`, this rank's part of it."""
-    make, hidden = RandomWeights(device, dtype, ranks), shape.hidden_size
+    """A draft head of this shape, for up to `max_model_len` positions; split over `ranks`, this rank's part of it.
+
+    Its random numbers do not depend on `weights`.
+    """
+    make, hidden = RandomWeights(device, dtype, ranks, weights), shape.hidden_size
     model = model_config(shape, dtype, max_model_len).split(ranks)
     if shape.kind == "eagle1":
         layer = make.layer(shape, hidden, input_norm=False)
-        table, fc = make.matrix(shape.vocab_size, hidden, 0), make.matrix(hidden, 2 * hidden)
+        table, (fc, fc_scale) = make.matrix(shape.vocab_size, hidden, 0), make.linear(hidden, 2 * hidden)
         head = make.matrix(shape.vocab_size, hidden, 0)
-        return EagleHead(model, EagleWeights(table, fc, None, head), [layer])
+        return EagleHead(model, EagleWeights(table, fc, None, head, fc_scale), [layer])
     if shape.kind == "mtp":
-        module = MtpModule(
-            make.norm(hidden), make.norm(hidden), make.matrix(hidden, 2 * hidden), make.layer(shape, hidden),
-            make.norm(hidden),
-        )  # fmt: skip
+        norms, (projection, scale) = [make.norm(hidden) for _ in range(3)], make.linear(hidden, 2 * hidden)
+        module = MtpModule(norms[0], norms[1], projection, make.layer(shape, hidden), norms[2], scale)
         table, head = make.matrix(shape.vocab_size, hidden, 0), make.matrix(shape.vocab_size, hidden, 0)
         return MtpHead(model, [module], table, head)
     aux = tuple(range(shape.num_aux))
     if shape.kind == "dflash":
         layers = [make.layer(shape, hidden) for _ in range(shape.num_layers)]
         config = DFlashConfig(model, hidden, shape.draft_vocab_size, aux, shape.block_size, mask_token_id=0)
-        weights = DFlashWeights(
-            make.matrix(shape.vocab_size, hidden, 0), make.matrix(hidden, shape.num_aux * hidden), make.norm(hidden),
-            make.norm(hidden), make.matrix(shape.draft_vocab_size, hidden, 0), make.vocabulary(shape),
+        table, (fc, fc_scale) = make.matrix(shape.vocab_size, hidden, 0), make.linear(hidden, shape.num_aux * hidden)
+        block = DFlashWeights(
+            table, fc, make.norm(hidden), make.norm(hidden), make.matrix(shape.draft_vocab_size, hidden, 0),
+            make.vocabulary(shape), fc_scale,
         )  # fmt: skip
-        return DFlashHead(config, weights, layers)
+        return DFlashHead(config, block, layers)
     layer = make.layer(shape, 2 * hidden)
-    weights = Eagle3Weights(
-        embed_tokens=make.matrix(shape.vocab_size, hidden, 0),
+    table, (fc, fc_scale) = make.matrix(shape.vocab_size, hidden, 0), make.linear(hidden, shape.num_aux * hidden)
+    tensors = Eagle3Weights(
+        embed_tokens=table,
         hidden_norm=make.norm(hidden),
         norm=make.norm(hidden),
         lm_head=make.matrix(shape.draft_vocab_size, hidden, 0),
-        fc=make.matrix(hidden, shape.num_aux * hidden),
+        fc=fc,
+        fc_scale=fc_scale,
         draft_to_target=make.vocabulary(shape),
     )
-    return Eagle3Head(Eagle3Config(model, hidden, shape.draft_vocab_size, aux), weights, [layer])
+    return Eagle3Head(Eagle3Config(model, hidden, shape.draft_vocab_size, aux), tensors, [layer])
 
 
 def model_config(shape: BenchShape, dtype: torch.dtype, max_model_len: int) -> ModelConfig:

@@ -25,6 +25,7 @@ from specgraph.decoding import allocate_caches
 from specgraph.drafting import DraftConfig, Drafter
 from specgraph.errors import UnsupportedError
 from specgraph.kernels.library import dispatch_key_of
+from specgraph.kernels.linear_fp8 import quantised
 from specgraph.platforms import Platform, open_platform
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ def shapes_of(platform: Platform, head: RandomHead, requests: Sequence[int], k: 
 
 def candidates(shape: LinearShape) -> list[Tile]:
     """Tiles whose pipeline fits shared memory and keeps enough bytes in flight."""
+    if shape.kind.endswith("_fp8"):
+        return fp8_candidates(shape)
     from specgraph.kernels.triton.launch import Tile
 
     found: list[Tile] = []
@@ -94,16 +97,41 @@ def candidates(shape: LinearShape) -> list[Tile]:
     return found
 
 
+def fp8_candidates(shape: LinearShape) -> list[Tile]:
+    """The same for weights of one byte, which each warp converts: a warp should have columns of its own."""
+    from specgraph.kernels.triton.launch import Tile
+
+    found: list[Tile] = []
+    width = 2 if shape.kind == "gate_up_fp8" else 1
+    sizes = itertools.product((16, 32, 64, 128), (64, 128, 256, 512), (2, 4, 8), range(2, 8))
+    for columns, depth, warps, stages in sizes:
+        weights = columns * width * depth
+        shared, in_flight = (weights + shape.rows * depth * 2) * stages, weights * (stages - 1)
+        if shape.depth % depth or shared > 220 << 10 or not 4 << 10 <= weights <= 32 << 10:
+            continue
+        if not 16 << 10 <= in_flight <= 132 << 10 or shape.rows * depth > 64 * 256:
+            continue
+        if not 8 * warps <= columns * width <= 128 * warps or shape.columns // columns < 64:
+            continue
+        found.append(Tile(columns, depth, warps, stages))
+    return found
+
+
 def linear_call(shape: LinearShape, copies: int, device: torch.device, dtype: torch.dtype) -> Callable[[Any, int], Any]:
     """A function (ops, copy) that runs one linear of this shape with that copy of its weights."""
     columns, depth, rows = shape.columns, shape.depth, shape.rows
 
     def weights() -> Tensor:
-        out = 2 * columns if shape.kind == "gate_up" else columns
+        out = 2 * columns if shape.kind.startswith("gate_up") else columns
         return (torch.randn(out, depth, device=device) * depth**-0.5).to(dtype)
 
-    held = [weights() for _ in range(copies)]
     x = torch.randn(rows, depth, device=device).to(dtype)
+    if shape.kind.endswith("_fp8"):
+        stored = [quantised(weights()) for _ in range(copies)]
+        if shape.kind == "gate_up_fp8":
+            return lambda ops, i: ops.norm_gate_up_fp8(x, None, 0.0, *stored[i])
+        return lambda ops, i: ops.norm_linear_fp8(x, None, 0.0, *stored[i])
+    held = [weights() for _ in range(copies)]
     if shape.kind == "gate_up":
         return lambda ops, i: ops.norm_gate_up(x, None, 0.0, held[i], None)
     if shape.kind == "head":
@@ -127,7 +155,8 @@ def tune(
     tiles = {shape: dict.fromkeys([*candidates(shape), shipped.otherwise(*shape)]) for shape in shapes}
     compile_all(name, [(shape, tile) for shape in shapes for tile in tiles[shape] if tile is not None], dtype, workers)
     for shape in shapes:
-        size = shape.columns * shape.depth * dtype.itemsize * (2 if shape.kind == "gate_up" else 1)
+        itemsize = 1 if shape.kind.endswith("_fp8") else dtype.itemsize
+        size = shape.columns * shape.depth * itemsize * (2 if shape.kind.startswith("gate_up") else 1)
         copies = max(3, -(-_COPIED_BYTES // size))
         call = linear_call(shape, copies, platform.device, dtype)
         timed = _timed(platform, ops, call, copies, dict.fromkeys([None, *tiles[shape]]))

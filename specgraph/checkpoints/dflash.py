@@ -17,6 +17,7 @@ from specgraph.checkpoints.fit import (
 from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.checkpoints.formats import DrafterFolder, DrafterFormat, DrafterReader
 from specgraph.checkpoints.llama import load_decoder_layer
+from specgraph.checkpoints.matrices import load_matrix
 from specgraph.checkpoints.model_config import require_full_attention
 from specgraph.models.dflash import DFlashConfig, DFlashHead, DFlashWeights
 
@@ -95,9 +96,11 @@ def load_dflash(opened: DrafterFolder, target: DraftedTarget) -> DFlashHead:
     hidden, vocabulary = model.hidden_size, target.vocab_size
     check_same("hidden size", config.target_hidden_size, target.hidden_size, source.name)
     check_same("vocabulary", model.vocab_size, vocabulary, source.name)
+    fc = load_matrix(folder, ["fc.weight"], [(hidden, len(config.aux_layers) * config.target_hidden_size)])
     weights = DFlashWeights(
         embed_tokens=shared_or_own(folder, "embed_tokens.weight", target, target.embed_tokens, vocabulary, hidden),
-        fc=folder.weight("fc.weight", (hidden, len(config.aux_layers) * config.target_hidden_size)),
+        fc=fc.weight,
+        fc_scale=fc.scale,
         hidden_norm=folder.weight("hidden_norm.weight", (hidden,)),
         norm=folder.weight("norm.weight", (hidden,)),
         lm_head=shared_or_own(folder, "lm_head.weight", target, target.lm_head, config.draft_vocab_size, hidden),

@@ -9,6 +9,7 @@ from specgraph.checkpoints.fit import DraftedTarget, check_same, drafter_config,
 from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.checkpoints.formats import DrafterFolder, DrafterFormat, DrafterReader
 from specgraph.checkpoints.llama import load_decoder_layer
+from specgraph.checkpoints.matrices import load_matrix
 from specgraph.models.eagle import EagleHead, EagleWeights
 
 
@@ -37,11 +38,13 @@ def load_eagle(opened: DrafterFolder, target: DraftedTarget) -> EagleHead:
         names = ["transformer"]
     else:
         names = [f"layers.{i}" for i in range(config.num_layers)]
+    fusing = load_matrix(folder, [f"{fc}.weight"], [(hidden, 2 * hidden)])
     weights = EagleWeights(
         embed_tokens=shared_or_own(
             folder, "embed_tokens.weight", target, target.embed_tokens, config.vocab_size, hidden
         ),
-        fc=folder.weight(f"{fc}.weight", (hidden, 2 * hidden)),
+        fc=fusing.weight,
+        fc_scale=fusing.scale,
         fc_bias=folder.optional_weight(f"{fc}.bias", (hidden,)),
         lm_head=shared_or_own(folder, "lm_head.weight", target, target.lm_head, config.vocab_size, hidden),
     )

@@ -63,6 +63,10 @@ class CheckpointFolder:
     """Names that were read, or that may be ignored."""
     quantisation: Quantisation | None = None
     """How weights are stored, where not as plain floating point."""
+    keep_fp8: bool = False
+    """Matrices of linears that are stored as FP8 stay so: see `load_matrix`."""
+    kept_fp8: set[str] = field(default_factory=set[str])
+    """Names of those that did."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
@@ -86,9 +90,10 @@ class CheckpointFolder:
             CapacityError: the device has not enough memory.
         """
         stored = self._stored(name, shape)
-        if stored.dtype in FP8 and self.quantisation is not None and self.quantisation.kind == "fp8":
-            values = self._from_fp8(name, stored, self.quantisation)
-            values = values if share is None else _part(values, share)
+        if self.is_fp8(name):
+            _, scale, block = self.fp8_parts(name, shape)
+            values = from_fp8(stored.read(None), scale, block)
+            values = values if share is None else part_of(values, share)
         elif stored.dtype in FLOATS:
             values = stored.read(share)
         else:
@@ -96,7 +101,7 @@ class CheckpointFolder:
                 f"{stored.file}: tensor {shown(name)} is stored as {stored.dtype}, and config.json does not say how "
                 "to read that as floating point; give a float32, float16 or bfloat16 checkpoint"
             )
-        return self._placed(name, stored, values.to(dtype=dtype or self.dtype))
+        return self._checked(name, stored, values.to(dtype=dtype or self.dtype))
 
     def mxfp4(self, name: str, shape: Sequence[int]) -> Tensor:
         """Matrices [count, out, in] stored as `name`_blocks and `name`_scales, in the folder's dtype.
@@ -117,25 +122,45 @@ class CheckpointFolder:
         for part in (blocks, scales):
             if part.dtype not in ("U8", "torch.uint8"):
                 raise CheckpointError(f"{part.file}: a part of {shown(name)} is stored as {part.dtype}, not as bytes")
-        return self._placed(name, blocks, from_mxfp4(blocks.read(None), scales.read(None)).to(self.dtype))
+        return self._checked(name, blocks, from_mxfp4(blocks.read(None), scales.read(None)).to(self.dtype))
 
-    def _from_fp8(self, name: str, stored: StoredTensor, quantisation: Quantisation) -> Tensor:
+    def is_fp8(self, name: str) -> bool:
+        """Whether a tensor is stored as FP8, and config.json says so."""
+        said = self.quantisation is not None and self.quantisation.kind == "fp8"
+        return said and name in self.tensors and self.tensors[name].dtype in FP8
+
+    def fp8_parts(self, name: str, shape: Sequence[int]) -> tuple[StoredTensor, Tensor, tuple[int, int] | None]:
+        """A tensor for which `is_fp8`, its scale as it is stored, and the block of the matrix that shares one scale.
+
+        Raises:
+            CheckpointError: no such tensor or scale, or another shape or dtype of one.
+        """
+        stored = self._stored(name, shape)
+        block = None if self.quantisation is None else self.quantisation.block
         scale_name = next((n for n in (f"{name}_scale", f"{name}_scale_inv") if n in self.tensors), f"{name}_scale")
-        shapes = scale_shapes(stored.shape, quantisation.block)
+        shapes = scale_shapes(stored.shape, block)
         given = self.tensors[scale_name].shape if scale_name in self.tensors else ()
         scale = self._stored(scale_name, given if given in shapes else shapes[-1])
         if scale.dtype not in FLOATS:
             raise CheckpointError(f"{scale.file}: tensor {shown(scale_name)} is stored as {scale.dtype}, not as floats")
-        return from_fp8(stored.read(None), scale.read(None), quantisation.block if len(stored.shape) == 2 else None)
+        return stored, scale.read(None), block if len(stored.shape) == 2 else None
 
-    def _placed(self, name: str, stored: StoredTensor, weight: Tensor) -> Tensor:
-        """`weight` on the folder's device, checked before."""
+    def _checked(self, name: str, stored: StoredTensor, weight: Tensor) -> Tensor:
+        """`weight` on the folder's device, if its values are those of weights."""
         low, high = (float(limit) for limit in weight.aminmax())  # on the host: before any device work
         if not -LARGEST_WEIGHT <= low <= high <= LARGEST_WEIGHT:  # NaN compares false
             raise CheckpointError(
                 f"{stored.file}: tensor {shown(name)} (stored as {stored.dtype}, read as {weight.dtype}) holds values "
                 f"from {low:g} to {high:g}; weights must be finite and below {LARGEST_WEIGHT:g}"
             )
+        return self.placed(name, weight)
+
+    def placed(self, name: str, weight: Tensor) -> Tensor:
+        """`weight` on the folder's device.
+
+        Raises:
+            CapacityError: the device has not enough memory.
+        """
         try:
             return weight.to(self.device)
         except RuntimeError as error:  # torch's errors of all devices, OutOfMemoryError too, are RuntimeErrors
@@ -202,7 +227,11 @@ class CheckpointFolder:
 
 
 def open_checkpoint(
-    folder: Path, device: torch.device, dtype: torch.dtype, quantisation: Quantisation | None = None
+    folder: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantisation: Quantisation | None = None,
+    keep_fp8: bool = False,
 ) -> CheckpointFolder:
     """List a folder's tensors. Headers of all files are checked now, so truncation shows before any device work.
 
@@ -227,7 +256,7 @@ def open_checkpoint(
             raise CheckpointError(f"{folder} has no weights: {expected} (it holds: {listed(folder)})")
     if not tensors:
         raise CheckpointError(f"{folder} has files for weights, but they hold no tensor; fetch the checkpoint again")
-    return CheckpointFolder(folder, tensors, device, dtype, quantisation=quantisation)
+    return CheckpointFolder(folder, tensors, device, dtype, quantisation=quantisation, keep_fp8=keep_fp8)
 
 
 def _indexed_tensors(index: Path) -> dict[str, StoredTensor]:
@@ -269,7 +298,7 @@ def _safetensors(path: Path) -> dict[str, StoredTensor]:
     headers = {name: guarded(file.get_slice, name) for name in guarded(file.keys)}
 
     def read(name: str, share: Share | None) -> Tensor:
-        return file.get_tensor(name) if share is None else _part(file.get_slice(name), share)
+        return file.get_tensor(name) if share is None else part_of(file.get_slice(name), share)
 
     return {
         name: StoredTensor(path, tuple(h.get_shape()), h.get_dtype(), partial(guarded, read, name))
@@ -277,7 +306,7 @@ def _safetensors(path: Path) -> dict[str, StoredTensor]:
     }
 
 
-def _part(source: Any, share: Share) -> Tensor:
+def part_of(source: Any, share: Share) -> Tensor:
     """A share of a tensor, or of a tensor in a file that is read by slices."""
     skipped = (slice(None),) * share.dim
     return torch.cat([source[(*skipped, slice(begin, end))] for begin, end in share.ranges], dim=share.dim)
@@ -305,4 +334,4 @@ def _pickled_tensors(path: Path) -> dict[str, StoredTensor]:
 
 
 def _read(tensor: Tensor, share: Share | None) -> Tensor:
-    return tensor.detach() if share is None else _part(tensor.detach(), share)
+    return tensor.detach() if share is None else part_of(tensor.detach(), share)

@@ -11,6 +11,7 @@ from specgraph.checkpoints.fit import DraftedTarget, check_same
 from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.checkpoints.formats import DrafterFolder, DrafterFormat, DrafterReader
 from specgraph.checkpoints.latent import load_latent
+from specgraph.checkpoints.matrices import Matrix, load_matrix
 from specgraph.checkpoints.model_config import ARCHITECTURES, model_config
 from specgraph.errors import CheckpointError
 from specgraph.models.config import ModelConfig
@@ -55,33 +56,43 @@ def load_decoder_layer(
         loaded = weight(f"{name}.weight", size)
         return loaded + config.norm_offset if config.norm_offset else loaded
 
-    def packed(name: str, names: list[str], sizes: list[int], columns: int, shares: list[Share | None]) -> Tensor:
+    def packed(name: str, names: list[str], sizes: list[int], columns: int, shares: list[Share | None]) -> Matrix:
         if config.packed_projections:
-            return weight(f"{name}.weight", sum(sizes), columns, share=_packed_share(sizes, shares))
-        return folder.stacked([f"{n}.weight" for n in names], [(size, columns) for size in sizes], shares)
+            return matrix(name, sum(sizes), columns, share=_packed_share(sizes, shares))
+        return load_matrix(folder, [f"{n}.weight" for n in names], [(size, columns) for size in sizes], shares)
+
+    def matrix(name: str, rows: int, columns: int, share: Share | None) -> Matrix:
+        return load_matrix(folder, [f"{prefix}.{name}.weight"], [(rows, columns)], [share])
 
     # Gemma 3 normalises before and after; there "post_attention" is what follows attention at once.
     before_mlp = "pre_feedforward_layernorm" if config.output_norms else "post_attention_layernorm"
 
     latent = None
     if config.latent is not None:
-        projection, latent = load_latent(folder, prefix, config, config.latent)
+        packed_latent, latent = load_latent(folder, prefix, config, config.latent)
+        projection = Matrix(packed_latent)
         query = config.num_heads * config.latent.value
     else:
         projection = packed("self_attn.qkv_proj", qkv, [query, kv, kv], width, heads)
     experts = None
     if config.experts is not None and (index is None or config.experts.layers[index]):
         experts = load_experts(folder, prefix, config.experts, hidden, ranks)
+    output = matrix("self_attn.o_proj", hidden, query, share=ranks.share(1, query))
+    if experts is None:
+        first = packed("mlp.gate_up_proj", gate_up, [inner, inner], hidden, [ranks.share(0, inner)] * 2)
+        second = matrix("mlp.down_proj", hidden, inner, share=ranks.share(1, inner))
+    else:
+        first, second = Matrix(experts.gate_up), Matrix(experts.down)
     return DecoderLayer(
-        qkv=projection,
-        output=weight("self_attn.o_proj.weight", hidden, query, share=ranks.share(1, query)),
+        qkv=projection.weight,
+        output=output.weight,
         post_norm=norm(before_mlp),
-        gate_up=packed("mlp.gate_up_proj", gate_up, [inner, inner], hidden, [ranks.share(0, inner)] * 2)
-        if experts is None
-        else experts.gate_up,
-        down=weight("mlp.down_proj.weight", hidden, inner, share=ranks.share(1, inner))
-        if experts is None
-        else experts.down,
+        gate_up=first.weight,
+        down=second.weight,
+        qkv_scale=projection.scale,
+        output_scale=output.scale,
+        gate_up_scale=first.scale,
+        down_scale=second.scale,
         input_norm=norm("input_layernorm") if input_norm else None,
         qkv_bias=folder.stacked([f"{n}.bias" for n in qkv], [(query,), (kv,), (kv,)], heads)
         if config.qkv_bias

@@ -39,6 +39,7 @@ def load_target(
     dtype: torch.dtype | None = None,
     max_model_len: int | None = None,
     tensor_parallel: TensorParallel = WHOLE,
+    keep_fp8: bool = False,
 ) -> LlamaTarget:
     """Read a target from a Hugging Face folder.
 
@@ -48,6 +49,8 @@ def load_target(
         dtype: of weights and activations; the checkpoint's own when None.
         max_model_len: positions to prepare for; the checkpoint's maximum when None.
         tensor_parallel: the ranks that split the model, and this one's place: it reads its share only.
+        keep_fp8: the matrices of dense layers that are stored as FP8 stay so, and take half the memory; a device
+            without ops of its own for them turns each into `dtype` whenever it is used. All are turned when False.
 
     Raises:
         CheckpointError: unknown architecture or quantisation, or a missing, truncated or misshapen part.
@@ -73,9 +76,9 @@ def load_target(
             f"expert parallel: {source.name} is a {config.architecture} model without experts; leave that option out"
         )
     config = config.split(tensor_parallel)
-    announce(stored, str(folder), dtype or config.dtype)
-    checkpoint = open_checkpoint(folder, torch.device(device), dtype or config.dtype, stored)
+    checkpoint = open_checkpoint(folder, torch.device(device), dtype or config.dtype, stored, keep_fp8)
     target = load_llama(checkpoint, config)
+    announce(stored, str(folder), checkpoint.dtype, len(checkpoint.kept_fp8))
     checkpoint.ignore(mtp_tensors(checkpoint, config.num_layers))
     checkpoint.refuse_unused()
     check_keys(source)
@@ -97,6 +100,7 @@ def load_drafter(
     target: DraftedTarget | Path | str | torch.nn.Module,
     dtype: torch.dtype | None = None,
     num_modules: int | None = None,
+    keep_fp8: bool = False,
 ) -> DraftHead | ParallelHead:
     """Read a drafter for `target`, onto the device of the target's embedding.
 
@@ -107,6 +111,7 @@ def load_drafter(
             shared with it unless the drafter's folder has its own. Where it is split over ranks, so is the drafter.
         dtype: of weights and activations; the target's when None.
         num_modules: for MTP: number of modules to use; all when None. 1 uses the first at every step.
+        keep_fp8: as in `load_target`.
 
     Raises:
         CheckpointError: unknown format; a part that is missing, misshapen, or that no reader knows; a drafter made for
@@ -118,7 +123,7 @@ def load_drafter(
     if isinstance(target, str | Path | torch.nn.Module):
         target = target_shape(target)
     stored = quantisation(source)
-    checkpoint = open_checkpoint(folder, target.embed_tokens.device, dtype or target.dtype, stored)
+    checkpoint = open_checkpoint(folder, target.embed_tokens.device, dtype or target.dtype, stored, keep_fp8)
     found = detect_format(source, checkpoint, READERS)
     if num_modules is not None and (num_modules < 1 or found.algorithm != "mtp"):
         raise ConfigError(f"num_modules {num_modules}: {folder} holds {found}; it takes 1 or more, and only for mtp")
@@ -126,9 +131,9 @@ def load_drafter(
     if layers is not source and (inner := quantisation(layers)) is not None:
         stored = inner
         checkpoint = replace(checkpoint, quantisation=inner)
-    announce(stored, str(folder), checkpoint.dtype)
     reader = next(reader for reader in READERS if reader.algorithm == found.algorithm)
     head = reader.load(DrafterFolder(checkpoint, source, layers, found, num_modules), target)
+    announce(stored, str(folder), checkpoint.dtype, len(checkpoint.kept_fp8))
     checkpoint.refuse_unused()
     check_keys(source)
     return head

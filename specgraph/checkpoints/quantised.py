@@ -2,7 +2,8 @@
 
 FP8 (e4m3) matrices [out, in] have scales beside them: one per tensor, one per row, or one per block of rows and columns
 (128 x 128 in DeepSeek's folders). MXFP4 (gpt-oss) stores 32 values of 4 bits and one power of two per block. Everything
-runs in the dtype that the folder is loaded with: no activation is quantised and no matmul runs in 8 or 4 bits.
+is computed in the dtype that the folder is loaded with: no activation is quantised. Where asked for, the matrices of
+dense layers stay FP8 in memory (`specgraph.checkpoints.matrices`).
 """
 
 from __future__ import annotations
@@ -68,13 +69,20 @@ def quantisation(source: ConfigSource) -> Quantisation | None:
     return found
 
 
-def announce(found: Quantisation | None, name: str, dtype: torch.dtype) -> None:
-    """Say that a folder's weights are larger here than they are stored."""
-    if found is not None:
+def announce(found: Quantisation | None, name: str, dtype: torch.dtype, kept: int = 0) -> None:
+    """Say that a folder's weights are larger here than they are stored; all but `kept` matrices that stayed FP8."""
+    if found is None:
+        return
+    to = str(dtype).removeprefix("torch.")
+    if kept:
+        _LOG.warning(
+            "%s: %d matrices stay in %s, products are computed in %s; other quantised weights are turned into %s",
+            name, kept, found.method, to, to,
+        )  # fmt: skip
+    else:
         _LOG.warning(
             "%s: %s weights are turned into %s while they are read: they take more memory than stored, and matmuls run "
-            "in %s",
-            name, found.method, str(dtype).removeprefix("torch."), str(dtype).removeprefix("torch."),
+            "in %s", name, found.method, to, to,
         )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from specgraph.errors import ConfigError
 from specgraph.options import parse_acceptance
 
 _TABLE = (
-    "requests", "k", "tree", "context", "lowering", "sampled", "device_us", "host_us", "launches", "syncs",
+    "requests", "k", "tree", "context", "lowering", "sampled", "weights", "device_us", "host_us", "launches", "syncs",
     "floor_us", "ratio",
 )  # fmt: skip
 _GENERATED = ("k", "lowering", "tokens_per_second", "mean_acceptance_length")
@@ -44,6 +44,9 @@ def bench(
     lowerings: Annotated[str, typer.Option(help="Lowerings to time, comma-separated.")] = "eager,step,merged",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
     sampled: Annotated[bool, typer.Option(help="Also time drafts sampled at temperature 1.")] = False,
+    weights: Annotated[
+        str, typer.Option(help="Also time the head in FP8: fp8 (a scale per row) or fp8-blocks (per 128 columns).")
+    ] = "plain",
     torch_ops: Annotated[bool, typer.Option(help="Also time eager with plain torch ops.")] = True,
     target: Annotated[
         str | None, typer.Option(help="Also time whole rounds with a target by name, with random weights.")
@@ -83,7 +86,7 @@ def bench(
     from specgraph.benchmarking.plot import plot_rows
     from specgraph.benchmarking.propose import BenchCase, bench_propose
     from specgraph.benchmarking.rounds import RoundsCase, bench_rounds
-    from specgraph.benchmarking.shapes import shape_named
+    from specgraph.benchmarking.shapes import shape_named, weights_named
     from specgraph.decoding.text import draft_tree
     from specgraph.options import EngineOptions, dtype_named
     from specgraph.platforms import open_platform
@@ -101,6 +104,7 @@ def bench(
     accelerator = opened.device.type != "cpu"
     shape = shape or ("eagle3-llama3-8b" if accelerator else "eagle3-tiny-python")
     shape_named(shape)
+    stored = weights_named(weights)
     chosen = dtype_named(dtype) or (torch.bfloat16 if accelerator else torch.float32)
     rows: list[dict[str, Any]] = []
     whole: list[dict[str, Any]] = []
@@ -121,8 +125,8 @@ def bench(
                     now(f"propose: {count} requests, K {each}")
                     case = BenchCase(
                         shape=shape, requests=count, k=each, context=context, lowerings=proposes, sampled=sampled,
-                        torch_ops=torch_ops, tree=tree if tree is not None and tree.num_steps == each else None,
-                        repeats=repeats,
+                        weights=stored, torch_ops=torch_ops, repeats=repeats,
+                        tree=tree if tree is not None and tree.num_steps == each else None,
                     )  # fmt: skip
                     rows += bench_propose(opened, case, dtype=chosen, rates=rates)
             for count in counts if target is not None else ():

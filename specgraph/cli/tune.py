@@ -20,6 +20,7 @@ def tune(
     requests: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1,32,64",
     k: Annotated[int, typer.Option("-k", min=1, help="Draft tokens per propose.")] = 5,
     dtype: Annotated[str, typer.Option(help="bfloat16 or float16.")] = "bfloat16",
+    weights: Annotated[str, typer.Option(help="plain, fp8 (a scale per row) or fp8-blocks.")] = "plain",
     json: JsonOption = None,
 ) -> None:
     """Time the tiles of a drafter's linears on this GPU; later runs of this user take the fastest ones.
@@ -35,13 +36,13 @@ def tune(
     check_output("--json", json)
     import torch
 
-    from specgraph.benchmarking.shapes import random_head, shape_named
+    from specgraph.benchmarking.shapes import random_head, shape_named, weights_named
     from specgraph.benchmarking.tune import shapes_of, triton_ops
     from specgraph.benchmarking.tune import tune as measure
     from specgraph.options import dtype_named
     from specgraph.platforms import open_platform
 
-    named, chosen = shape_named(shape), dtype_named(dtype)
+    named, chosen, stored = shape_named(shape), dtype_named(dtype), weights_named(weights)
     if chosen not in (torch.bfloat16, torch.float16):
         raise ConfigError(f"--dtype {dtype}: the tiles are those of bfloat16 and float16")
     opened = open_platform(platform)
@@ -50,7 +51,7 @@ def tune(
     from specgraph.kernels.triton.tile_table import LinearShape, cache_file, read_tiles, write_tiles
 
     with torch.inference_mode():
-        shapes = shapes_of(opened, random_head(named, opened.device, chosen, 64), sizes, k)
+        shapes = shapes_of(opened, random_head(named, opened.device, chosen, 64, weights=stored), sizes, k)
         print(f"{opened.info.device_name}: {len(shapes)} linears of {shape}", file=sys.stderr)
         times = measure(opened, f"{opened.info.name}:{opened.device.index or 0}", shapes, chosen)
     about = {**environment(opened), "command": shlex.join(["specgraph", *sys.argv[1:]])}

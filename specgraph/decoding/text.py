@@ -23,6 +23,7 @@ from specgraph.decoding.request import UNSUPPORTED, Chunk, Generation, Request
 from specgraph.decoding.text_stream import TextStream
 from specgraph.drafting import DraftTree
 from specgraph.errors import CheckpointError, ConfigError
+from specgraph.kernels.library import is_implemented
 from specgraph.options import EngineOptions, dtype_named
 from specgraph.parallel import WHOLE, ParallelLayout, Ranks, join_layout
 from specgraph.platforms import Platform, open_platform
@@ -281,15 +282,19 @@ def load_models(
     dtype, length, tree = dtype_named(options.dtype), options.max_model_len, draft_tree(options)
     if dtype is None and platform.device.type == "cpu":
         dtype = torch.float32  # half precision is slower than float32 on most CPUs
+    keep_fp8 = options.fp8_weights == "keep" or (
+        options.fp8_weights == "auto" and is_implemented("norm_linear_fp8", platform.device)
+    )
+    split = WHOLE if layout is None else layout.tensor_parallel
     while True:
-        model = load_target(target, platform.device, dtype, length, WHOLE if layout is None else layout.tensor_parallel)
+        model = load_target(target, platform.device, dtype, length, split, keep_fp8)
         head = None
         if draft is not None:
             drafted: LlamaTarget | TargetShape = model
             if layout is not None and options.draft_tensor_parallel == 1:
                 where = platform.device
                 drafted = target_shape(target, device=where, dtype=model.dtype, max_model_len=model.max_model_len)
-            head = load_drafter(draft, drafted, num_modules=options.num_modules)
+            head = load_drafter(draft, drafted, num_modules=options.num_modules, keep_fp8=keep_fp8)
         layers = [layer for m in (model, head) if m is not None for layer in m.attention_layers]
         attention = choose_attention(
             options.attention, platform, layers, model.dtype, options.block_size, tree is not None

@@ -8,6 +8,7 @@ from specgraph.kernels.experts import expert_mlp
 from specgraph.kernels.kv_cache import rotate_and_store
 from specgraph.kernels.library import implement
 from specgraph.kernels.linear import greedy_head, gumbel_head, norm_gate_up, norm_linear, pair_linear
+from specgraph.kernels.linear_fp8 import norm_gate_up_fp8, norm_linear_fp8, pair_linear_fp8
 from specgraph.kernels.paged_attention import (
     paged_attention,
     paged_attention_host,
@@ -54,10 +55,13 @@ __all__ = [
     "move_kv",
     "next_verify",
     "norm_gate_up",
+    "norm_gate_up_fp8",
     "norm_linear",
+    "norm_linear_fp8",
     "paged_attention",
     "paged_attention_host",
     "pair_linear",
+    "pair_linear_fp8",
     "rotate_and_store",
     "rotate_store_attend",
     "rotate_store_attend_host",

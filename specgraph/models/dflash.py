@@ -20,7 +20,6 @@ from specgraph.models.layers import (
     attention_layers,
     decoder_block,
     linear,
-    norm_linear,
     rms_norm,
 )
 from specgraph.models.split import embedding, whole_logits
@@ -54,6 +53,8 @@ class DFlashWeights:
     lm_head: Tensor
     """[draft_vocab_size, hidden_size]"""
     draft_to_target: Tensor | None
+    fc_scale: Tensor | None = None
+    """Of `fc` in FP8; see `specgraph.kernels.linear_fp8`."""
 
 
 class DFlashHead:
@@ -74,7 +75,8 @@ class DFlashHead:
 
     def combine(self, aux_hidden: Tensor) -> Tensor:
         """[T, aux_size] -> [T, hidden_size]."""
-        return rms_norm(linear(aux_hidden, self.tensors.fc), self.tensors.hidden_norm, self.config.model.rms_norm_eps)
+        combined = linear(aux_hidden, self.tensors.fc, scale=self.tensors.fc_scale)
+        return rms_norm(combined, self.tensors.hidden_norm, self.config.model.rms_norm_eps)
 
     def store_context(self, context: Tensor, store: Store) -> None:
         """context [T, hidden_size]: store each layer's keys and values of these rows."""
@@ -83,7 +85,8 @@ class DFlashHead:
             # Rows of the packed projection after the query's: keys, then values.
             skip, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
             bias = None if layer.qkv_bias is None else layer.qkv_bias[skip:]
-            key, value = norm_linear(context, None, eps, layer.qkv[skip:], bias).split((kv_size, kv_size), dim=-1)
+            scale = None if layer.qkv_scale is None else layer.qkv_scale[:, skip:]
+            key, value = linear(context, layer.qkv[skip:], bias, scale).split((kv_size, kv_size), dim=-1)
             key = key.view(-1, shape.num_kv_heads, shape.head_dim)
             if layer.key_norm is not None:
                 key = rms_norm(key, layer.key_norm, eps)
@@ -111,7 +114,11 @@ class DFlashHead:
             "norm": tensors.norm,
             "lm_head": tensors.lm_head,
         }
-        optional = {"draft_to_target": tensors.draft_to_target, "rotary": self.attention_layers[0].rotary}
+        optional = {
+            "draft_to_target": tensors.draft_to_target,
+            "fc_scale": tensors.fc_scale,
+            "rotary": self.attention_layers[0].rotary,
+        }
         named.update({name: tensor for name, tensor in optional.items() if tensor is not None})
         for index, layer in enumerate(self.layers):
             named.update(layer.named_tensors(f"layers.{index}"))

@@ -30,6 +30,8 @@ class EagleWeights:
     fc_bias: Tensor | None
     lm_head: Tensor
     """[vocab_size, hidden_size]: the target's."""
+    fc_scale: Tensor | None = None
+    """Of `fc` in FP8; see `specgraph.kernels.linear_fp8`."""
 
 
 class EagleHead:
@@ -57,7 +59,7 @@ class EagleHead:
         """token_ids int64 [T] (the token after each row's position), hidden [T, hidden_size]."""
         tensors, eps = self.tensors, self.config.rms_norm_eps
         ids, table = table_rows(token_ids, tensors.embed_tokens, self.tensor_parallel, self.config.vocab_size)
-        x = pair_linear(ids, table, None, hidden, None, eps, tensors.fc, tensors.fc_bias)
+        x = pair_linear(ids, table, None, hidden, None, eps, tensors.fc, tensors.fc_bias, tensors.fc_scale)
         for index, layer in enumerate(self.layers):
             last = index == len(self.layers) - 1
             x = decoder_block(x, layer, self.attention_layers[index], index, attend, eps, rows if last else None)
@@ -80,7 +82,7 @@ class EagleHead:
             "fc": tensors.fc,
             "lm_head": tensors.lm_head,
         }
-        optional = {"fc_bias": tensors.fc_bias, "rotary": self.attention_layers[0].rotary}
+        optional = {"fc_bias": tensors.fc_bias, "fc_scale": tensors.fc_scale, "rotary": self.attention_layers[0].rotary}
         named.update({name: tensor for name, tensor in optional.items() if tensor is not None})
         for index, layer in enumerate(self.layers):
             named.update(layer.named_tensors(f"layers.{index}"))

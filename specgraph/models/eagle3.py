@@ -65,6 +65,8 @@ class Eagle3Weights:
     fc: Tensor | None
     """[hidden_size, aux_size]; None when the target's hidden states are taken unchanged."""
     fc_bias: Tensor | None = None
+    fc_scale: Tensor | None = None
+    """Of `fc` in FP8; see `specgraph.kernels.linear_fp8`."""
     input_norm: Tensor | None = None
     """[aux_size]: one norm over all aux states (`norm_before_fc`)."""
     fc_norms: tuple[Tensor, ...] = ()
@@ -98,7 +100,7 @@ class Eagle3Head:
             aux_hidden = torch.cat(
                 [rms_norm(part, norm, eps) for part, norm in zip(parts, tensors.fc_norms, strict=True)], dim=-1
             )
-        return aux_hidden if tensors.fc is None else linear(aux_hidden, tensors.fc, tensors.fc_bias)
+        return aux_hidden if tensors.fc is None else linear(aux_hidden, tensors.fc, tensors.fc_bias, tensors.fc_scale)
 
     def forward(self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None) -> DraftOutput:
         """token_ids int64 [T], the token after each row's position; see `DraftHead.forward`."""
@@ -107,7 +109,9 @@ class Eagle3Head:
         if self.config.norm_before_residual:
             hidden, hidden_norm = rms_norm(hidden, hidden_norm, eps), None
         ids, table = table_rows(token_ids, tensors.embed_tokens, self.tensor_parallel, self.config.model.vocab_size)
-        qkv = pair_linear(ids, table, first.input_norm, hidden, hidden_norm, eps, first.qkv, first.qkv_bias)
+        qkv = pair_linear(
+            ids, table, first.input_norm, hidden, hidden_norm, eps, first.qkv, first.qkv_bias, first.qkv_scale
+        )
         last = len(self.layers) - 1
         x = attention_and_mlp(hidden, qkv, first, shapes[0], 0, attend, eps, rows if last == 0 else None)
         for index, layer in enumerate(self.layers[1:], start=1):
@@ -138,6 +142,7 @@ class Eagle3Head:
         optional = {
             "fc": tensors.fc,
             "fc_bias": tensors.fc_bias,
+            "fc_scale": tensors.fc_scale,
             "input_norm": tensors.input_norm,
             "draft_to_target": tensors.draft_to_target,
             "rotary": self.attention_layers[0].rotary,

@@ -13,10 +13,10 @@ from torch.nn import functional
 
 from specgraph import kernels
 from specgraph.attention import Attend, AttentionLayer
-from specgraph.kernels import norm_gate_up, norm_linear, pair_linear
 from specgraph.models.config import Activation, ModelConfig
 from specgraph.models.experts import Experts, mixture
 from specgraph.models.latent import LatentAttention, latent_heads, latent_values
+from specgraph.models.matrices import linear, norm_gate_up, norm_linear, pair_linear
 from specgraph.models.rotary import rotary_table
 from specgraph.models.split import embedding, row_parallel
 from specgraph.parallel import WHOLE, TensorParallel
@@ -36,11 +36,6 @@ __all__ = [
 ]
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [T, in], weight [out, in], bias [out] -> [T, out]."""
-    return norm_linear(x, None, 0.0, weight, bias)
-
-
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / rms(x) * weight over the last dimension; float16 and bfloat16 are normalised in float32."""
     return functional.rms_norm(x, (x.shape[-1],), weight, eps)
@@ -55,7 +50,10 @@ def take_rows(x: Tensor, rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """Weights of one layer. Query, key and value projections are packed in one matrix, gate and up in another."""
+    """Weights of one layer. Query, key and value projections are packed in one matrix, gate and up in another.
+
+    Each of the four matrices is float8_e4m3fn where it has a scale: see `specgraph.kernels.linear_fp8`.
+    """
 
     qkv: Tensor
     """[(num_heads + 2 * num_kv_heads) * head_dim, input size]; see `LatentAttention` for a layer with latents."""
@@ -85,6 +83,10 @@ class DecoderLayer:
     """[hidden_size]: norm of the attention's output (Gemma 3)."""
     mlp_norm: Tensor | None = None
     """[hidden_size]: norm of the MLP's output (Gemma 3)."""
+    qkv_scale: Tensor | None = None
+    output_scale: Tensor | None = None
+    gate_up_scale: Tensor | None = None
+    down_scale: Tensor | None = None
     activation: Activation = "silu"
     latent: LatentAttention | None = None
     """The rest of the attention, where it is multi-head latent attention."""
@@ -133,7 +135,7 @@ def decoder_block(
     rows: Tensor | None = None,
 ) -> Tensor:
     """The residual stream x [T, hidden_size] through one layer; `rows` as in `attention_and_mlp`."""
-    qkv = norm_linear(x, layer.input_norm, eps, layer.qkv, layer.qkv_bias)
+    qkv = norm_linear(x, layer.input_norm, eps, layer.qkv, layer.qkv_bias, scale=layer.qkv_scale)
     return attention_and_mlp(x, qkv, layer, shape, index, attend, eps, rows)
 
 
@@ -162,22 +164,24 @@ def attention_and_mlp(
     if rows is not None:
         attended, residual = take_rows(attended, rows), take_rows(residual, rows)
     if layer.attention_norm is None:
-        residual = row_parallel(attended, layer.output, layer.output_bias, residual, ranks)
+        residual = row_parallel(attended, layer.output, layer.output_bias, residual, ranks, layer.output_scale)
     else:
-        out = row_parallel(attended, layer.output, layer.output_bias, None, ranks)
+        out = row_parallel(attended, layer.output, layer.output_bias, None, ranks, layer.output_scale)
         residual = residual + rms_norm(out, layer.attention_norm, eps)
     if layer.experts is not None:
         x = rms_norm(residual, layer.post_norm, eps)
         biases = layer.gate_up_bias, layer.down_bias
         return residual + mixture(x, layer.experts, layer.gate_up, layer.down, *biases, ranks)
     if layer.activation == "silu":
-        inner = norm_gate_up(residual, layer.post_norm, eps, layer.gate_up, layer.gate_up_bias)
+        inner = norm_gate_up(residual, layer.post_norm, eps, layer.gate_up, layer.gate_up_bias, layer.gate_up_scale)
     else:
-        gate, up = norm_linear(residual, layer.post_norm, eps, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
+        bias, scale = layer.gate_up_bias, layer.gate_up_scale
+        gate, up = norm_linear(residual, layer.post_norm, eps, layer.gate_up, bias, scale=scale).chunk(2, dim=-1)
         inner = functional.gelu(gate, approximate="tanh") * up
     if layer.mlp_norm is None:
-        return row_parallel(inner, layer.down, layer.down_bias, residual, ranks)
-    return residual + rms_norm(row_parallel(inner, layer.down, layer.down_bias, None, ranks), layer.mlp_norm, eps)
+        return row_parallel(inner, layer.down, layer.down_bias, residual, ranks, layer.down_scale)
+    out = row_parallel(inner, layer.down, layer.down_bias, None, ranks, layer.down_scale)
+    return residual + rms_norm(out, layer.mlp_norm, eps)
 
 
 def split_heads(qkv: Tensor, layer: DecoderLayer, shape: AttentionLayer, eps: float) -> tuple[Tensor, Tensor, Tensor]:

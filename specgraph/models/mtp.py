@@ -42,14 +42,18 @@ class MtpModule:
     layer: DecoderLayer
     norm: Tensor
     """[hidden_size]"""
+    projection_scale: Tensor | None = None
+    """Of `projection` in FP8; see `specgraph.kernels.linear_fp8`."""
 
     def named_tensors(self, prefix: str) -> dict[str, Tensor]:
         """The tensors by dotted name, for the read-set."""
+        scale = {} if self.projection_scale is None else {f"{prefix}.projection_scale": self.projection_scale}
         return {
             f"{prefix}.embed_norm": self.embed_norm,
             f"{prefix}.hidden_norm": self.hidden_norm,
             f"{prefix}.projection": self.projection,
             f"{prefix}.norm": self.norm,
+            **scale,
             **self.layer.named_tensors(f"{prefix}.layer"),
         }
 
@@ -96,7 +100,8 @@ class MtpHead:
     def _module(self, step: int, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None) -> DraftOutput:
         module, eps = self.modules[step], self.config.rms_norm_eps
         ids, table = table_rows(token_ids, self.embed_tokens, self.tensor_parallel, self.config.vocab_size)
-        x = pair_linear(ids, table, module.embed_norm, hidden, module.hidden_norm, eps, module.projection)
+        norms, projection = (module.embed_norm, module.hidden_norm), module.projection
+        x = pair_linear(ids, table, norms[0], hidden, norms[1], eps, projection, scale=module.projection_scale)
         x = decoder_block(x, module.layer, self.attention_layers[step], step, attend, eps, rows)
         normed = rms_norm(x, module.norm, eps)
         return DraftOutput(normed, normed)

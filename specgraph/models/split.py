@@ -10,12 +10,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from specgraph import kernels
-from specgraph.kernels import norm_linear
+from specgraph.models.matrices import norm_linear
 from specgraph.parallel import WHOLE, TensorParallel
 
 
 def row_parallel(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, ranks: TensorParallel
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    ranks: TensorParallel,
+    scale: Tensor | None = None,
 ) -> Tensor:
     """x @ weight.T + bias + residual, where each rank has some of the columns that are added up.
 
@@ -23,11 +28,12 @@ def row_parallel(
         x: [T, this rank's columns].
         weight: [out, this rank's columns].
         bias: [out], residual: [T, out]: whole. The first rank adds them, so no op follows the all-reduce.
+        scale: of an FP8 weight, this rank's part.
     """
     if ranks.size == 1:
-        return norm_linear(x, None, 0.0, weight, bias, residual)
+        return norm_linear(x, None, 0.0, weight, bias, residual, scale)
     first = ranks.rank == 0
-    out = norm_linear(x, None, 0.0, weight, bias if first else None, residual if first else None)
+    out = norm_linear(x, None, 0.0, weight, bias if first else None, residual if first else None, scale)
     kernels.all_reduce(out, ranks.group)
     return out
 

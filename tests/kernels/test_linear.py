@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from specgraph import kernels
@@ -50,6 +52,37 @@ def test_norm_gate_up(norm, bias):
     both = normed64(x, scale) @ weight.double().T + (0 if shift is None else shift.double())
     gate, up = both[:, :OUT], both[:, OUT:]
     close(kernels.norm_gate_up(x, scale, EPS, weight, shift), gate / (1 + (-gate).exp()) * up)
+
+
+@given(
+    rows=st.integers(1, 6),
+    out=st.integers(1, 8),
+    groups=st.integers(1, 4),
+    width=st.integers(1, 8),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    extras=st.booleans(),
+)
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_fp8_linears(rows, out, groups, width, dtype, extras):
+    """Products, one number after the other, of weights of which each row and group of columns has its own scale."""
+    depth = groups * width
+    x, weight = random(rows, depth, dtype=dtype), (random(2 * out, depth, seed=1) * 100).to(torch.float8_e4m3fn)
+    scale = random(groups, 2 * out, seed=2).abs() / 100
+    wide = torch.empty(2 * out, depth, dtype=torch.float64)
+    for row in range(2 * out):
+        for column in range(depth):
+            wide[row, column] = float(weight[row, column]) * float(scale[column // width, row])
+    norm = random(depth, seed=3, dtype=dtype) if extras else None
+    bias = random(2 * out, seed=4, dtype=dtype) if extras else None
+    residual = random(rows, 2 * out, seed=5, dtype=dtype) if extras else None
+    both = normed64(x, norm) @ wide.T
+    if bias is not None and residual is not None:
+        both = both + bias.double()
+        close(kernels.norm_linear_fp8(x, norm, EPS, weight, scale, bias, residual), both + residual.double())
+    else:
+        close(kernels.norm_linear_fp8(x, norm, EPS, weight, scale), both)
+    gate, up = both.chunk(2, dim=-1)
+    close(kernels.norm_gate_up_fp8(x, norm, EPS, weight, scale, bias), gate / (1 + (-gate).exp()) * up)
 
 
 @pytest.mark.parametrize("norms", [False, True])

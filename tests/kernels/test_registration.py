@@ -30,6 +30,7 @@ def f32(*shape: int) -> torch.Tensor:
 TABLE = torch.arange(1, 1 + R * 4, dtype=torch.int32).view(R, 4)
 OFFSETS = torch.arange(DV) % 3
 CACHE = 13, 4, KVH, D
+FP8_WEIGHT = torch.randn(10, 8, generator=torch.Generator().manual_seed(0)).to(torch.float8_e4m3fn)
 
 
 def rows_out() -> dict[str, torch.Tensor]:
@@ -84,6 +85,9 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
              i32(0, 0, 0)), {},
         ),
         "norm_linear": ((f32(R, 8), f32(8), 1e-5, f32(5, 8), f32(5), f32(R, 5)), {}),
+        "norm_linear_fp8": ((f32(R, 8), f32(8), 1e-5, FP8_WEIGHT, f32(2, 10), f32(10), f32(R, 10)), {}),
+        "norm_gate_up_fp8": ((f32(R, 8), f32(8), 1e-5, FP8_WEIGHT, f32(2, 10), f32(10)), {}),
+        "pair_linear_fp8": ((i64(R), f32(9, 2), f32(2), f32(R, 6), f32(6), 1e-5, FP8_WEIGHT, f32(2, 10), f32(10)), {}),
         "norm_gate_up": ((f32(R, 8), f32(8), 1e-5, f32(10, 8), f32(10)), {}),
         "adjust_logits": (
             (f32(R * Q, V), drafts, torch.ones(R), i64(R) + 3, f32(R).abs(), f32(R).abs(), f32(R).abs() + 1, f32(R),

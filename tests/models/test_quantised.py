@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ import torch
 from quantised_folders import BLOCKS, compressed, quantise
 from safetensors.torch import load_file, save_file
 
+from specgraph import load_generator, shipped_pair
 from specgraph.checkpoints import load_drafter, load_target
 from specgraph.checkpoints.quantised import from_mxfp4
-from specgraph.errors import CheckpointError
+from specgraph.errors import CheckpointError, ConfigError
+from specgraph.parallel import TensorParallel
 
 FIXTURES = Path(__file__).parent / "speculators_fixtures"
 
@@ -68,6 +71,107 @@ def test_logits_of_an_fp8_mixture_are_those_of_transformers(tmp_path, random_mod
     model = load_target(tmp_path / "fp8")
     hidden = model.forward(tokens, dense_attend(model.attention_layers, torch.arange(50))).hidden
     torch.testing.assert_close(model.logits(hidden), want, rtol=0, atol=1e-4)
+
+
+KINDS = {
+    "blocks": {**BLOCKS, "weight_block_size": [12, 16]},
+    "one scale": {"quant_method": "fp8", "activation_scheme": "static"},
+    "rows": compressed("channel"),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", KINDS)
+def test_matrices_that_stay_fp8(name, tmp_path, random_model, dense_attend, caplog):
+    """The values and scales of the folder, by name in float64, and the logits of the dequantised model."""
+    section = KINDS[name]
+    random_model("Llama", tmp_path)
+    products = quantise(tmp_path, section, "scale_inv" if name == "blocks" else "scale")
+    with caplog.at_level(logging.WARNING, "specgraph"):
+        model, plain = load_target(tmp_path, keep_fp8=True), load_target(tmp_path)
+    assert f"{7 * len(model.layers)} matrices stay in FP8" in caplog.text
+    for i, layer in enumerate(model.layers):
+        for part, weight, scale in (
+            (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), layer.qkv, layer.qkv_scale),
+            (("self_attn.o_proj",), layer.output, layer.output_scale),
+            (("mlp.gate_proj", "mlp.up_proj"), layer.gate_up, layer.gate_up_scale),
+            (("mlp.down_proj",), layer.down, layer.down_scale),
+        ):
+            want = torch.cat([products[f"model.layers.{i}.{one}.weight"] for one in part])
+            assert weight.dtype == torch.float8_e4m3fn
+            assert scale.shape == (want.shape[1] // 16 if name == "blocks" else 1, len(want))
+            got = weight.double() * scale.double().t().repeat_interleave(want.shape[1] // scale.shape[0], 1)
+            assert torch.equal(got, want)
+    tokens = torch.randint(0, 120, (30,), generator=torch.Generator().manual_seed(1))
+    attend = dense_attend(model.attention_layers, torch.arange(30))
+    hidden, wanted = (m.forward(tokens, attend).hidden for m in (model, plain))
+    torch.testing.assert_close(model.logits(hidden), plain.logits(wanted), rtol=0, atol=1e-5)
+    assert sum(t.nbytes for t in model.weights().values()) < 0.6 * sum(t.nbytes for t in plain.weights().values())
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("block", [[12, 16], [16, 32]])
+def test_ranks_have_their_part_of_fp8_matrices(block, size, tmp_path, random_model):
+    """Each rank's values times scales are its part of the products; scales that ranks would cut are dequantised."""
+    random_model("Llama", tmp_path)
+    products = quantise(tmp_path, {**BLOCKS, "weight_block_size": block}, "scale_inv")
+    for rank in range(size):
+        try:
+            layer = load_target(tmp_path, tensor_parallel=TensorParallel(rank, size), keep_fp8=True).layers[0]
+        except ConfigError:
+            pytest.skip("the model does not split over so many ranks")
+        down = products["model.layers.0.mlp.down_proj.weight"]
+        part = down.chunk(size, 1)[rank]
+        if part.shape[1] % block[1]:
+            assert layer.down_scale is None
+            got = layer.down
+        else:
+            groups = layer.down_scale.double().t().repeat_interleave(block[1], 1)
+            got = layer.down.double() * groups
+        assert torch.equal(got.double(), part if part.shape[1] % block[1] == 0 else part.float().double())
+
+
+def test_matrices_of_which_one_is_not_fp8_are_turned(tmp_path, random_model):
+    """Query, key and value are one matrix here; a folder may leave one of them as it was."""
+    random_model("Llama", tmp_path)
+    products = quantise(tmp_path, compressed("channel"), "scale")
+    tensors, name = load_file(tmp_path / "model.safetensors"), "model.layers.1.self_attn.k_proj.weight"
+    del tensors[f"{name}_scale"]
+    save_file(tensors | {name: products[name].float()}, tmp_path / "model.safetensors")
+    layers = load_target(tmp_path, keep_fp8=True).layers
+    assert layers[1].qkv_scale is None
+    names = [f"model.layers.1.self_attn.{part}_proj.weight" for part in "qkv"]
+    assert torch.equal(layers[1].qkv, torch.cat([products[n] for n in names]).float())
+    assert layers[0].qkv_scale is not None
+
+
+@pytest.mark.parametrize(("what", "words"), [("weight", r"up_proj.*not finite"), ("scale", r"up_proj.*not finite")])
+def test_fp8_that_is_not_finite_is_refused(what, words, tmp_path, random_model):
+    random_model("Llama", tmp_path)
+    quantise(tmp_path, compressed("channel"), "scale")
+    tensors, name = load_file(tmp_path / "model.safetensors"), "model.layers.1.mlp.up_proj.weight"
+    if what == "weight":
+        tensors[name].view(torch.uint8)[3, 2] = 0xFF
+    else:
+        tensors[f"{name}_scale"][2] = float("inf")
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=words):
+        load_target(tmp_path, keep_fp8=True)
+
+
+def test_a_pair_in_fp8_generates_the_same_tokens(tmp_path, caplog):
+    """Kept and dequantised, target and drafter, every lowering's ops."""
+    folders = [tmp_path / "target", tmp_path / "drafter"]
+    for folder, source in zip(folders, shipped_pair(), strict=True):
+        shutil.copytree(source, folder)
+        quantise(folder, compressed("channel"), "scale")
+    texts = []
+    for fp8_weights in ("keep", "dequantise", "auto"):
+        caplog.clear()
+        with load_generator(*folders, platform="cpu", fp8_weights=fp8_weights, max_model_len=128) as generator:
+            texts.append(generator.text("def read(self, size):\n", max_tokens=24))
+        assert caplog.text.count("stay in FP8") == (2 if fp8_weights == "keep" else 0)
+    assert texts[0] == texts[1] == texts[2]
 
 
 def test_a_drafter_in_fp8(tmp_path):

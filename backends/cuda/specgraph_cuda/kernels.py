@@ -33,7 +33,7 @@ _HEAD = {16: Tile(128, 128, 4, 4, 64), 32: Tile(128, 128, 4, 3, 64), 64: Tile(12
 
 def tile_for(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
     """The tile of one linear; see `specgraph.kernels.triton.launch.ChooseTile`."""
-    if depth % 512:
+    if depth % 512 or kind.endswith("_fp8"):
         return default_tile(kind, rows, columns, depth)
     if kind == "gate_up":
         return _GATE_UP[rows]
@@ -100,6 +100,7 @@ def register_kernels(device: torch.device) -> str:
         tile=TileTable(tile_for, tuned),
         attention=attention_for if properties.shared_memory_per_block_optin >= 227 << 10 else default_attention,
         compute_units=properties.multi_processor_count,
+        float8=(properties.major, properties.minor) >= (8, 9),
         keep_compiled=True,
     )
     register("CUDA", options, around=on_its_device)

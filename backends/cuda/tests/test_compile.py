@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from specgraph.kernels.triton.implement import _OPS, TritonOps
+from specgraph.kernels.triton.implement import _FP8_OPS, _OPS, TritonOps
 from specgraph.kernels.triton.launch import LaunchOptions
 
 
@@ -44,7 +44,9 @@ class Driver:
 AMPERE = (80, LaunchOptions())
 HOPPER = (
     90,
-    LaunchOptions(overlap=overlap_previous, extra={"launch_pdl": True}, tile=tile_for, attention=attention_for),
+    LaunchOptions(
+        overlap=overlap_previous, extra={"launch_pdl": True}, tile=tile_for, attention=attention_for, float8=True
+    ),
 )
 
 
@@ -214,6 +216,20 @@ def test_it_compiles(ops: TritonOps, call: Call, dtype: torch.dtype, monkeypatch
     args, kwargs = call.make(lambda *shape: torch.zeros(*shape, dtype=dtype))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # the index of CPU tensors' device
     on_its_device(call.op, getattr(ops, call.op))(*args, **kwargs)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("rows", [3, 33, 200])
+@pytest.mark.parametrize("op", _FP8_OPS)
+def test_it_compiles_over_fp8(ops: TritonOps, op: str, rows: int, groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not ops.options.float8:
+        pytest.skip("this GPU has no conversion from e4m3")
+    x = torch.zeros(rows, 256, dtype=torch.bfloat16)
+    weight, scale = torch.zeros(512, 256).to(torch.float8_e4m3fn), torch.ones(groups, 512)
+    first = (i64(rows), x, None, x, None) if op == "pair_linear_fp8" else (x, None)
+    weight = torch.cat([weight.view(torch.uint8)] * 2, 1).view(weight.dtype) if op == "pair_linear_fp8" else weight
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    on_its_device(op, getattr(ops, op))(*first, 1e-6, weight, scale)
 
 
 def test_every_op_is_tried() -> None:

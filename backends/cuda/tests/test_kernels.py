@@ -57,6 +57,39 @@ def test_norm_gate_up(rows: int, inner: int, depth: int) -> None:
     close(kernels.norm_gate_up(x, norm, 1e-5, weight), want)
 
 
+def fp8(rows: int, columns: int, groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Random FP8 weights, their scales, and their products in float64."""
+    weight = make(rows, columns, scale=100).to(torch.float8_e4m3fn)
+    scale = torch.rand(groups, rows, device="cuda") * 0.01 * columns**-0.5
+    wide = weight.double().view(rows, groups, -1) * scale.double().T[:, :, None]
+    return weight, scale, wide.view(rows, columns)
+
+
+@pytest.mark.parametrize(
+    ("columns", "depth", "groups"), [(6144, 8192, 1), (4096, 14336, 112), (1000, 512, 4), (96, 192, 3), (64, 40, 1)]
+)
+@pytest.mark.parametrize(
+    ("rows", "dtype"), [(1, torch.bfloat16), (17, torch.float16), (64, torch.bfloat16), (300, torch.bfloat16)]
+)
+def test_linears_over_fp8(
+    platform: Platform, rows: int, columns: int, depth: int, groups: int, dtype: torch.dtype
+) -> None:
+    if torch.cuda.get_device_capability(platform.device) < (8, 9):
+        pytest.skip("this GPU has no conversion from e4m3: the reference runs")
+    weight, scale, wide = fp8(2 * columns, depth, groups)
+    x, norm, bias = make(rows, depth, dtype=dtype), make(depth, dtype=dtype), make(2 * columns, dtype=dtype)
+    residual = make(rows, 2 * columns, dtype=dtype)
+    want = kernels.norm_linear.reference(x.double(), norm.double(), 1e-5, wide, bias.double(), residual.double())
+    close(kernels.norm_linear_fp8(x, norm, 1e-5, weight, scale, bias, residual), want)
+    skipped = kernels.norm_linear_fp8(x, None, 0.0, weight[columns:], scale[:, columns:])
+    close(skipped, x.double() @ wide[columns:].T)
+    want = kernels.norm_gate_up.reference(x.double(), norm.double(), 1e-5, wide, bias.double())
+    close(kernels.norm_gate_up_fp8(x, norm, 1e-5, weight, scale, bias), want)
+    table, ids = make(100, depth - 32, dtype=dtype), torch.randint(0, 100, (rows,), device="cuda")
+    want = kernels.pair_linear.reference(ids, table.double(), None, x[:, :32].double(), None, 1e-5, wide, None)
+    close(kernels.pair_linear_fp8(ids, table, None, x[:, :32], None, 1e-5, weight, scale), want)
+
+
 @pytest.mark.parametrize("rows", [1, 17, 64, 200])
 @pytest.mark.parametrize("width", [4096, 1000])
 def test_pair_linear(rows: int, width: int) -> None:

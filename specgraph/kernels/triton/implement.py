@@ -12,14 +12,14 @@ from specgraph.kernels.experts import grouped_expert_mlp
 from specgraph.kernels.library import implement
 from specgraph.kernels.triton.attention_ops import AttentionOps
 from specgraph.kernels.triton.launch import LaunchOptions
-from specgraph.kernels.triton.linear_ops import LinearOps
+from specgraph.kernels.triton.linear_fp8_ops import Fp8LinearOps
 from specgraph.kernels.triton.row_ops import RowOps
 from specgraph.kernels.triton.tree_ops import TreeOps
 from specgraph.kernels.triton.verify_ops import VerifyOps
 
 
 @dataclass(frozen=True, slots=True)
-class TritonOps(LinearOps, AttentionOps, RowOps, VerifyOps, TreeOps):
+class TritonOps(Fp8LinearOps, AttentionOps, RowOps, VerifyOps, TreeOps):
     """One device's Triton ops. Every launch depends only on shapes, so equal shapes give equal bits."""
 
 
@@ -60,6 +60,9 @@ _OPS = (
     "verify_tree_synthetic",
 )
 
+_FP8_OPS = ("norm_gate_up_fp8", "norm_linear_fp8", "pair_linear_fp8")
+"""Registered where `LaunchOptions.float8` says that the device converts e4m3."""
+
 
 def register(
     dispatch_key: str,
@@ -74,7 +77,7 @@ def register(
     if dispatch_key in _registered:
         return _registered[dispatch_key]
     ops = _registered[dispatch_key] = TritonOps(options or LaunchOptions())
-    for name in _OPS:
+    for name in (*_OPS, *(_FP8_OPS if ops.options.float8 else ())):
         function: Callable[..., Any] = getattr(ops, name)
         implement(name, dispatch_key, function if around is None else around(name, function))
     implement("expert_mlp", dispatch_key, grouped_expert_mlp)  # torch's own ops

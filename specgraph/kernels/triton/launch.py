@@ -30,6 +30,8 @@ ChooseTile = Callable[[str, int, int, int], "Tile | None"]
 
 def default_tile(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
     """Tiles for a device that nobody tuned for."""
+    if kind.endswith("_fp8"):
+        return Tile(columns=64, depth=128 if rows <= 64 else 64, warps=4 if rows <= 64 else 8, stages=3)
     return Tile(columns=32 if rows <= 32 else 64, depth=128)
 
 
@@ -104,6 +106,8 @@ class LaunchOptions:
     attention: ChooseAttention = default_attention
     compute_units: int = 128
     """Multiprocessors of the device: how far to split attention."""
+    float8: bool = False
+    """Whether kernels can convert float8_e4m3fn."""
     keep_compiled: bool = False
     """Launch kernels outside graphs through the compiled kernel that the first launch returned. Needs Triton 3.3."""
 

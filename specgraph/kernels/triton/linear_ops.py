@@ -83,6 +83,14 @@ class LinearOps(SamplingOps):
         hidden_norm: Tensor | None, eps: float, weight: Tensor, bias: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """See `specgraph.kernels.pair_linear`."""
+        pair = self._pair(token_ids, table, table_norm, hidden, hidden_norm, eps)
+        return self.norm_linear(pair, None, eps, weight, bias, None)
+
+    def _pair(
+        self, token_ids: Tensor, table: Tensor, table_norm: Tensor | None, hidden: Tensor,
+        hidden_norm: Tensor | None, eps: float,
+    ) -> Tensor:  # fmt: skip
+        """cat(rms_norm(table[token_ids]), rms_norm(hidden)): [T, E + H]."""
         hidden, table = contiguous_rows(hidden), table.contiguous()
         rows_, width, hidden_width = hidden.shape[0], table.shape[1], hidden.shape[1]
         pair = hidden.new_empty(rows_, width + hidden_width)
@@ -93,7 +101,7 @@ class LinearOps(SamplingOps):
                 WIDTH=power_of_two(width), HIDDEN_WIDTH=power_of_two(hidden_width), num_warps=8,
                 **self.common(),
             )  # fmt: skip
-        return self.norm_linear(pair, None, eps, weight, bias, None)
+        return pair
 
     def _normed(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
         x = contiguous_rows(x)
