@@ -38,10 +38,10 @@ class EngineConfig(DraftConfig):
     def __post_init__(self) -> None:
         DraftConfig.__post_init__(self)
         for name in ("sampling_parameters", "logprobs"):
-            if getattr(self, name) and (self.tree is not None or self.lowering == "round" or self.synthetic_acceptance):
+            if getattr(self, name) and self.synthetic_acceptance is not None:
                 raise ConfigError(
-                    f"{name} works with chains that are verified in a launch of their own: leave out draft trees, the "
-                    "lowering 'round' and synthetic_acceptance, or leave out " + name
+                    f"{name} is about the target's tokens, and with synthetic_acceptance the output is not the "
+                    f"target's: leave out one of the two"
                 )
         if self.lowering == "round" and len({each.tree for each in self.shapes}) > 1:
             raise ConfigError(

@@ -31,6 +31,8 @@ class _Unread:
     """A round that was launched, and whose tokens the host has not read."""
 
     copy: HostCopy
+    logprobs: HostCopy
+    """Of the tokens in `copy`; never started where the decoder keeps none."""
     query_len: int
     """Rows per request in it: how the tokens in the copy are packed."""
     rows: list[Running | None]
@@ -63,6 +65,8 @@ class DeviceRounds:
         self.ahead = 0 if target.attention.host_parameters else self.config.rounds_ahead
         memory, requests = target.round.results, self.config.max_num_requests
         self._free = [HostCopy(self.platform, memory.numel(), torch.int64) for _ in range(self.ahead + 1)]
+        tokens = target.round.sampled_token_ids.numel()
+        self._free_logprobs = [HostCopy(self.platform, tokens, torch.float32) for _ in range(self.ahead + 1)]
         self._order = torch.zeros(requests, dtype=torch.int64, device=self.platform.device)
         self._unread: deque[_Unread] = deque()
         self._joined: set[int] = set()
@@ -138,6 +142,7 @@ class DeviceRounds:
         if not self.rows:  # nobody will step: what is unread holds no tokens, and perhaps blocks to wait for
             for unread in self._unread:
                 self._free.append(unread.copy)
+                self._free_logprobs.append(unread.logprobs)
                 if unread.blocks:
                     unread.copy.read()
                     self.allocator.free(unread.blocks)
@@ -159,16 +164,21 @@ class DeviceRounds:
 
     def _copy(self) -> None:
         """Queue the copy of what the rows sampled."""
-        copy = self._free.pop()
+        copy, logprobs = self._free.pop(), self._free_logprobs.pop()
         copy.start(self.target.round.results)
-        self._unread.append(_Unread(copy, self._query_len, list(self.rows), self._joined))
+        values = self.target.verify_program.logprobs(len(self.rows), self._query_len)
+        if values is not None:
+            logprobs.start(values)
+        self._unread.append(_Unread(copy, logprobs, self._query_len, list(self.rows), self._joined))
         self._joined = set()
 
     def _read(self, unread: _Unread) -> list[tuple[Running, list[int]]]:
         """Wait for a round's copy, and give each request its tokens."""
         results = unread.copy.read()
         tokens, counts = self.target.round.unpacked(results, len(unread.rows), unread.query_len)
+        logprobs = unread.logprobs.read() if self.config.logprobs else None
         self._free.append(unread.copy)
+        self._free_logprobs.append(unread.logprobs)
         self.allocator.free(unread.blocks)
         sampled: list[tuple[Running, list[int]]] = []
         for row, state in enumerate(unread.rows):
@@ -178,6 +188,8 @@ class DeviceRounds:
                         f"request {state.index} is finished on the device and runs on the host: a bug of specgraph"
                     )
                 state.num_sampled = counts[row]
+                if logprobs is not None:
+                    state.logprobs = logprobs[row, : counts[row]].tolist()
                 if unread.query_len > 1 and row not in unread.joined:
                     self.metrics.observe(state.num_sampled - 1)
                 sampled.append((state, tokens[row][: state.num_sampled]))
@@ -199,7 +211,9 @@ class DeviceRounds:
             memory.sampled_token_ids, memory.num_sampled, memory.start_positions, memory.block_table,
             memory.aux_hidden.view(n, self._query_len, -1), own.remaining, own.stop_token_ids,
         ]  # fmt: skip
-        for tensor in (*per_row, self.target.round.temperature, self.target.round.seeds):
+        sampling = self.target.verify_program.sampling
+        asked = [] if sampling is None else sampling.named_tensors().values()
+        for tensor in (*per_row, self.target.round.temperature, self.target.round.seeds, *asked):
             tensor[:m].copy_(tensor[order])
         memory.num_sampled[m:].zero_()
         self.rows = list(self.running)

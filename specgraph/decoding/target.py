@@ -10,7 +10,7 @@ from torch import Tensor
 from specgraph.attention import AttentionBackend, KVCache
 from specgraph.decoding.config import EngineConfig
 from specgraph.decoding.tree_verify import TreeVerifyProgram
-from specgraph.decoding.verify import VerifyProgram
+from specgraph.decoding.verify import VerifyMemory, VerifyProgram
 from specgraph.drafting import Drafter, SamplingBuffers, allocate_round
 from specgraph.graphs import MakeAttend, dispatch
 from specgraph.kernels import noise
@@ -56,12 +56,15 @@ class TargetRunner(ModelRunner):
         else:
             self.round = drafter.round
             query_lens = config.chain_lens
+        logprobs = self.round.sampled_token_ids.new_zeros(self.round.sampled_token_ids.shape, dtype=torch.float32)
+        memory = VerifyMemory(self.round, sampling, logprobs if config.logprobs else None)
         self.verify_programs: list[VerifyProgram] = []
         """Of chains, of trees, or both."""
         if query_lens:
-            self.verify_programs.append(VerifyProgram(target, config, query_lens, drafter, self.round, sampling))
+            self.verify_programs.append(VerifyProgram(target, config, query_lens, drafter, memory))
         if config.tree is not None and drafter is not None:
-            self.verify_programs.append(TreeVerifyProgram(target, config, config.tree, drafter, self.round, self.stack))
+            tree = config.tree
+            self.verify_programs.append(TreeVerifyProgram(target, config, tree, drafter, self.stack, memory))
         self.verify_program = self.verify_programs[0]
         shared = None if drafter is None else drafter.prefill_buffers.aux_hidden
         buffers = allocate_prefill(config, 0, target.dtype, platform.device, aux_hidden=shared)

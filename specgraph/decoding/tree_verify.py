@@ -11,8 +11,8 @@ from torch import Tensor
 from specgraph import kernels
 from specgraph.attention import KVCache, allocate_metadata, check_trees, move_rows
 from specgraph.decoding.config import EngineConfig
-from specgraph.decoding.verify import VerifyBuffers, VerifyProgram
-from specgraph.drafting import Drafter, DraftTree, RoundBuffers
+from specgraph.decoding.verify import VerifyBuffers, VerifyMemory, VerifyProgram
+from specgraph.drafting import Drafter, DraftTree
 from specgraph.drafting.program import sampling
 from specgraph.graphs import AttentionStack, BatchDescriptor, MakeAttend
 from specgraph.models.protocol import Target
@@ -43,8 +43,8 @@ class TreeVerifyProgram(VerifyProgram):
         config: EngineConfig,
         tree: DraftTree,
         drafter: Drafter,
-        memory: RoundBuffers,
         stack: AttentionStack,
+        memory: VerifyMemory,
     ) -> None:
         """
         Args:
@@ -56,13 +56,13 @@ class TreeVerifyProgram(VerifyProgram):
         check_trees(stack.backend, stack.layers, target.dtype, config.block_size)
         super().__init__(target, config, (tree.num_steps + 1,), drafter, memory)
         self.tree, self._caches = tree, tuple[KVCache, ...](stack.caches)
-        requests, rows, device = config.max_num_requests, tree.num_draft_tokens, memory.seeds.device
+        requests, rows, device = config.max_num_requests, tree.num_draft_tokens, memory.round.seeds.device
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int64, device=device)
 
         self._rows, self._drafts, self._probs = zeros(requests * rows), zeros(requests, rows - 1), None
-        self._metadata = allocate_metadata(requests, rows, memory.block_table, rows)
+        self._metadata = allocate_metadata(requests, rows, self.round.block_table, rows)
         self._tree = {
             "draft_parents": zeros(requests, rows - 1),
             "path_rows": zeros(requests * (tree.num_steps + 1)),
@@ -131,6 +131,9 @@ class TreeVerifyProgram(VerifyProgram):
             kernels.verify_tree_synthetic(logits, b.draft_token_ids, chances, seeds, starts, slots, **written)
             return
         temperature, seeds = (b.round.temperature, b.round.seeds) if self.config.sampled else (None, None)
+        asked, raw = None if self.sampling is None else self.sampling.sliced(slice(0, starts.shape[0])), logits
+        if asked is not None:
+            logits = asked.adjusted(logits, b.draft_token_ids, sampling(b.round.temperature), b.metadata.ancestors)
         kernels.verify_tree(
             logits,
             b.draft_token_ids,
@@ -142,6 +145,12 @@ class TreeVerifyProgram(VerifyProgram):
             slots,
             **written,
         )
+        tokens = b.round.sampled_token_ids
+        if asked is not None:
+            kernels.count_tokens(tokens, asked.output_counts)
+        logprobs = self.logprobs(*tokens.shape)
+        if logprobs is not None:
+            kernels.emitted_logprobs(raw[b.path_rows], tokens, logprobs)
 
     def _written(self, b: TreeVerifyBuffers) -> dict[str, Tensor]:
         return {

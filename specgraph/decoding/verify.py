@@ -37,6 +37,24 @@ class VerifyBuffers:
     metadata: AttentionMetadata
 
 
+@dataclass(frozen=True, slots=True)
+class VerifyMemory:
+    """What the verify programs of one target write and read together, besides their own buffers."""
+
+    round: RoundBuffers
+    """Shared with the drafter."""
+    sampling: SamplingBuffers | None
+    """What requests ask of sampling besides temperature and seed; None where they may not."""
+    logprobs: Tensor | None
+    """float32, as many as `round.sampled_token_ids`; None unless `EngineConfig.logprobs`."""
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """Every tensor by name, for the read-set."""
+        asked = {} if self.sampling is None else self.sampling.named_tensors()
+        logprobs = {} if self.logprobs is None else {"round.logprobs": self.logprobs}
+        return {**self.round.named_tensors(), **asked, **logprobs}
+
+
 class VerifyProgram:
     """The target's pass over the last token of each request and its drafts, and the acceptance of drafts.
 
@@ -55,19 +73,18 @@ class VerifyProgram:
         config: EngineConfig,
         query_lens: Sequence[int],
         drafter: Drafter | None,
-        memory: RoundBuffers,
-        sampling: SamplingBuffers | None = None,
+        memory: VerifyMemory,
     ) -> None:
         """
         Args:
             query_lens: rows per request that a verify may have, ascending.
             drafter: whose drafts are verified; None decodes with the target alone.
-            memory: what the target and the drafter share.
-            sampling: what requests ask of sampling besides temperature and seed.
+            memory: what the target's verify programs and the drafter share.
         """
-        self.target, self.config, self.query_lens, self.round = target, config, tuple(query_lens), memory
+        self.target, self.config, self.query_lens = target, config, tuple(query_lens)
+        self.memory, self.round, self.sampling = memory, memory.round, memory.sampling
         self.aux_layers: Sequence[int] = () if drafter is None else drafter.head.aux_layers
-        requests, rows, device = config.max_num_requests, query_lens[-1], memory.seeds.device
+        requests, rows, device = config.max_num_requests, query_lens[-1], memory.round.seeds.device
         self._vocab_map = None if drafter is None else drafter.head.draft_to_target
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
@@ -79,13 +96,10 @@ class VerifyProgram:
         self._probs = None
         if draft_vocab is not None:
             self._probs = zeros(requests * (rows - 1), draft_vocab, dtype=torch.float32)
-        self._metadata = allocate_metadata(requests, rows, memory.block_table)
+        self._metadata = allocate_metadata(requests, rows, self.round.block_table)
         self._starts = {
             n: torch.arange(0, requests * n + 1, n, dtype=torch.int32, device=device) for n in self.query_lens
         }
-        self.sampling = sampling
-        """What requests ask besides temperature and seed; None where they may not."""
-        self._logprobs = zeros(requests * rows, dtype=torch.float32) if config.logprobs else None
         self._chances = zeros(max(config.num_speculative_tokens, rows - 1), dtype=torch.float32)
         if config.synthetic_acceptance is not None:
             chances = acceptance_chances(config.synthetic_acceptance, config.num_speculative_tokens)
@@ -111,9 +125,9 @@ class VerifyProgram:
 
     def logprobs(self, num_requests: int, query_len: int) -> Tensor | None:
         """float32 [num_requests, query_len]: of the sampled tokens; None unless `EngineConfig.logprobs`."""
-        if self._logprobs is None:
+        if self.memory.logprobs is None:
             return None
-        return self._logprobs[: num_requests * query_len].view(num_requests, query_len)
+        return self.memory.logprobs[: num_requests * query_len].view(num_requests, query_len)
 
     def num_steps(self, batch: BatchDescriptor) -> int:
         """1."""
@@ -134,15 +148,12 @@ class VerifyProgram:
     def named_tensors(self) -> Mapping[str, Tensor]:
         """The buffers, and the drafter's vocabulary map."""
         name = self.name
-        named = {**self.round.named_tensors(), **self._metadata.named_tensors(f"{name}.metadata")}
+        named = {**self.memory.named_tensors(), **self._metadata.named_tensors(f"{name}.metadata")}
         named |= {f"{name}.last_token_ids": self._last, f"{name}.draft_token_ids": self._drafts}
         named |= {f"{name}.token_ids": self._rows, f"{name}.synthetic_acceptance": self._chances}
         named |= {f"{name}.query_start_loc.{rows}": tensor for rows, tensor in self._starts.items()}
-        if self.sampling is not None:
-            named |= self.sampling.named_tensors()
         optional = {
             f"{name}.draft_probs": self._probs,
-            f"{name}.logprobs": self._logprobs,
             "draft_to_target": self._vocab_map,
         }
         return named | {key: tensor for key, tensor in optional.items() if tensor is not None}

@@ -13,6 +13,7 @@ from served_distribution import served
 from specgraph import ConfigError, kernels, load_generator
 from specgraph.decoding import EngineConfig, Request
 from specgraph.decoding.request import UNSUPPORTED
+from specgraph.drafting import DraftTree
 
 PROMPT, LENGTH, SMALL = [3, 1], 3, 6
 MIXED = [
@@ -21,6 +22,9 @@ MIXED = [
     {"temperature": 3.0, "min_p": 0.3, "logit_bias": {2: 4.0, 0: -2.0}},
     {"temperature": 3.0, "repetition_penalty": 1.8, "presence_penalty": 4.0},
 ]
+ROUND = {"lowering": "round", "capture_sizes": [4, 64]}
+TREE = {"num_speculative_tokens": 2, "tree": DraftTree(num_steps=2, top_k=2, num_draft_tokens=5)}
+LARGER = {"num_speculative_tokens": 3, "tree": DraftTree(num_steps=3, top_k=4, num_draft_tokens=16)}
 SETTINGS = {"sampled": True, "sampling_parameters": True, "max_num_requests": 64, "num_speculative_tokens": 2}
 
 
@@ -59,12 +63,11 @@ def mixed_batch(n: int) -> list[Request]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("draft_sampling", ["sampled", "greedy"])
-def test_mixed_parameters_in_one_batch_follow_their_distributions(
-    make_decoder, small_pair, small_model, draft_sampling
-):
+@pytest.mark.parametrize("way", ["eager", "round", "tree"])
+def test_mixed_parameters_in_one_batch_follow_their_distributions(make_decoder, small_pair, small_model, way):
     target, head = small_pair
-    decoder = make_decoder(head, target=target, draft_sampling=draft_sampling, **SETTINGS)
+    changes = {"eager": {}, "round": {**ROUND, "draft_sampling": "greedy"}, "tree": TREE}[way]
+    decoder = make_decoder(head, target=target, **SETTINGS | changes)
     results = decoder.generate(mixed_batch(300))
     assert 0 < decoder.metrics.accepted[1] < decoder.metrics.num_drafts
     for place, parameters in enumerate(MIXED):
@@ -73,21 +76,39 @@ def test_mixed_parameters_in_one_batch_follow_their_distributions(
         assert not follows(got, joint(small_model, temperature=parameters["temperature"]))
 
 
-ASKED = [{"repetition_penalty": 1.5}, {"frequency_penalty": 1.0, "presence_penalty": 0.5}, {"logit_bias": {5: 4.0}}]
+ASKED = [{"repetition_penalty": 1.5}, {"frequency_penalty": 1.0, "presence_penalty": 1.5}, {"logit_bias": {5: 4.0}}]
+
+
+WAYS = {
+    "eager": {},
+    "merged": {"lowering": "merged"},
+    "round": {"lowering": "round"},
+    "round, read at once": {"lowering": "round", "rounds_ahead": 0},
+    "tree": {**LARGER, "lowering": "merged"},
+    "trees for up to 2 requests": {**LARGER, "lowering": "merged", "draft_schedule": {2: "tree", 4: 3}},
+    "round of trees": {**LARGER, "lowering": "round"},
+}
 
 
 @pytest.mark.parametrize(
-    "lowering", ["eager", "merged", "eager, drafts not in the context", "eager, output not counted"]
+    ("way", "wrong"),
+    [
+        *((way, "") for way in WAYS),
+        ("eager", "drafts not in the context"),
+        ("eager", "output not counted"),
+        ("tree", "a chain's context"),
+    ],
 )
 def test_greedy_requests_with_penalties_take_the_best_token_of_each_context(
-    make_decoder, requests, target_folder, shadow, lowering, monkeypatch
+    make_decoder, requests, target_folder, shadow, way, wrong, monkeypatch
 ):
     """Requests join and leave, so rows move; against transformers over the whole sequence each time."""
-    lowering, _, wrong = lowering.partition(", ")
-    if wrong == "output not counted":
+    real = kernels.adjust_logits
+    if wrong == "a chain's context":
+        monkeypatch.setattr(kernels, "adjust_logits", lambda *args: real(*args[:12]))
+    elif wrong == "output not counted":
         monkeypatch.setattr(kernels, "count_tokens", lambda *args: None)
     elif wrong:
-        real = kernels.adjust_logits
         monkeypatch.setattr(
             kernels, "adjust_logits", lambda x, drafts, *rest: real(x, torch.full_like(drafts, -1), *rest)
         )
@@ -97,7 +118,7 @@ def test_greedy_requests_with_penalties_take_the_best_token_of_each_context(
         Request(prompt_token_ids=one.prompt_token_ids, max_tokens=one.max_tokens, **ASKED[i % len(ASKED)])
         for i, one in enumerate(requests)
     ]
-    decoder = make_decoder(shadow, sampling_parameters=True, lowering=lowering)
+    decoder = make_decoder(shadow, sampling_parameters=True, **WAYS[way])
     results = decoder.generate(batch)
     assert decoder.metrics.accepted[0] > 0
     expected: list[list[int]] = []
@@ -111,11 +132,11 @@ def test_greedy_requests_with_penalties_take_the_best_token_of_each_context(
     assert ([result.token_ids for result in results] == expected) is not bool(wrong)
 
 
-@pytest.mark.parametrize("lowering", ["eager", "merged"])
-def test_logprobs_are_the_targets_own(make_decoder, requests, target_folder, shadow, lowering):
+@pytest.mark.parametrize("way", WAYS)
+def test_logprobs_are_the_targets_own(make_decoder, requests, target_folder, shadow, way):
     transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(target_folder, dtype=torch.float32).eval()
-    decoder = make_decoder(shadow, sampled=True, logprobs=True, sampling_parameters=True, lowering=lowering)
+    decoder = make_decoder(shadow, sampled=True, logprobs=True, sampling_parameters=True, **WAYS[way])
     batch = [
         Request(prompt_token_ids=one.prompt_token_ids, max_tokens=one.max_tokens, temperature=0.8, top_p=0.9, seed=i)
         for i, one in enumerate(requests)
@@ -173,12 +194,12 @@ def test_a_bias_outside_the_vocabulary_is_refused(make_decoder, eagle3):
 
 @pytest.mark.parametrize("name", ["sampling_parameters", "logprobs"])
 def test_what_does_not_work_together_is_refused(name):
-    with pytest.raises(ConfigError, match=f"{name} works with chains"):
+    with pytest.raises(ConfigError, match=f"{name} is about the target's tokens"):
         EngineConfig(
             num_speculative_tokens=2,
             max_num_requests=1,
             max_model_len=32,
             block_size=4,
-            lowering="round",
+            synthetic_acceptance=0.5,
             **{name: True},
         )

@@ -25,12 +25,31 @@ REQUEST = st.tuples(PARAMETERS, st.sampled_from([0.0, 0.4, 1.0, 1.7]), PROMPT, s
 
 
 @settings(max_examples=120, deadline=None)
-@given(requests=st.lists(REQUEST, min_size=1, max_size=4), steps=st.integers(0, 3), seed=st.integers(0, 99))
-def test_against_float64(requests, steps, seed):
+@given(
+    requests=st.lists(REQUEST, min_size=1, max_size=4),
+    steps=st.integers(0, 3),
+    seed=st.integers(0, 99),
+    tree=st.booleans(),
+)
+def test_against_float64(requests, steps, seed, tree):
+    """Of each row's context: the drafts before it in a chain, those on the way to it in a tree."""
     g = torch.Generator().manual_seed(seed)
     n = len(requests)
     logits = torch.randn(n * (steps + 1), VOCAB, generator=g) * 2
     drafts = torch.randint(-1, VOCAB, (n, steps), generator=g)
+
+    paths, ancestors = [[list(range(i)) for i in range(steps + 1)]] * n, None  # per row the columns of its drafts
+    if tree:
+        paths, bits = [], []
+        for _ in range(n):
+            own, set_bits = [[]], [1]
+            for row in range(1, steps + 1):
+                parent = int(torch.randint(0, row, (), generator=g))
+                own.append([*own[parent], row - 1])
+                set_bits.append(set_bits[parent] | 1 << row)
+            paths.append(own)
+            bits += set_bits
+        ancestors = torch.tensor(bits)
 
     def column(name, dtype=torch.float32):
         return torch.tensor([parameters[name] for parameters, *_ in requests], dtype=dtype)
@@ -47,12 +66,13 @@ def test_against_float64(requests, steps, seed):
     got = kernels.adjust_logits(
         logits, drafts, temperature, column("top_k", torch.int64), column("top_p"), column("min_p"),
         column("repetition_penalty"), column("presence_penalty"), column("frequency_penalty"), bias, counts, prompt,
+        ancestors,
     )  # fmt: skip
     assert torch.equal(counts, before)
     for row, (parameters, t, tokens, output) in enumerate(requests):
         for i in range(steps + 1):
             now = got[row * (steps + 1) + i]
-            context = [*output, *[d for d in drafts[row, :i].tolist() if d >= 0]]
+            context = [*output, *[d for d in drafts[row, paths[row][i]].tolist() if d >= 0]]
             wanted = torch.tensor(served(logits[row * (steps + 1) + i].tolist(), tokens, context, t, **parameters))
             if t == 0:
                 assert int(now.argmax()) == int(wanted.argmax())
