@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from specgraph.cli.audit import audit
 from specgraph.cli.bench import bench
@@ -24,9 +25,27 @@ from specgraph.cli.trace import trace
 from specgraph.cli.tune import tune
 from specgraph.errors import SpecgraphError
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+
+class _Command(TyperCommand):
+    """A command whose `--help` lists options by panel. No name is cut, however narrow the terminal is."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """See click."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                panel = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                sections.setdefault(getattr(parameter, "rich_help_panel", None) or panel, []).append(record)
+        for panel, records in sections.items():
+            with formatter.section(panel):
+                formatter.write_dl(records)
+
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 for command in (generate, chat, platforms, explain, trace, bench, tune, conformance, audit, env, new_backend):
-    app.command()(command)
+    first = " ".join((command.__doc__ or "").split("\n\n")[0].split())
+    app.command(cls=_Command, short_help=first)(command)  # in full: click would cut it
 
 
 def _show_version(asked: bool) -> None:

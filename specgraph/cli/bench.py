@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -33,6 +34,10 @@ _ROUNDS = (
     "mean_acceptance_length",
     "same_tokens",
 )
+
+
+_SETTINGS = ("requests", "k", "tree", "context", "sampled")
+"""Columns that go into the title of a table where all rows have the same."""
 
 
 def bench(
@@ -185,8 +190,18 @@ def _acceptance(option: str, text: str) -> Any:
 def _show(console: Console, title: str, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
     if not rows:
         return
-    present = [c for c in columns if any(c in row for row in rows)]
-    table = Table(*present, title=title)
+    present = [name for name in columns if any(name in row for row in rows)]
+    same = [name for name in _SETTINGS if name in present and len({str(row.get(name)) for row in rows}) == 1]
+    about = "".join(f", {name} {rows[0].get(name)}" for name in same)
+    table = Table(title=title + about, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in present:
+        cells = [str(row.get(name, "")) for row in rows]
+        if name not in same:  # a narrow terminal folds words, no figure
+            width = None if name == "lowering" else max(map(len, cells))
+            table.add_column(name.replace("_", " "), overflow="fold", min_width=width)
     for row in rows:
-        table.add_row(*(str(row.get(column, row.get("refused", ""))) for column in present))
+        table.add_row(*(str(row.get(name, "")) for name in present if name not in same))
     console.print(table)
+    for row in rows:
+        if "refused" in row:
+            console.print(f"{row['lowering']}, {row['requests']} requests: refused: {row['refused']}", markup=False)

@@ -105,7 +105,7 @@ def generate(
         for request in requests:
             generator.decoder.check(request)
     console.print(f"[dim]{generator.description}{threads}[/]")
-    if console.is_terminal:
+    if console.is_terminal and not console.is_dumb_terminal:  # which shows no styles
         console.print(LEGEND)
     folders = {"target": str(target or "tiny-python"), "draft": str(draft or "eagle3")}
     results: list[Result] = []

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from specgraph.cli.env import choose_threads, environment
 from specgraph.cli.options import DraftOption, PlatformOption, TargetOption, with_engine_options
@@ -52,5 +53,6 @@ def trace(
     report["otherData"] = {**environment(opened), "command": shlex.join(["specgraph", *sys.argv[1:]])}
     write_json(report, str(output))
     found = Counter(event["cat"] for event in report["traceEvents"] if event["ph"] == "X")
-    typer.echo(f"{output}: {', '.join(f'{count} x {what}' for what, count in found.items())}")
-    typer.echo("open it in https://ui.perfetto.dev (the file stays in your browser) or chrome://tracing")
+    console = Console(highlight=False, markup=False)
+    console.print(f"{output}: {', '.join(f'{count} x {what}' for what, count in found.items())}")
+    console.print("open it in https://ui.perfetto.dev (the file stays in your browser) or chrome://tracing")

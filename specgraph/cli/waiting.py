@@ -22,7 +22,7 @@ def doing(console: Console | None = None) -> Generator[Callable[[str], None]]:
         What to call with a line of text at the beginning of each part of the work.
     """
     console = console or Console(stderr=True)
-    columns, quiet = (TextColumn("{task.description}"), TimeElapsedColumn()), not console.is_terminal
+    columns, quiet = (TextColumn("{task.description}"), TimeElapsedColumn()), not _redraws(console)
     with Progress(*columns, console=console, transient=True, auto_refresh=False, disable=quiet) as bars:
         task = bars.add_task("loading", total=None)
         yield lambda text: bars.update(task, description=text, refresh=True)
@@ -40,10 +40,17 @@ def waiting(console: Console | None = None) -> Generator[Callable[[int, int], No
     """
     console = console or Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+    with Progress(*columns, console=console, transient=True, disable=not _redraws(console)) as bars:
         task = bars.add_task("loading", total=None)
 
         def captured(done: int, total: int) -> None:
             bars.update(task, description=f"capturing {done}/{total}", completed=done, total=total)
 
         yield captured
+
+
+def _redraws(console: Console) -> bool:
+    """Whether a line can be drawn again. A dumb terminal can't: it is told once that there is something to wait for."""
+    if console.is_dumb_terminal:
+        console.print("loading and capturing")
+    return console.is_terminal and not console.is_dumb_terminal

@@ -26,8 +26,9 @@ class CacheSize:
 
     def __str__(self) -> str:
         tokens = (self.num_blocks - 1) * self.block_size
+        size = f"{self.num_bytes / GIB:.2f} GiB" if self.num_bytes >= GIB / 10 else f"{self.num_bytes / 2**20:.1f} MiB"
         return (
-            f"KV cache of {self.num_bytes / GIB:.2f} GiB: {self.num_blocks} blocks of {self.block_size}, {tokens} "
+            f"KV cache of {size}: {self.num_blocks} blocks of {self.block_size}, {tokens} "
             f"tokens, {tokens / self.max_model_len:.1f} requests of {self.max_model_len}"
         )
 

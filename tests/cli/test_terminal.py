@@ -1,0 +1,156 @@
+"""What the commands print on terminals of 80 and 140 columns, with colour, without it, or with no style at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command import specgraph
+from rich.console import Console
+
+from specgraph.cli import app
+from specgraph.cli.bench import _show as show_bench
+from specgraph.cli.bench import bench
+from specgraph.cli.explain import _show as show_explained
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+STYLE = re.compile(r"\x1b\[([\d;]*)m")
+WIDTHS = (80, 140)
+LOOKS = {
+    "piped": {},
+    "colour": {"FORCE_COLOR": "1", "TERM": "xterm-256color"},
+    "no colour": {"FORCE_COLOR": "1", "NO_COLOR": "1", "TERM": "xterm-256color"},
+    "dumb": {"FORCE_COLOR": "1", "TERM": "dumb"},
+}
+QUICK = ("--lowering", "eager", "--max-model-len", 128, "--prefill-sizes", 16, "--no-compare", "--max-tokens", 24)
+COMMANDS = [("platforms",), ("generate", *QUICK, "-k", 16)]
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch):
+    for name in ("FORCE_COLOR", "NO_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SPECGRAPH_PLATFORM", "cpu")
+
+
+def is_colour(code: str) -> bool:
+    """Whether a style is more than bold, dim, underlined or back to normal."""
+    return any(int(number or 0) >= 30 for number in code.split(";"))
+
+
+def check(text: str, width: int, look: str) -> str:
+    """The text without its styles; nothing is wider than the terminal, cut, or coloured where that is not wanted."""
+    codes = STYLE.findall(text)
+    if look in ("piped", "dumb"):
+        assert "\x1b" not in text
+    assert any(map(is_colour, codes)) == (look == "colour")
+    bare = STYLE.sub("", text)
+    assert "\x1b" not in bare
+    assert [line for line in bare.splitlines() if len(line.rstrip()) > width] == []
+    assert "…" not in bare, "something is cut"
+    return bare
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: f"{command[0]}-{len(command)}")
+def test_output_fits(command, width, look):
+    run = specgraph(*command, COLUMNS=str(width), **LOOKS[look])
+    assert run.returncode == 0, run.stderr
+    check(run.stdout, width, look)
+    if command[0] == "generate":
+        marked = any("4" in code.split(";") for code in STYLE.findall(run.stdout))
+        assert marked == (look in ("colour", "no colour")), "accepted text is underlined where there are styles"
+        assert ("accepted draft tokens looks" in run.stdout) == marked
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_help_cuts_no_name(width):
+    """In every look: help has no styles."""
+    names = [command.callback.__name__.replace("_", "-") for command in app.registered_commands]
+    text = specgraph("--help", COLUMNS=str(width)).stdout
+    for command in app.registered_commands:
+        assert " ".join(command.callback.__doc__.split("\n\n")[0].split()) in " ".join(text.split())
+    for name in names:
+        text = check(specgraph(name, "--help", COLUMNS=str(width), **LOOKS["colour"]).stdout, width, "piped")
+    assert "--speculative-num-draft-tokens" in specgraph("generate", "--help", COLUMNS=str(width)).stdout
+    assert "\nEngine:\n" in specgraph("generate", "--help").stdout
+
+
+def shown(call, width: int, look: str, *arguments) -> str:
+    """What a function writes on a console."""
+    console = Console(width=width, force_terminal=look != "piped", no_color=look == "no colour", _environ=LOOKS[look])
+    with console.capture() as captured:
+        call(console, *arguments)
+    return STYLE.sub("", captured.get())
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("file", ["h200-eagle3-llama3-8b", "h200-trees", "h200-sampled-drafts"])
+def test_tables_of_bench_cut_no_figure(file, width):
+    """Rows as an H200 gave them, with all the columns that a GPU adds."""
+    rows = json.loads((RESULTS / f"{file}.json").read_text())["rows"]
+    columns = bench.__globals__["_TABLE"]
+    text = shown(show_bench, width, "piped", "propose on a device", rows, columns)
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= width
+    figures = {str(row[name]) for row in rows for name in ("device_us", "host_us", "ratio") if name in row}
+    assert figures <= set(text.split())
+    same = {name for name in ("requests", "k", "context") if len({row.get(name) for row in rows}) == 1}
+    title = " ".join(text.partition("lowering")[0].split())
+    assert all(f"{name} {rows[0][name]}" in title for name in same)
+
+
+def test_why_a_lowering_was_refused_is_said_once():
+    rows = [{"requests": 1, "lowering": "eager", "device_us": 5.0}]
+    rows += [{"requests": 1, "lowering": "merged", "refused": "the platform [here] can't"}]
+    text = shown(show_bench, 80, "piped", "propose", rows, ("requests", "lowering", "device_us", "host_us"))
+    assert text.count("the platform [here] can't") == 1
+    assert "merged, 1 requests: refused: the platform" in text
+
+
+@pytest.fixture(scope="module")
+def explained():
+    small = ("--max-num-requests", 2, "--max-model-len", 64, "--prefill-sizes", 8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPECGRAPH_PLATFORM", "cpu")
+        return json.loads(specgraph("explain", *small, "--json", "-").stdout)
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_explain_fits(explained, width, look):
+    text = shown(show_explained, width, look, explained)
+    assert "…" not in text
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= width
+    for row in explained["captured"]:
+        assert re.search(rf"\b{row['model']}\W+{row['phase']}\W+{row['requests']}\b", text), row
+
+
+def test_a_terminal_of_the_system():
+    """One command on a pseudo-terminal, with no variable that says how wide it is or what it can show."""
+    ours, theirs = pty.openpty()
+    import fcntl
+    import struct
+    import termios
+
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    command = [sys.executable, "-c", "from specgraph.cli import main; main()", "platforms"]
+    env = {**os.environ, "TERM": "xterm-256color"}
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
+        os.close(theirs)
+        parts: list[bytes] = []
+        try:
+            while part := os.read(ours, 4096):
+                parts.append(part)
+        except OSError:  # how Linux says that the other end is closed
+            pass
+        os.close(ours)
+        assert process.wait() == 0
+    text = check(b"".join(parts).decode().replace("\r\n", "\n"), 80, "colour")
+    assert "* cpu" in text
