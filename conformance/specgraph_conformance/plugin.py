@@ -6,6 +6,7 @@ Inert in any other pytest run: it does something only for tests marked by `@case
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import sys
 from collections.abc import Generator
@@ -72,7 +73,6 @@ def pytest_configure(config: pytest.Config) -> None:
         )
     except SpecgraphError as error:
         raise pytest.UsageError(str(error)) from error
-    import_heavy_modules()
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args = [str(Path(__file__).parent)]  # no path was given: the suite, not the tests of this folder
     config.stash[SESSION] = session
@@ -128,6 +128,14 @@ class Plugin:
             and (found.quick or not option("--specgraph-quick"))
             and self.session.has(found)
         )
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        """Before the first case: what torch imports late, and then no more collecting of what is loaded for good."""
+        if session.items and not session.config.option.collectonly:
+            import_heavy_modules()
+            gc.collect()
+            gc.freeze()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:

@@ -15,9 +15,10 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from pkgutil import iter_modules
 
-from specgraph_conformance import cases
+from specgraph_conformance import cases, watchdog
 
 PRELOAD = ["mutants.all", "specgraph_conformance.plugin", "specgraph.reference.platform"]
+PRELOAD += watchdog.HEAVY
 PRELOAD += [f"{cases.__name__}.{module.name}" for module in iter_modules(cases.__path__)]
 
 
@@ -35,12 +36,14 @@ class Verdict:
 
 def run_mutant(name: str, platform: str, records: str) -> None:
     """In this process: put the bug back and run the cases of its hazard until one fails."""
+    import gc
     import os
 
     import pytest
     from mutants.all import MUTANTS
     from specgraph_conformance.run import Selection
 
+    gc.freeze()  # what was loaded before: the collector need not go through all of torch again in every process
     with open(os.devnull, "w") as quiet:
         if multiprocessing.parent_process() is not None:
             os.dup2(quiet.fileno(), 1)
