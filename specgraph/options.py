@@ -133,6 +133,9 @@ class EngineOptions:
     draft_tensor_parallel: int | None = _option(
         None, "Ranks that split the drafter: as the target's by default, or 1 for a whole drafter on every rank."
     )
+    data_parallel: int = _option(
+        1, "Groups of ranks with requests of their own that share the experts; with --enable-expert-parallel."
+    )
     enable_expert_parallel: bool = _option(
         False, "Deal the experts of a mixture out to the ranks, whole, instead of splitting each like other matrices."
     )

@@ -17,7 +17,7 @@ from specgraph.cli.env import choose_threads
 from specgraph.cli.options import DraftOption, JsonOption, PlatformOption, TargetOption, with_engine_options
 from specgraph.cli.output import check_output, require_matplotlib, write_json
 from specgraph.cli.prompts import Prompt, read_prompts
-from specgraph.cli.streaming import LEGEND, Result, show_texts
+from specgraph.cli.streaming import LEGEND, Result, gather_results, show_texts
 from specgraph.cli.waiting import waiting
 from specgraph.errors import ConfigError
 
@@ -65,11 +65,12 @@ def generate(
     """Generate text with speculative decoding; text from accepted draft tokens is green and underlined."""
     check_output("--json", json)
     rank, started = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    if started != options.tensor_parallel:
+    size, data = options.tensor_parallel * options.data_parallel, options.data_parallel
+    if started != size:
         processes = f"{started} process{'es were' if started > 1 else ' was'} started"
-        size = options.tensor_parallel
+        given = f"--tensor-parallel is {options.tensor_parallel}" + (f", --data-parallel {data}" if data > 1 else "")
         how = f"torchrun --nproc-per-node {size} -m specgraph generate" if size > 1 else f"--tensor-parallel {started}"
-        raise ConfigError(f"{processes}, and --tensor-parallel is {size}: use {how}")
+        raise ConfigError(f"{processes}, and {given}: use {how}")
     if rank:
         json = plot = None  # the first rank writes
     check_output("--plot", plot)
@@ -112,11 +113,13 @@ def generate(
     interrupted, start, seconds = False, time.perf_counter(), 0.0
     try:
         try:
-            show_texts(generator, requests, stop or (), console, results)
+            own = requests[rank // options.tensor_parallel :: data]  # of a data parallel rank: every n-th prompt
+            show_texts(generator, own, stop or (), console, results)
         finally:
             seconds = time.perf_counter() - start
+        results = gather_results(generator, requests, results, console)
         plain = None
-        if compare:
+        if compare and data == 1:
             with waiting() as captured:
                 alone = load(False, captured)
             plain = _plain(alone, asked, chat)

@@ -20,7 +20,7 @@ TargetOption = Annotated[Path | None, typer.Option(help="Folder of the target. D
 DraftOption = Annotated[Path | None, typer.Option(help="Folder of the drafter.")]
 JsonOption = Annotated[str | None, typer.Option(help="Write JSON to this file, or - for standard output.")]
 
-RANKS = ("tensor_parallel", "draft_tensor_parallel", "enable_expert_parallel", "rank_timeout")
+RANKS = ("tensor_parallel", "draft_tensor_parallel", "data_parallel", "enable_expert_parallel", "rank_timeout")
 """Options of commands that several processes can run together."""
 
 

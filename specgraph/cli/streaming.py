@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -64,10 +65,11 @@ def show_texts(
             console.print(generator.tokenizer.decode(ids), style="dim", end="", markup=False, soft_wrap=True)
 
     indices: dict[int, int] = {}
-    show_prompt()
+    if requests:
+        show_prompt()
     try:
         indices |= {generator.add(request): i for i, request in enumerate(requests)}
-        while shown < len(requests):
+        while True:
             for chunk in generator.step():
                 i = indices[chunk.request]
                 if results[i].finish_reason is not None:
@@ -87,6 +89,8 @@ def show_texts(
                 shown += 1
                 if shown < len(requests):
                     show_prompt()
+            if shown == len(requests) and not generator.decoder.others_unfinished:
+                break
     finally:
         for i, stream in enumerate(streams):
             if results[i].finish_reason is None:
@@ -94,6 +98,28 @@ def show_texts(
         for request_id in indices:
             generator.cancel(request_id)
         generator.step()  # hands out, and so forgets, the last chunks of what was cancelled
+
+
+def gather_results(
+    generator: TextGenerator, requests: Sequence[Request], results: list[Result], console: Console
+) -> list[Result]:
+    """The results of all data parallel ranks in the order of the prompts, of which each rank had every n-th one.
+
+    Shows the texts of the other ranks, by their prompts.
+    """
+    layout = generator.layout
+    if layout is None or layout.data_size == 1:
+        return results
+    told = layout.ranks.tell("the results", json.dumps([asdict(result) for result in results]))
+    parts = [[Result(**each) for each in json.loads(text)] for text in told[:: layout.ranks.size // layout.data_size]]
+    every = [parts[i % layout.data_size][i // layout.data_size] for i in range(sum(map(len, parts)))]
+    for i, (request, result) in enumerate(zip(requests, every, strict=True)):
+        if i % layout.data_size != layout.data_rank:
+            console.print()
+            prompt = generator.tokenizer.decode(list(request.prompt_token_ids))
+            console.print(prompt, style="dim", end="", markup=False, soft_wrap=True)
+            console.print(result.text, markup=False, soft_wrap=True)
+    return every
 
 
 def _fill(result: Result, stream: TextStream, seconds: float) -> None:

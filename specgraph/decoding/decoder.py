@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from specgraph.attention import AttentionBackend, KVCache, PagedAttention
 from specgraph.decoding.admission import blocks_needed, check_request
+from specgraph.decoding.agreement import agree, compare_captures
 from specgraph.decoding.blocks import BlockAllocator, allocate_caches
 from specgraph.decoding.config import EngineConfig
 from specgraph.decoding.device_rounds import DeviceRounds
@@ -17,8 +18,9 @@ from specgraph.decoding.round_program import RoundRunner
 from specgraph.decoding.rounds import Rounds
 from specgraph.decoding.target import TargetRunner
 from specgraph.drafting import Drafter, SamplingBuffers, allocate_sampling
-from specgraph.errors import CapacityError, ConfigError
+from specgraph.errors import CapacityError, ConfigError, UnsupportedError
 from specgraph.models.protocol import DraftHead, ParallelHead, Target
+from specgraph.parallel import ParallelLayout
 from specgraph.platforms import Platform
 from specgraph.runner import ModelRunner, report_captures
 
@@ -42,17 +44,28 @@ class SpeculativeDecoder:
         *,
         query_len: int | None = None,
         attention: AttentionBackend | None = None,
+        layout: ParallelLayout | None = None,
     ) -> None:
         """
         Args:
             config: limits and choices, of target and drafter.
             query_len: rows per request in a target pass without a drafter, 1 by default; with one it is K + 1.
             attention: for target and drafter; the core's paged attention with device lengths by default.
+            layout: the ranks that run these models together. Data parallel ranks call `step`, or `stream` and
+                `generate`, equally often, with requests or without.
 
         Raises:
             ConfigError: max_model_len is more than the target has positions for.
-            UnsupportedError: the lowering that was asked for is not possible on this platform.
+            UnsupportedError: the lowering that was asked for is not possible on this platform, or between data parallel
+                ranks.
         """
+        self._ranks = None if layout is None else layout.ranks
+        self._sharing = self._ranks if layout is not None and layout.data_size > 1 else None
+        if self._sharing is not None and config.lowering == "round":
+            raise UnsupportedError(
+                "lowering 'round' with data parallel ranks: they agree on each round before it is launched, and the "
+                "lowering launches rounds ahead; leave it at auto, which is merged"
+            )
         if config.max_model_len > target.max_model_len:
             raise ConfigError(f"max_model_len {config.max_model_len} exceeds the target's {target.max_model_len}")
         self.query_len = query_len if query_len is not None else config.query_len if head is not None else 1
@@ -89,6 +102,8 @@ class SpeculativeDecoder:
         self._ended: list[Chunk] = []
         self._next_id = 0
         self._closed = False
+        self.others_unfinished = False
+        """Whether any data parallel rank had requests at the last `step`: then all ranks call it again."""
         self.runners: Mapping[str, ModelRunner] = {"target": self.target}
         """What holds captured graphs, by name."""
         self.rounds: Rounds | DeviceRounds
@@ -108,6 +123,8 @@ class SpeculativeDecoder:
         Args:
             progress: called after each capture with the number of captures done and their number in all.
         """
+        if self._ranks is not None:
+            compare_captures(self._ranks, self.runners, self.config)
         captured = report_captures(list(self.runners.values()), progress)
         for runner in self.runners.values():
             runner.capture(captured)
@@ -145,8 +162,10 @@ class SpeculativeDecoder:
         order = {self._queue(request): i for i, request in enumerate(requests) if i not in refused}
         try:
             yield from (Chunk(index, [], 0, "refused", why) for index, why in refused.items())
-            while self.num_unfinished:
+            while True:  # at least once: other ranks may have requests
                 yield from [replace(chunk, request=order[chunk.request]) for chunk in self.step()]
+                if not self.num_unfinished and not self.others_unfinished:
+                    break
         finally:
             for request_id in order:
                 self.cancel(request_id)
@@ -189,12 +208,18 @@ class SpeculativeDecoder:
     def step(self) -> list[Chunk]:
         """One round over the batch, after which new requests may have joined; gives each request's new tokens.
 
-        `Chunk.request` is the id from `add`. An empty list means that there is nothing to do.
+        `Chunk.request` is the id from `add`. An empty list means that there is nothing to do. Data parallel ranks all
+        call it; one without requests takes part in the passes of the others, and `others_unfinished` says whether
+        there were any.
         """
         chunks, self._ended = self._ended, []
-        if not self._waiting and not self.rounds.running:
-            return chunks
-        for state, tokens in self.rounds.step(self._admit):
+        if self._sharing is not None and isinstance(self.rounds, Rounds):
+            agreed = agree(self._sharing, self.rounds.passes(self._joining(), len(self._waiting)))
+            self.others_unfinished = agreed.unfinished > 0
+            sampled = self.rounds.step(self._admit, agreed) if agreed.unfinished else []
+        else:
+            sampled = self.rounds.step(self._admit) if self._waiting or self.rounds.running else []
+        for state, tokens in sampled:
             state.token_ids += tokens
             chunks.append(state.cut(tokens, len(tokens) - 1, self.config.max_model_len))
             if chunks[-1].finish_reason is not None:
@@ -230,12 +255,20 @@ class SpeculativeDecoder:
         self._waiting.append(Running(request_id, request, [], list(request.prompt_token_ids)))
         return request_id
 
-    def _admit(self) -> None:
-        """Let waiting requests join, in order, while rows and blocks last."""
-        while self._waiting and len(self.rounds.running) < self.config.max_num_requests:
-            needed = blocks_needed(self._waiting[0].request, self.config, self.query_len)
-            if needed > self.allocator.num_free:
+    def _joining(self) -> list[Running]:
+        """The waiting requests that join the next round: in order, while rows and blocks last."""
+        rows, free = self.config.max_num_requests - len(self.rounds.running), self.allocator.num_free
+        joining: list[Running] = []
+        for state in self._waiting:
+            free -= blocks_needed(state.request, self.config, self.query_len)
+            if free < 0 or len(joining) == rows:
                 break
-            state = self._waiting.popleft()
-            state.blocks = self.allocator.allocate(needed)
+            joining.append(state)
+        return joining
+
+    def _admit(self) -> None:
+        """Let waiting requests join."""
+        for state in self._joining():
+            self._waiting.popleft()
+            state.blocks = self.allocator.allocate(blocks_needed(state.request, self.config, self.query_len))
             self.rounds.join(state)

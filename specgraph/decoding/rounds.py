@@ -13,7 +13,9 @@ import torch
 
 from specgraph import kernels
 from specgraph.attention import NULL_BLOCK
+from specgraph.decoding.agreement import RoundPasses
 from specgraph.decoding.blocks import BlockAllocator
+from specgraph.decoding.config import EngineConfig
 from specgraph.decoding.metrics import AcceptanceMetrics
 from specgraph.decoding.request import Running
 from specgraph.decoding.sampling_requests import write_sampling
@@ -50,18 +52,22 @@ class Rounds:
         """int64 [R]: written where requests changed their rows, to gather their drafts."""
         self._rows = query_len
         """Rows per request in the next verify: one more than were drafted last. Without a drafter always the same."""
+        self._agreed, self._prefills = RoundPasses(), 0
+        """What all ranks run in this round; nothing where they share no collectives. And prefill passes so far."""
 
-    def step(self, admit: Callable[[], None]) -> list[tuple[Running, list[int]]]:
+    def step(self, admit: Callable[[], None], agreed: RoundPasses | None = None) -> list[tuple[Running, list[int]]]:
         """One round over the running requests.
 
         Args:
             admit: calls `join` for each request that joins; called when the verify is launched.
+            agreed: the passes that all ranks run in this round, where they share collectives.
 
         Returns:
             Each request with the tokens that its verify, or its prompt's prefill, sampled: accepted drafts, then the
             target's own token.
         """
         num_drafts, verified, running = self._rows - 1, len(self.running), self.running
+        self._agreed, self._prefills = agreed or RoundPasses(), 0
         self.verify(running)
         # After the verify, which also writes hidden states of padded rows: a new request needs its own for the propose.
         admit()
@@ -69,6 +75,12 @@ class Rounds:
             joined = running[verified:]
             write(self.target.round.start_positions[verified : len(running)], [state.position for state in joined])
             self.write_requests(running, verified)
+        self._prefill_idle()
+        if not running:
+            if self.drafter is not None and self._agreed.proposed:
+                self._drafts = self.drafter.propose_idle(self._agreed.proposed, self._rows)
+                self._rows = self._drafts.query_len
+            return []
         batch = self._round(len(running))
         self._finished.start(self.target.round.results)
         logprobs = self.target.verify_program.logprobs(len(running), num_drafts + 1)
@@ -100,17 +112,30 @@ class Rounds:
 
     def prefill(self, state: Running, row: int) -> None:
         """Target and drafter KV of the prompt, and the first token, as a round that sampled one token."""
-        prefill_request(self.target, self.drafter, state, self.target.round.sliced(row + 1, self._rows), row)
+        memory = self.target.round.sliced(row + 1, self._rows)
+        at_least = self._agreed.prefill_rows
+        self._prefills += prefill_request(self.target, self.drafter, state, memory, row, at_least)
+
+    def _prefill_idle(self) -> None:
+        """The prefill passes that other ranks run in this round and this one has no prompt for."""
+        rows = self._agreed.prefill_rows
+        for _ in range(self._prefills, self._agreed.prefills):
+            self.target.prefill((), 0, (), at_least=rows)
+            if self.drafter is not None:
+                self.drafter.prefill((), range(0), (), at_least=rows)
 
     def verify(self, running: Sequence[Running]) -> None:
         """Upload each request's last token and position, and run the target over them and their drafts."""
-        if not running:
-            return
         n, drafts = len(running), self._drafts
         trees = drafts is not None and drafts.parents is not None
         program = next(
             (each for each in self.target.verify_programs if each.of_trees == trees), self.target.verify_program
         )
+        if not running:
+            if self._agreed.verified:
+                self.target.verify(0, [], self._rows, program, self._agreed.verified)
+                self.metrics.rounds += 1
+            return
         b = program.sliced(n, self._rows)
         write(b.last_token_ids, [state.token_ids[-1] for state in running])
         moved = [state.row for state in running] != list(range(n))
@@ -128,7 +153,7 @@ class Rounds:
                 b.draft_parents.copy_(drafts.parents[rows])
             if b.draft_probs is not None and drafts.probs is not None:
                 b.draft_probs.copy_(drafts.probs[rows])
-        self.target.verify(n, [state.position for state in running], self._rows, program)
+        self.target.verify(n, [state.position for state in running], self._rows, program, self._agreed.verified)
         self.metrics.rounds += 1
 
     def propose(self, drafter: Drafter, running: Sequence[Running], batch: ProposeBatch) -> None:
@@ -151,8 +176,25 @@ class Rounds:
     def _round(self, num_requests: int) -> ProposeBatch:
         """The memory of this round: the target's results, and what the drafter reads."""
         if self.drafter is not None:
-            return self.drafter.inputs(num_requests, self._rows)
+            return self.drafter.inputs(num_requests, self._rows, self._agreed.proposed)
         return self.target.round.sliced(num_requests, self._rows)
+
+    def passes(self, joining: Sequence[Running], num_waiting: int) -> RoundPasses:
+        """What the next round has to run for the requests here.
+
+        Args:
+            joining: requests that will join in it, of the `num_waiting` that wait.
+        """
+        running, prompts = len(self.running), [len(state.token_ids) for state in joining]
+        longest = chunk_rows(self.config)
+        return RoundPasses(
+            query_len=self._rows,
+            verified=running,
+            proposed=running + len(joining),
+            prefills=sum(-(-length // longest) for length in prompts),
+            prefill_rows=min(longest, max(prompts, default=0)),
+            unfinished=running + num_waiting,
+        )
 
     @property
     def num_rounds(self) -> int:
@@ -164,23 +206,39 @@ class Rounds:
         return memory.unpacked(self._finished.read(), n, self._rows)[1]
 
 
+def chunk_rows(config: EngineConfig) -> int:
+    """Tokens of a prompt in one prefill pass, at most."""
+    return min(config.prefill_chunk or config.prefill_rows[-1], config.prefill_rows[-1])
+
+
 def prefill_request(
-    target: TargetRunner, drafter: Drafter | None, state: Running, memory: ProposeBatch, row: int
-) -> None:
+    target: TargetRunner,
+    drafter: Drafter | None,
+    state: Running,
+    memory: ProposeBatch,
+    row: int,
+    at_least: int = 0,
+) -> int:
     """Target and drafter KV of a prompt, chunk by chunk, and the first token, as a round that sampled one token.
 
     Args:
         memory: of the round that the request joins.
         row: the request's there.
+        at_least: rows that each pass is padded for at least.
+
+    Returns:
+        Passes of the target that were run.
     """
-    prompt, request, config = state.token_ids, state.request, target.config
-    length = min(config.prefill_chunk or config.prefill_rows[-1], config.prefill_rows[-1])
+    prompt, request = state.token_ids, state.request
+    length = chunk_rows(target.config)
+    starts = range(0, len(prompt), length)
     logits = hidden = None
-    for start in range(0, len(prompt), length):
+    for start in starts:
         chunk = prompt[start : start + length]
-        logits = target.prefill(chunk, start, state.blocks)
+        logits = target.prefill(chunk, start, state.blocks, at_least)
         if drafter is not None:
-            hidden = drafter.prefill(prompt, range(start, start + len(chunk)), state.blocks)
+            positions = range(start, start + len(chunk))
+            hidden = drafter.prefill(prompt, positions, state.blocks, at_least=at_least)
     assert logits is not None
     program, adjusted = target.verify_program, logits
     own = None if program.sampling is None else program.sampling.sliced(slice(row, row + 1))
@@ -196,3 +254,4 @@ def prefill_request(
     logprobs = program.logprobs(*memory.sampled_token_ids.shape)
     if logprobs is not None:
         kernels.emitted_logprobs(logits[None], token.view(1, 1), logprobs[row : row + 1, :1])
+    return len(starts)

@@ -77,7 +77,12 @@ class TargetRunner(ModelRunner):
         return super().read_set() | {"prefill.logits": self._logits}
 
     def verify(
-        self, num_requests: int, start_positions: Sequence[int], query_len: int, program: VerifyProgram | None = None
+        self,
+        num_requests: int,
+        start_positions: Sequence[int],
+        query_len: int,
+        program: VerifyProgram | None = None,
+        at_least: int = 0,
     ) -> None:
         """One pass over the rows in the buffers; results are in `round` until the next pass.
 
@@ -87,22 +92,27 @@ class TargetRunner(ModelRunner):
                 -1, which makes them inert: their `num_sampled` becomes 0.
             query_len: rows per request of the round, K + 1; a pass over trees has more.
             program: one of `verify_programs`, the first by default.
+            at_least: requests that the pass is padded for at least: those of the largest batch, where other ranks run
+                the same pass. With no real requests it writes nothing.
         """
         program = program or self.verify_program
         rows, tree = program.rows(query_len), program.of_trees
-        found = dispatch("verify", num_requests, rows, query_len - 1, self.config.sizes, tree)
+        found = dispatch("verify", max(num_requests, at_least), rows, query_len - 1, self.config.sizes, tree)
         size = found.descriptor.num_requests
         write(self.round.start_positions[:size], [*start_positions, *[-1] * (size - num_requests)])
         lengths = uniform_lengths(start_positions, found.descriptor) if self.attention.host_parameters else None
         self.run(self.prepare(program, found.descriptor, found.captured), lengths)
 
-    def prefill(self, token_ids: Sequence[int], first_position: int, blocks: Sequence[int]) -> Tensor:
+    def prefill(
+        self, token_ids: Sequence[int], first_position: int, blocks: Sequence[int], at_least: int = 0
+    ) -> Tensor:
         """Run a chunk of one request's prompt: writes its KV, and its hidden states to the drafter.
 
         Args:
             token_ids: consecutive prompt tokens, at most the largest prefill size.
             first_position: the position of the first of them.
             blocks: the request's KV blocks, from position 0 on.
+            at_least: rows that the pass is padded for at least; without tokens it writes nothing.
 
         Returns:
             Logits of the last row, [vocab]; overwritten by the next prefill.
@@ -110,8 +120,8 @@ class TargetRunner(ModelRunner):
         Raises:
             CapacityError: more tokens than the largest prefill size; nothing was run.
         """
-        batch = self._prefill.load(token_ids, first_position, blocks)
-        lengths = uniform_lengths([first_position], batch) if self.attention.host_parameters else None
+        batch = self._prefill.load(token_ids, first_position, blocks, at_least)
+        lengths = uniform_lengths([first_position][: len(token_ids)], batch) if self.attention.host_parameters else None
         self.run(self.prepare(self._prefill, batch), lengths)
         return self._logits[0]
 

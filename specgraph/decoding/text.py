@@ -25,7 +25,7 @@ from specgraph.drafting import DraftTree
 from specgraph.errors import CheckpointError, ConfigError
 from specgraph.kernels.library import is_implemented
 from specgraph.options import EngineOptions, dtype_named
-from specgraph.parallel import WHOLE, ParallelLayout, Ranks, join_layout
+from specgraph.parallel import WHOLE, ParallelLayout, join_layout
 from specgraph.platforms import Platform, open_platform
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ class TextGenerator:
     """The target's."""
     description: str
     """What was loaded: target, drafter format, lowering and why."""
-    ranks: Ranks | None = None
-    """The processes that split the models; None where this one runs alone."""
+    layout: ParallelLayout | None = None
+    """The processes that run the models together; None where this one runs alone."""
 
     def request(
         self,
@@ -167,8 +167,8 @@ class TextGenerator:
     def close(self) -> None:
         """Release graphs and their memory, and leave the ranks; requests are refused afterwards."""
         self.decoder.close()
-        if self.ranks is not None:
-            self.ranks.close()
+        if self.layout is not None:
+            self.layout.ranks.close()
 
     def __enter__(self) -> TextGenerator:
         return self
@@ -214,7 +214,7 @@ def load_generator(
     sized = replace(chosen, num_blocks=cache.num_blocks, block_size=cache.block_size)
     config = engine_config(sized, cache.max_model_len)
     with torch.inference_mode():
-        decoder = SpeculativeDecoder(model, head, opened, config, attention=attention.backend)
+        decoder = SpeculativeDecoder(model, head, opened, config, attention=attention.backend, layout=layout)
         start = time.perf_counter()
         decoder.capture(progress)
     took = time.perf_counter() - start
@@ -225,10 +225,9 @@ def load_generator(
     where = f"{opened.info.name} (simulated)" if opened.info.simulated else opened.info.name
     ignored = f"; generation_config.json's {defaults} are not applied, each request says how it samples"
     description = f"{where}: {how}; captured in {took:.2f} s{drafter}; {cache}{ignored if defaults else ''}"
-    ranks = None if layout is None else layout.ranks
-    if ranks is not None:
-        description += f"; rank {ranks.rank} of {ranks.size} that split the target"
-    return TextGenerator(decoder, tokenizer, stops, opened, target_folder, description, ranks)
+    if layout is not None:
+        description += f"; rank {layout.ranks.rank} of {layout.ranks.size} that run the models together"
+    return TextGenerator(decoder, tokenizer, stops, opened, target_folder, description, layout)
 
 
 def join(platform: Platform, options: EngineOptions, also: Mapping[str, object]) -> ParallelLayout | None:
@@ -242,16 +241,19 @@ def join(platform: Platform, options: EngineOptions, also: Mapping[str, object])
         RankError: an option differs between ranks, or a process did not come in time.
     """
     size, draft = options.tensor_parallel, options.draft_tensor_parallel
+    if options.data_parallel < 1:
+        raise ConfigError(f"data_parallel must be at least 1, got {options.data_parallel}")
     if size < 1 or draft not in (None, 1, size):
         raise ConfigError(
             f"tensor_parallel {size}, draft_tensor_parallel {draft}: the target is split over 1 or more ranks, the "
             "drafter over as many or over 1"
         )
-    if size == 1:
+    if size * options.data_parallel == 1:
         return None
     layout = join_layout(
         platform.device,
         tensor_parallel=size,
+        data_parallel=options.data_parallel,
         expert_parallel=options.enable_expert_parallel,
         timeout=options.rank_timeout,
     )

@@ -107,7 +107,7 @@ class Drafter(ModelRunner):
         self.programs += [self._prefill, *self.draft_programs]
         self.num_proposes = 0
         """Proposes so far."""
-        self._prepared: dict[tuple[int, int], _Prepared] = {}
+        self._prepared: dict[tuple[int, int, int], _Prepared] = {}
         self._in_place: dict[int, _Prepared] = {}
         self._host_rounds = HostRounds(platform, config.max_num_requests)
 
@@ -127,7 +127,7 @@ class Drafter(ModelRunner):
         t's own position."""
         return getattr(self.head, "position_offset", 0)
 
-    def inputs(self, num_requests: int, query_len: int | None = None) -> ProposeBatch:
+    def inputs(self, num_requests: int, query_len: int | None = None, at_least: int = 0) -> ProposeBatch:
         """The drafter's own memory for a batch, to be written in place and given to `propose`.
 
         The same object for the same arguments; its contents stay until they are overwritten.
@@ -135,11 +135,13 @@ class Drafter(ModelRunner):
         Args:
             num_requests: real requests.
             query_len: rows per request in the target's round; K + 1 for the largest K by default.
+            at_least: requests that the propose is padded for at least: those of the largest batch, where other ranks
+                run the same propose.
 
         Raises:
             CapacityError, ConfigError: as in `dispatch`.
         """
-        return self._prepare(num_requests, query_len).inputs
+        return self._prepare(num_requests, query_len, at_least).inputs
 
     def propose(
         self,
@@ -187,7 +189,7 @@ class Drafter(ModelRunner):
         parents = None if drafts.parents is None else drafts.parents.clone()
         return DraftTokens(drafts.token_ids.clone(), probs, drafts.dispatch, parents)
 
-    def propose_idle(self, num_requests: int = 1, query_len: int | None = None) -> None:
+    def propose_idle(self, num_requests: int = 1, query_len: int | None = None) -> DraftTokens:
         """Run a propose in which every request is inert: it drafts nothing and writes no KV.
 
         For a rank that has no requests while others have: their collectives inside the draft model need it to run the
@@ -195,10 +197,16 @@ class Drafter(ModelRunner):
 
         Args:
             num_requests, query_len: of the batch on the other ranks; the smallest captured size by default.
+
+        Returns:
+            Views of the drafter's buffers, of inert requests: what shape of round follows on every rank.
         """
-        ready = self._prepare(num_requests, query_len).run
+        prepared = self._prepare(num_requests, query_len)
+        ready = prepared.run
         self.round.num_sampled[: ready.batch.num_requests].zero_()
         self.run(ready, self._host_lengths(ready.batch, [], []) if self.attention.host_parameters else None)
+        self.num_proposes += 1
+        return prepared.drafts
 
     def dispatch(self, num_requests: int, query_len: int | None = None) -> Dispatch:
         """The padded size that a batch runs at, and the K that goes with it.
@@ -210,7 +218,12 @@ class Drafter(ModelRunner):
         return self._prepare(num_requests, query_len).drafts.dispatch
 
     def prefill(
-        self, prompt: Sequence[int], positions: range, blocks: Sequence[int], aux_hidden: Tensor | None = None
+        self,
+        prompt: Sequence[int],
+        positions: range,
+        blocks: Sequence[int],
+        aux_hidden: Tensor | None = None,
+        at_least: int = 0,
     ) -> Tensor | None:
         """Write the drafter's KV for a chunk of one prompt; drafts nothing. Call it for each chunk, in order.
 
@@ -224,6 +237,8 @@ class Drafter(ModelRunner):
             blocks: the request's KV blocks, from position 0 on.
             aux_hidden: [rows, aux_size], the target's hidden states of the chunk; None where the target's pass wrote
                 them to `prefill_buffers.aux_hidden`.
+            at_least: rows that the pass is padded for at least, where other ranks run the same pass: it then runs
+                also without rows.
 
         Returns:
             [aux_size], the hidden state of the prompt's last row, for `ProposeBatch.join`, if the chunk holds that row:
@@ -232,14 +247,14 @@ class Drafter(ModelRunner):
         Raises:
             CapacityError: more rows than the largest prefill size; nothing was run.
         """
-        self._prefill.dispatch(len(positions))
+        self._prefill.dispatch(max(len(positions), at_least))
         states, last, offset = self.prefill_buffers.aux_hidden, len(prompt) - 1, self.position_offset
         if aux_hidden is not None:
             states[: len(positions)].copy_(aux_hidden)
         tokens = prompt[positions.start + 1 - offset : min(positions.stop, last + offset) + 1 - offset]
-        if tokens:
-            batch = self._prefill.load(tokens, positions.start, blocks)
-            host = uniform_lengths([positions.start], batch) if self.attention.host_parameters else None
+        if tokens or at_least:
+            batch = self._prefill.load(tokens, positions.start, blocks, at_least)
+            host = uniform_lengths([positions.start][: len(tokens)], batch) if self.attention.host_parameters else None
             self.run(self.prepare(self._prefill, batch), host)
         return states[last - positions.start] if last in positions else None
 
@@ -266,15 +281,16 @@ class Drafter(ModelRunner):
         now = self._host_rounds.round(computed, self.round, start_positions, num_sampled)
         return partial(self.program.host_lengths, host_round=now)
 
-    def _prepare(self, num_requests: int, query_len: int | None) -> _Prepared:
-        key = num_requests, self.config.query_len if query_len is None else query_len
+    def _prepare(self, num_requests: int, query_len: int | None, at_least: int = 0) -> _Prepared:
+        rows = self.config.query_len if query_len is None else query_len
+        key = num_requests, rows, max(num_requests, at_least)
         if (ready := self._prepared.get(key)) is None:
             ready = self._prepared[key] = self._work_out(*key)
             self._in_place[id(ready.inputs)] = ready
         return ready
 
-    def _work_out(self, num_requests: int, query_len: int) -> _Prepared:
-        found = self._dispatch(num_requests, query_len)
+    def _work_out(self, num_requests: int, query_len: int, at_least: int) -> _Prepared:
+        found = self._dispatch(at_least, query_len)
         n, padded, k = num_requests, found.descriptor.num_requests, found.descriptor.num_speculative_tokens
         program = next(each for each in self.draft_programs if each.draws_trees == found.descriptor.tree)
         drafts = program.buffers.sliced(n, program.rows(query_len, k), k)

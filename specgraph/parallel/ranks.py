@@ -118,7 +118,7 @@ class Ranks:
                 did not come within `timeout`.
         """
         mine = {name: str(value) for name, value in values.items()}
-        everyone = self._tell(what, json.dumps(mine))
+        everyone = self.tell(what, json.dumps(mine))
         first: dict[str, str] = json.loads(everyone[0])
         for rank, text in enumerate(everyone):
             theirs: dict[str, str] = json.loads(text)
@@ -170,8 +170,12 @@ class Ranks:
             elif self.started:
                 _dist.destroy_process_group()
 
-    def _tell(self, what: str, text: str) -> list[str]:
-        """Every rank's text, by rank, through the store: any length, and a rank that is missing is known by name."""
+    def tell(self, what: str, text: str) -> list[str]:
+        """Every rank's text, by rank, through the store: any length, and a rank that is missing is known by name.
+
+        Raises:
+            RankError: a rank did not come within `timeout`.
+        """
         self.exchanges += 1
         key = f"{self.name}/{self.exchanges}"
         self.store.set(f"{key}/{self.rank}", text)

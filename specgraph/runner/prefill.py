@@ -153,18 +153,21 @@ class PrefillProgram:
             )
         return BatchDescriptor("prefill", 1, size, 0)
 
-    def load(self, token_ids: Sequence[int], first_position: int, blocks: Sequence[int]) -> BatchDescriptor:
+    def load(
+        self, token_ids: Sequence[int], first_position: int, blocks: Sequence[int], at_least: int = 0
+    ) -> BatchDescriptor:
         """Write a pass's inputs, and give its padded batch.
 
         Args:
             token_ids: one per row, for consecutive rows of one prompt.
             first_position: the position of the first row.
             blocks: the request's KV blocks, from position 0 on.
+            at_least: rows that the pass is padded for at least; without tokens the whole pass is padding.
 
         Raises:
             CapacityError: more rows than the longest pass has; nothing was written.
         """
-        batch = self.dispatch(len(token_ids))
+        batch = self.dispatch(max(len(token_ids), at_least))
         self.buffers.load(token_ids, first_position, blocks)
         return batch
 

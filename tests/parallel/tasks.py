@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
+from benchmarks.unequal_ranks import run
 from specgraph.attention import KVCache
 from specgraph.checkpoints import load_drafter, load_target, target_shape
 from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
 from specgraph.drafting import DraftTree
-from specgraph.parallel import WHOLE, ExpertParallel, Ranks, join_ranks
+from specgraph.parallel import WHOLE, ExpertParallel, Ranks, join_layout, join_ranks
 from specgraph.reference.platform import CpuPlatform
 
 FIXTURES = Path(__file__).parents[1] / "models" / "speculators_fixtures"
@@ -74,6 +75,13 @@ def generate(
 def several(ranks: Ranks | None, runs: list[dict[str, Any]]) -> list[Any]:
     """`generate` for each of `runs`, in one process: importing torch takes longer than running."""
     return [generate(ranks, **each) for each in runs]
+
+
+@task
+def unequal(ranks: Ranks, pair: list[str], rounds: int, sampled: bool) -> dict[str, Any]:
+    """`benchmarks/unequal_ranks.py` on data parallel ranks that share the experts."""
+    layout = join_layout(torch.device("cpu"), data_parallel=ranks.size, expert_parallel=True)
+    return run(layout, CpuPlatform(), (pair[0], pair[1]), rounds, seed=1, sampled=sampled)
 
 
 def digest(caches: list[KVCache]) -> str:

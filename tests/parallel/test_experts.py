@@ -10,6 +10,8 @@ from parallel.mixtures import write_mixture
 from parallel.processes import results
 from parallel.tasks import several
 
+from benchmarks.unequal_ranks import write_pair
+
 pytest.importorskip("transformers")
 LOWERINGS = ("eager", "step", "merged")
 
@@ -49,6 +51,18 @@ def test_two_ranks_give_the_tokens_of_one(folders, whole):
         assert len({rank[number]["kv"] for number in range(3)}) == 1
         assert rank[2]["launches"] == 1, "the exchanges between experts are inside the merged graph"
     assert found[0][0]["bytes"] < 0.65 * whole[0]["bytes"], "a rank holds its own experts"
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_data_parallel_ranks_with_unequal_batches(tmp_path, sampled):
+    """Each rank has requests of its own, or none for a while; the single process gives the same tokens."""
+    found = results(2, "unequal", pair=write_pair(tmp_path), rounds=25, sampled=sampled)
+    assert found[0]["rounds"] == found[1]["rounds"] >= 25
+    for rank in found:
+        assert rank["requests_that_differ"] == 0
+        assert rank["rounds_without_requests"] > 2
+    assert sum(rank["requests"] for rank in found) > 4
+    assert sum(rank["tokens"] for rank in found) > 30
 
 
 def test_four_ranks(folders, whole):

@@ -1,0 +1,149 @@
+"""Random unequal batches on data parallel ranks that share the experts of a tiny mixture, against one process.
+
+    torchrun --nproc-per-node 4 benchmarks/unequal_ranks.py --rounds 1000 --json FILE
+
+Requests of random lengths come to each rank at random times; some ranks have none for many rounds and take part in the
+others' passes. The drafter is a mixture too; float64. Greedy requests with chains whose length follows the batch size;
+with `--sampled` half of them at temperature 0.8, with chains of one length (sampled tokens depend on it). Afterwards
+each rank decodes its own requests again with the whole model in its own process: every token must be the same. Nothing
+is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specgraph import EngineConfig, Request, SpeculativeDecoder, join_layout, load_drafter, load_target, open_platform
+from specgraph.cli.env import environment
+from specgraph.parallel import WHOLE, ParallelLayout, TensorParallel, world_size
+from specgraph.platforms import Platform
+
+LENGTH, REQUESTS = 64, 4
+
+
+def write_pair(folder: Path) -> tuple[str, str]:
+    """A mixture in the Qwen3-MoE layout with random weights, and its drafter: the same weights and a little noise, so
+    that some drafts are accepted."""
+    import transformers
+
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=120, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, max_position_embeddings=LENGTH, num_experts=8, num_experts_per_tok=2,
+        moe_intermediate_size=24, norm_topk_prob=True, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.Qwen3MoeForCausalLM(config).float()
+    with torch.no_grad():
+        for scale, name in ((0.2, "target"), (0.01, "draft")):
+            for parameter in model.parameters():
+                noise = torch.randn_like(parameter) * scale
+                parameter.copy_(noise if name == "target" and parameter.dim() > 1 else parameter + noise)
+            model.save_pretrained(folder / name)
+    return str(folder / "target"), str(folder / "draft")
+
+
+def decoder(
+    platform: Platform, pair: tuple[str, str], split: TensorParallel, layout: ParallelLayout | None, sampled: bool
+) -> SpeculativeDecoder:
+    """The pair in float64, captured."""
+    target = load_target(pair[0], platform.device, torch.float64, LENGTH, split)
+    config = EngineConfig(
+        num_speculative_tokens=3, draft_schedule=None if sampled else {1: 3, 2: 2, 4: 1},
+        max_num_requests=REQUESTS, max_model_len=LENGTH,
+        block_size=4, capture_sizes=(1, 2, 4), prefill_sizes=(4, 16), sampled=sampled,
+    )  # fmt: skip
+    made = SpeculativeDecoder(target, load_drafter(pair[1], target), platform, config, layout=layout)
+    made.capture()
+    return made
+
+
+def random_request(rng: random.Random, sampled: bool) -> Request:
+    """A prompt of 1 to 30 tokens, 1 to 16 tokens to generate."""
+    prompt = [rng.randrange(120) for _ in range(rng.choice((1, 2, 5, 14, 17, 30)))]
+    temperature = rng.choice((0.0, 0.8)) if sampled else 0.0
+    return Request(
+        prompt_token_ids=prompt, max_tokens=rng.randint(1, 16), temperature=temperature, seed=rng.randrange(999)
+    )
+
+
+def run(
+    layout: ParallelLayout, platform: Platform, pair: tuple[str, str], rounds: int, seed: int, sampled: bool = False
+) -> dict[str, Any]:
+    """`rounds` rounds and then those that finish what was begun; all ranks run it together.
+
+    Returns:
+        Of this rank: rounds, those without a request of its own, the sizes of its batches, requests, tokens, and how
+        many requests differ from the single process.
+    """
+    rng = random.Random(seed * 1000 + layout.data_rank)
+    ours = decoder(platform, pair, layout.tensor_parallel, layout, sampled)
+    asked: dict[int, Request] = {}
+    given: dict[int, list[int]] = {}
+    sizes: Counter[int] = Counter()
+    done = busy = 0
+    while done < rounds or ours.others_unfinished:
+        if done < rounds:
+            if rng.random() < 0.06:
+                busy = 0 if busy else rng.choice((1, 2, 4))  # requests that this rank keeps, or none for a while
+            if ours.num_unfinished < busy and rng.random() < 0.7:
+                request = random_request(rng, sampled)
+                asked[ours.add(request)] = request
+        sizes[len(ours.rounds.running)] += 1
+        for chunk in ours.step():
+            given.setdefault(chunk.request, []).extend(chunk.token_ids)
+        done += 1
+    ours.close()
+    alone = decoder(platform, pair, WHOLE, None, sampled)
+    wanted = alone.generate(list(asked.values()))
+    alone.close()
+    different = sum(given[key] != each.token_ids for key, each in zip(asked, wanted, strict=True))
+    return {
+        "rank": layout.ranks.rank, "rounds": done, "rounds_without_requests": sizes[0],
+        "batch_sizes": dict(sorted(sizes.items())), "requests": len(asked), "tokens": sum(map(len, given.values())),
+        "acceptance_length": ours.metrics.mean_acceptance_length, "requests_that_differ": different,
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Every rank's figures, written by the first."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--platform", default="cpu")
+    parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tensor-parallel", type=int, default=1)
+    parser.add_argument("--sampled", action="store_true")
+    parser.add_argument("--json", type=Path, required=True)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    platform = open_platform(given.platform)
+    size = world_size()
+    with tempfile.TemporaryDirectory() as folder:
+        pair = write_pair(Path(folder))  # before the ranks meet: transformers writes on the first rank only after that
+        layout = join_layout(
+            platform.device, tensor_parallel=given.tensor_parallel, expert_parallel=True,
+            data_parallel=size // given.tensor_parallel,
+        )  # fmt: skip
+        with torch.inference_mode():
+            result = run(layout, platform, pair, given.rounds, given.seed, given.sampled)
+    every = [json.loads(text) for text in layout.ranks.tell("the results", json.dumps(result))]
+    if layout.ranks.rank == 0:
+        command = (
+            f"torchrun --nproc-per-node {size} benchmarks/unequal_ranks.py --rounds {given.rounds} --seed {given.seed} "
+            f"--tensor-parallel {given.tensor_parallel} {'--sampled ' if given.sampled else ''}--json {given.json}"
+        )
+        report = {"command": command, **environment(platform), "dtype": "float64", "ranks": every}
+        given.json.write_text(json.dumps(report, indent=1) + "\n")
+        print(json.dumps(every, indent=1), flush=True)
+    layout.ranks.close()
+
+
+if __name__ == "__main__":
+    main()
