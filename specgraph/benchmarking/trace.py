@@ -30,6 +30,9 @@ _TRACKS = {
 """Rows of the host, from top to bottom, and the category of their events. What a graph holds is here only where the
 host runs it; a device shows its kernels in rows of its own."""
 
+_SHORTEST = 0.001
+"""Microseconds: a slice of no length would not be seen."""
+
 _ROWS = {track: row for row, track in enumerate(_TRACKS)}
 
 
@@ -71,8 +74,14 @@ def trace(decoder: SpeculativeDecoder, requests: Iterable[Request], rounds: int)
     for request_id in ids:
         decoder.cancel(request_id)
     decoder.step()
-    events = list(p.events() or [])
-    return {"traceEvents": [*_names(decoder.platform, events), *_slices(events, counts)], "displayTimeUnit": "ms"}
+    return timeline(decoder.platform, list(p.events() or []), counts)
+
+
+def timeline(platform: Platform, events: list[Any], counts: list[dict[str, int]]) -> dict[str, Any]:
+    """What the profiler saw, in Chrome's trace format; counts: of every round."""
+    lanes = _lanes([event for event in events if _on_device(event)])
+    slices = _slices(events, counts, lanes)
+    return {"traceEvents": [*_names(platform, sorted(set(lanes.values()))), *slices], "displayTimeUnit": "ms"}
 
 
 @contextmanager
@@ -115,13 +124,33 @@ def _updated(plan: UpdatePlan, *_: Any) -> str:
     return f"update {len(plan.keys)} ops"
 
 
-def _slices(events: list[Any], counts: list[dict[str, int]]) -> Generator[dict[str, Any]]:
+def _on_device(event: Any) -> bool:
+    return event.device_type.name != "CPU" and not event.name.startswith(_MARK)  # ranges are repeated on the device
+
+
+def _lanes(work: list[Any]) -> dict[int, tuple[int, int]]:
+    """(stream, lane) of each piece of device work, by id. Perfetto draws only slices of a row that nest, and kernels of
+    one stream overlap where the next one may start early: those go into further lanes of their stream."""
+    ends: dict[int, list[float]] = {}
+    found: dict[int, tuple[int, int]] = {}
+    for event in sorted(work, key=lambda each: each.time_range.start):
+        stream, start = int(event.device_resource_id), event.time_range.start
+        lanes = ends.setdefault(stream, [])
+        lane = next((number for number, end in enumerate(lanes) if end <= start), len(lanes))
+        lanes[lane : lane + 1] = [max(event.time_range.end, start + _SHORTEST)]
+        found[id(event)] = (stream, lane)
+    return found
+
+
+def _slices(
+    events: list[Any], counts: list[dict[str, int]], lanes: dict[int, tuple[int, int]]
+) -> Generator[dict[str, Any]]:
     """One complete event per range, per op outside of other ops, and per piece of device work."""
-    numbers = iter(counts)
+    numbers, rows = iter(counts), {place: row for row, place in enumerate(sorted(set(lanes.values())))}
     for event in sorted(events, key=lambda each: each.time_range.start):
         if event.device_type.name != "CPU":
-            if not event.name.startswith(_MARK):  # the profiler repeats ranges on the device
-                yield _slice(event, event.name, "device", _DEVICE, int(event.device_resource_id))
+            if id(event) in lanes:
+                yield _slice(event, event.name, "device", _DEVICE, rows[lanes[id(event)]])
             continue
         if event.name.startswith(_MARK):
             _, track, name = event.name.split("|", 2)
@@ -136,19 +165,20 @@ def _slices(events: list[Any], counts: list[dict[str, int]]) -> Generator[dict[s
 
 def _slice(event: Any, name: str, category: str, process: int, row: int, args: Any = None) -> dict[str, Any]:
     start, end = event.time_range.start, event.time_range.end
-    place = {"ph": "X", "ts": start, "dur": max(end - start, 0.001), "pid": process, "tid": row}
+    place = {"ph": "X", "ts": start, "dur": max(end - start, _SHORTEST), "pid": process, "tid": row}
     return {**place, "name": name, "cat": category, "args": args or {}}
 
 
-def _names(platform: Platform, events: list[Any]) -> Generator[dict[str, Any]]:
-    """What Perfetto calls the processes and rows, and their order."""
+def _names(platform: Platform, lanes: list[tuple[int, int]]) -> Generator[dict[str, Any]]:
+    """What Perfetto calls the processes and rows, and their order. lanes: (stream, lane) of each row of the device."""
     info = platform.info
     device = f"{info.name}: {info.device_name}" + (" (simulated)" if info.simulated else "")
-    streams = sorted({int(each.device_resource_id) for each in events if each.device_type.name != "CPU"})
-    for process, name in ((_HOST, f"host of {device}"), *([(_DEVICE, device)] if streams else [])):
+    for process, name in ((_HOST, f"host of {device}"), *([(_DEVICE, device)] if lanes else [])):
         yield {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}}
         yield {"ph": "M", "name": "process_sort_index", "pid": process, "tid": 0, "args": {"sort_index": process}}
     rows = [(_HOST, row, name) for name, row in _ROWS.items()]
-    for process, row, name in [*rows, *((_DEVICE, stream, f"stream {stream}") for stream in streams)]:
+    for row, (stream, lane) in enumerate(lanes):
+        rows.append((_DEVICE, row, f"stream {stream}" + (f", overlapping {lane}" if lane else "")))
+    for process, row, name in rows:
         yield {"ph": "M", "name": "thread_name", "pid": process, "tid": row, "args": {"name": name}}
         yield {"ph": "M", "name": "thread_sort_index", "pid": process, "tid": row, "args": {"sort_index": row}}

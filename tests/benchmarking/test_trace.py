@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from drafting.pairs import make_head, make_target
 
 from specgraph import EngineConfig, Request, SpeculativeDecoder
 from specgraph.attention import PagedAttention, PagedHostAttention
-from specgraph.benchmarking.trace import trace
+from specgraph.benchmarking.trace import timeline, trace
 from specgraph.platforms import Graph
 from specgraph.reference import CpuPlatform
 
@@ -95,6 +96,68 @@ def test_rows_have_names_and_nothing_stays_marked():
     assert Graph.replay is replay
     assert [set(vars(runner)) for runner in decoder.runners.values()] == [set(each) for each in owners]
     assert decoder.generate(requests()) == make("eager").generate(requests())
+
+
+def faults(report):
+    """Where a file breaks what a reader of Chrome's trace format relies on.
+
+    The rules: complete events and metadata only, numbers that JSON can say, every process and row named once, times
+    not negative, and the slices of a row either nest or don't touch (to a nanosecond, as Perfetto counts).
+    """
+    found, rows = [], defaultdict(list)
+    events = json.loads(json.dumps(report, allow_nan=False))["traceEvents"]
+    metadata = Counter((e["name"], e["pid"], e["tid"]) for e in events if e["ph"] == "M")
+    found += [f"{key} is said {count} times" for key, count in metadata.items() if count > 1]
+    for event in events:
+        if event["ph"] == "M":
+            continue
+        process, row = event["pid"], event["tid"]
+        if event["ph"] != "X" or not event["name"] or not event["cat"] or event["ts"] < 0 or event["dur"] <= 0:
+            found.append(f"not a slice: {event}")
+        if ("process_name", process, 0) not in metadata or ("thread_name", process, row) not in metadata:
+            found.append(f"row {process}, {row} has no name")
+        rows[process, row].append(
+            (round(event["ts"] * 1000), -round((event["ts"] + event["dur"]) * 1000), event["name"])
+        )
+    for key, places in rows.items():
+        open_until = []
+        for start, end, name in sorted(places):
+            while open_until and open_until[-1] <= start:
+                open_until.pop()
+            if open_until and -end > open_until[-1]:
+                found.append(f"row {key}: {name} begins within another slice and ends after it")
+            open_until.append(-end)
+    return found
+
+
+@pytest.mark.parametrize("lowering", ["merged", "step", "round", "eager"])
+def test_the_format(lowering):
+    assert faults(trace(make(lowering), requests(), 2)) == []
+
+
+class Work:
+    """A kernel as the profiler tells of it."""
+
+    def __init__(self, name, stream, start, end):
+        self.name, self.device_resource_id, self.time_range = name, stream, SimpleNamespace(start=start, end=end)
+        self.device_type = SimpleNamespace(name="CUDA")
+
+
+def test_kernels_that_overlap_in_one_stream_get_rows_that_nest():
+    times = [("a", 7, 0, 10), ("b", 7, 8, 12), ("c", 7, 12, 13), ("d", 20, 1, 9), ("e", 7, 9, 11), ("f", 20, 9, 9)]
+    report = timeline(CpuPlatform(), [Work(*each) for each in times], [])
+    assert faults(report) == []
+    named = {e["tid"]: e["args"]["name"] for e in report["traceEvents"] if e["pid"] == 2 and e["name"] == "thread_name"}
+    rows = {event["name"]: named[event["tid"]] for event in slices(report, "device")}
+    assert rows["d"] == rows["f"] == "stream 20"
+    assert [rows[name] for name in "abce"] == [
+        "stream 7", "stream 7, overlapping 1", "stream 7", "stream 7, overlapping 2"
+    ]  # fmt: skip
+    place = next(event for event in report["traceEvents"] if event["ph"] == "X" and event["name"] == "b")
+    place["tid"] = next(row for row, name in named.items() if name == "stream 7")
+    assert faults(report) == ["row (2, 0): b begins within another slice and ends after it"]
+    place["tid"] = 99
+    assert faults(report) == ["row 2, 99 has no name"]
 
 
 def test_the_command(tmp_path, monkeypatch):
