@@ -144,6 +144,18 @@ class EngineOptions:
     debug: bool = _option(False, "Check the values of every batch before it is drafted for; waits for the device.")
 
 
+def check_num_sequences(n: int, temperature: float) -> None:
+    """Refuse a number of sequences that a prompt cannot have.
+
+    Raises:
+        ConfigError: n is less than 1, or more than 1 at temperature 0.
+    """
+    if n < 1:
+        raise ConfigError(f"n must be at least 1, got {n}")
+    if n > 1 and temperature == 0:
+        raise ConfigError(f"n {n} needs a temperature above 0: greedy sequences of one prompt are all the same")
+
+
 def dtype_named(dtype: torch.dtype | str | None) -> torch.dtype | None:
     """The torch dtype of that name; a dtype and None pass through.
 

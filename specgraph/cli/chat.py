@@ -60,7 +60,7 @@ def chat(
                 return
             results: list[Result] = []
             try:
-                show_texts(generator, [request], stop or (), console, results, show_prompts=False)
+                show_texts(generator, [[request]], stop or (), console, results, show_prompts=False)
             except KeyboardInterrupt:
                 console.print()
             messages.append({"role": "assistant", "content": results[0].text if results else ""})

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,7 @@ from specgraph.cli.prompts import Prompt, read_prompts
 from specgraph.cli.streaming import LEGEND, Result, gather_results, show_texts
 from specgraph.cli.waiting import waiting
 from specgraph.errors import ConfigError
+from specgraph.options import check_num_sequences
 
 if TYPE_CHECKING:
     from specgraph.decoding.text import TextGenerator
@@ -47,6 +49,9 @@ def generate(
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate.")] = 200,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Sampling repeats for the same seed.")] = 0,
+    n: Annotated[
+        int, typer.Option("-n", "--n", help="Sequences per prompt, of seeds seed, seed + 1 ...; needs a temperature.")
+    ] = 1,
     top_k: Annotated[int, typer.Option(help="Sample from this many most likely tokens; 0 for all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Sample from the fewest tokens of this probability.")] = 1.0,
     min_p: Annotated[float, typer.Option(help="Sample from tokens of this share of the largest probability.")] = 0.0,
@@ -79,8 +84,11 @@ def generate(
     settings = Prompt(
         prompt="", max_tokens=max_tokens, temperature=temperature, seed=seed, top_k=top_k, top_p=top_p, min_p=min_p,
         repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
+        n=n,
     )  # fmt: skip
     asked = read_prompts(prompt, prompt_file, prompts, settings)
+    for each in asked:
+        check_num_sequences(each.n, each.temperature)
     console = Console(file=sys.stderr if json == "-" else sys.stdout, highlight=False, quiet=rank > 0)
     with waiting() as captured:
         from specgraph.decoding.text import load_generator, shipped_pair
@@ -95,14 +103,15 @@ def generate(
             parameters = any(each.has_parameters for each in asked)
             chosen = replace(
                 options, sampled=sampled, sampling_parameters=parameters, synthetic_acceptance=acceptance,
-                max_num_requests=max_num_requests or min(len(asked), _MOST_TOGETHER),
+                max_num_requests=max_num_requests or min(sum(each.n for each in asked), _MOST_TOGETHER),
             )  # fmt: skip
             return load_generator(
                 target, draft, platform=opened, speculate=speculate, progress=progress, options=chosen
             )
 
         generator = load(True, captured)
-        requests = [generator.request(each.prompt, chat=chat, **each.settings) for each in asked]
+        groups = [generator.requests(each.prompt, chat=chat, **each.settings) for each in asked]
+        requests = [request for group in groups for request in group]
         for request in requests:
             generator.decoder.check(request)
     console.print(f"[dim]{generator.description}{threads}[/]")
@@ -113,8 +122,9 @@ def generate(
     interrupted, start, seconds = False, time.perf_counter(), 0.0
     try:
         try:
-            own = requests[rank // options.tensor_parallel :: data]  # of a data parallel rank: every n-th prompt
-            show_texts(generator, own, stop or (), console, results)
+            if data > 1:  # of a data parallel rank: every n-th request
+                groups = [[request] for request in requests[rank // options.tensor_parallel :: data]]
+            show_texts(generator, groups, stop or (), console, results)
         finally:
             seconds = time.perf_counter() - start
         results = gather_results(generator, requests, results, console)
@@ -144,7 +154,9 @@ def generate(
 def _plain(generator: TextGenerator, prompts: list[Prompt], chat: bool) -> float:
     """Tokens per second of the same prompts without drafting."""
     start = time.perf_counter()
-    results = generator.generate([generator.request(each.prompt, chat=chat, **each.settings) for each in prompts])
+    results = generator.generate(
+        [request for each in prompts for request in generator.requests(each.prompt, chat=chat, **each.settings)]
+    )
     seconds = time.perf_counter() - start
     generator.close()
     return sum(len(result.token_ids) for result in results) / seconds
@@ -165,13 +177,13 @@ def _report(
     accepted = [count for result in results for count in result.accepted]
     positions = drafter.config.num_speculative_tokens
     tokens = sum(len(result.tokens) for result in results)
-    rows = [
-        {
-            **asdict(prompt), "text": result.text, "tokens": result.tokens, "num_tokens": len(result.tokens),
-            "finish_reason": result.finish_reason, "seconds": result.seconds,
-        }
-        for prompt, result in zip(asked, results, strict=True)
-    ]  # fmt: skip
+    rest, rows = iter(results), list[dict[str, Any]]()
+    for prompt in asked:
+        own = [_row(result) for result in islice(rest, prompt.n)]
+        if prompt.n > 1:
+            own = [{"seed": prompt.seed + i, **each} for i, each in enumerate(own)]
+            own = [{"num_tokens": sum(each["num_tokens"] for each in own), "sequences": own}]
+        rows.append(asdict(prompt) | own[0])
     rounds = generator.decoder.rounds.num_rounds
     per_round = sum(runner.launches[phase] for runner in generator.decoder.runners.values() for phase in _OF_A_ROUND)
     launches = (
@@ -204,10 +216,17 @@ def _report(
     }
 
 
+def _row(result: Result) -> dict[str, Any]:
+    return {
+        "text": result.text, "tokens": result.tokens, "num_tokens": len(result.tokens),
+        "finish_reason": result.finish_reason, "seconds": result.seconds,
+    }  # fmt: skip
+
+
 def _table(console: Console, report: dict[str, Any], generator: TextGenerator) -> None:
     table = Table(show_header=False)
     one, length = "results" not in report, report["mean_acceptance_length"]
-    reason = f"{report['finish_reason'] or 'interrupted'} after " if one else ""
+    reason = f"{report['finish_reason'] or 'interrupted'} after " if "text" in report else ""
     table.add_row("finished", f"{reason}{report['num_tokens']} tokens in {report['rounds']} rounds")
     table.add_row("mean acceptance length", "no round" if length is None else f"{length:.2f}")
     if length is not None:
@@ -216,6 +235,8 @@ def _table(console: Console, report: dict[str, Any], generator: TextGenerator) -
         table.add_row("acceptance per position", "  ".join(shares) + more)
     if not one:
         table.add_row("prompts", f"{len(report['results'])}, {report['max_num_requests']} at a time")
+    elif "sequences" in report:
+        table.add_row("sequences", f"{report['n']}, {report['max_num_requests']} at a time")
     table.add_row("draft tokens K", str(report["num_speculative_tokens"]))
     if one:
         sampling = f"temperature {report['temperature']:g}, seed {report['seed']}"

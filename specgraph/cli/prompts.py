@@ -31,16 +31,19 @@ class Prompt:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    n: int = 1
+    """Sequences, whose seeds are seed, seed + 1 ..."""
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All but the prompt, as `TextGenerator.request` takes it."""
+        """All but the prompt, as `TextGenerator.requests` takes it."""
         return {name: value for name, value in asdict(self).items() if name != "prompt"}
 
     @property
     def has_parameters(self) -> bool:
         """Whether it needs a decoder with `sampling_parameters`."""
-        return any(getattr(self, each.name) != each.default for each in fields(self) if each.default is not MISSING)
+        optional = [each for each in fields(self) if each.default is not MISSING and each.name != "n"]
+        return any(getattr(self, each.name) != each.default for each in optional)
 
 
 def read_prompts(text: str | None, file: Path | None, lines: Path | None, settings: Prompt) -> list[Prompt]:

@@ -37,7 +37,7 @@ class Result:
 
 def show_texts(
     generator: TextGenerator,
-    requests: Sequence[Request],
+    groups: Sequence[Sequence[Request]],
     stop: Sequence[str],
     console: Console,
     results: list[Result],
@@ -48,18 +48,24 @@ def show_texts(
     The first unfinished text is shown as it comes, the others when it is their turn.
 
     Args:
+        groups: the requests of each prompt: the prompt is shown once, before the first of them.
         stop: stop strings, of all requests.
         results: gets one result per request, also where this is interrupted.
     """
     from specgraph.decoding import text_stream
 
+    requests = [request for group in groups for request in group]
+    places = [(place, len(group)) for group in groups for place in range(len(group))]
     streams = [text_stream.TextStream(generator.tokenizer, request, stop=stop) for request in requests]
     results += [Result() for _ in requests]
     held: list[list[TextPiece]] = [[] for _ in requests]
     start, shown = time.perf_counter(), 0
 
     def show_prompt() -> None:
-        if show_prompts:
+        place, of = places[shown]
+        if of > 1 and place:
+            console.print(f"[dim]sequence {place + 1} of {of}, seed {requests[shown].seed}:[/]")
+        elif show_prompts:
             ids = list(requests[shown].prompt_token_ids)
             console.print()
             console.print(generator.tokenizer.decode(ids), style="dim", end="", markup=False, soft_wrap=True)

@@ -31,7 +31,7 @@ UNSUPPORTED: Mapping[str, str] = {
     "no_repeat_ngram_size": "it bans tokens by the last ones, which drafts change row by row; use penalties",
     "bad_words_ids": "sequences of tokens cannot be banned; single tokens can, with logit_bias",
     "guided_json": "grammars are not followed; constrain the output elsewhere",
-    "n": "give the request several times with other seeds",
+    "n": "a request has one sequence; TextGenerator.requests and text take n",
     "best_of": "give the request several times with other seeds, and compare their logprobs",
     "stop": "give stop strings to stream_text",
 }

@@ -24,7 +24,7 @@ from specgraph.decoding.text_stream import TextStream
 from specgraph.drafting import DraftTree
 from specgraph.errors import CheckpointError, ConfigError
 from specgraph.kernels.library import is_implemented
-from specgraph.options import EngineOptions, dtype_named
+from specgraph.options import EngineOptions, check_num_sequences, dtype_named
 from specgraph.parallel import WHOLE, ParallelLayout, join_layout
 from specgraph.platforms import Platform, open_platform
 
@@ -105,6 +105,21 @@ class TextGenerator:
             **parameters,
         )
 
+    def requests(
+        self, prompt: str | Sequence[Mapping[str, str]], *, n: int = 1, seed: int = 0, **settings: Any
+    ) -> list[Request]:
+        """`n` requests for one prompt, whose seeds are seed, seed + 1 ... as in vLLM.
+
+        Args:
+            prompt, settings: as in `request`.
+
+        Raises:
+            ConfigError: n is less than 1, or more than 1 at temperature 0; and as in `request`.
+        """
+        first = self.request(prompt, seed=seed, **settings)
+        check_num_sequences(n, first.temperature)
+        return [replace(first, seed=seed + i) for i in range(n)]
+
     def stream_text(self, prompt: str | Request, *, stop: Sequence[str] = (), **settings: Any) -> TextStream:
         """The text for one prompt as it is generated, in whole characters.
 
@@ -148,20 +163,26 @@ class TextGenerator:
                 return
             yield chunk
 
-    def text(self, prompts: str | Sequence[str], *, max_tokens: int = 128) -> list[str]:
-        """Greedy continuations, one per prompt; a single string is one prompt.
+    def text(self, prompts: str | Sequence[str], *, n: int = 1, **settings: Any) -> list[str]:
+        """Continuations, `n` per prompt, those of one prompt together; greedy by default. A string is one prompt.
 
-        Warns where `max_num_requests` is less than the number of prompts, so that some wait for others.
+        Warns where `max_num_requests` is less than the number of texts, so that some wait for others.
+
+        Args:
+            n: texts per prompt, of seeds seed, seed + 1 ...; more than 1 needs a temperature.
+            settings: as in `request`, for all prompts.
         """
         texts = [prompts] if isinstance(prompts, str) else prompts
+        requests = [each for text in texts for each in self.requests(text, n=n, **settings)]
         together = self.decoder.config.max_num_requests
-        if len(texts) > together:
+        if len(requests) > together:
+            what = "prompts" if n == 1 else "sequences"
             warnings.warn(
-                f"{len(texts)} prompts are generated {together} at a time; load_generator(max_num_requests="
-                f"{len(texts)}) runs them together",
+                f"{len(requests)} {what} are generated {together} at a time; load_generator(max_num_requests="
+                f"{len(requests)}) runs them together",
                 stacklevel=2,
             )
-        results = self.generate([self.request(text, max_tokens=max_tokens) for text in texts])
+        results = self.generate(requests)
         return [self.tokenizer.decode(result.token_ids) for result in results]
 
     def close(self) -> None:

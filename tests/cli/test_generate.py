@@ -67,6 +67,31 @@ def test_prompts_from_standard_input(monkeypatch):
         read_prompts("a", None, "-", SETTINGS)
 
 
+def test_sequences_of_one_prompt_are_those_of_their_seeds(tmp_path):
+    """Also where prompts ask for different numbers of sequences."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "def f(", "n": 2, "seed": 5}\n{"prompt": "class", "seed": 1}\n')
+    quick = (*QUICK, "--temperature", 0.9, "--top-k", 40, "--capture-sizes", 3, "--max-num-requests", 3, "--json", "-")
+    together = specgraph("generate", *quick, "--prompts", file)
+    first, second = json.loads(together.stdout)["results"]
+    assert [each["seed"] for each in first["sequences"]] == [5, 6]
+    file.write_text("".join(f'{{"prompt": "def f(", "seed": {seed}}}\n' for seed in (6, 5)))
+    one_by_one = json.loads(specgraph("generate", *quick, "--prompts", file).stdout)["results"]
+    assert [each["text"] for each in first["sequences"]] == [each["text"] for each in reversed(one_by_one)]
+    assert first["sequences"][0]["text"] != first["sequences"][1]["text"]
+    assert first["num_tokens"] == sum(each["num_tokens"] for each in first["sequences"])
+    assert second["text"]
+    assert "sequences" not in second
+    assert together.stderr.count("def f(") == 1  # shown once
+    assert "sequence 2 of 2, seed 6:" in together.stderr
+
+
+def test_several_sequences_need_a_temperature():
+    run = specgraph("generate", *QUICK, "-n", 3)
+    assert run.returncode == 1
+    assert "n 3 needs a temperature above 0" in run.stderr
+
+
 def test_what_is_counted_is_in_the_output():
     run = specgraph("generate", *QUICK, "-k", 20, "--max-tokens", 4, "--json", "-")
     report = json.loads(run.stdout)

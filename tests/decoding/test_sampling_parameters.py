@@ -183,6 +183,15 @@ def test_parameters_of_the_text_generator():
     greedy = generator.request("def f(", max_tokens=5)
     first, second = generator.generate([request, greedy])
     assert first.token_ids == second.token_ids
+    alone = [
+        generator.text(prompt, max_tokens=5, temperature=0.9, seed=seed)[0] for prompt in ("x", "y") for seed in (3, 4)
+    ]
+    with pytest.warns(UserWarning, match="4 sequences are generated 1 at a time"):
+        assert generator.text(["x", "y"], n=2, max_tokens=5, temperature=0.9, seed=3) == alone
+    with pytest.raises(ConfigError, match="n 2 needs a temperature above 0"):
+        generator.requests("x", n=2)
+    with pytest.raises(ConfigError, match="n must be at least 1, got 0"):
+        generator.text("x", n=0, temperature=1.0)
     generator.close()
 
 
