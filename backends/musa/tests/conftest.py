@@ -5,6 +5,7 @@ SPECGRAPH_MUSA_SIMULATOR is what runs underneath: "cpu" (the default) or "cuda".
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -61,3 +62,9 @@ def cpu() -> CpuPlatform:
     from specgraph.reference import CpuPlatform
 
     return CpuPlatform()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """torch stays loaded: without this the collector goes through all of it again and again."""
+    gc.collect()
+    gc.freeze()

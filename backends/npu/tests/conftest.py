@@ -6,6 +6,7 @@ ASCENDSIM_BUILD is where the runtime was built (`make -C backends/npu/simulator`
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -89,3 +90,9 @@ def run_script() -> Callable[..., subprocess.CompletedProcess[str]]:
         )
 
     return run
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """torch stays loaded: without this the collector goes through all of it again and again."""
+    gc.collect()
+    gc.freeze()
