@@ -22,8 +22,9 @@ from specgraph.checkpoints import TargetShape, load_drafter, load_target, target
 from specgraph.decoding.blocks import allocate_caches
 from specgraph.decoding.config import EngineConfig
 from specgraph.decoding.decoder import SpeculativeDecoder
+from specgraph.decoding.load import load_generator, shipped_pair
 from specgraph.decoding.request import Chunk, Generation, Request
-from specgraph.decoding.text import TextGenerator, load_generator, shipped_pair
+from specgraph.decoding.text import TextGenerator
 from specgraph.drafting import DraftConfig, Drafter, DraftTokens, DraftTree, ProposeBatch
 from specgraph.errors import (
     CapacityError,

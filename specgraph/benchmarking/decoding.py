@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from specgraph.decoding.text import load_generator
+from specgraph.decoding.load import load_generator
 from specgraph.options import LoweringChoice
 from specgraph.platforms import Platform
 

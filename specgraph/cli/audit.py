@@ -43,7 +43,7 @@ def audit(
     from specgraph.benchmarking.audit import audit as compare
     from specgraph.benchmarking.shapes import random_head, shape_named
     from specgraph.checkpoints import load_drafter, load_target
-    from specgraph.decoding.text import shipped_pair
+    from specgraph.decoding.load import shipped_pair
     from specgraph.platforms import open_platform
 
     opened = open_platform(platform)

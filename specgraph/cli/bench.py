@@ -92,7 +92,7 @@ def bench(
     from specgraph.benchmarking.propose import BenchCase, bench_propose
     from specgraph.benchmarking.rounds import RoundsCase, bench_rounds
     from specgraph.benchmarking.shapes import shape_named, weights_named
-    from specgraph.decoding.text import draft_tree
+    from specgraph.decoding.load import draft_tree
     from specgraph.options import EngineOptions, dtype_named
     from specgraph.platforms import open_platform
 

@@ -36,7 +36,7 @@ def chat(
     messages = [{"role": "system", "content": system}] if system else list[dict[str, str]]()
     with waiting() as captured:
         from specgraph.decoding.chat_template import render_chat
-        from specgraph.decoding.text import load_generator, shipped_pair
+        from specgraph.decoding.load import load_generator, shipped_pair
         from specgraph.platforms import open_platform
 
         folder = target or shipped_pair()[0]

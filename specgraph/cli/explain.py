@@ -64,7 +64,7 @@ def _report(
     from specgraph.checkpoints import drafter_format
     from specgraph.cli.captured import describe
     from specgraph.decoding import SpeculativeDecoder, allocate_caches
-    from specgraph.decoding.text import draft_tree, engine_config, load_models, shipped_pair
+    from specgraph.decoding.load import draft_tree, engine_config, load_models, shipped_pair
     from specgraph.drafting import Drafter
     from specgraph.platforms import open_platform
     from specgraph.runner import ModelRunner

@@ -91,7 +91,7 @@ def generate(
         check_num_sequences(each.n, each.temperature)
     console = Console(file=sys.stderr if json == "-" else sys.stdout, highlight=False, quiet=rank > 0)
     with waiting() as captured:
-        from specgraph.decoding.text import load_generator, shipped_pair
+        from specgraph.decoding.load import load_generator, shipped_pair
         from specgraph.platforms import open_platform
 
         opened = open_platform(platform)

@@ -37,7 +37,7 @@ def trace(
     check_output("--output", output)
     with waiting() as captured:
         from specgraph.benchmarking.trace import trace as record
-        from specgraph.decoding.text import load_generator, shipped_pair
+        from specgraph.decoding.load import load_generator, shipped_pair
         from specgraph.platforms import open_platform
 
         opened = open_platform(platform)

@@ -17,7 +17,7 @@ from specgraph.cli.env import choose_threads
 from specgraph.cli.prompts import Prompt, read_prompts
 from specgraph.cli.waiting import doing, waiting
 from specgraph.decoding import chat_template
-from specgraph.decoding.text import load_generator, shipped_pair
+from specgraph.decoding.load import load_generator, shipped_pair
 from specgraph.errors import ConfigError
 from specgraph.reference import CpuPlatform
 

@@ -8,7 +8,7 @@ import torch
 from specgraph import load_generator
 from specgraph.attention import AttentionLayer
 from specgraph.decoding.blocks import allocate_caches, bytes_per_token, size_cache
-from specgraph.decoding.text import shipped_pair
+from specgraph.decoding.load import shipped_pair
 from specgraph.errors import CapacityError, ConfigError, SpecgraphError
 from specgraph.platforms.interface import MemoryInfo
 from specgraph.reference.platform import CpuPlatform

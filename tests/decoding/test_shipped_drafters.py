@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from specgraph.checkpoints import drafter_format, load_drafter, load_target
 from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
-from specgraph.decoding.text import shipped_pair
+from specgraph.decoding.load import shipped_pair
 from specgraph.reference.platform import CpuPlatform
 
 TARGET, EAGLE3 = shipped_pair()

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from specgraph.checkpoints import load_drafter, load_target
 from specgraph.decoding import AcceptanceMetrics, EngineConfig, Request, SpeculativeDecoder
-from specgraph.decoding.text import shipped_pair
+from specgraph.decoding.load import shipped_pair
 from specgraph.reference.platform import CpuPlatform
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_checkpoints import write_eagle3, write_target
 
-from specgraph.decoding.text import load_generator, shipped_pair
+from specgraph.decoding.load import load_generator, shipped_pair
 from specgraph.errors import CaptureError, CheckpointError, ConfigError
 
 PROMPT = "class TestCase(unittest.TestCase):\n    def setUp(self):\n"

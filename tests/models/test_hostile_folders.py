@@ -23,7 +23,7 @@ from safetensors.torch import load, save_file
 
 from specgraph.checkpoints import drafter_format, load_drafter, load_target
 from specgraph.checkpoints.tokens import read_tokenizer, sampling_defaults, stop_token_ids
-from specgraph.decoding.text import shipped_pair
+from specgraph.decoding.load import shipped_pair
 from specgraph.errors import SpecgraphError
 from specgraph.models.protocol import ParallelHead
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from specgraph.checkpoints import load_drafter, load_target
 from specgraph.checkpoints.tokens import read_tokenizer, sampling_defaults, stop_token_ids
-from specgraph.decoding.text import shipped_pair
+from specgraph.decoding.load import shipped_pair
 from specgraph.errors import CheckpointError
 from specgraph.models.protocol import MaskedHead
 
