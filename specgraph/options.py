@@ -6,8 +6,10 @@ Importing this module does not import torch, so that `specgraph --help` is fast.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from specgraph.errors import ConfigError
@@ -40,6 +42,24 @@ def _integers(text: str) -> tuple[int, ...]:
         raise ValueError("give whole numbers, comma-separated") from None
 
 
+def _tokens(text: str) -> int | Literal["auto"]:
+    try:
+        return "auto" if text == "auto" else int(text)
+    except ValueError:
+        raise ValueError("give a whole number, or auto") from None
+
+
+def _times(text: str) -> dict[int, dict[int, float]]:
+    try:
+        table = json.loads(Path(text).read_text(encoding="utf-8"))
+        table = table.get("round_times", table)
+        return {int(size): {int(k): float(time) for k, time in times.items()} for size, times in table.items()}
+    except OSError as error:
+        raise ValueError(f"the file can't be read: {error.strerror}") from None
+    except (ValueError, AttributeError, TypeError):
+        raise ValueError("the file is no JSON object {requests: {K: microseconds}}") from None
+
+
 def _schedule(text: str) -> dict[int, int | Literal["tree"]]:
     parts = [part.partition(":") for part in text.split(",")]
     try:
@@ -64,7 +84,22 @@ class EngineOptions:
     Values are checked where they are used, before any device work.
     """
 
-    num_speculative_tokens: int = _option(5, "Draft tokens per propose, K.", "-k", "--num-speculative-tokens")
+    num_speculative_tokens: int | Literal["auto"] = _option(
+        5,
+        "Draft tokens per propose, K; auto follows acceptance.",
+        "-k",
+        "--num-speculative-tokens",
+        parse=_tokens,
+    )
+    k_candidates: Sequence[int] | None = _option(
+        None, "With -k auto: K to choose from, comma-separated. Default: 1,2,3,5.", parse=_integers
+    )
+    round_times: Mapping[int, Mapping[int, float]] | None = _option(
+        None,
+        "With -k auto: a JSON file with the times to choose by, {requests: {K: microseconds}}, or a report of explain. "
+        "Default: measured.",
+        parse=_times,
+    )
     num_modules: int | None = _option(None, "MTP modules to use; 1 reuses the first at every step. Default: all.")
     draft_schedule: Mapping[int, int | Literal["tree"]] | None = _option(
         None,

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from specgraph.decoding.adaptive_k import RoundTimes, best_k
 from specgraph.drafting import DraftConfig, Drafter
 from specgraph.errors import UnsupportedError
 from specgraph.platforms import LOWERINGS, Platform
@@ -65,6 +66,14 @@ def describe(
         "memory_bytes": memory,
         "capture_seconds": time.perf_counter() - start,
     }
+
+
+def k_by_acceptance(times: RoundTimes | None) -> dict[int, dict[str, int]] | None:
+    """What `-k auto` drafts for each captured size if each draft token is accepted with a chance of 0.3, 0.6, 0.9."""
+    if times is None:
+        return None
+    rates = (0.3, 0.6, 0.9)
+    return {size: {str(rate): best_k([rate] * max(row), row) for rate in rates} for size, row in times.items()}
 
 
 def _launches(runner: ModelRunner) -> dict[int, int]:

@@ -62,7 +62,7 @@ def _report(
     from specgraph.attention import choose_attention
     from specgraph.benchmarking.shapes import random_head, shape_named
     from specgraph.checkpoints import drafter_format
-    from specgraph.cli.captured import describe
+    from specgraph.cli.captured import describe, k_by_acceptance
     from specgraph.decoding import SpeculativeDecoder, allocate_caches
     from specgraph.decoding.load import draft_tree, engine_config, load_models, shipped_pair
     from specgraph.drafting import Drafter
@@ -85,6 +85,7 @@ def _report(
             caches = allocate_caches(head.attention_layers, blocks, config.block_size, head.dtype, opened.device)
             drafter = Drafter(head, caches, opened, config, attention=attention.backend)
             runners: Mapping[str, ModelRunner] = {"drafter": drafter}
+            time_rounds = None
         else:
             folders = (target, draft) if target is not None and draft is not None else shipped_pair()
             model, head, attention, cache = load_models(*folders, opened, options)
@@ -97,9 +98,11 @@ def _report(
             }
             decoder = SpeculativeDecoder(model, head, opened, config, attention=attention.backend)
             assert decoder.drafter is not None
-            runners, drafter = decoder.runners, decoder.drafter
+            runners, drafter, time_rounds = decoder.runners, decoder.drafter, decoder.time_rounds
         report = {"models": models, **describe(opened, config, drafter, runners, captured)}
         report |= {"block_size": config.block_size, "attention_refusals": attention.reason}
+        times = None if time_rounds is None else time_rounds()
+        report |= {"round_times": times, "k_by_acceptance": k_by_acceptance(times)}
     for owner in runners.values():
         owner.close()
     return report
@@ -117,7 +120,14 @@ def _show(console: Console, report: Mapping[str, Any]) -> None:
     summary.add_row("batches", f"up to {report['max_num_requests']} requests of {report['max_model_len']} tokens")
     by_k = ", ".join(f"{size}: {k}" for size, k in report["num_speculative_tokens"].items())
     same = len(set(report["num_speculative_tokens"].values())) == 1
-    summary.add_row("draft tokens K", by_k.rpartition(" ")[2] if same else f"by requests: {by_k}")
+    if (times := report["round_times"]) is None:
+        summary.add_row("draft tokens K", by_k.rpartition(" ")[2] if same else f"by requests: {by_k}")
+    else:
+        summary.add_row("draft tokens K", f"by acceptance, of {', '.join(map(str, next(iter(times.values()))))}")
+        for size, row in times.items():
+            took = ", ".join(f"{time:.0f} us for K {k}" for k, time in row.items())
+            chosen = ", ".join(f"K {k} at {rate}" for rate, k in report["k_by_acceptance"][size].items())
+            summary.add_row(f"rounds of {size} request{'s' * (size > 1)}", f"{took}: {chosen} acceptance per token")
     if (tree := report["tree"]) is not None:
         sizes = report["tree_sizes"]
         every = len(sizes) == len(report["num_speculative_tokens"])

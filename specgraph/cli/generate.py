@@ -200,6 +200,7 @@ def _report(
             sum(count > place for count in accepted) / len(accepted) if accepted else None for place in range(positions)
         ],
         "rounds": len(accepted),
+        "drafts_by_k": generator.decoder.metrics.drafts_by_k,
         "max_num_requests": generator.decoder.config.max_num_requests,
         "graph_launches_per_propose": launches,
         "graph_launches_per_round": per_round / max(rounds, 1),
@@ -237,7 +238,9 @@ def _table(console: Console, report: dict[str, Any], generator: TextGenerator) -
         table.add_row("prompts", f"{len(report['results'])}, {report['max_num_requests']} at a time")
     elif "sequences" in report:
         table.add_row("sequences", f"{report['n']}, {report['max_num_requests']} at a time")
-    table.add_row("draft tokens K", str(report["num_speculative_tokens"]))
+    by_k = report["drafts_by_k"]
+    used = ", ".join(f"{k}: {by_k[k]}" for k in sorted(by_k)) if len(by_k) > 1 else ""
+    table.add_row("draft tokens K", str(report["num_speculative_tokens"]) + (f" (drafts by K: {used})" if used else ""))
     if one:
         sampling = f"temperature {report['temperature']:g}, seed {report['seed']}"
         table.add_row("sampling", sampling if report["temperature"] else "greedy")

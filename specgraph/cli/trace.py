@@ -43,8 +43,8 @@ def trace(
         opened = open_platform(platform)
         choose_threads(opened, target or shipped_pair()[0])
         generator = load_generator(target, draft, platform=opened, progress=captured, options=options)
-        settings = {"max_tokens": (rounds + 1) * (options.num_speculative_tokens + 1)}
-        requests = [generator.request(prompt, **settings) for _ in range(options.max_num_requests)]
+        most = (rounds + 1) * (generator.decoder.config.num_speculative_tokens + 1)
+        requests = [generator.request(prompt, max_tokens=most) for _ in range(options.max_num_requests)]
         for request in requests:
             generator.decoder.check(request)
         generator.generate([replace(request, max_tokens=2) for request in requests])  # what runs once only

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from specgraph.decoding.adaptive_k import check_times
 from specgraph.drafting import DraftConfig
 from specgraph.errors import ConfigError
 
@@ -30,6 +31,9 @@ class EngineConfig(DraftConfig):
     is accepted when all before it are; a list gives, for each of the K positions, the share of drafts accepted there.
     The output is then not the target's."""
 
+    round_times: Mapping[int, Mapping[int, float]] | None = None
+    """With k_candidates, microseconds of a round by padded requests and K, by which K is chosen; measured after the
+    capture by default. With a given table the choice follows from nothing but the tokens."""
     sampling_parameters: bool = False
     """Requests may have top_k, top_p, min_p, penalties and logit_bias. Each verify then sorts its logits."""
     logprobs: bool = False
@@ -48,6 +52,10 @@ class EngineConfig(DraftConfig):
                 "lowering 'round' drafts trees or chains, not both by batch size: leave 'tree' out of draft_schedule, "
                 "or use the lowering 'merged'"
             )
+        if self.k_candidates is not None and self.lowering == "round":
+            raise ConfigError("lowering 'round' drafts a fixed K: leave out k_candidates, or use the lowering 'merged'")
+        if self.round_times is not None:
+            check_times(self.round_times, self.sizes, self.k_candidates)
         if self.rounds_ahead not in (0, 1):
             raise ConfigError(f"rounds_ahead must be 0 or 1, got {self.rounds_ahead}")
         if self.prefill_chunk is not None and self.prefill_chunk < 1:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from specgraph.attention import AttentionBackend, KVCache, PagedAttention
+from specgraph.decoding.adaptive_k import AdaptiveK, RoundTimes
 from specgraph.decoding.admission import blocks_needed, check_request
 from specgraph.decoding.agreement import agree, compare_captures
 from specgraph.decoding.blocks import BlockAllocator, allocate_caches
@@ -15,6 +16,7 @@ from specgraph.decoding.device_rounds import DeviceRounds
 from specgraph.decoding.metrics import AcceptanceMetrics
 from specgraph.decoding.request import Chunk, Generation, Request, Running
 from specgraph.decoding.round_program import RoundRunner
+from specgraph.decoding.round_times import measure_round_times
 from specgraph.decoding.rounds import Rounds
 from specgraph.decoding.target import TargetRunner
 from specgraph.drafting import Drafter, SamplingBuffers, allocate_sampling
@@ -65,6 +67,11 @@ class SpeculativeDecoder:
             raise UnsupportedError(
                 "lowering 'round' with data parallel ranks: they agree on each round before it is launched, and the "
                 "lowering launches rounds ahead; leave it at auto, which is merged"
+            )
+        if self._sharing is not None and config.k_candidates is not None:
+            raise UnsupportedError(
+                "K by acceptance with data parallel ranks: each follows its own requests, and all must draft the same "
+                "number of tokens; give K as a number"
             )
         if config.max_model_len > target.max_model_len:
             raise ConfigError(f"max_model_len {config.max_model_len} exceeds the target's {target.max_model_len}")
@@ -128,6 +135,19 @@ class SpeculativeDecoder:
         captured = report_captures(list(self.runners.values()), progress)
         for runner in self.runners.values():
             runner.capture(captured)
+        self.time_rounds()
+
+    def time_rounds(self) -> RoundTimes | None:
+        """With `EngineConfig.k_candidates`, learn how long rounds take, by which K is chosen; part of `capture`.
+
+        Returns:
+            The times, measured or given; None where K is fixed.
+        """
+        if self.drafter is None or self.config.k_candidates is None or not isinstance(self.rounds, Rounds):
+            return None
+        times = self.config.round_times or measure_round_times(self.target, self.drafter, self.config)
+        self.rounds.adaptive = AdaptiveK(times, self.config.num_speculative_tokens)
+        return times
 
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
         """Generate for all requests, in batches that shrink and grow as requests finish and join."""

@@ -18,6 +18,8 @@ class AcceptanceMetrics:
     """Verified drafts: one per request and round."""
     accepted: list[int] = field(default_factory=list[int])
     """Per position 0..K-1: drafts whose token there was accepted."""
+    drafts_by_k: dict[int, int] = field(default_factory=dict[int, int])
+    """Verified drafts by their K (of a tree, its depth)."""
     rounds: int = 0
     """Target passes over the batch, prefills not counted."""
 
@@ -25,9 +27,11 @@ class AcceptanceMetrics:
         if not self.accepted:
             self.accepted = [0] * self.num_speculative_tokens
 
-    def observe(self, num_accepted: int) -> None:
-        """Count one verified draft."""
+    def observe(self, num_accepted: int, num_speculative_tokens: int | None = None) -> None:
+        """Count one verified draft of K tokens, by default the largest K."""
         self.num_drafts += 1
+        k = self.num_speculative_tokens if num_speculative_tokens is None else num_speculative_tokens
+        self.drafts_by_k[k] = self.drafts_by_k.get(k, 0) + 1
         for position in range(num_accepted):
             self.accepted[position] += 1
 

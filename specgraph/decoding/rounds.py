@@ -13,6 +13,7 @@ import torch
 
 from specgraph import kernels
 from specgraph.attention import NULL_BLOCK
+from specgraph.decoding.adaptive_k import AdaptiveK
 from specgraph.decoding.agreement import RoundPasses
 from specgraph.decoding.blocks import BlockAllocator
 from specgraph.decoding.config import EngineConfig
@@ -22,6 +23,7 @@ from specgraph.decoding.sampling_requests import write_sampling
 from specgraph.decoding.target import TargetRunner, sample_token
 from specgraph.decoding.tree_verify import TreeVerifyBuffers
 from specgraph.drafting import Drafter, DraftTokens, ProposeBatch
+from specgraph.graphs import padded_size
 from specgraph.runner import HostCopy, write
 
 
@@ -41,6 +43,8 @@ class Rounds:
             allocator: takes back the blocks of requests that leave.
             query_len: rows per request in the first verify.
         """
+        self.adaptive: AdaptiveK | None = None
+        """Chooses K for each propose; None where the config does."""
         self.target, self.drafter, self.config, self.platform = target, drafter, target.config, target.platform
         self.allocator, self.metrics = allocator, metrics
         self.running: list[Running] = []
@@ -90,9 +94,11 @@ class Rounds:
             self.propose(self.drafter, running, batch)
         sampled: list[tuple[Running, list[int]]] = []
         tokens, counts = self.target.round.unpacked(self._finished.read(), len(running), num_drafts + 1)
+        if self.adaptive is not None and verified:
+            self.adaptive.rates.observe(num_drafts, [count - 1 for count in counts[:verified]])
         for row, (state, count) in enumerate(zip(running, counts, strict=True)):
             if self.drafter is not None and num_drafts and row < verified:
-                self.metrics.observe(count - 1)
+                self.metrics.observe(count - 1, num_drafts)
             state.row, state.num_sampled = row, count
             if logprobs is not None:
                 state.logprobs = self._logprobs.read()[row, :count].tolist()
@@ -159,7 +165,16 @@ class Rounds:
     def propose(self, drafter: Drafter, running: Sequence[Running], batch: ProposeBatch) -> None:
         """Draft for the verified requests, where the verify left them, and for those after them that just joined."""
         starts = [state.position for state in running]
-        self._drafts = drafter.propose(batch, host_start_positions=starts, host_num_sampled=self._counts, copy=False)
+        k = None
+        if self.adaptive is not None:
+            k = self.adaptive.choose(padded_size(len(running), self.config.sizes) or len(running))
+        self._drafts = drafter.propose(
+            batch,
+            host_start_positions=starts,
+            host_num_sampled=self._counts,
+            copy=False,
+            num_speculative_tokens=k,
+        )
         self._rows = self._drafts.query_len
 
     def write_requests(self, running: Sequence[Running], first: int) -> None:

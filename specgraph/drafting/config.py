@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -29,6 +29,9 @@ class DraftConfig(RunnerConfig):
     K 0 gives no drafts, and the next round is plain decode. The drafter's first pass still runs, so that its KV is
     complete and drafting can go on when the batch is small again. "tree" drafts `tree`: trees pay while the target's
     pass has few rows, so they are for the smallest batches."""
+    k_candidates: Sequence[int] | None = None
+    """Capture each of these K, ascending, at every size, instead of one K: `Drafter.propose` is told which to draft.
+    num_speculative_tokens is the largest of them."""
     tree: DraftTree | None = None
     """Draft trees of this shape instead of chains: in every batch, num_speculative_tokens being its num_steps, or in
     the batches that the schedule says."""
@@ -57,10 +60,23 @@ class DraftConfig(RunnerConfig):
             raise ConfigError(f"num_speculative_tokens must be at least 1, got {k}")
         if k >= self.max_model_len:
             raise ConfigError(f"num_speculative_tokens is {k}, and max_model_len only {self.max_model_len}")
+        if self.k_candidates is not None:
+            self._check_candidates(self.k_candidates)
         if self.draft_schedule is not None:
             self._check_schedule(self.draft_schedule)
         elif self.tree is not None and self.tree.num_steps != k:
             raise ConfigError(f"num_speculative_tokens is {k}, and the draft tree has {self.tree.num_steps} steps")
+
+    def _check_candidates(self, candidates: Sequence[int]) -> None:
+        if self.draft_schedule is not None or self.tree is not None:
+            raise ConfigError("k_candidates choose K by acceptance: leave out draft_schedule and draft trees")
+        if not candidates or list(candidates) != sorted(set(candidates)) or candidates[0] < 1:
+            raise ConfigError(f"k_candidates {list(candidates)}: give ascending K of at least 1, such as 1,2,3,5")
+        if candidates[-1] != self.num_speculative_tokens:
+            raise ConfigError(
+                f"k_candidates end at {candidates[-1]}, and num_speculative_tokens, the largest, is "
+                f"{self.num_speculative_tokens}"
+            )
 
     def _check_schedule(self, schedule: Mapping[int, int | Literal["tree"]]) -> None:
         k = self.num_speculative_tokens
@@ -94,14 +110,22 @@ class DraftConfig(RunnerConfig):
     @property
     def shapes(self) -> frozenset[DraftShape]:
         """All that a propose may draft."""
+        if self.k_candidates is not None:
+            return frozenset(map(DraftShape, self.k_candidates))
         if self.draft_schedule is not None:
             return frozenset(self._shape(each) for each in self.draft_schedule.values())
         return frozenset([self._shape(self.num_speculative_tokens if self.tree is None else "tree")])
 
+    def shapes_at(self, num_requests: int) -> tuple[DraftShape, ...]:
+        """What a batch of this padded size may draft: one thing, or one of k_candidates."""
+        if self.k_candidates is None:
+            return (self.shape(num_requests),)
+        return tuple(map(DraftShape, self.k_candidates))
+
     def shape(self, num_requests: int) -> DraftShape:
-        """What a batch of this padded size drafts."""
+        """What a batch of this padded size drafts where nothing else is asked for: the largest of k_candidates."""
         if self.draft_schedule is None:
-            return next(iter(self.shapes))
+            return max(self.shapes)
         return self._shape(self.draft_schedule[min(limit for limit in self.draft_schedule if limit >= num_requests)])
 
     def _shape(self, entry: int | Literal["tree"]) -> DraftShape:

@@ -17,6 +17,7 @@ from specgraph.drafting.host_lengths import Counts, HostRounds
 from specgraph.drafting.program import computed_tokens
 from specgraph.drafting.round import DraftTokens, ProposeBatch, allocate_round
 from specgraph.drafting.sampling_buffers import SamplingBuffers
+from specgraph.drafting.shapes import DraftShape
 from specgraph.errors import CapacityError, ConfigError
 from specgraph.graphs import BatchDescriptor, Dispatch, MakeAttend, dispatch, padded_size
 from specgraph.models.protocol import DraftHead, ParallelHead
@@ -107,8 +108,10 @@ class Drafter(ModelRunner):
         self.programs += [self._prefill, *self.draft_programs]
         self.num_proposes = 0
         """Proposes so far."""
-        self._prepared: dict[tuple[int, int, int], _Prepared] = {}
-        self._in_place: dict[int, _Prepared] = {}
+        self._prepared: dict[tuple[int, int, int, int | None], _Prepared] = {}
+        self._inputs: dict[tuple[int, int, int], ProposeBatch] = {}
+        self._in_place: dict[int, int] = {}
+        """Requests that a propose of these `_inputs`, by id, is padded for at least."""
         self._host_rounds = HostRounds(platform, config.max_num_requests)
 
     def capture(self, captured: Callable[[], None] | None = None) -> None:
@@ -150,6 +153,7 @@ class Drafter(ModelRunner):
         host_start_positions: Sequence[int] | None = None,
         host_num_sampled: Counts | None = None,
         copy: bool = True,
+        num_speculative_tokens: int | None = None,
     ) -> DraftTokens:
         """Draft K tokens for each request of `batch`; K follows the batch where there is a schedule.
 
@@ -161,16 +165,17 @@ class Drafter(ModelRunner):
                 from the device, which waits for it.
             copy: whether the result is a copy. False gives views of the drafter's buffers: the next propose overwrites
                 them.
+            num_speculative_tokens: K, one of `DraftConfig.k_candidates`; what the config says by default.
 
         Raises:
             ConfigError: a tensor of the batch has the wrong shape; both shapes are named. With `debug`, a value that
-                no round can have.
+                no round can have. K is none of those that were captured.
             CapacityError: the batch is larger than max_num_requests, or than every captured size with fallback
                 'error'. Nothing was run.
         """
-        ready = self._in_place.get(id(batch))  # the object itself: `inputs` keeps it alive
-        if ready is None:
-            ready = self._prepare(batch.num_requests, batch.query_len)
+        at_least = self._in_place.get(id(batch))  # the object itself: `_inputs` keeps it alive
+        ready = self._prepare(batch.num_requests, batch.query_len, at_least or 0, num_speculative_tokens)
+        if at_least is None:
             self.round.load(batch, ready.inputs, self.config.keeps_draft_probs)
         elif ready.padding is not None:
             ready.padding.zero_()
@@ -281,21 +286,21 @@ class Drafter(ModelRunner):
         now = self._host_rounds.round(computed, self.round, start_positions, num_sampled)
         return partial(self.program.host_lengths, host_round=now)
 
-    def _prepare(self, num_requests: int, query_len: int | None, at_least: int = 0) -> _Prepared:
+    def _prepare(self, num_requests: int, query_len: int | None, at_least: int = 0, k: int | None = None) -> _Prepared:
         rows = self.config.query_len if query_len is None else query_len
-        key = num_requests, rows, max(num_requests, at_least)
+        key = num_requests, rows, max(num_requests, at_least), k
         if (ready := self._prepared.get(key)) is None:
             ready = self._prepared[key] = self._work_out(*key)
-            self._in_place[id(ready.inputs)] = ready
+            self._in_place[id(ready.inputs)] = key[2]
         return ready
 
-    def _work_out(self, num_requests: int, query_len: int, at_least: int) -> _Prepared:
-        found = self._dispatch(at_least, query_len)
+    def _work_out(self, num_requests: int, query_len: int, at_least: int, asked: int | None) -> _Prepared:
+        found = self._dispatch(at_least, query_len, asked)
         n, padded, k = num_requests, found.descriptor.num_requests, found.descriptor.num_speculative_tokens
         program = next(each for each in self.draft_programs if each.draws_trees == found.descriptor.tree)
         drafts = program.buffers.sliced(n, program.rows(query_len, k), k)
         return _Prepared(
-            inputs=self.round.sliced(n, query_len),
+            inputs=self._inputs.setdefault((n, query_len, at_least), self.round.sliced(n, query_len)),
             padding=self.round.num_sampled[n:padded] if n < padded else None,
             run=self.prepare(program, found.descriptor, found.captured),
             drafts=DraftTokens(
@@ -306,7 +311,7 @@ class Drafter(ModelRunner):
             ),
         )
 
-    def _dispatch(self, num_requests: int, query_len: int) -> Dispatch:
+    def _dispatch(self, num_requests: int, query_len: int, asked: int | None) -> Dispatch:
         if query_len not in self.config.query_lens:
             raise ConfigError(
                 f"a round of {query_len} rows per request; with this drafter's K they are "
@@ -318,7 +323,10 @@ class Drafter(ModelRunner):
                 "(max_num_requests)"
             )
         # Eager pads too: matmuls change their last bit with the number of rows.
-        k, tree = self.config.shape(padded_size(num_requests, self.config.sizes) or num_requests)
+        size = padded_size(num_requests, self.config.sizes) or num_requests
+        k, tree = self.config.shape(size) if asked is None else DraftShape(asked)
+        if (k, tree) not in self.config.shapes_at(size):
+            raise ConfigError(f"K {k} is none that this drafter has at {size} requests: name it in k_candidates")
         found = dispatch("propose", num_requests, query_len, k, self.config.sizes, tree)
         if not found.captured and self.config.fallback == "error" and self.graphs is not None:
             raise CapacityError(f"{found.reason}, and fallback is 'error'")

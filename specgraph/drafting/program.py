@@ -110,7 +110,8 @@ class DraftProgram(ABC):
         return [
             BatchDescriptor("propose", size, query_len, shape.num_speculative_tokens, tree=shape.tree)
             for size in reversed(self.config.sizes)
-            if (shape := self.config.shape(size)).tree == self.draws_trees
+            for shape in reversed(self.config.shapes_at(size))
+            if shape.tree == self.draws_trees
             for query_len in reversed(self.config.query_lens)
         ]
 

@@ -100,7 +100,9 @@ class Speculative:
         self._captured: _Captured | None = None
         self.metrics = AcceptanceMetrics(num_speculative_tokens)
         """Acceptance over all calls so far."""
-        own = {"max_num_requests", "max_model_len", "num_speculative_tokens", "sampled", "tree", "draft_schedule"}
+        own = {"max_num_requests", "max_model_len", "num_speculative_tokens", "sampled", "tree", "draft_schedule"} | {
+            "k_candidates"
+        }
         options = {field.name for field in fields(DraftConfig)} - own
         if unknown := sorted(config.keys() - options):
             raise ConfigError(f"unknown option {unknown[0]}; options of DraftConfig: {', '.join(sorted(options))}")
