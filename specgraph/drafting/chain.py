@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
-from torch import Tensor
-
 from specgraph import kernels
-from specgraph.attention import AdvancingAttention, AttentionMetadata, HostLengths, advance
+from specgraph.attention import AdvancingAttention, HostLengths, advance
 from specgraph.drafting.buffers import DraftBuffers, PassRows
 from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.host_lengths import HostRound
@@ -52,17 +50,6 @@ class ChainProgram(DraftProgram):
         out = self.head.forward(b.step_token_ids, b.hidden, make_attend(b.step, step))
         kernels.take_rows(out.carry, None, b.hidden)
         draft_one(self.head, b, out.hidden)
-
-    def prefill(
-        self,
-        token_ids: Tensor,
-        aux_hidden: Tensor,
-        metadata: AttentionMetadata,
-        make_attend: MakeAttend,
-        last_row: Tensor | None,
-    ) -> None:
-        """See `DraftProgram.prefill`."""
-        self.head.forward(token_ids, self.head.combine(aux_hidden), make_attend(metadata, 0), last_row)
 
     def host_lengths(self, step: int, host_round: HostRound) -> HostLengths:
         """See `DraftProgram.host_lengths`. Only later steps need the accepted counts."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from specgraph import kernels
-from specgraph.attention import AttentionMetadata, HostLengths
+from specgraph.attention import HostLengths
 from specgraph.drafting.buffers import DraftBuffers, PassRows
 from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.host_lengths import HostRound
@@ -25,10 +24,6 @@ class MaskedProgram(DraftProgram):
     def __init__(self, head: MaskedHead, stack: AttentionStack, config: DraftConfig, memory: RoundBuffers) -> None:
         super().__init__(head, stack, config, memory)
         self.head = head
-
-    def passes(self, num_speculative_tokens: int) -> int:
-        """1."""
-        return 1
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
         """The pass has K - 1 rows more than the round."""
@@ -57,21 +52,6 @@ class MaskedProgram(DraftProgram):
         kernels.take_rows(combined, hidden_rows, b.hidden)
         out = self.head.forward(b.step_token_ids, b.hidden, make_attend(b.step, 0), draft_rows)
         draft_block(self.head, b, out.hidden)
-
-    def step(self, b: DraftBuffers, make_attend: MakeAttend, step: int) -> None:
-        """Not called: there is one step."""
-        raise AssertionError("a drafter with masked rows has one step")
-
-    def prefill(
-        self,
-        token_ids: Tensor,
-        aux_hidden: Tensor,
-        metadata: AttentionMetadata,
-        make_attend: MakeAttend,
-        last_row: Tensor | None,
-    ) -> None:
-        """See `DraftProgram.prefill`. A prompt has no masked rows."""
-        self.head.forward(token_ids, self.head.combine(aux_hidden), make_attend(metadata, 0), last_row)
 
     def host_lengths(self, step: int, host_round: HostRound) -> HostLengths:
         """See `DraftProgram.host_lengths`. Accepted counts are not needed."""

@@ -30,10 +30,6 @@ class ParallelProgram(DraftProgram):
         """None attends: a prompt's context is stored without attention."""
         return 0
 
-    def passes(self, num_speculative_tokens: int) -> int:
-        """1."""
-        return 1
-
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
         """The round's rows are context; the block has 1 + K."""
         return PassRows(query_len, later=1 + num_speculative_tokens, carried=0)
@@ -59,10 +55,6 @@ class ParallelProgram(DraftProgram):
         hidden = self.head.forward(b.step_token_ids, make_attend(b.step, 0))
         blocks = hidden.view(b.inputs.num_sampled.shape[0], -1, hidden.shape[-1])
         draft_block(self.head, b, blocks[:, 1:].flatten(0, 1))
-
-    def step(self, b: DraftBuffers, make_attend: MakeAttend, step: int) -> None:
-        """Not called: there is one step."""
-        raise AssertionError("a parallel drafter has one step")
 
     def prefill(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ class DraftProgram(ABC):
             memory: what the target's rounds leave; the programs of one drafter share it.
             tree: the shape of the trees that it draws; None where it draws chains.
         """
-        self.stack, self.config, self.draws_trees = stack, config, tree is not None
+        self._head, self.stack, self.config, self.draws_trees = head, stack, config, tree is not None
         most = self.rows(config.query_len, config.num_speculative_tokens)
         lens = config.query_lens  # K + 1 for every K
         later = {self.rows(after, max(1, k - 1)).later for after in lens for k in lens}
@@ -58,9 +59,9 @@ class DraftProgram(ABC):
         """Forward passes with attention in a prefill: the modules that a prompt runs through."""
         return 1
 
-    @abstractmethod
     def passes(self, num_speculative_tokens: int) -> int:
-        """Passes of a propose of K tokens: K for a chain, 1 for a parallel drafter."""
+        """Passes of a propose of K tokens: 1, which drafts all of them; K for a chain."""
+        return 1
 
     @abstractmethod
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
@@ -74,12 +75,11 @@ class DraftProgram(ABC):
             b: buffers sliced to the padded batch, its rows and its K.
         """
 
-    @abstractmethod
     def step(self, b: DraftBuffers, make_attend: MakeAttend, step: int) -> None:
         """A later step. Where steps are alike, one captured step is replayed for all: `step` is for `make_attend` only,
-        and the number that changes is `b.draft_step`."""
+        and the number that changes is `b.draft_step`. Not called where there is one pass."""
+        raise AssertionError(f"{type(self).__name__} has no step {step}")
 
-    @abstractmethod
     def prefill(
         self,
         token_ids: Tensor,
@@ -96,6 +96,8 @@ class DraftProgram(ABC):
             metadata: T rows.
             last_row: int64 [1], the last real row where the others are padding; None where every row is real.
         """
+        head = cast(DraftHead, self._head)
+        head.forward(token_ids, head.combine(aux_hidden), make_attend(metadata, 0), last_row)
 
     @abstractmethod
     def host_lengths(self, step: int, host_round: HostRound) -> HostLengths:

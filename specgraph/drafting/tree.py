@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from specgraph import kernels
-from specgraph.attention import AttentionMetadata, HostLengths, check_trees
+from specgraph.attention import HostLengths, check_trees
 from specgraph.drafting.buffers import DraftBuffers, PassRows, TreeBuffers
 from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.host_lengths import HostRound
@@ -103,17 +103,6 @@ class TreeProgram(DraftProgram):
         """No request sampled a token, and no later step has a live request."""
         super().make_inert()
         _tree(self.buffers).base_lens.zero_()
-
-    def prefill(
-        self,
-        token_ids: Tensor,
-        aux_hidden: Tensor,
-        metadata: AttentionMetadata,
-        make_attend: MakeAttend,
-        last_row: Tensor | None,
-    ) -> None:
-        """See `DraftProgram.prefill`."""
-        self.head.forward(token_ids, self.head.combine(aux_hidden), make_attend(metadata, 0), last_row)
 
     def host_lengths(self, step: int, host_round: HostRound) -> HostLengths:
         """Not called: attention with an ancestor mask takes its lengths from the device."""
