@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import pytest
 import torch
 from specgraph.decoding import Request
+from specgraph.drafting import DraftTree
 from specgraph.platforms import Platform
+from torch import Tensor
 
 from specgraph_conformance.case import case
 from specgraph_conformance.decode_rig import MANY, decoder, generate, requests, target_logits
+from specgraph_conformance.draft_comparison import TOLERANCE
 from specgraph_conformance.tiny_models import VOCAB
+
+WAYS: dict[str, dict[str, Any]] = {
+    "chain": {},
+    "round": {"lowering": "round"},
+    "tree": {"k": 3, "tree": DraftTree(num_steps=3, top_k=2, num_draft_tokens=8)},
+}
+"""Options of `decoder`: what verifies drafts in a graph."""
 
 
 @case(
@@ -35,23 +47,66 @@ def test_poor_drafter(platform: Platform) -> None:
     expect_targets_distribution(platform, "eagle3")
 
 
-def expect_targets_distribution(platform: Platform, kind: str) -> None:
+@pytest.mark.parametrize("way", ["round", "tree"])
+@case(
+    "decoding.top-k-of-a-draft",
+    "With top_k, sampled output has the distribution of the target's k most likely tokens, in one launch per round "
+    "and with draft trees.",
+    cause="parameters of another request, or drafts accepted by the distribution without the parameters",
+    timeout=180,
+)
+def test_top_k(platform: Platform, way: str) -> None:
+    expect_targets_distribution(platform, "eagle", top_k=3, sampling_parameters=True, **WAYS[way])
+
+
+@pytest.mark.parametrize("way", WAYS)
+@case(
+    "decoding.penalties-of-the-output",
+    "Greedy tokens are the best ones of float64 logits after bias and penalties, whose counts are kept on the device.",
+    cause="tokens of the output that are not counted, counted twice, or counted for the row's last owner",
+)
+def test_penalties(platform: Platform, way: str, seed: int) -> None:
+    asked = [
+        replace(request, frequency_penalty=1.5, presence_penalty=0.5 * (i % 3), logit_bias={i: 1.0})
+        for i, request in enumerate(requests(seed, count=6, tokens=14))
+    ]
+    with decoder(platform, sampling_parameters=True, **WAYS[way]) as made:
+        results = generate(made, asked)
+        target = made.target.target
+        dtype, head_dim = target.dtype, target.attention_layers[0].head_dim
+    for request, tokens in zip(asked, results, strict=True):
+        logits = target_logits(request.prompt_token_ids, tokens[:-1], dtype, head_dim)
+        for place, token in enumerate(tokens):
+            counts = torch.tensor(tokens[:place], dtype=torch.int64).bincount(minlength=VOCAB)
+            scores = logits[place] - request.frequency_penalty * counts - request.presence_penalty * (counts > 0)
+            for biased, value in request.logit_bias.items():
+                scores[biased] += value
+            short = float(scores.max() - scores[token])
+            assert short < TOLERANCE[dtype], f"output token {place} is {token}, {short:.3f} short of the best"
+
+
+def expect_targets_distribution(platform: Platform, kind: str, top_k: int = 0, **options: Any) -> None:
     """Chi-square of the first two tokens of 450 requests."""
     prompt, draws, temperature = [5, 9, 2], 450, 1.3
     asked = [
-        Request(prompt_token_ids=prompt, max_tokens=3, temperature=temperature, seed=1000 + i) for i in range(draws)
+        Request(prompt_token_ids=prompt, max_tokens=3, temperature=temperature, seed=1000 + i, top_k=top_k)
+        for i in range(draws)
     ]
-    with decoder(
-        platform, kind=kind, sampled=True, k=2, max_num_requests=16, capture_sizes=(16,), max_model_len=32
-    ) as made:
+    sizes: dict[str, Any] = {"k": 2, "max_num_requests": 16, "capture_sizes": (16,), "max_model_len": 32}
+    with decoder(platform, kind=kind, sampled=True, **sizes | options) as made:
         results = generate(made, asked)
-        accepted, drafted = sum(made.metrics.accepted), made.metrics.num_drafts
-        assert accepted > draws // 10, f"only {accepted} of {2 * drafted} draft tokens were accepted"
-        assert accepted < 2 * drafted, "every draft token was accepted, whatever target and drafter think of it"
-    first = (target_logits(prompt, [])[-1] / temperature).softmax(-1)
+        accepted, drafted = sum(made.metrics.accepted), made.metrics.num_drafts * made.config.num_speculative_tokens
+        assert accepted > draws // 10, f"only {accepted} of {drafted} draft tokens were accepted"
+        assert accepted < drafted, "every draft token was accepted, whatever target and drafter think of it"
+
+    def likely_ones(logits: Tensor) -> Tensor:
+        left_out = logits.argsort(descending=True)[top_k or VOCAB :]
+        return (logits / temperature).index_fill(0, left_out, float("-inf")).softmax(-1)
+
+    first = likely_ones(target_logits(prompt, [])[-1])
     second = torch.zeros(VOCAB, dtype=torch.float64)
     for token, probability in enumerate(first.tolist()):
-        second += probability * (target_logits(prompt, [token])[-1] / temperature).softmax(-1)
+        second += probability * likely_ones(target_logits(prompt, [token])[-1])
     for position, wanted in ((0, first), (1, second)):
         tokens = torch.tensor([result[position] for result in results])
         counts = tokens.bincount(minlength=VOCAB).double()

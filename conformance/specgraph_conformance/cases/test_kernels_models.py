@@ -120,3 +120,37 @@ def test_sampling_parameters(platform: Platform, way: str, seed: int) -> None:
         now = on_host(out)[row].double()
         assert sorted((now > -1e29).nonzero()[:, 0].tolist()) == sorted(kept), f"tokens kept in row {row}"
         expect_close(now[kept], x[kept], 1e-4, f"logits of row {row}")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@case(
+    "kernels.penalties-in-a-tree",
+    "In a draft tree the context of a row is the output and the drafts on its own path, not its siblings.",
+    cause="adjust_logits: bits of another row, or all drafts before a row as in a chain",
+)
+def test_penalties_in_a_tree(platform: Platform, way: str, seed: int) -> None:
+    paths = [[], [0], [1], [0, 2], [1, 3], [0, 2, 4]]  # per row the columns of the drafts on its path
+    g, device, requests = torch.Generator().manual_seed(seed), platform.device, 2
+    logits = torch.randn(requests * len(paths), 12, generator=g)
+    drafts = torch.tensor([[3, 5, 3, 5, 7], [8, 8, 2, -1, 8]])
+    counts = torch.randint(0, 3, (requests, 12), generator=g, dtype=torch.int32)
+    frequency, presence = torch.tensor([0.7, 1.1]), torch.tensor([0.4, -0.3])
+    bits = torch.tensor([sum(1 << (column + 1) for column in path) | 1 << i for i, path in enumerate(paths)] * requests)
+    none, ones = torch.zeros(requests), torch.ones(requests)
+    arguments = [
+        logits, drafts, none, torch.zeros(requests, dtype=torch.int64), ones, none, ones, presence, frequency,
+        torch.zeros(requests, 12), counts, torch.zeros(requests, 12, dtype=torch.bool), bits,
+    ]  # fmt: skip
+    there = [tensor.to(device) for tensor in arguments]
+    out = torch.zeros_like(there[0])
+    run_op(platform, way, lambda: out.copy_(kernels.adjust_logits(*there)), [out])
+    wanted = logits.double().clone()
+    for r in range(requests):
+        for i, path in enumerate(paths):
+            seen = [int(count) for count in counts[r]]
+            for column in path:
+                if drafts[r, column] >= 0:
+                    seen[int(drafts[r, column])] += 1
+            for token, times in enumerate(seen):
+                wanted[r * len(paths) + i, token] -= float(frequency[r]) * times + float(presence[r]) * bool(times)
+    expect_close(on_host(out).double(), wanted, 1e-5, "logits")
