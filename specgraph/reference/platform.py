@@ -117,7 +117,7 @@ class CpuPlatform(Platform):
         return CpuEvent(self, timing=timing, external=external)
 
     def is_capturing(self) -> bool:
-        return self.recorder is not None and self.recorder.clock_of(self.current_stream()) is not None
+        return self.recorder is not None and self.recorder.order.clock_of(self.current_stream()) is not None
 
     @contextmanager
     def task_group(self) -> Generator[TaskGroup]:

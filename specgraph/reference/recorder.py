@@ -17,13 +17,14 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_unflatten
 
-from specgraph.errors import CaptureError
+from specgraph.errors import CaptureError, OrderError
 from specgraph.platforms.source import user_line
 from specgraph.reference.baking import Baker, map_tensors, tensor_over, tensors_in
 from specgraph.reference.checks.capturable import refusal
+from specgraph.reference.checks.capture_order import CaptureOrder
 from specgraph.reference.checks.host_read import host_read_error
 from specgraph.reference.checks.inputs import Inputs
-from specgraph.reference.checks.order import Access, Clock, Region, conflict, merge, order_error
+from specgraph.reference.checks.order import Access, Region
 from specgraph.reference.fake import Inferred, Shapes
 from specgraph.reference.ops import EMPTY, changes_metadata_only, is_composite, written_by
 from specgraph.reference.pool import CpuGraphPool
@@ -71,27 +72,15 @@ class Recorder(TorchDispatchMode):
         self.is_recording = True
         self.error: Exception | None = None
         self._platform = platform
-        self._origin = stream
+        self.order = CaptureOrder(stream)
         self._capture_id = pool.begin_capture()
-        self._clocks: dict[int, Clock] = {stream.id: {stream.id: 0}}
-        self._streams = {stream.id: stream}
-        self._log: dict[int, list[tuple[int, list[Access]]]] = {}
         self._group: CpuTaskGroup | None = None
         self._shapes = Shapes()
         self._baker = Baker()
         self._scalars: list[_HostScalar] = []
         self._owned: set[int] = set()
 
-    # ---- streams, events and groups ------------------------------------------------------------------------------
-
-    def clock_of(self, stream: CpuStream) -> Clock | None:
-        """This capture's clock of `stream`, or None if the stream takes no part in it."""
-        return self._clocks.get(stream.id)
-
-    def join(self, stream: CpuStream, clock: Clock) -> None:
-        """`stream` waits for a point of this capture, and so takes part in it from here on."""
-        self._streams[stream.id] = stream
-        merge(self._clocks.setdefault(stream.id, {stream.id: 0}), clock)
+    # ---- events and groups ---------------------------------------------------------------------------------------
 
     def add_event(self, event: CpuEvent, kind: Literal["record", "wait"]) -> None:
         """Put an external event into the graph."""
@@ -123,13 +112,7 @@ class Recorder(TorchDispatchMode):
         """
         if self.error is not None:
             raise CaptureError(f"the capture was invalidated by an earlier error: {self.error}") from self.error
-        known = self._clocks[self._origin.id]
-        for stream_id, clock in self._clocks.items():
-            if known.get(stream_id, 0) < clock[stream_id]:
-                raise CaptureError(
-                    f"{self._streams[stream_id]} was forked off the capture and never joined: let {self._origin} wait "
-                    f"for it (wait_stream) before the capture ends"
-                )
+        self.order.check_joined()
         for scalar in self._scalars:
             if scalar.storage() is None:
                 self.inputs.forget(scalar.key)
@@ -190,7 +173,10 @@ class Recorder(TorchDispatchMode):
         written = written_by(func, args, kwargs)
         accesses = [Access(Region.of(t), id(t) in written, label) for t in given]
         accesses += [Access(Region.of(t), True, label) for _, t in fresh]
-        self._order(stream, accesses)
+        try:
+            self.order.add(stream, accesses)
+        except (CaptureError, OrderError) as error:
+            self._fail(error)
         custom = func.namespace != "aten"
         baked: dict[int, torch.Tensor] = {}
 
@@ -218,28 +204,6 @@ class Recorder(TorchDispatchMode):
                 value = tensor_over(torch.UntypedStorage(storage.nbytes()).copy_(storage), tensor)
                 key = storage._cdata
                 self._scalars.append(_HostScalar(task, baked[id(tensor)], value, weakref.ref(storage), key))
-
-    def _order(self, stream: CpuStream, accesses: list[Access]) -> None:
-        """Advance the clock, and refuse a conflict with unordered work of this capture's other streams."""
-        clock = self._clocks.get(stream.id)
-        if clock is None:
-            self._fail(
-                CaptureError(
-                    f"{accesses[0].label if accesses else 'an op'} runs on {stream}, which takes no part in the "
-                    f"capture: let it wait for the capturing stream first ({stream}.wait_stream)"
-                )
-            )
-        clock[stream.id] += 1
-        if len(self._clocks) > 1:
-            for other, log in self._log.items():
-                if other == stream.id:
-                    continue
-                for tick, theirs in reversed(log):
-                    if tick <= clock.get(other, 0):
-                        break
-                    if (found := conflict(accesses, theirs)) is not None:
-                        self._fail(order_error(found[0], str(stream), found[1], str(self._streams[other])))
-        self._log.setdefault(stream.id, []).append((clock[stream.id], accesses))
 
     def _refuse(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.error is not None:

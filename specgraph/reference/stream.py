@@ -67,7 +67,7 @@ class CpuEvent:
         """Mark the end of the work issued to `stream` (the current one by default) so far."""
         stream = stream or self._platform.current_stream()
         recorder = self._platform.recorder
-        clock = recorder.clock_of(stream) if recorder else None
+        clock = recorder.order.clock_of(stream) if recorder else None
         if recorder and clock is not None:
             self._captured = recorder, dict(clock)
             if self.external:
@@ -85,13 +85,13 @@ class CpuEvent:
         """Later work of `stream` (the current one by default) comes after this event. Unrecorded: no effect."""
         stream = stream or self._platform.current_stream()
         recorder = self._platform.recorder
-        inside = recorder is not None and recorder.clock_of(stream) is not None
+        inside = recorder is not None and recorder.order.clock_of(stream) is not None
         if self._captured is not None and self._captured[0].is_recording:
             owner, clock = self._captured
             if recorder is not owner:
                 raise CaptureError(f"{stream} waits for {self}, which was recorded in another thread's capture")
             if inside or not self.external:
-                owner.join(stream, clock)
+                owner.order.join(stream, clock)
             if inside and self.external:
                 owner.add_event(self, "wait")
             return
