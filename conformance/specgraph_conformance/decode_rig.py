@@ -37,7 +37,14 @@ def decoder(
     limits: dict[str, Any] = {"k": 4, "max_num_requests": 3, "capture_sizes": (3,)}
     engine = {
         name: options.pop(name)
-        for name in ("num_blocks", "prefill_chunk", "rounds_ahead", "synthetic_acceptance", "sampling_parameters")
+        for name in (
+            "num_blocks",
+            "prefill_chunk",
+            "rounds_ahead",
+            "rounds_per_launch",
+            "synthetic_acceptance",
+            "sampling_parameters",
+        )
         if name in options
     }
     drafts = make_config(**limits | options)

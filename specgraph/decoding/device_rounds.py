@@ -17,6 +17,7 @@ from specgraph.attention import NULL_BLOCK
 from specgraph.decoding.blocks import BlockAllocator
 from specgraph.decoding.metrics import AcceptanceMetrics
 from specgraph.decoding.request import Running
+from specgraph.decoding.round_outputs import NO_ROUND, RoundOutput
 from specgraph.decoding.round_program import MAX_STOP_TOKENS, RoundRunner
 from specgraph.decoding.rounds import prefill_request
 from specgraph.decoding.target import TargetRunner
@@ -27,20 +28,34 @@ from specgraph.runner import HostCopy, write
 
 
 @dataclass(slots=True)
-class _Unread:
-    """A round that was launched, and whose tokens the host has not read."""
+class _Launch:
+    """A launch, or requests that joined without one, of which the host has not read everything."""
 
     copy: HostCopy
     logprobs: HostCopy
     """Of the tokens in `copy`; never started where the decoder keeps none."""
     query_len: int
-    """Rows per request in it: how the tokens in the copy are packed."""
+    """Rows per request in its rounds: how their tokens are packed."""
     rows: list[Running | None]
-    """Who was in which row then; None where nobody was, or who has left since."""
-    joined: set[int]
-    """Rows of requests that joined after it: their token comes from the prompt, and no draft was verified."""
+    """Who was in which row at the launch; None where nobody was, or who has left since. Empty without a launch."""
+    joined: list[tuple[Running, int]]
+    """Requests that joined after it, and their row then: their token comes from the prompt, and no draft was
+    verified."""
     blocks: list[int] = field(default_factory=list[int])
     """KV blocks of requests that left while it may still write them."""
+
+
+@dataclass(slots=True)
+class _Read:
+    """A round whose tokens the host has, and has not handed out."""
+
+    output: RoundOutput
+    rows: list[Running | None]
+    """As those of its launch."""
+    logprobs: list[list[float]] | None
+    """[rows][query_len]: of the tokens; None unless they are asked for."""
+    joined: list[tuple[Running, int, int]] = field(default_factory=list[tuple[Running, int, int]])
+    """Requests that joined after it, with their row and their first token."""
 
 
 class DeviceRounds:
@@ -61,15 +76,15 @@ class DeviceRounds:
         self.rows: list[Running | None] = []
         """Who is in which row; as long as the last row in use."""
         self.num_rounds = 0
-        """Rounds launched so far."""
-        self.ahead = 0 if target.attention.host_parameters else self.config.rounds_ahead
-        memory, requests = target.round.results, self.config.max_num_requests
-        self._free = [HostCopy(self.platform, memory.numel(), torch.int64) for _ in range(self.ahead + 1)]
-        tokens = target.round.sampled_token_ids.numel()
-        self._free_logprobs = [HostCopy(self.platform, tokens, torch.float32) for _ in range(self.ahead + 1)]
-        self._order = torch.zeros(requests, dtype=torch.int64, device=self.platform.device)
-        self._unread: deque[_Unread] = deque()
-        self._joined: set[int] = set()
+        """Rounds launched so far; further rounds of a launch count when they are read."""
+        self.outputs = runner.outputs
+        tokens, in_flight = target.round.sampled_token_ids.numel(), runner.rounds_ahead + 1
+        self._free_logprobs = [HostCopy(self.platform, tokens, torch.float32) for _ in range(in_flight)]
+        self._order = torch.zeros(self.config.max_num_requests, dtype=torch.int64, device=self.platform.device)
+        self._unread: deque[_Launch] = deque()
+        self._ready: deque[_Read] = deque()
+        self._joined: list[tuple[Running, int]] = []
+        """Requests that joined since the last launch, and their row."""
         self._left: list[int] = []
         """Rows to make inert before the next launch."""
         self._query_len = self.config.query_len
@@ -81,35 +96,40 @@ class DeviceRounds:
         return [state for state in self.rows if state is not None]
 
     def step(self, admit: Callable[[], None]) -> list[tuple[Running, list[int]]]:
-        """Launch a round, let requests join, and read the oldest round that was not read.
+        """Launch, let requests join, and hand out the oldest round that was not handed out; of a launch with several
+        rounds the later ones are handed out by the next calls, which launch nothing.
 
         Args:
             admit: calls `join` for each request that joins.
 
         Returns:
-            Each request with the tokens that it sampled in the round that was read: accepted drafts, then the target's
-            own token; or the token after its prompt.
+            Each request with the tokens that it sampled in that round: accepted drafts, then the target's own token; or
+            the token after its prompt.
         """
         sampled: list[tuple[Running, list[int]]] = []
         while not sampled:
-            while len(self._unread) <= self.ahead:
-                self._launch()
+            while not self._ready and len(self._unread) <= self.runner.rounds_ahead:
+                rows = self._launch()
                 admit()
                 if not self.rows:
                     break
-                self._copy()
-            if not self._unread:
-                break
-            sampled = self._read(self._unread.popleft())
+                self._send(rows)
+            if not self._ready:
+                if not self._unread:
+                    break
+                self._receive()
+            sampled = self._hand_out(self._ready.popleft())
         return sampled
 
     def join(self, state: Running) -> None:
         """Prefill a request, which has its KV blocks, and let it take part in the next round."""
         row = next((row for row, other in enumerate(self.rows) if other is None), len(self.rows))
         self.rows[row : row + 1] = [state]
-        self._joined.add(row)
+        self._joined.append((state, row))
         state.row = row
-        prefill_request(self.target, self.drafter, state, self.target.round.sliced(row + 1, self._query_len), row)
+        batch = self.target.round.sliced(row + 1, self._query_len)
+        prefill_request(self.target, self.drafter, state, batch, row)
+        self.outputs.first_token_ids[row].copy_(batch.sampled_token_ids[row, 0])
         memory, request, at = self.target.round, state.request, slice(row, row + 1)
         width, own = memory.block_table.shape[1], self.runner.program.state
         stops = request.stop_token_ids
@@ -127,7 +147,6 @@ class DeviceRounds:
         """Take a request out. Its KV blocks are given back once no launched round can write them: at once where it
         finished, because it is inert in every round after that; else when the rounds in flight were read."""
         self.rows[state.row] = None
-        self._joined.discard(state.row)
         self._left.append(state.row)
         blocks = state.blocks
         for unread in self._unread:
@@ -136,64 +155,85 @@ class DeviceRounds:
                 if unread is self._unread[-1] and not finished:
                     unread.blocks += blocks
                     blocks = []
+            unread.joined = [(other, row) for other, row in unread.joined if other is not state]
+        for read in self._ready:
+            read.rows = [None if other is state else other for other in read.rows]
+            read.joined = [joined for joined in read.joined if joined[0] is not state]
         self.allocator.free(blocks)
         while self.rows and self.rows[-1] is None:
             self.rows.pop()
-        if not self.rows:  # nobody will step: what is unread holds no tokens, and perhaps blocks to wait for
-            for unread in self._unread:
-                self._free.append(unread.copy)
-                self._free_logprobs.append(unread.logprobs)
-                if unread.blocks:
-                    unread.copy.read()
-                    self.allocator.free(unread.blocks)
-            self._unread.clear()
+        if not self.rows:  # perhaps nobody will step for a long time
+            while any(unread.blocks for unread in self._unread):
+                self._receive()
+            self._ready.clear()
 
-    def _launch(self) -> None:
-        """Launch a round over the rows in use, if there are any."""
+    def _launch(self) -> list[Running | None]:
+        """Launch a round, or several, over the rows in use; gives who is in them."""
         for row in self._left:
             self.target.round.num_sampled[row].fill_(0)
         self._left.clear()
         self._compact()
         if not self.rows:
-            return
+            return []
         found = self.runner.dispatch(len(self.rows), self._query_len)
-        counts = [state.num_sampled for state in self.running]
-        self.runner.launch(found, [state.position - state.num_sampled for state in self.running], counts)
+        if self.target.attention.host_parameters:
+            running = self.running
+            counts = [state.num_sampled for state in running]
+            self.runner.launch(found, [state.position - state.num_sampled for state in running], counts)
+        else:
+            self.runner.launch(found)
         self.num_rounds += 1
         self._query_len = found.descriptor.num_speculative_tokens + 1
+        return list(self.rows)
 
-    def _copy(self) -> None:
-        """Queue the copy of what the rows sampled."""
-        copy, logprobs = self._free.pop(), self._free_logprobs.pop()
-        copy.start(self.target.round.results)
+    def _send(self, rows: list[Running | None]) -> None:
+        """Queue what the host will read of a launch over `rows`, and of the requests that joined after it."""
+        copy, logprobs = self.outputs.send(), self._free_logprobs.pop()
         values = self.target.verify_program.logprobs(len(self.rows), self._query_len)
         if values is not None:
             logprobs.start(values)
-        self._unread.append(_Unread(copy, logprobs, self._query_len, list(self.rows), self._joined))
-        self._joined = set()
+        self._unread.append(_Launch(copy, logprobs, self._query_len, rows, self._joined))
+        self._joined = []
 
-    def _read(self, unread: _Unread) -> list[tuple[Running, list[int]]]:
-        """Wait for a round's copy, and give each request its tokens."""
-        results = unread.copy.read()
-        tokens, counts = self.target.round.unpacked(results, len(unread.rows), unread.query_len)
-        logprobs = unread.logprobs.read() if self.config.logprobs else None
-        self._free.append(unread.copy)
-        self._free_logprobs.append(unread.logprobs)
-        self.allocator.free(unread.blocks)
+    def _receive(self) -> None:
+        """Wait for the oldest launch that was not read, and read its rounds and the first tokens after it."""
+        launch = self._unread.popleft()
+        words, first = self.outputs.receive(launch.copy)
+        logprobs = launch.logprobs.read().tolist() if self.config.logprobs else None
+        self._free_logprobs.append(launch.logprobs)
+        self.allocator.free(launch.blocks)
+        is_last, count = not launch.rows, 0
+        while not is_last:
+            output = self.outputs.round(words, len(launch.rows), launch.query_len)
+            self._ready.append(_Read(output, list(launch.rows), logprobs))
+            is_last, count = output.is_last, count + 1
+        self.num_rounds += max(count - 1, 0)
+        if not count:
+            self._ready.append(_Read(NO_ROUND, [], logprobs))
+        self._ready[-1].joined = [(state, row, first[row]) for state, row in launch.joined]
+
+    def _hand_out(self, read: _Read) -> list[tuple[Running, list[int]]]:
+        """Give each request of a round its tokens."""
+        output = read.output
         sampled: list[tuple[Running, list[int]]] = []
-        for row, state in enumerate(unread.rows):
+        for row, (state, count, tokens) in enumerate(zip(read.rows, output.counts, output.token_ids, strict=True)):
             if state is not None:
-                if not counts[row]:  # stepping on would never end
+                if not count:  # stepping on would never end
                     raise SpecgraphError(
                         f"request {state.index} is finished on the device and runs on the host: a bug of specgraph"
                     )
-                state.num_sampled = counts[row]
-                if logprobs is not None:
-                    state.logprobs = logprobs[row, : counts[row]].tolist()
-                if unread.query_len > 1 and row not in unread.joined:
-                    self.metrics.observe(state.num_sampled - 1)
-                sampled.append((state, tokens[row][: state.num_sampled]))
-        self.metrics.rounds += len(sampled) > len(unread.joined)
+                state.num_sampled = count
+                if read.logprobs is not None:
+                    state.logprobs = read.logprobs[row][:count]
+                if len(tokens) > 1:
+                    self.metrics.observe(count - 1)
+                sampled.append((state, tokens[:count]))
+        self.metrics.rounds += bool(sampled)
+        for state, row, token in read.joined:
+            state.num_sampled = 1
+            if read.logprobs is not None:
+                state.logprobs = read.logprobs[row][:1]
+            sampled.append((state, [token]))
         return sampled
 
     def _compact(self) -> None:

@@ -18,12 +18,14 @@ from torch import Tensor
 from specgraph import kernels
 from specgraph.attention import Attend, AttentionLayer, AttentionMetadata, HostLengths
 from specgraph.decoding.config import EngineConfig
+from specgraph.decoding.round_outputs import RoundOutputs
 from specgraph.decoding.target import TargetRunner
 from specgraph.decoding.tree_verify import TreeVerifyBuffers
 from specgraph.decoding.verify import VerifyProgram
 from specgraph.drafting import Drafter
 from specgraph.drafting.host_lengths import HostRound
 from specgraph.drafting.program import DraftProgram, computed_tokens
+from specgraph.errors import UnsupportedError
 from specgraph.graphs import BatchDescriptor, Dispatch, MakeAttend, Phase, dispatch
 from specgraph.runner import ModelRunner, StepKind
 
@@ -51,9 +53,19 @@ class RoundProgram:
     step_kind: StepKind = "together"
 
     def __init__(
-        self, draft: DraftProgram, verify: VerifyProgram, config: EngineConfig, num_target_layers: int
+        self,
+        draft: DraftProgram,
+        verify: VerifyProgram,
+        config: EngineConfig,
+        num_target_layers: int,
+        outputs: RoundOutputs,
     ) -> None:
-        """num_target_layers: attention layers of the target; the drafter's are numbered after them."""
+        """
+        Args:
+            num_target_layers: attention layers of the target; the drafter's are numbered after them.
+            outputs: where rounds write what they sampled.
+        """
+        self.outputs = outputs
         self.draft, self.verify, self.config, self.draft_layer = draft, verify, config, num_target_layers
         requests, device = config.max_num_requests, verify.round.seeds.device
         self.state = RoundState(
@@ -93,8 +105,16 @@ class RoundProgram:
             if isinstance(verified, TreeVerifyBuffers) and buffers.tree is not None:
                 verified.draft_parents.copy_(buffers.tree.draft_parents[:n])
             verify((0,), lambda metadata, _: make_attend(metadata, last))
+            self.outputs.publish(
+                verified.round, self.state.remaining[:n], self.state.stop_token_ids[:n], self.rounds_per_launch(batch)
+            )
 
         return work
+
+    def rounds_per_launch(self, batch: BatchDescriptor) -> int:
+        """The most rounds of a launch: 1 where the next round would have other rows per request."""
+        repeats = batch.query_len == batch.num_speculative_tokens + 1 and batch.num_requests in self.config.sizes
+        return self.config.rounds_per_launch if repeats else 1
 
     def make_inert(self) -> None:
         """No request sampled a token."""
@@ -104,7 +124,7 @@ class RoundProgram:
     def named_tensors(self) -> Mapping[str, Tensor]:
         """The buffers of both programs and the state."""
         own = {"round.remaining": self.state.remaining, "round.stop_token_ids": self.state.stop_token_ids}
-        return {**self.draft.named_tensors(), **self.verify.named_tensors(), **own}
+        return {**self.draft.named_tensors(), **self.verify.named_tensors(), **own, **self.outputs.named_tensors()}
 
     def host_lengths(self, step: int, batch: BatchDescriptor, host_round: HostRound) -> HostLengths:
         """The same numbers as the device metadata has at `step`.
@@ -122,11 +142,43 @@ class RoundRunner(ModelRunner):
     """Runs the rounds of a target and its drafter, each as one launch. Prefill passes stay with the two."""
 
     def __init__(self, target: TargetRunner, drafter: Drafter, config: EngineConfig) -> None:
+        """
+        Raises:
+            UnsupportedError: more than one round per launch is not possible here.
+        """
         model = _Pair(target, drafter)
         super().__init__(model, (*target.caches, *drafter.caches), target.platform, config, target.attention)
         self.config = config
-        self.program = RoundProgram(drafter.program, target.verify_program, config, len(target.target.attention_layers))
+        self.rounds_ahead = 0 if target.attention.host_parameters else config.rounds_ahead
+        """Launches whose rounds the host has not read when it launches another one."""
+        layers = len(target.target.attention_layers)
+        self.outputs = RoundOutputs(self.platform, target.round, config.rounds_per_launch, self.rounds_ahead + 1)
+        self.program = RoundProgram(drafter.program, target.verify_program, config, layers, self.outputs)
         self.programs.append(self.program)
+        if config.rounds_per_launch > 1 and (reason := self._launches_one_round()):
+            raise UnsupportedError(
+                f"rounds_per_launch is {config.rounds_per_launch}, and a launch here runs one round: {reason}"
+            )
+
+    def _launches_one_round(self) -> str:
+        """Why a launch can't have several rounds; empty where it can."""
+        repeats = self.platform.capabilities.conditional_nodes
+        if not repeats:
+            return f"platform '{self.platform.info.name}' has no conditional nodes ({repeats.reason})"
+        if self.attention.host_parameters:
+            return "attention with host parameters needs the lengths of each round from the host"
+        if self.pass_mode(self.program) == "eager":
+            return f"mode {self.resolution.mode} runs rounds without graphs"
+        return ""
+
+    def capture(self, captured: Callable[[], None] | None = None) -> None:
+        """See `ModelRunner.capture`."""
+        super().capture(captured)
+        self.outputs.progress.zero_()  # rounds ran for warm-up
+
+    def repeat_while(self, batch: BatchDescriptor) -> Tensor | None:
+        """See `ModelRunner.repeat_while`."""
+        return self.outputs.again if self.program.rounds_per_launch(batch) > 1 else None
 
     def dispatch(self, num_rows: int, query_len: int) -> Dispatch:
         """The padded round over the first `num_rows` rows of the round's memory.

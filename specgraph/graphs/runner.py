@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from specgraph.attention import HostLengths
 from specgraph.errors import CaptureError
@@ -33,16 +34,23 @@ class Recording:
     """An ongoing capture, as the code that is captured sees it."""
 
     def __init__(
-        self, platform: Platform, pool: GraphPool, guard: ReadSetGuard, num_requests: int, live_graphs: int
+        self,
+        platform: Platform,
+        pool: GraphPool,
+        guard: ReadSetGuard,
+        num_requests: int,
+        live_graphs: int,
+        repeat_while: Tensor | None = None,
     ) -> None:
         """
         Args:
             live_graphs: graphs that the runner holds already.
+            repeat_while: see `specgraph.platforms.Graph.capture`.
         """
         self.updates = UpdatePlan(platform, num_requests)
         self.pieces: list[Graph | EagerPiece] = []
         self._platform, self._pool, self._guard = platform, pool, guard
-        self._live_graphs = live_graphs
+        self._live_graphs, self._repeat_while = live_graphs, repeat_while
         self._segment: AbstractContextManager[object] | None = None
 
     def begin(self) -> None:
@@ -77,7 +85,7 @@ class Recording:
 
     @contextmanager
     def _capture(self, graph: Graph) -> Generator[None]:
-        with graph.capture(), self._guard:
+        with graph.capture(self._repeat_while), self._guard:
             yield
 
     def close(self) -> None:
@@ -141,10 +149,13 @@ class GraphRunner:
         """Live graphs."""
         return sum(captured.num_graphs for captured in self._captured.values())
 
-    def capture(self, descriptor: BatchDescriptor, body: Body) -> None:
+    def capture(self, descriptor: BatchDescriptor, body: Body, repeat_while: Tensor | None = None) -> None:
         """Run `body(None)` once for warm-up on the platform's capture stream, then capture `body(recording)`.
 
         The body must have its inputs inert (all rows padded) during capture: warm-up really runs.
+
+        Args:
+            repeat_while: see `specgraph.platforms.Graph.capture`; for bodies that are captured whole.
 
         Raises:
             CaptureError: already captured, too many live graphs, or the platform refused. What was captured of this
@@ -155,7 +166,9 @@ class GraphRunner:
             raise CaptureError(f"{descriptor} is captured already")
         named = self._reads()
         guard = ReadSetGuard(named, self._platform.device)
-        recording = Recording(self._platform, self._pool, guard, descriptor.num_requests, self.graph_count)
+        recording = Recording(
+            self._platform, self._pool, guard, descriptor.num_requests, self.graph_count, repeat_while
+        )
         stream = self._platform.capture_stream
         stream.wait_stream(self._platform.current_stream())
         try:

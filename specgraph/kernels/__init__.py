@@ -16,7 +16,7 @@ from specgraph.kernels.paged_attention import (
     rotate_store_attend_host,
 )
 from specgraph.kernels.rejection import verify_greedy, verify_sampled, verify_synthetic
-from specgraph.kernels.round_state import next_verify, stop_finished
+from specgraph.kernels.round_state import next_verify, publish_round, stop_finished
 from specgraph.kernels.sampling_parameters import adjust_logits, count_tokens, emitted_logprobs
 from specgraph.kernels.slots import advance, shift_token_ids
 from specgraph.kernels.tree import advance_tree, choose_nodes, grow_tree
@@ -62,6 +62,7 @@ __all__ = [
     "paged_attention_host",
     "pair_linear",
     "pair_linear_fp8",
+    "publish_round",
     "rotate_and_store",
     "rotate_store_attend",
     "rotate_store_attend_host",

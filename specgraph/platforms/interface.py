@@ -243,6 +243,14 @@ class Platform(ABC):
         """
         return {}
 
+    def mapped_memory(self, size: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Zeroed host memory that captured work can write: [size] as a tensor of the device, and as one of the host.
+
+        A host that waited for an event sees what was written before the event. None where the device can't write host
+        memory: results are copied then. Used by: engine (results of rounds).
+        """
+        return None
+
     def counts(self) -> Mapping[str, int]:
         """How often each kind of call was issued to the device since it was opened, by name; empty if not counted.
 

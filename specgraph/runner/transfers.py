@@ -28,10 +28,18 @@ class HostCopy:
     `start` queues the copy in the current stream; `read` waits for the copy, and not for work launched after it.
     """
 
-    def __init__(self, platform: Platform, size: int, dtype: torch.dtype) -> None:
-        """size: elements of the largest tensor to copy."""
-        pinned = platform.device.type != "cpu"
-        self._host = torch.zeros(size, dtype=dtype, device="cpu", pin_memory=pinned)
+    def __init__(self, platform: Platform, size: int, dtype: torch.dtype, mapped: Tensor | None = None) -> None:
+        """
+        Args:
+            size: elements of the largest tensor to copy.
+            mapped: the host's view of the one tensor that `start` is given (`Platform.mapped_memory`): nothing needs
+                to be copied, and `read` gives this view.
+        """
+        pinned, self._mapped = platform.device.type != "cpu", mapped
+        if mapped is None:
+            self._host = torch.zeros(size, dtype=dtype, device="cpu", pin_memory=pinned)
+        else:
+            self._host = mapped
         self._platform, self._copied = platform, platform.event()
         self._result, self._is_waited_for = self._host[:0], True
 
@@ -40,7 +48,8 @@ class HostCopy:
         if tensor.shape != self._result.shape:
             self._result = self._host[: tensor.numel()].view(tensor.shape)
         self._is_waited_for = False
-        self._result.copy_(tensor, non_blocking=True)
+        if self._mapped is None:
+            self._result.copy_(tensor, non_blocking=True)
         self._copied.record(self._platform.current_stream())
 
     def read(self) -> Tensor:

@@ -7,6 +7,8 @@ and so is a copy of it into any other. A copy to it must say `non_blocking`, or 
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 from drafting.pairs import DRAFTERS, VOCAB, make_head, make_target
@@ -17,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from specgraph.attention import PagedAttention, PagedHostAttention
 from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
+from specgraph.platforms import Platform
 from specgraph.reference import CpuPlatform
 from specgraph.reference.checks.host_read import _READS
 from specgraph.reference.stream import CpuEvent, CpuStream
@@ -166,10 +169,19 @@ def test_with_sampling_and_a_schedule(monkeypatch):
     assert rounds == [ONE] * len(rounds)
 
 
-@pytest.mark.parametrize("kind", DRAFTERS)
+def mapped_memory(self, size, dtype):
+    """As a device's: the host's tensor has the same memory, and is another one."""
+    memory = torch.zeros(size, dtype=dtype)
+    return memory, torch.frombuffer((ctypes.c_char * memory.nbytes).from_address(memory.data_ptr()), dtype=dtype)
+
+
+@pytest.mark.parametrize(("kind", "mapped"), [*[(kind, True) for kind in DRAFTERS], ("eagle", False)])
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_a_round_uploads_nothing_while_nobody_joins_or_leaves(kind, ahead, monkeypatch):
-    """With the lowering round: one launch, one copy of the tokens to the host, and one wait for a copy."""
+def test_a_round_uploads_nothing_while_nobody_joins_or_leaves(kind, mapped, ahead, monkeypatch):
+    """With the lowering round: one launch and one wait; the tokens are copied only where the device can't write host
+    memory."""
+    monkeypatch.setattr(CpuPlatform, "mapped_memory", mapped_memory if mapped else Platform.mapped_memory)
+    copy = [] if mapped else ["copy to the host"]
     decoder = make_decoder(kind, lowering="round", rounds_ahead=ahead, sampled=True)
     uploads, launched = [], []
     launch = decoder.rounds.runner.launch
@@ -178,8 +190,8 @@ def test_a_round_uploads_nothing_while_nobody_joins_or_leaves(kind, ahead, monke
     leaves = [i for i in range(1, len(rounds)) if uploads[i]]
     assert uploads[0] > 0
     assert len(leaves) <= 2 < len(rounds) - 2  # three requests, moved together at most twice
-    assert rounds[ahead:] == [ONE] * (len(rounds) - ahead)
-    assert rounds[0] == (["copy to the host"] * (1 + ahead), 1)
+    assert rounds[ahead:] == [(copy, 1)] * (len(rounds) - ahead)
+    assert rounds[0] == (copy * (1 + ahead), 1)
     assert [launched.count(i) for i in range(len(rounds))] == [ahead] + [1] * (len(rounds) - 1)
 
 

@@ -129,6 +129,9 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
              "to_aux_hidden": f32(R * Q, 8), "to_block_table": TABLE.clone()},
         ),
         "stop_finished": ((i64(R, Q), i32(1, 0, 3), i64(R) + 2, i64(R, 2) - 1), {}),
+        "publish_round": (
+            (i64(9), i64(R, Q), i32(1, 0, 3), i64(R) + 2, i64(R, 2) - 1, i64(2, 11), i64(2), i32(0), 2), {},
+        ),
         "next_verify": ((i64(R, Q), i32(1, 0, 3), drafts, i64(R), ids, i64(R, K)), {}),
         "take_rows": ((f32(R * Q, 8), i64(R) + 2, f32(R, 8)), {}),
         "grow_tree": (

@@ -43,3 +43,23 @@ def test_next_verify(rows):
     for i, (tokens, count, _, _, start, _) in enumerate(rows):
         assert (last[i], starts[i]) == ((tokens[count - 1], start + count) if count else (0, -1))
     assert copied.equal(drafts)
+
+
+@given(st.lists(requests(), min_size=1, max_size=5), st.integers(1, 3), st.integers(1, 4))
+def test_publish_round(rounds, slots, rounds_per_launch):
+    """Rounds one after the other, each with a batch of its own."""
+    ring, progress, again = torch.full((slots, 6), -9), torch.zeros(2, dtype=torch.int64), torch.ones(1).int()
+    expected, done = ring.tolist(), 0
+    for i, rows in enumerate(rounds):
+        sampled, counts, remaining = (torch.tensor([row[c] for row in rows]) for c in range(3))
+        stops = torch.tensor([[*row[3], *[-1] * (3 - len(row[3]))] for row in rows])
+        results = torch.arange(4) + 100 * i
+        kernels.publish_round(
+            results, sampled, counts.int(), remaining, stops, ring, progress, again, rounds_per_launch
+        )  # fmt: skip
+        live = [0 < c < left and not set(t[:c]) & set(stop) for t, c, left, stop, _, _ in rows]
+        done += 1
+        goes_on = any(live) and done < rounds_per_launch
+        expected[i % slots] = [*results.tolist(), i + 1, int(goes_on)]
+        assert (ring.tolist(), again.item()) == (expected, int(goes_on))
+        done *= goes_on

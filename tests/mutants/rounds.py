@@ -9,31 +9,45 @@ from mutants.draft_ops import replace_op
 from mutants.registry import mutant
 
 from specgraph.decoding.device_rounds import DeviceRounds
+from specgraph.decoding.round_outputs import RoundOutputs
 
 
 @mutant("round-copy-overwritten", "engine")
-def one_copy(patch: pytest.MonkeyPatch) -> None:
-    """All rounds in flight are copied to one place on the host."""
-    real = DeviceRounds.__init__
+def one_slot(patch: pytest.MonkeyPatch) -> None:
+    """The ring has slots for the rounds of one launch, whatever is in flight."""
+    real = RoundOutputs.__init__
+
+    def init(self: Any, platform: Any, memory: Any, rounds_per_launch: int, num_in_flight: int) -> None:
+        real(self, platform, memory, rounds_per_launch, num_in_flight)
+        self.num_slots = rounds_per_launch
+        self.ring = self.ring[: self.num_slots]
+
+    patch.setattr(RoundOutputs, "__init__", init)
+
+
+@mutant("round-copy-overwritten-first-token", "engine", hazard="round-copy-overwritten")
+def one_first_token(patch: pytest.MonkeyPatch) -> None:
+    """The first tokens of requests that joined have one place per row, whatever is in flight."""
+    real = RoundOutputs.__init__
 
     def init(self: Any, *args: Any) -> None:
         real(self, *args)
-        self._free = self._free[:1] * len(self._free)
+        self._first_token_ids = self._first_token_ids[:1]
 
-    patch.setattr(DeviceRounds, "__init__", init)
+    patch.setattr(RoundOutputs, "__init__", init)
 
 
 @mutant("round-row-reused", "engine")
 def rows_of_now(patch: pytest.MonkeyPatch) -> None:
     """The tokens of a round go to whoever has the row when they are read."""
-    real = DeviceRounds._read
+    real = DeviceRounds._receive
 
-    def read(self: Any, unread: Any) -> Any:
-        now = [*self.rows, *[None] * len(unread.rows)]
-        unread.rows = now[: len(unread.rows)]
-        return real(self, unread)
+    def receive(self: Any) -> None:
+        launch = self._unread[0]
+        launch.rows = [*self.rows, *[None] * len(launch.rows)][: len(launch.rows)]
+        real(self)
 
-    patch.setattr(DeviceRounds, "_read", read)
+    patch.setattr(DeviceRounds, "_receive", receive)
 
 
 @mutant("round-token-after-stop", "kernel")
@@ -62,10 +76,20 @@ def free_at_once(patch: pytest.MonkeyPatch) -> None:
 @mutant("round-k-changed-in-flight", "engine")
 def latest_query_len(patch: pytest.MonkeyPatch) -> None:
     """The tokens of a round are taken apart with the rows per request of the latest one."""
-    real = DeviceRounds._read
+    real = DeviceRounds._receive
 
-    def read(self: Any, unread: Any) -> Any:
-        unread.query_len = self._query_len
-        return real(self, unread)
+    def receive(self: Any) -> None:
+        self._unread[0].query_len = self._query_len
+        real(self)
 
-    patch.setattr(DeviceRounds, "_read", read)
+    patch.setattr(DeviceRounds, "_receive", receive)
+
+
+@mutant("round-launch-runs-on", "kernel")
+def runs_on(patch: pytest.MonkeyPatch) -> None:
+    """A launch runs all its rounds, also when every request is finished."""
+
+    def broken(real: Any, results: Any, sampled: Any, counts: Any, remaining: Any, stops: Any, *rest: Any) -> None:
+        real(results, sampled, counts.clamp(min=1), remaining + 1000, stops * 0 - 1, *rest)
+
+    replace_op(patch, "publish_round", broken)

@@ -11,6 +11,7 @@ import torch
 from specgraph.errors import first_line
 from specgraph.platforms import Capabilities, Support, no, quirk, trial, yes
 from specgraph.platforms.installed import installed_version
+from specgraph_cuda import memory
 
 if TYPE_CHECKING:
     from specgraph_cuda.platform import CudaPlatform
@@ -33,6 +34,7 @@ def capabilities(platform: CudaPlatform) -> Capabilities:
         host_read_detection=quirk("synchronising reads are refused; a non_blocking copy to pinned memory is captured"),
         order_detection=no("use compute-sanitizer's racecheck, or run on the cpu platform"),
         notes={
+            "mapped_memory": trial.claim(platform, memory.host_sees_writes, "pinned memory that kernels write"),
             "triton": triton_support(platform.device),
         },
     )

@@ -354,6 +354,10 @@ def test_rows_positions_and_slots(requests: int, query_len: int) -> None:
     _same_on_both("load_round", part, **round_buffers(requests, query_len, 12288, 8))
     stops = long(requests, 16, high=6) - 1  # -1 is none
     _same_on_both("stop_finished", [long(requests, query_len, high=9), counts, long(requests, high=9), stops])
+    ring, progress, again = long(3, 1502), long(2, high=9), long(1).int()
+    live = [long(requests, query_len, high=9), counts, long(requests, high=9), stops]
+    for rounds_per_launch in (1, 4, 16):
+        _same_on_both("publish_round", [long(1500), *live, ring, progress, again, rounds_per_launch])
     most = long(requests, 8)[:, : query_len - 1]  # of a K below the largest
     moved = [long(requests, query_len), counts, most, starts, long(requests), long(requests, query_len - 1)]
     _same_on_both("next_verify", moved)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import pytest
 from specgraph.decoding import Request, SpeculativeDecoder
 from specgraph.platforms import Platform
@@ -114,6 +117,63 @@ def test_k(platform: Platform, seed: int) -> None:
         results = generate(made, asked)
         assert [len(tokens) for tokens in results] == [request.max_tokens for request in asked]
         expect_targets_tokens(made, asked, results)
+
+
+@case(
+    "decoding.round-arrivals",
+    "Requests that come, end and are cancelled while rounds are in flight get the target's tokens, each its own.",
+    hazard="round-copy-overwritten",
+    cause="tokens of a round, or a request's first token, overwritten or taken from another row before they are read",
+)
+def test_arrivals(platform: Platform, seed: int) -> None:
+    _expect_own_tokens(platform, seed, rounds_per_launch=1)
+
+
+@pytest.mark.parametrize("rounds", [2, 5])
+@case(
+    "decoding.rounds-in-one-launch",
+    "Several rounds per launch give each request the target's tokens, and end with the last request.",
+    hazard="round-launch-runs-on",
+    needs=("conditional_nodes",),
+    cause="a launch that goes on for finished requests, or rounds of one launch that are read as another's",
+)
+def test_several(platform: Platform, rounds: int, seed: int) -> None:
+    _expect_own_tokens(platform, seed, rounds_per_launch=rounds)
+    (request,) = requests(seed, count=1, tokens=24)
+    with decoder(platform, lowering="round", rounds_per_launch=rounds, rounds_ahead=0) as made:
+        made.generate([request])
+        launches, run = made.runners["round"].launches["round"], made.rounds.num_rounds
+        needed = made.metrics.rounds
+        assert launches == -(-needed // rounds), f"{launches} launches of up to {rounds} rounds, {needed} were needed"
+        assert run == needed, f"{run} rounds ran, {needed} were needed"
+
+
+def _expect_own_tokens(platform: Platform, seed: int, rounds_per_launch: int) -> None:
+    """Random arrivals and cancellations in batches whose size changes."""
+    rng = random.Random(seed)
+    asked = [replace(request, max_tokens=1 + i * i % 13) for i, request in enumerate(requests(seed, count=12))]
+    several = {} if rounds_per_launch == 1 else {"rounds_per_launch": rounds_per_launch}
+    limits = {"capture_sizes": (1, 2, 4), "max_num_requests": 4}
+    with decoder(platform, lowering="round", **several, **limits) as made:
+        for _ in range(4):
+            ids: dict[int, int] = {}
+            tokens: dict[int, list[int]] = {}
+            cancelled: set[int] = set()
+            for i in rng.sample(range(len(asked)), 10):
+                ids[made.add(asked[i])] = i
+                for _ in range(rng.choice((0, 0, 1, 2))):
+                    _take(made, tokens)
+                if rng.random() < 0.15:
+                    victim = rng.choice(list(ids))
+                    cancelled |= {victim} if made.cancel(victim) else set()
+            while made.num_unfinished:
+                _take(made, tokens)
+            started = {request_id: i for request_id, i in ids.items() if tokens.get(request_id)}
+            expect_targets_tokens(made, [asked[i] for i in started.values()], [tokens[each] for each in started])
+            for request_id in ids.keys() - cancelled:
+                wanted = asked[ids[request_id]].max_tokens
+                assert len(tokens[request_id]) == wanted, f"{len(tokens[request_id])} tokens of {wanted}"
+        assert made.allocator.num_free == made.allocator.capacity
 
 
 def _take(made: SpeculativeDecoder, tokens: dict[int, list[int]]) -> None:

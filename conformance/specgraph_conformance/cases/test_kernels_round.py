@@ -66,3 +66,40 @@ def test_next_verify(platform: Platform, way: str, k: int, seed: int) -> None:
         assert on_host(moved)[r] == (starts[r] + count if count else -1), f"position of request {r}"
         assert on_host(last)[r] == (tokens[r, count - 1] if count else 0), f"last token of request {r}"
     assert on_host(copied).tolist() == wider[:, :k].tolist()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@case(
+    "kernels.publish-round",
+    "A round's results go to the next slot of the ring with its number; a launch goes on while a request does.",
+    cause="publish_round: a slot of another round, or a launch that goes on for nobody or ends too early",
+    quick=True,
+)
+def test_publish_round(platform: Platform, way: str, seed: int) -> None:
+    device, requests, query_len, slots, size = platform.device, 19, 4, 3, 1030
+    generator = torch.Generator().manual_seed(seed)
+    ring = torch.full((slots, size + 2), -9, device=device)
+    progress, again = torch.zeros(2, dtype=torch.int64, device=device), torch.zeros(1, dtype=torch.int32, device=device)
+    expected, done = on_host(ring), 0
+    for number in range(1, 9):
+        tokens = torch.randint(-1, 9, (requests, query_len), generator=generator)
+        counts = torch.randint(0, query_len + 1, (requests,), generator=generator).int()
+        left = torch.randint(0, 6, (requests,), generator=generator)
+        left = left.where(torch.tensor(number % 3 > 0), torch.zeros_like(left))  # nobody has room in every third round
+        stops = torch.randint(-1, 3, (requests, 16), generator=generator)
+        results = torch.randint(0, 999, (size,), generator=generator)
+        inputs = [tensor.to(device) for tensor in (results, tokens, counts, left, stops)]
+        written = ring, progress, again
+        run_op(platform, way, lambda given=inputs, out=written: kernels.publish_round(*given, *out, 4), written)
+        live = [
+            0 < count < room and not {token for token in row[:count] if token >= 0} & set(stop)
+            for row, count, room, stop in zip(
+                tokens.tolist(), counts.tolist(), left.tolist(), stops.tolist(), strict=True
+            )
+        ]
+        done += 1
+        goes_on = any(live) and done < 4
+        done *= goes_on
+        expected[(number - 1) % slots] = torch.cat([results, torch.tensor([number, int(goes_on)])])
+        assert on_host(ring).equal(expected), f"round {number}: the ring has other words than it should"
+        assert on_host(again).item() == int(goes_on), f"round {number}: {sum(live)} requests go on, {done} rounds done"

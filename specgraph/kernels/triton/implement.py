@@ -48,6 +48,7 @@ _OPS = (
     "norm_linear",
     "paged_attention",
     "pair_linear",
+    "publish_round",
     "rotate_and_store",
     "rotate_store_attend",
     "stop_finished",

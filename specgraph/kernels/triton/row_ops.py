@@ -145,3 +145,24 @@ class RowOps(Launcher):
             drafts, sampled_token_ids.stride(0), draft_token_ids.stride(0), WIDTH=power_of_two(max(drafts, 1)),
             num_warps=1, **self.common(),
         )  # fmt: skip
+
+    def publish_round(
+        self, results: Tensor, sampled_token_ids: Tensor, num_sampled: Tensor, remaining: Tensor,
+        stop_token_ids: Tensor, ring: Tensor, progress: Tensor, again: Tensor, rounds_per_launch: int,
+    ) -> None:  # fmt: skip
+        """See `specgraph.kernels.publish_round`."""
+        read = (results, num_sampled, remaining, stop_token_ids)
+        if not all(tensor.is_contiguous() for tensor in (*read, ring)):
+            kernels.publish_round.reference(
+                results, sampled_token_ids, num_sampled, remaining, stop_token_ids, ring, progress, again,
+                rounds_per_launch,
+            )  # fmt: skip
+            return
+        sampled_token_ids = contiguous_rows(sampled_token_ids)
+        requests, query_len = sampled_token_ids.shape
+        row_kernels.publish_round_kernel[(1,)](
+            results, sampled_token_ids, num_sampled, remaining, stop_token_ids, ring, progress, again, requests,
+            query_len, sampled_token_ids.stride(0), stop_token_ids.shape[1], results.shape[0], ring.shape[0],
+            rounds_per_launch, REQUESTS=power_of_two(requests), WIDTH=power_of_two(query_len), CHUNK=1024, num_warps=4,
+            **self.common(),
+        )  # fmt: skip

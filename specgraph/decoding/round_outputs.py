@@ -1,0 +1,114 @@
+"""What rounds sampled, on its way to the host: a ring of slots that the rounds' graphs write themselves.
+
+Where the device can write host memory, the ring is there, and the host only waits for an event. Elsewhere the ring is
+device memory, and one copy follows each launch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specgraph import kernels
+from specgraph.drafting import ProposeBatch, RoundBuffers
+from specgraph.errors import SpecgraphError
+from specgraph.platforms import Platform
+from specgraph.runner import HostCopy
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOutput:
+    """One round that the host has read."""
+
+    token_ids: list[list[int]]
+    """[n][query_len], of which the first `counts` are tokens."""
+    counts: list[int]
+    """[n]; 0 for requests that were inert."""
+    is_last: bool
+    """No further round of the same launch follows."""
+
+
+NO_ROUND = RoundOutput([], [], True)
+
+
+class RoundOutputs:
+    """The ring of one decoder, and the first tokens of requests that joined."""
+
+    def __init__(self, platform: Platform, memory: RoundBuffers, rounds_per_launch: int, num_in_flight: int) -> None:
+        """
+        Args:
+            memory: where rounds leave their results.
+            rounds_per_launch: the most that a launch may have.
+            num_in_flight: launches whose rounds may be unread at one time.
+        """
+        self.memory = memory
+        self.num_slots = rounds_per_launch * num_in_flight
+        words, requests, device = memory.results.numel(), memory.num_sampled.numel(), platform.device
+        size = self.num_slots * (words + 2) + num_in_flight * requests
+        mapped = platform.mapped_memory(size, torch.int64)
+        written, on_host = (torch.zeros(size, dtype=torch.int64, device=device), None) if mapped is None else mapped
+        self._words, self._written = words, written
+        self._first_token_ids = written[self.num_slots * (words + 2) :].view(num_in_flight, requests)
+        self.ring = written[: self.num_slots * (words + 2)].view(self.num_slots, words + 2)
+        """int64 [slots, words + 2]; see `kernels.publish_round`."""
+        self.progress = torch.zeros(2, dtype=torch.int64, device=device)
+        self.again = torch.zeros(1, dtype=torch.int32, device=device)
+        """int32 [1]: whether the launch under way has another round."""
+        self._free = [HostCopy(platform, size, torch.int64, on_host) for _ in range(num_in_flight)]
+        self._num_read = self._num_sent = self._num_received = 0
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """What the rounds' graphs touch, by name."""
+        return {"round.outputs": self._written, "round.progress": self.progress, "round.again": self.again}
+
+    def publish(self, batch: ProposeBatch, remaining: Tensor, stop_token_ids: Tensor, rounds_per_launch: int) -> None:
+        """Write what a round sampled; the last work of every round. See `kernels.publish_round`."""
+        kernels.publish_round(
+            self.memory.results, batch.sampled_token_ids, batch.num_sampled, remaining, stop_token_ids, self.ring,
+            self.progress, self.again, rounds_per_launch,
+        )  # fmt: skip
+
+    def send(self) -> HostCopy:
+        """Queue, after a launch and the requests that joined after it, what the host will wait for."""
+        copy = self._free.pop()
+        copy.start(self._written)
+        self._num_sent += 1
+        return copy
+
+    @property
+    def first_token_ids(self) -> Tensor:
+        """int64 [R]: the tokens after the prompts of requests that join before the next `send`, by row."""
+        return self._first_token_ids[self._num_sent % self._first_token_ids.shape[0]]
+
+    def receive(self, copy: HostCopy) -> tuple[Tensor, list[int]]:
+        """Wait for what was sent.
+
+        Returns:
+            what `round` takes, overwritten from the next launch on; and the first tokens by row.
+        """
+        received = copy.read()
+        self._free.append(copy)
+        places, requests = self._first_token_ids.shape
+        start = self.num_slots * (self._words + 2) + self._num_received % places * requests
+        self._num_received += 1
+        return received, received[start : start + requests].tolist()
+
+    def round(self, received: Tensor, num_requests: int, query_len: int) -> RoundOutput:
+        """The next round that was not read.
+
+        Raises:
+            SpecgraphError: a later round has overwritten it.
+        """
+        start = self._num_read % self.num_slots * (self._words + 2)
+        number, again = received[start + self._words : start + self._words + 2].tolist()
+        if number != self._num_read + 1:
+            raise SpecgraphError(
+                f"slot {self._num_read % self.num_slots} of the ring holds round {number} where round "
+                f"{self._num_read + 1} was to be read: more rounds were launched than the ring has slots; a bug of "
+                "specgraph"
+            )
+        self._num_read += 1
+        slot = received[start : start + self._words]
+        return RoundOutput(*self.memory.unpacked(slot, num_requests, query_len), is_last=not again)
