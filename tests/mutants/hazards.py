@@ -350,7 +350,7 @@ HAZARDS: dict[str, Hazard] = {
     "round-copy-overwritten": Hazard(
         REVIEW,
         "tokens of one round twice, those of another never",
-        "one host copy for rounds of which two are in flight",
+        "one place on the host for rounds of which two are in flight",
     ),
     "round-row-reused": Hazard(
         "SGLang #18744, #18803; vLLM #49620",
@@ -371,6 +371,11 @@ HAZARDS: dict[str, Hazard] = {
         "vLLM #40768, #46899",
         "placeholders or tokens of other places where the number of drafts changes",
         "results of a round are taken apart with the number of drafts of a later one",
+    ),
+    "round-launch-runs-on": Hazard(
+        OWN,
+        "rounds that sample for nobody",
+        "a launch with several rounds does not look whether anybody is left",
     ),
     "sibling-sees-sibling": Hazard(
         "sglang-jax #1569, #1611",
