@@ -13,7 +13,7 @@ PARTS := . $(wildcard conformance backends/cuda backends/npu backends/musa backe
 OTHERS := $(foreach part,$(filter-out .,$(PARTS)),$(if $(wildcard $(part)/pyproject.toml),-e ./$(part)))
 JOBS ?= 2
 
-.PHONY: demo test lint types unit docs packages conformance mutation clean
+.PHONY: demo test lint types unit docs packages installed conformance mutation clean
 
 demo: $(BIN)/specgraph
 	$(BIN)/specgraph generate
@@ -53,6 +53,14 @@ packages: $(VENV)/.dev
 	set -e; for part in $(PARTS); do $(BIN)/python -m build --outdir build/packages $$part | tail -1; done
 	$(BIN)/python -m twine check --strict build/packages/*
 	$(BIN)/python tests/check_packages.py build/packages
+
+# Those wheels as a user installs them, in an environment of any Python: make installed PYTHON=python3.13
+INSTALLED ?= build/installed
+installed: packages
+	test -d $(INSTALLED) || $(PYTHON) -m venv $(INSTALLED)
+	$(INSTALLED)/bin/python -m pip install --quiet --no-compile --force-reinstall --no-deps build/packages/*.whl
+	$(INSTALLED)/bin/python -m pip install --quiet --no-compile build/packages/*.whl
+	cd build && $(abspath $(INSTALLED))/bin/python ../tests/check_installed.py
 
 conformance: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/specgraph conformance cpu

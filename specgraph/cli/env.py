@@ -39,7 +39,10 @@ def env(json: JsonOption = None) -> None:
         "python": machine.python_version(),
         "system": machine.platform(),
         "cpu": {"name": cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads()},
-        "packages": {name: version for name, version in sorted(packages.items()) if name.startswith(_PACKAGES)},
+        "packages": {
+            **{name: version for name, version in sorted(packages.items()) if name.startswith(_PACKAGES)},
+            "torch": torch.__version__,  # with its build, such as +cpu, which an index's metadata may not have
+        },
         "backends": {
             name: "available" if (probe := item.probe()).available else f"not available: {probe.reason}"
             for name, item in backends.items()
