@@ -10,7 +10,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 # All local parts go into ONE pip call: `specgraph` on PyPI is an unrelated package that pip must never look for.
 PARTS := . $(wildcard conformance backends/cuda backends/npu backends/musa backends/accelerator integrations/transformers integrations/vllm)
-OTHERS := $(foreach part,$(filter-out .,$(PARTS)),$(if $(wildcard $(part)/pyproject.toml),-e ./$(part)))
+# transformers 5.23, which specgraph-transformers needs, is for Python 3.11 and newer
+NOT_HERE := $(shell $(PYTHON) -c "import sys; print('' if sys.version_info >= (3, 11) else 'transformers')")
+OTHERS := $(foreach part,$(filter-out . %/$(NOT_HERE),$(PARTS)),$(if $(wildcard $(part)/pyproject.toml),-e ./$(part)))
 JOBS ?= 2
 
 .PHONY: demo test lint types unit docs packages installed conformance mutation clean
@@ -18,7 +20,7 @@ JOBS ?= 2
 demo: $(BIN)/specgraph
 	$(BIN)/specgraph generate
 
-test: lint types unit docs conformance
+test: lint types unit docs packages conformance
 
 # torch and the core: all that the demo needs
 $(BIN)/specgraph: pyproject.toml
@@ -58,8 +60,9 @@ packages: $(VENV)/.dev
 INSTALLED ?= build/installed
 installed: packages
 	test -d $(INSTALLED) || $(PYTHON) -m venv $(INSTALLED)
-	$(INSTALLED)/bin/python -m pip install --quiet --no-compile --force-reinstall --no-deps build/packages/*.whl
-	$(INSTALLED)/bin/python -m pip install --quiet --no-compile build/packages/*.whl
+	wheels=`ls build/packages/*.whl | grep -v specgraph_$(or $(NOT_HERE),nothing)` && \
+	  $(INSTALLED)/bin/python -m pip install --quiet --no-compile --force-reinstall --no-deps $$wheels && \
+	  $(INSTALLED)/bin/python -m pip install --quiet --no-compile $$wheels
 	cd build && $(abspath $(INSTALLED))/bin/python ../tests/check_installed.py
 
 conformance: $(VENV)/.dev
