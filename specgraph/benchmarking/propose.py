@@ -78,7 +78,7 @@ def bench_propose(
     }
     head = heads["plain"]
     attention = attention or choose_attention("auto", platform, head.attention_layers, head.dtype).backend
-    batch = _batch(head, case, platform.device, attention.preferred_block_size)
+    batch = propose_batch(head, case, platform.device, attention.preferred_block_size)
     prepared: list[_Prepared] = []
     rows: list[dict[str, Any]] = []
     with torch.inference_mode():
@@ -233,7 +233,7 @@ def _names(case: BenchCase, way: _Way) -> dict[str, Any]:
     }
 
 
-def _batch(head: RandomHead, case: BenchCase, device: torch.device, block_size: int) -> ProposeBatch:
+def propose_batch(head: RandomHead, case: BenchCase, device: torch.device, block_size: int) -> ProposeBatch:
     """A batch in which every other request has one accepted draft token; all requests end at `context` tokens."""
     n, q = case.requests, case.k + 1
     per_request = -(-_length(case) // block_size)

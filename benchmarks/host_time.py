@@ -1,0 +1,98 @@
+"""Host time of `Drafter.propose` by K and batch size, and of its parts: hand-over, launch, copy of the drafts.
+
+    python benchmarks/host_time.py --platform cuda --json h200-host-time.json
+
+Microseconds of the host per call, medians; the device is idle when each call begins. On the `cpu` platform a launch
+runs the work itself, so that only the hand-over and the copy mean something there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specgraph.attention import choose_attention
+from specgraph.benchmarking.propose import BenchCase, propose_batch
+from specgraph.benchmarking.shapes import RandomHead, random_head, shape_named
+from specgraph.cli.env import environment
+from specgraph.decoding import allocate_caches
+from specgraph.drafting import DraftConfig, Drafter
+from specgraph.platforms import Platform, open_platform
+
+
+def host_us(platform: Platform, call: Callable[[], Any], repeats: int) -> float:
+    """Median microseconds that a call takes the host."""
+    times: list[float] = []
+    for index in range(repeats + 20):
+        platform.synchronize()
+        start = time.perf_counter_ns()
+        call()
+        if index >= 20:
+            times.append((time.perf_counter_ns() - start) / 1000)
+    platform.synchronize()
+    return round(statistics.median(times), 2)
+
+
+def times(platform: Platform, head: RandomHead, shape: str, requests: int, k: int, repeats: int) -> dict[str, Any]:
+    """The row of one K and batch size."""
+    attention = choose_attention("auto", platform, head.attention_layers, head.dtype).backend
+    case = BenchCase(shape=shape, requests=requests, k=k, context=256)
+    config = DraftConfig(
+        num_speculative_tokens=k, max_num_requests=requests, max_model_len=512, capture_sizes=[requests],
+        block_size=attention.preferred_block_size, lowering="merged",
+    )  # fmt: skip
+    blocks = 1 + requests * -(-512 // config.block_size)
+    caches = allocate_caches(head.attention_layers, blocks, config.block_size, head.dtype, platform.device)
+    drafter = Drafter(head, caches, platform, config, attention=attention)
+    drafter.capture()
+    batch, into = propose_batch(head, case, platform.device, config.block_size), drafter.inputs(requests)
+    drafts = drafter.propose(batch, copy=False)
+    found = {
+        "requests": requests,
+        "k": k,
+        "propose": host_us(platform, lambda: drafter.propose(batch), repeats),
+        "hand-over": host_us(platform, lambda: drafter.round.load(batch, into, False), repeats),
+        "launch": host_us(platform, lambda: drafter.propose(into, copy=False), repeats),
+        "copy": host_us(platform, drafts.token_ids.clone, repeats),
+        "launches per propose": drafter.graphs.graphs_of(drafts.dispatch.descriptor) if drafter.graphs else 0,
+    }
+    drafter.close()
+    return found
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--platform")
+    parser.add_argument("--shape", default="eagle3-tiny-128")
+    parser.add_argument("--requests", default="1,8,32")
+    parser.add_argument("-k", default="1,3,5,8")
+    parser.add_argument("--repeats", type=int, default=500)
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    shape_named(asked.shape)
+    platform = open_platform(asked.platform)
+    dtype = torch.float32 if platform.device.type == "cpu" else torch.bfloat16
+    rows: list[dict[str, Any]] = []
+    with torch.inference_mode():
+        head = random_head(shape_named(asked.shape), platform.device, dtype, 512)
+        for requests in map(int, asked.requests.split(",")):
+            for k in map(int, asked.k.split(",")):
+                rows.append(times(platform, head, asked.shape, requests, k, asked.repeats))
+                print(rows[-1], flush=True)
+    if asked.json is not None:
+        command = shlex.join(["python", "benchmarks/host_time.py", *sys.argv[1:]])
+        asked.json.write_text(json.dumps({**environment(platform), "command": command, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
