@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 LoweringChoice = Literal["auto", "eager", "piecewise", "step", "merged", "round"]
 ModeChoice = Literal["auto", "NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"]
 Fallback = Literal["error", "eager"]
+KVCacheDtype = Literal["auto", "fp8"]
 Fp8Weights = Literal["auto", "keep", "dequantise"]
 DraftSampling = Literal["sampled", "greedy"]
 
@@ -150,6 +151,9 @@ class EngineOptions:
         None,
         "Of weights and activations: float32, float16 or bfloat16. Default: float32 on cpu, else the target's.",
         parse=str,
+    )
+    kv_cache_dtype: KVCacheDtype = _option(
+        "auto", "KV caches: auto (the model's dtype) or fp8 (e4m3, half the memory of bfloat16; not lossless)."
     )
     fp8_weights: Fp8Weights = _option(
         "auto",

@@ -66,6 +66,8 @@ class PagedAttention:
     name: str = "paged"
     host_parameters: tuple[str, ...] = ()
     preferred_block_size: int = 16
+    cache_dtypes: tuple[torch.dtype, ...] = (torch.float8_e4m3fn,)
+    """Of KV caches, beside the dtype of the model."""
 
     def forward(
         self,
@@ -152,6 +154,7 @@ class PagedHostAttention:
     name: str = "paged-host"
     host_parameters: tuple[str, ...] = ("query_lens", "seq_lens")
     preferred_block_size: int = 16
+    cache_dtypes: tuple[torch.dtype, ...] = (torch.float8_e4m3fn,)
 
     def forward(
         self,
@@ -220,6 +223,7 @@ def choose_attention(
     dtype: torch.dtype | None = None,
     block_size: int | None = None,
     trees: bool = False,
+    cache_dtype: torch.dtype | None = None,
 ) -> AttentionChoice:
     """The attention backend of that name, for the given layers.
 
@@ -231,6 +235,7 @@ def choose_attention(
         dtype: of these layers; needed with them.
         block_size: tokens per KV block; None for what the backend prefers.
         trees: it must run draft trees (`TreeAttention`).
+        cache_dtype: of the KV caches; `dtype` when None.
 
     Raises:
         ConfigError: there is no attention of that name on this platform.
@@ -243,7 +248,7 @@ def choose_attention(
         for factory in own.values():
             backend = factory(platform)
             size = block_size or backend.preferred_block_size
-            if refused := unsupported(backend, layers, dtype, size, trees):
+            if refused := unsupported(backend, layers, dtype, size, trees, cache_dtype):
                 reasons.append(refused)
             else:
                 return AttentionChoice(backend, size, "; ".join(reasons))
@@ -257,7 +262,7 @@ def choose_attention(
     else:
         backend = PagedAttention() if name == "device" else PagedHostAttention(platform)
     size = block_size or backend.preferred_block_size
-    if refused := unsupported(backend, layers, dtype, size, trees):
+    if refused := unsupported(backend, layers, dtype, size, trees, cache_dtype):
         raise UnsupportedError(refused)
     return AttentionChoice(backend, size)
 
@@ -268,11 +273,17 @@ def unsupported(
     dtype: torch.dtype | None,
     block_size: int,
     trees: bool = False,
+    cache_dtype: torch.dtype | None = None,
 ) -> str:
     """Why a backend can't run these layers, or with `trees` their draft trees; empty if it can."""
     if trees and not hasattr(backend, "supports_trees"):  # an attribute, not the type: a wrapper must not hide it
         return (
             f"attention '{backend.name}': it has no ancestor mask, which draft trees need; --attention device has one"
+        )
+    if cache_dtype not in (None, dtype, *getattr(backend, "cache_dtypes", ())):
+        return (
+            f"attention '{backend.name}': it takes KV caches in the model's dtype only, asked for is {cache_dtype}; "
+            "--attention device takes those in FP8"
         )
     for layer in layers:
         assert dtype is not None

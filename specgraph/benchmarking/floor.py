@@ -71,25 +71,28 @@ def _seconds(platform: Platform, call: Callable[[], Any], burst: int = _BURST) -
     return min(device_time(platform, calls, repeats=10, warmup=2)) / burst / 1e6
 
 
-def propose_floor(head: RandomHead, requests: int, k: int, context: int, rates: DeviceRates) -> dict[str, float]:
+def propose_floor(
+    head: RandomHead, requests: int, k: int, context: int, rates: DeviceRates, cached: torch.dtype | None = None
+) -> dict[str, float]:
     """`floor_us`, the least microseconds of one propose; and `flops_floor_us`, the same number, where it is arithmetic
     that takes them and not reading."""
-    reading = bytes_per_propose(head, requests, k, context) / rates.bytes_per_second * 1e6
+    reading = bytes_per_propose(head, requests, k, context, cached) / rates.bytes_per_second * 1e6
     computing = flops_per_propose(head, requests, k) / rates.flops_per_second * 1e6
     if computing <= reading:
         return {"floor_us": round(reading, 1)}
     return {"floor_us": round(computing, 1), "flops_floor_us": round(computing, 1)}
 
 
-def bytes_per_propose(head: RandomHead, requests: int, k: int, context: int) -> int:
-    """The bytes that one propose of K tokens has to read from device memory: weights and the KV of every request.
+def bytes_per_propose(head: RandomHead, requests: int, k: int, context: int, cached: torch.dtype | None = None) -> int:
+    """The bytes that one propose of K tokens has to read from device memory: weights and the KV of every request, in
+    the dtype `cached` (the head's when None).
 
     A chain drafter reads its layer, its input projection and lm_head at every step, and the projection of the target's
     hidden states once per propose. A parallel drafter reads everything once. Embedding rows, norms, the
     scales of FP8 weights and activations are left out: they are about a thousandth of the sum.
     """
     steps = 1 if isinstance(head, DFlashHead) else k
-    kv_row = bytes_per_token(head.attention_layers, head.dtype)
+    kv_row = bytes_per_token(head.attention_layers, cached or head.dtype)
     kv = sum(requests * (context + step) * kv_row for step in range(steps))
     once, all_rows, last_rows = _matrices(head)
     return sum(m.nbytes for m in once) + steps * sum(m.nbytes for m in (*all_rows, *last_rows)) + kv

@@ -17,10 +17,11 @@ from specgraph.benchmarking.floor import DeviceRates, propose_floor
 from specgraph.benchmarking.shapes import RandomHead, Weights, random_head, shape_named
 from specgraph.benchmarking.timing import count_host_reads, count_issued, count_kernels, device_time, host_time
 from specgraph.decoding import allocate_caches
+from specgraph.decoding.blocks import cache_dtype
 from specgraph.drafting import DraftConfig, Drafter, DraftTree, ProposeBatch
 from specgraph.errors import UnsupportedError
 from specgraph.kernels.library import dispatch_key_of, has_implementations, plain_torch
-from specgraph.options import LoweringChoice
+from specgraph.options import KVCacheDtype, LoweringChoice
 from specgraph.parallel import WHOLE, TensorParallel
 from specgraph.platforms import Platform
 
@@ -38,6 +39,8 @@ class BenchCase:
     """Also time drafts sampled at temperature 1, beside greedy ones."""
     weights: Weights = "plain"
     """Also time the head with its matrices stored so, where not plain."""
+    kv_cache_dtype: KVCacheDtype = "auto"
+    """Also time it over KV caches in this dtype."""
     tree: DraftTree | None = None
     """Also time proposes of these trees, K steps deep."""
     torch_ops: bool = True
@@ -117,6 +120,7 @@ class _Way:
     lowering: LoweringChoice
     sampled: bool = False
     weights: Weights = "plain"
+    kv_cache_dtype: KVCacheDtype = "auto"
     tree: DraftTree | None = None
     ops: Callable[[], AbstractContextManager[None]] = nullcontext
     """A context that every call runs in."""
@@ -129,6 +133,8 @@ def _ways(platform: Platform, case: BenchCase) -> list[_Way]:
         ways.insert(0, _Way("eager, torch ops", "eager", ops=lambda: plain_torch(key)))
     trees = [replace(way, tree=case.tree) for way in ways] if case.tree is not None else []
     stored = [replace(way, weights=case.weights) for way in ways] if case.weights != "plain" else []
+    if case.kv_cache_dtype != "auto":
+        stored += [replace(way, kv_cache_dtype=case.kv_cache_dtype) for way in ways + stored]
     return ways + ([replace(way, sampled=True) for way in ways] if case.sampled else []) + stored + trees
 
 
@@ -168,10 +174,11 @@ def _drafter(
         tree=way.tree,
     )
     blocks = 1 + case.requests * -(-length // config.block_size)
-    caches = allocate_caches(head.attention_layers, blocks, config.block_size, head.dtype, platform.device)
+    dtype = cache_dtype(way.kv_cache_dtype, head.dtype)
+    caches = allocate_caches(head.attention_layers, blocks, config.block_size, dtype, platform.device)
     for cache in caches:
-        cache.key.normal_()
-        cache.value.normal_()
+        for part in cache:
+            part.copy_(torch.randn(part.shape, device=platform.device))
     return Drafter(head, caches, platform, config, attention=attention)
 
 
@@ -216,7 +223,8 @@ def _times(head: RandomHead, case: BenchCase, ready: _Prepared, rates: DeviceRat
     }
     if rates is None or ready.way.tree is not None:
         return times
-    floor = propose_floor(head, case.requests, case.k, case.context, rates)
+    cached = cache_dtype(ready.way.kv_cache_dtype, head.dtype)
+    floor = propose_floor(head, case.requests, case.k, case.context, rates, cached)
     return times | floor | {"ratio": round(device / floor["floor_us"], 3)}
 
 
@@ -229,6 +237,7 @@ def _names(case: BenchCase, way: _Way) -> dict[str, Any]:
         "lowering": way.name,
         "sampled": way.sampled,
         **({} if way.weights == "plain" else {"weights": way.weights}),
+        **({} if way.kv_cache_dtype == "auto" else {"kv_cache_dtype": way.kv_cache_dtype}),
         **({} if way.tree is None else {"tree": str(way.tree)}),
     }
 

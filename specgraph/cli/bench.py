@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -17,11 +17,11 @@ from specgraph.cli.options import JsonOption, PlatformOption
 from specgraph.cli.output import check_output, require_matplotlib, write_json
 from specgraph.cli.waiting import doing
 from specgraph.errors import ConfigError
-from specgraph.options import parse_acceptance
+from specgraph.options import KVCacheDtype, parse_acceptance
 
 _TABLE = (
-    "requests", "k", "tree", "context", "lowering", "sampled", "weights", "device_us", "host_us", "launches", "syncs",
-    "floor_us", "ratio",
+    "requests", "k", "tree", "context", "lowering", "sampled", "weights", "kv_cache_dtype", "device_us", "host_us",
+    "launches", "syncs", "floor_us", "ratio",
 )  # fmt: skip
 _GENERATED = ("k", "lowering", "tokens_per_second", "mean_acceptance_length")
 _ROUNDS = (
@@ -52,6 +52,7 @@ def bench(
     weights: Annotated[
         str, typer.Option(help="Also time the head in FP8: fp8 (a scale per row) or fp8-blocks (per 128 columns).")
     ] = "plain",
+    kv_cache_dtype: Annotated[str, typer.Option(help="fp8: also time it over KV caches in e4m3.")] = "auto",
     torch_ops: Annotated[bool, typer.Option(help="Also time eager with plain torch ops.")] = True,
     target: Annotated[
         str | None, typer.Option(help="Also time whole rounds with a target by name, with random weights.")
@@ -92,6 +93,7 @@ def bench(
     from specgraph.benchmarking.propose import BenchCase, bench_propose
     from specgraph.benchmarking.rounds import RoundsCase, bench_rounds
     from specgraph.benchmarking.shapes import shape_named, weights_named
+    from specgraph.decoding.blocks import cache_dtype
     from specgraph.decoding.load import draft_tree
     from specgraph.options import EngineOptions, dtype_named
     from specgraph.platforms import open_platform
@@ -109,7 +111,8 @@ def bench(
     accelerator = opened.device.type != "cpu"
     shape = shape or ("eagle3-llama3-8b" if accelerator else "eagle3-tiny-python")
     shape_named(shape)
-    stored = weights_named(weights)
+    stored, cached = weights_named(weights), cast(KVCacheDtype, kv_cache_dtype)
+    cache_dtype(cached, torch.float32)
     chosen = dtype_named(dtype) or (torch.bfloat16 if accelerator else torch.float32)
     rows: list[dict[str, Any]] = []
     whole: list[dict[str, Any]] = []
@@ -130,7 +133,7 @@ def bench(
                     now(f"propose: {count} requests, K {each}")
                     case = BenchCase(
                         shape=shape, requests=count, k=each, context=context, lowerings=proposes, sampled=sampled,
-                        weights=stored, torch_ops=torch_ops, repeats=repeats,
+                        weights=stored, kv_cache_dtype=cached, torch_ops=torch_ops, repeats=repeats,
                         tree=tree if tree is not None and tree.num_steps == each else None,
                     )  # fmt: skip
                     rows += bench_propose(opened, case, dtype=chosen, rates=rates)

@@ -64,6 +64,7 @@ def _report(
     from specgraph.checkpoints import drafter_format
     from specgraph.cli.captured import describe, k_by_acceptance
     from specgraph.decoding import SpeculativeDecoder, allocate_caches
+    from specgraph.decoding.blocks import cache_dtype
     from specgraph.decoding.load import draft_tree, engine_config, load_models, shipped_pair
     from specgraph.drafting import Drafter
     from specgraph.platforms import open_platform
@@ -77,12 +78,24 @@ def _report(
             head = random_head(shape_named(shape), opened.device, dtype or torch.bfloat16, length)
             layers = head.attention_layers
             attention = choose_attention(
-                options.attention, opened, layers, head.dtype, options.block_size, tree is not None
+                options.attention,
+                opened,
+                layers,
+                head.dtype,
+                options.block_size,
+                tree is not None,
+                cache_dtype(options.kv_cache_dtype, head.dtype),
             )
             config = engine_config(replace(options, block_size=attention.block_size), length)
             length = config.max_model_len + config.scratch_tokens
             blocks = 1 + config.max_num_requests * -(-length // config.block_size)
-            caches = allocate_caches(head.attention_layers, blocks, config.block_size, head.dtype, opened.device)
+            caches = allocate_caches(
+                head.attention_layers,
+                blocks,
+                config.block_size,
+                cache_dtype(options.kv_cache_dtype, head.dtype),
+                opened.device,
+            )
             drafter = Drafter(head, caches, opened, config, attention=attention.backend)
             runners: Mapping[str, ModelRunner] = {"drafter": drafter}
             time_rounds = None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 
 from specgraph.attention import NULL_BLOCK, AttentionLayer, KVCache
 from specgraph.errors import CapacityError, ConfigError, first_line
+from specgraph.options import KVCacheDtype
 
 GIB = 1 << 30
 
@@ -71,6 +73,17 @@ def size_cache(
                 )
             max_model_len = tokens
     return CacheSize(num_blocks, block_size, max_model_len, num_blocks * per_block)
+
+
+def cache_dtype(kv_cache_dtype: KVCacheDtype, model: torch.dtype) -> torch.dtype:
+    """The dtype of the KV caches of a model.
+
+    Raises:
+        ConfigError: there is no such choice.
+    """
+    if kv_cache_dtype not in get_args(KVCacheDtype):
+        raise ConfigError(f"unknown kv_cache_dtype '{kv_cache_dtype}'; there are {', '.join(get_args(KVCacheDtype))}")
+    return torch.float8_e4m3fn if kv_cache_dtype == "fp8" else model
 
 
 def bytes_per_token(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> int:

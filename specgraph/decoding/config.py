@@ -9,6 +9,7 @@ from itertools import pairwise
 from specgraph.decoding.adaptive_k import check_times
 from specgraph.drafting import DraftConfig
 from specgraph.errors import ConfigError
+from specgraph.options import KVCacheDtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,8 @@ class EngineConfig(DraftConfig):
 
     num_blocks: int | None = None
     """KV blocks of each cache, the null block included; by default enough for max_num_requests of max_model_len."""
+    kv_cache_dtype: KVCacheDtype = "auto"
+    """fp8: keys and values are stored as e4m3, without scales."""
     prefill_chunk: int | None = None
     """Prompt tokens per prefill pass, at most; by default the largest prefill size."""
     rounds_ahead: int = 1

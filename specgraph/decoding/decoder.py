@@ -10,7 +10,7 @@ from specgraph.attention import AttentionBackend, KVCache, PagedAttention
 from specgraph.decoding.adaptive_k import AdaptiveK, RoundTimes
 from specgraph.decoding.admission import blocks_needed, check_request
 from specgraph.decoding.agreement import agree, compare_captures
-from specgraph.decoding.blocks import BlockAllocator, allocate_caches
+from specgraph.decoding.blocks import BlockAllocator, allocate_caches, cache_dtype
 from specgraph.decoding.config import EngineConfig
 from specgraph.decoding.device_rounds import DeviceRounds
 from specgraph.decoding.metrics import AcceptanceMetrics
@@ -268,7 +268,8 @@ class SpeculativeDecoder:
     def _caches(self, model: Target | DraftHead | ParallelHead) -> list[KVCache]:
         c = self.config
         blocks = self.allocator.num_blocks
-        return allocate_caches(model.attention_layers, blocks, c.block_size, model.dtype, self.platform.device)
+        dtype = cache_dtype(c.kv_cache_dtype, model.dtype)
+        return allocate_caches(model.attention_layers, blocks, c.block_size, dtype, self.platform.device)
 
     def _queue(self, request: Request) -> int:
         request_id, self._next_id = self._next_id, self._next_id + 1

@@ -14,7 +14,7 @@ import torch
 from specgraph.attention import AttentionChoice, PagedAttention, choose_attention
 from specgraph.checkpoints import TargetShape, drafter_format, load_drafter, load_target, target_shape
 from specgraph.checkpoints.tokens import read_tokenizer, sampling_defaults, stop_token_ids
-from specgraph.decoding.blocks import GIB, CacheSize, bytes_per_token, size_cache
+from specgraph.decoding.blocks import GIB, CacheSize, bytes_per_token, cache_dtype, size_cache
 from specgraph.decoding.config import EngineConfig
 from specgraph.decoding.decoder import SpeculativeDecoder
 from specgraph.decoding.text import TextGenerator
@@ -158,13 +158,23 @@ def load_models(
             head = load_drafter(draft, drafted, num_modules=options.num_modules, keep_fp8=keep_fp8)
         layers = [layer for m in (model, head) if m is not None for layer in m.attention_layers]
         attention = choose_attention(
-            options.attention, platform, layers, model.dtype, options.block_size, tree is not None
+            options.attention,
+            platform,
+            layers,
+            model.dtype,
+            options.block_size,
+            tree is not None,
+            cache_dtype(options.kv_cache_dtype, model.dtype),
         )
         memory = int(platform.memory().free * options.memory_fraction)
         if layout is not None:  # all ranks must have the same blocks
             memory = layout.ranks.smallest("the size of the KV cache", memory)
         cache = size_cache(
-            sum(bytes_per_token(m.attention_layers, m.dtype) for m in (model, head) if m is not None),
+            sum(
+                bytes_per_token(m.attention_layers, cache_dtype(options.kv_cache_dtype, m.dtype))
+                for m in (model, head)
+                if m is not None
+            ),
             block_size=attention.block_size,
             max_model_len=model.max_model_len,
             max_num_requests=options.max_num_requests,

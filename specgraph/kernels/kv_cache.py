@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from specgraph.kernels.library import like_query, op
+from specgraph.kernels.linear_fp8 import FP8
 
 
 def rotate(x: Tensor, rotary: Tensor, positions: Tensor) -> Tensor:
@@ -17,8 +18,28 @@ def rotate(x: Tensor, rotary: Tensor, positions: Tensor) -> Tensor:
     return rotated if 2 * half == x.shape[-1] else torch.cat([rotated, x[..., 2 * half :]], dim=-1)
 
 
+def bytes_of(cache: Tensor) -> Tensor:
+    """The cache, or the bytes of an FP8 cache as uint8: torch has no index ops for FP8."""
+    return cache.view(torch.uint8) if cache.dtype == FP8 else cache
+
+
+def as_cells(rows: Tensor, cache: Tensor) -> Tensor:
+    """What is stored of `rows` in a cache: `rows` in its dtype. In FP8 what is beyond its largest value, 448, becomes
+    that, and the result is uint8, to be written to `bytes_of(cache)`."""
+    if cache.dtype != FP8:
+        return rows.to(cache.dtype)
+    return rows.clamp(-448.0, 448.0).to(FP8).view(torch.uint8)
+
+
+def read_cells(cache: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
+    """cache[index]; of an FP8 cache in `dtype`."""
+    return cache[index] if cache.dtype != FP8 else bytes_of(cache)[index].view(FP8).to(dtype)
+
+
 def cells_of(cache: Tensor, slots: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """A view of the cache, and the index in it that gives the slots int64 [T]: [T, num_kv_heads, head_dim]."""
+    """A view of the cache's memory (`bytes_of`), and the index in it that gives the slots int64 [T]:
+    [T, num_kv_heads, head_dim]."""
+    cache = bytes_of(cache)
     if cache.is_contiguous():
         return cache.view(-1, *cache.shape[2:]), (slots,)
     return cache, (slots // cache.shape[1], slots % cache.shape[1])
@@ -43,9 +64,9 @@ def rotate_and_store_on_host(
     for rows, cache in ((key, key_cache), (value, value_cache)):
         cells, place = cells_of(cache, slot_mapping)
         if len(place) == 1:
-            cells.index_copy_(0, place[0], rows.to(cache.dtype))  # cheaper than index_put_
+            cells.index_copy_(0, place[0], as_cells(rows, cache))  # cheaper than index_put_
         else:
-            cells.index_put_(place, rows.to(cache.dtype))
+            cells.index_put_(place, as_cells(rows, cache))
     return query.clone() if rotary is None else query.contiguous()
 
 
@@ -70,7 +91,8 @@ def rotate_and_store(
         rotary: float32 [max_positions, rotary_dim] (cos | sin), or None for no rotation.
         positions: int64 [T].
         slot_mapping: int64 [T]; a row with a negative slot is not written.
-        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim] of any strides, written.
+        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim] of any strides, written; in the dtype
+            of keys and values, or float8_e4m3fn.
 
     Returns:
         [T, num_heads, head_dim] in the query's dtype: a new tensor, also without rotation.
@@ -82,5 +104,5 @@ def rotate_and_store(
     for rows, cache in ((key, key_cache), (value, value_cache)):
         cells, place = cells_of(cache, slots)
         # An inert row writes slot 0 back as it was: slot 0 is in the null block, which no live row writes.
-        cells.index_put_(place, torch.where(live, rows.to(cache.dtype), cells[place]))
+        cells.index_put_(place, torch.where(live, as_cells(rows, cache), cells[place]))
     return query.clone() if rotary is None else query

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specgraph.kernels.kv_cache import rotate_and_store, rotate_and_store_on_host
+from specgraph.kernels.kv_cache import read_cells, rotate_and_store, rotate_and_store_on_host
 from specgraph.kernels.library import like_query, op
 
 GATHER_BYTES = 256 << 20
@@ -45,8 +45,16 @@ def attend_gathered(
     if hidden is not None:
         unseen = unseen | hidden.all(dim=1)
     unseen = unseen[:, :, None, None]
-    keys = key_cache[block_table].reshape(requests, width, kv_heads, dim).masked_fill_(unseen, 0.0)
-    values = value_cache[block_table].reshape(requests, width, kv_heads, dim).masked_fill_(unseen, 0.0)
+    keys = (
+        read_cells(key_cache, block_table, query.dtype)
+        .reshape(requests, width, kv_heads, dim)
+        .masked_fill_(unseen, 0.0)
+    )
+    values = (
+        read_cells(value_cache, block_table, query.dtype)
+        .reshape(requests, width, kv_heads, dim)
+        .masked_fill_(unseen, 0.0)
+    )
     # Query heads of one KV head become rows of one matrix, so that no key is repeated.
     grouped = query.view(requests, query_len, kv_heads, group, dim).permute(0, 2, 3, 1, 4)
     mask = key < visible.clamp(min=1)[:, :, None]  # a row that sees nothing is cleared below
@@ -101,8 +109,8 @@ def _per_request(
     for request, (query_len, seq_len) in enumerate(zip(query_lens, seq_lens, strict=True)):
         if query_len > 0 and seq_len > 0:
             blocks = block_table[request, : -(-seq_len // block_size)]
-            keys = key_cache[blocks].flatten(0, 1)[:seq_len]
-            values = value_cache[blocks].flatten(0, 1)[:seq_len]
+            keys = read_cells(key_cache, blocks, query.dtype).flatten(0, 1)[:seq_len]
+            values = read_cells(value_cache, blocks, query.dtype).flatten(0, 1)[:seq_len]
             hidden = None
             if causal and query_len > 1:
                 hidden = torch.ones(query_len, seq_len, dtype=torch.bool, device=query.device)
@@ -149,7 +157,8 @@ def paged_attention(
 
     Args:
         query: [T, num_heads, head_dim].
-        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim] of any strides.
+        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim] of any strides; in the query's dtype
+            or float8_e4m3fn.
         block_table: int32 [R, max_blocks].
         seq_lens: int32 [R]; a request of length 0 gives zeros.
         query_start_loc: int32 [R + 1]: first row of each request, then T.

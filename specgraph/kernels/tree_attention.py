@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specgraph.kernels.kv_cache import read_cells
 from specgraph.kernels.library import like_query, op
 from specgraph.kernels.paged_attention import attend_gathered, attend_request, requests_at_once
 
@@ -44,7 +45,9 @@ def _tree_attention_on_host(
         if length > 0:
             blocks, own = block_table[request, : -(-length // block_size)], slice(request * rows, (request + 1) * rows)
             hidden = hidden_keys(torch.arange(length), seq_lens[request].expand(rows), ancestors[own], tree_len)
-            keys, values = (cache[blocks].flatten(0, 1)[:length] for cache in (key_cache, value_cache))
+            keys, values = (
+                read_cells(cache, blocks, query.dtype).flatten(0, 1)[:length] for cache in (key_cache, value_cache)
+            )
             values = values.masked_fill(hidden.all(dim=0)[:, None, None], 0.0)  # may hold anything; 0 * NaN is NaN
             out[own] = attend_request(query[own], keys, values, scale, hidden)
     return out

@@ -13,6 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from specgraph.kernels.kv_cache import read_cells
 from specgraph.kernels.library import like_query, op
 
 
@@ -51,7 +52,10 @@ def _per_request(
             rows = slice(row, row + query_len)
             visible = torch.arange(seq_len - query_len + 1, seq_len + 1, device=query.device)
             key = torch.arange(first * block_size, seq_len, device=query.device)
-            keys, values = (cache[blocks].flatten(0, 1)[: key.shape[0]] for cache in (key_cache, value_cache))
+            keys, values = (
+                read_cells(cache, blocks, query.dtype).flatten(0, 1)[: key.shape[0]]
+                for cache in (key_cache, value_cache)
+            )
             seen = _seen(visible, key, window)
             out[rows] = _attend(query[None, rows], keys[None], values[None], seen[None], sinks, scale)[0]
         row += query_len
@@ -127,7 +131,10 @@ def windowed_attention(
     seen = _seen(visible, key[:, None], window)
     # What no row sees is cleared, not only masked: it may hold anything, and 0 * NaN is NaN.
     unseen = ~seen.any(dim=1)[:, :, None, None]
-    keys, values = (cache[chosen].flatten(1, 2).masked_fill(unseen, 0.0) for cache in (key_cache, value_cache))
+    keys, values = (
+        read_cells(cache, chosen, query.dtype).flatten(1, 2).masked_fill(unseen, 0.0)
+        for cache in (key_cache, value_cache)
+    )
     out = _attend(query.reshape(-1, query_len, heads, dim), keys, values, seen, sinks, scale)
     return out.masked_fill((visible <= 0)[..., None, None], 0.0).view(rows, heads, dim)
 

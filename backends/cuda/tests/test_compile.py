@@ -236,5 +236,19 @@ def test_it_compiles_over_fp8(ops: TritonOps, op: str, rows: int, groups: int, m
     on_its_device(op, getattr(ops, op))(*first, 1e-6, weight, scale)
 
 
+@pytest.mark.parametrize("rows", [1, 6])
+@pytest.mark.parametrize("op", ["rotate_store_attend", "paged_attention", "rotate_and_store"])
+def test_it_compiles_over_fp8_caches(ops: TritonOps, op: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not ops.options.float8:
+        pytest.skip("this GPU has no conversion from e4m3")
+
+    def make(*shape: int) -> Tensor:
+        return torch.zeros(*shape, dtype=torch.float8_e4m3fn if shape[:2] == (6, 16) else torch.bfloat16)
+
+    args, kwargs = _attend(rows, op).make(make)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    on_its_device(op, getattr(ops, op))(*args, **kwargs)
+
+
 def test_every_op_is_tried() -> None:
     assert {call.op for call in CALLS} == set(_OPS)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from specgraph import kernels
+from specgraph.kernels.linear_fp8 import FP8
 from specgraph.kernels.triton import attention, rows
 from specgraph.kernels.triton.launch import AttentionShape, Launcher, ceil_div, power_of_two
 
@@ -28,7 +29,7 @@ class AttentionOps(Launcher):
         out = torch.empty((count, heads, dim), dtype=query.dtype, device=query.device)
         total = heads + 2 * key.shape[1]
         per_program = 16
-        if reason := unsupported(dim, key_cache, value_cache, rotated_only=True):
+        if reason := self.unsupported(dim, key_cache, value_cache, rotated_only=True):
             self.say_once(f"rotate_and_store runs on plain torch ops, slower: {reason}")
             return kernels.rotate_and_store.reference(
                 query, key, value, rotary, positions, slot_mapping, key_cache, value_cache
@@ -58,7 +59,7 @@ class AttentionOps(Launcher):
         ancestors: Tensor, *, tree_len: int, scale: float,
     ) -> Tensor:  # fmt: skip
         """See `specgraph.kernels.tree_attention`."""
-        if reason := unsupported(query.shape[2], key_cache, value_cache):
+        if reason := self.unsupported(query.shape[2], key_cache, value_cache):
             self.say_once(f"tree_attention runs on plain torch ops, many times slower: {reason}")
             return kernels.tree_attention.reference(
                 query, key_cache, value_cache, block_table, seq_lens, ancestors, tree_len=tree_len, scale=scale
@@ -96,7 +97,7 @@ class AttentionOps(Launcher):
         query = _heads(query)
         count, heads, dim = query.shape
         kv_heads = key_cache.shape[2]
-        if reason := unsupported(dim, key_cache, value_cache):
+        if reason := self.unsupported(dim, key_cache, value_cache):
             self.say_once(f"attention runs on plain torch ops, many times slower: {reason}")
             if key is None or value is None or positions is None or slot_mapping is None:
                 return kernels.paged_attention.reference(
@@ -147,6 +148,12 @@ class AttentionOps(Launcher):
                 num_warps=4, **self.common(),
             )  # fmt: skip
         return out
+
+    def unsupported(self, dim: int, key_cache: Tensor, value_cache: Tensor, rotated_only: bool = False) -> str | None:
+        """Why the kernels cannot use these caches on this device; None if they can."""
+        if key_cache.dtype == FP8 and not self.options.float8:
+            return "this device does not convert e4m3, the dtype of the KV caches"
+        return unsupported(dim, key_cache, value_cache, rotated_only)
 
 
 def unsupported(dim: int, key_cache: Tensor, value_cache: Tensor, rotated_only: bool = False) -> str | None:

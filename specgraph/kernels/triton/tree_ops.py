@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from specgraph import kernels
+from specgraph.kernels.kv_cache import bytes_of
 from specgraph.kernels.tree_verify import own_tokens
 from specgraph.kernels.triton import tree
 from specgraph.kernels.triton.attention_ops import cache_layout, unsupported
@@ -136,6 +137,7 @@ class TreeOps(Launcher):
 
     def move_kv(self, key_cache: Tensor, value_cache: Tensor, from_slots: Tensor, to_slots: Tensor) -> None:
         """See `specgraph.kernels.move_kv`."""
+        key_cache, value_cache = bytes_of(key_cache), bytes_of(value_cache)
         moves, (heads, dim) = from_slots.shape[0], key_cache.shape[2:]
         if moves > _MOST_MOVES or unsupported(dim, key_cache, value_cache, rotated_only=True):
             kernels.move_kv.reference(key_cache, value_cache, from_slots, to_slots)
