@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -77,8 +78,9 @@ class StoredValues:
 
     def issue(self) -> None:
         """Store them, on the current stream of their device, whichever device is the current one."""
-        with torch.cuda.device(self.memory.device):
-            stream = torch.cuda.current_stream(self.memory.device).cuda_stream
+        device = self.memory.device
+        with nullcontext() if device.index == torch.cuda.current_device() else torch.cuda.device(device):
+            stream = torch.cuda.current_stream(device).cuda_stream
             for launch in self._launches:
                 launch.issue(stream)
 

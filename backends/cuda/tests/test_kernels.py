@@ -59,14 +59,14 @@ def test_norm_gate_up(rows: int, inner: int, depth: int) -> None:
 
 def fp8(rows: int, columns: int, groups: int) -> tuple[Tensor, Tensor, Tensor]:
     """Random FP8 weights, their scales, and their products in float64."""
-    weight = make(rows, columns, scale=100).to(torch.float8_e4m3fn)
+    weight = make(rows, columns, scale=60).clamp(-448, 448).to(torch.float8_e4m3fn)
     scale = torch.rand(groups, rows, device="cuda") * 0.01 * columns**-0.5
     wide = weight.double().view(rows, groups, -1) * scale.double().T[:, :, None]
     return weight, scale, wide.view(rows, columns)
 
 
 @pytest.mark.parametrize(
-    ("columns", "depth", "groups"), [(6144, 8192, 1), (4096, 14336, 112), (1000, 512, 4), (96, 192, 3), (64, 40, 1)]
+    ("columns", "depth", "groups"), [(6144, 8192, 1), (4096, 14336, 112), (1000, 512, 4), (96, 192, 3), (64, 48, 1)]
 )
 @pytest.mark.parametrize(
     ("rows", "dtype"), [(1, torch.bfloat16), (17, torch.float16), (64, torch.bfloat16), (300, torch.bfloat16)]

@@ -31,7 +31,7 @@ ChooseTile = Callable[[str, int, int, int], "Tile | None"]
 def default_tile(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
     """Tiles for a device that nobody tuned for."""
     if kind.endswith("_fp8"):
-        return Tile(columns=64, depth=128 if rows <= 64 else 64, warps=4 if rows <= 64 else 8, stages=3)
+        return Tile(columns=64, depth=128, warps=4, stages=4)
     return Tile(columns=32 if rows <= 32 else 64, depth=128)
 
 
@@ -147,14 +147,15 @@ class Launcher:
         Args:
             kernel: takes the tensors, the integers (none specialised), then the constants and OVERLAP, in this order.
         """
+        # Addresses, because the launch of a compiled kernel asks the driver about each tensor, not about a number.
+        addresses = [tensor.data_ptr() for tensor in tensors]
         # Triton compiles a variant for pointers that are not 16-byte aligned: those are launched in the usual way.
-        aligned = not any(tensor.data_ptr() & 15 for tensor in tensors)
-        if not (self.options.keep_compiled and aligned):
+        if not self.options.keep_compiled or any([address & 15 for address in addresses]):
             kernel[grid](*tensors, *integers, **constants, num_warps=num_warps, **self.common())
             return
         key = (kernel.__name__, tensors[0].device.index, *constants.values(), *[tensor.dtype for tensor in tensors])
         if (known := self.compiled.get(key)) is not None:
-            known[grid](*tensors, *integers, *constants.values(), self.options.overlap)
+            known[grid](*addresses, *integers, *constants.values(), self.options.overlap)
             return
         self.compiled[key] = kernel[grid](*tensors, *integers, **constants, num_warps=num_warps, **self.common())
 

@@ -11,17 +11,19 @@ import torch
 from torch import Tensor
 
 from specgraph import kernels
+from specgraph.kernels.linear_fp8 import FP8
 from specgraph.kernels.triton import linear_fp8
 from specgraph.kernels.triton.launch import Tile, ceil_div, contiguous_rows, power_of_two
 from specgraph.kernels.triton.linear_ops import LinearOps
 
-MOST_ROWS = 128
-"""Rows per program."""
+MOST_ROWS = 256
+"""Above this many rows the weight is dequantised in a kernel of its own, and the library multiplies."""
 
-WEIGHTS_FIRST = 64
-"""From this many rows per program on, weights are the first operand."""
+_BLOCK = 64
+"""Rows per program, at most."""
 
-_HALVES = (torch.bfloat16, torch.float16)
+_WIDEST = 32768
+"""Columns that `split_kernel` holds at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +35,16 @@ class Fp8LinearOps(LinearOps):
         residual: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """See `specgraph.kernels.norm_linear_fp8`."""
-        x = self._normed(x, norm, eps)
         tile = self._fp8_tile("linear_fp8", x, weight, scale, weight.shape[0])
         if tile is None:
-            return kernels.norm_linear_fp8.reference(x, None, eps, weight, scale, bias, residual)
+            dense = self._dequantised(weight, scale, x.dtype)
+            return kernels.norm_linear.reference(self._normed(x, norm, eps), None, eps, dense, bias, residual)
+        parts, factors = self._split(x, norm, eps)
         out = x.new_empty(x.shape[0], weight.shape[0])
         residual = None if residual is None else contiguous_rows(residual)
         rows, columns = _padded(x.shape[0]), weight.shape[0]
         linear_fp8.linear_fp8_kernel[(ceil_div(x.shape[0], rows), ceil_div(columns, tile.columns))](
-            x, weight, scale, bias, residual, out, x.shape[0], columns, weight.shape[1], x.stride(0), scale.stride(0),
+            parts, factors, weight, scale, bias, residual, out, x.shape[0], columns, weight.shape[1], scale.stride(0),
             0 if residual is None else residual.stride(0), BIASED=bias is not None, RESIDUAL=residual is not None,
             **self._fp8_shape(tile, rows, weight, scale),
         )  # fmt: skip
@@ -52,13 +55,14 @@ class Fp8LinearOps(LinearOps):
     ) -> Tensor:
         """See `specgraph.kernels.norm_gate_up_fp8`."""
         columns = weight.shape[0] // 2
-        x = self._normed(x, norm, eps)
         tile = self._fp8_tile("gate_up_fp8", x, weight, scale, columns)
         if tile is None:
-            return kernels.norm_gate_up_fp8.reference(x, None, eps, weight, scale, bias)
+            dense = self._dequantised(weight, scale, x.dtype)
+            return kernels.norm_gate_up.reference(self._normed(x, norm, eps), None, eps, dense, bias)
+        parts, factors = self._split(x, norm, eps)
         out, rows = x.new_empty(x.shape[0], columns), _padded(x.shape[0])
         linear_fp8.gate_up_fp8_kernel[(ceil_div(x.shape[0], rows), ceil_div(columns, tile.columns))](
-            x, weight, scale, bias, out, x.shape[0], columns, weight.shape[1], x.stride(0), scale.stride(0),
+            parts, factors, weight, scale, bias, out, x.shape[0], columns, weight.shape[1], scale.stride(0),
             BIASED=bias is not None, **self._fp8_shape(tile, rows, weight, scale),
         )  # fmt: skip
         return out
@@ -71,16 +75,39 @@ class Fp8LinearOps(LinearOps):
         pair = self._pair(token_ids, table, table_norm, hidden, hidden_norm, eps)
         return self.norm_linear_fp8(pair, None, eps, weight, scale, bias, None)
 
+    def _split(self, x: Tensor, norm: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+        """rms_norm(x), or x, as FP8 [T, 2, width] and a factor [T] per row: see `linear_fp8.split_kernel`."""
+        x = contiguous_rows(x)
+        rows, width = x.shape
+        parts, factors = x.new_empty(rows, 2, width, dtype=FP8), x.new_empty(rows, dtype=torch.float32)
+        linear_fp8.split_kernel[(rows,)](
+            x, norm, parts, factors, width, x.stride(0), eps, NORMED=norm is not None, WIDTH=power_of_two(width),
+            num_warps=8, **self.common(),
+        )  # fmt: skip
+        return parts, factors
+
+    def _dequantised(self, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+        if not weight.is_contiguous() or scale.stride(-1) != 1:
+            return kernels.linear_fp8.dequantised(weight, scale, dtype)
+        out = torch.empty(weight.shape, dtype=dtype, device=weight.device)
+        (columns, depth), wide = weight.shape, min(power_of_two(weight.shape[1]), 4096)
+        linear_fp8.dequantise_kernel[(columns, ceil_div(depth, wide))](
+            weight, scale, out, columns, depth, scale.stride(0), GROUP=_group(weight, scale), WIDTH=wide, num_warps=4,
+            **self.common(),
+        )  # fmt: skip
+        return out
+
     def _fp8_tile(self, kind: str, x: Tensor, weight: Tensor, scale: Tensor, columns: int) -> Tile | None:
-        """None where the reference runs: no rows, another dtype, or columns that no tile divides."""
-        depth = weight.shape[1]
-        if not x.shape[0] or x.dtype not in _HALVES or not weight.is_contiguous() or scale.stride(-1) != 1:
+        """None where the weight is dequantised: no rows or too many, another dtype, or columns that no tile divides."""
+        depth, whole = weight.shape[1], weight.is_contiguous() and scale.stride(-1) == 1
+        if not 0 < x.shape[0] <= MOST_ROWS or x.dtype not in _HALVES or depth > _WIDEST or not whole:
             return None
-        tile = self.options.tile(kind, _padded(x.shape[0]), columns, depth)
+        rows = _padded(x.shape[0]) if x.shape[0] <= _BLOCK else 2 * _BLOCK  # there are several blocks
+        tile = self.options.tile(kind, rows, columns, depth)
         if tile is None:
             return None
         group, wide = depth // scale.shape[0], tile.depth
-        while group % wide and wide > 16:
+        while group % wide and wide > 32:
             wide //= 2
         if group % wide:
             return None
@@ -88,8 +115,8 @@ class Fp8LinearOps(LinearOps):
 
     def _fp8_shape(self, tile: Tile, rows: int, weight: Tensor, scale: Tensor) -> dict[str, Any]:
         return {
-            "GROUP": 0 if scale.shape[0] == 1 else weight.shape[1] // scale.shape[0],
-            "WEIGHTS_FIRST": rows >= WEIGHTS_FIRST,
+            "GROUP": _group(weight, scale),
+            "WEIGHTS_FIRST": tile.columns >= 64,
             "ROWS": rows,
             "COLUMNS": tile.columns,
             "DEPTH": tile.depth,
@@ -100,5 +127,13 @@ class Fp8LinearOps(LinearOps):
         }
 
 
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+def _group(weight: Tensor, scale: Tensor) -> int:
+    """Input columns that share a scale; 0 for all of them."""
+    return 0 if scale.shape[0] == 1 else weight.shape[1] // scale.shape[0]
+
+
 def _padded(count: int) -> int:
-    return min(max(16, power_of_two(count)), MOST_ROWS)
+    return min(max(8, power_of_two(count)), _BLOCK)
