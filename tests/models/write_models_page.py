@@ -9,18 +9,24 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
+import test_every_pair
 import test_target_parity
 import test_targets_decode
+from drafting.pairs import DRAFTERS
 
 from specgraph.checkpoints.config_source import NEUTRAL
 from specgraph.checkpoints.eagle3 import EAGLE_CONFIG
 from specgraph.checkpoints.folder import FLOATS
 from specgraph.checkpoints.load import READERS
 from specgraph.checkpoints.model_config import ARCHITECTURES
+from specgraph.decoding import EngineConfig
 from specgraph.decoding.request import UNSUPPORTED
+from specgraph.drafting import DraftTree
+from specgraph.errors import ConfigError
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
@@ -40,6 +46,29 @@ def model_type(architecture: str) -> str:
 def names(cases: dict, wanted: str) -> str:
     """The names of a test's cases for one architecture."""
     return "; ".join(name for name, (architecture, _) in cases.items() if model_type(architecture) == wanted)
+
+
+TREE = DraftTree(num_steps=3, top_k=2, num_draft_tokens=8)
+TOGETHER: dict[str, dict[str, Any]] = {
+    "`sampling_parameters`, `synthetic_acceptance`": {"sampling_parameters": True, "synthetic_acceptance": 0.5},
+    "`logprobs`, `synthetic_acceptance`": {"logprobs": True, "synthetic_acceptance": 0.5},
+    "lowering `round`, trees and chains by batch": {
+        "lowering": "round", "tree": TREE, "draft_schedule": {1: "tree", 4: 3},
+    },
+    "lowering `round`, `k_candidates`": {"lowering": "round", "k_candidates": (1, 3)},
+    "a tree of another depth than K": {"tree": TREE, "num_speculative_tokens": 5},
+}  # fmt: skip
+"""Options of `EngineConfig` that do not go together."""
+
+
+def refusal(**options: Any) -> str:
+    """What the code says to these options."""
+    sizes: dict[str, Any] = {"num_speculative_tokens": 3, "max_num_requests": 4, "max_model_len": 64, "block_size": 4}
+    try:
+        EngineConfig(**sizes | options)
+    except ConfigError as error:
+        return str(error)
+    raise AssertionError(f"{options} are not refused")
 
 
 def page() -> str:
@@ -86,6 +115,15 @@ def page() -> str:
             "mtp": "DeepSeek and GLM, MiMo, Qwen3-Next", "draft_model": "transformers",
         }[reader.algorithm]  # fmt: skip
         lines.append(f"| `{reader.algorithm}` | {'yes' if reader.speculators else 'no'} | {own} |")
+    lines += [
+        "",
+        "Each pair below decoded the target's own greedy tokens in the dtype that stands there: each target and",
+        "each drafter ran in each dtype (`tests/models/test_every_pair.py`; random weights, drafters made in memory).",
+        "",
+        f"| target | {' | '.join(f'`{kind}`' for kind in DRAFTERS)} |",
+        f"|---|{'---|' * len(DRAFTERS)}",
+        *(f"| `{name}` | {' | '.join(row.values())} |" for name, row in test_every_pair.MATRIX.items()),
+    ]
     lines += ["", "## Refused: keys of config.json", "", "With any other value than these the folder is refused.", ""]
     lines += ["| key | accepted |", "|---|---|"]
     for key, values in sorted(NEUTRAL.items()):
@@ -102,6 +140,12 @@ def page() -> str:
         "| parameter | why, or what to use |",
         "|---|---|",
         *(f"| `{name}` | {why} |" for name, why in UNSUPPORTED.items()),
+        "",
+        "## Refused: options together",
+        "",
+        "| options | message |",
+        "|---|---|",
+        *(f"| {names} | {refusal(**options)} |" for names, options in TOGETHER.items()),
     ]
     return "\n".join(lines) + "\n"
 
