@@ -1,15 +1,17 @@
 """Collectives inside a captured graph, as one rank of a group; and several ranks, one process and one device each.
 
-python -m specgraph_conformance.rank PLATFORM RANK WORLD_SIZE STORE SEED      (what `run_ranks` starts)
+python -m specgraph_conformance.rank PLATFORM RANK WORLD_SIZE STORE SEED TASK      (what `run_ranks` starts)
 """
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import torch
 from specgraph import kernels
@@ -18,9 +20,14 @@ from specgraph.platforms import Platform, open_platform
 from torch import Tensor
 
 from specgraph_conformance.rig import captured, expect_close, expect_equal, on_host
+from specgraph_conformance.shared_experts import run_scenario
 from specgraph_conformance.watchdog import load_factor
 
 ROWS, WIDTH, REPLAYS = 8, 64, 5
+COMMAND = (sys.executable, "-u", "-m", "specgraph_conformance.rank")
+"""Starts one rank."""
+RANK_TIMEOUT = 120.0
+"""Seconds that a rank of a scenario waits for the other one."""
 
 
 @contextmanager
@@ -75,15 +82,15 @@ def check_chain(platform: Platform, ranks: Ranks, count: int, seed: int) -> None
     graph.close()
 
 
-def run_ranks(platforms: Sequence[str], store: str, seed: int, seconds: float) -> None:
+def run_ranks(platforms: Sequence[str], store: str, seed: int, seconds: float, task: str = "chain") -> None:
     """`main` on each platform, NAME:INDEX, a process each.
 
     Raises:
         AssertionError: a rank failed, with its last words, or they did not end within `seconds`.
     """
-    command, rest = [sys.executable, "-m", "specgraph_conformance.rank"], [str(len(platforms)), store, str(seed)]
+    rest = [str(len(platforms)), store, str(seed), task]
     ranks = [
-        subprocess.Popen([*command, name, str(rank), *rest], stderr=subprocess.PIPE, text=True, errors="replace")
+        subprocess.Popen([*COMMAND, name, str(rank), *rest], stderr=subprocess.PIPE, text=True, errors="replace")
         for rank, name in enumerate(platforms)
     ]
     begin = time.monotonic()
@@ -103,12 +110,19 @@ def run_ranks(platforms: Sequence[str], store: str, seed: int, seconds: float) -
             rank.communicate()
 
 
-def main(platform: str, rank: str, world_size: str, store: str, seed: str) -> None:
-    """One rank: chains of one, two and eight."""
+def main(platform: str, rank: str, world_size: str, store: str, seed: str, task: str) -> None:
+    """One rank: chains of one, two and eight; or scenarios of `shared_experts`, comma-separated.
+
+    What went wrong in each scenario goes to the file `store`.RANK.json.
+    """
     opened = open_platform(platform)
     with torch.no_grad(), process_group(opened, int(rank), int(world_size), store) as ranks:
-        for count in (1, 2, 8):
-            check_chain(opened, ranks, count, int(seed))
+        if task == "chain":
+            for count in (1, 2, 8):
+                check_chain(opened, ranks, count, int(seed))
+        else:
+            found = {name: run_scenario(opened, name, int(seed), RANK_TIMEOUT) for name in task.split(",")}
+            Path(f"{store}.{rank}.json").write_text(json.dumps(found), encoding="utf-8")
     opened.close()
 
 

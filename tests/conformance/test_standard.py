@@ -103,7 +103,7 @@ def test_a_report_is_judged_by_the_version_that_made_it() -> None:
     assert len(first.cases) < len(newest.cases)
     assert summary(first) == "graphs, task-update, drafting and parallel 1.0"
     claims_too_much = replace(first, subject=newest.subject)
-    assert f"{len(newest.cases) - len(first.cases)} cases were not run" in answers(claims_too_much)["drafting"]
+    assert f"{len(newest.cases) - len(first.cases)} cases were not run" in answers(claims_too_much)["parallel"]
 
 
 def test_a_run_of_an_earlier_version_has_its_cases_only() -> None:

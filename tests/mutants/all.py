@@ -9,6 +9,7 @@ from mutants import (
     platform_devices,
     platform_graphs,
     platform_tasks,
+    ranks,
     rounds,
     trees,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "platform_devices",
     "platform_graphs",
     "platform_tasks",
+    "ranks",
     "rounds",
     "trees",
 ]

@@ -507,26 +507,22 @@ HAZARDS: dict[str, Hazard] = {
         "all ranks wait for ever",
         "a rank drafts another number of tokens",
     ),
-    "rank-skips-round": Hazard(
+    "idle-rank-skips-round": Hazard(
         "vLLM #37588 (its class)",
         "all ranks wait for ever",
-        "a rank that has finished runs no round while the others do",
+        "a rank that has no requests, or has finished, runs no round while the others do",
+    ),
+    "dummy-run-skips-collectives": Hazard(
+        "vLLM #37588 (its class)",
+        "all ranks wait for ever",
+        "the pass that a rank runs for the others' sake returns before a collective",
     ),
 }
-
-_BETWEEN_RANKS = (
-    "no mutant: `tests/parallel/test_disagreement.py` makes one of two processes differ so, and both must end with an "
-    "error that names it"
-)
 
 NOT_PUT_BACK: dict[str, str] = {
     "merged-chain-collectives": (
         "needs a device whose collectives can be captured: the cases of the group `collectives` run where a platform "
         "claims them, and the MUSA backend's policy refuses the combination"
     ),
-    "collective-order-differs": _BETWEEN_RANKS,
-    "rank-captures-other-size": _BETWEEN_RANKS,
-    "ranks-differ-in-k": _BETWEEN_RANKS,
-    "rank-skips-round": _BETWEEN_RANKS,
 }
 """Hazards without a mutant, and why."""

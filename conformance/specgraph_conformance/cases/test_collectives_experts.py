@@ -1,0 +1,106 @@
+"""Two data parallel ranks that share the experts of a mixture, with requests that differ: all passes must agree.
+
+Where ranks disagree, devices wait for ever inside a collective, and the `cpu` platform names the first difference.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specgraph_conformance.case import Absent, case
+from specgraph_conformance.plugin import SESSION
+from specgraph_conformance.rank import run_ranks
+from specgraph_conformance.shared_experts import SCENARIOS
+
+NEEDS = ("collectives_in_graph",)
+Outcomes = dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes | str:
+    """What went wrong in each scenario of which the case was selected, all run by the same two processes; or why they
+    cannot run."""
+    session = request.config.stash[SESSION]
+    found = session.item
+    assert found.backend is not None
+    places = [f"{found.name}:{rank}" for rank in range(2)]
+    if (count := found.backend.probe().device_count) < 2:
+        if found.backend.accelerator:
+            return f"collectives between ranks need two devices, and there is {count}"
+        places = [found.name] * 2  # processes share the host
+    store = tmp_path_factory.mktemp("ranks") / "store"
+    selected = {item.name for item in request.session.items}
+    task = ",".join(name for name in SCENARIOS if f"test_{name}" in selected)
+    run_ranks(places, str(store), session.seed, seconds=150, task=task)
+    every: list[Outcomes] = [json.loads(Path(f"{store}.{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
+    return {name: every[0][name] or every[1][name] for name in every[0]}
+
+
+def expect(outcomes: Outcomes | str, scenario: str) -> None:
+    """The scenario gave the tokens of float64 on both ranks."""
+    if isinstance(outcomes, str):
+        raise Absent(outcomes)
+    assert not outcomes[scenario], outcomes[scenario]
+
+
+@case(
+    "collectives.experts-between-ranks",
+    "Two ranks that hold half of the experts each, with as many requests each, decode the tokens of float64.",
+    hazard="collective-order-differs",
+    cause="a rank issues its collectives in another order, or adds up another rank's rows",
+    needs=NEEDS,
+    timeout=180,
+)
+def test_equal(outcomes: Outcomes | str) -> None:
+    expect(outcomes, "equal")
+
+
+@case(
+    "collectives.unequal-batches",
+    "Three requests on one rank and one on the other: both ranks run the padded size of the larger batch.",
+    hazard="rank-captures-other-size",
+    cause="a rank captures other sizes, or pads for its own batch only",
+    needs=NEEDS,
+    timeout=180,
+)
+def test_sizes(outcomes: Outcomes | str) -> None:
+    expect(outcomes, "sizes")
+
+
+@case(
+    "collectives.rank-without-requests",
+    "A rank without requests takes part in every round of the other one, and writes nothing.",
+    hazard="idle-rank-skips-round",
+    cause="a rank that has nothing to do returns before the agreement, or before a pass",
+    needs=NEEDS,
+    timeout=180,
+)
+def test_idle(outcomes: Outcomes | str) -> None:
+    expect(outcomes, "idle")
+
+
+@case(
+    "collectives.k-of-all-ranks",
+    "Where K follows the batch size, it follows that of the largest batch of all ranks.",
+    hazard="ranks-differ-in-k",
+    cause="a rank drafts as many tokens as its own batch asks for",
+    needs=NEEDS,
+    timeout=180,
+)
+def test_k(outcomes: Outcomes | str) -> None:
+    expect(outcomes, "k")
+
+
+@case(
+    "collectives.prompts-of-other-lengths",
+    "A prompt of three chunks on one rank, of one on the other: the rank with fewer passes runs inert ones.",
+    hazard="dummy-run-skips-collectives",
+    cause="a pass without rows returns before the experts' collectives",
+    needs=NEEDS,
+    timeout=180,
+)
+def test_prompts(outcomes: Outcomes | str) -> None:
+    expect(outcomes, "prompts")

@@ -1,0 +1,121 @@
+"""Data parallel ranks that share the experts of a tiny mixture: what each rank is asked, and what must come of it.
+
+Every rank has half of the experts of target and drafter, and requests of its own. All must run the same passes; the
+tokens must be those of the whole model in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
+from specgraph.errors import RankError
+from specgraph.models.draft_model import DraftModelHead
+from specgraph.models.experts import Experts, ExpertsConfig
+from specgraph.models.llama import LlamaTarget
+from specgraph.parallel import WHOLE, TensorParallel, join_layout
+from specgraph.platforms import Platform
+
+from specgraph_conformance.draft_comparison import TOLERANCE
+from specgraph_conformance.oracles import DenseKeys
+from specgraph_conformance.tiny_models import HIDDEN, VOCAB, make_target
+
+EXPERTS = ExpertsConfig(num_experts=4, top_k=2, inner=64, layers=(True, True))
+DTYPE = torch.float32
+LENGTH, CHUNK = 64, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Prompt lengths of each of two ranks, and K by batch size."""
+
+    prompts: tuple[tuple[int, ...], tuple[int, ...]]
+    draft_schedule: dict[int, int] | None = None
+
+
+SCENARIOS = {
+    "equal": Scenario(((5, 3), (4, 6))),
+    "sizes": Scenario(((5, 3, 7), (4,))),
+    "idle": Scenario(((5, 3), ())),
+    "k": Scenario(((5, 3, 7), (4,)), {1: 3, 4: 1}),
+    "prompts": Scenario(((3 * CHUNK - 2,), (4,))),
+}
+
+
+def make_mixture(
+    seed: int, device: torch.device, split: TensorParallel = WHOLE, compute: torch.dtype | None = None
+) -> LlamaTarget:
+    """The tiny target with a mixture of experts in each layer, or this rank's experts of it."""
+    plain = make_target(seed, device, DTYPE, compute)
+    generator, count, inner = torch.Generator().manual_seed(seed), EXPERTS.num_experts, EXPERTS.inner
+    begin, end = (0, count) if split.experts is None else split.experts.part(count)
+
+    def random(*shape: int) -> torch.Tensor:
+        values = torch.randn(shape, generator=generator, dtype=torch.float64) * shape[-1] ** -0.5
+        return values.to(DTYPE).to(compute or DTYPE).to(device)
+
+    layers = [
+        replace(
+            layer,
+            gate_up=random(count, 2 * inner, HIDDEN)[begin:end].contiguous(),
+            down=random(count, HIDDEN, inner)[begin:end].contiguous(),
+            experts=Experts(EXPERTS, random(count, HIDDEN) * 4),
+            tensor_parallel=split,
+        )
+        for layer in plain.layers
+    ]
+    config = replace(plain.config, experts=EXPERTS).split(split)
+    return LlamaTarget(config, plain.embed_tokens, layers, plain.norm, plain.lm_head)
+
+
+def asked_of(scenario: Scenario, rank: int, seed: int) -> list[Request]:
+    """A rank's requests."""
+    generator = torch.Generator().manual_seed(100 * seed + rank)
+    prompts = [torch.randint(0, VOCAB, (length,), generator=generator).tolist() for length in scenario.prompts[rank]]
+    return [Request(prompt_token_ids=prompt, max_tokens=6 + 3 * i) for i, prompt in enumerate(prompts)]
+
+
+def run_scenario(platform: Platform, name: str, seed: int, timeout: float) -> str:
+    """One scenario, on every rank together.
+
+    Returns:
+        What went wrong; empty where nothing did.
+    """
+    scenario = SCENARIOS[name]
+    layout = join_layout(platform.device, data_parallel=2, expert_parallel=True, timeout=timeout)
+    try:
+        target = make_mixture(seed, platform.device, layout.tensor_parallel)
+        head = DraftModelHead(make_mixture(seed + 1, platform.device, layout.tensor_parallel), HIDDEN)
+        config = EngineConfig(
+            num_speculative_tokens=3, draft_schedule=scenario.draft_schedule, max_num_requests=4, max_model_len=LENGTH,
+            capture_sizes=(1, 4), prefill_sizes=(CHUNK,), lowering="merged", mode="FULL",
+        )  # fmt: skip
+        made = SpeculativeDecoder(target, head, platform, config, layout=layout)
+        made.capture()
+        asked = asked_of(scenario, layout.ranks.rank, seed)
+        given = [each.token_ids for each in made.generate(asked)]
+        layout.ranks.exchange("the end of the scenario")
+        made.close()
+    except RankError as error:
+        return str(error)
+    finally:
+        layout.ranks.close()
+    return shortfall(seed, asked, given)
+
+
+def shortfall(seed: int, asked: Sequence[Request], given: Sequence[Sequence[int]]) -> str:
+    """Whether each token is the most likely one of the whole mixture in float64 after those before it, up to ties."""
+    target = make_mixture(seed, torch.device("cpu"), compute=torch.float64)
+    for request, tokens in zip(asked, given, strict=True):
+        if len(tokens) != request.max_tokens:
+            return f"{len(tokens)} tokens instead of {request.max_tokens}"
+        dense, ids = DenseKeys.empty(target.attention_layers), [*request.prompt_token_ids, *tokens[:-1]]
+        dense.at(range(len(ids)))
+        hidden = target.forward(torch.tensor(ids), dense.attend).hidden[len(request.prompt_token_ids) - 1 :]
+        logits = target.logits(hidden)
+        short = logits.max(-1).values - logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+        if short.max() >= TOLERANCE[DTYPE]:
+            return f"token {int(short.argmax())} falls {float(short.max()):.3f} short of the best"
+    return ""

@@ -1,0 +1,18 @@
+"""One rank of the suite's cases between ranks, with a bug of `mutants.ranks` if it is rank 1.
+
+python -m mutants.rank_process BUG PLATFORM RANK WORLD_SIZE STORE SEED TASK
+"""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from mutants.ranks import BUGS
+from specgraph_conformance.rank import main
+
+if __name__ == "__main__":
+    name, platform, number, *rest = sys.argv[1:]
+    if number == "1":
+        BUGS[name](pytest.MonkeyPatch())
+    main(platform, number, *rest)
