@@ -24,9 +24,14 @@ def take(chunks, tokens, reasons):
             reasons[chunk.request] = chunk.finish_reason
 
 
-@pytest.fixture(scope="module")
-def shapes():
-    return [(4, 20), (9, 3), (1, 17), (16, 1), (15, 12), (30, 9), (8, 14)]
+SHAPES = ((4, 20), (9, 3), (1, 17), (16, 1), (15, 12), (30, 9), (8, 14))
+
+
+@pytest.fixture
+def alone(make_decoder, shadow):
+    """By shape, what a request gives with nobody else there."""
+    decoder = make_decoder(shadow, capture_sizes=[4])
+    return {shape: decoder.generate([request(shape)])[0].token_ids for shape in SHAPES}
 
 
 def request(shape):
@@ -35,11 +40,10 @@ def request(shape):
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_arrivals_and_cancellations_change_nobody_elses_tokens(make_decoder, shadow, shapes, data):
+def test_arrivals_and_cancellations_change_nobody_elses_tokens(make_decoder, shadow, alone, data):
     decoder = make_decoder(shadow, capture_sizes=[4], num_blocks=data.draw(st.sampled_from([17, 60])))
-    alone = {shape: make_decoder(shadow, capture_sizes=[4]).generate([request(shape)])[0].token_ids for shape in shapes}
     tokens, reasons, ids, cancelled = {}, {}, {}, set()
-    for shape in shapes:
+    for shape in SHAPES:
         ids[decoder.add(request(shape))] = shape
         for _ in range(data.draw(st.integers(0, 3))):
             take(decoder.step(), tokens, reasons)

@@ -4,6 +4,7 @@ batch, and logprobs are those of the target."""
 from __future__ import annotations
 
 import itertools
+from functools import cache
 
 import pytest
 import torch
@@ -30,8 +31,16 @@ SETTINGS = {"sampled": True, "sampling_parameters": True, "max_num_requests": 64
 
 @pytest.fixture(scope="module")
 def small_model(small_pair_folder):
+    """transformers' logits after PROMPT and some tokens."""
     transformers = pytest.importorskip("transformers")
-    return transformers.AutoModelForCausalLM.from_pretrained(small_pair_folder / "target", dtype=torch.float32).eval()
+    folder = small_pair_folder / "target"
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    @cache
+    def logits(output: tuple[int, ...]) -> list[float]:
+        return model(torch.tensor([[*PROMPT, *output]])).logits[0, -1].double().tolist()
+
+    return logits
 
 
 def joint(model, temperature, **asked) -> torch.Tensor:
@@ -40,8 +49,7 @@ def joint(model, temperature, **asked) -> torch.Tensor:
     for _ in range(LENGTH):
         longer = {}
         for output, probability in every.items():
-            logits = model(torch.tensor([[*PROMPT, *output]])).logits[0, -1].double().tolist()
-            for token, share in enumerate(served(logits, PROMPT, output, temperature, **asked)):
+            for token, share in enumerate(served(model(output), PROMPT, output, temperature, **asked)):
                 longer[(*output, token)] = probability * share
         every = longer
     return torch.tensor([every[each] for each in itertools.product(range(SMALL), repeat=LENGTH)], dtype=torch.float64)
