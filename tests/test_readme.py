@@ -55,6 +55,21 @@ def test_the_recording_is_a_picture_of_what_was_printed():
         assert shown in recorded
 
 
+def test_the_picture_of_acceptance_shows_the_table():
+    """`python docs/images/acceptance.py` draws it from docs/acceptance.md."""
+    script = runpy.run_path(str(ROOT / "docs/images/acceptance.py"))
+    page = script["PAGE"].read_text()
+    wanted = re.findall(r"^\| (\w[\w-]*) \|[^|]*\| 5 \| \*\*([\d.]+)\*\* \|", page, flags=re.MULTILINE)
+    assert len(wanted) >= 5
+    axes = script["draw"](page).axes[0]
+    lines = {line.get_label(): list(line.get_ydata()) for line in axes.lines}
+    assert lines["eagle3: 4.00"] == [0.794, 0.639, 0.569, 0.517, 0.478]
+    assert "eagle3, tree of 16 rows: 4.44" in lines
+    for name, length in wanted:
+        assert f"{name}: {length}" in lines
+        assert f">{name}: {length}<" in script["PICTURE"].read_text()
+
+
 def test_tables_are_those_of_the_result_files():
     """`python benchmarks/write_tables.py` writes them."""
     script = runpy.run_path(str(ROOT / "benchmarks/write_tables.py"))
