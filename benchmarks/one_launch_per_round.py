@@ -3,7 +3,7 @@
 python benchmarks/one_launch_per_round.py --platform cuda --json benchmarks/results/h200-round.json
 
 Rows: the shipped pair, and targets of a 1B and an 8B Llama's shape with EAGLE-3 heads, random weights and synthetic
-acceptance 0.7; K = 5; lowerings in turns in one run, medians. `host_us_per_round` is the time in `step` outside of the
+acceptance 0.7; K = 5; the ways in turns in one run, medians. `host_us_per_round` is the time in `step` outside of the
 wait for a copy. `launches_per_round`, `uploads_per_round`, `waits_per_round` and `gap_us` (median time between the last
 kernel of a graph and the first one of the next, on the device) are from a profiler's trace, on CUDA only.
 """
@@ -31,11 +31,18 @@ from specgraph.benchmarking.shapes import SHAPES, random_head
 from specgraph.runner import HostCopy
 
 K = 5
-LOWERINGS = ("merged", "round")
+WAYS = {
+    "merged": {"lowering": "merged"},
+    "round": {"lowering": "round"},
+    "round, 4 per launch": {"lowering": "round", "rounds_per_launch": 4},
+}
+"""Options of each way, by its name in the rows."""
 EIGHT_B = replace(SHAPES["eagle3-llama3-8b"], num_layers=1)
 ONE_B = replace(EIGHT_B, hidden_size=2048, intermediate_size=8192, head_dim=64)
 TARGETS = {"llama-1b": (ONE_B, 16, 256), "llama3-8b": (EIGHT_B, 32, 512)}
 """Head, layers of the target, tokens of each prompt."""
+LEAD = 8
+"""Steps before each timed stretch: those of two launches."""
 waited = [0.0]
 
 
@@ -53,7 +60,12 @@ def timed_reads():
 
 
 def stretch(decoder, rounds):
-    """Take `rounds` steps; tokens, seconds, host seconds, rounds launched."""
+    """Take `rounds` steps; tokens, seconds, host seconds, rounds launched.
+
+    Rounds that ran ahead, while another decoder was timed, are stepped over before the clock starts.
+    """
+    for _ in range(LEAD):
+        decoder.step()
     launched, waited[0] = decoder.rounds.num_rounds, 0.0
     start = time.perf_counter()
     tokens = sum(len(chunk.token_ids) for _ in range(rounds) for chunk in decoder.step())
@@ -67,7 +79,7 @@ def trace(decoder, rounds=12):
 
     launched = decoder.rounds.num_rounds
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
-        for _ in range(rounds):
+        for _ in range(rounds):  # three launches of four rounds
             decoder.step()
         torch.cuda.synchronize()
     launched = decoder.rounds.num_rounds - launched
@@ -75,7 +87,7 @@ def trace(decoder, rounds=12):
     for event in profiled.profiler.kineto_results.events():
         name, start = event.name(), event.start_ns()
         if event.device_type() == torch.autograd.DeviceType.CPU:
-            calls[name] += name.startswith("cuda")
+            calls[name] += name.startswith("cu")
         else:
             calls["HtoD"] += "HtoD" in name
             calls["DtoH"] += "DtoH" in name
@@ -87,7 +99,7 @@ def trace(decoder, rounds=12):
     busy = sum(end - start for start, end in graphs) / max(graphs[-1][1] - graphs[0][0], 1) if graphs else 0
     waits = sum(count for name, count in calls.items() if "Synchronize" in name) - 1  # the last one is the trace's own
     return {
-        "launches_per_round": round(calls["cudaGraphLaunch"] / launched, 2),
+        "launches_per_round": round((calls["cudaGraphLaunch"] + calls["cuGraphLaunch"]) / launched, 2),
         "kernels_outside_graphs_per_round": round(outside / launched, 2),
         "uploads_per_round": round(calls["HtoD"] / launched, 2),
         "copies_to_host_per_round": round(calls["DtoH"] / launched, 2),
@@ -127,10 +139,10 @@ def compare(platform, target, requests, decoders, prompts, length, rounds, repea
 def random_pair(platform, name, requests, dtype, rounds, repeats, cache):
     """Rows of a target with random weights."""
     shape, layers, context = TARGETS[name]
-    length = context + (rounds * repeats + 40) * (K + 1)
+    length = context + ((rounds + LEAD) * repeats + 60) * (K + 1)
     if name not in cache:
         cache.clear()
-        most = context + 400 * (K + 1)
+        most = context + 600 * (K + 1)
         target = random_target(replace(shape, num_layers=layers), platform.device, dtype, most)
         cache[name] = target, random_head(shape, platform.device, dtype, most)
     target, head = cache[name]
@@ -138,14 +150,14 @@ def random_pair(platform, name, requests, dtype, rounds, repeats, cache):
     g = torch.Generator().manual_seed(0)
     prompts = torch.randint(0, target.vocab_size, (requests, context), generator=g).tolist()
     decoders = {}
-    for lowering in LOWERINGS:
+    for name_of_way, options in WAYS.items():
         config = EngineConfig(
-            num_speculative_tokens=K, max_num_requests=requests, max_model_len=length, lowering=lowering,
+            num_speculative_tokens=K, max_num_requests=requests, max_model_len=length, **options,
             block_size=attention.preferred_block_size, capture_sizes=[requests], prefill_sizes=[min(256, context)],
             mode="FULL_DECODE_ONLY", synthetic_acceptance=0.7,
         )  # fmt: skip
-        decoders[lowering] = SpeculativeDecoder(target, head, platform, config, attention=attention)
-        decoders[lowering].capture()
+        decoders[name_of_way] = SpeculativeDecoder(target, head, platform, config, attention=attention)
+        decoders[name_of_way].capture()
     rows = compare(platform, name, requests, decoders, prompts, length, rounds, repeats)
     for decoder in decoders.values():
         decoder.close()
@@ -155,7 +167,7 @@ def random_pair(platform, name, requests, dtype, rounds, repeats, cache):
 def shipped_pair(platform, repeats):
     """Rows of the shipped pair: one greedy request after the other, and a trace."""
     generators = {
-        name: load_generator(platform=platform, num_speculative_tokens=K, lowering=name) for name in LOWERINGS
+        name: load_generator(platform=platform, num_speculative_tokens=K, **options) for name, options in WAYS.items()
     }
     best, hosts, tokens, rows = dict.fromkeys(generators, 0.0), {name: [] for name in generators}, {}, []
     for _ in range(repeats):
@@ -176,8 +188,8 @@ def shipped_pair(platform, repeats):
             "mean_acceptance_length": round(decoder.metrics.mean_acceptance_length, 3),
         }  # fmt: skip
         if platform.device.type == "cuda":
-            generator.add(generator.request(PROMPTS[0], max_tokens=200))
-            for _ in range(4):
+            generator.add(generator.request(PROMPTS[0], max_tokens=280))
+            for _ in range(8):
                 generator.step()
             with torch.inference_mode():
                 row |= trace(decoder)
@@ -186,19 +198,19 @@ def shipped_pair(platform, repeats):
     return rows
 
 
-def same_tokens(platform, least_rounds, seed=0):
-    """Random arrivals, stops and cancellations with the shipped pair: every request's tokens, alone and in both
-    lowerings, until `least_rounds` rounds were launched in the lowering `round`."""
+def same_tokens(platform, way, least_rounds, seed=0):
+    """Random arrivals, stops and cancellations with the shipped pair: every request's tokens in lowering `merged` and
+    in `way`, until that launched `least_rounds` rounds."""
     rng, report = random.Random(seed), {"rounds": 0, "requests": 0, "different": 0, "cancelled": 0}
     made = {
         name: load_generator(
-            platform=platform, num_speculative_tokens=K, lowering=name, max_num_requests=4, sampled=True,
-            capture_sizes=[4], max_model_len=256, num_blocks=40, block_size=16,
+            platform=platform, num_speculative_tokens=K, max_num_requests=4, sampled=True, capture_sizes=[4],
+            max_model_len=256, num_blocks=40, block_size=16, **options,
         )
-        for name in LOWERINGS
+        for name, options in WAYS.items() if name in ("merged", way)
     }  # fmt: skip
-    ids = [made["round"].request(prompt, max_tokens=8).prompt_token_ids for prompt in PROMPTS]
-    while made["round"].decoder.rounds.num_rounds < least_rounds:
+    ids = [made[way].request(prompt, max_tokens=8).prompt_token_ids for prompt in PROMPTS]
+    while made[way].decoder.rounds.num_rounds < least_rounds:
         asked = []
         for _ in range(12):
             prompt = rng.choice(ids)
@@ -213,18 +225,18 @@ def same_tokens(platform, least_rounds, seed=0):
         tokens, reasons, order = {}, {}, {}
 
         def step(tokens=tokens, reasons=reasons):
-            for chunk in made["round"].step():
+            for chunk in made[way].step():
                 tokens.setdefault(chunk.request, []).extend(chunk.token_ids)
                 if chunk.finish_reason:
                     reasons[chunk.request] = chunk.finish_reason
 
         for i, request in enumerate(asked):
-            order[made["round"].add(request)] = i
+            order[made[way].add(request)] = i
             for _ in range(rng.randint(0, 4)):
                 step()
             if rng.random() < 0.2:
-                report["cancelled"] += made["round"].cancel(rng.choice(list(order)))
-        while made["round"].decoder.num_unfinished:
+                report["cancelled"] += made[way].cancel(rng.choice(list(order)))
+        while made[way].decoder.num_unfinished:
             step()
         for request_id, i in order.items():
             got, wanted = tokens.get(request_id, []), expected[i]
@@ -234,7 +246,7 @@ def same_tokens(platform, least_rounds, seed=0):
                 equal = (got, reasons[request_id]) == (wanted.token_ids, wanted.finish_reason)
             report["requests"] += 1
             report["different"] += not equal
-    report["rounds"] = made["round"].decoder.rounds.num_rounds
+    report["rounds"] = made[way].decoder.rounds.num_rounds
     for generator in made.values():
         generator.close()
     return report
@@ -265,15 +277,17 @@ def main():
         report["rows"] += shipped_pair(platform, asked.repeats)
         keep()
         print(f"{time.perf_counter() - start:.0f} s", report["rows"], flush=True)
-    report["same_tokens"] = same_tokens(platform, asked.rounds)
-    keep()
-    print(f"{time.perf_counter() - start:.0f} s", report["same_tokens"], flush=True)
+    report["same_tokens"] = {}
+    for way in list(WAYS)[1:]:
+        report["same_tokens"][way] = same_tokens(platform, way, asked.rounds)
+        keep()
+        print(f"{time.perf_counter() - start:.0f} s", report["same_tokens"], flush=True)
     with torch.inference_mode():
         for name in filter(None, asked.targets.split(",") if asked.repeats else ()):
             for requests in map(int, asked.requests.split(",")):
                 report["rows"] += random_pair(platform, name, requests, dtype, 20, asked.repeats, cache)
                 keep()
-                print(f"{time.perf_counter() - start:.0f} s", report["rows"][-2:], flush=True)
+                print(f"{time.perf_counter() - start:.0f} s", report["rows"][-len(WAYS) :], flush=True)
     report["seconds"] = round(time.perf_counter() - start)
     keep()
 
