@@ -85,6 +85,8 @@ class DeviceRounds:
         self._ready: deque[_Read] = deque()
         self._joined: list[tuple[Running, int]] = []
         """Requests that joined since the last launch, and their row."""
+        self._stops: list[tuple[int, ...]] = [()] * self.config.max_num_requests
+        """The stop tokens that the device has, by row."""
         self._left: list[int] = []
         """Rows to make inert before the next launch."""
         self._query_len = self.config.query_len
@@ -130,18 +132,19 @@ class DeviceRounds:
         batch = self.target.round.sliced(row + 1, self._query_len)
         prefill_request(self.target, self.drafter, state, batch, row)
         self.outputs.first_token_ids[row].copy_(batch.sampled_token_ids[row, 0])
-        memory, request, at = self.target.round, state.request, slice(row, row + 1)
-        width, own = memory.block_table.shape[1], self.runner.program.state
-        stops = request.stop_token_ids
-        write(memory.start_positions[at], [state.position])
-        write(memory.block_table[at], [[*state.blocks, *[NULL_BLOCK] * (width - len(state.blocks))]])
-        write(own.remaining[at], [state.room(self.config.max_model_len)])
-        write(own.stop_token_ids[at], [[*stops, *[-1] * (MAX_STOP_TOKENS - len(stops))]])
+        memory, request, own = self.target.round, state.request, self.runner.program.state
+        width = memory.block_table.shape[1]
+        memory.start_positions[row].fill_(state.position)
+        write(memory.block_table[row], [*state.blocks, *[NULL_BLOCK] * (width - len(state.blocks))])
+        own.remaining[row].fill_(state.room(self.config.max_model_len))
+        if (stops := tuple(request.stop_token_ids)) != self._stops[row]:
+            write(own.stop_token_ids[row], [*stops, *[-1] * (MAX_STOP_TOKENS - len(stops))])
+            self._stops[row] = stops
         if self.config.sampled:
-            write(memory.temperature[at], [request.temperature])
-            write(memory.seeds[at], [request.seed])
+            memory.temperature[row].fill_(request.temperature)
+            memory.seeds[row].fill_(request.seed)
         elif self.config.synthetic_acceptance is not None:  # requests of one seed must not all accept alike
-            write(memory.seeds[at], [(request.seed + state.index) % 2**63])
+            memory.seeds[row].fill_((request.seed + state.index) % 2**63)
 
     def leave(self, state: Running, *, finished: bool) -> None:
         """Take a request out. Its KV blocks are given back once no launched round can write them: at once where it
@@ -198,7 +201,7 @@ class DeviceRounds:
     def _receive(self) -> None:
         """Wait for the oldest launch that was not read, and read its rounds and the first tokens after it."""
         launch = self._unread.popleft()
-        words, first = self.outputs.receive(launch.copy)
+        words = self.outputs.receive(launch.copy)
         logprobs = launch.logprobs.read().tolist() if self.config.logprobs else None
         self._free_logprobs.append(launch.logprobs)
         self.allocator.free(launch.blocks)
@@ -210,7 +213,9 @@ class DeviceRounds:
         self.num_rounds += max(count - 1, 0)
         if not count:
             self._ready.append(_Read(NO_ROUND, [], logprobs))
-        self._ready[-1].joined = [(state, row, first[row]) for state, row in launch.joined]
+        if launch.joined:
+            tokens = self.outputs.first_tokens(words).tolist()
+            self._ready[-1].joined = [(state, row, tokens[row]) for state, row in launch.joined]
 
     def _hand_out(self, read: _Read) -> list[tuple[Running, list[int]]]:
         """Give each request of a round its tokens."""
@@ -239,10 +244,12 @@ class DeviceRounds:
     def _compact(self) -> None:
         """Move requests to the first rows where a smaller graph then holds them, or where lengths come from the host,
         which lists them without gaps."""
+        if None not in self.rows:
+            return
         kept, n, sizes = [state.row for state in self.running], len(self.rows), self.config.sizes
         m = len(kept)
         smaller = padded_size(m, sizes) != padded_size(n, sizes)
-        if m == n or not (smaller or self.target.attention.host_parameters):
+        if not (smaller or self.target.attention.host_parameters):
             return
         order = self._order[:m]
         write(order, kept)
@@ -257,5 +264,6 @@ class DeviceRounds:
             tensor[:m].copy_(tensor[order])
         memory.num_sampled[m:].zero_()
         self.rows = list(self.running)
+        self._stops = [*(self._stops[row] for row in kept), *self._stops[m:]]
         for row, state in enumerate(self.running):
             state.row = row

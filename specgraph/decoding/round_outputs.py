@@ -82,18 +82,18 @@ class RoundOutputs:
         """int64 [R]: the tokens after the prompts of requests that join before the next `send`, by row."""
         return self._first_token_ids[self._num_sent % self._first_token_ids.shape[0]]
 
-    def receive(self, copy: HostCopy) -> tuple[Tensor, list[int]]:
-        """Wait for what was sent.
-
-        Returns:
-            what `round` takes, overwritten from the next launch on; and the first tokens by row.
-        """
+    def receive(self, copy: HostCopy) -> Tensor:
+        """Wait for what was sent: what `round` and `first_tokens` take. Overwritten from the next launch on."""
         received = copy.read()
         self._free.append(copy)
-        places, requests = self._first_token_ids.shape
-        start = self.num_slots * (self._words + 2) + self._num_received % places * requests
         self._num_received += 1
-        return received, received[start : start + requests].tolist()
+        return received
+
+    def first_tokens(self, received: Tensor) -> Tensor:
+        """int64 [R]: the first tokens by row, in what was received last."""
+        places, requests = self._first_token_ids.shape
+        start = self.num_slots * (self._words + 2) + (self._num_received - 1) % places * requests
+        return received[start : start + requests]
 
     def round(self, received: Tensor, num_requests: int, query_len: int) -> RoundOutput:
         """The next round that was not read.
@@ -101,8 +101,10 @@ class RoundOutputs:
         Raises:
             SpecgraphError: a later round has overwritten it.
         """
-        start = self._num_read % self.num_slots * (self._words + 2)
-        number, again = received[start + self._words : start + self._words + 2].tolist()
+        start, rows = self._num_read % self.num_slots * (self._words + 2), num_requests * query_len
+        behind = start + self.memory.sampled_token_ids.shape[0]
+        tokens = received[start : start + rows].tolist()
+        *pairs, number, again = received[behind : start + self._words + 2].tolist()
         if number != self._num_read + 1:
             raise SpecgraphError(
                 f"slot {self._num_read % self.num_slots} of the ring holds round {number} where round "
@@ -110,5 +112,6 @@ class RoundOutputs:
                 "specgraph"
             )
         self._num_read += 1
-        slot = received[start : start + self._words]
-        return RoundOutput(*self.memory.unpacked(slot, num_requests, query_len), is_last=not again)
+        counts = [count for pair in pairs for count in (pair & 0xFFFFFFFF, pair >> 32)]  # int32, two per word
+        by_request = [tokens[at : at + query_len] for at in range(0, rows, query_len)]
+        return RoundOutput(by_request, counts[:num_requests], is_last=not again)

@@ -27,7 +27,7 @@ from specgraph.drafting.host_lengths import HostRound
 from specgraph.drafting.program import DraftProgram, computed_tokens
 from specgraph.errors import UnsupportedError
 from specgraph.graphs import BatchDescriptor, Dispatch, MakeAttend, Phase, dispatch
-from specgraph.runner import ModelRunner, StepKind
+from specgraph.runner import ModelRunner, Pass, StepKind
 
 MAX_STOP_TOKENS = 16
 """Stop tokens that a request may have when the device looks for them."""
@@ -155,6 +155,8 @@ class RoundRunner(ModelRunner):
         self.outputs = RoundOutputs(self.platform, target.round, config.rounds_per_launch, self.rounds_ahead + 1)
         self.program = RoundProgram(drafter.program, target.verify_program, config, layers, self.outputs)
         self.programs.append(self.program)
+        self._found: dict[tuple[int, int], Dispatch] = {}
+        self._passes: dict[BatchDescriptor, Pass] = {}
         if config.rounds_per_launch > 1 and (reason := self._launches_one_round()):
             raise UnsupportedError(
                 f"rounds_per_launch is {config.rounds_per_launch}, and a launch here runs one round: {reason}"
@@ -186,10 +188,13 @@ class RoundRunner(ModelRunner):
         Args:
             query_len: rows per request in the round before.
         """
-        found = dispatch("round", num_rows, query_len, 0, self.config.sizes)
-        size = found.descriptor.num_requests
-        k, tree = self.config.shape(size)
-        return Dispatch(BatchDescriptor("round", size, query_len, k, tree=tree), found.captured, found.reason)
+        if (known := self._found.get((num_rows, query_len))) is None:
+            found = dispatch("round", num_rows, query_len, 0, self.config.sizes)
+            size = found.descriptor.num_requests
+            k, tree = self.config.shape(size)
+            batch = BatchDescriptor("round", size, query_len, k, tree=tree)
+            known = self._found[num_rows, query_len] = Dispatch(batch, found.captured, found.reason)
+        return known
 
     def launch(
         self, found: Dispatch, start_positions: Sequence[int] | None = None, num_sampled: Sequence[int] = ()
@@ -206,7 +211,9 @@ class RoundRunner(ModelRunner):
             k = computed_tokens(batch)
             before = HostRound(start_positions, num_sampled, batch.query_len, k, batch.num_requests)
             lengths = partial(self.program.host_lengths, batch=batch, host_round=before)
-        self.run(self.prepare(self.program, batch, found.captured), lengths)
+        if (ready := self._passes.get(batch)) is None:
+            ready = self._passes[batch] = self.prepare(self.program, batch, found.captured)
+        self.run(ready, lengths)
 
 
 @dataclass(frozen=True, slots=True)

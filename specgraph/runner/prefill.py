@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specgraph import kernels
-from specgraph.attention import NULL_BLOCK, AttentionMetadata, HostLengths, allocate_block_table, allocate_metadata
+from specgraph.attention import NULL_BLOCK, AttentionMetadata, HostLengths, allocate_metadata
 from specgraph.errors import CapacityError
 from specgraph.graphs import BatchDescriptor, MakeAttend, Phase, padded_size
 from specgraph.runner.config import RunnerConfig
@@ -25,6 +25,8 @@ from specgraph.runner.transfers import write
 class PrefillBuffers:
     """The persistent tensors of prefill passes of up to T rows, for one model."""
 
+    inputs: Tensor
+    """int64: the memory of first_position, num_rows, block_table and token_ids, so that one copy writes a pass."""
     token_ids: Tensor
     """int64 [T], written per pass."""
     first_position: Tensor
@@ -54,14 +56,22 @@ class PrefillBuffers:
             self, token_ids=self.token_ids[:rows], aux_hidden=self.aux_hidden[:rows], metadata=whole.sliced(1)
         )
 
-    def load(self, token_ids: Sequence[int], first_position: int, blocks: Sequence[int]) -> None:
-        """Write one pass's inputs, in place."""
-        count, width = len(token_ids), self.block_table.shape[1]
-        write(self.token_ids[:count], token_ids)
-        self.token_ids[count:].zero_()
-        self.first_position.fill_(first_position)
-        self.num_rows.fill_(count)
-        write(self.block_table, [[*blocks, *[NULL_BLOCK] * (width - len(blocks))]])
+    def load(self, token_ids: Sequence[int], first_position: int, blocks: Sequence[int], num_rows: int) -> None:
+        """Write the inputs of a pass of `num_rows` rows, padding included, in place.
+
+        Raises:
+            CapacityError: more blocks than the table holds.
+        """
+        width = self.block_table.shape[1]
+        if len(blocks) > width:
+            raise CapacityError(f"a prefill pass with {len(blocks)} KV blocks: its block table holds {width}")
+        table = [*blocks, *[NULL_BLOCK] * (width - len(blocks))]
+        if len(table) % 4:
+            table += [0] * (4 - len(table) % 4)
+        pairs = [low | high << 32 for low, high in zip(table[::2], table[1::2], strict=True)]
+        padding = [0] * (num_rows - len(token_ids))
+        words = [first_position, 0, len(token_ids), 0, *pairs, *token_ids, *padding]
+        write(self.inputs[: len(words)], words)
 
 
 def allocate_prefill(
@@ -73,17 +83,21 @@ def allocate_prefill(
         aux_hidden: [rows, aux_size], to share the drafter's; a tensor of its own by default.
     """
     rows = config.prefill_rows[-1]
-    table = allocate_block_table(1, -(-(config.max_model_len + rows) // config.block_size), device)
-    one = torch.zeros(1, dtype=torch.int64, device=device)
+    blocks = -(-(config.max_model_len + rows) // config.block_size)
+    words = -(-blocks // 4) * 2  # each part begins at a multiple of 16 bytes, as compiled kernels expect of pointers
+    inputs = torch.zeros(4 + words + rows, dtype=torch.int64, device=device)
+    table = inputs[4 : 4 + words].view(torch.int32)[:blocks].view(1, blocks)
+    table.fill_(NULL_BLOCK)
     if aux_hidden is None:
         aux_hidden = torch.zeros(rows, aux_size, dtype=dtype, device=device)
     return PrefillBuffers(
-        token_ids=torch.zeros(rows, dtype=torch.int64, device=device),
-        first_position=one,
-        num_rows=one.clone(),
+        inputs=inputs,
+        token_ids=inputs[4 + words :],
+        first_position=inputs[0:1],
+        num_rows=inputs[2:3],
         block_table=table,
         aux_hidden=aux_hidden,
-        last_row=one.clone(),
+        last_row=torch.zeros(1, dtype=torch.int64, device=device),
         metadata=allocate_metadata(1, rows, table),
         query_start_locs={n: torch.tensor([0, n], dtype=torch.int32, device=device) for n in config.prefill_rows},
     )
@@ -168,7 +182,7 @@ class PrefillProgram:
             CapacityError: more rows than the longest pass has; nothing was written.
         """
         batch = self.dispatch(max(len(token_ids), at_least))
-        self.buffers.load(token_ids, first_position, blocks)
+        self.buffers.load(token_ids, first_position, blocks, batch.query_len)
         return batch
 
 
