@@ -45,12 +45,12 @@ def trace(decoder: SpeculativeDecoder, requests: Iterable[Request], rounds: int)
         rounds: to run at most; the first one prefills.
 
     Returns:
-        An object in Chrome's trace format. Events of category "round" carry in `args` what the platform counted in that
-        round: launches, task updates, event records (where tasks are updated, the gates that a replay waits at),
-        synchronises.
+        An object in Chrome's trace format. Events of category "round" carry in `args` the round's graph launches by
+        model and phase, and what the platform counted: task updates, event records (where tasks are updated, the gates
+        that a replay waits at), synchronises.
     """
     activities = list(supported_activities())
-    with profile(activities=activities):  # the first use of a profiler takes a second
+    with profile(activities=activities, acc_events=True):  # the first use of a profiler takes a second
         decoder.platform.synchronize()
     ids = [decoder.add(request) for request in requests]
     counts: list[dict[str, int]] = []
@@ -62,13 +62,11 @@ def trace(decoder: SpeculativeDecoder, requests: Iterable[Request], rounds: int)
         for number in range(rounds):
             if not decoder.num_unfinished:
                 break
-            before = dict(decoder.platform.counts())
+            before = _counted(decoder)
             with record_function(f"{_MARK}rounds|round {number}"):
                 decoder.step()
-            after = decoder.platform.counts()
-            counts.append(
-                {name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name)}
-            )
+            after = _counted(decoder)
+            counts.append({name: n - before.get(name, 0) for name, n in after.items() if n != before.get(name, 0)})
         with record_function(f"{_MARK}waits|wait for the device"):
             decoder.platform.synchronize()
     for request_id in ids:
@@ -82,6 +80,16 @@ def timeline(platform: Platform, events: list[Any], counts: list[dict[str, int]]
     lanes = _lanes([event for event in events if _on_device(event)])
     slices = _slices(events, counts, lanes)
     return {"traceEvents": [*_names(platform, sorted(set(lanes.values()))), *slices], "displayTimeUnit": "ms"}
+
+
+def _counted(decoder: SpeculativeDecoder) -> dict[str, int]:
+    """Graph launches by model and phase, and what the platform counts, since the start."""
+    launches = {
+        f"launches of {name} {phase}": count
+        for name, runner in decoder.runners.items()
+        for phase, count in runner.launches.items()
+    }
+    return {**decoder.platform.counts(), **launches}
 
 
 @contextmanager

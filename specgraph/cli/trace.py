@@ -32,7 +32,7 @@ def trace(
     """Write a timeline of some rounds, --max-num-requests at a time; open it in https://ui.perfetto.dev.
 
     Rows: rounds, passes, graph launches, task updates, waits; and the kernels of the device, or on `cpu` the ops in
-    each graph. A click on a round shows what the platform counted in it.
+    each graph. A click on a round shows its launches, and what the platform counted in it.
     """
     check_output("--output", output)
     with waiting() as captured:

@@ -55,6 +55,11 @@ def test_launches_are_those_that_the_decoder_counted(lowering):
     counted = sum((runner.launches for runner in decoder.runners.values()), Counter()) - before
     assert len(slices(report, "round")) == ROUNDS
     assert len(slices(report, "graph")) == counted.total()
+    in_rounds = Counter()
+    for event in slices(report, "round"):
+        for name, count in event["args"].items():
+            in_rounds[name.split()[-1]] += count  # "launches of MODEL PHASE"
+    assert in_rounds == counted
     passes = Counter(event["name"] for event in slices(report, "pass"))
     assert passes["target: prefill"] == 2
     per_round = {"merged": {"target: verify": 3, "drafter: propose": 4}, "round": {"round: round": counted["round"]}}

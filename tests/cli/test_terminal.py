@@ -8,11 +8,14 @@ import pty
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from command import specgraph
 from rich.console import Console
+from specgraph_conformance.render import as_table, verdict
+from specgraph_conformance.report import from_json
 
 from specgraph.cli import app
 from specgraph.cli.bench import _show as show_bench
@@ -130,6 +133,23 @@ def test_explain_fits(explained, width, look):
     assert max(len(line.rstrip()) for line in text.splitlines()) <= width
     for row in explained["captured"]:
         assert re.search(rf"\b{row['model']}\W+{row['phase']}\W+{row['requests']}\b", text), row
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("platform", ["npu", "cpu"])
+def test_a_report_of_the_suite_fits(platform, width, look):
+    data = json.loads((RESULTS.parents[1] / "docs" / "conformance" / f"{platform}.json").read_text())
+    report = from_json(data)
+    text = shown(lambda console: console.print(as_table(report)), width, look)
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= width
+    said = " ".join(text.split())
+    assert verdict(report) in said
+    reasons = Counter(case["reason"] for case in data["cases"] if case["outcome"] == "absent")
+    assert reasons
+    for reason, count in reasons.items():
+        assert f"because {' '.join(reason.split())}" in said
+        assert count == 1 or f"not run: {count} cases of " in said
 
 
 def test_a_terminal_of_the_system():
