@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -126,17 +127,21 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--shapes", default="eagle3-llama3-8b,eagle3-llama3-70b")
     parser.add_argument("--seconds", type=float, default=140.0)
+    parser.add_argument("--sections", default="", help="only sections whose name has this in it, such as rounds")
     given = parser.parse_args()
     begin = time.monotonic()
     platform = open_platform(given.platform)
     ranks: Ranks = join_ranks(platform.device, given.ranks, timeout=300)
     split, dtype = ranks.tensor_parallel, torch.float32 if platform.device.type == "cpu" else torch.bfloat16
+    command = f"torchrun --nproc-per-node {given.ranks} {' '.join(sys.argv)}"
     result: dict[str, Any] = {
-        **environment(platform), "ranks": given.ranks, "k": K, "context": CONTEXT, "dtype": str(dtype),
-        "weights": "random", "seconds": {}, "left_out": [],
+        "command": command, **environment(platform), "ranks": given.ranks, "k": K, "context": CONTEXT,
+        "dtype": str(dtype), "weights": "random", "seconds": {}, "left_out": [],
     }  # fmt: skip
 
     def section(name: str, run: Callable[[], list[dict[str, Any]]], alone: bool = False) -> None:
+        if given.sections not in name:
+            return
         late = [time.monotonic() - begin > given.seconds if ranks.rank == 0 else False]
         if any(value[0] for value in ranks.exchange(f"the start of {name}", [int(late[0])])):
             result["left_out"].append(name)

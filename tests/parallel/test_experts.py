@@ -53,10 +53,9 @@ def test_two_ranks_give_the_tokens_of_one(folders, whole):
     assert found[0][0]["bytes"] < 0.65 * whole[0]["bytes"], "a rank holds its own experts"
 
 
-@pytest.mark.parametrize("sampled", [False, True])
-def test_data_parallel_ranks_with_unequal_batches(tmp_path, sampled):
+def test_data_parallel_ranks_with_unequal_batches(tmp_path):
     """Each rank has requests of its own, or none for a while; the single process gives the same tokens."""
-    found = results(2, "unequal", pair=write_pair(tmp_path), rounds=25, sampled=sampled)
+    found = results(2, "unequal", pair=write_pair(tmp_path), rounds=25, sampled=False)
     assert found[0]["rounds"] == found[1]["rounds"] >= 25
     for rank in found:
         assert rank["requests_that_differ"] == 0

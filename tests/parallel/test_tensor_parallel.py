@@ -7,10 +7,15 @@ from typing import Any
 import pytest
 import torch
 from parallel.processes import results
-from parallel.tasks import FIXTURES, several
+from parallel.tasks import FIXTURES, PROMPTS, several
+from specgraph_conformance.oracles import DenseKeys
+
+from specgraph.checkpoints import load_target
 
 TARGET = str(FIXTURES / "target")
-DRAFTERS = ("eagle3-llama", "eagle", "mtp", "dflash", "target")
+DRAFTERS = ("eagle3-llama", "eagle", "mtp", "dflash", "target", "peagle")
+KINDS_IN = ("eager", "step", "merged")
+"""Lowerings in which every kind of drafter runs."""
 LOWERINGS = ("eager", "piecewise", "step", "merged", "round")
 
 
@@ -21,6 +26,8 @@ def run(draft: str = "eagle3-llama", **changes: Any) -> dict[str, Any]:
 RUNS = [
     *(run(draft) for draft in DRAFTERS),
     *(run(lowering=lowering) for lowering in LOWERINGS if lowering != "merged"),
+    *(run(draft, lowering=lowering) for draft in DRAFTERS[1:] for lowering in KINDS_IN[:-1]),
+    run(dtype="float32"),
     run(tree=True),
     run(whole_drafter=True),
     run(temperature=0.8),
@@ -35,8 +42,11 @@ def alone(runs: list[dict[str, Any]]) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def whole() -> list[Any]:
-    """Each of RUNS in this process."""
-    return alone(RUNS)
+    """Each of RUNS in this process; in the merged lowering, since lowerings must give the same tokens."""
+    merged = [{name: value for name, value in each.items() if name != "lowering"} for each in RUNS]
+    distinct = [each for n, each in enumerate(merged) if each not in merged[:n]]
+    found = alone(distinct)
+    return [found[distinct.index(each)] for each in merged]
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +58,41 @@ def two() -> list[list[Any]]:
 @pytest.mark.parametrize("number", range(len(RUNS)), ids=lambda n: "-".join(map(str, list(RUNS[n].values())[1:]))[-40:])
 def test_two_ranks_give_the_tokens_of_one(whole, two, number):
     """float64, so that the order in which partial sums are added up decides no token."""
-    assert two[0][number]["tokens"] == two[1][number]["tokens"] == whole[number]["tokens"]
+    assert two[0][number]["tokens"] == two[1][number]["tokens"]
+    if "dtype" in RUNS[number]:
+        return  # see the near-ties of float32 below
+    assert two[0][number]["tokens"] == whole[number]["tokens"]
     assert two[0][number]["accepted"] == whole[number]["accepted"]
+
+
+def near_ties(tokens: list[list[int]]) -> tuple[int, float]:
+    """Tokens that are not the whole float64 target's most likely ones after those before them, and how far the worst
+    of them falls short of the best logit."""
+    model = load_target(TARGET, dtype=torch.float64, max_model_len=64)
+    short: list[float] = []
+    for prompt, generated in zip(PROMPTS, tokens, strict=True):
+        keys, ids = DenseKeys.empty(model.attention_layers), [*prompt, *generated[:-1]]
+        keys.at(range(len(ids)))
+        logits = model.logits(model.forward(torch.tensor(ids), keys.attend).hidden[len(prompt) - 1 :])
+        short += (logits.max(-1).values - logits.gather(1, torch.tensor(generated)[:, None])[:, 0]).tolist()
+    return sum(each > 0 for each in short), max(short)
+
+
+def test_float32_differs_only_at_near_ties(two, record_property):
+    number = next(n for n, each in enumerate(RUNS) if "dtype" in each)
+    count, worst = near_ties(two[0][number]["tokens"])
+    record_property("near_ties", count)
+    assert worst < 1e-4, f"{count} near-ties"
+    wrong = [[*each[:-1], each[-1] ^ 1] for each in two[0][number]["tokens"]]
+    assert near_ties(wrong)[1] > 1e-3, "the check can fail"
+
+
+@pytest.mark.parametrize("draft", DRAFTERS)
+def test_every_kind_is_bit_equal_in_its_lowerings(two, draft):
+    numbers = [RUNS.index(run(draft, **({} if each == "merged" else {"lowering": each}))) for each in KINDS_IN]
+    for rank in two:
+        assert len({rank[n]["kv"] for n in numbers}) == 1
+        assert len({str(rank[n]["tokens"]) for n in numbers}) == 1
 
 
 def test_lowerings_are_bit_equal_on_every_rank(two):
