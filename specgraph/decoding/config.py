@@ -36,6 +36,8 @@ class EngineConfig(DraftConfig):
     """For measuring speed: accept drafts by chance instead of by the target. A number is the chance that a draft token
     is accepted when all before it are; a list gives, for each of the K positions, the share of drafts accepted there.
     The output is then not the target's."""
+    synthetic_tree_acceptance: float | Sequence[float] | None = None
+    """The same for draft trees, a share per depth; by default that of chains."""
 
     round_times: Mapping[int, Mapping[int, float]] | None = None
     """With k_candidates, microseconds of a round by padded requests and K, by which K is chosen; measured after the
@@ -77,6 +79,10 @@ class EngineConfig(DraftConfig):
             raise ConfigError(f"prefill_chunk must be at least 1, got {self.prefill_chunk}")
         if self.synthetic_acceptance is not None:
             acceptance_chances(self.synthetic_acceptance, self.num_speculative_tokens)
+        if self.synthetic_tree_acceptance is not None:
+            if self.tree is None or self.synthetic_acceptance is None:
+                raise ConfigError("synthetic_tree_acceptance needs a draft tree, and synthetic_acceptance for chains")
+            acceptance_chances(self.synthetic_tree_acceptance, self.tree.num_steps)
 
 
 def acceptance_chances(synthetic: float | Sequence[float], num_speculative_tokens: int) -> tuple[float, ...]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specgraph import kernels
 from specgraph.attention import KVCache, allocate_metadata, check_trees, move_rows
-from specgraph.decoding.config import EngineConfig
+from specgraph.decoding.config import EngineConfig, acceptance_chances
 from specgraph.decoding.verify import VerifyBuffers, VerifyMemory, VerifyProgram
 from specgraph.drafting import Drafter, DraftTree
 from specgraph.drafting.program import sampling
@@ -62,6 +62,9 @@ class TreeVerifyProgram(VerifyProgram):
             return torch.zeros(shape, dtype=torch.int64, device=device)
 
         self._rows, self._drafts, self._probs = zeros(requests * rows), zeros(requests, rows - 1), None
+        if config.synthetic_tree_acceptance is not None:
+            chances = acceptance_chances(config.synthetic_tree_acceptance, tree.num_steps)
+            self._chances[: tree.num_steps] = torch.tensor(chances)
         self._metadata = allocate_metadata(requests, rows, self.round.block_table, rows)
         self._tree = {
             "draft_parents": zeros(requests, rows - 1),

@@ -1,0 +1,192 @@
+"""Chains, trees, trees for small batches with chains for large ones, and K by acceptance: tokens per second by batch.
+
+    python benchmarks/schedules.py --platform cuda --json FILE
+
+A target and an EAGLE-3 head with random weights; drafts are accepted by chance. `tokens_per_second` is the expected
+number of tokens of a round (which the chances give) over its measured time, so that no luck of few rounds is in it.
+For `auto` it is what `-k auto` drafts once its estimate has settled; `best` is the fixed K with the most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
+from random import Random
+from typing import Any
+
+import torch
+
+from specgraph.attention import choose_attention
+from specgraph.benchmarking.rounds import TARGETS, random_target
+from specgraph.benchmarking.shapes import random_head, shape_named
+from specgraph.cli.env import environment
+from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
+from specgraph.decoding.config import acceptance_chances
+from specgraph.drafting import DraftTree
+from specgraph.platforms import open_platform
+
+CHAIN = (0.794, 0.639, 0.569, 0.517, 0.478)
+TREE = (0.889, 0.734, 0.665, 0.600, 0.552)
+"""Accepted at each place with the shipped EAGLE-3 pair (docs/acceptance.md)."""
+
+
+def expected(chances: Sequence[float], k: int) -> float:
+    """Tokens per request and round."""
+    return 1 + sum(accumulate(chances[:k], mul))
+
+
+def run(decoder: SpeculativeDecoder, sizes: Sequence[int], context: int, seed: int) -> None:
+    """Let `sizes` requests join and run a few rounds."""
+    for one in list(decoder.rounds.running):
+        decoder.cancel(one.index)
+    decoder.step()
+    g = torch.Generator().manual_seed(seed)
+    vocab = decoder.target.target.vocab_size
+    for _ in range(sizes):
+        prompt = torch.randint(0, vocab, (context,), generator=g).tolist()
+        decoder.add(Request(prompt_token_ids=prompt, max_tokens=decoder.config.max_model_len - context))
+    for _ in range(3):
+        decoder.step()
+
+
+def round_ms(decoder: SpeculativeDecoder, rounds: int, repeats: int) -> float:
+    """Median over stretches of `rounds` rounds."""
+    times: list[float] = []
+    for _ in range(2):
+        decoder.step()
+    for _ in range(repeats):
+        decoder.platform.synchronize()
+        start = time.perf_counter()
+        for _ in range(rounds):
+            decoder.step()
+        decoder.platform.synchronize()
+        times.append((time.perf_counter() - start) / rounds * 1e3)
+    return statistics.median(times)
+
+
+def settle(decoder: SpeculativeDecoder, chances: Sequence[float]) -> None:
+    """Show the policy 4,000 drafts accepted by these chances."""
+    random, policy = Random(0), decoder.rounds.adaptive
+    k = decoder.config.num_speculative_tokens
+    for _ in range(500):
+        counts = [next((i for i in range(k) if random.random() >= chances[i]), k) for _ in range(8)]
+        policy.rates.observe(k, counts)
+
+
+def measure(a: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Fill `rows`; returns the report around them."""
+    platform, sizes = open_platform(a.platform), [int(n) for n in a.requests.split(",")]
+    dtype = getattr(torch, a.dtype)
+    length = a.context + 6 * 8 * (3 + 2 + a.rounds * a.repeats)
+    target = random_target(TARGETS[a.target], platform.device, dtype, length)
+    head = random_head(shape_named(a.shape), platform.device, dtype, length)
+    tree = DraftTree(num_steps=5, top_k=4, num_draft_tokens=16)
+    layers = [*target.attention_layers, *head.attention_layers]
+    attention = choose_attention("auto", platform, layers, dtype, trees=True).backend
+    report = {**environment(platform), "command": " ".join(["python", *sys.argv]), "dtype": a.dtype, "rows": rows}
+    report |= {"target": a.target, "shape": a.shape, "context": a.context, "tree": str(tree)}
+
+    def decoder_of(**settings: Any) -> SpeculativeDecoder:
+        config = EngineConfig(
+            num_speculative_tokens=5, max_num_requests=sizes[-1], max_model_len=length, capture_sizes=sizes,
+            block_size=attention.preferred_block_size, prefill_sizes=[min(512, a.context)], lowering="merged",
+            mode="FULL_DECODE_ONLY", synthetic_acceptance=CHAIN, **settings,
+        )  # fmt: skip
+        start = time.perf_counter()
+        made = SpeculativeDecoder(target, head, platform, config, attention=attention)
+        made.capture()
+        print(f"captured {settings}: {time.perf_counter() - start:.1f} s", flush=True)
+        return made
+
+    def add(**row: Any) -> None:
+        rows.append(row)
+        print(row, flush=True)
+
+    trees = {"tree": tree, "synthetic_tree_acceptance": TREE}
+    shares = {"chain": acceptance_chances(CHAIN, 5), "tree": acceptance_chances(TREE, 5)}
+    border = a.border
+    for name, schedule in (("tree", None), (f"tree to {border}, then chain", {border: "tree", sizes[-1]: 5})):
+        decoder = decoder_of(**trees, draft_schedule=schedule)
+        for n in sizes:
+            run(decoder, n, a.context, seed=n)
+            ms = round_ms(decoder, a.rounds, a.repeats)
+            kind = "tree" if decoder.config.shape(n).tree else "chain"
+            tokens = expected(shares[kind], 5)
+            add(requests=n, drafts=name, acceptance="pair", drafted=kind, round_ms=round(ms, 3),
+                tokens_per_second=round(n * tokens / ms * 1e3, 1))  # fmt: skip
+        decoder.close()
+        del decoder
+        gc.collect()  # decoders are reference cycles that hold KV caches of many GiB
+    start = time.perf_counter()
+    decoder = decoder_of(k_candidates=(1, 2, 3, 5))
+    policy = decoder.rounds.adaptive
+    report["round_times_us"] = {n: {k: round(t, 1) for k, t in row.items()} for n, row in policy.times.items()}
+    report["capture_and_timing_seconds"] = round(time.perf_counter() - start, 1)
+    print(report["round_times_us"], flush=True)
+    choose = policy.choose
+    for acceptance in ("pair", 0.3, 0.6, 0.9):
+        chances = shares["chain"] if acceptance == "pair" else (acceptance,) * 5
+        decoder.target.verify_program._chances[:5].copy_(torch.tensor(chances))
+        for n in sizes if acceptance == "pair" else [n for n in sizes if n in (1, 8, 32, 64)]:
+            run(decoder, n, a.context, seed=n)
+            found: dict[int, float] = {}
+            for k in Random(n).sample((1, 2, 3, 5), 4):
+                policy.choose = lambda _, k=k: k
+                ms = round_ms(decoder, a.rounds, a.repeats)
+                found[k] = n * expected(chances, k) / ms * 1e3
+                add(requests=n, drafts=f"K {k}", acceptance=acceptance, round_ms=round(ms, 3),
+                    tokens_per_second=round(found[k], 1))  # fmt: skip
+            settle(decoder, chances)
+            used: Counter[int] = Counter()
+
+            def counted(size: int, used: Counter[int] = used) -> int:
+                k = choose(size)
+                used[k] += 1
+                return k
+
+            policy.choose = counted
+            ms = round_ms(decoder, a.rounds, a.repeats)
+            tokens = sum(expected(chances, k) * count for k, count in used.items()) / used.total()
+            best = max(found, key=lambda k: found[k])
+            add(requests=n, drafts="auto", acceptance=acceptance, round_ms=round(ms, 3), chosen=dict(used),
+                tokens_per_second=round(n * tokens / ms * 1e3, 1), best=best,
+                of_best=round(n * tokens / ms * 1e3 / found[best], 3))  # fmt: skip
+    decoder.close()
+    return report
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--platform", default=None)
+    parser.add_argument("--target", default="llama3-8b")
+    parser.add_argument("--shape", default="eagle3-llama3-8b")
+    parser.add_argument("--requests", default="1,4,8,16,32,64")
+    parser.add_argument("--border", type=int, default=4)
+    parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--json", default="")
+    a = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    report: dict[str, Any] = {"rows": rows}
+    try:
+        with torch.inference_mode():
+            report = measure(a, rows)
+    finally:
+        if a.json:
+            with open(a.json, "w", encoding="utf-8") as file:
+                json.dump(report, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
