@@ -42,6 +42,7 @@ def decoder(
             "prefill_chunk",
             "rounds_ahead",
             "rounds_per_launch",
+            "round_times",
             "synthetic_acceptance",
             "sampling_parameters",
         )
