@@ -73,11 +73,17 @@ def stretch(decoder, rounds):
     return tokens, seconds, seconds - waited[0], decoder.rounds.num_rounds - launched
 
 
+def count_launches(decoder):
+    """Graph launches so far, by the runners' own count."""
+    return sum(runner.launches.total() for runner in decoder.runners.values())
+
+
 def trace(decoder, rounds=12):
-    """Counts per round and the gap between graphs, from a profiler's trace of some rounds."""
+    """Counts per round and the gap between graphs, from a profiler's trace of some rounds. With several rounds per
+    launch the launches are the runners' own count, and there is no gap: the trace does not show such launches."""
     from torch.profiler import ProfilerActivity, profile
 
-    launched = decoder.rounds.num_rounds
+    launched, launches = decoder.rounds.num_rounds, count_launches(decoder)
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
         for _ in range(rounds):  # three launches of four rounds
             decoder.step()
@@ -98,14 +104,17 @@ def trace(decoder, rounds=12):
     outside = calls["cudaLaunchKernel"] + calls["cudaLaunchKernelExC"] + calls["cuLaunchKernelEx"]
     busy = sum(end - start for start, end in graphs) / max(graphs[-1][1] - graphs[0][0], 1) if graphs else 0
     waits = sum(count for name, count in calls.items() if "Synchronize" in name) - 1  # the last one is the trace's own
+    counted = calls["cudaGraphLaunch"] / launched
+    if decoder.config.rounds_per_launch > 1:  # not in the trace: the driver is called; and one launch has many rounds
+        counted, gaps, busy = (count_launches(decoder) - launches) / launched, [], float("nan")
     return {
-        "launches_per_round": round((calls["cudaGraphLaunch"] + calls["cuGraphLaunch"]) / launched, 2),
+        "launches_per_round": round(counted, 2),
         "kernels_outside_graphs_per_round": round(outside / launched, 2),
         "uploads_per_round": round(calls["HtoD"] / launched, 2),
         "copies_to_host_per_round": round(calls["DtoH"] / launched, 2),
         "waits_per_round": round(waits / launched, 2),
         "gap_us": round(statistics.median(gaps), 1) if gaps else None,
-        "in_graphs": round(busy, 3),
+        "in_graphs": round(busy, 3) if busy == busy else None,
     }  # fmt: skip
 
 
