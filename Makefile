@@ -50,9 +50,8 @@ docs: $(VENV)/.dev
 
 # Wheels and source distributions of all parts in build/packages, checked as an index would and for what it would not
 packages: $(VENV)/.dev
-	$(PIP) twine
 	rm -rf build/packages
-	set -e; for part in $(PARTS); do $(BIN)/python -m build --outdir build/packages $$part | tail -1; done
+	set -e; for part in $(PARTS); do $(BIN)/python -m build --no-isolation --outdir build/packages $$part | tail -1; done
 	$(BIN)/python -m twine check --strict build/packages/*
 	$(BIN)/python tests/check_packages.py build/packages
 
