@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from drafting.rounds import LoggedHead, prompt_metadata
@@ -16,8 +18,8 @@ from specgraph.reference import CpuPlatform
 LENGTH, BLOCK = 64, 4
 
 
-def dense_attend(layers, positions, past):
-    """Causal attention in float64 over `past` and these rows; keeps rotated keys and values in `past`."""
+def dense_attend(layers, positions, past, window=None):
+    """Causal attention in float64 over `past` and these rows, at most `window` keys; `past` gets keys and values."""
 
     def turn(x, layer):
         cos, sin = layer.rotary.double()[positions][:, None].chunk(2, -1)
@@ -34,16 +36,19 @@ def dense_attend(layers, positions, past):
         scores = torch.einsum("qhd,khd->hqk", query, key.repeat_interleave(group, 1)) * layer.scale
         rows, columns = query.shape[0], key.shape[0]
         seen = torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows)
+        if window is not None:
+            seen = seen.triu(columns - rows - window + 1)
         weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
         return torch.einsum("hqk,khd->qhd", weights, value.repeat_interleave(group, 1))
 
     return attend
 
 
-def dense_chain(head, tokens, aux, k):
+def dense_chain(head, tokens, aux, k, window=None):
     """Logits [k, draft_vocab] and draft tokens after rows (tokens[i], aux[i]) at positions 0.., greedy."""
     past, logits, drafts = {}, [], []
-    out = head.forward(tokens, head.combine(aux), dense_attend(head.attention_layers, torch.arange(len(tokens)), past))
+    layers = head.attention_layers
+    out = head.forward(tokens, head.combine(aux), dense_attend(layers, torch.arange(len(tokens)), past, window))
     hidden, carry = out.hidden[-1:], out.carry[-1:]
     for step in range(k):
         logits.append(head.logits(hidden)[0])
@@ -52,17 +57,22 @@ def dense_chain(head, tokens, aux, k):
             token = token + head.draft_to_target[token]
         drafts.append(int(token))
         position = torch.tensor([len(tokens) + step])
-        out = head.forward(token[None], carry, dense_attend(head.attention_layers, position, past))
+        out = head.forward(token[None], carry, dense_attend(layers, position, past, window))
         hidden, carry = out.hidden, out.carry
     return torch.stack(logits), drafts
 
 
 @pytest.mark.parametrize("lengths", ["device", "host"])
-@pytest.mark.parametrize("lowering", ["eager", "merged"])
-def test_drafts_follow_the_whole_accepted_history(tmp_path, lowering, lengths):
+@pytest.mark.parametrize(("lowering", "window"), [("eager", None), ("merged", None), ("merged", 5)])
+def test_drafts_follow_the_whole_accepted_history(tmp_path, lowering, window, lengths):
+    """Or the last `window` tokens of it, with a head whose layer has a sliding window."""
     k, platform, g = 4, CpuPlatform(), torch.Generator().manual_seed(7)
     write_target(tmp_path / "t")
     write_eagle3(tmp_path / "d")
+    if window is not None:
+        path = tmp_path / "d" / "config.json"
+        sliding = {"sliding_window": window, "layer_types": ["sliding_attention"]}
+        path.write_text(json.dumps(json.loads(path.read_text()) | sliding))
     oracle = load_drafter(tmp_path / "d", load_target(tmp_path / "t", dtype=torch.float64))
     head = load_drafter(tmp_path / "d", load_target(tmp_path / "t"))
     logged = LoggedHead(head, torch.zeros(k, 3, head.draft_vocab_size))
@@ -108,7 +118,7 @@ def test_drafts_follow_the_whole_accepted_history(tmp_path, lowering, lengths):
             )
         )
         for r in range(n):
-            logits, drafts = dense_chain(oracle, tokens[r], aux[r].double(), k)
+            logits, drafts = dense_chain(oracle, tokens[r], aux[r].double(), k, window)
             torch.testing.assert_close(logged.log[:, r].double(), logits, atol=2e-4, rtol=1e-4)
             top = logits.topk(2).values
             assert ((top[:, 0] - top[:, 1]) > 1e-3).all(), "a near tie: choose another seed"

@@ -55,6 +55,7 @@ TOGETHER: dict[str, dict[str, Any]] = {
     "lowering `round`, trees and chains by batch": {
         "lowering": "round", "tree": TREE, "draft_schedule": {1: "tree", 4: 3},
     },
+    "`rounds_per_launch` above 1, `logprobs`": {"lowering": "round", "rounds_per_launch": 2, "logprobs": True},
     "lowering `round`, `k_candidates`": {"lowering": "round", "k_candidates": (1, 3)},
     "a tree of another depth than K": {"tree": TREE, "num_speculative_tokens": 5},
 }  # fmt: skip
