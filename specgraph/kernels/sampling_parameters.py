@@ -17,6 +17,9 @@ from specgraph.kernels.library import op
 EXCLUDED = -1e30
 """The logit of a token that may not be chosen: its probability is 0 in float32, and no kernel meets infinity."""
 
+SORTED_TOGETHER = 64
+"""Rows that are sorted in one call, about: few rows leave a GPU idle, and all of a large batch take much memory."""
+
 
 def _fake(logits: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return torch.empty_like(logits, dtype=torch.float32)
@@ -63,34 +66,36 @@ def adjust_logits(
     """
     requests, steps = draft_token_ids.shape
     rows = logits.float().view(requests, steps + 1, -1)
-    sampling = (temperature > 0)[:, None]
-    scale = torch.where(sampling, temperature[:, None], 1.0)
-    limit = torch.where(top_k > 0, top_k, rows.shape[-1])[:, None]
-    rank = torch.arange(rows.shape[-1], device=logits.device)
-    counts, adjusted = output_counts, torch.empty_like(rows)
-    place = torch.arange(1, steps + 1, device=logits.device)
-    for row in range(steps + 1):
-        if ancestors is not None:
-            path = (ancestors.view(requests, steps + 1)[:, row : row + 1] >> place) & (draft_token_ids >= 0)
-            counts = output_counts.scatter_add(1, draft_token_ids.clamp(min=0), (path & 1).to(counts.dtype))
-        elif row:
-            before = draft_token_ids[:, row - 1 : row]
-            counts = counts.scatter_add(1, before.clamp(min=0), (before >= 0).to(counts.dtype))
-        x = rows[:, row] + bias
-        x = torch.where(
-            in_prompt | (counts > 0),
-            torch.where(x > 0, x / repetition_penalty[:, None], x * repetition_penalty[:, None]),
-            x,
-        )
-        x = x - frequency_penalty[:, None] * counts - presence_penalty[:, None] * (counts > 0)
-        ordered, ids = x.sort(dim=-1, descending=True, stable=True)
+    adjusted = torch.empty_like(rows)
+    top_k, top_p, min_p, temperature, repetition, presence, frequency = (
+        each[:, None, None]
+        for each in (top_k, top_p, min_p, temperature, repetition_penalty, presence_penalty, frequency_penalty)
+    )
+    sampling = temperature > 0
+    scale, limit = torch.where(sampling, temperature, 1.0), torch.where(top_k > 0, top_k, rows.shape[-1])
+    rank, place = (torch.arange(size, device=logits.device) for size in (rows.shape[-1], steps + 1))
+    if ancestors is None:
+        context = (place[:, None] > place[:-1]).expand(requests, steps + 1, steps)
+    else:
+        context = ((ancestors.view(requests, steps + 1, 1) >> place[1:]) & 1).bool()
+    context = context & (draft_token_ids >= 0)[:, None]
+    ids = draft_token_ids.clamp(min=0)[:, None].expand(requests, steps + 1, steps)
+    together = max(1, SORTED_TOGETHER // requests)
+    for first in range(0, steps + 1, together):
+        part = slice(first, first + together)
+        counts = output_counts[:, None].repeat(1, rows[:, part].shape[1], 1)
+        counts.scatter_add_(2, ids[:, part], context[:, part].to(counts.dtype))
+        x = rows[:, part] + bias[:, None]
+        x = torch.where(in_prompt[:, None] | (counts > 0), torch.where(x > 0, x / repetition, x * repetition), x)
+        x = x - frequency * counts - presence * (counts > 0)
+        ordered, order = x.sort(dim=-1, descending=True, stable=True)
         p = torch.softmax(ordered / scale, dim=-1)
-        kept = (p >= min_p[:, None] * p[:, :1]) & (rank < limit)
+        kept = (p >= min_p * p[..., :1]) & (rank < limit)
         p = torch.where(kept, p, 0.0)
         p = p / p.sum(dim=-1, keepdim=True)
-        kept &= (p.cumsum(dim=-1) - p < top_p[:, None]) | (top_p[:, None] >= 1) | (rank == 0)
-        kept = torch.zeros_like(kept).scatter_(1, ids, kept)
-        adjusted[:, row] = torch.where(kept | ~sampling, x, EXCLUDED)
+        kept &= (p.cumsum(dim=-1) - p < top_p) | (top_p >= 1) | (rank == 0)
+        kept = torch.zeros_like(kept).scatter_(2, order, kept)
+        adjusted[:, part] = torch.where(kept | ~sampling, x, EXCLUDED)
     return adjusted.view_as(logits)
 
 
