@@ -12,9 +12,9 @@ from specgraph.graphs import BatchDescriptor, GraphRunner
 from specgraph.platforms import Platform
 
 from specgraph_conformance.case import case
-from specgraph_conformance.cases.test_task_update import Tasks
 from specgraph_conformance.draft_rig import DraftRig, make_batches, make_config
 from specgraph_conformance.rig import adding, assert_usable, captured, expect_equal, on_host
+from specgraph_conformance.task_rig import Tasks
 from specgraph_conformance.tiny_models import make_head
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from specgraph import kernels
 from specgraph.platforms import Platform
-from torch import Tensor
 
 from specgraph_conformance.case import case
+from specgraph_conformance.oracles import expect_shares
 from specgraph_conformance.rig import WAYS, expect_close, expect_equal, on_host, run_op
 
 
@@ -75,154 +75,6 @@ def test_gumbel(platform: Platform, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@case(
-    "kernels.verify-greedy",
-    "Draft tokens are accepted while they are the target's most likely ones; the target's own follows, then -1.",
-    cause="verify_greedy: an accepted count off by one, or an inert request that samples",
-    quick=True,
-)
-def test_verify_greedy(platform: Platform, way: str, seed: int) -> None:
-    device, k, vocab = platform.device, 3, 50
-    logits = torch.randn(5 * (k + 1), vocab, generator=torch.Generator().manual_seed(seed))
-    best = logits.argmax(-1).view(5, k + 1)
-    drafts = best[:, :k].clone()
-    drafts[1, 1] += 1
-    drafts[2, 0] = (drafts[2, 0] + 1) % vocab
-    drafts[3, 2] = -1
-    starts = torch.tensor([5, 6, 7, 8, -1])
-    sampled = torch.full((5, k + 1), -9, device=device)
-    counts = torch.full((5,), -9, dtype=torch.int32, device=device)
-    inputs = logits.to(device), drafts.to(device), starts.to(device)
-    run_op(platform, way, lambda: kernels.verify_greedy(*inputs, sampled, counts), [sampled, counts])
-    assert on_host(counts).tolist() == [4, 2, 1, 3, 0]
-    for r, count in enumerate([4, 2, 1, 3, 0]):
-        wanted = [*drafts[r, : max(count - 1, 0)].tolist(), *([best[r, count - 1].item()] if count else [])]
-        assert on_host(sampled)[r].tolist() == wanted + [-1] * (k + 1 - count)
-
-
-@pytest.mark.parametrize("way", WAYS)
-@case(
-    "kernels.verify-sampled",
-    "Tokens after rejection sampling have the target's distribution for any drafter: chi-square test over two tokens.",
-    hazard="gumbel-seed-position",
-    cause="verify_sampled: noise shared between drafting and accepting, or a residual that isn't max(p - q, 0)",
-)
-def test_verify_sampled(platform: Platform, way: str, seed: int) -> None:
-    device, draws, vocab, k = platform.device, 6000, 4, 2
-    generator = torch.Generator().manual_seed(seed + 1)
-    p_logits, q_logits = (torch.randn(k + 1, vocab, generator=generator) * 1.5 for _ in range(2))
-    q = q_logits[:k].softmax(-1)
-    start = torch.full((draws,), 20)
-    temperature, seeds = torch.ones(draws, device=device), torch.arange(draws, device=device) * 7919
-    drafts = torch.zeros(draws, k, dtype=torch.int64, device=device)
-    probs = torch.zeros(draws, k, vocab, device=device)
-    ids = torch.zeros(draws, dtype=torch.int64, device=device)
-    for step in range(k):
-        there = q_logits[step].expand(draws, vocab).contiguous().to(device)
-        column = torch.tensor([step], device=device)
-        # The draft token of column i has position start + 1 + i; its row attended to start + i + 1 keys.
-        seq_lens = torch.full((draws,), 20 + step, dtype=torch.int32, device=device)
-        kernels.draft_gumbel(there, None, temperature, seeds, seq_lens, column, ids, drafts, probs)
-    expect_close(on_host(probs)[0], q.double(), 1e-5, "the drafter's distributions")
-    logits = p_logits.expand(draws, k + 1, vocab).reshape(-1, vocab).contiguous().to(device)
-    sampled = torch.zeros(draws, k + 1, dtype=torch.int64, device=device)
-    counts = torch.zeros(draws, dtype=torch.int32, device=device)
-    inputs = logits, drafts, probs, None, temperature, seeds, start.to(device)
-    run_op(platform, way, lambda: kernels.verify_sampled(*inputs, sampled, counts), [sampled, counts])
-    p, seen, lengths = p_logits.double().softmax(-1), on_host(sampled), on_host(counts)
-    for position in range(2):
-        tokens = seen[lengths > position][:, position]
-        got, wanted = tokens.bincount(minlength=vocab).double(), p[position] * len(tokens)
-        chi_square = ((got - wanted) ** 2 / wanted).sum()
-        assert chi_square < 21.1, (  # p = 1e-4
-            f"token {position} has frequencies {rounded(got / len(tokens))}, and the target's distribution is "
-            f"{rounded(p[position])} (chi-square {chi_square:.0f}, 3 degrees of freedom)"
-        )
-    accepted = (lengths > 1).double().mean()
-    overlap = torch.minimum(p[0], q[0].double()).sum()
-    assert abs(accepted - overlap) < 0.03, f"{accepted:.3f} accepted at position 0, {overlap:.3f} is the overlap"
-
-
-TEMPERATURES = (0.0, 0.5, 2.0, 1.0, 1.0)
-"""Of the five kinds of request of `kernels.verify-mixed`, which alternate in one batch."""
-VOCAB, DRAWS, K = 5, 2500, 2
-LIMIT = 30.0
-"""Of chi-square with 4 degrees of freedom: p = 5e-6."""
-
-
-def rounded(values: Tensor) -> list[float]:
-    """For a message."""
-    return [round(value, 3) for value in values.tolist()]
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("drafts_from", ["distribution", "draft-vocabulary", "one-token"])
-@case(
-    "kernels.verify-mixed",
-    "In one batch of requests at temperatures 0, 0.5, 1 and 2, with and without draft tokens, some inert, each request "
-    "follows the target's distribution at its own temperature.",
-    hazard="mixed-requests-in-verify",
-    cause="verify_sampled: one request's temperature for all, -1 taken for token 0, missing draft probabilities, or "
-    "draft ids that are not mapped to the target's",
-)
-def test_verify_mixed(platform: Platform, way: str, drafts_from: str, seed: int) -> None:
-    device, generator = platform.device, torch.Generator().manual_seed(seed + 5)
-    kinds = len(TEMPERATURES)
-    requests = kinds * DRAWS
-    kind = torch.arange(requests) % kinds
-    temperature = torch.tensor(TEMPERATURES)[kind]
-    p_logits = torch.randn(kinds, K + 1, VOCAB, generator=generator) * 0.6
-    mapped = drafts_from == "draft-vocabulary"
-    ids = torch.tensor([1, 2, 4]) if mapped else torch.arange(VOCAB)
-    q = (torch.randn(kinds, K, len(ids), generator=generator) * 0.6).softmax(-1)
-    if drafts_from == "one-token":  # the drafter is certain: no distribution is handed over
-        q = torch.nn.functional.one_hot(q.argmax(-1), VOCAB).float()
-    rows = q[kind].view(-1, len(ids))
-    drafts = ids[torch.multinomial(rows, 1, generator=generator)[:, 0]].view(requests, K)
-    drafts[kind == 3] = -1
-    starts = torch.full((requests,), 20)
-    starts[kind == 4] = -1
-    sampled = torch.full((requests, K + 1), -9, device=device)
-    counts = torch.full((requests,), -9, dtype=torch.int32, device=device)
-    inputs = (
-        p_logits[kind].view(-1, VOCAB).to(device),
-        drafts.to(device),
-        None if drafts_from == "one-token" else q[kind].contiguous().to(device),
-        (ids - torch.arange(len(ids))).to(device) if mapped else None,
-        temperature.to(device),
-        (torch.arange(requests) * 7919).to(device),
-        starts.to(device),
-    )
-    run_op(platform, way, lambda: kernels.verify_sampled(*inputs, sampled, counts), [sampled, counts])
-    tokens, lengths = on_host(sampled), on_host(counts)
-    assert lengths[kind == 4].unique().tolist() == [0], "an inert request was given tokens"
-    assert tokens[kind == 4].unique().tolist() == [-1], "an inert request was given tokens"
-    assert lengths[kind == 3].unique().tolist() == [1], "a request without draft tokens (-1) had one accepted"
-    greedy = p_logits[0].argmax(-1)
-    for row, n in zip(tokens[kind == 0].tolist(), lengths[kind == 0].tolist(), strict=True):
-        assert row[:n] == greedy[:n].tolist(), f"at temperature 0 a request got {row[:n]}, not {greedy[:n].tolist()}"
-    for number in (1, 2, 3):
-        mine, lens = tokens[kind == number], lengths[kind == number]
-        wanted = (p_logits[number].double() / TEMPERATURES[number]).softmax(-1)
-        for position in range(2 if number < 3 else 1):
-            got = mine[lens > position][:, position].bincount(minlength=VOCAB).double()
-            if (count := got.sum()) < 400:
-                continue  # too few were accepted to say anything
-            chi_square = float(((got - wanted[position] * count) ** 2 / (wanted[position] * count)).sum())
-            assert chi_square < LIMIT, (
-                f"token {position} at temperature {TEMPERATURES[number]:g}: frequencies {rounded(got / count)} instead "
-                f"of {rounded(wanted[position])} (chi-square {chi_square:.0f})"
-            )
-        if number < 3:
-            full = torch.zeros(VOCAB, dtype=torch.float64).index_copy_(0, ids, q[number, 0].double())
-            overlap, seen = torch.minimum(wanted[0], full).sum(), (lens > 1).double().mean()
-            assert abs(seen - overlap) < 0.05, (
-                f"{seen:.3f} of the first drafts were accepted at temperature {TEMPERATURES[number]:g}; target and "
-                f"drafter overlap by {overlap:.3f}"
-            )
-
-
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("mapped", [False, True], ids=["same-vocabulary", "own-vocabulary"])
 @case(
     "kernels.draft-block-greedy",
@@ -279,49 +131,8 @@ def test_block_gumbel(platform: Platform, way: str, seed: int) -> None:
         difference = (seen[kind == number].double() - wanted).abs().max()
         assert difference < 1e-5, f"a distribution {at} is {difference:.3g} off softmax(logits / temperature)"
         for step in range(k):
-            got = tokens[kind == number][:, step].bincount(minlength=vocab).double()
-            chi_square = float(((got - wanted[step] * draws) ** 2 / (wanted[step] * draws)).sum())
-            assert chi_square < LIMIT, (
-                f"draft token {step} {at}: frequencies {rounded(got / draws)} instead of {rounded(wanted[step])}"
-            )
+            expect_shares(tokens[kind == number][:, step], wanted[step], f"draft token {step} {at}")
     assert not torch.equal(tokens[kind == 2][:, 0], tokens[kind == 2][:, 1]), "both rows of a block drew one noise"
-
-
-@pytest.mark.parametrize("way", WAYS)
-@case(
-    "kernels.verify-synthetic",
-    "Draft token i is accepted with the given chance if those before it are; requests that are inert or have no draft "
-    "token are as in verify_greedy.",
-    hazard="synthetic-acceptance",
-    cause="verify_synthetic: the chances of the wrong column, or -1 accepted",
-)
-def test_verify_synthetic(platform: Platform, way: str, seed: int) -> None:
-    device, draws, k, vocab = platform.device, 4000, 3, 20
-    generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn(draws * (k + 1), vocab, generator=generator)
-    best = logits.argmax(-1).view(draws, k + 1)
-    drafts = torch.randint(0, vocab, (draws, k), generator=generator)
-    drafts[1, 1] = -1
-    starts = torch.arange(draws) % 100
-    starts[2] = -1
-    chances = torch.tensor([0.8, 0.5, 1.0])
-    sampled = torch.full((draws, k + 1), -9, device=device)
-    counts = torch.full((draws,), -9, dtype=torch.int32, device=device)
-    seeds = torch.arange(draws) * 7919
-    inputs = logits.to(device), drafts.to(device), chances.to(device), seeds.to(device), starts.to(device)
-    run_op(platform, way, lambda: kernels.verify_synthetic(*inputs, sampled, counts), [sampled, counts])
-    tokens, lengths = on_host(sampled), on_host(counts)
-    assert int(lengths[2]) == 0
-    assert int(lengths[1]) <= 2, "draft token -1 was accepted"
-    for r, count in enumerate(lengths.tolist()):
-        if count:
-            wanted = [*drafts[r, : count - 1].tolist(), int(best[r, count - 1]), *[-1] * (k + 1 - count)]
-            assert tokens[r].tolist() == wanted, f"request {r}, of which {count - 1} drafts were accepted"
-    rest = lengths[3:]
-    for position, chance in enumerate(chances.tolist()):
-        reached, accepted = (rest > position).sum(), (rest > position + 1).sum()
-        share = float(accepted / reached)
-        assert abs(share - chance) < 0.04, f"{share:.3f} of draft tokens {position} accepted, the chance is {chance:g}"
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -366,6 +177,4 @@ def test_gumbel_head(platform: Platform, way: str, seed: int) -> None:
         wanted = (logits[number] / temperatures[number].double()).softmax(-1)
         at = f"at temperature {temperatures[number]:g}"
         expect_close(seen[kind == number], wanted.expand(draws, vocab), 1e-4, f"the distribution {at}")
-        got = (tokens[kind == number] // 2).bincount(minlength=vocab).double()
-        chi_square = float(((got - wanted * draws) ** 2 / (wanted * draws)).sum())
-        assert chi_square < LIMIT, f"tokens {at}: frequencies {rounded(got / draws)} instead of {rounded(wanted)}"
+        expect_shares(tokens[kind == number] // 2, wanted, f"tokens {at}")

@@ -2,116 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
 from specgraph import kernels
-from specgraph.attention import (
-    AttentionBackend,
-    AttentionLayer,
-    AttentionMetadata,
-    HostLengths,
-    KVCache,
-    PagedHostAttention,
-    StepContext,
-    TaskKey,
-    allocate_metadata,
-)
+from specgraph.attention import HostLengths, PagedHostAttention, TaskKey
 from specgraph.errors import SpecgraphError, UnsupportedError, UpdateError
-from specgraph.graphs import UpdatePlan
-from specgraph.platforms import Graph, Platform
-from torch import Tensor
+from specgraph.platforms import Event, Platform
 
 from specgraph_conformance.case import Absent, case
-from specgraph_conformance.rig import AttentionShape, expect_equal, expect_refusal, on_host, supported_shape
+from specgraph_conformance.rig import expect_equal, expect_refusal, on_host
+from specgraph_conformance.task_rig import (
+    BLOCK,
+    BLOCKS,
+    DIM,
+    HEADS,
+    KV_HEADS,
+    REQUESTS,
+    Tasks,
+    host_attention,
+    replayed,
+)
 
 NEEDS = ("task_update",)
-REQUESTS, HEADS, KV_HEADS, DIM, BLOCK, BLOCKS = 3, 4, 2, 64, 16, 4
-
-
-def host_attention(platform: Platform) -> AttentionBackend:
-    """The device's own attention with host parameters if it has one, else the core's."""
-    for factory in platform.attention_backends().values():
-        made: AttentionBackend = factory(platform)
-        if made.host_parameters:
-            return made
-    return PagedHostAttention(platform)
-
-
-@dataclass
-class Tasks:
-    """A graph of `steps` x `layers` attention ops with one row per request, each in its own task group."""
-
-    platform: Platform
-    steps: int = 1
-    layers: int = 1
-    plan: UpdatePlan = field(init=False)
-    graph: Graph = field(init=False)
-
-    def __post_init__(self) -> None:
-        platform, device = self.platform, self.platform.device
-        generator = torch.Generator().manual_seed(11)
-        self.attention = host_attention(platform)
-        fits = supported_shape(self.attention, (HEADS, KV_HEADS), AttentionShape(dim=DIM, block=BLOCK))
-
-        def random(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator).to(device, fits.dtype)
-
-        self.layer = AttentionLayer(HEADS, KV_HEADS, fits.dim, fits.dim**-0.5)
-        shape = (1 + REQUESTS * BLOCKS, fits.block, KV_HEADS, fits.dim)
-        self.caches = [KVCache(random(*shape), random(*shape)) for _ in range(self.layers)]
-        table = torch.arange(1, 1 + REQUESTS * BLOCKS, dtype=torch.int32).view(REQUESTS, BLOCKS).to(device)
-        self.metadata: AttentionMetadata = allocate_metadata(REQUESTS, 1, table)  # slots are null: nothing is written
-        self.query, self.key = random(REQUESTS, HEADS, fits.dim), random(REQUESTS, KV_HEADS, fits.dim)
-        self.out = torch.zeros(self.steps, self.layers, REQUESTS, HEADS, fits.dim, dtype=fits.dtype, device=device)
-        self.plan = UpdatePlan(platform, REQUESTS)
-        inert = HostLengths([1] * REQUESTS, [0] * REQUESTS)
-        self._run(dict.fromkeys(range(self.steps), inert), None)
-        platform.synchronize()
-        self.graph = platform.graph()
-        with self.graph.capture():
-            self._run(dict.fromkeys(range(self.steps), inert), self.plan)
-        platform.synchronize()
-
-    def _run(self, lengths: dict[int, HostLengths], updates: UpdatePlan | None) -> None:
-        for step in range(self.steps):
-            for index, cache in enumerate(self.caches):
-                context = StepContext(self.metadata, step, lengths[step], updates)
-                rows = self.attention.forward(self.layer, index, self.query, self.key, self.key, cache, context)
-                self.out[step, index].copy_(rows)
-
-    def lengths(self, *seq_lens: Sequence[int]) -> dict[int, HostLengths]:
-        """`HostLengths` per draft step, from one list of key counts per step."""
-        return {step: HostLengths([1] * REQUESTS, list(values)) for step, values in enumerate(seq_lens)}
-
-    def replay(self, lengths: dict[int, HostLengths]) -> None:
-        """Update and replay in the platform's order."""
-        during = self.platform.capabilities.update_order == "during_replay"
-        if during:
-            self.graph.replay()
-        self.plan.apply(self.plan.for_steps(lengths))
-        if not during:
-            self.graph.replay()
-
-    def update_only(self, values: Mapping[TaskKey, HostLengths]) -> None:
-        """Update these groups and no other, which `UpdatePlan.apply` refuses to do."""
-        for key, lengths in values.items():
-            task = self.plan._tasks[key]  # pyright: ignore[reportPrivateUsage]
-            with self.platform.task_update(task.group):
-                task.prepare(lengths)()
-
-    def eager(self, lengths: dict[int, HostLengths]) -> Tensor:
-        """The result without a graph."""
-        self._run(lengths, None)
-        self.platform.synchronize()
-        return on_host(self.out)
-
-    def result(self) -> Tensor:
-        """What the last replay left."""
-        self.platform.synchronize()
-        return on_host(self.out)
 
 
 @pytest.fixture
@@ -120,6 +34,13 @@ def tasks(platform: Platform) -> Iterator[Tasks]:
     made = Tasks(platform)
     yield made
     made.graph.close()
+
+
+def expect_waiting(done: Event, otherwise: str) -> None:
+    """The work before `done` waits at a gate."""
+    for _ in range(100):
+        torch.zeros(1 << 12).exp()  # some host time for the device to pass the gate, if it is open
+    assert not done.query(), otherwise
 
 
 @case(
@@ -171,9 +92,7 @@ def test_missing(platform: Platform, tasks: Tasks) -> None:
     except SpecgraphError:
         tasks.replay(second)
     else:
-        for _ in range(100):
-            torch.zeros(1 << 12).exp()  # some host time for the device to pass the gate, if it is open
-        assert not done.query(), "the graph ran without an update"
+        expect_waiting(done, "the graph ran without an update")
         tasks.plan.apply(tasks.plan.for_steps(second))
     expect_equal(tasks.result(), tasks.eager(second))
 
@@ -196,21 +115,15 @@ def test_each_gated(platform: Platform, left_out: int) -> None:
     tasks.result()
     values = tasks.plan.for_steps(second)
     missing = list(values)[left_out]
-    during = platform.capabilities.update_order == "during_replay"
     done = platform.event()
     try:
-        if during:
-            tasks.graph.replay()
-        tasks.update_only({key: value for key, value in values.items() if key != missing})
-        if not during:
-            tasks.graph.replay()
+        with replayed(platform, tasks.graph):
+            tasks.update_only({key: value for key, value in values.items() if key != missing})
         done.record()
     except SpecgraphError:
         tasks.replay(second)
     else:
-        for _ in range(100):
-            torch.zeros(1 << 12).exp()  # some host time for the device to pass the gate, if it is open
-        assert not done.query(), f"the graph ran although group {left_out} of 3 had no update"
+        expect_waiting(done, f"the graph ran although group {left_out} of 3 had no update")
         tasks.update_only({missing: values[missing]})
     expect_equal(tasks.result(), tasks.eager(second), "the replay after the missing update")
     tasks.graph.close()
@@ -244,14 +157,9 @@ def test_several_ops(platform: Platform) -> None:
     graph = platform.graph()
     with graph.capture(), platform.task_group() as group:
         issue([[1, 1, 1]] * ops)
-    during = platform.capabilities.update_order == "during_replay"
     for lengths in ([[3, 17, 40], [64, 1, 16], [5, 6, 7]], [[9, 2, 33], [8, 60, 4], [31, 30, 29]]):
-        if during:
-            graph.replay()
-        with platform.task_update(group):
+        with replayed(platform, graph), platform.task_update(group):
             issue(lengths)
-        if not during:
-            graph.replay()
         platform.synchronize()
         seen = on_host(out)
         issue(lengths)

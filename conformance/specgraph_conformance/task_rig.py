@@ -1,0 +1,117 @@
+"""Captured attention ops with host lengths, each in a task group of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from specgraph.attention import (
+    AttentionBackend,
+    AttentionLayer,
+    AttentionMetadata,
+    HostLengths,
+    KVCache,
+    PagedHostAttention,
+    StepContext,
+    TaskKey,
+    allocate_metadata,
+)
+from specgraph.graphs import UpdatePlan
+from specgraph.platforms import Graph, Platform
+from torch import Tensor
+
+from specgraph_conformance.rig import AttentionShape, on_host, supported_shape
+
+REQUESTS, HEADS, KV_HEADS, DIM, BLOCK, BLOCKS = 3, 4, 2, 64, 16, 4
+
+
+def host_attention(platform: Platform) -> AttentionBackend:
+    """The device's own attention with host parameters if it has one, else the core's."""
+    for factory in platform.attention_backends().values():
+        made: AttentionBackend = factory(platform)
+        if made.host_parameters:
+            return made
+    return PagedHostAttention(platform)
+
+
+@contextmanager
+def replayed(platform: Platform, graph: Graph) -> Generator[None]:
+    """Replay before the block that updates the graph, or after it, as the platform's `update_order` says."""
+    during = platform.capabilities.update_order == "during_replay"
+    if during:
+        graph.replay()
+    yield
+    if not during:
+        graph.replay()
+
+
+@dataclass
+class Tasks:
+    """A graph of `steps` x `layers` attention ops with one row per request, each in its own task group."""
+
+    platform: Platform
+    steps: int = 1
+    layers: int = 1
+    plan: UpdatePlan = field(init=False)
+    graph: Graph = field(init=False)
+
+    def __post_init__(self) -> None:
+        platform, device = self.platform, self.platform.device
+        generator = torch.Generator().manual_seed(11)
+        self.attention = host_attention(platform)
+        fits = supported_shape(self.attention, (HEADS, KV_HEADS), AttentionShape(dim=DIM, block=BLOCK))
+
+        def random(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator).to(device, fits.dtype)
+
+        self.layer = AttentionLayer(HEADS, KV_HEADS, fits.dim, fits.dim**-0.5)
+        shape = (1 + REQUESTS * BLOCKS, fits.block, KV_HEADS, fits.dim)
+        self.caches = [KVCache(random(*shape), random(*shape)) for _ in range(self.layers)]
+        table = torch.arange(1, 1 + REQUESTS * BLOCKS, dtype=torch.int32).view(REQUESTS, BLOCKS).to(device)
+        self.metadata: AttentionMetadata = allocate_metadata(REQUESTS, 1, table)  # slots are null: nothing is written
+        self.query, self.key = random(REQUESTS, HEADS, fits.dim), random(REQUESTS, KV_HEADS, fits.dim)
+        self.out = torch.zeros(self.steps, self.layers, REQUESTS, HEADS, fits.dim, dtype=fits.dtype, device=device)
+        self.plan = UpdatePlan(platform, REQUESTS)
+        inert = HostLengths([1] * REQUESTS, [0] * REQUESTS)
+        self._run(dict.fromkeys(range(self.steps), inert), None)
+        platform.synchronize()
+        self.graph = platform.graph()
+        with self.graph.capture():
+            self._run(dict.fromkeys(range(self.steps), inert), self.plan)
+        platform.synchronize()
+
+    def _run(self, lengths: dict[int, HostLengths], updates: UpdatePlan | None) -> None:
+        for step in range(self.steps):
+            for index, cache in enumerate(self.caches):
+                context = StepContext(self.metadata, step, lengths[step], updates)
+                rows = self.attention.forward(self.layer, index, self.query, self.key, self.key, cache, context)
+                self.out[step, index].copy_(rows)
+
+    def lengths(self, *seq_lens: Sequence[int]) -> dict[int, HostLengths]:
+        """`HostLengths` per draft step, from one list of key counts per step."""
+        return {step: HostLengths([1] * REQUESTS, list(values)) for step, values in enumerate(seq_lens)}
+
+    def replay(self, lengths: dict[int, HostLengths]) -> None:
+        """Update and replay in the platform's order."""
+        with replayed(self.platform, self.graph):
+            self.plan.apply(self.plan.for_steps(lengths))
+
+    def update_only(self, values: Mapping[TaskKey, HostLengths]) -> None:
+        """Update these groups and no other, which `UpdatePlan.apply` refuses to do."""
+        for key, lengths in values.items():
+            task = self.plan._tasks[key]  # pyright: ignore[reportPrivateUsage]
+            with self.platform.task_update(task.group):
+                task.prepare(lengths)()
+
+    def eager(self, lengths: dict[int, HostLengths]) -> Tensor:
+        """The result without a graph."""
+        self._run(lengths, None)
+        self.platform.synchronize()
+        return on_host(self.out)
+
+    def result(self) -> Tensor:
+        """What the last replay left."""
+        self.platform.synchronize()
+        return on_host(self.out)
