@@ -67,6 +67,8 @@ class CheckpointFolder:
     """Matrices of linears that are stored as FP8 stay so: see `load_matrix`."""
     kept_fp8: set[str] = field(default_factory=set[str])
     """Names of those that did."""
+    kv_scales: bool = False
+    """The KV cache will be FP8: scales of keys and values go into the weights (`scale_kv`)."""
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
@@ -232,6 +234,7 @@ def open_checkpoint(
     dtype: torch.dtype,
     quantisation: Quantisation | None = None,
     keep_fp8: bool = False,
+    kv_scales: bool = False,
 ) -> CheckpointFolder:
     """List a folder's tensors. Headers of all files are checked now, so truncation shows before any device work.
 
@@ -256,7 +259,9 @@ def open_checkpoint(
             raise CheckpointError(f"{folder} has no weights: {expected} (it holds: {listed(folder)})")
     if not tensors:
         raise CheckpointError(f"{folder} has files for weights, but they hold no tensor; fetch the checkpoint again")
-    return CheckpointFolder(folder, tensors, device, dtype, quantisation=quantisation, keep_fp8=keep_fp8)
+    return CheckpointFolder(
+        folder, tensors, device, dtype, quantisation=quantisation, keep_fp8=keep_fp8, kv_scales=kv_scales
+    )
 
 
 def _indexed_tensors(index: Path) -> dict[str, StoredTensor]:

@@ -10,6 +10,7 @@ from specgraph.checkpoints.experts import load_experts
 from specgraph.checkpoints.fit import DraftedTarget, check_same
 from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.checkpoints.formats import DrafterFolder, DrafterFormat, DrafterReader
+from specgraph.checkpoints.kv_scales import scale_kv
 from specgraph.checkpoints.latent import load_latent
 from specgraph.checkpoints.matrices import Matrix, load_matrix
 from specgraph.checkpoints.model_config import ARCHITECTURES, model_config
@@ -83,7 +84,7 @@ def load_decoder_layer(
         second = matrix("mlp.down_proj", hidden, inner, share=ranks.share(1, inner))
     else:
         first, second = Matrix(experts.gate_up), Matrix(experts.down)
-    return DecoderLayer(
+    layer = DecoderLayer(
         qkv=projection.weight,
         output=output.weight,
         post_norm=norm(before_mlp),
@@ -120,6 +121,7 @@ def load_decoder_layer(
         latent=latent,
         tensor_parallel=ranks,
     )
+    return scale_kv(folder, f"{prefix}.self_attn", layer, config) if folder.kv_scales and latent is None else layer
 
 
 def _head_shares(config: ModelConfig) -> list[Share | None]:

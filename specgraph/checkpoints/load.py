@@ -40,6 +40,7 @@ def load_target(
     max_model_len: int | None = None,
     tensor_parallel: TensorParallel = WHOLE,
     keep_fp8: bool = False,
+    kv_scales: bool = False,
 ) -> LlamaTarget:
     """Read a target from a Hugging Face folder.
 
@@ -51,6 +52,8 @@ def load_target(
         tensor_parallel: the ranks that split the model, and this one's place: it reads its share only.
         keep_fp8: the matrices of dense layers that are stored as FP8 stay so, and take half the memory; a device
             without ops of its own for them turns each into `dtype` whenever it is used. All are turned when False.
+        kv_scales: the KV cache will be FP8: the folder's `k_scale` and `v_scale` of each layer, rounded up to a power
+            of two, divide its keys and values. Without them, and where False, these are stored as they are.
 
     Raises:
         CheckpointError: unknown architecture or quantisation, or a missing, truncated or misshapen part.
@@ -76,7 +79,7 @@ def load_target(
             f"expert parallel: {source.name} is a {config.architecture} model without experts; leave that option out"
         )
     config = config.split(tensor_parallel)
-    checkpoint = open_checkpoint(folder, torch.device(device), dtype or config.dtype, stored, keep_fp8)
+    checkpoint = open_checkpoint(folder, torch.device(device), dtype or config.dtype, stored, keep_fp8, kv_scales)
     target = load_llama(checkpoint, config)
     announce(stored, str(folder), checkpoint.dtype, len(checkpoint.kept_fp8))
     checkpoint.ignore(mtp_tensors(checkpoint, config.num_layers))

@@ -148,7 +148,7 @@ def load_models(
     )
     split = WHOLE if layout is None else layout.tensor_parallel
     while True:
-        model = load_target(target, platform.device, dtype, length, split, keep_fp8)
+        model = load_target(target, platform.device, dtype, length, split, keep_fp8, options.kv_cache_dtype == "fp8")
         head = None
         if draft is not None:
             drafted: LlamaTarget | TargetShape = model

@@ -87,6 +87,9 @@ class DecoderLayer:
     output_scale: Tensor | None = None
     gate_up_scale: Tensor | None = None
     down_scale: Tensor | None = None
+    key_scale: float = 1.0
+    """Keys here are that many times smaller than the model's, a power of two that the scores are multiplied by: so an
+    FP8 cache holds them within its range. The same for values is undone by `output`."""
     activation: Activation = "silu"
     latent: LatentAttention | None = None
     """The rest of the attention, where it is multi-head latent attention."""

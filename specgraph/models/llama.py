@@ -36,7 +36,8 @@ class LlamaTarget:
         self.lm_head = lm_head
         shapes = attention_layers(config, len(self.layers), embed_tokens.device)
         self._attention_layers = tuple(
-            replace(shape, sinks=layer.sinks) for shape, layer in zip(shapes, self.layers, strict=True)
+            replace(shape, sinks=layer.sinks, scale=shape.scale * layer.key_scale)
+            for shape, layer in zip(shapes, self.layers, strict=True)
         )
         # Rounded to the dtype of the product, as the models with this factor are trained.
         self._embedding_scale = float(torch.tensor(config.embedding_scale, dtype=embed_tokens.dtype))

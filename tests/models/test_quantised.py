@@ -131,6 +131,49 @@ def test_ranks_have_their_part_of_fp8_matrices(block, size, tmp_path, random_mod
         assert torch.equal(got.double(), part if part.shape[1] % block[1] == 0 else part.float().double())
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("keep_fp8", [True, False])
+@pytest.mark.parametrize("architecture", ["Llama", "Qwen2", "Qwen3"])  # plain, with biases, with norms of key heads
+def test_scales_of_the_kv_cache_go_into_the_weights(architecture, keep_fp8, tmp_path, random_model, dense_attend):
+    """Keys and values are smaller by the next power of two, bit for bit, and what attention makes of them is equal."""
+    random_model(architecture, tmp_path)
+    quantise(tmp_path, compressed("channel"), "scale")
+    tensors = load_file(tmp_path / "model.safetensors")
+    given = {0: (0.031, 3.0), 2: (1.0, 0.5)}  # the layer between has none
+    for i, scales in given.items():
+        for kind, scale in zip("kv", scales, strict=True):
+            tensors[f"model.layers.{i}.self_attn.{kind}_scale"] = torch.tensor([scale])
+    save_file(tensors, tmp_path / "model.safetensors")
+    tokens = torch.randint(0, 120, (20,), generator=torch.Generator().manual_seed(1))
+    results = []
+    for kv_scales in (False, True):
+        model = load_target(tmp_path, dtype=torch.float32, keep_fp8=keep_fp8, kv_scales=kv_scales)
+        attend, seen = dense_attend(model.attention_layers, torch.arange(20)), {}
+
+        def watched(index, query, key, value, attend=attend, seen=seen):
+            seen[index] = key.clone(), value.clone()
+            return attend(index, query, key, value)
+
+        results.append((seen, model.logits(model.forward(tokens, watched).hidden)))
+    (plain, wanted), (scaled, got) = results
+    assert torch.equal(got, wanted)
+    for i in plain:
+        for (now, then), power in zip(
+            zip(scaled[i], plain[i], strict=True), {0: (2**-5, 4), 2: (1, 0.5)}.get(i, (1, 1)), strict=True
+        ):
+            assert torch.equal(now * power, then)
+
+
+def test_a_scale_of_the_kv_cache_that_is_none(tmp_path, random_model):
+    random_model("Llama", tmp_path)
+    quantise(tmp_path, compressed("channel"), "scale")
+    tensors, name = load_file(tmp_path / "model.safetensors"), "model.layers.1.self_attn.v_scale"
+    save_file(tensors | {name: torch.tensor(float("inf"))}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"v_scale"):
+        load_target(tmp_path, kv_scales=True)
+    load_target(tmp_path)  # not used
+
+
 def test_matrices_of_which_one_is_not_fp8_are_turned(tmp_path, random_model):
     """Query, key and value are one matrix here; a folder may leave one of them as it was."""
     random_model("Llama", tmp_path)
