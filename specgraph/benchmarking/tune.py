@@ -98,18 +98,18 @@ def candidates(shape: LinearShape) -> list[Tile]:
 
 
 def fp8_candidates(shape: LinearShape) -> list[Tile]:
-    """The same for weights of one byte, whose products have two rows for each row."""
+    """The same for weights of one byte, which each warp converts: a warp should have columns of its own."""
     from specgraph.kernels.triton.launch import Tile
 
     found: list[Tile] = []
     width = 2 if shape.kind == "gate_up_fp8" else 1
-    sizes = itertools.product((32, 64, 128), (64, 128, 256, 512), (4, 8), range(2, 8))
+    sizes = itertools.product((16, 32, 64, 128), (128, 256, 512), (2, 4, 8), range(3, 8))
     for columns, depth, warps, stages in sizes:
         weights = columns * width * depth
         shared, in_flight = (weights + 2 * shape.rows * depth) * stages, weights * (stages - 1)
         if shape.depth % depth or shared > 220 << 10 or not 8 << 10 <= weights <= 32 << 10:
             continue
-        if not 24 << 10 <= in_flight <= 132 << 10 or columns < 16 * warps or shape.columns // columns < 64:
+        if not 24 << 10 <= in_flight <= 132 << 10 or not 8 * warps <= columns * width <= 32 * warps:
             continue
         found.append(Tile(columns, depth, warps, stages))
     return found

@@ -23,7 +23,7 @@ class EngineConfig(DraftConfig):
     num_blocks: int | None = None
     """KV blocks of each cache, the null block included; by default enough for max_num_requests of max_model_len."""
     kv_cache_dtype: KVCacheDtype = "auto"
-    """fp8: keys and values are stored as e4m3, without scales."""
+    """fp8: keys and values are stored as e4m3. Scales of the target's layers are in its weights (`load_target`)."""
     prefill_chunk: int | None = None
     """Prompt tokens per prefill pass, at most; by default the largest prefill size."""
     rounds_ahead: int = 1

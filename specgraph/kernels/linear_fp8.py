@@ -1,7 +1,7 @@
 """Linears over FP8 weights (e4m3) with scales: the ops of `specgraph.kernels.linear` for quantised checkpoints.
 
-Results are those of dequantised weights up to rounding. A device reads half as many bytes as in bfloat16. It may write
-each activation as the sum of two FP8 numbers, which is as exact as bfloat16.
+Results are those of dequantised weights up to rounding: activations are not quantised. A device reads half as many
+bytes as in bfloat16.
 
 `weight` is float8_e4m3fn [out, in]. `scale` is float32 [groups, out]: each row of `weight` has one scale for every
 in / groups of its columns. One group is a scale per row; a checkpoint with one scale per tensor, or per block of rows,

@@ -30,11 +30,16 @@ _MEDIUM = {16: Tile(16, 512, 2, 3, 512), 32: Tile(16, 256, 2, 4, 512)}
 _GATE_UP = {16: Tile(128, 128, 4, 3, 64), 32: Tile(128, 128, 4, 3, 64), 64: Tile(128, 64, 4, 4, 64)}
 _HEAD = {16: Tile(128, 128, 4, 4, 64), 32: Tile(128, 128, 4, 3, 64), 64: Tile(128, 128, 4, 4, 64)}
 
+_LINEAR_FP8 = {16: Tile(32, 512, 4, 5, 256), 32: Tile(32, 256, 4, 5, 256), 64: Tile(32, 128, 4, 7, 256)}
+_GATE_UP_FP8 = {16: Tile(64, 256, 8, 3, 256), 32: Tile(64, 128, 8, 5, 256), 64: Tile(64, 128, 4, 3, 256)}
+
 
 def tile_for(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
     """The tile of one linear; see `specgraph.kernels.triton.launch.ChooseTile`."""
-    if depth % 512 or kind.endswith("_fp8"):
+    if depth % 512:
         return default_tile(kind, rows, columns, depth)
+    if kind.endswith("_fp8"):
+        return (_GATE_UP_FP8 if kind == "gate_up_fp8" else _LINEAR_FP8)[rows]
     if kind == "gate_up":
         return _GATE_UP[rows]
     if kind == "head":

@@ -1,9 +1,8 @@
 # type: ignore  (what Triton compiles is not what a type checker reads)
-"""Linears over FP8 weights (e4m3), whose products are computed by the FP8 units of the GPU.
+"""Linears over FP8 weights (e4m3), multiplied in float16.
 
-No weight is converted: each activation is written as the sum of two e4m3 numbers, high + low / 16, times a scale of its
-row, which is within 2 ** -8 of it, about what bfloat16 rounds to. Both are rows of the other operand, so one product
-reads each weight once. Products are added up in float32 at least every 128 columns.
+e4m3 fits float16, and one instruction converts two of them; bfloat16 takes three. Activations are divided by a power of
+two per row first, so that they fit as well, and have three bits more than in bfloat16.
 """
 
 from __future__ import annotations
@@ -13,27 +12,23 @@ import triton.language as tl
 
 
 @triton.jit
-def split_kernel(
-    x, norm, parts, factors, width, x_stride, eps, NORMED: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr
+def scaled_kernel(
+    x, norm, scaled, factors, width, x_stride, eps, NORMED: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr
 ):
-    """parts [T, 2, width] and factors [T] of x [T, width], or of rms_norm(x); one program per row."""
+    """scaled float16 [T, width] and factors [T], whose product is x [T, width] or rms_norm(x); one program per row."""
     if OVERLAP is not None:
         OVERLAP()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDTH)
     inside = column < width
-    at = x + row * x_stride + column
-    values = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    values = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     if NORMED:
         values *= tl.rsqrt(tl.sum(values * values, axis=0) / width + eps)
         values *= tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
         values = values.to(x.dtype.element_ty).to(tl.float32)
-    factor = tl.maximum(tl.max(tl.abs(values), axis=0), 1e-30) / 448.0
-    scaled = values / factor
-    high = scaled.to(parts.dtype.element_ty)
-    low = ((scaled - high.to(tl.float32)) * 16.0).to(parts.dtype.element_ty)
-    tl.store(parts + row * 2 * width + column, high, mask=inside)
-    tl.store(parts + (row * 2 + 1) * width + column, low, mask=inside)
+    largest = tl.maximum(tl.max(tl.abs(values), axis=0), 1e-30)
+    factor = tl.exp2(tl.ceil(tl.log2(largest)) - 8.0)  # sums of 2 ** 8 times 448 in float32
+    tl.store(scaled + row * width + column, (values / factor).to(tl.float16), mask=inside)
     tl.store(factors + row, factor)
 
 
@@ -64,57 +59,40 @@ def first_bytes(weight, columns, depth, PREFETCH: tl.constexpr):
 
 
 @triton.jit
-def add_product(acc, a, w, scales, WEIGHTS_FIRST: tl.constexpr, GROUPED: tl.constexpr):
-    """acc [rows, columns] + a @ w.T, or both transposed; with GROUPED the product is scaled before the sum."""
-    MOST: tl.constexpr = 128 if w.shape[1] >= 128 else w.shape[1]
-    if WEIGHTS_FIRST:
-        if GROUPED:
-            acc += tl.dot(w, tl.trans(a)) * tl.load(scales)[:, None]
-        else:
-            acc = tl.dot(w, tl.trans(a), acc, max_num_imprecise_acc=MOST)
+def add_product(acc, a, weights, scales, GROUPED: tl.constexpr):
+    """acc + a @ weights.T; with GROUPED the product is scaled before the sum."""
+    if GROUPED:
+        acc += tl.dot(a, tl.trans(weights.to(a.dtype))) * tl.load(scales)[None, :]
     else:
-        if GROUPED:
-            acc += tl.dot(a, tl.trans(w)) * tl.load(scales)[None, :]
-        else:
-            acc = tl.dot(a, tl.trans(w), acc, max_num_imprecise_acc=MOST)
+        acc = tl.dot(a, tl.trans(weights.to(a.dtype)), acc)
     return acc
 
 
 @triton.jit
-def joined(acc, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WEIGHTS_FIRST: tl.constexpr):
-    """The products of whole activations, [ROWS, COLUMNS], of those of their two parts."""
-    if not WEIGHTS_FIRST:
-        acc = tl.trans(acc)
-    high, low = tl.split(tl.reshape(acc, (COLUMNS, ROWS, 2)))
-    return tl.trans(high + low * 0.0625)
-
-
-@triton.jit
 def linear_fp8_kernel(
-    parts, factors, weight, scale, bias, residual, out, rows, columns, depth, scale_stride, residual_stride,
-    BIASED: tl.constexpr, RESIDUAL: tl.constexpr, GROUP: tl.constexpr, WEIGHTS_FIRST: tl.constexpr, ROWS: tl.constexpr,
+    scaled, factors, weight, scale, bias, residual, out, rows, columns, depth, scale_stride, residual_stride,
+    BIASED: tl.constexpr, RESIDUAL: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
-    """out = x @ (weight * scale).T + bias + residual of x in two parts (`split_kernel`); one program per block of
-    ROWS and of COLUMNS. GROUP: input columns that share a scale, 0 for all of them."""
+    """out = x @ (weight * scale).T + bias + residual of x as `scaled_kernel` leaves it; one program per block of ROWS
+    and of COLUMNS. GROUP: input columns that share a scale, 0 for all of them."""
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     safe = tl.minimum(column, columns - 1)
     if OVERLAP is not None:
         OVERLAP(WAIT=False)
         OVERLAP(first_bytes(weight, safe, depth, PREFETCH), START=False)
-    part = (tl.program_id(0) * 2 * ROWS + tl.arange(0, 2 * ROWS)).to(tl.int64)
-    inner = tl.arange(0, DEPTH)[None, :]
-    a_rows = parts + part[:, None] * depth + inner
-    w_rows = weight + safe.to(tl.int64)[:, None] * depth + inner
-    acc = tl.zeros((COLUMNS, 2 * ROWS) if WEIGHTS_FIRST else (2 * ROWS, COLUMNS), tl.float32)
-    for k in range(0, depth, DEPTH):
-        a = tl.load(a_rows + k, mask=(part < 2 * rows)[:, None], other=0.0)
-        w = tl.load(w_rows + k, eviction_policy="evict_first")
-        at = scale + (k // GROUP if GROUP else 0) * scale_stride + safe
-        acc = add_product(acc, a, w, at, WEIGHTS_FIRST, GROUP > 0)
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     live = row < rows
-    result = joined(acc, ROWS, COLUMNS, WEIGHTS_FIRST) * tl.load(factors + row, mask=live, other=0.0)[:, None]
+    inner = tl.arange(0, DEPTH)[None, :]
+    a_rows = scaled + row[:, None] * depth + inner
+    w_rows = weight + safe.to(tl.int64)[:, None] * depth + inner
+    acc = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for k in range(0, depth, DEPTH):
+        a = tl.load(a_rows + k, mask=live[:, None], other=0.0)
+        w = tl.load(w_rows + k, eviction_policy="evict_first")
+        at = scale + (k // GROUP if GROUP else 0) * scale_stride + safe
+        acc = add_product(acc, a, w, at, GROUP > 0)
+    result = acc * tl.load(factors + row, mask=live, other=0.0)[:, None]
     if GROUP == 0:
         result *= tl.load(scale + safe)[None, :]
     mask = live[:, None] & (column < columns)[None, :]
@@ -129,8 +107,8 @@ def linear_fp8_kernel(
 
 @triton.jit
 def gate_up_fp8_kernel(
-    parts, factors, weight, scale, bias, out, rows, columns, depth, scale_stride,
-    BIASED: tl.constexpr, GROUP: tl.constexpr, WEIGHTS_FIRST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    scaled, factors, weight, scale, bias, out, rows, columns, depth, scale_stride,
+    BIASED: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr, OVERLAP: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """out = silu(gate) * up with gate, up = x @ (weight * scale).T; `columns` are those of out."""
@@ -140,25 +118,24 @@ def gate_up_fp8_kernel(
         OVERLAP(WAIT=False)
         OVERLAP(first_bytes(weight, safe, depth, PREFETCH), START=False, WAIT=False)
         OVERLAP(first_bytes(weight, safe + columns, depth, PREFETCH), START=False)
-    part = (tl.program_id(0) * 2 * ROWS + tl.arange(0, 2 * ROWS)).to(tl.int64)
-    inner = tl.arange(0, DEPTH)[None, :]
-    a_rows = parts + part[:, None] * depth + inner
-    gate_rows = weight + safe.to(tl.int64)[:, None] * depth + inner
-    up_rows = gate_rows + tl.cast(columns, tl.int64) * depth
-    gate = tl.zeros((COLUMNS, 2 * ROWS) if WEIGHTS_FIRST else (2 * ROWS, COLUMNS), tl.float32)
-    up = tl.zeros((COLUMNS, 2 * ROWS) if WEIGHTS_FIRST else (2 * ROWS, COLUMNS), tl.float32)
-    for k in range(0, depth, DEPTH):
-        a = tl.load(a_rows + k, mask=(part < 2 * rows)[:, None], other=0.0)
-        at = scale + (k // GROUP if GROUP else 0) * scale_stride + safe
-        w = tl.load(gate_rows + k, eviction_policy="evict_first")
-        gate = add_product(gate, a, w, at, WEIGHTS_FIRST, GROUP > 0)
-        w = tl.load(up_rows + k, eviction_policy="evict_first")
-        up = add_product(up, a, w, at + columns, WEIGHTS_FIRST, GROUP > 0)
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     live = row < rows
+    inner = tl.arange(0, DEPTH)[None, :]
+    a_rows = scaled + row[:, None] * depth + inner
+    gate_rows = weight + safe.to(tl.int64)[:, None] * depth + inner
+    up_rows = gate_rows + tl.cast(columns, tl.int64) * depth
+    gate = tl.zeros((ROWS, COLUMNS), tl.float32)
+    up = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for k in range(0, depth, DEPTH):
+        a = tl.load(a_rows + k, mask=live[:, None], other=0.0)
+        at = scale + (k // GROUP if GROUP else 0) * scale_stride + safe
+        w = tl.load(gate_rows + k, eviction_policy="evict_first")
+        gate = add_product(gate, a, w, at, GROUP > 0)
+        w = tl.load(up_rows + k, eviction_policy="evict_first")
+        up = add_product(up, a, w, at + columns, GROUP > 0)
     factor = tl.load(factors + row, mask=live, other=0.0)[:, None]
-    left = joined(gate, ROWS, COLUMNS, WEIGHTS_FIRST) * factor
-    right = joined(up, ROWS, COLUMNS, WEIGHTS_FIRST) * factor
+    left = gate * factor
+    right = up * factor
     if GROUP == 0:
         left *= tl.load(scale + safe)[None, :]
         right *= tl.load(scale + columns + safe)[None, :]

@@ -11,19 +11,18 @@ import torch
 from torch import Tensor
 
 from specgraph import kernels
-from specgraph.kernels.linear_fp8 import FP8
 from specgraph.kernels.triton import linear_fp8
 from specgraph.kernels.triton.launch import Tile, ceil_div, contiguous_rows, power_of_two
 from specgraph.kernels.triton.linear_ops import LinearOps
 
-MOST_ROWS = 256
+MOST_ROWS = 64
 """Above this many rows the weight is dequantised in a kernel of its own, and the library multiplies."""
 
 _BLOCK = 64
 """Rows per program, at most."""
 
 _WIDEST = 32768
-"""Columns that `split_kernel` holds at once."""
+"""Columns that `scaled_kernel` holds at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +38,12 @@ class Fp8LinearOps(LinearOps):
         if tile is None:
             dense = self._dequantised(weight, scale, x.dtype)
             return kernels.norm_linear.reference(self._normed(x, norm, eps), None, eps, dense, bias, residual)
-        parts, factors = self._split(x, norm, eps)
+        scaled, factors = self._scaled(x, norm, eps)
         out = x.new_empty(x.shape[0], weight.shape[0])
         residual = None if residual is None else contiguous_rows(residual)
         rows, columns = _padded(x.shape[0]), weight.shape[0]
         linear_fp8.linear_fp8_kernel[(ceil_div(x.shape[0], rows), ceil_div(columns, tile.columns))](
-            parts, factors, weight, scale, bias, residual, out, x.shape[0], columns, weight.shape[1], scale.stride(0),
+            scaled, factors, weight, scale, bias, residual, out, x.shape[0], columns, weight.shape[1], scale.stride(0),
             0 if residual is None else residual.stride(0), BIASED=bias is not None, RESIDUAL=residual is not None,
             **self._fp8_shape(tile, rows, weight, scale),
         )  # fmt: skip
@@ -59,10 +58,10 @@ class Fp8LinearOps(LinearOps):
         if tile is None:
             dense = self._dequantised(weight, scale, x.dtype)
             return kernels.norm_gate_up.reference(self._normed(x, norm, eps), None, eps, dense, bias)
-        parts, factors = self._split(x, norm, eps)
+        scaled, factors = self._scaled(x, norm, eps)
         out, rows = x.new_empty(x.shape[0], columns), _padded(x.shape[0])
         linear_fp8.gate_up_fp8_kernel[(ceil_div(x.shape[0], rows), ceil_div(columns, tile.columns))](
-            parts, factors, weight, scale, bias, out, x.shape[0], columns, weight.shape[1], scale.stride(0),
+            scaled, factors, weight, scale, bias, out, x.shape[0], columns, weight.shape[1], scale.stride(0),
             BIASED=bias is not None, **self._fp8_shape(tile, rows, weight, scale),
         )  # fmt: skip
         return out
@@ -75,16 +74,17 @@ class Fp8LinearOps(LinearOps):
         pair = self._pair(token_ids, table, table_norm, hidden, hidden_norm, eps)
         return self.norm_linear_fp8(pair, None, eps, weight, scale, bias, None)
 
-    def _split(self, x: Tensor, norm: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-        """rms_norm(x), or x, as FP8 [T, 2, width] and a factor [T] per row: see `linear_fp8.split_kernel`."""
+    def _scaled(self, x: Tensor, norm: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+        """rms_norm(x), or x, as float16 and a factor [T] per row: see `linear_fp8.scaled_kernel`."""
         x = contiguous_rows(x)
         rows, width = x.shape
-        parts, factors = x.new_empty(rows, 2, width, dtype=FP8), x.new_empty(rows, dtype=torch.float32)
-        linear_fp8.split_kernel[(rows,)](
-            x, norm, parts, factors, width, x.stride(0), eps, NORMED=norm is not None, WIDTH=power_of_two(width),
+        scaled = x.new_empty(rows, width, dtype=torch.float16)
+        factors = x.new_empty(rows, dtype=torch.float32)
+        linear_fp8.scaled_kernel[(rows,)](
+            x, norm, scaled, factors, width, x.stride(0), eps, NORMED=norm is not None, WIDTH=power_of_two(width),
             num_warps=8, **self.common(),
         )  # fmt: skip
-        return parts, factors
+        return scaled, factors
 
     def _dequantised(self, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
         if not weight.is_contiguous() or scale.stride(-1) != 1:
@@ -102,8 +102,7 @@ class Fp8LinearOps(LinearOps):
         depth, whole = weight.shape[1], weight.is_contiguous() and scale.stride(-1) == 1
         if not 0 < x.shape[0] <= MOST_ROWS or x.dtype not in _HALVES or depth > _WIDEST or not whole:
             return None
-        rows = _padded(x.shape[0]) if x.shape[0] <= _BLOCK else 2 * _BLOCK  # there are several blocks
-        tile = self.options.tile(kind, rows, columns, depth)
+        tile = self.options.tile(kind, _padded(x.shape[0]), columns, depth)
         if tile is None:
             return None
         group, wide = depth // scale.shape[0], tile.depth
@@ -116,7 +115,6 @@ class Fp8LinearOps(LinearOps):
     def _fp8_shape(self, tile: Tile, rows: int, weight: Tensor, scale: Tensor) -> dict[str, Any]:
         return {
             "GROUP": _group(weight, scale),
-            "WEIGHTS_FIRST": tile.columns >= 64,
             "ROWS": rows,
             "COLUMNS": tile.columns,
             "DEPTH": tile.depth,
@@ -136,4 +134,4 @@ def _group(weight: Tensor, scale: Tensor) -> int:
 
 
 def _padded(count: int) -> int:
-    return min(max(8, power_of_two(count)), _BLOCK)
+    return min(max(16, power_of_two(count)), _BLOCK)
