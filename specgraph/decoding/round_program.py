@@ -169,8 +169,6 @@ class RoundRunner(ModelRunner):
             return f"platform '{self.platform.info.name}' has no conditional nodes ({repeats.reason})"
         if self.attention.host_parameters:
             return "attention with host parameters needs the lengths of each round from the host"
-        if self.pass_mode(self.program) == "eager":
-            return f"mode {self.resolution.mode} runs rounds without graphs"
         return ""
 
     def capture(self, captured: Callable[[], None] | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -15,7 +16,8 @@ from specgraph import load_generator
 from specgraph.attention import PagedAttention, PagedHostAttention
 from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
 from specgraph.drafting import DraftTree
-from specgraph.errors import ConfigError
+from specgraph.errors import CapacityError, ConfigError, UnsupportedError
+from specgraph.platforms import no
 from specgraph.reference import CpuPlatform
 
 SHAPES = ((1, 6), (5, 9), (12, 4), (9, 7), (3, 1), (7, 30))
@@ -36,11 +38,11 @@ def make_decoder(kind, lowering, lengths="device", **changes):
 
 
 @cache
-def kept(kind, lengths, ahead, sampled, num_blocks=None, schedule=None):
+def kept(kind, lengths, ahead, sampled, num_blocks=None, schedule=None, per_launch=1):
     """One decoder for many examples: what an example leaves behind must not matter to the next."""
     return make_decoder(
         kind, "round", lengths, rounds_ahead=ahead, sampled=sampled, num_blocks=num_blocks,
-        draft_schedule=None if schedule is None else dict(schedule),
+        draft_schedule=None if schedule is None else dict(schedule), rounds_per_launch=per_launch,
     )  # fmt: skip
 
 
@@ -79,8 +81,10 @@ def _inference():
 @given(data=st.data())
 def test_arrivals_stops_cancellations_and_kv_pressure(data):
     kind, sampled = data.draw(st.sampled_from(DRAFTERS)), data.draw(st.booleans())
-    lengths, ahead = data.draw(st.sampled_from([("device", 1), ("device", 0), ("host", 1)]))
-    decoder = kept(kind, lengths, ahead, sampled, data.draw(st.sampled_from([None, 13])))
+    lengths, ahead, rounds = data.draw(
+        st.sampled_from([("device", 1, 1), ("device", 1, 3), ("device", 0, 4), ("host", 1, 1)])
+    )
+    decoder = kept(kind, lengths, ahead, sampled, data.draw(st.sampled_from([None, 13])), None, rounds)
     expected, tokens, reasons = {}, {}, {}
 
     def step():
@@ -111,9 +115,9 @@ def test_arrivals_stops_cancellations_and_kv_pressure(data):
     assert decoder.step() == []
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
-def test_k_follows_the_batch_while_rounds_are_in_flight(ahead):
-    decoder = kept("eagle", "device", ahead, False, None, ((1, 3), (2, 1), (4, 0)))
+@pytest.mark.parametrize(("ahead", "per_launch"), [(0, 1), (1, 1), (1, 3)])
+def test_k_follows_the_batch_while_rounds_are_in_flight(ahead, per_launch):
+    decoder = kept("eagle", "device", ahead, False, None, ((1, 3), (2, 1), (4, 0)), per_launch)
     results = decoder.generate([request(index) for index in range(len(SHAPES))])
     assert [tuple(result.token_ids) for result in results] == [alone("eagle", i, 0.0) for i in range(len(SHAPES))]
     used = {d.num_speculative_tokens for d in decoder.runners["round"].graphs.descriptors}
@@ -163,3 +167,40 @@ def test_too_many_stop_tokens_and_a_wrong_number_of_rounds_ahead_are_refused():
         decoder.add(request(0, stops=range(17)))
     with pytest.raises(ConfigError, match="rounds_ahead must be 0 or 1, got 2"):
         make_decoder("eagle", "round", rounds_ahead=2)
+
+
+@pytest.mark.parametrize("rounds", [2, 5])
+def test_several_rounds_are_one_launch_which_ends_with_the_last_request(rounds):
+    decoder = kept("eagle", "device", 0, False, None, None, rounds)
+    runner = decoder.runners["round"]
+    for asked in ([1], [0, 3, 5]):
+        launched, ran, needed = runner.launches["round"], decoder.rounds.num_rounds, decoder.metrics.rounds
+        results = decoder.generate([request(index) for index in asked])
+        assert [tuple(result.token_ids) for result in results] == [alone("eagle", index, 0.0) for index in asked]
+        needed = decoder.metrics.rounds - needed
+        assert decoder.rounds.num_rounds - ran == needed
+        if len(asked) == 1:
+            assert runner.launches["round"] - launched == -(-needed // rounds)
+
+
+def test_several_rounds_per_launch_are_refused_where_they_cannot_be(monkeypatch):
+    for wrong, message in (
+        ({"rounds_per_launch": 0}, "rounds_per_launch must be at least 1, got 0"),
+        ({"rounds_per_launch": 2, "logprobs": True}, "logprobs are kept of one round per launch"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            make_decoder("eagle", "round", **wrong)
+    with pytest.raises(ConfigError, match="rounds_per_launch is 2, and the lowering 'merged': only"):
+        make_decoder("eagle", "merged", rounds_per_launch=2)
+    with pytest.raises(UnsupportedError, match="a launch here runs one round: attention with host parameters"):
+        make_decoder("eagle", "round", "host", rounds_per_launch=2)
+    without = replace(CpuPlatform().capabilities, conditional_nodes=no("the driver is too old"))
+    monkeypatch.setattr(CpuPlatform, "capabilities", without)
+    with pytest.raises(UnsupportedError, match=r"'cpu' has no conditional nodes \(the driver is too old\)"):
+        make_decoder("eagle", "round", rounds_per_launch=2)
+
+
+def test_a_prompt_with_more_blocks_than_the_table_has_is_refused():
+    decoder = kept("eagle", "device", 1, False)
+    with pytest.raises(CapacityError, match="a prefill pass with 99 KV blocks: its block table holds"):
+        decoder.target.prefill([1, 2], 0, range(1, 100))
