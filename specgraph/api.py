@@ -25,7 +25,15 @@ from specgraph.decoding.decoder import SpeculativeDecoder
 from specgraph.decoding.load import load_generator, shipped_pair
 from specgraph.decoding.request import Chunk, Generation, Request
 from specgraph.decoding.text import TextGenerator
-from specgraph.drafting import DraftConfig, Drafter, DraftTokens, DraftTree, ProposeBatch
+from specgraph.drafting import (
+    DraftConfig,
+    Drafter,
+    DraftTokens,
+    DraftTree,
+    ProposeBatch,
+    SamplingBuffers,
+    allocate_sampling,
+)
 from specgraph.errors import (
     CapacityError,
     CaptureError,
@@ -99,6 +107,7 @@ __all__ = [
     "Ranks",
     "ReadSetError",
     "Request",
+    "SamplingBuffers",
     "SpecgraphError",
     "SpeculativeDecoder",
     "StaleInputError",
@@ -115,6 +124,7 @@ __all__ = [
     "UnsupportedError",
     "UpdateError",
     "allocate_caches",
+    "allocate_sampling",
     "choose_attention",
     "join_layout",
     "join_ranks",
