@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from specgraph.decoding import Request, SpeculativeDecoder
@@ -152,9 +153,10 @@ def _expect_own_tokens(platform: Platform, seed: int, rounds_per_launch: int) ->
     """Random arrivals and cancellations in batches whose size changes."""
     rng = random.Random(seed)
     asked = [replace(request, max_tokens=1 + i * i % 13) for i, request in enumerate(requests(seed, count=12))]
-    several = {} if rounds_per_launch == 1 else {"rounds_per_launch": rounds_per_launch}
-    limits = {"capture_sizes": (1, 2, 4), "max_num_requests": 4}
-    with decoder(platform, lowering="round", **several, **limits) as made:
+    limits: dict[str, Any] = {"capture_sizes": (1, 2, 4), "max_num_requests": 4}
+    if rounds_per_launch > 1:
+        limits["rounds_per_launch"] = rounds_per_launch
+    with decoder(platform, lowering="round", **limits) as made:
         for _ in range(4):
             ids: dict[int, int] = {}
             tokens: dict[int, list[int]] = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from specgraph import kernels
@@ -88,9 +90,9 @@ def test_publish_round(platform: Platform, way: str, seed: int) -> None:
         left = left.where(torch.tensor(number % 3 > 0), torch.zeros_like(left))  # nobody has room in every third round
         stops = torch.randint(-1, 3, (requests, 16), generator=generator)
         results = torch.randint(0, 999, (size,), generator=generator)
-        inputs = [tensor.to(device) for tensor in (results, tokens, counts, left, stops)]
+        inputs = results.to(device), tokens.to(device), counts.to(device), left.to(device), stops.to(device)
         written = ring, progress, again
-        run_op(platform, way, lambda given=inputs, out=written: kernels.publish_round(*given, *out, 4), written)
+        run_op(platform, way, partial(kernels.publish_round, *inputs, *written, 4), written)
         live = [
             0 < count < room and not {token for token in row[:count] if token >= 0} & set(stop)
             for row, count, room, stop in zip(
