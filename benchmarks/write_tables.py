@@ -97,6 +97,22 @@ def accept(report: dict[str, Any]) -> str:
     return markdown(["requests", *columns], rows)
 
 
+def stored(report: dict[str, Any]) -> str:
+    """Merged proposes of plain weights and KV caches, and of those in FP8: us, and the ratio to the floor of each."""
+    found: dict[int, dict[str, dict[str, Any]]] = {}
+    for row in report["rows"]:
+        name = " and ".join(row[key] for key in ("weights", "kv_cache_dtype") if key in row) or "plain"
+        found.setdefault(row["requests"], {})[name] = row
+    names = list(next(iter(found.values())))
+    rows: list[list[Any]] = []
+    for requests, ways in found.items():
+        us, ratios = [ways[n]["device_us"] for n in names], [ways[n]["ratio"] for n in names]
+        rows.append(
+            [requests, *(f"{t:.0f} ({r:.2f})" for t, r in zip(us, ratios, strict=True)), f"{us[-1] / us[0]:.2f}"]
+        )
+    return markdown(["requests", *names, f"{names[-1]} / {names[0]}"], rows)
+
+
 def vllm(report: dict[str, Any]) -> str:
     """Proposes and rounds of vLLM, stock and with specgraph-vllm, us."""
     found: dict[int, dict[str, dict[str, Any]]] = {}
@@ -114,7 +130,7 @@ def vllm(report: dict[str, Any]) -> str:
 
 
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
-    table.__name__: table for table in (propose, rounds, round_times, sampled, accept, vllm)
+    table.__name__: table for table in (propose, rounds, round_times, sampled, stored, accept, vllm)
 }
 
 

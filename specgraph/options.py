@@ -21,7 +21,7 @@ LoweringChoice = Literal["auto", "eager", "piecewise", "step", "merged", "round"
 ModeChoice = Literal["auto", "NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"]
 Fallback = Literal["error", "eager"]
 KVCacheDtype = Literal["auto", "fp8"]
-Fp8Weights = Literal["auto", "keep", "dequantise"]
+Fp8Weights = Literal["dequantise", "keep"]
 DraftSampling = Literal["sampled", "greedy"]
 
 
@@ -156,9 +156,7 @@ class EngineOptions:
         "auto", "KV caches: auto (the model's dtype) or fp8 (e4m3, half the memory of bfloat16; not lossless)."
     )
     fp8_weights: Fp8Weights = _option(
-        "auto",
-        "Matrices stored as FP8: keep them (half the memory), or dequantise them at load. auto keeps them where the "
-        "device has linears that read FP8.",
+        "dequantise", "Matrices stored as FP8: dequantise them at load, or keep them: half the memory of bfloat16."
     )
     sampled: bool = _option(False, "Allow temperatures above 0.")
     draft_sampling: DraftSampling = _option(

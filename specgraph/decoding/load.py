@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
@@ -20,8 +20,7 @@ from specgraph.decoding.decoder import SpeculativeDecoder
 from specgraph.decoding.text import TextGenerator
 from specgraph.drafting import DraftTree
 from specgraph.errors import CheckpointError, ConfigError
-from specgraph.kernels.library import is_implemented
-from specgraph.options import EngineOptions, dtype_named
+from specgraph.options import EngineOptions, Fp8Weights, dtype_named
 from specgraph.parallel import WHOLE, ParallelLayout, join_layout
 from specgraph.platforms import Platform, open_platform
 
@@ -143,9 +142,9 @@ def load_models(
     dtype, length, tree = dtype_named(options.dtype), options.max_model_len, draft_tree(options)
     if dtype is None and platform.device.type == "cpu":
         dtype = torch.float32  # half precision is slower than float32 on most CPUs
-    keep_fp8 = options.fp8_weights == "keep" or (
-        options.fp8_weights == "auto" and is_implemented("norm_linear_fp8", platform.device)
-    )
+    if options.fp8_weights not in get_args(Fp8Weights):
+        raise ConfigError(f"unknown fp8_weights '{options.fp8_weights}'; there are {', '.join(get_args(Fp8Weights))}")
+    keep_fp8 = options.fp8_weights == "keep"
     split = WHOLE if layout is None else layout.tensor_parallel
     while True:
         model = load_target(target, platform.device, dtype, length, split, keep_fp8, options.kv_cache_dtype == "fp8")

@@ -140,11 +140,6 @@ def dispatch_key_of(device: torch.device) -> str:
     return torch._C._dispatch_key_for_device(device.type)  # pyright: ignore
 
 
-def is_implemented(name: str, device: torch.device) -> bool:
-    """Whether tensors of that device have an implementation of op `name` of their own."""
-    return name in _implemented.get(dispatch_key_of(device), {})
-
-
 def has_implementations(dispatch_key: str) -> bool:
     """Whether a device has implementations of its own under that key."""
     return bool(_implemented.get(dispatch_key))

@@ -97,8 +97,8 @@ def page() -> str:
     lines += [
         "",
         f"Stored dtypes: {stored}. Weights and activations run in float32, float16 or bfloat16 (`--dtype`);",
-        "comparisons with transformers are made in float32. FP8 matrices of dense layers stay FP8 where the device",
-        "reads them; other FP8 and MXFP4 weights are turned into floating point at load",
+        "comparisons with transformers are made in float32. FP8 and MXFP4 weights are turned into floating point",
+        "at load; FP8 matrices of dense layers may stay FP8",
         "(`tests/models/test_quantised.py`).",
         "",
         "## Drafters",
