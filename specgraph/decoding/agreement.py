@@ -6,9 +6,11 @@ inside a collective (vLLM #37588). Agreement is one small exchange between the h
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 
+from specgraph.decoding.adaptive_k import RoundTimes
 from specgraph.decoding.config import EngineConfig
 from specgraph.errors import RankError
 from specgraph.parallel import Ranks
@@ -52,6 +54,12 @@ def agree(ranks: Ranks, own: RoundPasses) -> RoundPasses:
                 everywhere=True,
             )
     return RoundPasses(*(max(values) for values in zip(*map(astuple, every), strict=True)))
+
+
+def same_times(ranks: Ranks, times: RoundTimes) -> RoundTimes:
+    """The times of the first rank, on all: each rank measured its own, and by them all must choose the same K."""
+    first: dict[str, dict[str, float]] = json.loads(ranks.tell("the times of rounds", json.dumps(times))[0])
+    return {int(size): {int(k): time for k, time in by_k.items()} for size, by_k in first.items()}
 
 
 def compare_captures(ranks: Ranks, runners: Mapping[str, ModelRunner], config: EngineConfig) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from specgraph.attention import AttentionBackend, KVCache, PagedAttention
 from specgraph.decoding.adaptive_k import AdaptiveK, RoundTimes
 from specgraph.decoding.admission import blocks_needed, check_request
-from specgraph.decoding.agreement import agree, compare_captures
+from specgraph.decoding.agreement import agree, compare_captures, same_times
 from specgraph.decoding.blocks import BlockAllocator, allocate_caches, cache_dtype
 from specgraph.decoding.config import EngineConfig
 from specgraph.decoding.device_rounds import DeviceRounds
@@ -146,6 +146,8 @@ class SpeculativeDecoder:
         if self.drafter is None or self.config.k_candidates is None or not isinstance(self.rounds, Rounds):
             return None
         times = self.config.round_times or measure_round_times(self.target, self.drafter, self.config)
+        if self._ranks is not None:
+            times = same_times(self._ranks, times)
         self.rounds.adaptive = AdaptiveK(times, self.config.num_speculative_tokens)
         return times
 

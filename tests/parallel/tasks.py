@@ -17,7 +17,7 @@ from specgraph.attention import KVCache
 from specgraph.checkpoints import load_drafter, load_target, target_shape
 from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
 from specgraph.drafting import DraftTree
-from specgraph.parallel import WHOLE, ExpertParallel, Ranks, join_layout, join_ranks
+from specgraph.parallel import WHOLE, ExpertParallel, ParallelLayout, Ranks, join_layout, join_ranks
 from specgraph.reference.platform import CpuPlatform
 
 FIXTURES = Path(__file__).parents[1] / "models" / "speculators_fixtures"
@@ -45,6 +45,7 @@ def generate(
 ) -> dict[str, Any]:
     """Tokens of two prompts, and a digest of the KV caches, whose bits depend on everything that ran."""
     split, kind = WHOLE if ranks is None else ranks.tensor_parallel, getattr(torch, dtype)
+    layout = None if ranks is None else ParallelLayout(ranks, split)
     if experts and ranks is not None:
         split = replace(split, experts=ExpertParallel(ranks.rank, ranks.size, ranks.name))
     temperature = options.pop("temperature", 0.0)
@@ -57,8 +58,9 @@ def generate(
         max_num_requests=2, max_model_len=64, block_size=4, prefill_sizes=(8,), lowering=lowering,
         sampled=temperature > 0, **{"num_speculative_tokens": 3, "capture_sizes": (2,), **options},
     )  # fmt: skip
-    decoder = SpeculativeDecoder(model, head, CpuPlatform(), config)
+    decoder = SpeculativeDecoder(model, head, CpuPlatform(), config, layout=layout)
     decoder.capture()
+    adaptive = getattr(decoder.rounds, "adaptive", None)
     requests = [Request(prompt_token_ids=p, max_tokens=max_tokens, temperature=temperature, seed=7) for p in PROMPTS]
     tokens = [each.token_ids for each in decoder.generate(requests)]
     assert decoder.drafter is not None
@@ -67,6 +69,7 @@ def generate(
         "kv": digest([*decoder.target.caches, *decoder.drafter.caches]),
         "bytes": sum(tensor.nbytes for tensor in {id(t): t for t in model.weights().values()}.values()),
         "accepted": decoder.metrics.mean_acceptance_length,
+        "times": None if adaptive is None else str(adaptive.times),
         "launches": decoder.drafter.launches["propose"] / max(1, decoder.drafter.num_proposes),
     }
 

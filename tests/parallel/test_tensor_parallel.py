@@ -28,6 +28,7 @@ RUNS = [
     *(run(lowering=lowering) for lowering in LOWERINGS if lowering != "merged"),
     *(run(draft, lowering=lowering) for draft in DRAFTERS[1:] for lowering in KINDS_IN[:-1]),
     run(dtype="float32"),
+    run("target", k_candidates=(1, 3)),
     run(tree=True),
     run(whole_drafter=True),
     run(temperature=0.8),
@@ -62,7 +63,15 @@ def test_two_ranks_give_the_tokens_of_one(whole, two, number):
     if "dtype" in RUNS[number]:
         return  # see the near-ties of float32 below
     assert two[0][number]["tokens"] == whole[number]["tokens"]
-    assert two[0][number]["accepted"] == whole[number]["accepted"]
+    if "k_candidates" not in RUNS[number]:
+        assert two[0][number]["accepted"] == whole[number]["accepted"]
+
+
+def test_ranks_choose_k_by_the_times_of_the_first(two):
+    """Each rank measures its own times; they must not choose by them."""
+    of_both = [rank[RUNS.index(run("target", k_candidates=(1, 3)))]["times"] for rank in two]
+    assert of_both[0] is not None
+    assert of_both[0] == of_both[1]
 
 
 def near_ties(tokens: list[list[int]]) -> tuple[int, float]:
