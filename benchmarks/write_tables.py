@@ -21,6 +21,7 @@ PAGES = (
     ROOT / "benchmarks/README.md",
     ROOT / "benchmarks/NOTES-h200.md",
     ROOT / "docs/integrations/vllm.md",
+    ROOT / "docs/integrations/sglang.md",
 )
 MARKED = re.compile(r"<!-- (\w+) (\S+\.json) -->\n(?:\|.*\n)*")
 
@@ -113,8 +114,8 @@ def stored(report: dict[str, Any]) -> str:
     return markdown(["requests", *names, f"{names[-1]} / {names[0]}"], rows)
 
 
-def vllm(report: dict[str, Any]) -> str:
-    """Proposes and rounds of vLLM, stock and with specgraph-vllm, us."""
+def engine(report: dict[str, Any]) -> str:
+    """Proposes and rounds of an engine, stock and with its plugin, us."""
     found: dict[int, dict[str, dict[str, Any]]] = {}
     for row in report["rows"]:
         found.setdefault(row["requests"], {})[row["way"]] = row
@@ -130,7 +131,7 @@ def vllm(report: dict[str, Any]) -> str:
 
 
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
-    table.__name__: table for table in (propose, rounds, round_times, sampled, stored, accept, vllm)
+    table.__name__: table for table in (propose, rounds, round_times, sampled, stored, accept, engine)
 }
 
 

@@ -20,6 +20,7 @@ PARTS = [
     "backends/accelerator",
     "integrations/transformers",
     "integrations/vllm",
+    "integrations/sglang",
 ]
 VERSION = re.compile(r'^version = "(.+)"$', re.MULTILINE)
 REQUIRED = re.compile(r'"(specgraph-[a-z]+)([^"]*)"')

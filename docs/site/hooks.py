@@ -40,6 +40,7 @@ ELSEWHERE = {
     "backends/musa/README.md": "devices/musa.md",
     "integrations/transformers/README.md": "engines/transformers.md",
     "integrations/vllm/README.md": "engines/vllm.md",
+    "integrations/sglang/README.md": "engines/sglang.md",
     "backends/musa/specgraph_musa/policy.md": "devices/musa-policy.md",
 }
 """Pages outside of docs/: path in the repository -> path in the site."""

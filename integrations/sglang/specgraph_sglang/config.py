@@ -1,0 +1,44 @@
+"""Which configurations of SGLang the plugin serves; known before any device work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+RELEASES = ("0.5.17",)
+"""The releases whose names and behaviour were checked."""
+
+PAGE_SIZES = (16, 32, 64, 128)
+
+
+def unsupported_arguments(args: Any, version: str) -> str | None:
+    """Why the plugin does not serve SGLang's `ServerArgs`, in one line; None where it does.
+
+    Args:
+        args: as SGLang hands them to `validate_server_args`.
+        version: SGLang's.
+    """
+    if version not in RELEASES:
+        return f"SGLang {version}; served is {' and '.join(RELEASES)}"
+    if args.speculative_draft_model_path is None:
+        return "no --speculative-draft-model-path; the drafter is an EAGLE-3 folder of its own"
+    if (topk := args.speculative_eagle_topk) not in (None, 1):
+        return f"--speculative-eagle-topk {topk}; chains (1) are drafted"
+    if args.page_size not in PAGE_SIZES:
+        sizes = ", ".join(map(str, PAGE_SIZES))
+        return f"--page-size {args.page_size or 1}; set it to one of {sizes}, so that the KV cache has pages"
+    for name in ("tp_size", "pp_size", "dp_size", "attn_cp_size"):
+        if (size := getattr(args, name, 1)) != 1:
+            return f"--{name.replace('_', '-')} {size}; one GPU is served"
+    if args.kv_cache_dtype != "auto":
+        return f"--kv-cache-dtype {args.kv_cache_dtype}; the KV cache must have the model's dtype"
+    if args.disaggregation_mode != "null":
+        return f"--disaggregation-mode {args.disaggregation_mode}"
+    for name in (
+        "speculative_adaptive", "speculative_use_rejection_sampling", "speculative_token_map",
+        "speculative_draft_window_size", "enable_multi_layer_eagle", "enable_two_batch_overlap",
+        "enable_hierarchical_cache", "enable_memory_saver", "enable_unified_memory", "enable_pdmux", "enable_lora",
+        "lora_paths", "disable_cuda_graph", "disable_decode_cuda_graph",
+    ):  # fmt: skip
+        if getattr(args, name, None):
+            return f"--{name.replace('_', '-')}"
+    return None

@@ -1,0 +1,95 @@
+"""The entry point: SGLang calls `register` in every process, and then knows `--speculative-algorithm SPECGRAPH`.
+
+SGLang is imported in functions only, so that this package can be tested without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from specgraph.errors import UnsupportedError
+from specgraph_sglang.config import unsupported_arguments
+from specgraph_sglang.worker import draft_worker_class, worker_class
+
+NAME = "SPECGRAPH"
+RESERVE = "sglang.srt.mem_cache.allocation_sizing.get_alloc_reserve_per_decode"
+
+_OWN = ("create_worker", "register", "from_string")
+
+
+def register() -> None:
+    """Add the algorithm to SGLang's registry, and reserve the KV slots that drafting at a round's tail needs."""
+    spec_info: Any = importlib.import_module("sglang.srt.speculative.spec_info")
+    registry: Any = importlib.import_module("sglang.srt.speculative.spec_registry")
+    hooks: Any = importlib.import_module("sglang.srt.plugins.hook_registry")
+    algorithm = spec_info.SpeculativeAlgorithm
+    algorithm.register(
+        NAME,
+        supports_overlap=True,
+        validate_server_args=check_arguments,
+        spec_class=as_eagle3(registry.CustomSpecAlgo, algorithm),
+    )(make_worker_class)
+    runtime: Any = importlib.import_module("sglang.srt.runtime_context")
+    hooks.HookRegistry.register(RESERVE, more_slots(runtime.get_server_args), hooks.HookType.AROUND)
+
+
+def check_arguments(server_args: Any) -> None:
+    """Refuse what is not served, in one line, while SGLang reads its arguments.
+
+    Raises:
+        UnsupportedError: names the option.
+    """
+    version = importlib.import_module("sglang").__version__
+    if (reason := unsupported_arguments(server_args, version)) is not None:
+        raise UnsupportedError(
+            f"specgraph does not draft for this configuration: {reason}. "
+            "--speculative-algorithm EAGLE3 is SGLang's own drafting"
+        )
+
+
+def as_eagle3(custom: Any, algorithm: Any) -> Any:
+    """A `CustomSpecAlgo` that answers every question of SGLang as its EAGLE3 does, but makes its worker by the factory.
+
+    Args:
+        custom, algorithm: SGLang's `CustomSpecAlgo` and `SpeculativeAlgorithm`.
+    """
+
+    def answer(name: str) -> Callable[..., Any]:
+        def method(self: Any, *args: Any, **options: Any) -> Any:
+            return getattr(algorithm.EAGLE3, name)(*args, **options)
+
+        return method
+
+    names = [name for name, value in vars(algorithm).items() if callable(value) and not name.startswith("_")]
+    return type("SpecgraphAlgorithm", (custom,), {name: answer(name) for name in names if name not in _OWN})
+
+
+def make_worker_class(server_args: Any) -> Any:
+    """The factory that SGLang calls for the class of the worker."""
+    worker: Any = importlib.import_module("sglang.srt.speculative.eagle_worker_v2")
+    taken = SimpleNamespace(
+        build_eagle_verify_input=worker.build_eagle_verify_input,
+        get_batch_sizes_to_capture=worker.get_batch_sizes_to_capture,
+    )
+    return worker_class(worker.EAGLEWorkerV2, draft_worker_class(worker.EagleDraftWorker, taken))
+
+
+def more_slots(current: Callable[[], Any]) -> Callable[..., int]:
+    """A hook around SGLang's number of KV slots reserved per request at a decode round.
+
+    SGLang drafts a round's tokens after it has reserved slots for that round. Drafting at the tail of the round before
+    reaches K slots further: with a start known one round late, up to 3 * K + 2 after the known length.
+
+    Args:
+        current: gives SGLang's `ServerArgs` where the call has none.
+    """
+
+    def reserve(stock: Callable[..., int], server_args: Any = None) -> int:
+        args = current() if server_args is None else server_args
+        more = int(args.speculative_num_steps or 0) if args.speculative_algorithm == NAME else 0
+        return stock(server_args) + more
+
+    return reserve

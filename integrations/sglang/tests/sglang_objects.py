@@ -1,0 +1,139 @@
+"""Objects shaped as those of SGLang 0.5.17 that the plugin reads, from its sources. The class names matter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+
+class UnquantizedLinearMethod:
+    pass
+
+
+class Fp8LinearMethod:
+    pass
+
+
+class RMSNorm(torch.nn.Module):
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        super().__init__()
+        self.weight, self.variance_epsilon = torch.nn.Parameter(weight, requires_grad=False), eps
+
+
+class Linear(torch.nn.Module):
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight, self.bias = torch.nn.Parameter(weight, requires_grad=False), None
+        self.quant_method: Any = UnquantizedLinearMethod()
+
+
+class RotaryEmbedding(torch.nn.Module):
+    """Cosines and sines by RoFormer's formula, in float64, then rounded."""
+
+    def __init__(self, dim: int, positions: int, theta: float) -> None:
+        super().__init__()
+        pair = torch.arange(dim // 2, dtype=torch.float64)
+        angle = torch.arange(positions, dtype=torch.float64)[:, None] / theta ** (2 * pair / dim)
+        self.cos_sin_cache, self.is_neox_style = torch.cat((angle.cos(), angle.sin()), 1).float(), True
+
+
+class LlamaForCausalLMEagle3(torch.nn.Module):
+    """SGLang's modules over a folder: its names, projections packed, rows of vocabularies padded to 64."""
+
+    def __init__(self, folder: Path, config: dict[str, Any], target: Any, dtype: torch.dtype) -> None:
+        super().__init__()
+        t = {n: x.to(dtype) if x.is_floating_point() else x for n, x in load_file(folder / "model.safetensors").items()}
+        self.config = SimpleNamespace(**config)
+        eps, dim = config["rms_norm_eps"], config["head_dim"]
+
+        def packed(*names: str) -> Linear:
+            return Linear(torch.cat([t[f"midlayer.{name}.weight"] for name in names]))
+
+        attention = torch.nn.Module()
+        attention.qkv_proj = packed("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        attention.o_proj = packed("self_attn.o_proj")
+        attention.rotary_emb = RotaryEmbedding(dim, config["max_position_embeddings"], config["rope_theta"])
+        attention.num_heads, attention.num_kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+        attention.head_dim, attention.scaling = dim, dim**-0.5
+        attention.attn = SimpleNamespace(sliding_window_size=-1, logit_cap=0.0)
+        layer = torch.nn.Module()
+        layer.self_attn, layer.mlp = attention, torch.nn.Module()
+        layer.mlp.gate_up_proj, layer.mlp.down_proj = packed("mlp.gate_proj", "mlp.up_proj"), packed("mlp.down_proj")
+        for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):
+            setattr(layer, name, RMSNorm(t[f"midlayer.{name}.weight"], eps))
+        self.model = torch.nn.Module()
+        self.model.layers = torch.nn.ModuleList([layer])
+        self.model.embed_tokens = Linear(padded_to_64(target.embed_tokens.to(dtype)))
+        self.model.fc = torch.nn.Linear(t["fc.weight"].shape[1], t["fc.weight"].shape[0], bias=False)
+        self.model.fc.weight.data = t["fc.weight"]
+        self.model.norm = RMSNorm(t["norm.weight"], eps)
+        self.model.input_norm = self.model.fc_norm = None
+        self.model.norm_output, self.model.num_aux_hidden_states = False, 3
+        self.lm_head = Linear(padded_to_64(t["lm_head.weight"]))
+        self.hot_token_id = t["d2t"] + torch.arange(len(t["d2t"]))
+
+
+def padded_to_64(weight: Tensor) -> Tensor:
+    """Rows filled up with what must never be read."""
+    rows = -weight.shape[0] % 64
+    return torch.cat([weight, torch.full((rows, weight.shape[1]), 1e4, dtype=weight.dtype)])
+
+
+class MHATokenToKVPool:
+    """[slots, heads, dim] per layer, full of garbage; page 0 is the one that pads."""
+
+    def __init__(self, pages: int, page_size: int, heads: int, dim: int, dtype: torch.dtype) -> None:
+        shape = (1 + pages) * page_size, heads, dim
+        self.k_buffer = [torch.full(shape, 9.0, dtype=dtype)]
+        self.v_buffer = [torch.full(shape, 9.0, dtype=dtype)]
+
+
+def server_args(**changes: Any) -> Any:
+    """`ServerArgs` that are served."""
+    return SimpleNamespace(
+        **{
+            "speculative_algorithm": "SPECGRAPH", "speculative_draft_model_path": "d", "speculative_num_steps": 4,
+            "speculative_eagle_topk": 1, "page_size": 16, "tp_size": 1, "pp_size": 1, "dp_size": 1, "attn_cp_size": 1,
+            "kv_cache_dtype": "auto", "disaggregation_mode": "null", "speculative_adaptive": False,
+        } | changes
+    )  # fmt: skip
+
+
+class Mode:
+    """`ForwardMode` of a decode round."""
+
+    def is_idle(self) -> bool:
+        return False
+
+
+def round_batch(slots: list[int], starts: list[int]) -> Any:
+    """A `ScheduleBatch` in a decode round."""
+    return SimpleNamespace(
+        forward_mode=Mode(), req_pool_indices=torch.tensor(slots), req_pool_indices_cpu=torch.tensor(slots),
+        seq_lens=torch.tensor(starts), spec_info="draft input",
+    )  # fmt: skip
+
+
+class StockDraftWorker:
+    """What SGLang's `EagleDraftWorker` has after its start-up, and a record of what reached its own code."""
+
+    topk, tree_mask_mode, gpu_id, device, target_worker = 1, "mode", 0, "cpu", "target"
+
+    def init_cuda_graphs(self) -> None:
+        self.captured = True
+
+    def draft(self, batch: Any) -> Any:
+        n = len(batch.seq_lens)
+        self.drafted = torch.arange(n * (self.speculative_num_steps + 1)) + 10_000
+        return SimpleNamespace(draft_token=self.drafted.clone())
+
+    def _draft_extend_for_prefill(self, batch: Any, *args: Any) -> str:
+        return "prefill"
+
+    def _draft_extend_for_decode(self, batch: Any, batch_result: Any) -> None:
+        batch_result.next_draft_input.topk_p = "SGLang's"

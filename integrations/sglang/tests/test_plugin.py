@@ -1,0 +1,103 @@
+"""What the plugin registers, what it refuses while SGLang reads its arguments, and the slots that it asks for."""
+
+from __future__ import annotations
+
+import enum
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sglang_objects import server_args
+from specgraph_sglang.config import unsupported_arguments
+from specgraph_sglang.plugin import as_eagle3, more_slots
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"speculative_draft_model_path": None}, "no --speculative-draft-model-path"),
+        ({"speculative_eagle_topk": 4}, "--speculative-eagle-topk 4; chains"),
+        ({"page_size": None}, "--page-size 1; set it to one of 16, 32, 64, 128"),
+        ({"page_size": 1}, "--page-size 1; set it to"),
+        ({"tp_size": 2}, "--tp-size 2; one GPU is served"),
+        ({"dp_size": 2}, "--dp-size 2; one GPU is served"),
+        ({"kv_cache_dtype": "fp8_e4m3"}, "--kv-cache-dtype fp8_e4m3"),
+        ({"disaggregation_mode": "prefill"}, "--disaggregation-mode prefill"),
+        ({"speculative_adaptive": True}, "--speculative-adaptive"),
+        ({"speculative_use_rejection_sampling": True}, "--speculative-use-rejection-sampling"),
+        ({"speculative_draft_window_size": 512}, "--speculative-draft-window-size"),
+        ({"disable_cuda_graph": True}, "--disable-cuda-graph"),
+        ({"enable_lora": True}, "--enable-lora"),
+    ],
+)
+def test_what_is_not_served_is_named(changes, reason) -> None:
+    said = unsupported_arguments(server_args(**changes), "0.5.17")
+    assert said is not None
+    assert said.startswith(reason)
+    assert "\n" not in said
+
+
+def test_the_release_is_checked() -> None:
+    assert unsupported_arguments(server_args(), "0.5.17") is None
+    assert unsupported_arguments(server_args(), "0.5.99") == "SGLang 0.5.99; served is 0.5.17"
+
+
+class Algorithm(enum.Enum):
+    """As SGLang's: questions, and two class methods."""
+
+    EAGLE = enum.auto()
+    EAGLE3 = enum.auto()
+
+    @classmethod
+    def from_string(cls, name):
+        return cls[name]
+
+    def is_eagle3(self):
+        return self is Algorithm.EAGLE3
+
+    def only_the_enumeration_has_this(self, x):
+        return self.name, x
+
+    def create_worker(self, server_args):
+        return "SGLang's worker"
+
+
+class Custom:
+    """As SGLang's `CustomSpecAlgo`: says no, and makes the worker by a factory."""
+
+    def is_eagle3(self):
+        return False
+
+    def create_worker(self, server_args):
+        return "the factory's"
+
+
+def test_the_algorithm_answers_as_eagle3_but_makes_its_own_worker() -> None:
+    made = as_eagle3(Custom, Algorithm)()
+    assert made.is_eagle3() is True
+    assert made.only_the_enumeration_has_this(3) == ("EAGLE3", 3)
+    assert made.create_worker(None) == "the factory's"
+    assert not hasattr(made, "from_string")
+
+
+@given(st.integers(1, 8), st.sampled_from([1, 16, 64]), st.integers(1, 200), st.lists(st.integers(0, 8), max_size=12))
+def test_every_slot_that_a_propose_reaches_is_reserved(k, page, prompt, accepted) -> None:
+    """SGLang's overlapped schedule: slots are reserved while the host knows the lengths before the last round."""
+    args = server_args(speculative_num_steps=k)
+    reserve = more_slots(lambda: args)(lambda _: 2 * (k + 1))
+    known = length = prompt
+    given_to_it = 0
+    for count in accepted:
+        given_to_it = max(given_to_it, -(-(known + reserve) // page) * page)
+        start = length
+        sampled = min(count, k) + 1
+        # K + 1 rows from the start, then rows of the draft tokens 1 .. K - 1 after the last sampled one.
+        last_written = max(start + k, start + sampled + k - 2)
+        assert last_written < given_to_it
+        known, length = start, start + sampled
+
+
+def test_other_algorithms_keep_sglangs_reserve() -> None:
+    args = server_args(speculative_algorithm="EAGLE3")
+    assert more_slots(lambda: args)(lambda _: 12) == 12
+    assert more_slots(lambda: None)(lambda _: 12, server_args(speculative_num_steps=5)) == 17

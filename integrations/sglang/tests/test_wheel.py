@@ -1,0 +1,139 @@
+"""The names of SGLang that the plugin uses, against the sources in its wheel.
+
+The wheel is not downloaded here: SPECGRAPH_SGLANG_WHEEL names a folder with it, unpacked (`pip download --no-deps
+sglang==0.5.17`, then unzip).
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+from pathlib import Path
+
+import pytest
+from specgraph_sglang.config import RELEASES
+from specgraph_sglang.draft_model import EAGLE3_CLASS, POOL_CLASS, ROTARY_CLASSES
+from specgraph_sglang.plugin import RESERVE
+
+FOLDER = Path(os.environ.get("SPECGRAPH_SGLANG_WHEEL", "/nonexistent"))
+pytestmark = pytest.mark.skipif(
+    not (FOLDER / "sglang").is_dir(), reason="no unpacked wheel of SGLang (SPECGRAPH_SGLANG_WHEEL)"
+)
+
+
+def source(path: str) -> str:
+    return (FOLDER / "sglang/srt" / path).read_text()
+
+
+def found(path: str, kind: type, name: str) -> ast.AST:
+    for node in ast.walk(ast.parse(source(path))):
+        if isinstance(node, kind) and getattr(node, "name", "") == name:
+            return node
+    raise AssertionError(f"no {name} in {path}")
+
+
+def parameters(function: ast.AST) -> list[str]:
+    assert isinstance(function, ast.FunctionDef)
+    return [a.arg for a in (*function.args.args, *function.args.kwonlyargs) if a.arg not in ("self", "cls")]
+
+
+def members(root: ast.AST) -> set[str]:
+    """Methods, fields, and attributes of self that are assigned."""
+    names: set[str] = set()
+    for node in ast.walk(root):
+        if isinstance(node, ast.FunctionDef):
+            names.add(node.name)
+        for target in (*getattr(node, "targets", ()), getattr(node, "target", None)):
+            for part in target.elts if isinstance(target, ast.Tuple) else (target,):
+                names.add(part.attr if isinstance(part, ast.Attribute) else getattr(part, "id", ""))
+    return names
+
+
+def test_it_is_a_release_that_was_checked() -> None:
+    version = next(FOLDER.glob("sglang-*.dist-info")).name.removeprefix("sglang-").removesuffix(".dist-info")
+    assert version in RELEASES
+
+
+def test_the_registry_takes_what_the_plugin_registers() -> None:
+    register = found("speculative/spec_registry.py", ast.FunctionDef, "register_algorithm")
+    assert parameters(register) == ["name", "supports_overlap", "validate_server_args", "spec_class"]
+    custom = members(found("speculative/spec_registry.py", ast.ClassDef, "CustomSpecAlgo"))
+    assert {"create_worker", "is_eagle3", "factory", "name"} <= custom
+    enumeration = members(found("speculative/spec_info.py", ast.ClassDef, "SpeculativeAlgorithm"))
+    assert {"EAGLE3", "register", "from_string", "create_worker", "create_future_map"} <= enumeration
+    assert 'GENERAL_PLUGINS_GROUP = "sglang.srt.plugins"' in source("plugins/__init__.py")
+    assert "AROUND" in members(found("plugins/hook_registry.py", ast.ClassDef, "HookType"))
+    found("runtime_context.py", ast.FunctionDef, "get_server_args")
+
+
+def test_slots_are_reserved_by_one_function() -> None:
+    module, name = RESERVE.removeprefix("sglang.srt.").rsplit(".", 1)
+    path = module.replace(".", "/") + ".py"
+    assert parameters(found(path, ast.FunctionDef, name)) == ["server_args"]
+    prepare = found("speculative/eagle_utils.py", ast.FunctionDef, "eagle_prepare_for_decode")
+    assert name in ast.unparse(prepare)
+
+
+def test_the_workers_have_what_the_classes_use() -> None:
+    path = "speculative/eagle_worker_v2.py"
+    draft, worker = found(path, ast.ClassDef, "EagleDraftWorker"), found(path, ast.ClassDef, "EAGLEWorkerV2")
+    own = members(draft) | members(found("speculative/base_spec_worker.py", ast.ClassDef, "EagleDraftWorkerBase"))
+    assert {
+        "init_cuda_graphs", "draft", "_draft_extend_for_prefill", "_draft_extend_for_decode", "draft_runner",
+        "req_to_token_pool", "server_args", "gpu_id", "device", "topk", "tree_mask_mode", "speculative_num_steps",
+        "speculative_num_draft_tokens", "target_worker", "_topk1_parents_prealloc", "_topk1_score_indices_prealloc",
+    } <= own  # fmt: skip
+    assert {"_draft_worker", "forward_batch_generation"} <= members(worker)
+    for name, wanted in (("draft", ["batch"]), ("_draft_extend_for_decode", ["batch", "batch_result"])):
+        method = next(n for n in ast.walk(draft) if isinstance(n, ast.FunctionDef) and n.name == name)
+        assert parameters(method) == wanted
+    build = found("speculative/eagle_worker_common.py", ast.FunctionDef, "build_eagle_verify_input")
+    assert parameters(build) == [
+        "batch", "draft_input", "parent_list", "top_scores_index", "draft_tokens", "draft_probs", "target_worker",
+        "topk", "num_steps", "num_draft_tokens", "tree_mask_mode", "device",
+    ]  # fmt: skip
+    assert "get_batch_sizes_to_capture" in source(path)
+    assert "war_fastpath_read_done_event" in source("managers/scheduler.py")
+
+
+def test_batches_and_results_have_the_fields() -> None:
+    batch = members(found("managers/schedule_batch.py", ast.ClassDef, "ScheduleBatch"))
+    assert {"forward_mode", "req_pool_indices", "req_pool_indices_cpu", "seq_lens", "spec_info"} <= batch
+    result = members(found("managers/utils.py", ast.ClassDef, "GenerationBatchResult"))
+    assert {"next_token_ids", "accept_lens", "logits_output", "next_draft_input"} <= result
+    draft = members(found("speculative/eagle_info.py", ast.ClassDef, "EagleDraftInput"))
+    assert {"topk_p", "topk_index", "hidden_states"} <= draft
+    assert "spec_hidden_size" in members(found("configs/model_config.py", ast.ClassDef, "ModelConfig"))
+
+
+def test_the_draft_model_and_its_cache_have_what_the_head_reads() -> None:
+    path = "models/llama_eagle3.py"
+    assert {"config", "model", "lm_head", "hot_token_id"} <= members(found(path, ast.ClassDef, EAGLE3_CLASS))
+    names = {"embed_tokens", "layers", "fc", "norm", "input_norm", "fc_norm", "norm_output", "num_aux_hidden_states"}
+    assert names <= members(found(path, ast.ClassDef, "LlamaModel"))
+    layer = members(found(path, ast.ClassDef, "LlamaDecoderLayer"))
+    layer |= members(found("models/llama.py", ast.ClassDef, "LlamaDecoderLayer"))
+    assert {"self_attn", "mlp", "input_layernorm", "hidden_norm", "post_attention_layernorm"} <= layer
+    attention = members(found("models/llama.py", ast.ClassDef, "LlamaAttention"))
+    names = {"qkv_proj", "o_proj", "rotary_emb", "attn", "num_heads", "num_kv_heads", "head_dim", "scaling"}
+    assert names <= attention
+    rotary = "".join(p.read_text() for p in (FOLDER / "sglang/srt/layers/rotary_embedding").glob("*.py"))
+    assert all(f"class {name}(" in rotary for name in ROTARY_CLASSES)
+    radix = members(found("layers/radix_attention.py", ast.ClassDef, "RadixAttention"))
+    assert {"sliding_window_size", "logit_cap"} <= radix
+    pool = members(found("mem_cache/memory_pool.py", ast.ClassDef, POOL_CLASS))
+    assert {"k_buffer", "v_buffer"} <= pool
+    for name in ("UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"):
+        found("layers/quantization/unquant.py", ast.ClassDef, name)
+
+
+def test_the_arguments_that_are_checked_exist() -> None:
+    args = members(found("server_args.py", ast.ClassDef, "ServerArgs"))
+    config = ast.parse((Path(__file__).parents[1] / "specgraph_sglang/config.py").read_text())
+    listed = {
+        node.value
+        for node in ast.walk(config)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier()
+    }
+    read = {n.attr for n in ast.walk(config) if isinstance(n, ast.Attribute) and getattr(n.value, "id", "") == "args"}
+    assert (listed - {"auto", "null", "annotations"}) | read <= args
