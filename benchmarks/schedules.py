@@ -81,8 +81,8 @@ def settle(decoder: SpeculativeDecoder, chances: Sequence[float]) -> None:
         policy.rates.observe(k, counts)
 
 
-def measure(a: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Fill `rows`; returns the report around them."""
+def measure(a: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    """Measure, print and write rows."""
     platform, sizes = open_platform(a.platform), [int(n) for n in a.requests.split(",")]
     dtype = getattr(torch, a.dtype)
     length = a.context + 6 * 8 * (3 + 2 + a.rounds * a.repeats)
@@ -108,12 +108,16 @@ def measure(a: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str, Any]
 
     def add(**row: Any) -> None:
         rows.append(row)
+        if a.json:  # after every row, so that a run that is cut off leaves what it measured
+            with open(a.json, "w", encoding="utf-8") as file:
+                json.dump(report, file, indent=1)
         print(row, flush=True)
 
     trees = {"tree": tree, "synthetic_tree_acceptance": TREE}
     shares = {"chain": acceptance_chances(CHAIN, 5), "tree": acceptance_chances(TREE, 5)}
     border = a.border
-    for name, schedule in (("tree", None), (f"tree to {border}, then chain", {border: "tree", sizes[-1]: 5})):
+    ways = () if a.only_auto else (("tree", None), (f"tree to {border}, then chain", {border: "tree", sizes[-1]: 5}))
+    for name, schedule in ways:
         decoder = decoder_of(**trees, draft_schedule=schedule)
         for n in sizes:
             run(decoder, n, a.context, seed=n)
@@ -137,30 +141,30 @@ def measure(a: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str, Any]
         decoder.target.verify_program._chances[:5].copy_(torch.tensor(chances))
         for n in sizes if acceptance == "pair" else [n for n in sizes if n in (1, 8, 32, 64)]:
             run(decoder, n, a.context, seed=n)
-            found: dict[int, float] = {}
-            for k in Random(n).sample((1, 2, 3, 5), 4):
-                policy.choose = lambda _, k=k: k
-                ms = round_ms(decoder, a.rounds, a.repeats)
-                found[k] = n * expected(chances, k) / ms * 1e3
-                add(requests=n, drafts=f"K {k}", acceptance=acceptance, round_ms=round(ms, 3),
-                    tokens_per_second=round(found[k], 1))  # fmt: skip
             settle(decoder, chances)
-            used: Counter[int] = Counter()
+            found: dict[int, float] = {}
+            auto: dict[str, Any] = {}
+            for way in Random(n).sample((1, 2, 3, 5, 0), 5):
+                used: Counter[int] = Counter()
 
-            def counted(size: int, used: Counter[int] = used) -> int:
-                k = choose(size)
-                used[k] += 1
-                return k
+                def chosen(size: int, used: Counter[int] = used, way: int = way) -> int:
+                    used[k := way or choose(size)] += 1
+                    return k
 
-            policy.choose = counted
-            ms = round_ms(decoder, a.rounds, a.repeats)
-            tokens = sum(expected(chances, k) * count for k, count in used.items()) / used.total()
+                policy.choose = chosen
+                ms = round_ms(decoder, a.rounds, a.repeats)
+                tokens = sum(expected(chances, k) * count for k, count in used.items()) / used.total()
+                rate = n * tokens / ms * 1e3
+                row = {"requests": n, "drafts": f"K {way}" if way else "auto", "acceptance": acceptance}
+                row |= {"round_ms": round(ms, 3), "tokens_per_second": round(rate, 1)}
+                if way:
+                    found[way] = rate
+                    add(**row)
+                else:
+                    auto = row | {"chosen": dict(used)}
             best = max(found, key=lambda k: found[k])
-            add(requests=n, drafts="auto", acceptance=acceptance, round_ms=round(ms, 3), chosen=dict(used),
-                tokens_per_second=round(n * tokens / ms * 1e3, 1), best=best,
-                of_best=round(n * tokens / ms * 1e3 / found[best], 3))  # fmt: skip
+            add(**auto, best=best, of_best=round(auto["tokens_per_second"] / found[best], 3))
     decoder.close()
-    return report
 
 
 def main() -> None:
@@ -175,17 +179,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--only-auto", action="store_true", help="leave out trees")
     parser.add_argument("--json", default="")
     a = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    report: dict[str, Any] = {"rows": rows}
-    try:
-        with torch.inference_mode():
-            report = measure(a, rows)
-    finally:
-        if a.json:
-            with open(a.json, "w", encoding="utf-8") as file:
-                json.dump(report, file, indent=1)
+    with torch.inference_mode():
+        measure(a, [])
 
 
 if __name__ == "__main__":
