@@ -77,7 +77,8 @@ def adjust_logits(
     if ancestors is None:
         context = (place[:, None] > place[:-1]).expand(requests, steps + 1, steps)
     else:
-        context = ((ancestors.view(requests, steps + 1, 1) >> place[1:]) & 1).bool()
+        words = ancestors.view(requests, steps + 1, 1).expand(requests, steps + 1, steps)
+        context = ((words >> place[1:].expand_as(words)) & 1).bool()  # a device's shift may not broadcast
     context = context & (draft_token_ids >= 0)[:, None]
     ids = draft_token_ids.clamp(min=0)[:, None].expand(requests, steps + 1, steps)
     together = max(1, SORTED_TOGETHER // requests)
