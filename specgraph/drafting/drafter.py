@@ -107,7 +107,7 @@ class Drafter(ModelRunner):
         )
         self.programs += [self._prefill, *self.draft_programs]
         self.num_proposes = 0
-        """Proposes so far."""
+        """Proposes so far, idle ones included."""
         self._prepared: dict[tuple[int, int, int, int | None], _Prepared] = {}
         self._inputs: dict[tuple[int, int, int], ProposeBatch] = {}
         self._in_place: dict[int, int] = {}

@@ -142,3 +142,13 @@ def test_a_seed_gives_the_tokens_of_the_target_alone(make_decoder, requests, sha
 def test_refusals(make_decoder, shadow, changes, words):
     with pytest.raises(ConfigError, match=words):
         make_decoder(shadow, **mixed({2: "tree", 4: 2}) | changes)
+
+
+def test_requests_that_reach_max_model_len(make_decoder, shadow):
+    """Their last nodes lie behind max_model_len, in slots that a request of a batch of chains has too."""
+    asked = [Request(prompt_token_ids=prompt(n, seed=n), max_tokens=100) for n in (50, 60, 63, 30)]
+    wanted = tokens(make_decoder(None).generate(asked))
+    decoder = make_decoder(shadow, lowering="merged", **mixed({2: "tree", 4: 2}))
+    assert tokens(decoder.generate(asked)) == wanted
+    assert [len(got) for got in wanted] == [14, 4, 1, 34]
+    assert set(decoder.metrics.drafts_by_k) == {2, 3}
