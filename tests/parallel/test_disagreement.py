@@ -20,8 +20,8 @@ def errors() -> list[dict[str, Any]]:
     [
         ("options", "rank 1 has num_speculative_tokens 6, rank 0 has 5"),
         ("order", r"rank 0 is at all_gather of float32 \[4, 8\].*, rank 1 at all_reduce of float32 \[4, 8\]"),
-        ("size", r"rank 0 is at all_\w+ of float64 \[1, 32\].*, rank 1 at all_\w+ of float64 \[4, 32\]"),
-        ("k", r"rank 0 is at all_\w+ of float64 \[8, 32\].*, rank 1 at all_\w+ of float64 \[6, 32\]"),
+        ("size", r"rank 1 has capture sizes \[1, 2\], rank 0 has \[2\]"),
+        ("k", r"rank 1 has rows per request of verifies \[3\], rank 0 has \[4\]"),
         ("round", r"rank 0 is at all_\w+ of \w+ \[.*, rank 1 at the end of the requests"),
     ],
 )
