@@ -145,6 +145,9 @@ def test_command():
     ("arguments", "message"),
     [
         (("--draft-schedule", "4"), "REQUESTS:K"),
+        (("-k", "many"), "whole number, or auto"),
+        (("--k-candidates", "1,2"), "-k auto"),
+        (("-k", "auto", "--round-times", "no-such-file"), "no-such-file"),
         (("--capture-sizes", "a"), "whole numbers"),
         (("--capture-sizes", "99"), "outside 1..8"),
         (("--mode", "PIECEWISE", "--lowering", "merged"), "contradicts graph mode PIECEWISE"),
