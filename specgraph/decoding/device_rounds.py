@@ -231,7 +231,7 @@ class DeviceRounds:
                 if read.logprobs is not None:
                     state.logprobs = read.logprobs[row][:count]
                 if len(tokens) > 1:
-                    self.metrics.observe(count - 1)
+                    self.metrics.observe(count - 1, len(tokens) - 1)
                 sampled.append((state, tokens[:count]))
         self.metrics.rounds += bool(sampled)
         for state, row, token in read.joined:

@@ -14,6 +14,7 @@ class AcceptanceMetrics:
     """Counts over all requests and rounds."""
 
     num_speculative_tokens: int
+    """The largest K; 0 without a drafter."""
     num_drafts: int = 0
     """Verified drafts: one per request and round."""
     accepted: list[int] = field(default_factory=list[int])
@@ -27,11 +28,10 @@ class AcceptanceMetrics:
         if not self.accepted:
             self.accepted = [0] * self.num_speculative_tokens
 
-    def observe(self, num_accepted: int, num_speculative_tokens: int | None = None) -> None:
-        """Count one verified draft of K tokens, by default the largest K."""
+    def observe(self, num_accepted: int, num_speculative_tokens: int) -> None:
+        """Count one verified draft of `num_speculative_tokens` tokens (of a tree, its depth)."""
         self.num_drafts += 1
-        k = self.num_speculative_tokens if num_speculative_tokens is None else num_speculative_tokens
-        self.drafts_by_k[k] = self.drafts_by_k.get(k, 0) + 1
+        self.drafts_by_k[num_speculative_tokens] = self.drafts_by_k.get(num_speculative_tokens, 0) + 1
         for position in range(num_accepted):
             self.accepted[position] += 1
 

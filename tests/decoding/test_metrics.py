@@ -13,7 +13,7 @@ def test_definitions(case):
     steps, accepted = case
     metrics = AcceptanceMetrics(steps)
     for count in accepted:
-        metrics.observe(count)
+        metrics.observe(count, steps)
     drafts = len(accepted)
     assert metrics.num_drafts == drafts
     assert metrics.mean_acceptance_length == (1 + sum(accepted) / drafts if drafts else 1.0)
@@ -24,13 +24,13 @@ def test_definitions(case):
 
 def test_two_metrics_share_nothing():
     first, second = AcceptanceMetrics(3), AcceptanceMetrics(3)
-    first.observe(3)
+    first.observe(3, 3)
     assert second.accepted == [0, 0, 0]
 
 
 def test_an_example_by_hand():
     metrics = AcceptanceMetrics(3)
     for count in (3, 0, 1, 1):
-        metrics.observe(count)
+        metrics.observe(count, 3)
     assert metrics.mean_acceptance_length == 1 + 5 / 4
     assert metrics.acceptance_per_position == [3 / 4, 1 / 4, 1 / 4]

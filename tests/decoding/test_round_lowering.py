@@ -124,6 +124,20 @@ def test_k_follows_the_batch_while_rounds_are_in_flight(ahead, per_launch):
     assert used == {0, 1, 3}
 
 
+@pytest.mark.parametrize(("ahead", "per_launch"), [(0, 1), (1, 1), (1, 3)])
+def test_drafts_are_counted_by_the_k_that_they_had(ahead, per_launch):
+    """Requests that end together: those of a batch that shrinks are drafted for one round later than in eager."""
+    rounds, schedule = {"rounds_ahead": ahead, "rounds_per_launch": per_launch}, {1: 3, 4: 1}
+    by_k = []
+    for lowering, changes in (("eager", {}), ("round", rounds)):
+        decoder = make_decoder("eagle", lowering, draft_schedule=schedule, **changes)
+        for requests in ([request(5)], [request(5)] * 4):
+            decoder.generate(requests)
+        by_k.append(decoder.metrics.drafts_by_k)
+    assert set(by_k[0]) == {1, 3}
+    assert by_k[1] == by_k[0]
+
+
 @pytest.mark.parametrize(("ahead", "sampled"), [(0, True), (1, False)])
 def test_draft_trees(ahead, sampled):
     tree = {"tree": DraftTree(num_steps=3, top_k=2, num_draft_tokens=7), "sampled": sampled}
