@@ -12,6 +12,7 @@ from itertools import accumulate
 from operator import mul
 
 from specgraph.errors import ConfigError
+from specgraph.graphs import padded_size
 
 RoundTimes = Mapping[int, Mapping[int, float]]
 """Microseconds of one round (verify of K drafts and propose of K): {padded requests: {K: time}}."""
@@ -89,12 +90,13 @@ class AdaptiveK:
             times: for every captured size and K.
             num_speculative_tokens: the largest K.
         """
-        self.times = times
+        self.times, self._sizes = times, sorted(times)
         self.rates = AcceptanceRates(num_speculative_tokens)
 
     def choose(self, num_requests: int) -> int:
-        """K for a batch of this padded size."""
-        return best_k(self.rates.rates, self.times[num_requests])
+        """K for a batch: by the times of the captured size that holds it, or of the largest where none does."""
+        size = padded_size(num_requests, self._sizes) or self._sizes[-1]
+        return best_k(self.rates.rates, self.times[size])
 
 
 def check_times(times: RoundTimes, sizes: Sequence[int], candidates: Sequence[int] | None) -> None:

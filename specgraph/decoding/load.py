@@ -194,8 +194,6 @@ def engine_config(options: EngineOptions, max_model_len: int) -> EngineConfig:
     values: dict[str, Any] = {name: getattr(options, name) for name in shared}
     if options.num_speculative_tokens == "auto":
         candidates = tuple(options.k_candidates or (1, 2, 3, 5))
-        if options.tensor_parallel > 1 and options.round_times is None:
-            raise ConfigError("with tensor_parallel every rank must choose the same K: give round_times to -k auto")
         values |= {"k_candidates": candidates, "num_speculative_tokens": candidates[-1]}
     elif options.k_candidates is not None:
         raise ConfigError("k_candidates are for num_speculative_tokens='auto' (-k auto)")

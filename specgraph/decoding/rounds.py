@@ -23,7 +23,6 @@ from specgraph.decoding.sampling_requests import write_sampling
 from specgraph.decoding.target import TargetRunner, sample_token
 from specgraph.decoding.tree_verify import TreeVerifyBuffers
 from specgraph.drafting import Drafter, DraftTokens, ProposeBatch
-from specgraph.graphs import padded_size
 from specgraph.runner import HostCopy, write
 
 
@@ -167,7 +166,7 @@ class Rounds:
         starts = [state.position for state in running]
         k = None
         if self.adaptive is not None:
-            k = self.adaptive.choose(padded_size(len(running), self.config.sizes) or len(running))
+            k = self.adaptive.choose(len(running))
         self._drafts = drafter.propose(
             batch,
             host_start_positions=starts,

@@ -13,7 +13,9 @@ from random_prompts import prompt
 
 from specgraph.decoding import Request
 from specgraph.decoding.adaptive_k import AcceptanceRates, AdaptiveK, best_k, expected_tokens
+from specgraph.decoding.load import engine_config
 from specgraph.errors import ConfigError
+from specgraph.options import EngineOptions
 
 CANDIDATES = (1, 2, 3, 5)
 TIMES = {1: {1: 500.0, 2: 590.0, 3: 680.0, 5: 860.0}, 2: {1: 510.0, 2: 610.0, 3: 720.0, 5: 950.0},
@@ -128,6 +130,21 @@ def test_the_targets_tokens_while_k_changes(both):
 def _random_k(seed: int):
     random = Random(seed)
     return lambda num_requests: random.choice(CANDIDATES)
+
+
+def test_a_batch_beyond_every_captured_size_runs_eagerly_with_the_k_of_the_largest(make_decoder, requests, shadow):
+    times = {1: dict.fromkeys(CANDIDATES, 1.0) | {1: 0.1}, 2: dict.fromkeys(CANDIDATES, 1.0) | {3: 0.1}}
+    settings = AUTO | {"capture_sizes": [1, 2], "round_times": times, "lowering": "merged", "fallback": "eager"}
+    decoder = make_decoder(shadow, **settings)
+    wanted = make_decoder(None).generate([requests[0]] * 4)
+    assert [r.token_ids for r in decoder.generate([requests[0]] * 4)] == [r.token_ids for r in wanted]
+    assert set(decoder.metrics.drafts_by_k) == {3}
+
+
+def test_k_by_acceptance_is_possible_with_ranks_that_split_the_models():
+    """They choose by the times of the first one; `tests/parallel/test_tensor_parallel.py` runs them."""
+    config = engine_config(EngineOptions(num_speculative_tokens="auto", tensor_parallel=2), max_model_len=64)
+    assert (config.k_candidates, config.num_speculative_tokens) == ((1, 2, 3, 5), 5)
 
 
 def test_a_given_table_makes_the_choice_repeat(make_decoder, requests, shadow):
