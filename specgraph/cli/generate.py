@@ -61,7 +61,9 @@ def generate(
     max_num_requests: Annotated[
         int | None, typer.Option(min=1, help="Prompts that run together. Default: all, at most 8.")
     ] = None,
-    compare: Annotated[bool, typer.Option(help="Also decode without drafting, and show both speeds.")] = True,
+    compare: Annotated[
+        bool, typer.Option(help="Also decode without drafting, and show both speeds; not with --data-parallel.")
+    ] = True,
     options: Any = None,
     platform: PlatformOption = None,
     json: JsonOption = None,
@@ -119,11 +121,13 @@ def generate(
         console.print(LEGEND)
     folders = {"target": str(target or "tiny-python"), "draft": str(draft or "eagle3")}
     results: list[Result] = []
+    earlier = _launches_of_rounds(generator)  # -k auto has timed some
     interrupted, start, seconds = False, time.perf_counter(), 0.0
+    own = slice(rank // options.tensor_parallel, None, data)  # of a data parallel rank: every n-th request
     try:
         try:
-            if data > 1:  # of a data parallel rank: every n-th request
-                groups = [[request] for request in requests[rank // options.tensor_parallel :: data]]
+            if data > 1:
+                groups = [[request] for request in requests[own]]
             show_texts(generator, groups, stop or (), console, results)
         finally:
             seconds = time.perf_counter() - start
@@ -136,7 +140,11 @@ def generate(
     except KeyboardInterrupt:
         interrupted, plain = True, None
         console.print()
-    report = _report(generator, asked, results, seconds, plain, folders)
+        if len(results) < len(requests):  # those of other data parallel ranks were not gathered
+            known = dict(zip(range(len(requests))[own], results, strict=False))
+            results = [known.get(i, Result()) for i in range(len(requests))]
+    launches = _launches_of_rounds(generator) - earlier
+    report = _report(generator, asked, results, launches, seconds, plain, folders)
     _table(console, report, generator)
     if json is not None:
         write_json(report | ({"interrupted": True} if interrupted else {}), json)
@@ -166,6 +174,7 @@ def _report(
     generator: TextGenerator,
     asked: list[Prompt],
     results: list[Result],
+    launches_of_rounds: int,
     seconds: float,
     plain: float | None,
     folders: dict[str, str],
@@ -184,11 +193,8 @@ def _report(
             own = [{"seed": prompt.seed + i, **each} for i, each in enumerate(own)]
             own = [{"num_tokens": sum(each["num_tokens"] for each in own), "sequences": own}]
         rows.append(asdict(prompt) | own[0])
-    rounds = generator.decoder.rounds.num_rounds
-    per_round = sum(runner.launches[phase] for runner in generator.decoder.runners.values() for phase in _OF_A_ROUND)
-    launches = (
-        drafter.launches["propose"] / drafter.num_proposes if drafter.num_proposes else per_round / max(rounds, 1)
-    )
+    per_round = launches_of_rounds / max(generator.decoder.rounds.num_rounds, 1)
+    per_propose = drafter.launches["propose"] / drafter.num_proposes if drafter.num_proposes else per_round
     return {
         **(rows[0] if len(rows) == 1 else {"results": rows, "num_tokens": tokens}),
         "num_speculative_tokens": positions,
@@ -202,8 +208,8 @@ def _report(
         "rounds": len(accepted),
         "drafts_by_k": generator.decoder.metrics.drafts_by_k,
         "max_num_requests": generator.decoder.config.max_num_requests,
-        "graph_launches_per_propose": launches,
-        "graph_launches_per_round": per_round / max(rounds, 1),
+        "graph_launches_per_propose": per_propose,
+        "graph_launches_per_round": per_round,
         "mode": drafter.resolution.mode.name,
         "lowering": drafter.resolution.lowering,
         "lowering_refusals": drafter.resolution.refusals,
@@ -215,6 +221,11 @@ def _report(
         "version": __version__,
         "versions": dict(info.versions),
     }
+
+
+def _launches_of_rounds(generator: TextGenerator) -> int:
+    """Graph launches of verifies, proposes and rounds since the capture."""
+    return sum(runner.launches[phase] for runner in generator.decoder.runners.values() for phase in _OF_A_ROUND)
 
 
 def _row(result: Result) -> dict[str, Any]:

@@ -52,6 +52,15 @@ def test_generate(lowering, tmp_path):
     assert "mean acceptance length" in run.stderr
 
 
+def test_launches_per_round_are_those_of_the_text():
+    """`-k auto` has run rounds before, to time them."""
+    run = specgraph(
+        "generate", "-k", "auto", "--k-candidates", "1,2", "--max-tokens", 16, "--no-compare", "--json", "-"
+    )
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout)["graph_launches_per_round"] < 3  # a verify, a propose, and one propose after the prompt
+
+
 def test_host_attention_and_sampling_repeat_by_seed():
     command = ("generate", "--attention", "host", "--temperature", 0.8, "--seed", 7, "--max-tokens", 16, "--json", "-")
     command += ("--no-compare", "--mode", "FULL_DECODE_ONLY")
