@@ -1,5 +1,6 @@
 """Paged attention: metadata, the backend interface, and the core's own backends."""
 
+from specgraph.attention.choose import AttentionChoice, check_trees, choose_attention, unsupported
 from specgraph.attention.interface import (
     AdvancingAttention,
     Attend,
@@ -26,16 +27,7 @@ from specgraph.attention.metadata import (
     allocate_block_table,
     allocate_metadata,
 )
-from specgraph.attention.paged import (
-    AttentionChoice,
-    PagedAttention,
-    PagedHostAttention,
-    check_trees,
-    choose_attention,
-    move_rows,
-    store_rows,
-    unsupported,
-)
+from specgraph.attention.paged import PagedAttention, PagedHostAttention, move_rows, store_rows
 
 __all__ = [
     "MAX_TREE_LEN",

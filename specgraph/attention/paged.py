@@ -1,4 +1,4 @@
-"""The core's paged attention: once with device lengths, once with host parameters; and the choice of attention.
+"""The core's paged attention: once with device lengths, once with host parameters.
 
 `PagedHostAttention` is the model for devices whose attention takes lengths from the host; every platform with task
 updates can run it.
@@ -9,22 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from specgraph import kernels
 from specgraph.attention.interface import (
-    AttentionBackend,
     AttentionLayer,
     KVCache,
     StepContext,
     TaskKey,
-    TreeAttention,
 )
 from specgraph.attention.metadata import AttentionMetadata, HostLengths
-from specgraph.errors import ConfigError, UnsupportedError, UpdateError
+from specgraph.errors import UpdateError
 from specgraph.platforms import Platform, Support, no, yes
 
 
@@ -59,6 +56,12 @@ def store_rows(layer: AttentionLayer, key: Tensor, value: Tensor, cache: KVCache
     )
 
 
+def move_rows(caches: Sequence[KVCache], from_slots: Tensor, to_slots: Tensor) -> None:
+    """Copy keys and values of all layers from slot to slot, int64 [M]; slot 0 to slot 0 where nothing moves."""
+    for cache in caches:
+        kernels.move_kv(cache.key, cache.value, from_slots, to_slots)
+
+
 @dataclass(frozen=True, slots=True)
 class PagedAttention:
     """Paged attention with device lengths: nothing to update between replays."""
@@ -81,56 +84,35 @@ class PagedAttention:
     ) -> Tensor:
         """See `AttentionBackend.forward`."""
         metadata = context.metadata
+        if layer.is_plain and metadata.ancestors is None:
+            return kernels.rotate_store_attend(
+                query,
+                key,
+                value,
+                layer.rotary,
+                metadata.positions,
+                metadata.slot_mapping,
+                cache.key,
+                cache.value,
+                metadata.block_table,
+                metadata.seq_lens,
+                metadata.query_start_loc,
+                query_len=metadata.query_len,
+                scale=layer.scale,
+                causal=layer.causal,
+            )
+        query = _rotate_and_store(layer, query, key, value, cache, metadata)
+        placed, scale = (metadata.block_table, metadata.seq_lens), layer.scale
         if metadata.ancestors is not None:
             return kernels.tree_attention(
-                _rotate_and_store(layer, query, key, value, cache, metadata),
-                cache.key,
-                cache.value,
-                metadata.block_table,
-                metadata.seq_lens,
-                metadata.ancestors,
-                tree_len=metadata.tree_len,
-                scale=layer.scale,
+                query, cache.key, cache.value, *placed, metadata.ancestors, tree_len=metadata.tree_len, scale=scale
             )
+        rows, query_len = (*placed, metadata.query_start_loc), metadata.query_len
         if layer.latent:
-            return kernels.paged_attention(
-                _rotate_and_store(layer, query, key, value, cache, metadata),
-                cache.key,
-                cache.key,
-                metadata.block_table,
-                metadata.seq_lens,
-                metadata.query_start_loc,
-                query_len=metadata.query_len,
-                scale=layer.scale,
-            )
-        if not layer.is_plain:
-            return kernels.windowed_attention(
-                _rotate_and_store(layer, query, key, value, cache, metadata),
-                cache.key,
-                cache.value,
-                metadata.block_table,
-                metadata.seq_lens,
-                metadata.query_start_loc,
-                layer.sinks,
-                query_len=metadata.query_len,
-                scale=layer.scale,
-                window=layer.window or 0,
-            )
-        return kernels.rotate_store_attend(
-            query,
-            key,
-            value,
-            layer.rotary,
-            metadata.positions,
-            metadata.slot_mapping,
-            cache.key,
-            cache.value,
-            metadata.block_table,
-            metadata.seq_lens,
-            metadata.query_start_loc,
-            query_len=metadata.query_len,
-            scale=layer.scale,
-            causal=layer.causal,
+            return kernels.paged_attention(query, cache.key, cache.key, *rows, query_len=query_len, scale=scale)
+        window = layer.window or 0
+        return kernels.windowed_attention(
+            query, cache.key, cache.value, *rows, layer.sinks, query_len=query_len, scale=scale, window=window
         )
 
     def supports(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
@@ -203,112 +185,3 @@ class PagedHostAttention:
     def named_tensors(self) -> Mapping[str, Tensor]:
         """Empty: it keeps no tensors of its own."""
         return {}
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionChoice:
-    """An attention backend, and what was decided with it."""
-
-    backend: AttentionBackend
-    block_size: int
-    """Tokens per KV block: what was asked for, or what the backend prefers."""
-    reason: str = ""
-    """Why `auto` did not take what the platform offers; empty where it did, or where a name was given."""
-
-
-def choose_attention(
-    name: str,
-    platform: Platform,
-    layers: Sequence[AttentionLayer] = (),
-    dtype: torch.dtype | None = None,
-    block_size: int | None = None,
-    trees: bool = False,
-    cache_dtype: torch.dtype | None = None,
-) -> AttentionChoice:
-    """The attention backend of that name, for the given layers.
-
-    Args:
-        name: "device" or "host": the core's paged attention, with lengths from device tensors or from host integers.
-            A name that the platform offers (`Platform.attention_backends`). "auto": the first that the platform
-            offers and that supports all layers, "device" where there is none.
-        layers: the attention layers of all models that it is for. Without layers, shapes are not looked at.
-        dtype: of these layers; needed with them.
-        block_size: tokens per KV block; None for what the backend prefers.
-        trees: it must run draft trees (`TreeAttention`).
-        cache_dtype: of the KV caches; `dtype` when None.
-
-    Raises:
-        ConfigError: there is no attention of that name on this platform.
-        UnsupportedError: the attention of that name does not support the layers, or a package that it needs is not
-            installed.
-    """
-    own = platform.attention_backends()
-    reasons: list[str] = []
-    if name == "auto":
-        for factory in own.values():
-            backend = factory(platform)
-            size = block_size or backend.preferred_block_size
-            if refused := unsupported(backend, layers, dtype, size, trees, cache_dtype):
-                reasons.append(refused)
-            else:
-                return AttentionChoice(backend, size, "; ".join(reasons))
-        backend = PagedAttention()
-        return AttentionChoice(backend, block_size or backend.preferred_block_size, "; ".join(reasons))
-    if name not in ("device", "host", *own):
-        offered = ", ".join(["auto", "device", "host", *own])
-        raise ConfigError(f"no attention '{name}' on platform '{platform.info.name}'; there are {offered}")
-    if name in own:
-        backend = own[name](platform)
-    else:
-        backend = PagedAttention() if name == "device" else PagedHostAttention(platform)
-    size = block_size or backend.preferred_block_size
-    if refused := unsupported(backend, layers, dtype, size, trees, cache_dtype):
-        raise UnsupportedError(refused)
-    return AttentionChoice(backend, size)
-
-
-def unsupported(
-    backend: AttentionBackend,
-    layers: Sequence[AttentionLayer],
-    dtype: torch.dtype | None,
-    block_size: int,
-    trees: bool = False,
-    cache_dtype: torch.dtype | None = None,
-) -> str:
-    """Why a backend can't run these layers, or with `trees` their draft trees; empty if it can."""
-    if trees and not hasattr(backend, "supports_trees"):  # an attribute, not the type: a wrapper must not hide it
-        return (
-            f"attention '{backend.name}': it has no ancestor mask, which draft trees need; --attention device has one"
-        )
-    if cache_dtype not in (None, dtype, *getattr(backend, "cache_dtypes", ())):
-        return (
-            f"attention '{backend.name}': it takes KV caches in the model's dtype only, asked for is {cache_dtype}; "
-            "--attention device takes those in FP8"
-        )
-    for layer in layers:
-        assert dtype is not None
-        support = backend.supports(layer, dtype, block_size)
-        if support and trees:
-            support = cast(TreeAttention, backend).supports_trees(layer, dtype, block_size)
-        if not support:
-            return f"attention '{backend.name}': {support.reason}"
-    return ""
-
-
-def check_trees(backend: AttentionBackend, layers: Sequence[AttentionLayer], dtype: torch.dtype, size: int) -> None:
-    """Refuse attention that cannot run draft trees.
-
-    Args:
-        size: tokens per KV block.
-
-    Raises:
-        UnsupportedError: it has no ancestor mask, or not for these layers.
-    """
-    if refused := unsupported(backend, layers, dtype, size, trees=True):
-        raise UnsupportedError(refused)
-
-
-def move_rows(caches: Sequence[KVCache], from_slots: Tensor, to_slots: Tensor) -> None:
-    """Copy keys and values of all layers from slot to slot, int64 [M]; slot 0 to slot 0 where nothing moves."""
-    for cache in caches:
-        kernels.move_kv(cache.key, cache.value, from_slots, to_slots)

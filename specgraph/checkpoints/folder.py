@@ -1,7 +1,4 @@
-"""Tensors of a Hugging Face folder, read one at a time.
-
-Layouts: `model.safetensors`; shards named by `model.safetensors.index.json`; any other lone `*.safetensors`; and
-`pytorch_model.bin` (several published EAGLE heads have nothing else), read with `weights_only`.
+"""Weights of a Hugging Face folder, read one at a time: checked, in the dtype and on the device of the model.
 
 A folder remembers which tensors were read, so that `refuse_unused` can name one that no reader knows: a tensor that is
 dropped in silence is a model that computes something else.
@@ -10,23 +7,20 @@ dropped in silence is a model that computes something else.
 from __future__ import annotations
 
 import re
-import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from specgraph.checkpoints.files import checked_file, exists, listed, read_json, shown
+from specgraph.checkpoints.files import shown
 from specgraph.checkpoints.quantised import FP8, Quantisation, from_fp8, from_mxfp4, scale_shapes
 from specgraph.checkpoints.quantised import IGNORED as QUANTISED_IGNORED
+from specgraph.checkpoints.stored import StoredTensor, part_of, stored_tensors
 from specgraph.errors import CapacityError, CheckpointError, first_line
 from specgraph.parallel import Share
 
-_INDEX = "model.safetensors.index.json"
 FLOATS = {"F64", "F32", "F16", "BF16", "torch.float64", "torch.float32", "torch.float16", "torch.bfloat16"}
 _INTEGERS = {"I64", "I32", "torch.int64", "torch.int32"}
 
@@ -37,18 +31,6 @@ ALWAYS_IGNORED: dict[str, str] = {
     r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)": "a buffer, computed from config.json",
 }
 """Pattern of tensor names -> why they may be ignored in every format."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """A tensor in a file, not read yet."""
-
-    file: Path
-    shape: tuple[int, ...]
-    dtype: str
-    """As the file names it: "BF16" in safetensors, "torch.bfloat16" in a pickle."""
-    read: Callable[[Share | None], Tensor]
-    """Reads it, or a share of it: no more of the file than that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,102 +223,12 @@ def open_checkpoint(
     Raises:
         CheckpointError: no weights, a missing shard, or a truncated or malformed file.
     """
-    index, single, pickle_file = folder / _INDEX, folder / "model.safetensors", folder / "pytorch_model.bin"
-    if exists(index):
-        tensors = _indexed_tensors(index)
-    else:
-        paths = [single] if exists(single) else sorted(folder.glob("*.safetensors"))
-        if len(paths) > 1:
-            raise CheckpointError(
-                f"{folder} has {len(paths)} safetensors files but no {_INDEX} to say which tensors each one holds"
-            )
-        if paths:
-            tensors = _safetensors(paths[0])
-        elif exists(pickle_file):
-            tensors = _pickled_tensors(pickle_file)
-        else:
-            expected = f"expected model.safetensors, {_INDEX} or pytorch_model.bin"
-            raise CheckpointError(f"{folder} has no weights: {expected} (it holds: {listed(folder)})")
-    if not tensors:
-        raise CheckpointError(f"{folder} has files for weights, but they hold no tensor; fetch the checkpoint again")
     return CheckpointFolder(
-        folder, tensors, device, dtype, quantisation=quantisation, keep_fp8=keep_fp8, kv_scales=kv_scales
+        folder,
+        stored_tensors(folder),
+        device,
+        dtype,
+        quantisation=quantisation,
+        keep_fp8=keep_fp8,
+        kv_scales=kv_scales,
     )
-
-
-def _indexed_tensors(index: Path) -> dict[str, StoredTensor]:
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
-        raise CheckpointError(f"{index} is not an index: 'weight_map' should map names of tensors to names of files")
-    tensors: dict[str, StoredTensor] = {}
-    for shard in sorted(set(weight_map.values())):
-        if shard in ("", ".", "..") or re.search(r"[/\\\0]", shard):
-            raise CheckpointError(f"{index} names {shown(shard)}, which is not a file of this folder")
-        path = index.parent / shard
-        if not exists(path):
-            raise CheckpointError(f"{index} names {shown(shard)}, which is not in the folder; fetch the missing shard")
-        found = _safetensors(path)
-        mapped = {name for name, holder in weight_map.items() if holder == shard}
-        if absent := mapped - found.keys():
-            first = f"{shown(min(absent))} ({len(absent)} such)"
-            raise CheckpointError(f"{index} says {shard} holds {first}, it does not")
-        if unnamed := found.keys() - mapped:
-            raise CheckpointError(f"{path} holds {shown(min(unnamed))}, which {_INDEX} does not name; fetch both again")
-        tensors |= found
-    return tensors
-
-
-def _safetensors(path: Path) -> dict[str, StoredTensor]:
-    import safetensors
-
-    size = checked_file(path).stat().st_size
-
-    def guarded(read: Callable[..., Any], *args: object) -> Any:
-        try:
-            return read(*args)
-        except (safetensors.SafetensorError, OSError, ValueError, OverflowError) as error:
-            raise CheckpointError(
-                f"{path} ({size} bytes) is truncated or not a safetensors file: {first_line(error)}; fetch it again"
-            ) from error
-
-    file = guarded(safetensors.safe_open, path, "pt", "cpu")
-    headers = {name: guarded(file.get_slice, name) for name in guarded(file.keys)}
-
-    def read(name: str, share: Share | None) -> Tensor:
-        return file.get_tensor(name) if share is None else part_of(file.get_slice(name), share)
-
-    return {
-        name: StoredTensor(path, tuple(h.get_shape()), h.get_dtype(), partial(guarded, read, name))
-        for name, h in headers.items()
-    }
-
-
-def part_of(source: Any, share: Share) -> Tensor:
-    """A share of a tensor, or of a tensor in a file that is read by slices."""
-    skipped = (slice(None),) * share.dim
-    return torch.cat([source[(*skipped, slice(begin, end))] for begin, end in share.ranges], dim=share.dim)
-
-
-def _pickled_tensors(path: Path) -> dict[str, StoredTensor]:
-    checked_file(path)
-    if not zipfile.is_zipfile(path):
-        raise CheckpointError(f"{path} is truncated or not a zip archive of tensors; convert it to safetensors")
-    try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # a hostile pickle raises anything; torch's advice to trust the file is not passed on
-        raise CheckpointError(
-            f"{path} is truncated, or holds more than plain tensors ({type(error).__name__}); convert it to safetensors"
-        ) from error
-    if not isinstance(loaded, dict):
-        raise CheckpointError(f"{path} should hold a mapping of names to tensors, holds {type(loaded).__name__}")
-    tensors: dict[str, StoredTensor] = {}
-    for name, tensor in loaded.items():
-        plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta
-        if not isinstance(name, str) or not plain:
-            raise CheckpointError(f"{path} should map names to plain tensors; {shown(name)} is {type(tensor).__name__}")
-        tensors[name] = StoredTensor(path, tuple(tensor.shape), str(tensor.dtype), partial(_read, tensor))
-    return tensors
-
-
-def _read(tensor: Tensor, share: Share | None) -> Tensor:
-    return tensor.detach() if share is None else part_of(tensor.detach(), share)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from specgraph.checkpoints.files import shown
-from specgraph.checkpoints.folder import LARGEST_WEIGHT, CheckpointFolder, part_of
+from specgraph.checkpoints.folder import LARGEST_WEIGHT, CheckpointFolder
+from specgraph.checkpoints.stored import part_of
 from specgraph.errors import CheckpointError
 from specgraph.parallel import Share
 

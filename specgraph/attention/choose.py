@@ -1,0 +1,117 @@
+"""The choice of attention: by name, or the first of the platform's that supports all layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from specgraph.attention.interface import AttentionBackend, AttentionLayer, TreeAttention
+from specgraph.attention.paged import PagedAttention, PagedHostAttention
+from specgraph.errors import ConfigError, UnsupportedError
+from specgraph.platforms import Platform
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionChoice:
+    """An attention backend, and what was decided with it."""
+
+    backend: AttentionBackend
+    block_size: int
+    """Tokens per KV block: what was asked for, or what the backend prefers."""
+    reason: str = ""
+    """Why `auto` did not take what the platform offers; empty where it did, or where a name was given."""
+
+
+def choose_attention(
+    name: str,
+    platform: Platform,
+    layers: Sequence[AttentionLayer] = (),
+    dtype: torch.dtype | None = None,
+    block_size: int | None = None,
+    trees: bool = False,
+    cache_dtype: torch.dtype | None = None,
+) -> AttentionChoice:
+    """The attention backend of that name, for the given layers.
+
+    Args:
+        name: "device" or "host": the core's paged attention, with lengths from device tensors or from host integers.
+            A name that the platform offers (`Platform.attention_backends`). "auto": the first that the platform
+            offers and that supports all layers, "device" where there is none.
+        layers: the attention layers of all models that it is for. Without layers, shapes are not looked at.
+        dtype: of these layers; needed with them.
+        block_size: tokens per KV block; None for what the backend prefers.
+        trees: it must run draft trees (`TreeAttention`).
+        cache_dtype: of the KV caches; `dtype` when None.
+
+    Raises:
+        ConfigError: there is no attention of that name on this platform.
+        UnsupportedError: the attention of that name does not support the layers, or a package that it needs is not
+            installed.
+    """
+    own = platform.attention_backends()
+    reasons: list[str] = []
+    if name == "auto":
+        for factory in own.values():
+            backend = factory(platform)
+            size = block_size or backend.preferred_block_size
+            if refused := unsupported(backend, layers, dtype, size, trees, cache_dtype):
+                reasons.append(refused)
+            else:
+                return AttentionChoice(backend, size, "; ".join(reasons))
+        backend = PagedAttention()
+        return AttentionChoice(backend, block_size or backend.preferred_block_size, "; ".join(reasons))
+    if name not in ("device", "host", *own):
+        offered = ", ".join(["auto", "device", "host", *own])
+        raise ConfigError(f"no attention '{name}' on platform '{platform.info.name}'; there are {offered}")
+    if name in own:
+        backend = own[name](platform)
+    else:
+        backend = PagedAttention() if name == "device" else PagedHostAttention(platform)
+    size = block_size or backend.preferred_block_size
+    if refused := unsupported(backend, layers, dtype, size, trees, cache_dtype):
+        raise UnsupportedError(refused)
+    return AttentionChoice(backend, size)
+
+
+def unsupported(
+    backend: AttentionBackend,
+    layers: Sequence[AttentionLayer],
+    dtype: torch.dtype | None,
+    block_size: int,
+    trees: bool = False,
+    cache_dtype: torch.dtype | None = None,
+) -> str:
+    """Why a backend can't run these layers, or with `trees` their draft trees; empty if it can."""
+    if trees and not hasattr(backend, "supports_trees"):  # an attribute, not the type: a wrapper must not hide it
+        return (
+            f"attention '{backend.name}': it has no ancestor mask, which draft trees need; --attention device has one"
+        )
+    if cache_dtype not in (None, dtype, *getattr(backend, "cache_dtypes", ())):
+        return (
+            f"attention '{backend.name}': it takes KV caches in the model's dtype only, asked for is {cache_dtype}; "
+            "--attention device takes those in FP8"
+        )
+    for layer in layers:
+        assert dtype is not None
+        support = backend.supports(layer, dtype, block_size)
+        if support and trees:
+            support = cast(TreeAttention, backend).supports_trees(layer, dtype, block_size)
+        if not support:
+            return f"attention '{backend.name}': {support.reason}"
+    return ""
+
+
+def check_trees(backend: AttentionBackend, layers: Sequence[AttentionLayer], dtype: torch.dtype, size: int) -> None:
+    """Refuse attention that cannot run draft trees.
+
+    Args:
+        size: tokens per KV block.
+
+    Raises:
+        UnsupportedError: it has no ancestor mask, or not for these layers.
+    """
+    if refused := unsupported(backend, layers, dtype, size, trees=True):
+        raise UnsupportedError(refused)
