@@ -223,10 +223,8 @@ class DeviceRounds:
         sampled: list[tuple[Running, list[int]]] = []
         for row, (state, count, tokens) in enumerate(zip(read.rows, output.counts, output.token_ids, strict=True)):
             if state is not None:
-                if not count:  # stepping on would never end
-                    raise SpecgraphError(
-                        f"request {state.index} is finished on the device and runs on the host: a bug of specgraph"
-                    )
+                if not 0 < count <= len(tokens):  # with 0, stepping on would never end
+                    raise SpecgraphError(_impossible_count(output.number, row, state, count, len(tokens) - 1))
                 state.num_sampled = count
                 if read.logprobs is not None:
                     state.logprobs = read.logprobs[row][:count]
@@ -267,3 +265,16 @@ class DeviceRounds:
         self._stops = [*(self._stops[row] for row in kept), *self._stops[m:]]
         for row, state in enumerate(self.running):
             state.row = row
+
+
+def _impossible_count(number: int, row: int, state: Running, count: int, num_speculative_tokens: int) -> str:
+    """The message for a round that has 0 tokens, or more than K + 1, for a request that runs on the host."""
+    if count:
+        cause = "that K is another round's"
+    else:
+        cause = "the row was another request's in that round, or the device ended the request and the host did not"
+    return (
+        f"round {number}, read with K {num_speculative_tokens}, has {count} tokens in row {row} for request "
+        f"{state.index}, which has {state.num_output} of at most {state.request.max_tokens} tokens: {cause}; a bug of "
+        "specgraph"
+    )

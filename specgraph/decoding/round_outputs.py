@@ -22,6 +22,8 @@ from specgraph.runner import HostCopy
 class RoundOutput:
     """One round that the host has read."""
 
+    number: int
+    """Counted from 1 over all rounds of the decoder; 0 is none."""
     token_ids: list[list[int]]
     """[n][query_len], of which the first `counts` are tokens."""
     counts: list[int]
@@ -30,7 +32,7 @@ class RoundOutput:
     """No further round of the same launch follows."""
 
 
-NO_ROUND = RoundOutput([], [], True)
+NO_ROUND = RoundOutput(0, [], [], is_last=True)
 
 
 class RoundOutputs:
@@ -114,4 +116,4 @@ class RoundOutputs:
         self._num_read += 1
         counts = [count for pair in pairs for count in (pair & 0xFFFFFFFF, pair >> 32)]  # int32, two per word
         by_request = [tokens[at : at + query_len] for at in range(0, rows, query_len)]
-        return RoundOutput(by_request, counts[:num_requests], is_last=not again)
+        return RoundOutput(number, by_request, counts[:num_requests], is_last=not again)

@@ -15,8 +15,9 @@ from random_prompts import prompt
 from specgraph import load_generator
 from specgraph.attention import PagedAttention, PagedHostAttention
 from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
+from specgraph.decoding.round_outputs import RoundOutputs
 from specgraph.drafting import DraftTree
-from specgraph.errors import CapacityError, ConfigError, UnsupportedError
+from specgraph.errors import CapacityError, ConfigError, SpecgraphError, UnsupportedError
 from specgraph.platforms import no
 from specgraph.reference import CpuPlatform
 
@@ -122,6 +123,17 @@ def test_k_follows_the_batch_while_rounds_are_in_flight(ahead, per_launch):
     assert [tuple(result.token_ids) for result in results] == [alone("eagle", i, 0.0) for i in range(len(SHAPES))]
     used = {d.num_speculative_tokens for d in decoder.runners["round"].graphs.descriptors}
     assert used == {0, 1, 3}
+
+
+@pytest.mark.parametrize(("count", "cause"), [(0, "the row was another request's"), (5, "that K is another round's")])
+def test_a_count_that_no_running_request_can_have_is_named_with_its_round(monkeypatch, count, cause):
+    decoder, read = make_decoder("eagle", "round"), RoundOutputs.round
+    monkeypatch.setattr(RoundOutputs, "round", lambda *args: replace(read(*args), counts=[count]))
+    seen = (
+        f"round 1, read with K 3, has {count} tokens in row 0 for request 0, which has 1 of at most 9 tokens: {cause}"
+    )
+    with pytest.raises(SpecgraphError, match=seen):
+        decoder.generate([request(1)])
 
 
 @pytest.mark.parametrize(("ahead", "per_launch"), [(0, 1), (1, 1), (1, 3)])
