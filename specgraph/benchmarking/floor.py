@@ -88,8 +88,8 @@ def bytes_per_propose(head: RandomHead, requests: int, k: int, context: int, cac
     the dtype `cached` (the head's when None).
 
     A chain drafter reads its layer, its input projection and lm_head at every step, and the projection of the target's
-    hidden states once per propose. A parallel drafter reads everything once. Embedding rows, norms, the
-    scales of FP8 weights and activations are left out: they are about a thousandth of the sum.
+    hidden states once per propose. A parallel drafter reads everything once. Embedding rows, norms, activations and the
+    scales of FP8 weights are left out: they are about a thousandth of the sum.
     """
     steps = 1 if isinstance(head, DFlashHead) else k
     kv_row = bytes_per_token(head.attention_layers, cached or head.dtype)

@@ -110,7 +110,7 @@ def load_experts(
     block = f"{prefix}.{'block_sparse_moe' if mixtral else 'mlp'}"
     gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
     inner, own = [(config.inner, hidden)] * 2, _own_experts(config, ranks)
-    rows, columns = (None if ranks.experts else ranks.share(dim, config.inner) for dim in (0, 1))
+    rows, columns = (ranks.share(dim, config.inner) if ranks.experts is None else None for dim in (0, 1))
     gate_up = [
         folder.stacked([f"{block}.experts.{e}.{name}.weight" for name in (gate, up)], inner, [rows] * 2) for e in own
     ]

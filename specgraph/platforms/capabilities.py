@@ -99,7 +99,7 @@ class Capabilities:
     # ---- for people ----------------------------------------------------------------------------------------------
 
     notes: Mapping[str, Support] = field(default_factory=dict[str, Support])
-    """What else is worth knowing, by name; reports print it, nothing decides by it."""
+    """What else is worth knowing, by name; reports print it, and the core decides nothing by it."""
     rules: tuple[Rule, ...] = ()
     """The backend's policy, printed by `specgraph explain`."""
 
