@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
@@ -15,35 +15,20 @@ from specgraph.drafting.head_checks import check_members, check_passes
 from specgraph.drafting.head_program import check_caches, programs_for
 from specgraph.drafting.host_lengths import Counts, HostRounds
 from specgraph.drafting.program import computed_tokens
+from specgraph.drafting.propose_passes import ProposePasses
 from specgraph.drafting.round import DraftTokens, ProposeBatch, allocate_round
 from specgraph.drafting.sampling_buffers import SamplingBuffers
-from specgraph.drafting.shapes import DraftShape
-from specgraph.errors import CapacityError, ConfigError
-from specgraph.graphs import BatchDescriptor, Dispatch, MakeAttend, dispatch, padded_size
+from specgraph.graphs import BatchDescriptor, Dispatch, MakeAttend
 from specgraph.models.protocol import DraftHead, ParallelHead
 from specgraph.platforms import Platform
 from specgraph.runner import (
     LengthsAt,
     ModelRunner,
-    Pass,
     PrefillBuffers,
     PrefillProgram,
     allocate_prefill,
     uniform_lengths,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """What a propose of n requests with query_len rows each needs, worked out once: it costs the host nothing later."""
-
-    inputs: ProposeBatch
-    """The drafter's own memory for these requests."""
-    padding: Tensor | None
-    """`num_sampled` of the padded requests; None where there are none."""
-    run: Pass
-    drafts: DraftTokens
-    """Views of the result."""
 
 
 class Drafter(ModelRunner):
@@ -108,10 +93,7 @@ class Drafter(ModelRunner):
         self.programs += [self._prefill, *self.draft_programs]
         self.num_proposes = 0
         """Proposes so far, idle ones included."""
-        self._prepared: dict[tuple[int, int, int, int | None], _Prepared] = {}
-        self._inputs: dict[tuple[int, int, int], ProposeBatch] = {}
-        self._in_place: dict[int, int] = {}
-        """Requests that a propose of these `_inputs`, by id, is padded for at least."""
+        self._passes = ProposePasses(self, config, self.round, self.draft_programs)
         self._host_rounds = HostRounds(platform, config.max_num_requests)
 
     def capture(self, captured: Callable[[], None] | None = None) -> None:
@@ -144,7 +126,7 @@ class Drafter(ModelRunner):
         Raises:
             CapacityError, ConfigError: as in `dispatch`.
         """
-        return self._prepare(num_requests, query_len, at_least).inputs
+        return self._passes.find(num_requests, query_len, at_least).inputs
 
     def propose(
         self,
@@ -173,8 +155,8 @@ class Drafter(ModelRunner):
             CapacityError: the batch is larger than max_num_requests, or than every captured size with fallback
                 'error'. Nothing was run.
         """
-        at_least = self._in_place.get(id(batch))  # the object itself: `_inputs` keeps it alive
-        ready = self._prepare(batch.num_requests, batch.query_len, at_least or 0, num_speculative_tokens)
+        at_least = self._passes.padded_for(batch)
+        ready = self._passes.find(batch.num_requests, batch.query_len, at_least or 0, num_speculative_tokens)
         if at_least is None:
             self.round.load(batch, ready.inputs, self.config.keeps_draft_probs)
         elif ready.padding is not None:
@@ -206,12 +188,12 @@ class Drafter(ModelRunner):
         Returns:
             Views of the drafter's buffers, of inert requests: what shape of round follows on every rank.
         """
-        prepared = self._prepare(num_requests, query_len)
-        ready = prepared.run
-        self.round.num_sampled[: ready.batch.num_requests].zero_()
-        self.run(ready, self._host_lengths(ready.batch, [], []) if self.attention.host_parameters else None)
+        ready = self._passes.find(num_requests, query_len)
+        padded = ready.run.batch
+        self.round.num_sampled[: padded.num_requests].zero_()
+        self.run(ready.run, self._host_lengths(padded, [], []) if self.attention.host_parameters else None)
         self.num_proposes += 1
-        return prepared.drafts
+        return ready.drafts
 
     def dispatch(self, num_requests: int, query_len: int | None = None) -> Dispatch:
         """The padded size that a batch runs at, and the K that goes with it.
@@ -220,7 +202,7 @@ class Drafter(ModelRunner):
             CapacityError: as in `propose`.
             ConfigError: no K of this drafter makes rounds of `query_len` rows per request.
         """
-        return self._prepare(num_requests, query_len).drafts.dispatch
+        return self._passes.find(num_requests, query_len).drafts.dispatch
 
     def prefill(
         self,
@@ -285,52 +267,6 @@ class Drafter(ModelRunner):
         computed = replace(padded, num_speculative_tokens=computed_tokens(padded))
         now = self._host_rounds.round(computed, self.round, start_positions, num_sampled)
         return partial(self.program.host_lengths, host_round=now)
-
-    def _prepare(self, num_requests: int, query_len: int | None, at_least: int = 0, k: int | None = None) -> _Prepared:
-        rows = self.config.query_len if query_len is None else query_len
-        key = num_requests, rows, max(num_requests, at_least), k
-        if (ready := self._prepared.get(key)) is None:
-            ready = self._prepared[key] = self._work_out(*key)
-            self._in_place[id(ready.inputs)] = key[2]
-        return ready
-
-    def _work_out(self, num_requests: int, query_len: int, at_least: int, asked: int | None) -> _Prepared:
-        found = self._dispatch(at_least, query_len, asked)
-        n, padded, k = num_requests, found.descriptor.num_requests, found.descriptor.num_speculative_tokens
-        program = next(each for each in self.draft_programs if each.draws_trees == found.descriptor.tree)
-        drafts = program.buffers.sliced(n, program.rows(query_len, k), k)
-        return _Prepared(
-            inputs=self._inputs.setdefault((n, query_len, at_least), self.round.sliced(n, query_len)),
-            padding=self.round.num_sampled[n:padded] if n < padded else None,
-            run=self.prepare(program, found.descriptor, found.captured),
-            drafts=DraftTokens(
-                drafts.draft_token_ids,
-                drafts.draft_probs,
-                found,
-                None if drafts.tree is None else drafts.tree.draft_parents,
-            ),
-        )
-
-    def _dispatch(self, num_requests: int, query_len: int, asked: int | None) -> Dispatch:
-        if query_len not in self.config.query_lens:
-            raise ConfigError(
-                f"a round of {query_len} rows per request; with this drafter's K they are "
-                f"{', '.join(map(str, self.config.query_lens))} (K + 1)"
-            )
-        if not 1 <= num_requests <= self.config.max_num_requests:
-            raise CapacityError(
-                f"a batch of {num_requests} requests: this drafter takes 1 to {self.config.max_num_requests} "
-                "(max_num_requests)"
-            )
-        # Eager pads too: matmuls change their last bit with the number of rows.
-        size = padded_size(num_requests, self.config.sizes) or num_requests
-        k, tree = self.config.shape(size) if asked is None else DraftShape(asked)
-        if (k, tree) not in self.config.shapes_at(size):
-            raise ConfigError(f"K {k} is none that this drafter has at {size} requests: name it in k_candidates")
-        found = dispatch("propose", num_requests, query_len, k, self.config.sizes, tree)
-        if not found.captured and self.config.fallback == "error" and self.graphs is not None:
-            raise CapacityError(f"{found.reason}, and fallback is 'error'")
-        return found
 
     def _prefill_rows(self, b: PrefillBuffers, make_attend: MakeAttend) -> None:
         self.program.prefill(b.token_ids, b.aux_hidden, b.metadata, make_attend, b.last_row)

@@ -1,0 +1,112 @@
+"""The passes of a drafter's proposes, worked out once for each shape of batch: later ones cost the host a look-up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from specgraph.drafting.config import DraftConfig
+from specgraph.drafting.program import DraftProgram
+from specgraph.drafting.round import DraftTokens, ProposeBatch, RoundBuffers
+from specgraph.drafting.shapes import DraftShape
+from specgraph.errors import CapacityError, ConfigError
+from specgraph.graphs import Dispatch, dispatch, padded_size
+from specgraph.runner import ModelRunner, Pass
+
+
+@dataclass(frozen=True, slots=True)
+class ProposePass:
+    """What a propose for n requests after a round of query_len rows each runs, reads and gives."""
+
+    inputs: ProposeBatch
+    """The drafter's own memory for these requests."""
+    padding: Tensor | None
+    """int32: `num_sampled` of the padded requests; None where there are none."""
+    run: Pass
+    drafts: DraftTokens
+    """Views of the result."""
+
+
+class ProposePasses:
+    """The passes of one drafter, and whose batches are its own memory."""
+
+    def __init__(
+        self, runner: ModelRunner, config: DraftConfig, memory: RoundBuffers, programs: Sequence[DraftProgram]
+    ) -> None:
+        """
+        Args:
+            runner: runs the passes.
+            memory: what the target's rounds leave.
+            programs: of chains, of trees, or both.
+        """
+        self._runner, self._config, self._memory, self._programs = runner, config, memory, programs
+        self._passes: dict[tuple[int, int, int, int | None], ProposePass] = {}
+        self._inputs: dict[tuple[int, int, int], ProposeBatch] = {}
+        self._in_place: dict[int, int] = {}
+        """Requests that a propose of these `_inputs`, by id, is padded for at least."""
+
+    def padded_for(self, batch: ProposeBatch) -> int | None:
+        """Requests that a propose of this batch is padded for at least, where it is the `inputs` of a pass; None where
+        its tensors are the engine's own."""
+        return self._in_place.get(id(batch))  # the object itself: `_inputs` keeps it alive
+
+    def find(
+        self, num_requests: int, query_len: int | None, at_least: int = 0, num_speculative_tokens: int | None = None
+    ) -> ProposePass:
+        """The pass for a batch.
+
+        Args:
+            query_len: rows per request in the target's round; K + 1 for the largest K by default.
+            at_least: requests that it is padded for at least.
+            num_speculative_tokens: K; what the config says by default.
+
+        Raises:
+            CapacityError: more requests than max_num_requests, or than every captured size with fallback 'error'.
+            ConfigError: no K makes rounds of `query_len` rows per request, or this K is none that was captured.
+        """
+        rows = self._config.query_len if query_len is None else query_len
+        key = num_requests, rows, max(num_requests, at_least), num_speculative_tokens
+        if (known := self._passes.get(key)) is None:
+            known = self._passes[key] = self._make(*key)
+            self._in_place[id(known.inputs)] = key[2]
+        return known
+
+    def _make(self, num_requests: int, query_len: int, at_least: int, asked: int | None) -> ProposePass:
+        found = self._dispatch(at_least, query_len, asked)
+        n, padded, k = num_requests, found.descriptor.num_requests, found.descriptor.num_speculative_tokens
+        program = next(each for each in self._programs if each.draws_trees == found.descriptor.tree)
+        drafts = program.buffers.sliced(n, program.rows(query_len, k), k)
+        return ProposePass(
+            inputs=self._inputs.setdefault((n, query_len, at_least), self._memory.sliced(n, query_len)),
+            padding=self._memory.num_sampled[n:padded] if n < padded else None,
+            run=self._runner.prepare(program, found.descriptor, found.captured),
+            drafts=DraftTokens(
+                drafts.draft_token_ids,
+                drafts.draft_probs,
+                found,
+                None if drafts.tree is None else drafts.tree.draft_parents,
+            ),
+        )
+
+    def _dispatch(self, num_requests: int, query_len: int, asked: int | None) -> Dispatch:
+        if query_len not in self._config.query_lens:
+            raise ConfigError(
+                f"a round of {query_len} rows per request; with this drafter's K they are "
+                f"{', '.join(map(str, self._config.query_lens))} (K + 1)"
+            )
+        if not 1 <= num_requests <= self._config.max_num_requests:
+            raise CapacityError(
+                f"a batch of {num_requests} requests: this drafter takes 1 to {self._config.max_num_requests} "
+                "(max_num_requests)"
+            )
+        # Eager pads too: matmuls change their last bit with the number of rows.
+        size = padded_size(num_requests, self._config.sizes) or num_requests
+        k, tree = self._config.shape(size) if asked is None else DraftShape(asked)
+        if (k, tree) not in self._config.shapes_at(size):
+            raise ConfigError(f"K {k} is none that this drafter has at {size} requests: name it in k_candidates")
+        found = dispatch("propose", num_requests, query_len, k, self._config.sizes, tree)
+        if not found.captured and self._config.fallback == "error" and self._runner.graphs is not None:
+            raise CapacityError(f"{found.reason}, and fallback is 'error'")
+        return found
