@@ -14,12 +14,14 @@ FILES = sorted(Path(cases.__path__[0]).glob("test_kernels*.py"))
 
 
 def ops_called(source: str) -> set[str]:
-    """Names of `kernels.NAME(...)` calls."""
-    calls = [node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    """Names of `kernels.NAME(...)` and `partial(kernels.NAME, ...)` calls."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    partials = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "partial" and call.args]
+    called = [*(call.func for call in calls), *(call.args[0] for call in partials)]
     return {
-        call.attr
-        for call in calls
-        if isinstance(call, ast.Attribute) and isinstance(call.value, ast.Name) and call.value.id == "kernels"
+        op.attr
+        for op in called
+        if isinstance(op, ast.Attribute) and isinstance(op.value, ast.Name) and op.value.id == "kernels"
     }
 
 
