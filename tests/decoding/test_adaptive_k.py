@@ -188,12 +188,6 @@ def test_refusals(make_decoder, shadow, changes, words):
         make_decoder(shadow, **AUTO | changes)
 
 
-def test_ranks_that_split_a_model_need_no_table():
-    """They take the times of the first: `tests/parallel/test_tensor_parallel.py`."""
-    config = engine_config(EngineOptions(num_speculative_tokens="auto", tensor_parallel=2), 64)
-    assert (config.k_candidates, config.num_speculative_tokens, config.round_times) == ((1, 2, 3, 5), 5, None)
-
-
 def test_a_propose_of_a_k_that_was_not_captured(make_decoder, shadow):
     drafter = make_decoder(shadow, **AUTO).drafter
     with pytest.raises(ConfigError, match=r"K 4 is none .* k_candidates"):
