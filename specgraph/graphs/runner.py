@@ -85,7 +85,7 @@ class Recording:
 
     @contextmanager
     def _capture(self, graph: Graph) -> Generator[None]:
-        with graph.capture(self._repeat_while), self._guard:
+        with graph.capture(repeat_while=self._repeat_while), self._guard:
             yield
 
     def close(self) -> None:

@@ -117,18 +117,19 @@ def test_a_hang_and_a_crash_cost_their_cases_only(tmp_path: Path) -> None:
 def test_a_device_that_is_left_capturing_is_replaced(tmp_path: Path) -> None:
     stuck = """
     from contextlib import contextmanager
-    real_capture, STUCK = CpuGraph.capture, []
+    STUCK = []
 
-    @contextmanager
-    def capture(self, **options):
-        try:
-            with real_capture(self, **options):
-                yield
-        except BaseException:
-            STUCK.append(1)
-            raise
+    class Graph(CpuGraph):
+        @contextmanager
+        def capture(self, *args, **options):
+            try:
+                with CpuGraph.capture(self, *args, **options):
+                    yield
+            except BaseException:
+                STUCK.append(1)
+                raise
 
-    CpuGraph.capture = capture
+    Platform.graph_type = Graph
     Platform.is_capturing = lambda self: bool(STUCK) or CpuPlatform.is_capturing(self)
     """
     folder = install(tmp_path / "site", extra=stuck)
