@@ -107,6 +107,7 @@ class SpeculativeDecoder:
         self.metrics = AcceptanceMetrics(config.num_speculative_tokens if head is not None else 0)
         self._waiting: deque[Running] = deque()
         self._ended: list[Chunk] = []
+        self._stream_open = False
         self._next_id = 0
         self._closed = False
         self.others_unfinished = False
@@ -182,6 +183,7 @@ class SpeculativeDecoder:
             except CapacityError as error:
                 refused[index] = str(error)
         order = {self._queue(request): i for i, request in enumerate(requests) if i not in refused}
+        self._stream_open = True
         try:
             yield from (Chunk(index, [], 0, "refused", why) for index, why in refused.items())
             while True:  # at least once: other ranks may have requests
@@ -192,6 +194,7 @@ class SpeculativeDecoder:
             for request_id in order:
                 self.cancel(request_id)
             self._ended.clear()
+            self._stream_open = False
 
     @property
     def num_unfinished(self) -> int:
@@ -206,7 +209,10 @@ class SpeculativeDecoder:
 
         Raises:
             CapacityError, ConfigError: it can never run here; see `check`.
+            ConfigError: a stream is open; its chunks are numbered by the places of its own requests.
         """
+        if self._stream_open:
+            raise ConfigError("add() while a stream is open: finish it, or give all requests by add() and step()")
         self.check(request)
         return self._queue(request)
 

@@ -91,3 +91,17 @@ def test_a_stream_needs_the_decoder_for_itself(make_decoder, shadow, requests):
     decoder.cancel(request_id)
     decoder.step()
     assert len(decoder.generate(requests)) == len(requests)
+
+
+def test_an_open_stream_takes_no_other_request(make_decoder, shadow, alone):
+    decoder = make_decoder(shadow, capture_sizes=[4])
+    stream = decoder.stream([request(SHAPES[0])])
+    tokens = list(next(stream).token_ids)
+    with pytest.raises(ConfigError, match="while a stream is open"):
+        decoder.add(request(SHAPES[1]))
+    tokens += [token for chunk in stream for token in chunk.token_ids]
+    assert tokens == alone[SHAPES[0]]
+    tokens, reasons = {}, {}
+    added = decoder.add(request(SHAPES[1]))
+    finish(decoder, tokens, reasons)
+    assert tokens == {added: alone[SHAPES[1]]}
