@@ -8,34 +8,14 @@ Logits of random numbers; drafts of a vocabulary map, at temperature 1. Medians 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-from collections.abc import Callable
-from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
+from op_times import in_a_graph, measure
 
 from specgraph import kernels
 from specgraph.benchmarking.shapes import shape_named
-from specgraph.benchmarking.timing import device_time
-from specgraph.platforms import Platform, open_platform
-
-CALLS = 10
-"""Calls per graph, so that the launch of the graph does not count."""
-
-
-def in_a_graph(platform: Platform, call: Callable[[], Any]) -> float:
-    """Microseconds of one of CALLS calls that one graph replays."""
-    call()
-    graph = platform.graph()
-    with graph.capture():
-        for _ in range(CALLS):
-            call()
-    found = median(device_time(platform, graph.replay, repeats=20)) / CALLS
-    graph.reset()
-    return round(found, 1)
+from specgraph.platforms import Platform
 
 
 def row(platform: Platform, requests: int, a: argparse.Namespace) -> dict[str, Any]:
@@ -66,30 +46,5 @@ def row(platform: Platform, requests: int, a: argparse.Namespace) -> dict[str, A
     return found
 
 
-def main() -> None:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--platform", default=None)
-    parser.add_argument("--shape", default="eagle3-llama3-8b")
-    parser.add_argument("--requests", default="1,8,32,64")
-    parser.add_argument("-k", type=int, default=5)
-    parser.add_argument("--context", type=int, default=1024)
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--json", default="")
-    a = parser.parse_args()
-    platform = open_platform(a.platform)
-    rows: list[dict[str, Any]] = []
-    with torch.inference_mode():
-        for requests in map(int, a.requests.split(",")):
-            rows.append(row(platform, requests, a))
-            print(json.dumps(rows[-1]), flush=True)
-    report = {
-        "device": platform.info.device_name, "versions": dict(platform.info.versions), "shape": a.shape, "k": a.k,
-        "dtype": a.dtype, "command": "python benchmarks/accept_ops.py " + " ".join(sys.argv[1:]), "rows": rows,
-    }  # fmt: skip
-    if a.json:
-        Path(a.json).write_text(json.dumps(report, indent=1))
-
-
 if __name__ == "__main__":
-    main()
+    measure(row, "accept_ops.py", context=1024)

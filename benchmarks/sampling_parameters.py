@@ -8,17 +8,14 @@ Logits of random numbers; every request has top_p 0.9 and penalties. Medians in 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
-from accept_ops import in_a_graph
+from op_times import in_a_graph, measure
 
 from specgraph.benchmarking.shapes import shape_named
 from specgraph.drafting import allocate_sampling
-from specgraph.platforms import Platform, open_platform
+from specgraph.platforms import Platform
 
 
 def row(platform: Platform, requests: int, a: argparse.Namespace) -> dict[str, Any]:
@@ -42,29 +39,5 @@ def row(platform: Platform, requests: int, a: argparse.Namespace) -> dict[str, A
     }
 
 
-def main() -> None:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--platform", default=None)
-    parser.add_argument("--shape", default="eagle3-llama3-8b")
-    parser.add_argument("--requests", default="1,8,32,64")
-    parser.add_argument("-k", type=int, default=5)
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--json", default="")
-    a = parser.parse_args()
-    platform = open_platform(a.platform)
-    rows: list[dict[str, Any]] = []
-    with torch.inference_mode():
-        for requests in map(int, a.requests.split(",")):
-            rows.append(row(platform, requests, a))
-            print(json.dumps(rows[-1]), flush=True)
-    report = {
-        "device": platform.info.device_name, "versions": dict(platform.info.versions), "shape": a.shape, "k": a.k,
-        "dtype": a.dtype, "command": "python benchmarks/sampling_parameters.py " + " ".join(sys.argv[1:]), "rows": rows,
-    }  # fmt: skip
-    if a.json:
-        Path(a.json).write_text(json.dumps(report, indent=1))
-
-
 if __name__ == "__main__":
-    main()
+    measure(row, "sampling_parameters.py")
