@@ -7,6 +7,7 @@ import time
 
 import torch
 
+from specgraph.attention import NULL_BLOCK
 from specgraph.decoding.adaptive_k import RoundTimes
 from specgraph.decoding.config import EngineConfig
 from specgraph.decoding.target import TargetRunner
@@ -36,7 +37,7 @@ def measure_round_times(target: TargetRunner, drafter: Drafter, config: EngineCo
     memory = target.round
     memory.start_positions.fill_(-1)
     memory.num_sampled.zero_()
-    memory.block_table.zero_()
+    memory.block_table.fill_(NULL_BLOCK)
     for cache in (*target.caches, *drafter.caches):
         cache.key.zero_()
         cache.value.zero_()

@@ -21,11 +21,12 @@ def normed(x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
     return x if norm is None else functional.rms_norm(x, (x.shape[-1],), norm, eps)
 
 
-def _linear_fake(x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def linear_fake(x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """The shape of `norm_linear`, also over a quantised weight."""
     return x.new_empty(x.shape[0], weight.shape[0])
 
 
-@op(fake=_linear_fake)
+@op(fake=linear_fake)
 def norm_linear(
     x: Tensor,
     norm: Tensor | None,
@@ -51,11 +52,12 @@ def norm_linear(
     return out if residual is None else residual + out
 
 
-def _gate_up_fake(x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def gate_up_fake(x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """The shape of `norm_gate_up`, also over a quantised weight."""
     return x.new_empty(x.shape[0], weight.shape[0] // 2)
 
 
-@op(fake=_gate_up_fake)
+@op(fake=gate_up_fake)
 def norm_gate_up(x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """silu(gate) * up of a gated MLP, where (gate | up) = rms_norm(x) @ weight.T + bias.
 
@@ -71,14 +73,15 @@ def norm_gate_up(x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, bia
     return functional.silu(gate) * up
 
 
-def _pair_fake(
+def pair_fake(
     token_ids: Tensor, table: Tensor, table_norm: Tensor | None, hidden: Tensor, hidden_norm: Tensor | None,
     eps: float, weight: Tensor, *args: Any, **kwargs: Any,
 ) -> Tensor:  # fmt: skip
+    """The shape of `pair_linear`, also over a quantised weight."""
     return hidden.new_empty(hidden.shape[0], weight.shape[0])
 
 
-@op(fake=_pair_fake)
+@op(fake=pair_fake)
 def pair_linear(
     token_ids: Tensor,
     table: Tensor,

@@ -10,14 +10,11 @@ repeats it for each row.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from specgraph.kernels.library import op
-from specgraph.kernels.linear import norm_gate_up, norm_linear, normed
+from specgraph.kernels.linear import gate_up_fake, linear_fake, norm_gate_up, norm_linear, pair_fake, pair_linear
 
 FP8 = torch.float8_e4m3fn
 
@@ -38,11 +35,7 @@ def quantised(weight: Tensor, group: int | None = None) -> tuple[Tensor, Tensor]
     return (parts / scale).to(FP8).view(rows, columns), scale.squeeze(-1).t().contiguous()
 
 
-def _linear_fake(x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return x.new_empty(x.shape[0], weight.shape[0])
-
-
-@op(fake=_linear_fake)
+@op(fake=linear_fake)
 def norm_linear_fp8(
     x: Tensor,
     norm: Tensor | None,
@@ -64,11 +57,7 @@ def norm_linear_fp8(
     return norm_linear.reference(x, norm, eps, dequantised(weight, scale, x.dtype), bias, residual)
 
 
-def _gate_up_fake(x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return x.new_empty(x.shape[0], weight.shape[0] // 2)
-
-
-@op(fake=_gate_up_fake)
+@op(fake=gate_up_fake)
 def norm_gate_up_fp8(
     x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, scale: Tensor, bias: Tensor | None = None
 ) -> Tensor:
@@ -84,14 +73,7 @@ def norm_gate_up_fp8(
     return norm_gate_up.reference(x, norm, eps, dequantised(weight, scale, x.dtype), bias)
 
 
-def _pair_fake(
-    token_ids: Tensor, table: Tensor, table_norm: Tensor | None, hidden: Tensor, hidden_norm: Tensor | None,
-    eps: float, weight: Tensor, *args: Any, **kwargs: Any,
-) -> Tensor:  # fmt: skip
-    return hidden.new_empty(hidden.shape[0], weight.shape[0])
-
-
-@op(fake=_pair_fake)
+@op(fake=pair_fake)
 def pair_linear_fp8(
     token_ids: Tensor,
     table: Tensor,
@@ -112,6 +94,5 @@ def pair_linear_fp8(
     Returns:
         [T, out] in the dtype of hidden.
     """
-    embedded = normed(functional.embedding(token_ids, table), table_norm, eps)
-    pair = torch.cat((embedded, normed(hidden, hidden_norm, eps)), dim=-1)
-    return functional.linear(pair, dequantised(weight, scale, hidden.dtype), bias)
+    dense = dequantised(weight, scale, hidden.dtype)
+    return pair_linear.reference(token_ids, table, table_norm, hidden, hidden_norm, eps, dense, bias)

@@ -8,6 +8,14 @@ from torch import Tensor
 from specgraph.kernels.library import op
 
 
+def _sampled_a_stop(sampled_token_ids: Tensor, num_sampled: Tensor, stop_token_ids: Tensor) -> Tensor:
+    """bool [R]: a stop token is among the first num_sampled of the request; arguments as in `stop_finished`."""
+    column = torch.arange(sampled_token_ids.shape[1], device=sampled_token_ids.device)
+    given = column < num_sampled[:, None]
+    stops = (sampled_token_ids[:, :, None] == stop_token_ids[:, None, :]) & (stop_token_ids[:, None, :] >= 0)
+    return (stops.any(dim=2) & given).any(dim=1)
+
+
 @op(writes=("num_sampled", "remaining"))
 def stop_finished(sampled_token_ids: Tensor, num_sampled: Tensor, remaining: Tensor, stop_token_ids: Tensor) -> None:
     """Make requests inert that sampled a stop token or their last token; the host need not have seen it.
@@ -19,10 +27,7 @@ def stop_finished(sampled_token_ids: Tensor, num_sampled: Tensor, remaining: Ten
         remaining: int64 [R], written: tokens that the request may still give; num_sampled is subtracted, at least 0.
         stop_token_ids: int64 [R, S]; -1 where a request has fewer than S.
     """
-    column = torch.arange(sampled_token_ids.shape[1], device=sampled_token_ids.device)
-    given = column < num_sampled[:, None]
-    stops = (sampled_token_ids[:, :, None] == stop_token_ids[:, None, :]) & (stop_token_ids[:, None, :] >= 0)
-    stopped = (stops.any(dim=2) & given).any(dim=1)
+    stopped = _sampled_a_stop(sampled_token_ids, num_sampled, stop_token_ids)
     finished = stopped | (num_sampled >= remaining)
     remaining.copy_((remaining - num_sampled).clamp(min=0))
     num_sampled.copy_(torch.where(finished, 0, num_sampled))
@@ -80,10 +85,7 @@ def publish_round(
         again: int32 [1], written: 1 where the launch goes on: it has had fewer than `rounds_per_launch` rounds, and a
             request sampled neither a stop token nor its last token.
     """
-    column = torch.arange(sampled_token_ids.shape[1], device=sampled_token_ids.device)
-    given = column < num_sampled[:, None]
-    stops = (sampled_token_ids[:, :, None] == stop_token_ids[:, None, :]) & (stop_token_ids[:, None, :] >= 0)
-    stopped = (stops.any(dim=2) & given).any(dim=1)
+    stopped = _sampled_a_stop(sampled_token_ids, num_sampled, stop_token_ids)
     goes_on = ((num_sampled > 0) & (num_sampled < remaining) & ~stopped).any(dim=0, keepdim=True)
     number, done = progress[:1] + 1, progress[1:] + 1
     goes_on = goes_on & (done < rounds_per_launch)
