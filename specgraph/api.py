@@ -23,6 +23,7 @@ from specgraph.decoding.blocks import allocate_caches
 from specgraph.decoding.config import EngineConfig
 from specgraph.decoding.decoder import SpeculativeDecoder
 from specgraph.decoding.load import load_generator, shipped_pair
+from specgraph.decoding.metrics import ProposeCounts
 from specgraph.decoding.request import Chunk, Generation, Request
 from specgraph.decoding.text import TextGenerator
 from specgraph.drafting import (
@@ -49,6 +50,7 @@ from specgraph.errors import (
     UnsupportedError,
     UpdateError,
 )
+from specgraph.models.from_modules import eagle3_head_from_module, eagle_head_from_module
 from specgraph.models.protocol import (
     DraftHead,
     DraftOutput,
@@ -103,6 +105,7 @@ __all__ = [
     "PlatformError",
     "ProjectionHead",
     "ProposeBatch",
+    "ProposeCounts",
     "RankError",
     "Ranks",
     "ReadSetError",
@@ -126,6 +129,8 @@ __all__ = [
     "allocate_caches",
     "allocate_sampling",
     "choose_attention",
+    "eagle3_head_from_module",
+    "eagle_head_from_module",
     "join_layout",
     "join_ranks",
     "load_drafter",

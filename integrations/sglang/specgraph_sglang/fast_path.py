@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -12,29 +10,6 @@ from torch import Tensor
 from specgraph import DraftConfig, Drafter, KVCache, Platform
 from specgraph.models.eagle3 import Eagle3Head
 from specgraph_sglang.round_end import RoundEnd, fill_round
-
-_LOG = logging.getLogger("sglang.specgraph")
-
-FAST = "specgraph"
-"""What a propose that specgraph served is counted as; the others are counted under the reason why SGLang served it."""
-
-
-class ProposeCounts:
-    """How many proposes were served by specgraph, and by SGLang for which reason; logged now and then."""
-
-    def __init__(self, log_every: int = 10_000) -> None:
-        self.by_reason: Counter[str] = Counter()
-        self._log_every, self._total = log_every, 0
-
-    def add(self, reason: str) -> None:
-        """Count one propose."""
-        self.by_reason[reason] += 1
-        self._total += 1
-        if self._log_every and self._total % self._log_every == 0:
-            _LOG.info("proposes: %s", self)
-
-    def __str__(self) -> str:
-        return ", ".join(f"{reason}: {count}" for reason, count in self.by_reason.most_common())
 
 
 class KeptTokens:

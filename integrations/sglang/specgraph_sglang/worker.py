@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from specgraph import open_platform
+from specgraph import ProposeCounts, open_platform
 from specgraph_sglang.draft_model import draft_cache, draft_head
-from specgraph_sglang.fast_path import FAST, FastPath, KeptTokens, ProposeCounts
+from specgraph_sglang.fast_path import FastPath, KeptTokens
 from specgraph_sglang.round_end import RoundEnd
 
 _LOG = logging.getLogger("sglang.specgraph")
@@ -37,7 +37,7 @@ def draft_worker_class(stock: Any, sglang: Any) -> Any:
 
         def start_specgraph(self) -> None:
             """Once, before anything is loaded onto the device by the plugin."""
-            self.counts = ProposeCounts()
+            self.counts = ProposeCounts(_LOG)
             self.kept: KeptTokens | None = None
 
         def init_cuda_graphs(self) -> None:
@@ -98,7 +98,7 @@ def draft_worker_class(stock: Any, sglang: Any) -> Any:
 
         def _draft_extend_for_decode(self, batch: Any, batch_result: Any) -> None:
             reason = self._reason_for_sglang(batch)
-            self.counts.add(FAST if reason is None else reason)
+            self.counts.add(reason)
             if reason is not None:
                 if self.kept is not None and not batch.forward_mode.is_idle():
                     self.kept.forget(batch.req_pool_indices_cpu.tolist())

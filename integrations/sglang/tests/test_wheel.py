@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 from specgraph_sglang.config import RELEASES
-from specgraph_sglang.draft_model import EAGLE3_CLASS, POOL_CLASS, ROTARY_CLASSES
+from specgraph_sglang.draft_model import EAGLE3_CLASS, POOL_CLASS
 from specgraph_sglang.plugin import RESERVE
+
+from specgraph.models.from_modules import ROTARY_CLASSES
 
 FOLDER = Path(os.environ.get("SPECGRAPH_SGLANG_WHEEL", "/nonexistent"))
 pytestmark = pytest.mark.skipif(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
 from typing import Any
 
 from torch import Tensor
@@ -14,29 +12,6 @@ from specgraph.models.eagle3 import Eagle3Head
 from specgraph_vllm.config import Settings
 from specgraph_vllm.draft_model import DraftCache
 from specgraph_vllm.round_end import RoundEnd, fill_round
-
-_LOG = logging.getLogger("vllm.specgraph")  # below vLLM's own logger, so that its handlers show it
-
-FAST = "specgraph"
-"""What a propose that specgraph served is counted as; the others are counted under the reason why vLLM served it."""
-
-
-class ProposeCounts:
-    """How many proposes were served by specgraph, and by vLLM for which reason; logged now and then."""
-
-    def __init__(self, log_every: int) -> None:
-        self.by_reason: Counter[str] = Counter()
-        self._log_every, self._total = log_every, 0
-
-    def add(self, reason: str) -> None:
-        """Count one propose."""
-        self.by_reason[reason] += 1
-        self._total += 1
-        if self._log_every and self._total % self._log_every == 0:
-            _LOG.info("proposes: %s", self)
-
-    def __str__(self) -> str:
-        return ", ".join(f"{reason}: {count}" for reason, count in self.by_reason.most_common())
 
 
 def reason_for_vllm(

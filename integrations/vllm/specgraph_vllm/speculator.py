@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
-from specgraph import open_platform
+from specgraph import ProposeCounts, open_platform
 from specgraph.errors import SpecgraphError
 from specgraph.models.eagle import EagleHead
 from specgraph.models.eagle3 import Eagle3Head
 from specgraph_vllm.config import Settings
 from specgraph_vllm.draft_model import draft_cache, draft_head
-from specgraph_vllm.fast_path import FAST, FastPath, ProposeCounts, reason_for_vllm
+from specgraph_vllm.fast_path import FastPath, reason_for_vllm
 from specgraph_vllm.round_end import RoundEnd
 from specgraph_vllm.shims import Shim
 
-_LOG = logging.getLogger("vllm.specgraph")
+_LOG = logging.getLogger("vllm.specgraph")  # below vLLM's own logger, so that its handlers show it
 
 
 def speculator_class(stock: Any, shim: Shim) -> Any:
@@ -38,7 +38,7 @@ def speculator_class(stock: Any, shim: Shim) -> Any:
             self.settings = settings
             self.fast_path: FastPath | None = None
             """None before the capture, and where vLLM drafts because something is not supported."""
-            self.counts = ProposeCounts(settings.log_every)
+            self.counts = ProposeCounts(_LOG, settings.log_every)
             self.use_vllm = False
             """Set it to leave every propose to vLLM, for comparisons in one process."""
             self._head: Eagle3Head | EagleHead | None = None
@@ -103,7 +103,7 @@ def speculator_class(stock: Any, shim: Shim) -> Any:
             else:
                 most = fast.config.sizes[-1]
                 reason = reason_for_vllm(input_batch, self.num_speculative_steps, most, states, named)
-            self.counts.add(FAST if reason is None else reason)
+            self.counts.add(reason)
             if reason is None:
                 assert fast is not None
                 end = RoundEnd(

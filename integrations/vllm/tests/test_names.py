@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 from safetensors import safe_open
-from specgraph_vllm.draft_model import EAGLE3_CLASS, EAGLE_CLASS, ROTARY_CLASSES
+from specgraph_vllm.draft_model import EAGLE3_CLASS, EAGLE_CLASS
 from specgraph_vllm.shims import RUNNER_MODULE, SHIMS, SPECULATOR_MODULE, Shim
 
 from specgraph import shipped_pair
+from specgraph.models.from_modules import ROTARY_CLASSES
 
 GPU = "vllm/v1/worker/gpu"
 BY_RELEASE = {shim.release: shim for shim in SHIMS}

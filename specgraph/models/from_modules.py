@@ -1,0 +1,202 @@
+"""Draft heads over the modules that an engine has loaded already: views of its weights, no copies.
+
+Many engines hold a Llama-shaped drafter as torch modules of the same names, with packed projections:
+
+    module.config                  hidden_size, vocab_size, hidden_act, draft_vocab_size (EAGLE-3)
+    module.lm_head                 weight [>= vocabulary, hidden_size]
+    module.model                   embed_tokens, fc, layers; norm, input_norm, fc_norm, norm_output,
+                                   num_aux_hidden_states (EAGLE-3)
+    module.model.layers[i]         self_attn, mlp, post_attention_layernorm; input_layernorm, hidden_norm (EAGLE-3)
+    layer.self_attn                qkv_proj, o_proj, rotary_emb, attn, num_heads, num_kv_heads, head_dim, scaling;
+                                   q_norm, k_norm where heads are normalised
+    layer.mlp                      gate_up_proj, down_proj
+
+Rows of a vocabulary may be padded: those past its size are not read. Everything else that a module may do and a head
+here does not is refused with an `UnsupportedError` that names it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from specgraph.errors import UnsupportedError
+from specgraph.models.config import ModelConfig
+from specgraph.models.eagle import EagleHead, EagleWeights
+from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
+from specgraph.models.layers import DecoderLayer
+
+ROTARY_CLASSES = (
+    "RotaryEmbedding",
+    "LinearScalingRotaryEmbedding",
+    "Llama3RotaryEmbedding",
+    "YaRNScalingRotaryEmbedding",
+)
+"""Rotations whose `cos_sin_cache` [positions, rotary_dim] holds cosines, then sines, one row per position."""
+
+
+def eagle3_head_from_module(
+    module: Any, *, draft_to_target: Tensor | None = None, norm_before_residual: bool = False
+) -> Eagle3Head:
+    """An EAGLE-3 head over a loaded module, with the module's own table of cosines and sines.
+
+    Args:
+        module: see this file's docstring; its weights are on the device.
+        draft_to_target: int64 [draft_vocab_size], a target token id minus its draft token id; None where the drafter
+            has the target's vocabulary.
+        norm_before_residual: see `Eagle3Config`.
+
+    Raises:
+        UnsupportedError: an option or a tensor of the module that the head does not have.
+    """
+    config, inner = module.config, module.model
+    model, draft_vocab, num_aux = config_from_module(module), int(config.draft_vocab_size), inner.num_aux_hidden_states
+    fc, fc_norms = linear_weight(inner.fc), inner.fc_norm
+    weights = Eagle3Weights(
+        embed_tokens=linear_weight(inner.embed_tokens)[: model.vocab_size],
+        hidden_norm=plain(inner.layers[0].hidden_norm.weight),
+        norm=plain(inner.norm.weight),
+        lm_head=linear_weight(module.lm_head)[:draft_vocab],
+        fc=fc,
+        fc_bias=linear_bias(inner.fc),
+        input_norm=None if inner.input_norm is None else plain(inner.input_norm.weight),
+        fc_norms=() if fc_norms is None else tuple(plain(norm.weight) for norm in fc_norms),
+        draft_to_target=None if draft_to_target is None else plain(draft_to_target),
+    )
+    sizes = Eagle3Config(
+        model=model,
+        target_hidden_size=fc.shape[1] // num_aux,
+        draft_vocab_size=draft_vocab,
+        aux_layers=tuple(range(num_aux)),  # the engine's target hands them over; only their number matters
+        norm_before_residual=norm_before_residual,
+        norm_output=bool(inner.norm_output),
+    )
+    head = Eagle3Head(sizes, weights, [layer_from_module(layer) for layer in inner.layers])
+    set_rotary(head, inner.layers[0].self_attn)
+    return head
+
+
+def eagle_head_from_module(module: Any) -> EagleHead:
+    """An EAGLE-1 head over a loaded module; `lm_head` is the target's.
+
+    Raises:
+        UnsupportedError: as `eagle3_head_from_module`.
+    """
+    inner, model = module.model, config_from_module(module)
+    weights = EagleWeights(
+        embed_tokens=linear_weight(inner.embed_tokens)[: model.vocab_size],
+        fc=linear_weight(inner.fc),
+        fc_bias=linear_bias(inner.fc),
+        lm_head=linear_weight(module.lm_head)[: model.vocab_size],
+    )
+    head = EagleHead(model, weights, [layer_from_module(layer) for layer in inner.layers])
+    set_rotary(head, inner.layers[0].self_attn)
+    return head
+
+
+def config_from_module(module: Any) -> ModelConfig:
+    """Sizes of the module's layers. `max_position_embeddings` is 1: the module's table is taken (`set_rotary`).
+
+    Raises:
+        UnsupportedError: an activation other than silu.
+    """
+    config, first = module.config, module.model.layers[0]
+    if config.hidden_act != "silu":
+        raise UnsupportedError(f"hidden_act '{config.hidden_act}'; the drafter's MLP is gated by silu")
+    return ModelConfig(
+        architecture="llama",
+        vocab_size=int(config.vocab_size),
+        hidden_size=int(config.hidden_size),
+        intermediate_size=first.mlp.down_proj.weight.shape[1],
+        num_layers=len(module.model.layers),
+        num_heads=first.self_attn.num_heads,
+        num_kv_heads=first.self_attn.num_kv_heads,
+        head_dim=first.self_attn.head_dim,
+        rms_norm_eps=float(first.post_attention_layernorm.variance_epsilon),
+        max_position_embeddings=1,
+        tie_word_embeddings=False,
+        dtype=linear_weight(module.model.embed_tokens).dtype,
+        attention_scale=float(first.self_attn.scaling),
+        rotary_dim=rotary_from_module(first.self_attn).shape[1],
+    )
+
+
+def layer_from_module(layer: Any) -> DecoderLayer:
+    """One decoder layer's weights.
+
+    Raises:
+        UnsupportedError: quantised weights, or an option of its attention that changes its scores.
+    """
+    attention, mlp, attend = layer.self_attn, layer.mlp, layer.self_attn.attn
+    for name in ("sliding_window", "sliding_window_size"):
+        if (window := getattr(attend, name, None)) not in (None, -1):
+            raise UnsupportedError(f"a sliding window of {window} keys in the drafter")
+    if getattr(attend, "logit_cap", 0):
+        raise UnsupportedError(f"logit_cap {attend.logit_cap} in the drafter's attention")
+    if getattr(attention, "do_llama_4_scaling", False):
+        raise UnsupportedError("the drafter scales its queries by position (llama_4_scaling)")
+    query_norm, key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+    norm: Tensor | None = getattr(getattr(layer, "input_layernorm", None), "weight", None)  # EAGLE-1's first has none
+    return DecoderLayer(
+        qkv=linear_weight(attention.qkv_proj),
+        output=linear_weight(attention.o_proj),
+        post_norm=plain(layer.post_attention_layernorm.weight),
+        gate_up=linear_weight(mlp.gate_up_proj),
+        down=linear_weight(mlp.down_proj),
+        input_norm=None if norm is None else plain(norm),
+        qkv_bias=linear_bias(attention.qkv_proj),
+        output_bias=linear_bias(attention.o_proj),
+        gate_up_bias=linear_bias(mlp.gate_up_proj),
+        down_bias=linear_bias(mlp.down_proj),
+        query_norm=None if query_norm is None else plain(query_norm.weight),
+        key_norm=None if key_norm is None else plain(key_norm.weight),
+    )
+
+
+def linear_weight(module: Any) -> Tensor:
+    """The plain, unquantised weight [out, in] of a linear or an embedding.
+
+    Raises:
+        UnsupportedError: the module is quantised, or its weight has another layout.
+    """
+    method = type(getattr(module, "quant_method", None)).__name__
+    weight: Any = getattr(module, "weight", None)
+    if method not in ("NoneType", "UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"):
+        raise UnsupportedError(f"a quantised drafter ({method}); its weights must be bfloat16 or float16")
+    if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.stride(1) != 1:
+        raise UnsupportedError(f"{type(module).__name__} of the drafter has no plain weight [out, in]")
+    return plain(weight)
+
+
+def linear_bias(module: Any) -> Tensor | None:
+    """The bias [out] of a linear; None where it has none."""
+    bias: Tensor | None = getattr(module, "bias", None)
+    return None if bias is None else plain(bias)
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """The same memory without an engine's subclass of Parameter, which would see every call with it."""
+    return tensor.detach().as_subclass(Tensor)
+
+
+def rotary_from_module(attention: Any) -> Tensor:
+    """float32 [positions, rotary_dim]: the module's own cosines and sines, rounded as the module rounds them.
+
+    Raises:
+        UnsupportedError: a rotation that is not one of `ROTARY_CLASSES`, or pairs neighbouring elements.
+    """
+    rotary = attention.rotary_emb
+    if type(rotary).__name__ not in ROTARY_CLASSES or not rotary.is_neox_style:
+        raise UnsupportedError(
+            f"rotary embedding {type(rotary).__name__}, neox style {getattr(rotary, 'is_neox_style', None)}; served "
+            f"are {', '.join(ROTARY_CLASSES)} in neox style"
+        )
+    return rotary.cos_sin_cache.float()
+
+
+def set_rotary(head: Eagle3Head | EagleHead, attention: Any) -> None:
+    """Give all layers of the head the rotary table of a module's attention."""
+    table = rotary_from_module(attention)
+    head.attention_layers = tuple(replace(layer, rotary=table) for layer in head.attention_layers)
