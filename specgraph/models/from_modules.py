@@ -27,6 +27,7 @@ from specgraph.models.config import ModelConfig
 from specgraph.models.eagle import EagleHead, EagleWeights
 from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
 from specgraph.models.layers import DecoderLayer
+from specgraph.models.mtp import MtpHead
 
 ROTARY_CLASSES = (
     "RotaryEmbedding",
@@ -196,7 +197,7 @@ def rotary_from_module(attention: Any) -> Tensor:
     return rotary.cos_sin_cache.float()
 
 
-def set_rotary(head: Eagle3Head | EagleHead, attention: Any) -> None:
+def set_rotary(head: Eagle3Head | EagleHead | MtpHead, attention: Any) -> None:
     """Give all layers of the head the rotary table of a module's attention."""
     table = rotary_from_module(attention)
     head.attention_layers = tuple(replace(layer, rotary=table) for layer in head.attention_layers)

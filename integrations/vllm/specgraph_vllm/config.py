@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
@@ -56,12 +56,19 @@ def read_settings(additional_config: Any) -> Settings | None:
     return Settings(**given)
 
 
-def unsupported_config(config: Any) -> str | None:
-    """Why the plugin does not serve a `VllmConfig`, in one line; None where it does."""
+def unsupported_config(config: Any, methods: Collection[str]) -> str | None:
+    """Why the plugin does not serve a `VllmConfig`, in one line; None where it does.
+
+    Args:
+        methods: speculative methods that are served in the installed release.
+    """
     speculative, parallel = config.speculative_config, config.parallel_config
     model, cache = config.model_config, config.cache_config
-    if speculative.method not in ("eagle3", "eagle"):
-        return f"speculative method '{speculative.method}'; specgraph drafts for eagle3 and eagle"
+    if speculative.method not in methods:
+        return f"speculative method '{speculative.method}'; specgraph drafts for {', '.join(methods)}"
+    for name in ("use_gemma4_mtp", "use_multi_module_mtp"):  # vLLM then takes another speculator
+        if (asked := getattr(speculative, name, None)) is not None and asked():
+            return f"speculative method '{speculative.method}' with several modules, or Gemma 4's ({name})"
     if (sampling := getattr(speculative, "draft_sample_method", "greedy")) != "greedy":
         return f"draft_sample_method '{sampling}'; drafts are greedy"
     for name in ("parallel_drafting", "use_heterogeneous_vocab", "enable_adaptive_verification"):

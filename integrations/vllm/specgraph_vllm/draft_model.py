@@ -1,6 +1,6 @@
-"""vLLM's loaded EAGLE module as a `DraftHead`, and its KV cache as the core's: views, no copies.
+"""vLLM's loaded drafter as a `DraftHead`, and its KV cache as the core's: views, no copies.
 
-The module is `Eagle3LlamaForCausalLM` or `EagleLlamaForCausalLM` of vLLM. Nothing of vLLM is imported here.
+Which modules of vLLM these are is told by their class. Nothing of vLLM is imported here.
 """
 
 from __future__ import annotations
@@ -11,18 +11,20 @@ from typing import Any
 
 from torch import Tensor
 
-from specgraph import KVCache, eagle3_head_from_module, eagle_head_from_module
+from specgraph import DraftHead, KVCache, eagle3_head_from_module, eagle_head_from_module
 from specgraph.errors import UnsupportedError
-from specgraph.models.eagle import EagleHead
-from specgraph.models.eagle3 import Eagle3Head
+from specgraph_vllm.mtp import MTP_CLASS, mtp_head, mtp_module
 
 EAGLE3_CLASS, EAGLE_CLASS = "Eagle3LlamaForCausalLM", "EagleLlamaForCausalLM"
+
+SERVED_CLASSES = (EAGLE3_CLASS, EAGLE_CLASS, MTP_CLASS)
+"""The modules of vLLM that `draft_head` reads."""
 
 MAX_AUX = 4
 """Hidden states of the target that the hand-over takes at most."""
 
 
-def draft_head(module: Any) -> Eagle3Head | EagleHead:
+def draft_head(module: Any) -> DraftHead:
     """The head over the module's own weights, with the module's own table of cosines and sines.
 
     Args:
@@ -32,13 +34,15 @@ def draft_head(module: Any) -> Eagle3Head | EagleHead:
         UnsupportedError: an option or a tensor of the module that the head does not have.
     """
     name = type(module).__name__
-    if name not in (EAGLE3_CLASS, EAGLE_CLASS):
-        raise UnsupportedError(f"the draft model is a {name}; served are {EAGLE3_CLASS} and {EAGLE_CLASS}")
+    if name not in SERVED_CLASSES:
+        raise UnsupportedError(f"the draft model is a {name}; served are {', '.join(SERVED_CLASSES)}")
     config, inner = module.config, module.model
     if getattr(config, "logit_scale", 1.0) <= 0:
         raise UnsupportedError(f"logit_scale {config.logit_scale}; a greedy draft needs a positive one")
     if name == EAGLE_CLASS:
         return eagle_head_from_module(module)
+    if name == MTP_CLASS:
+        return mtp_head(module)
     if not inner.use_aux_hidden_state:
         raise UnsupportedError("eagle_config.use_aux_hidden_state is false; the head takes the target's hidden states")
     if inner.num_aux_hidden_states > MAX_AUX:
@@ -49,6 +53,11 @@ def draft_head(module: Any) -> Eagle3Head | EagleHead:
         draft_to_target=None if whole else module.draft_id_to_target_id,
         norm_before_residual=bool(getattr(config, "norm_before_residual", False)),
     )
+
+
+def draft_layers(module: Any) -> Sequence[Any]:
+    """The decoder layers that `draft_head` reads, in the order of its attention layers."""
+    return [mtp_module(module).mtp_block] if type(module).__name__ == MTP_CLASS else module.model.layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +73,7 @@ class DraftCache:
 
 
 def draft_cache(
-    head: Eagle3Head | EagleHead,
+    head: DraftHead,
     module: Any,
     groups: Sequence[Any],
     block_sizes: Sequence[int],
@@ -80,7 +89,7 @@ def draft_cache(
     Raises:
         UnsupportedError: the layers are in several groups, or a tensor has another layout.
     """
-    names: list[str] = [layer.self_attn.attn.layer_name for layer in module.model.layers]
+    names: list[str] = [layer.self_attn.attn.layer_name for layer in draft_layers(module)]
     found = [index for index, group in enumerate(groups) if set(names) <= set(group.layer_names)]
     if len(found) != 1:
         raise UnsupportedError(f"the draft layers {names} are in {len(found)} KV cache groups together; one is served")

@@ -6,9 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from specgraph import DraftConfig, Drafter, Platform
-from specgraph.models.eagle import EagleHead
-from specgraph.models.eagle3 import Eagle3Head
+from specgraph import DraftConfig, Drafter, DraftHead, Platform
 from specgraph_vllm.config import Settings
 from specgraph_vllm.draft_model import DraftCache
 from specgraph_vllm.round_end import RoundEnd, fill_round
@@ -54,7 +52,7 @@ class FastPath:
 
     def __init__(
         self,
-        head: Eagle3Head | EagleHead,
+        head: DraftHead,
         cache: DraftCache,
         platform: Platform,
         settings: Settings,

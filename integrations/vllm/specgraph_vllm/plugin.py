@@ -16,7 +16,7 @@ import torch
 
 from specgraph.errors import UnsupportedError
 from specgraph_vllm.config import KEY, read_settings, unsupported_config
-from specgraph_vllm.shims import RUNNER_MODULE, SPECULATOR_MODULE, shim_for
+from specgraph_vllm.shims import RUNNER_MODULE, SPECULATORS, shim_for
 from specgraph_vllm.speculator import speculator_class
 
 _LOG = logging.getLogger("vllm.specgraph")
@@ -31,13 +31,14 @@ def register() -> None:
 
 
 def wrapped(
-    stock: Callable[..., Any], installed_version: Callable[[], str], stock_class: Callable[[], Any]
+    stock: Callable[..., Any], installed_version: Callable[[], str], stock_class: Callable[[str, str], Any]
 ) -> Callable[..., Any]:
     """`init_speculator` that makes specgraph's speculator where the configuration asks for it.
 
     Args:
         stock: vLLM's function.
-        installed_version, stock_class: give vLLM's version and `EagleSpeculator`; called where they are needed.
+        installed_version: gives vLLM's version.
+        stock_class: gives the class that vLLM would take, by module and name (`Shim.speculators`).
     """
 
     @wraps(stock)
@@ -47,7 +48,7 @@ def wrapped(
             return stock(vllm_config, device, *args, **kwargs)
         try:
             shim = shim_for(installed_version())
-            if (reason := unsupported_config(vllm_config)) is not None:
+            if (reason := unsupported_config(vllm_config, shim.speculators)) is not None:
                 raise UnsupportedError(
                     f"specgraph does not draft for this configuration: {reason}. Leave '{KEY}' out of "
                     f"--additional-config, or set {KEY}.when_unsupported to 'vllm'"
@@ -57,7 +58,7 @@ def wrapped(
                 raise
             _LOG.warning("vLLM drafts by itself: %s", error)
             return stock(vllm_config, device, *args, **kwargs)
-        made = speculator_class(stock_class(), shim)
+        made = speculator_class(stock_class(*shim.speculators[vllm_config.speculative_config.method]), shim)
         return made(settings, vllm_config, device)
 
     init_speculator.without_specgraph = stock  # type: ignore[attr-defined]
@@ -68,5 +69,5 @@ def _installed_version() -> str:
     return importlib.import_module("vllm").__version__
 
 
-def _stock_class() -> Any:
-    return importlib.import_module(SPECULATOR_MODULE).EagleSpeculator
+def _stock_class(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(f"{SPECULATORS}.{module}"), name)

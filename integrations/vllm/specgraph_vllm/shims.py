@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from specgraph.errors import UnsupportedError
 
 RUNNER_MODULE = "vllm.v1.worker.gpu.model_runner"
-SPECULATOR_MODULE = "vllm.v1.worker.gpu.spec_decode.eagle.speculator"
+SPECULATORS = "vllm.v1.worker.gpu.spec_decode"
+"""The package of the speculators."""
+
+EAGLE, MTP = ("eagle.speculator", "EagleSpeculator"), ("mtp.speculator", "MTPSpeculator")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,20 +23,25 @@ class Shim:
     init_parameters: tuple[str, ...]
     """The parameters of `init_speculator`."""
     extra_parameters: tuple[str, ...]
-    """The parameters of `EagleSpeculator.propose` after `seeds`, in order."""
+    """The parameters of a speculator's `propose` after `seeds`, in order."""
     block_sizes: str
     """The attribute of `BlockTables` with the tokens per entry, by KV cache group."""
+    speculators: Mapping[str, tuple[str, str]]
+    """By speculative method, the module in `SPECULATORS` and the class that `init_speculator` takes."""
 
 
 _DUMMY = ("dummy_run", "skip_attn_for_dummy_run", "mm_inputs", "is_profile")
 
+_METHODS = {"eagle3": EAGLE, "eagle": EAGLE, "mtp": MTP}
+
 SHIMS = (
-    Shim("0.26", ("vllm_config", "device"), ("num_tokens_across_dp", *_DUMMY), "kernel_block_sizes"),
+    Shim("0.26", ("vllm_config", "device"), ("num_tokens_across_dp", *_DUMMY), "kernel_block_sizes", _METHODS),
     Shim(
         "0.33",
         ("vllm_config", "device", "req_states"),
         ("dp_sync_state", *_DUMMY, "num_speculative_tokens"),
         "block_sizes",
+        _METHODS,
     ),
 )
 """The releases whose names were checked: tests/test_names.py compares them with the wheels' sources."""

@@ -1,4 +1,4 @@
-"""vLLM's EAGLE speculator with specgraph's fast path in front of its own code."""
+"""vLLM's speculators with specgraph's fast path in front of its own code."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Any
 
 import torch
 
-from specgraph import ProposeCounts, open_platform
+from specgraph import DraftHead, ProposeCounts, open_platform
 from specgraph.errors import SpecgraphError
-from specgraph.models.eagle import EagleHead
-from specgraph.models.eagle3 import Eagle3Head
 from specgraph_vllm.config import Settings
 from specgraph_vllm.draft_model import draft_cache, draft_head
 from specgraph_vllm.fast_path import FastPath, reason_for_vllm
@@ -23,14 +21,14 @@ _LOG = logging.getLogger("vllm.specgraph")  # below vLLM's own logger, so that i
 
 
 def speculator_class(stock: Any, shim: Shim) -> Any:
-    """A subclass of vLLM's `EagleSpeculator`.
+    """A subclass of one of vLLM's speculators.
 
     Args:
         stock: vLLM's class.
         shim: of its release.
     """
 
-    class SpecgraphEagleSpeculator(stock):
+    class SpecgraphSpeculator(stock):
         """Drafts decode rounds through one graph, everything else as vLLM does, in the same KV cache."""
 
         def __init__(self, settings: Settings, vllm_config: Any, device: torch.device) -> None:
@@ -41,7 +39,7 @@ def speculator_class(stock: Any, shim: Shim) -> Any:
             self.counts = ProposeCounts(_LOG, settings.log_every)
             self.use_vllm = False
             """Set it to leave every propose to vLLM, for comparisons in one process."""
-            self._head: Eagle3Head | EagleHead | None = None
+            self._head: DraftHead | None = None
             self._left_to_vllm = "no captured graphs"
 
         def load_model(self, target_model: Any) -> None:
@@ -96,7 +94,7 @@ def speculator_class(stock: Any, shim: Shim) -> Any:
         ) -> Any:
             named = dict(zip(shim.extra_parameters, extra, strict=False)) | options if extra else options
             fast = self.fast_path
-            # An EAGLE-1 drafter takes the state after the target's final norm.
+            # EAGLE-1 and MTP drafters take the state that the target's lm_head, or its final norm, takes.
             states = aux_hidden_states if self._head is not None and self._head.aux_layers else [last_hidden_states]
             if fast is None or self.use_vllm:
                 reason = self._left_to_vllm if fast is None else "switched off"
@@ -144,4 +142,4 @@ def speculator_class(stock: Any, shim: Shim) -> Any:
                 self._head, self._left_to_vllm = None, "not supported"
                 _LOG.warning("vLLM drafts by itself: %s", error)
 
-    return SpecgraphEagleSpeculator
+    return SpecgraphSpeculator

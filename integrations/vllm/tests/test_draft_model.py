@@ -8,14 +8,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from specgraph_vllm.draft_model import draft_cache, draft_head
+from specgraph_vllm.draft_model import draft_cache, draft_head, draft_layers
 from vllm_objects import (
     LAYER_NAME,
     Eagle3LlamaForCausalLM,
     EagleLlamaForCausalLM,
     Fp8LinearMethod,
+    MiMoMTP,
     MRotaryEmbedding,
     kv_cache,
+    mimo_folder,
 )
 
 from specgraph import UnsupportedError, load_drafter, load_target, shipped_pair
@@ -62,6 +64,24 @@ def test_eagle_1_too(target) -> None:
     for name, tensor in got.items():
         assert torch.equal(tensor, expected[name]), name
     assert (head.aux_layers, head.aux_size, head.draft_vocab_size) == ((), want.aux_size, want.draft_vocab_size)
+
+
+def test_mtp_too(tmp_path) -> None:
+    folder = mimo_folder(tmp_path)
+    target = load_target(folder, dtype=torch.float32)
+    module = MiMoMTP(folder, json.loads((folder / "config.json").read_text()), target, torch.float32)
+    module.model.layers = ["not of the drafter"]
+    head, want = draft_head(module), load_drafter(folder, target)
+    got, expected = dict(head.weights()), dict(want.weights())
+    torch.testing.assert_close(got.pop("rotary"), expected.pop("rotary")[:1024], atol=1e-4, rtol=0)
+    assert got.keys() == expected.keys()
+    for name, tensor in got.items():
+        assert torch.equal(tensor[: len(expected[name])], expected[name]), name
+    theirs = {p.untyped_storage().data_ptr() for p in module.parameters()}
+    copied = {name for name, tensor in got.items() if tensor.untyped_storage().data_ptr() not in theirs}
+    assert copied == {"modules.0.projection"}
+    assert (head.aux_layers, head.aux_size, head.draft_vocab_size) == ((), want.aux_size, want.draft_vocab_size)
+    assert [layer.self_attn.attn.layer_name for layer in draft_layers(module)] == [LAYER_NAME]
 
 
 def test_no_weight_is_copied(module) -> None:

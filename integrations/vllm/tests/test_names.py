@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 from specgraph_vllm.draft_model import EAGLE3_CLASS, EAGLE_CLASS
-from specgraph_vllm.shims import RUNNER_MODULE, SHIMS, SPECULATOR_MODULE, Shim
+from specgraph_vllm.mtp import MTP_CLASS
+from specgraph_vllm.shims import RUNNER_MODULE, SHIMS, SPECULATORS, Shim
 
 from specgraph import shipped_pair
 from specgraph.models.from_modules import ROTARY_CLASSES
@@ -75,11 +76,13 @@ def test_the_runner_imports_init_speculator_by_name(wheel) -> None:
 
 def test_propose_has_the_parameters_of_the_shim(wheel) -> None:
     shim, folder = wheel
-    stock = found(tree(folder, SPECULATOR_MODULE.replace(".", "/") + ".py"), ast.ClassDef, "EagleSpeculator")
-    assert isinstance(stock, ast.ClassDef)
-    assert [b.id for b in stock.bases if isinstance(b, ast.Name)] == [
-        "AutoRegressiveSpeculator" if shim.release == "0.26" else "TargetDependentARSpeculator"
-    ]
+    for module, name in set(shim.speculators.values()):
+        stock = found(tree(folder, f"{SPECULATORS}.{module}".replace(".", "/") + ".py"), ast.ClassDef, name)
+        assert isinstance(stock, ast.ClassDef)
+        assert [b.id for b in stock.bases if isinstance(b, ast.Name)] == [
+            "AutoRegressiveSpeculator" if shim.release == "0.26" else "TargetDependentARSpeculator"
+        ]
+        assert not {n.name for n in stock.body if isinstance(n, ast.FunctionDef)} & {"propose", "capture", "set_attn"}
     path = "autoregressive" if shim.release == "0.26" else "target_dependent_ar"
     base = tree(folder, f"{GPU}/spec_decode/{path}/speculator.py")
     propose = found(base, ast.FunctionDef, "propose")
@@ -155,6 +158,40 @@ def test_so_has_the_one_of_eagle_1(wheel) -> None:
     assert "self.input_layernorm = nn.Identity()" in (folder / "vllm/model_executor/models/llama_eagle.py").read_text()
     sharing = (folder / f"{GPU}/spec_decode/eagle/utils.py").read_text()
     assert "eagle_model.lm_head = " in sharing
+
+
+def test_so_has_the_one_of_mtp(wheel) -> None:
+    shim, folder = wheel
+    path = "vllm/model_executor/models/mimo_mtp.py"
+    models = tree(folder, path)
+    assert {"config", "model", "lm_head"} <= assigned(found(models, ast.ClassDef, MTP_CLASS))
+    assert {"embed_tokens", "mtp_layers"} <= assigned(found(models, ast.ClassDef, "MiMoMultiTokenPredictor"))
+    names = ("token_layernorm", "hidden_layernorm", "input_proj", "mtp_block", "final_layernorm")
+    layer = found(models, ast.ClassDef, "MiMoMultiTokenPredictorLayer")
+    assert set(names) <= assigned(layer)
+    assert "torch.cat([previous_hidden_states, inputs_embeds], dim=-1)" in ast.unparse(layer)
+    attention = assigned(found(tree(folder, "vllm/model_executor/models/qwen2.py"), ast.ClassDef, "Qwen2Attention"))
+    names = ("qkv_proj", "o_proj", "rotary_emb", "attn", "num_heads", "num_kv_heads", "head_dim", "scaling")
+    assert set(names) <= attention
+    base = "autoregressive" if shim.release == "0.26" else "target_dependent_ar"
+    speculator = (folder / f"{GPU}/spec_decode/{base}/speculator.py").read_text()
+    assert "spec_step_idx" not in speculator  # so it is 0 at every step: the first module drafts every token
+    registry = (folder / "vllm/model_executor/models/registry.py").read_text()
+    assert f'"MiMoMTPModel": ("mimo_mtp", "{MTP_CLASS}")' in registry
+
+
+def test_the_methods_are_those_that_the_v2_runner_serves(wheel) -> None:
+    shim, folder = wheel
+    init = ast.unparse(found(tree(folder, f"{GPU}/spec_decode/__init__.py"), ast.FunctionDef, "init_speculator"))
+    for module, name in shim.speculators.values():
+        assert f"from {SPECULATORS}.{module} import {name}" in init
+    config = tree(folder, "vllm/config/vllm.py")
+    refused = ast.unparse(found(config, ast.FunctionDef, "_get_v2_model_runner_unsupported_features"))
+    if shim.release == "0.26":
+        assert "method not in ('eagle', 'eagle3', 'mtp', 'dflash', 'dspark')" in refused  # draft_model is not there
+    checks = {n.name for n in ast.walk(tree(folder, "vllm/config/speculative.py")) if isinstance(n, ast.FunctionDef)}
+    assert "use_gemma4_mtp" in checks
+    assert ("use_multi_module_mtp" in checks) == (shim.release == "0.33")
 
 
 def test_the_configuration_has_what_is_checked(wheel) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from specgraph_vllm import plugin
 from specgraph_vllm.config import Settings, read_settings, unsupported_config
-from specgraph_vllm.shims import RUNNER_MODULE
+from specgraph_vllm.shims import RUNNER_MODULE, SHIMS
 from vllm_objects import StockSpeculator, vllm_config
 
 from specgraph import ConfigError, UnsupportedError
@@ -21,8 +21,12 @@ def stock(*args):
     return ("stock", *args)
 
 
+def stock_class(module, name):
+    return type(name, (StockSpeculator,), {"from_module": module})
+
+
 def wrapped(version="0.26.0"):
-    return plugin.wrapped(stock, lambda: version, lambda: StockSpeculator)
+    return plugin.wrapped(stock, lambda: version, stock_class)
 
 
 def test_without_the_key_nothing_changes() -> None:
@@ -37,9 +41,17 @@ def test_the_served_releases_get_specgraphs_speculator(version, args) -> None:
     config = vllm_config(additional_config={"specgraph": {"capture_sizes": [1, 8]}})
     made = wrapped(version)(config, CPU, *args)
     assert isinstance(made, StockSpeculator)
-    assert type(made).__name__ == "SpecgraphEagleSpeculator"
+    assert type(made).__name__ == "SpecgraphSpeculator"
     assert made.settings == Settings(capture_sizes=[1, 8])
     assert (made.vllm_config, made.device) == (config, CPU)
+
+
+@pytest.mark.parametrize(
+    ("method", "name"), [("eagle3", "EagleSpeculator"), ("eagle", "EagleSpeculator"), ("mtp", "MTPSpeculator")]
+)
+def test_the_speculator_is_one_of_vllms_class_for_the_method(method, name) -> None:
+    made = wrapped()(vllm_config(speculative_config__method=method), CPU)
+    assert type(made).__mro__[1].__name__ == name
 
 
 @pytest.mark.parametrize("version", ["0.25.1", "0.27.0", "0.34.0", "1.0"])
@@ -51,7 +63,9 @@ def test_other_releases_are_refused_or_left_to_vllm(version) -> None:
 
 
 REFUSED = [
-    ({"speculative_config__method": "mtp"}, "speculative method 'mtp'"),
+    ({"speculative_config__method": "ngram"}, "speculative method 'ngram'; specgraph drafts for eagle3, eagle, mtp"),
+    ({"speculative_config__use_multi_module_mtp": lambda: True}, "several modules"),
+    ({"speculative_config__use_gemma4_mtp": lambda: True}, "Gemma 4's"),
     ({"speculative_config__draft_sample_method": "probabilistic"}, "draft_sample_method 'probabilistic'"),
     ({"speculative_config__parallel_drafting": True}, "parallel_drafting"),
     ({"speculative_config__use_heterogeneous_vocab": True}, "use_heterogeneous_vocab"),
@@ -71,7 +85,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("changes", "words"), REFUSED)
 def test_what_is_not_served_is_one_line_at_start_up(changes, words, caplog) -> None:
-    assert unsupported_config(vllm_config()) is None
+    assert unsupported_config(vllm_config(), SHIMS[0].speculators) is None
     with pytest.raises(UnsupportedError, match=words) as error:
         wrapped()(vllm_config(**changes), CPU)
     assert "\n" not in str(error.value)

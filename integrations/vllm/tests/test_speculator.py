@@ -13,16 +13,17 @@ from specgraph_vllm.config import Settings
 from specgraph_vllm.shims import SHIMS
 from specgraph_vllm.speculator import speculator_class
 from tiny_checkpoints import HEAD_DIM, KV_HEADS, write_eagle3, write_target
-from vllm_objects import LAYER_NAME, StockSpeculator, input_batch, kv_cache, vllm_config
+from vllm_objects import LAYER_NAME, StockSpeculator, input_batch, kv_cache, mimo_folder, vllm_config
 from vllm_objects import Eagle3LlamaForCausalLM as EAGLE3
 from vllm_objects import EagleLlamaForCausalLM as EAGLE
+from vllm_objects import MiMoMTP as MTP
 
 from specgraph import UnsupportedError, load_drafter, load_target, shipped_pair
 
 K, BLOCK, MAX_LEN, MAX_SEQS, SLOTS = 4, 16, 96, 3, 5
 
 
-EAGLE_1 = Path(__file__).parents[3] / "examples/tiny-python/drafters/eagle1"
+DRAFTERS = Path(__file__).parents[3] / "examples/tiny-python/drafters"
 
 
 class Engine:
@@ -32,8 +33,11 @@ class Engine:
         self.g = torch.Generator().manual_seed(3)
         if kind == "eagle3":
             target_folder, draft_folder, made = write_target(folder / "t"), write_eagle3(folder / "d"), EAGLE3
+        elif kind == "eagle":
+            target_folder, draft_folder, made = shipped_pair()[0], DRAFTERS / "eagle1", EAGLE
         else:
-            target_folder, draft_folder, made = shipped_pair()[0], EAGLE_1, EAGLE
+            target_folder = draft_folder = mimo_folder(folder / "t")
+            made = MTP
         target = load_target(target_folder, dtype=torch.float32)
         self.oracle = load_drafter(draft_folder, load_target(target_folder, dtype=torch.float64))
         config = json.loads((draft_folder / "config.json").read_text())
@@ -113,7 +117,7 @@ def engine(tmp_path, request) -> Engine:
     return made
 
 
-@pytest.mark.parametrize("engine", ["eagle3", "eagle"], indirect=True)
+@pytest.mark.parametrize("engine", ["eagle3", "eagle", "mtp"], indirect=True)
 def test_drafts_follow_the_whole_history_in_vllms_cache(engine) -> None:
     for slot, length in ((2, 3), (0, 15), (4, 40)):
         engine.prompt(slot, length)

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
+from mimo import write_mimo
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 LAYER_NAME = "model.layers.4.self_attn.attn"
@@ -35,7 +36,8 @@ class RMSNorm(torch.nn.Module):
 class Linear(torch.nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
-        self.weight, self.bias = torch.nn.Parameter(weight, requires_grad=False), bias
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
+        self.bias = None if bias is None else torch.nn.Parameter(bias, requires_grad=False)
         self.quant_method: Any = UnquantizedLinearMethod()
 
 
@@ -66,7 +68,8 @@ class DraftModule(torch.nn.Module):
         self.eps, dim = config["rms_norm_eps"], config["head_dim"]
 
         def packed(*names: str) -> Linear:
-            return Linear(torch.cat([t[f"{self.layer_name}.{name}.weight"] for name in names]))
+            parts = [[t.get(f"{self.layer_name}.{name}.{kind}") for name in names] for kind in ("weight", "bias")]
+            return Linear(torch.cat(parts[0]), None if parts[1][0] is None else torch.cat(parts[1]))
 
         attention = torch.nn.Module()
         attention.qkv_proj = packed("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -84,7 +87,8 @@ class DraftModule(torch.nn.Module):
         self.model = torch.nn.Module()
         self.model.layers = torch.nn.ModuleList([layer])
         self.model.embed_tokens = Linear(padded_to_64(target.embed_tokens.to(dtype)))
-        self.model.fc = Linear(t["fc.weight"])
+        if "fc.weight" in t:
+            self.model.fc = Linear(t["fc.weight"])
 
     def norm(self, name: str) -> RMSNorm:
         return RMSNorm(self.read[f"{name}.weight"], self.eps)
@@ -108,6 +112,35 @@ class EagleLlamaForCausalLM(DraftModule):
     def __init__(self, folder: Path, config: dict[str, Any], target: Any, dtype: torch.dtype) -> None:
         super().__init__(folder, config, target, dtype)
         self.model.layers[0].input_layernorm = torch.nn.Identity()
+        self.lm_head = Linear(padded_to_64(target.lm_head.to(dtype)))
+
+
+def mimo_folder(folder: Path) -> Path:
+    """The shipped target and its MTP drafter in MiMo's layout, with biases that are not zero."""
+    write_mimo(folder, Path(__file__).parents[3] / "examples/tiny-python/drafters/mtp")
+    g, tensors = torch.Generator().manual_seed(11), load_file(folder / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith("bias"):
+            tensors[name] = (torch.randn(tensor.shape, generator=g) / 10).to(tensor.dtype)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+class MiMoMTP(DraftModule):
+    """A folder in MiMo's layout; embedding and lm_head are the target's. `mtp_layers` has the layer's number as key."""
+
+    layer_name = "model.mtp_layers.0"
+
+    def __init__(self, folder: Path, config: dict[str, Any], target: Any, dtype: torch.dtype) -> None:
+        super().__init__(folder, config | {"head_dim": target.config.head_dim}, target, dtype)
+        block, module = self.model.layers[0], torch.nn.Module()
+        del self.model.layers
+        for name in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
+            setattr(module, name, self.norm(f"{self.layer_name}.{name}"))
+        module.input_proj = torch.nn.Linear(1, 1, bias=False)
+        module.input_proj.weight = torch.nn.Parameter(self.read[f"{self.layer_name}.input_proj.weight"])
+        module.mtp_block = block
+        self.model.mtp_layers = torch.nn.ModuleDict({str(config["num_hidden_layers"]): module})
         self.lm_head = Linear(padded_to_64(target.lm_head.to(dtype)))
 
 
