@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from specgraph.checkpoints.absent_keys import with_absent_keys
 from specgraph.checkpoints.config_source import ConfigSource
 from specgraph.checkpoints.experts import experts_config
 from specgraph.checkpoints.files import shown
@@ -43,7 +44,8 @@ def model_config(source: ConfigSource, default_architecture: str | None = None) 
     Args:
         source: the configuration.
         default_architecture: used when `model_type` is absent or not one of ARCHITECTURES (drafters' folders hold
-            names of their own there).
+            names of their own there). Without it this is a whole model, and keys that are absent have the values that
+            transformers gives them.
 
     Raises:
         CheckpointError: unknown architecture, or a key that is missing, malformed or unsupported.
@@ -53,6 +55,8 @@ def model_config(source: ConfigSource, default_architecture: str | None = None) 
         if default_architecture is None:
             raise source.fail("model_type", f"is {shown(architecture)}; supported are {', '.join(ARCHITECTURES)}")
         architecture = default_architecture
+    if default_architecture is None:
+        source = with_absent_keys(source, architecture)
     gemma = architecture == "gemma3_text"
     key, names = ("hidden_activation", ("gelu_pytorch_tanh",)) if gemma else ("hidden_act", ("silu", "swish"))
     activation = source.string(key, names[0])
