@@ -51,15 +51,10 @@ def dense_draft(
         drafted: the device's drafts, which the oracle goes on with.
         position_offset: see `OffsetHead`.
     """
-    parallel = hasattr(head, "store_context")
-    # A parallel drafter's rows see all keys of their request, whatever its layers say of themselves.
-    layers = [replace(layer, causal=not parallel) for layer in head.attention_layers]
-    dense = DenseKeys(layers, keys, values)
+    dense = _dense(head, keys, values)
     aux_hidden, steps = aux_hidden.double(), list(drafted) or [0]  # with K 0 the first pass runs for its KV
-    if parallel:
-        logits = _block(cast(ParallelHead, head), dense, token_ids, aux_hidden, start, len(steps))
-    elif hasattr(head, "mask_hidden"):
-        logits = _masked(cast(MaskedHead, head), dense, token_ids, aux_hidden, start, len(steps))
+    if hasattr(head, "store_context") or hasattr(head, "mask_hidden"):
+        logits = _one_pass(head, dense, token_ids, aux_hidden, start, len(steps))
     elif getattr(head, "num_modules", 1) > 1:
         logits = _modules(cast(MtpHead, head), dense, token_ids, aux_hidden, start, steps)
     else:
@@ -72,6 +67,20 @@ def dense_draft(
     logits = logits[: len(drafted)]
     short = logits.max(dim=1).values - logits.gather(1, taken[:, None])[:, 0]
     return DenseDraft(short, dense.keys, dense.values)
+
+
+def one_pass_logits(
+    head: Head,
+    token_ids: Tensor,
+    aux_hidden: Tensor,
+    start: int,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    num_drafts: int,
+) -> Tensor:
+    """The logits of a drafter that drafts all positions in one pass, float64 [num_drafts, draft_vocab]; arguments as in
+    `dense_draft`."""
+    return _one_pass(head, _dense(head, keys, values), token_ids, aux_hidden.double(), start, num_drafts)
 
 
 def dense_prompt(
@@ -95,6 +104,20 @@ def dense_prompt(
         for module in range(num_modules):
             hidden = _module(cast(MtpHead, head), module, token_ids, hidden, dense).carry
             token_ids = torch.cat([token_ids[1:], token_ids[-1:]])
+
+
+def _dense(head: Head, keys: Sequence[Tensor], values: Sequence[Tensor]) -> DenseKeys:
+    # A parallel drafter's rows see all keys of their request, whatever its layers say of themselves.
+    causal = not hasattr(head, "store_context")
+    return DenseKeys([replace(layer, causal=causal) for layer in head.attention_layers], keys, values)
+
+
+def _one_pass(
+    head: Head, dense: DenseKeys, token_ids: Tensor, aux_hidden: Tensor, start: int, num_drafts: int
+) -> Tensor:
+    if hasattr(head, "store_context"):
+        return _block(cast(ParallelHead, head), dense, token_ids, aux_hidden, start, num_drafts)
+    return _masked(cast(MaskedHead, head), dense, token_ids, aux_hidden, start, num_drafts)
 
 
 def _chain(

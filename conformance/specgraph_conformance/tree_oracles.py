@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from specgraph.drafting import DraftTree
@@ -90,6 +91,30 @@ def dense_tree(logits: PathLogits, tree: DraftTree) -> DenseTree:
         beams = best(drawn, tree.top_k)
     chosen = best(every, tree.num_draft_tokens - 1)
     return DenseTree({path for _, path in chosen}, min(margins, default=float("inf")))
+
+
+def block_tree(logits: Tensor, draft_to_target: Tensor | None, tree: DraftTree) -> DenseTree:
+    """The tree of a drafter that drafts all positions in one pass: every path through the top-k tokens of each position
+    is looked at.
+
+    Args:
+        logits: float64 [S, draft_vocab].
+        draft_to_target: the offset of each draft id, or None.
+    """
+    levels, margins = list[list[tuple[float, int]]](), list[float]()
+    for row in torch.log_softmax(logits, dim=-1).tolist():
+        ranked = sorted(((value, token) for token, value in enumerate(row)), key=lambda each: -each[0])
+        margins += [a[0] - b[0] for a, b in zip(ranked[tree.top_k - 1 :], ranked[tree.top_k :][:1], strict=False)]
+        offset = [0] * len(row) if draft_to_target is None else draft_to_target.tolist()
+        levels.append([(value, token + offset[token]) for value, token in ranked[: tree.top_k]])
+    every: list[tuple[float, Path]] = []
+    for length in range(1, tree.num_steps + 1):
+        for nodes in product(*levels[:length]):
+            every.append((sum(value for value, _ in nodes), tuple(token for _, token in nodes)))
+    every.sort(key=lambda node: -node[0])
+    count = tree.num_draft_tokens - 1
+    margins += [a[0] - b[0] for a, b in zip(every[count - 1 :], every[count:][:1], strict=False)]
+    return DenseTree({path for _, path in every[:count]}, min(margins, default=float("inf")))
 
 
 def paths_of(token_ids: Sequence[int], parents: Sequence[int]) -> list[Path]:

@@ -102,8 +102,8 @@ class RoundProgram:
             )  # fmt: skip
             if verified.draft_probs is not None and buffers.draft_probs is not None:
                 verified.draft_probs.copy_(buffers.draft_probs[:n, :k])
-            if isinstance(verified, TreeVerifyBuffers) and buffers.tree is not None:
-                verified.draft_parents.copy_(buffers.tree.draft_parents[:n])
+            if isinstance(verified, TreeVerifyBuffers) and buffers.draft_parents is not None:
+                verified.draft_parents.copy_(buffers.draft_parents[:n])
             verify((0,), lambda metadata, _: make_attend(metadata, last))
             self.outputs.publish(
                 verified.round, self.state.remaining[:n], self.state.stop_token_ids[:n], self.rounds_per_launch(batch)

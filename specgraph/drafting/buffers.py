@@ -29,11 +29,14 @@ class PassRows(NamedTuple):
     """Each later pass: 1 in a chain, k in a tree, 1 + K in a parallel drafter's block, query_len + K - 1 with masks."""
     carried: int
     """Hidden states that are kept from pass to pass."""
+    tree_keys: int = 0
+    """Keys behind the context that later passes write and mask by ancestors; 0 where none does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeBuffers:
-    """The tensors of a propose of trees: candidates, and the nodes that a step expands. See `kernels.grow_tree`."""
+    """What only trees that are drawn step by step have: candidates, and the nodes that a step expands. See
+    `kernels.grow_tree`."""
 
     node_scores: Tensor
     """float32 [R, C]"""
@@ -51,8 +54,6 @@ class TreeBuffers:
     """int32 [R]: keys up to the last accepted token's row; 0 for inert requests."""
     base_positions: Tensor
     """int64 [R]: the position of that row."""
-    draft_parents: Tensor
-    """int64 [R, N - 1], with `draft_token_ids` the result."""
 
     def sliced(self, num_requests: int) -> TreeBuffers:
         """The first `num_requests` requests: views."""
@@ -88,12 +89,13 @@ class DraftBuffers:
 
     draft_token_ids: Tensor
     """int64 [R, K], in trees [R, N - 1]: the result. Overwritten by the next propose."""
+    draft_parents: Tensor | None
+    """int64 [R, N - 1]: the row that each node of a tree follows, see `kernels.choose_nodes`; None for chains."""
     draft_probs: Tensor | None
     """float32 [R, K, draft_vocab]: the distributions that sampled drafts were drawn from."""
     query_start_locs: Mapping[int, Tensor]
     """int32 [R + 1] for each number of rows per request that a batch may have: constants."""
     tree: TreeBuffers | None = None
-    """What only draft trees have."""
     sampling: SamplingBuffers | None = None
     """What requests ask of sampling besides temperature and seed; None where drafts do not follow it."""
 
@@ -115,7 +117,8 @@ class DraftBuffers:
     def sliced(self, num_requests: int, rows: PassRows, num_speculative_tokens: int) -> DraftBuffers:
         """The first `num_requests` requests of a batch with these rows and K: views of the same memory."""
         n, k = num_requests, num_speculative_tokens
-        drafts = self.draft_token_ids[:n] if self.tree is not None else self.draft_token_ids[:n, :k]
+        parents = None if self.draft_parents is None else self.draft_parents[:n]
+        drafts = self.draft_token_ids[:n, :k] if parents is None else self.draft_token_ids[:n]
         return DraftBuffers(
             round=self.round,
             inputs=self.round.sliced(n, rows.first),
@@ -127,6 +130,7 @@ class DraftBuffers:
             hidden=self.hidden[: n * rows.carried],
             draft_step=self.draft_step,
             draft_token_ids=drafts,
+            draft_parents=parents,
             draft_probs=None if self.draft_probs is None else self.draft_probs[:n, :k],
             query_start_locs=self.query_start_locs,
             tree=None if self.tree is None else self.tree.sliced(n),
@@ -172,14 +176,15 @@ def allocate_buffers(
         token_ids=zeros(requests * rows.first),
         last_rows=zeros(requests),
         first=allocate_metadata(requests, rows.first, memory.block_table),
-        step=allocate_metadata(requests, rows.later, memory.block_table, 0 if tree is None else tree.step_keys),
+        step=allocate_metadata(requests, rows.later, memory.block_table, rows.tree_keys),
         step_token_ids=zeros(requests * rows.later),
         hidden=zeros(requests * rows.carried, head.hidden_size, dtype=head.dtype),
         draft_step=zeros(1),
         draft_token_ids=zeros(requests, nodes),
+        draft_parents=None if tree is None else zeros(requests, nodes),
         draft_probs=probs,
         query_start_locs={n: start_loc(n) for n in query_lens},
-        tree=None if tree is None else _allocate_tree(tree, requests, device),
+        tree=_allocate_tree(tree, requests, device) if tree is not None and rows.tree_keys else None,
     )
 
 
@@ -196,5 +201,4 @@ def _allocate_tree(tree: DraftTree, requests: int, device: torch.device) -> Tree
         beam_rows=zeros(requests * tree.top_k),
         base_lens=zeros(requests, dtype=torch.int32),
         base_positions=zeros(requests),
-        draft_parents=zeros(requests, tree.num_draft_tokens - 1),
     )

@@ -36,27 +36,18 @@ def programs_for(
         UnsupportedError: the head cannot draft trees.
     """
     k, tree = config.num_speculative_tokens, config.tree
+    shapes = [None] * bool(config.chain_lens) + [tree] * (tree is not None)
     # Asked of attributes, not of the type: a wrapper that hands them through must not hide what it wraps.
     if hasattr(head, "store_context"):
         head = cast(ParallelHead, head)
-        if tree is not None:
-            raise UnsupportedError(
-                "a parallel drafter fills all positions of its block at once, so no token follows another one as "
-                "in a draft tree: leave out the three numbers of the tree"
-            )
         if k > head.max_speculative_tokens:
             raise ConfigError(
                 f"num_speculative_tokens is {k}, and this parallel drafter was trained to fill "
                 f"{head.max_speculative_tokens} masked positions; ask for at most that many"
             )
-        return [ParallelProgram(head, stack, config, memory)]
+        return [ParallelProgram(head, stack, config, memory, shape) for shape in shapes]
     if hasattr(head, "mask_hidden"):
-        if tree is not None:
-            raise UnsupportedError(
-                "this drafter takes a masked row for each token after the first, so no token follows another one as "
-                "in a draft tree: leave out the three numbers of the tree"
-            )
-        return [MaskedProgram(cast(MaskedHead, head), stack, config, memory)]
+        return [MaskedProgram(cast(MaskedHead, head), stack, config, memory, shape) for shape in shapes]
     num_modules: int = getattr(head, "num_modules", 1)
     if num_modules > 1 and tree is not None:
         raise UnsupportedError(

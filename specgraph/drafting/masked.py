@@ -11,6 +11,7 @@ from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.host_lengths import HostRound
 from specgraph.drafting.program import DraftProgram, draft_block
 from specgraph.drafting.round import RoundBuffers
+from specgraph.drafting.shapes import DraftTree
 from specgraph.graphs import AttentionStack, MakeAttend
 from specgraph.models.protocol import MaskedHead
 
@@ -21,9 +22,17 @@ class MaskedProgram(DraftProgram):
     The masked rows follow the last accepted one, so their keys lie in slots that the next round's rows overwrite.
     """
 
-    def __init__(self, head: MaskedHead, stack: AttentionStack, config: DraftConfig, memory: RoundBuffers) -> None:
-        super().__init__(head, stack, config, memory)
-        self.head = head
+    def __init__(
+        self,
+        head: MaskedHead,
+        stack: AttentionStack,
+        config: DraftConfig,
+        memory: RoundBuffers,
+        tree: DraftTree | None = None,
+    ) -> None:
+        """tree: the shape of the trees that it draws, by `kernels.draft_block_tree`; None for chains."""
+        super().__init__(head, stack, config, memory, tree)
+        self.head, self.tree = head, tree
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
         """The pass has K - 1 rows more than the round."""
@@ -32,7 +41,8 @@ class MaskedProgram(DraftProgram):
 
     def first(self, b: DraftBuffers, make_attend: MakeAttend) -> None:
         """See `DraftProgram.first`."""
-        hidden_rows, draft_rows = (tensor.new_empty(tensor.numel()) for tensor in (b.step_token_ids, b.draft_token_ids))
+        drafts = b.draft_token_ids.numel() if self.tree is None else b.last_rows.numel() * self.tree.num_steps
+        hidden_rows, draft_rows = (b.draft_token_ids.new_empty(n) for n in (b.step_token_ids.numel(), drafts))
         kernels.begin_masked(
             b.inputs.sampled_token_ids,
             b.inputs.num_sampled,
@@ -51,7 +61,7 @@ class MaskedProgram(DraftProgram):
         combined = torch.cat([self.head.combine(b.inputs.aux_hidden), self.head.mask_hidden[None]])
         kernels.take_rows(combined, hidden_rows, b.hidden)
         out = self.head.forward(b.step_token_ids, b.hidden, make_attend(b.step, 0), draft_rows)
-        draft_block(self.head, b, out.hidden)
+        draft_block(self.head, b, out.hidden, self.tree)
 
     def host_lengths(self, step: int, host_round: HostRound) -> HostLengths:
         """See `DraftProgram.host_lengths`. Accepted counts are not needed."""

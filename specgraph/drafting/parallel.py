@@ -11,6 +11,7 @@ from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.host_lengths import HostRound
 from specgraph.drafting.program import DraftProgram, draft_block
 from specgraph.drafting.round import RoundBuffers
+from specgraph.drafting.shapes import DraftTree
 from specgraph.graphs import AttentionStack, MakeAttend
 from specgraph.models.protocol import ParallelHead
 
@@ -21,9 +22,17 @@ class ParallelProgram(DraftProgram):
     Every request has 1 + K rows in the block, padding included, so the rows of a captured size are a multiple of 1 + K.
     """
 
-    def __init__(self, head: ParallelHead, stack: AttentionStack, config: DraftConfig, memory: RoundBuffers) -> None:
-        super().__init__(head, stack, config, memory)
-        self.head = head
+    def __init__(
+        self,
+        head: ParallelHead,
+        stack: AttentionStack,
+        config: DraftConfig,
+        memory: RoundBuffers,
+        tree: DraftTree | None = None,
+    ) -> None:
+        """tree: the shape of the trees that it draws, by `kernels.draft_block_tree`; None for chains."""
+        super().__init__(head, stack, config, memory, tree)
+        self.head, self.tree = head, tree
 
     @property
     def prefill_passes(self) -> int:
@@ -54,7 +63,7 @@ class ParallelProgram(DraftProgram):
         self.head.store_context(self.head.combine(b.inputs.aux_hidden), self.stack.store(b.first))
         hidden = self.head.forward(b.step_token_ids, make_attend(b.step, 0))
         blocks = hidden.view(b.inputs.num_sampled.shape[0], -1, hidden.shape[-1])
-        draft_block(self.head, b, blocks[:, 1:].flatten(0, 1))
+        draft_block(self.head, b, blocks[:, 1:].flatten(0, 1), self.tree)
 
     def prefill(
         self,

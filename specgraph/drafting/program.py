@@ -174,9 +174,13 @@ def draft_one(head: DraftHead, b: DraftBuffers, hidden: Tensor) -> None:
         kernels.draft_gumbel(head.logits(hidden), head.draft_to_target, *draws, *picks, b.draft_probs)
 
 
-def draft_block(head: Head, b: DraftBuffers, hidden: Tensor) -> None:
-    """Pick all K tokens per request from hidden states [R * K, hidden_size] of one pass."""
+def draft_block(head: Head, b: DraftBuffers, hidden: Tensor, tree: DraftTree | None = None) -> None:
+    """Pick all K tokens per request, or the tree of K steps, from hidden states [R * K, hidden_size] of one pass."""
     logits = head.logits(hidden)
+    if tree is not None:
+        assert b.draft_parents is not None
+        kernels.draft_block_tree(logits, head.draft_to_target, tree.top_k, b.draft_token_ids, b.draft_parents)
+        return
     if b.sampling is not None:  # no row of the block knows the tokens of those before it
         logits = b.sampling.adjusted_drafts(logits, head.draft_to_target, sampling(b.inputs.temperature))
     if b.draft_probs is None:

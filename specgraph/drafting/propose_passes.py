@@ -82,12 +82,7 @@ class ProposePasses:
             inputs=self._inputs.setdefault((n, query_len, at_least), self._memory.sliced(n, query_len)),
             padding=self._memory.num_sampled[n:padded] if n < padded else None,
             run=self._runner.prepare(program, found.descriptor, found.captured),
-            drafts=DraftTokens(
-                drafts.draft_token_ids,
-                drafts.draft_probs,
-                found,
-                None if drafts.tree is None else drafts.tree.draft_parents,
-            ),
+            drafts=DraftTokens(drafts.draft_token_ids, drafts.draft_probs, found, drafts.draft_parents),
         )
 
     def _dispatch(self, num_requests: int, query_len: int, asked: int | None) -> Dispatch:

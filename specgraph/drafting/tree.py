@@ -58,7 +58,7 @@ class TreeProgram(DraftProgram):
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
         """k rows per request after step 0."""
-        return PassRows(query_len, later=self.tree.top_k, carried=self.tree.top_k)
+        return PassRows(query_len, later=self.tree.top_k, carried=self.tree.top_k, tree_keys=self.tree.step_keys)
 
     def first(self, b: DraftBuffers, make_attend: MakeAttend) -> None:
         """See `DraftProgram.first`."""
@@ -89,13 +89,12 @@ class TreeProgram(DraftProgram):
         """The steps, and at the end of each launch the choice of the nodes to verify: the last choice stands."""
         k = computed_tokens(batch)
         b = self.buffers.sliced(batch.num_requests, self.rows(batch.query_len, k), k)
-        tree, grow = _tree(b), super().bind(batch)
+        tree, parents, grow = _tree(b), b.draft_parents, super().bind(batch)
+        assert parents is not None
 
         def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
             grow(steps, make_attend)
-            kernels.choose_nodes(
-                tree.node_scores, tree.node_token_ids, tree.node_parents, b.draft_token_ids, tree.draft_parents
-            )
+            kernels.choose_nodes(tree.node_scores, tree.node_token_ids, tree.node_parents, b.draft_token_ids, parents)
 
         return work
 

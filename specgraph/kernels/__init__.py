@@ -19,7 +19,7 @@ from specgraph.kernels.rejection import verify_greedy, verify_sampled, verify_sy
 from specgraph.kernels.round_state import next_verify, publish_round, stop_finished
 from specgraph.kernels.sampling_parameters import adjust_logits, count_tokens, emitted_logprobs
 from specgraph.kernels.slots import advance, shift_token_ids
-from specgraph.kernels.tree import advance_tree, choose_nodes, grow_tree
+from specgraph.kernels.tree import advance_tree, choose_nodes, draft_block_tree, grow_tree
 from specgraph.kernels.tree_attention import tree_attention
 from specgraph.kernels.tree_verify import begin_tree_verify, move_kv, verify_tree, verify_tree_synthetic
 from specgraph.kernels.windowed_attention import windowed_attention, windowed_attention_host
@@ -42,6 +42,7 @@ __all__ = [
     "draft_best",
     "draft_block_greedy",
     "draft_block_gumbel",
+    "draft_block_tree",
     "draft_greedy",
     "draft_gumbel",
     "embed_part",

@@ -105,6 +105,42 @@ def grow_tree(
 
 
 @op(writes=("draft_token_ids", "draft_parents"))
+def draft_block_tree(
+    logits: Tensor, draft_to_target: Tensor | None, top_k: int, draft_token_ids: Tensor, draft_parents: Tensor
+) -> None:
+    """The tree of a drafter that drafts all positions in one pass: the best N - 1 paths of any length.
+
+    The token at a position does not depend on those before it, so every path through the `top_k` tokens of each
+    position is a candidate: top_k ** d of length d. Its score is the sum of its tokens' log-probabilities. Among
+    equals the shorter path comes first, then the one whose first tokens are more likely.
+
+    A path among the best N - 1 has a beginning among the best N - 1 of its length, so only these are extended.
+
+    Args:
+        logits: [R * S, draft_vocab]: S positions per request.
+        draft_to_target: as in `draft_greedy`.
+        top_k: tokens per position, at most draft_vocab.
+        draft_token_ids, draft_parents: int64 [R, N - 1], written, as in `choose_nodes`; there are as many paths.
+    """
+    requests, nodes = draft_token_ids.shape
+    if requests == 0:
+        return
+    log_probs, ids = (part.view(requests, -1, top_k) for part in top_tokens(logits.float(), top_k))
+    ids, drawn = to_target_ids(ids, draft_to_target), 0
+    beam_scores, beam_nodes = log_probs.new_zeros(requests, 1), ids.new_full((requests, 1), -1)
+    levels: list[tuple[Tensor, Tensor, Tensor]] = []
+    for position in range(ids.shape[1]):
+        scores = (beam_scores[:, :, None] + log_probs[:, position, None, :]).flatten(1)
+        tokens = ids[:, position].repeat(1, beam_scores.shape[1])
+        levels.append((scores, tokens, beam_nodes.repeat_interleave(top_k, dim=1)))
+        # In the order of the paths, not of the scores, so that the same order decides about equals at every length.
+        best = scores.sort(dim=1, descending=True, stable=True).indices[:, :nodes].sort(dim=1).values
+        beam_scores, beam_nodes, drawn = scores.gather(1, best), best + drawn, drawn + scores.shape[1]
+    every = (torch.cat(parts, dim=1) for parts in zip(*levels, strict=True))
+    choose_nodes.reference(*every, draft_token_ids, draft_parents)
+
+
+@op(writes=("draft_token_ids", "draft_parents"))
 def choose_nodes(
     node_scores: Tensor, node_token_ids: Tensor, node_parents: Tensor, draft_token_ids: Tensor, draft_parents: Tensor
 ) -> None:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
+from drafting.pairs import VOCAB, make_head, make_target, vocabulary
 from random_prompts import prompt
+from torch import Tensor
 
+from specgraph.attention import Attend
 from specgraph.decoding import Request
 from specgraph.drafting import DraftTree
 from specgraph.errors import ConfigError, UnsupportedError
+from specgraph.models.dflash import DFlashHead
+
+STEPS = 4
+"""Of the parallel drafter's trees."""
 
 
 def tree(steps: int, top_k: int, tokens: int) -> dict:
@@ -123,3 +133,69 @@ def test_a_seed_gives_the_tokens_that_it_gives_the_target_alone(request, make_de
     decoder = make_decoder(request.getfixturevalue(head), sampled=True, lowering="merged", **tree(3, 3, 12))
     assert tokens(decoder.generate(asked)) == wanted
     assert decoder.metrics.accepted[0] > 0
+
+
+class Successors(DFlashHead):
+    """Drafts each token as the successor of the one before, as the target mostly does, disturbed by what it attends
+    to."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.successor = (self.tensors.embed_tokens @ vocabulary(torch.float32)[1].T).argmax(-1)
+
+    def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:
+        disturbed = super().forward(token_ids, attend)
+        drafted = [token_ids.view(-1, 1 + STEPS)[:, 0]]
+        for _ in range(STEPS - 1):
+            drafted.append(self.successor[drafted[-1]])
+        known = self.tensors.embed_tokens[torch.stack([drafted[0], *drafted], 1).flatten()]
+        return known + 1.5 * disturbed
+
+    def weights(self) -> Mapping[str, Tensor]:
+        return {**super().weights(), "successor": self.successor}
+
+
+def successors() -> Successors:
+    head = make_head("dflash", make_target())
+    return Successors(head.config, replace(head.tensors, lm_head=vocabulary(torch.float32)[1]), head.layers)
+
+
+@pytest.mark.parametrize("lowering", ["eager", "step", "merged", "piecewise", "round"])
+def test_trees_of_a_parallel_drafter(make_decoder, requests, lowering):
+    model, settings = make_target(), tree(STEPS, 4, 14)
+    asked = [replace(one, prompt_token_ids=[t % VOCAB for t in one.prompt_token_ids]) for one in requests]
+    wanted = tokens(make_decoder(None, target=model, query_len=STEPS + 1).generate(asked))
+    decoder = make_decoder(successors(), target=model, lowering=lowering, check_inputs=True, **settings)
+    assert tokens(decoder.generate(asked)) == wanted
+    chain = make_decoder(successors(), target=model, num_speculative_tokens=STEPS)
+    assert tokens(chain.generate(asked)) == wanted
+    assert decoder.metrics.mean_acceptance_length > chain.metrics.mean_acceptance_length > 1.5
+    assert all(decoder.metrics.accepted)
+    if lowering == "merged":
+        assert decoder.drafter.launches["propose"] == decoder.drafter.num_proposes
+
+
+@pytest.mark.parametrize("kind", ["dflash", "peagle"])
+def test_a_parallel_drafter_s_tree_of_top_k_1_is_its_chain(make_decoder, requests, kind):
+    model = make_target()
+    head = successors() if kind == "dflash" else make_head(kind, model)
+    asked = [replace(one, prompt_token_ids=[t % VOCAB for t in one.prompt_token_ids]) for one in requests]
+    chain = make_decoder(head, target=model, num_speculative_tokens=STEPS)
+    as_tree = make_decoder(head, target=model, **tree(STEPS, 1, STEPS + 1))
+    assert tokens(as_tree.generate(asked)) == tokens(chain.generate(asked))
+    assert as_tree.metrics == chain.metrics
+
+
+@pytest.mark.parametrize("sampled", [False, True], ids=["scheduled", "sampled"])
+def test_a_parallel_drafter_s_trees(make_decoder, requests, sampled):
+    """For small batches beside chains; and of requests that sample, whose own draws decide at every node."""
+    model = make_target()
+    asked = [
+        replace(one, prompt_token_ids=[t % VOCAB for t in one.prompt_token_ids], temperature=sampled * 0.4 * (i % 3))
+        for i, one in enumerate(requests)
+    ]
+    settings = tree(STEPS, 3, 12) | ({"sampled": True} if sampled else {"draft_schedule": {2: "tree", 4: STEPS}})
+    wanted = tokens(make_decoder(None, target=model, sampled=sampled).generate(asked))
+    decoder = make_decoder(successors(), target=model, lowering="merged", **settings)
+    assert tokens(decoder.generate(asked)) == wanted
+    assert decoder.metrics.accepted[2] > 0

@@ -140,6 +140,7 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
              "beam_scores": f32(R, 2), "beam_nodes": i64(R, 2), "beam_rows": i64(R * 2), "token_ids": i64(R * 2),
              "ancestors": i64(R * 2) + 1},
         ),
+        "draft_block_tree": ((f32(R * 3, DV), OFFSETS, 2, i64(R, 4), i64(R, 4)), {}),
         "choose_nodes": ((f32(R, 6), i64(R, 6), i64(R, 6) - 1, i64(R, 4), i64(R, 4)), {}),
         "advance_tree": (
             (lengths, i64(R), TABLE),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from goodness_of_fit import follows
@@ -29,6 +31,32 @@ def grown(steps_logits: list[Tensor], top_k: int, nodes: int, offsets: Tensor | 
     tokens, parents = torch.full((1, nodes), -7), torch.full((1, nodes), -7)
     kernels.choose_nodes(*node.values(), tokens, parents)
     return tokens[0].tolist(), parents[0].tolist()
+
+
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 4), st.integers(0, 2**30), st.booleans(), st.data())
+def test_a_block_s_tree_holds_the_best_of_all_paths(requests, steps, top_k, seed, ties, data):
+    """Against a list of every path: by score, then the shorter one, then the one whose first tokens rank higher."""
+    vocab, all_paths = 5, sum(top_k**length for length in range(1, steps + 1))
+    nodes = data.draw(st.integers(1, min(all_paths, 40)))
+    logits = torch.randn(requests, steps, vocab, generator=torch.Generator().manual_seed(seed))
+    if ties:
+        logits[:, :, [3, 1, 4]] = 2.0
+    tokens, parents = torch.full((requests, nodes), -7), torch.full((requests, nodes), -7)
+    kernels.draft_block_tree(logits.flatten(0, 1), None, top_k, tokens, parents)
+    scores = logits.double().log_softmax(-1)
+    for r in range(requests):
+        best = [sorted(range(vocab), key=lambda t: (-row[t], t))[:top_k] for row in logits[r].tolist()]
+        every = [path for length in range(1, steps + 1) for path in product(range(top_k), repeat=length)]
+        value = {p: sum(float(scores[r, i, best[i][rank]]) for i, rank in enumerate(p)) for p in every}
+        ranked = sorted(every, key=lambda p: (-round(value[p], 5), len(p), p))
+        seen: list[tuple[int, ...]] = [()]
+        for token, parent in zip(tokens[r].tolist(), parents[r].tolist(), strict=True):
+            path = seen[parent]
+            seen.append((*path, best[len(path)].index(token)))
+        wrong = set(seen[1:]) ^ set(ranked[:nodes])
+        assert len(set(seen)) == nodes + 1
+        assert all(abs(value[p] - value[ranked[nodes - 1]]) < 1e-4 for p in wrong)  # rounding decided
+        assert not wrong or len({round(value[p], 5) for p in wrong}) > 1, "the rule for equal scores decides"
 
 
 def test_among_equal_tokens_the_lower_id_comes_first():

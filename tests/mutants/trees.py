@@ -84,6 +84,12 @@ def later_node_first(patch: pytest.MonkeyPatch) -> None:
     replace_op(patch, "choose_nodes", broken)
 
 
+@mutant("parallel-block-rows-of-a-tree", "kernel", hazard="parallel-block-rows")
+def tree_of_the_position_before(patch: pytest.MonkeyPatch) -> None:
+    """The tree of a parallel drafter takes each position's tokens from the position before."""
+    change_arguments(patch, "draft_block_tree", lambda logits, *rest: (logits.roll(1, 0), *rest))
+
+
 @mutant("tree-slot-overlaps-next-request", "kernel")
 def slots_counted_on(patch: pytest.MonkeyPatch) -> None:
     """Slots of a step's rows are counted on from the first one in memory, past the end of the request's block."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from specgraph import kernels
@@ -116,6 +118,37 @@ def test_grow_tree(platform: Platform, way: str, seed: int) -> None:
         chosen = sorted(sorted(range(len(drawn)), key=lambda i: (-round(drawn[i][0], 4), i))[:nodes])
         assert on_host(tokens)[r].tolist() == [2 * drawn[i][1] for i in chosen], f"tokens of request {r}"
         rows = [0 if drawn[i][2] < 0 else 1 + chosen.index(drawn[i][2]) for i in chosen]
+        assert on_host(parents)[r].tolist() == rows, f"parents of request {r}"
+
+
+@pytest.mark.parametrize("way", WAYS)
+@case(
+    "kernels.draft-block-tree",
+    "The tree of a drafter that drafts all positions in one pass holds the best of all paths, by a host search; among "
+    "equals the shorter path, then the one of likelier first tokens, and the lower id within a position.",
+    hazard="node-ties-differ",
+    cause="draft_block_tree: an order of equal scores that is left open, paths left out too early, or a wrong parent",
+    quick=True,
+)
+def test_draft_block_tree(platform: Platform, way: str, seed: int) -> None:
+    requests, k, steps, nodes, vocab = 3, 3, 3, 11, 9
+    logits = torch.randn(requests, steps, vocab, generator=torch.Generator().manual_seed(seed))
+    logits[1, :, [7, 2, 5]] = 4.0
+    logits[2] = 0.0
+    tokens, parents = full(platform, requests, nodes), full(platform, requests, nodes)
+    there, mapped = logits.flatten(0, 1).to(platform.device), torch.arange(vocab, device=platform.device)
+    run_op(platform, way, lambda: kernels.draft_block_tree(there, mapped, k, tokens, parents), [tokens, parents])
+    for r in range(requests):
+        scores = logits[r].double().log_softmax(-1).tolist()
+        best = [sorted(range(vocab), key=lambda t: (-row[t], t))[:k] for row in logits[r].tolist()]
+        paths = [path for length in range(1, steps + 1) for path in product(range(k), repeat=length)]
+        ranked = sorted(
+            paths, key=lambda p: (-round(sum(scores[i][best[i][j]] for i, j in enumerate(p)), 4), len(p), p)
+        )
+        chosen = sorted(ranked[:nodes], key=lambda p: (len(p), p))
+        wanted = [2 * best[len(p) - 1][p[-1]] for p in chosen]
+        assert on_host(tokens)[r].tolist() == wanted, f"tokens of request {r}"
+        rows = [1 + chosen.index(p[:-1]) if len(p) > 1 else 0 for p in chosen]
         assert on_host(parents)[r].tolist() == rows, f"parents of request {r}"
 
 

@@ -14,10 +14,11 @@ from specgraph.platforms import LOWERINGS, Platform
 from specgraph_conformance.case import case
 from specgraph_conformance.decode_rig import decoder, expect_targets_tokens, generate, requests
 from specgraph_conformance.draft_comparison import CAPTURED, away_from_the_end, compare, float64_head, rig
+from specgraph_conformance.draft_oracles import one_pass_logits
 from specgraph_conformance.draft_rig import make_batches, make_config
 from specgraph_conformance.oracles import gather_request
 from specgraph_conformance.rig import expect_equal, on_host
-from specgraph_conformance.tree_oracles import PathLogits, dense_tree, paths_of
+from specgraph_conformance.tree_oracles import PathLogits, block_tree, dense_tree, paths_of
 
 TREE = DraftTree(num_steps=4, top_k=3, num_draft_tokens=12)
 MARGIN = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.2}
@@ -130,3 +131,59 @@ def test_lossless(platform: Platform, lowering: str, kind: str, seed: int) -> No
         expect_targets_tokens(made, asked, generate(made, asked))
         if kind == "eagle":
             assert made.metrics.accepted[1] > 0, "paths of two nodes must be accepted"
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("kind", ["dflash", "peagle"])
+@case(
+    "drafting.parallel-tree-of-a-search",
+    "A drafter that drafts all positions in one pass draws the tree that a float64 search over all paths finds.",
+    hazard="parallel-block-rows",
+    cause="draft_block_tree: logits of another position or request, or paths that are left out too early",
+)
+def test_parallel_search(platform: Platform, lowering: str, kind: str, seed: int) -> None:
+    made = rig(platform, make_config(lowering=lowering, k=4, tree=TREE), "paged", kind)
+    oracle, compared = float64_head(made, kind), 0
+    for batch in make_batches(made.config, made.head.aux_size, seed, [3, 4, 1]):
+        batch = away_from_the_end(made.config, batch)
+        before = [(on_host(cache.key), on_host(cache.value)) for cache in made.caches]
+        drafts = made.propose(batch)
+        assert drafts.parents is not None
+        tokens, parents, q = on_host(drafts.token_ids).tolist(), on_host(drafts.parents).tolist(), made.config.query_len
+        for r in range(batch.num_requests):
+            start, count = batch.start_positions[r], batch.num_sampled[r]
+            keys, values = ([gather_request(cache[i], batch.blocks[r], start) for cache in before] for i in (0, 1))
+            aux = batch.aux_hidden[r * q : r * q + count].to(made.head.dtype)
+            given = batch.sampled_token_ids[r, :count], aux, start, keys, values
+            wanted = block_tree(one_pass_logits(oracle, *given, TREE.num_steps), oracle.draft_to_target, TREE)
+            if wanted.margin > MARGIN[made.head.dtype]:
+                assert set(paths_of(tokens[r], parents[r])) == wanted.paths, f"the tree of request {r}"
+                compared += 1
+    made.close()
+    assert compared > 0, "every tree had scores as good as tied"
+
+
+@pytest.mark.parametrize("lowering", CAPTURED)
+@pytest.mark.parametrize("kind", ["dflash", "peagle"])
+@case(
+    "drafting.parallel-trees-equal-eager",
+    "Trees and KV of a drafter that drafts all positions in one pass are bit for bit those of eager.",
+    hazard="acceptance-hidden",
+    cause="a tree of rows that the graph was captured with",
+)
+def test_parallel_equals_eager(platform: Platform, lowering: str, kind: str, seed: int) -> None:
+    compare(platform, make_config(lowering=lowering, k=4, tree=TREE), "paged", seed, kind)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("kind", ["dflash", "peagle"])
+@case(
+    "decoding.parallel-trees-give-the-targets-tokens",
+    "Greedy output is the target's own with the trees of a drafter that drafts all positions in one pass.",
+    hazard="path-kv-not-moved",
+    cause="keys and values of an accepted path that stay where they were drawn",
+)
+def test_parallel_lossless(platform: Platform, lowering: str, kind: str, seed: int) -> None:
+    asked = requests(seed)
+    with decoder(platform, lowering=lowering, kind=kind, tree=TREE) as made:
+        expect_targets_tokens(made, asked, generate(made, asked))
