@@ -1,4 +1,4 @@
-"""Host time of `Drafter.propose` by K and batch size, and of its parts: hand-over, launch, copy of the drafts.
+"""Host time of `Drafter.propose` by K and batch size, by the way the round is handed over, and of its parts.
 
     python benchmarks/host_time.py --platform cuda --json h200-host-time.json
 
@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +54,20 @@ def times(platform: Platform, head: RandomHead, shape: str, requests: int, k: in
     blocks = 1 + requests * -(-512 // config.block_size)
     caches = allocate_caches(head.attention_layers, blocks, config.block_size, head.dtype, platform.device)
     drafter = Drafter(head, caches, platform, config, attention=attention)
+    batch = propose_batch(head, case, platform.device, config.block_size)
+    bound = drafter.bind(replace(batch, **{f.name: getattr(batch, f.name).clone() for f in fields(batch)}))
     drafter.capture()
-    batch, into = propose_batch(head, case, platform.device, config.block_size), drafter.inputs(requests)
+    into, own = drafter.inputs(requests), drafter.inputs(requests, bound=bound)
+    own.num_sampled.copy_(batch.num_sampled)
     drafts = drafter.propose(batch, copy=False)
+    same = torch.equal(drafter.propose(batch).token_ids, drafter.propose(own).token_ids)
     found = {
         "requests": requests,
         "k": k,
         "propose": host_us(platform, lambda: drafter.propose(batch), repeats),
+        "propose, bound": host_us(platform, lambda: drafter.propose(own), repeats),
+        "propose, bound, views": host_us(platform, lambda: drafter.propose(own, copy=False), repeats),
+        "bound drafts the same": same,
         "hand-over": host_us(platform, lambda: drafter.round.load(batch, into, False), repeats),
         "launch": host_us(platform, lambda: drafter.propose(into, copy=False), repeats),
         "copy": host_us(platform, drafts.token_ids.clone, repeats),

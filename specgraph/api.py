@@ -27,6 +27,7 @@ from specgraph.decoding.metrics import ProposeCounts
 from specgraph.decoding.request import Chunk, Generation, Request
 from specgraph.decoding.text import TextGenerator
 from specgraph.drafting import (
+    BoundTensors,
     DraftConfig,
     Drafter,
     DraftTokens,
@@ -75,6 +76,7 @@ __all__ = [
     "AttentionBackend",
     "AttentionLayer",
     "AttentionMetadata",
+    "BoundTensors",
     "CapacityError",
     "CaptureError",
     "CheckpointError",

@@ -29,7 +29,13 @@ Rounds = tuple[list[Round], list[tuple[Tensor, Tensor]]]
 
 
 def rig(
-    platform: Platform, config: DraftConfig, attention: str, kind: str = "eagle", dtype: torch.dtype = torch.float32
+    platform: Platform,
+    config: DraftConfig,
+    attention: str,
+    kind: str = "eagle",
+    dtype: torch.dtype = torch.float32,
+    *,
+    bound: bool = False,
 ) -> DraftRig:
     """A drafter with its head on the platform.
 
@@ -37,7 +43,7 @@ def rig(
     """
     shape = fit_attention(platform, attention, config.block_size, dtype)
     head = make_head(kind, 1, platform.device, shape.dtype, head_dim=shape.dim)
-    return DraftRig(platform, head, with_blocks(config, shape.block), attention)
+    return DraftRig(platform, head, with_blocks(config, shape.block), attention, bound=bound)
 
 
 def float64_head(made: DraftRig, kind: str) -> Head:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -157,13 +157,38 @@ class Round:
     from_graph: bool
 
 
+def _engine_tensors(config: DraftConfig, head: Head, device: torch.device) -> ProposeBatch:
+    """Tensors of an engine for its largest batch, whose requests are all alive and own block 1."""
+    requests, rows = config.max_num_requests, config.query_len
+    columns = -(-config.max_model_len // config.block_size)
+    return ProposeBatch(
+        sampled_token_ids=torch.ones(requests, rows, dtype=torch.int64, device=device),
+        num_sampled=torch.ones(requests, dtype=torch.int32, device=device),
+        start_positions=torch.zeros(requests, dtype=torch.int64, device=device),
+        aux_hidden=torch.ones(requests * rows, head.aux_size, dtype=head.dtype, device=device),
+        block_table=torch.ones(requests, columns, dtype=torch.int32, device=device),
+        temperature=torch.zeros(requests, device=device),
+        seeds=torch.zeros(requests, dtype=torch.int64, device=device),
+    )
+
+
 class DraftRig:
     """A drafter on a platform with caches of its own."""
 
     def __init__(
-        self, platform: Platform, head: Head, config: DraftConfig, attention: str = "paged", seed: int = 0
+        self,
+        platform: Platform,
+        head: Head,
+        config: DraftConfig,
+        attention: str = "paged",
+        seed: int = 0,
+        *,
+        bound: bool = False,
     ) -> None:
         """
+        Args:
+            bound: rounds are handed over in tensors that `Drafter.bind` was told of.
+
         Raises:
             Absent: the platform can't run this lowering with this attention, and says why.
         """
@@ -172,14 +197,23 @@ class DraftRig:
         try:
             backend = attention_backend(platform, attention)
             self.drafter = Drafter(head, self.caches, platform, config, attention=backend)
+            self._bound = self.drafter.bind(_engine_tensors(config, head, platform.device)) if bound else None
             self.drafter.capture()
         except UnsupportedError as error:
             raise Absent(str(error)) from error
 
     def propose(self, batch: HostBatch, *, host_numbers: bool = True) -> DraftTokens:
         """Draft for one round; `host_numbers` False leaves out the numbers as the host knows them."""
+        handed = batch.on(self.platform.device, self.head.dtype)
+        if self._bound is not None:
+            inputs = self.drafter.inputs(batch.num_requests, bound=self._bound)
+            inputs.block_table.fill_(NULL_BLOCK)
+            for field in fields(handed):
+                into, values = getattr(inputs, field.name), getattr(handed, field.name)
+                (into[:, : values.shape[1]] if field.name == "block_table" else into).copy_(values)
+            handed = inputs
         return self.drafter.propose(
-            batch.on(self.platform.device, self.head.dtype),
+            handed,
             host_start_positions=batch.start_positions if host_numbers else None,
             host_num_sampled=batch.num_sampled if host_numbers else None,
         )

@@ -1,5 +1,6 @@
 """The drafter and its draft programs: chain, stepwise and parallel."""
 
+from specgraph.drafting.bound import BoundTensors
 from specgraph.drafting.buffers import DraftBuffers, allocate_buffers
 from specgraph.drafting.chain import ChainProgram
 from specgraph.drafting.config import DraftConfig
@@ -13,6 +14,7 @@ from specgraph.drafting.stepwise import StepwiseProgram
 from specgraph.drafting.tree import TreeProgram
 
 __all__ = [
+    "BoundTensors",
     "ChainProgram",
     "DraftBuffers",
     "DraftConfig",

@@ -10,14 +10,16 @@ from torch import Tensor
 
 from specgraph.attention import AttentionBackend, AttentionMetadata, HostLengths, KVCache, PagedAttention
 from specgraph.drafting.batch_checks import check_values
+from specgraph.drafting.bound import BoundTensors
 from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.head_checks import check_members, check_passes
 from specgraph.drafting.head_program import check_caches, programs_for
 from specgraph.drafting.host_lengths import Counts, HostRounds
 from specgraph.drafting.program import computed_tokens
 from specgraph.drafting.propose_passes import ProposePasses
-from specgraph.drafting.round import DraftTokens, ProposeBatch, allocate_round
+from specgraph.drafting.round import DraftTokens, ProposeBatch, RoundBuffers, allocate_round
 from specgraph.drafting.sampling_buffers import SamplingBuffers
+from specgraph.errors import CaptureError, ConfigError, UnsupportedError
 from specgraph.graphs import BatchDescriptor, Dispatch, MakeAttend
 from specgraph.models.protocol import DraftHead, ParallelHead
 from specgraph.platforms import Platform
@@ -38,6 +40,9 @@ class Drafter(ModelRunner):
 
         inputs = drafter.inputs(n)          # views of the drafter's memory: write the target's results there
         drafts = drafter.propose(inputs)    # or propose(ProposeBatch(...)) with tensors of the engine's own: one copy
+
+    Tensors of the engine's own that stay where they are can be bound before the capture (`bind`): the graphs then read
+    them, and `inputs(n, bound=...)` are views of them.
 
     A new prompt goes through `prefill` chunk by chunk, and joins the next round with `ProposeBatch.join`.
 
@@ -91,10 +96,38 @@ class Drafter(ModelRunner):
             num_passes=self.program.prefill_passes,
         )
         self.programs += [self._prefill, *self.draft_programs]
+        self.bound: list[BoundTensors] = []
+        """What `bind` was given, in order."""
         self.num_proposes = 0
         """Proposes so far, idle ones included."""
         self._passes = ProposePasses(self, config, self.round, self.draft_programs)
         self._host_rounds = HostRounds(platform, config.max_num_requests)
+
+    def bind(self, tensors: ProposeBatch) -> BoundTensors:
+        """Have the graphs read tensors of the engine's own: the copy into the drafter's memory is part of the graph.
+
+        Call it before `capture`, which then captures every size once more for these tensors. Hand them over by
+        `propose(inputs(n, bound=...))`. The drafter keeps them, and writes `num_sampled` only: 0 to all requests at
+        capture, and to the padded requests of each propose. Several sets may be bound, for rounds in turns.
+
+        Args:
+            tensors: of the largest batch, R = max_num_requests and Q = the largest query_len: sampled_token_ids
+                [R, Q], of which a round of fewer rows uses the first columns; aux_hidden [R * Q, aux_size], packed by
+                the rows of the round; block_table with at most the drafter's columns. Dtypes as `ProposeBatch` says.
+
+        Raises:
+            CaptureError: the graphs were captured before.
+            ConfigError: a tensor is missing, or has the wrong shape, dtype or device.
+            UnsupportedError: the lowering is 'round', whose graphs begin with what the target's graph left.
+        """
+        if self.graphs is not None and self.graphs.descriptors:
+            raise CaptureError("bind: the graphs are captured already, and read other memory; bind before capture()")
+        if self.resolution.lowering == "round":
+            raise UnsupportedError("bind: lowering 'round' launches no propose of its own; use 'merged'")
+        made = BoundTensors(len(self.bound) + 1, tensors, self.round, self.config, self.draft_programs)
+        self.bound.append(made)
+        self.programs += made.programs
+        return made
 
     def capture(self, captured: Callable[[], None] | None = None) -> None:
         """Check the head's shapes with one small pass, then capture; see `ModelRunner.capture`.
@@ -112,8 +145,14 @@ class Drafter(ModelRunner):
         t's own position."""
         return getattr(self.head, "position_offset", 0)
 
-    def inputs(self, num_requests: int, query_len: int | None = None, at_least: int = 0) -> ProposeBatch:
-        """The drafter's own memory for a batch, to be written in place and given to `propose`.
+    def inputs(
+        self,
+        num_requests: int,
+        query_len: int | None = None,
+        at_least: int = 0,
+        bound: BoundTensors | None = None,
+    ) -> ProposeBatch:
+        """The drafter's own memory for a batch, or bound tensors: to be written in place and given to `propose`.
 
         The same object for the same arguments; its contents stay until they are overwritten.
 
@@ -122,11 +161,14 @@ class Drafter(ModelRunner):
             query_len: rows per request in the target's round; K + 1 for the largest K by default.
             at_least: requests that the propose is padded for at least: those of the largest batch, where other ranks
                 run the same propose.
+            bound: from `bind` of this drafter; its own memory by default.
 
         Raises:
             CapacityError, ConfigError: as in `dispatch`.
         """
-        return self._passes.find(num_requests, query_len, at_least).inputs
+        if bound is not None and bound not in self.bound:
+            raise ConfigError("inputs: these tensors are bound to another drafter")
+        return self._passes.find(num_requests, query_len, at_least, bound=bound).inputs
 
     def propose(
         self,
@@ -140,7 +182,8 @@ class Drafter(ModelRunner):
         """Draft K tokens for each request of `batch`; K follows the batch where there is a schedule.
 
         Args:
-            batch: from `inputs`, written in place; or tensors of the engine's own, which one op copies there.
+            batch: from `inputs`, written in place; or tensors of the engine's own, which one op copies to the drafter's
+                memory first.
             host_start_positions, host_num_sampled: the same numbers as in the batch, one per request, for attention
                 with host parameters. `host_num_sampled` may be a function, called when the numbers are needed. Without
                 it they are copied to the host while the propose starts; without `host_start_positions` both are read
@@ -154,19 +197,24 @@ class Drafter(ModelRunner):
                 no round can have. K is none of those that were captured.
             CapacityError: the batch is larger than max_num_requests, or than every captured size with fallback
                 'error'. Nothing was run.
+            StaleInputError: the memory of a bound tensor was exchanged. Nothing was run.
         """
-        at_least = self._passes.padded_for(batch)
-        ready = self._passes.find(batch.num_requests, batch.query_len, at_least or 0, num_speculative_tokens)
-        if at_least is None:
+        ready = self._passes.in_place(batch, num_speculative_tokens)
+        if ready is None:
+            ready = self._passes.find(batch.num_requests, batch.query_len, 0, num_speculative_tokens)
             self.round.load(batch, ready.inputs, self.config.keeps_draft_probs)
-        elif ready.padding is not None:
-            ready.padding.zero_()
+        else:
+            if ready.bound is not None:
+                ready.bound.check_addresses()
+            if ready.padding is not None:
+                ready.padding.zero_()
         if self.config.debug:
             vocab = self.head.draft_vocab_size if self.head.draft_to_target is None else None
             check_values(ready.inputs, self.config, self.caches[0].key.shape[0], vocab)
         lengths = None
         if self.attention.host_parameters:
-            lengths = self._host_lengths(ready.run.batch, host_start_positions, host_num_sampled)
+            of = self.round if ready.bound is None else ready.inputs
+            lengths = self._host_lengths(ready.run.batch, of, host_start_positions, host_num_sampled)
         self.run(ready.run, lengths)
         self.num_proposes += 1
         drafts = ready.drafts
@@ -191,7 +239,7 @@ class Drafter(ModelRunner):
         ready = self._passes.find(num_requests, query_len)
         padded = ready.run.batch
         self.round.num_sampled[: padded.num_requests].zero_()
-        self.run(ready.run, self._host_lengths(padded, [], []) if self.attention.host_parameters else None)
+        self.run(ready.run, self._host_lengths(padded, self.round, [], []) if self.attention.host_parameters else None)
         self.num_proposes += 1
         return ready.drafts
 
@@ -262,10 +310,14 @@ class Drafter(ModelRunner):
         self.program.prefill(token_ids, aux_hidden, metadata, self.stack.eager(every), None)
 
     def _host_lengths(
-        self, padded: BatchDescriptor, start_positions: Sequence[int] | None, num_sampled: Counts | None
+        self,
+        padded: BatchDescriptor,
+        of: RoundBuffers | ProposeBatch,
+        start_positions: Sequence[int] | None,
+        num_sampled: Counts | None,
     ) -> LengthsAt:
         computed = replace(padded, num_speculative_tokens=computed_tokens(padded))
-        now = self._host_rounds.round(computed, self.round, start_positions, num_sampled)
+        now = self._host_rounds.round(computed, of, start_positions, num_sampled)
         return partial(self.program.host_lengths, host_round=now)
 
     def _prefill_rows(self, b: PrefillBuffers, make_attend: MakeAttend) -> None:

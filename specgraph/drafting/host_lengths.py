@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from specgraph.attention import HostLengths
-from specgraph.drafting.round import RoundBuffers
+from specgraph.drafting.round import ProposeBatch, RoundBuffers
 from specgraph.graphs import BatchDescriptor
 from specgraph.platforms import Platform
 from specgraph.runner import HostCopy
@@ -57,7 +57,7 @@ class HostRounds:
     def round(
         self,
         batch: BatchDescriptor,
-        buffers: RoundBuffers,
+        buffers: RoundBuffers | ProposeBatch,
         start_positions: Sequence[int] | None,
         num_sampled: Counts | None,
     ) -> HostRound:

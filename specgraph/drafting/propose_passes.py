@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from specgraph.drafting.bound import BoundTensors
 from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.program import DraftProgram
 from specgraph.drafting.round import DraftTokens, ProposeBatch, RoundBuffers
@@ -21,7 +22,9 @@ class ProposePass:
     """What a propose for n requests after a round of query_len rows each runs, reads and gives."""
 
     inputs: ProposeBatch
-    """The drafter's own memory for these requests."""
+    """What is written for these requests: the drafter's own memory, or bound tensors."""
+    bound: BoundTensors | None
+    """Those tensors; None for the drafter's own memory."""
     padding: Tensor | None
     """int32: `num_sampled` of the padded requests; None where there are none."""
     run: Pass
@@ -30,7 +33,7 @@ class ProposePass:
 
 
 class ProposePasses:
-    """The passes of one drafter, and whose batches are its own memory."""
+    """The passes of one drafter, and which batches they read in place: its own memory, or bound tensors."""
 
     def __init__(
         self, runner: ModelRunner, config: DraftConfig, memory: RoundBuffers, programs: Sequence[DraftProgram]
@@ -42,18 +45,26 @@ class ProposePasses:
             programs: of chains, of trees, or both.
         """
         self._runner, self._config, self._memory, self._programs = runner, config, memory, programs
-        self._passes: dict[tuple[int, int, int, int | None], ProposePass] = {}
-        self._inputs: dict[tuple[int, int, int], ProposeBatch] = {}
-        self._in_place: dict[int, int] = {}
-        """Requests that a propose of these `_inputs`, by id, is padded for at least."""
+        self._passes: dict[tuple[int, int, int, int | None, int], ProposePass] = {}
+        self._inputs: dict[tuple[int, int, int, int], ProposeBatch] = {}
+        self._in_place: dict[int, tuple[int, BoundTensors | None]] = {}
+        """Of these `_inputs`, by id: requests that their propose is padded for at least, and whose tensors they are."""
 
-    def padded_for(self, batch: ProposeBatch) -> int | None:
-        """Requests that a propose of this batch is padded for at least, where it is the `inputs` of a pass; None where
-        its tensors are the engine's own."""
-        return self._in_place.get(id(batch))  # the object itself: `_inputs` keeps it alive
+    def in_place(self, batch: ProposeBatch, num_speculative_tokens: int | None) -> ProposePass | None:
+        """The pass that reads this batch where it is, if it is the `inputs` of one; None where its tensors are handed
+        over."""
+        found = self._in_place.get(id(batch))  # the object itself: `_inputs` keeps it alive
+        if found is None:
+            return None
+        return self.find(batch.num_requests, batch.query_len, found[0], num_speculative_tokens, found[1])
 
     def find(
-        self, num_requests: int, query_len: int | None, at_least: int = 0, num_speculative_tokens: int | None = None
+        self,
+        num_requests: int,
+        query_len: int | None,
+        at_least: int = 0,
+        num_speculative_tokens: int | None = None,
+        bound: BoundTensors | None = None,
     ) -> ProposePass:
         """The pass for a batch.
 
@@ -61,27 +72,37 @@ class ProposePasses:
             query_len: rows per request in the target's round; K + 1 for the largest K by default.
             at_least: requests that it is padded for at least.
             num_speculative_tokens: K; what the config says by default.
+            bound: the tensors that it reads; the drafter's own memory by default.
 
         Raises:
             CapacityError: more requests than max_num_requests, or than every captured size with fallback 'error'.
             ConfigError: no K makes rounds of `query_len` rows per request, or this K is none that was captured.
         """
         rows = self._config.query_len if query_len is None else query_len
-        key = num_requests, rows, max(num_requests, at_least), num_speculative_tokens
+        binding = 0 if bound is None else bound.number
+        key = num_requests, rows, max(num_requests, at_least), num_speculative_tokens, binding
         if (known := self._passes.get(key)) is None:
-            known = self._passes[key] = self._make(*key)
-            self._in_place[id(known.inputs)] = key[2]
+            known = self._passes[key] = self._make(num_requests, rows, key[2], num_speculative_tokens, bound)
+            self._in_place[id(known.inputs)] = key[2], bound
         return known
 
-    def _make(self, num_requests: int, query_len: int, at_least: int, asked: int | None) -> ProposePass:
+    def _make(
+        self, num_requests: int, query_len: int, at_least: int, asked: int | None, bound: BoundTensors | None
+    ) -> ProposePass:
         found = self._dispatch(at_least, query_len, asked)
         n, padded, k = num_requests, found.descriptor.num_requests, found.descriptor.num_speculative_tokens
-        program = next(each for each in self._programs if each.draws_trees == found.descriptor.tree)
+        index = next(i for i, each in enumerate(self._programs) if each.draws_trees == found.descriptor.tree)
+        program = self._programs[index]
+        runs, memory, binding = program, self._memory, 0
+        if bound is not None:
+            runs, memory, binding = bound.programs[index], bound, bound.number
+            found = replace(found, descriptor=replace(found.descriptor, binding=binding))
         drafts = program.buffers.sliced(n, program.rows(query_len, k), k)
         return ProposePass(
-            inputs=self._inputs.setdefault((n, query_len, at_least), self._memory.sliced(n, query_len)),
-            padding=self._memory.num_sampled[n:padded] if n < padded else None,
-            run=self._runner.prepare(program, found.descriptor, found.captured),
+            inputs=self._inputs.setdefault((n, query_len, at_least, binding), memory.sliced(n, query_len)),
+            bound=bound,
+            padding=memory.num_sampled[n:padded] if n < padded else None,
+            run=self._runner.prepare(runs, found.descriptor, found.captured),
             drafts=DraftTokens(drafts.draft_token_ids, drafts.draft_probs, found, drafts.draft_parents),
         )
 

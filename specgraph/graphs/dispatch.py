@@ -34,6 +34,8 @@ class BatchDescriptor:
     """The draft step, where each step has a graph of its own; 0 where one graph serves all steps of the phase."""
     tree: bool = False
     """The drafts are a tree and K is its depth; else a chain."""
+    binding: int = 0
+    """Whose tensors a propose begins with a copy from: those of `Drafter.bind` by number; 0 for none."""
 
     @property
     def num_tokens(self) -> int:
@@ -43,7 +45,9 @@ class BatchDescriptor:
     def __str__(self) -> str:
         step = f", step {self.step}" if self.step else ""
         tree = ", tree" if self.tree else ""
-        return f"{self.phase}[{self.num_requests} x {self.query_len}, K={self.num_speculative_tokens}{tree}{step}]"
+        bound = f", bound {self.binding}" if self.binding else ""
+        k = self.num_speculative_tokens
+        return f"{self.phase}[{self.num_requests} x {self.query_len}, K={k}{tree}{step}{bound}]"
 
 
 @dataclass(frozen=True, slots=True)

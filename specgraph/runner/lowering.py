@@ -82,6 +82,7 @@ def launches(
     if step_kind == "together" or lowering in ("round", "merged", "eager"):
         return (Launch(batch, every, every),)
     first = Launch(replace(batch, phase="first"), (0,), (0,))
+    batch = replace(batch, binding=0)  # later steps read no tensor of a binding
     if step_kind == "distinct":
         return (first, *(Launch(replace(batch, phase="step", step=k), (k,), (k,)) for k in every[1:]))
     later = replace(batch, phase="step", query_len=later_rows)

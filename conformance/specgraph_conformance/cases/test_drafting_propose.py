@@ -66,6 +66,22 @@ def test_inputs(platform: Platform, lowering: str, seed: int) -> None:
 
 @pytest.mark.parametrize("lowering", CAPTURED)
 @case(
+    "drafting.bound-tensors",
+    "Tensors that an engine binds once, before the capture, draft what the same rounds draft when they are handed over "
+    "in eager, and the rows that a larger batch left in them are inert.",
+    hazard="stale-padding-rows",
+    cause="the copy is not part of the graph, or padded requests of the engine's tensors stay alive",
+)
+def test_bound(platform: Platform, attention: str, lowering: str, seed: int) -> None:
+    config = make_config(lowering=lowering, sampled=True)
+    bound = rig(platform, config, attention, bound=True)
+    batches = make_batches(bound.config, bound.head.aux_size, seed, [4, 1, 3, 4, 2])
+    eager = rig(platform, make_config(sampled=True), attention)
+    assert_same(run(bound, batches), run(eager, batches))
+
+
+@pytest.mark.parametrize("lowering", CAPTURED)
+@case(
     "drafting.attention-is-captured",
     "In a captured lowering, drafts depend on the KV of earlier rounds.",
     hazard="metadata-none-at-capture",
