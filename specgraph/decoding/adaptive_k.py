@@ -82,7 +82,8 @@ def best_k(rates: Sequence[float], times: Mapping[int, float]) -> int:
 
 
 class AdaptiveK:
-    """Chooses K for each propose of one decoder. What it chooses follows from times and observed counts."""
+    """Chooses K for each propose of one decoder; in the lowering `round` for each launch, before the round in flight
+    was read. What it chooses follows from times and observed counts."""
 
     def __init__(self, times: RoundTimes, num_speculative_tokens: int) -> None:
         """

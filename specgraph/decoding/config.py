@@ -55,13 +55,6 @@ class EngineConfig(DraftConfig):
                     f"{name} is about the target's tokens, and with synthetic_acceptance the output is not the "
                     f"target's: leave out one of the two"
                 )
-        if self.lowering == "round" and len({each.tree for each in self.shapes}) > 1:
-            raise ConfigError(
-                "lowering 'round' drafts trees or chains, not both by batch size: leave 'tree' out of draft_schedule, "
-                "or use the lowering 'merged'"
-            )
-        if self.k_candidates is not None and self.lowering == "round":
-            raise ConfigError("lowering 'round' drafts a fixed K: leave out k_candidates, or use the lowering 'merged'")
         if self.round_times is not None:
             check_times(self.round_times, self.sizes, self.k_candidates)
         if self.rounds_ahead not in (0, 1):

@@ -144,9 +144,10 @@ class SpeculativeDecoder:
         Returns:
             The times, measured or given; None where K is fixed.
         """
-        if self.drafter is None or self.config.k_candidates is None or not isinstance(self.rounds, Rounds):
+        if self.drafter is None or self.config.k_candidates is None:
             return None
-        times = self.config.round_times or measure_round_times(self.target, self.drafter, self.config)
+        whole = self.rounds.runner if isinstance(self.rounds, DeviceRounds) else None
+        times = self.config.round_times or measure_round_times(self.target, self.drafter, self.config, whole)
         if self._ranks is not None:
             times = same_times(self._ranks, times)
         self.rounds.adaptive = AdaptiveK(times, self.config.num_speculative_tokens)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from specgraph.attention import NULL_BLOCK
+from specgraph.decoding.adaptive_k import AdaptiveK
 from specgraph.decoding.blocks import BlockAllocator
 from specgraph.decoding.metrics import AcceptanceMetrics
 from specgraph.decoding.request import Running
@@ -70,6 +71,8 @@ class DeviceRounds:
         metrics: AcceptanceMetrics,
     ) -> None:
         """allocator: takes back the blocks of requests that leave."""
+        self.adaptive: AdaptiveK | None = None
+        """Chooses K for each launch; None where the config does."""
         self.target, self.drafter, self.runner = target, drafter, runner
         self.config, self.platform = target.config, target.platform
         self.allocator, self.metrics = allocator, metrics
@@ -132,7 +135,7 @@ class DeviceRounds:
         batch = self.target.round.sliced(row + 1, self._query_len)
         prefill_request(self.target, self.drafter, state, batch, row)
         self.outputs.first_token_ids[row].copy_(batch.sampled_token_ids[row, 0])
-        memory, request, own = self.target.round, state.request, self.runner.program.state
+        memory, request, own = self.target.round, state.request, self.runner.state
         width = memory.block_table.shape[1]
         memory.start_positions[row].fill_(state.position)
         write(memory.block_table[row], [*state.blocks, *[NULL_BLOCK] * (width - len(state.blocks))])
@@ -178,7 +181,8 @@ class DeviceRounds:
         self._compact()
         if not self.rows:
             return []
-        found = self.runner.dispatch(len(self.rows), self._query_len)
+        k = None if self.adaptive is None else self.adaptive.choose(len(self.rows))
+        found = self.runner.dispatch(len(self.rows), self._query_len, k)
         if self.target.attention.host_parameters:
             running = self.running
             counts = [state.num_sampled for state in running]
@@ -219,7 +223,7 @@ class DeviceRounds:
 
     def _hand_out(self, read: _Read) -> list[tuple[Running, list[int]]]:
         """Give each request of a round its tokens."""
-        output = read.output
+        output, accepted = read.output, list[int]()
         sampled: list[tuple[Running, list[int]]] = []
         for row, (state, count, tokens) in enumerate(zip(read.rows, output.counts, output.token_ids, strict=True)):
             if state is not None:
@@ -230,8 +234,11 @@ class DeviceRounds:
                     state.logprobs = read.logprobs[row][:count]
                 if len(tokens) > 1:
                     self.metrics.observe(count - 1, len(tokens) - 1)
+                accepted.append(count - 1)
                 sampled.append((state, tokens[:count]))
         self.metrics.rounds += bool(sampled)
+        if self.adaptive is not None and accepted:
+            self.adaptive.rates.observe(len(output.token_ids[0]) - 1, accepted)
         for state, row, token in read.joined:
             state.num_sampled = 1
             if read.logprobs is not None:
@@ -251,7 +258,7 @@ class DeviceRounds:
             return
         order = self._order[:m]
         write(order, kept)
-        memory, own = self.target.round.sliced(n, self._query_len), self.runner.program.state
+        memory, own = self.target.round.sliced(n, self._query_len), self.runner.state
         per_row = [
             memory.sampled_token_ids, memory.num_sampled, memory.start_positions, memory.block_table,
             memory.aux_hidden.view(n, self._query_len, -1), own.remaining, own.stop_token_ids,

@@ -26,7 +26,7 @@ from specgraph.drafting import Drafter
 from specgraph.drafting.host_lengths import HostRound
 from specgraph.drafting.program import DraftProgram, computed_tokens
 from specgraph.errors import UnsupportedError
-from specgraph.graphs import BatchDescriptor, Dispatch, MakeAttend, Phase, dispatch
+from specgraph.graphs import BatchDescriptor, Dispatch, MakeAttend, Phase, dispatch, padded_size
 from specgraph.runner import ModelRunner, Pass, StepKind
 
 MAX_STOP_TOKENS = 16
@@ -41,6 +41,12 @@ class RoundState:
     """int64 [R]: tokens that the request may still give."""
     stop_token_ids: Tensor
     """int64 [R, MAX_STOP_TOKENS], filled up with -1."""
+
+    @classmethod
+    def allocate(cls, num_requests: int, device: torch.device) -> RoundState:
+        """Of requests that may give no token."""
+        stops = torch.full((num_requests, MAX_STOP_TOKENS), -1, dtype=torch.int64, device=device)
+        return cls(remaining=torch.zeros(num_requests, dtype=torch.int64, device=device), stop_token_ids=stops)
 
 
 class RoundProgram:
@@ -58,20 +64,17 @@ class RoundProgram:
         verify: VerifyProgram,
         config: EngineConfig,
         num_target_layers: int,
+        state: RoundState,
         outputs: RoundOutputs,
     ) -> None:
         """
         Args:
+            draft, verify: both of chains, or both of trees.
             num_target_layers: attention layers of the target; the drafter's are numbered after them.
-            outputs: where rounds write what they sampled.
+            state, outputs: shared by the programs of one runner.
         """
-        self.outputs = outputs
+        self.state, self.outputs = state, outputs
         self.draft, self.verify, self.config, self.draft_layer = draft, verify, config, num_target_layers
-        requests, device = config.max_num_requests, verify.round.seeds.device
-        self.state = RoundState(
-            remaining=torch.zeros(requests, dtype=torch.int64, device=device),
-            stop_token_ids=torch.full((requests, MAX_STOP_TOKENS), -1, dtype=torch.int64, device=device),
-        )
 
     def num_steps(self, batch: BatchDescriptor) -> int:
         """The drafter's passes and the verify."""
@@ -153,9 +156,16 @@ class RoundRunner(ModelRunner):
         """Launches whose rounds the host has not read when it launches another one."""
         layers = len(target.target.attention_layers)
         self.outputs = RoundOutputs(self.platform, target.round, config.rounds_per_launch, self.rounds_ahead + 1)
-        self.program = RoundProgram(drafter.program, target.verify_program, config, layers, self.outputs)
-        self.programs.append(self.program)
-        self._found: dict[tuple[int, int], Dispatch] = {}
+        self.state = RoundState.allocate(config.max_num_requests, self.platform.device)
+        self.round_programs = {
+            draft.draws_trees: RoundProgram(draft, verify, config, layers, self.state, self.outputs)
+            for draft in drafter.draft_programs
+            for verify in target.verify_programs
+            if draft.draws_trees == verify.of_trees
+        }
+        """Of chains, of trees, or both, by whether they are of trees."""
+        self.programs += self.round_programs.values()
+        self._found: dict[tuple[int, int, int | None], Dispatch] = {}
         self._passes: dict[BatchDescriptor, Pass] = {}
         if config.rounds_per_launch > 1 and (reason := self._launches_one_round()):
             raise UnsupportedError(
@@ -174,24 +184,30 @@ class RoundRunner(ModelRunner):
     def capture(self, captured: Callable[[], None] | None = None) -> None:
         """See `ModelRunner.capture`."""
         super().capture(captured)
-        self.outputs.progress.zero_()  # rounds ran for warm-up
+        self.forget_rounds()  # rounds ran for warm-up
+
+    def forget_rounds(self) -> None:
+        """Count from 0 again, and let no request give a token; for rounds whose tokens nobody reads."""
+        self.outputs.progress.zero_()
+        self.state.remaining.zero_()
 
     def repeat_while(self, batch: BatchDescriptor) -> Tensor | None:
         """See `ModelRunner.repeat_while`."""
-        return self.outputs.again if self.program.rounds_per_launch(batch) > 1 else None
+        return self.outputs.again if self.round_programs[batch.tree].rounds_per_launch(batch) > 1 else None
 
-    def dispatch(self, num_rows: int, query_len: int) -> Dispatch:
+    def dispatch(self, num_rows: int, query_len: int, num_speculative_tokens: int | None = None) -> Dispatch:
         """The padded round over the first `num_rows` rows of the round's memory.
 
         Args:
             query_len: rows per request in the round before.
+            num_speculative_tokens: K, one of `EngineConfig.k_candidates`; what the config says by default.
         """
-        if (known := self._found.get((num_rows, query_len))) is None:
-            found = dispatch("round", num_rows, query_len, 0, self.config.sizes)
-            size = found.descriptor.num_requests
+        key = num_rows, query_len, num_speculative_tokens
+        if (known := self._found.get(key)) is None:
+            size = padded_size(num_rows, self.config.sizes) or num_rows
             k, tree = self.config.shape(size)
-            batch = BatchDescriptor("round", size, query_len, k, tree=tree)
-            known = self._found[num_rows, query_len] = Dispatch(batch, found.captured, found.reason)
+            k = k if num_speculative_tokens is None else num_speculative_tokens
+            known = self._found[key] = dispatch("round", num_rows, query_len, k, self.config.sizes, tree)
         return known
 
     def launch(
@@ -208,9 +224,9 @@ class RoundRunner(ModelRunner):
             assert start_positions is not None
             k = computed_tokens(batch)
             before = HostRound(start_positions, num_sampled, batch.query_len, k, batch.num_requests)
-            lengths = partial(self.program.host_lengths, batch=batch, host_round=before)
+            lengths = partial(self.round_programs[batch.tree].host_lengths, batch=batch, host_round=before)
         if (ready := self._passes.get(batch)) is None:
-            ready = self._passes[batch] = self.prepare(self.program, batch, found.captured)
+            ready = self._passes[batch] = self.prepare(self.round_programs[batch.tree], batch, found.captured)
         self.run(ready, lengths)
 
 

@@ -180,7 +180,6 @@ def test_times_are_measured_after_the_capture(make_decoder, requests, shadow, at
         ({"draft_schedule": {4: 5}}, "leave out draft_schedule"),
         ({"round_times": {1: TIMES[1]}}, "no time for 2 requests and K 1"),
         ({"round_times": {**TIMES, 4: {**TIMES[4], 3: 0.0}}}, "0.0 for 4 requests and K 3"),
-        ({"lowering": "round"}, "'round' drafts a fixed K"),
     ],
 )
 def test_refusals(make_decoder, shadow, changes, words):

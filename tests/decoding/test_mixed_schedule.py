@@ -136,7 +136,6 @@ def test_a_seed_gives_the_tokens_of_the_target_alone(make_decoder, requests, sha
         ({"num_speculative_tokens": 2}, "2, and the draft tree has 3 steps"),
         ({"draft_schedule": {2: "tree"}}, "ends at 2 requests"),
         ({"draft_schedule": {2: "tree", 4: 9}}, "K is 0 to num_speculative_tokens = 3"),
-        ({"lowering": "round"}, "trees or chains, not both by batch size"),
     ],
 )
 def test_refusals(make_decoder, shadow, changes, words):

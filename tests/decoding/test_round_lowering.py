@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 
@@ -24,6 +25,8 @@ from specgraph.reference import CpuPlatform
 SHAPES = ((1, 6), (5, 9), (12, 4), (9, 7), (3, 1), (7, 30))
 """Prompt tokens and tokens to generate; the last one ends at max_model_len."""
 MAX_MODEL_LEN = 32
+TREE = DraftTree(num_steps=3, top_k=2, num_draft_tokens=7)
+CANDIDATES = (1, 2, 3)
 
 
 def make_decoder(kind, lowering, lengths="device", **changes):
@@ -39,11 +42,14 @@ def make_decoder(kind, lowering, lengths="device", **changes):
 
 
 @cache
-def kept(kind, lengths, ahead, sampled, num_blocks=None, schedule=None, per_launch=1):
+def kept(kind, lengths, ahead, sampled, num_blocks=None, schedule=None, per_launch=1, candidates=None):
     """One decoder for many examples: what an example leaves behind must not matter to the next."""
+    trees = schedule is not None and "tree" in dict(schedule).values()
     return make_decoder(
         kind, "round", lengths, rounds_ahead=ahead, sampled=sampled, num_blocks=num_blocks,
         draft_schedule=None if schedule is None else dict(schedule), rounds_per_launch=per_launch,
+        tree=TREE if trees else None, k_candidates=candidates,
+        round_times=None if candidates is None else {size: dict.fromkeys(candidates, 1.0) for size in (1, 2, 4)},
     )  # fmt: skip
 
 
@@ -86,6 +92,29 @@ def test_arrivals_stops_cancellations_and_kv_pressure(data):
         st.sampled_from([("device", 1, 1), ("device", 1, 3), ("device", 0, 4), ("host", 1, 1)])
     )
     decoder = kept(kind, lengths, ahead, sampled, data.draw(st.sampled_from([None, 13])), None, rounds)
+    check_random_requests(data, decoder, kind, sampled)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_arrivals_while_k_or_trees_change_in_flight(data):
+    """K drawn anew for each launch, or trees and chains by batch; greedy, since sampled tokens depend on K."""
+    lengths, ahead, rounds = data.draw(
+        st.sampled_from([("device", 1, 1), ("device", 1, 3), ("device", 0, 4), ("host", 1, 1)])
+    )
+    blocks = data.draw(st.sampled_from([None, 16]))
+    if lengths == "host" or data.draw(st.booleans()):  # host lengths have no ancestor mask
+        kind = data.draw(st.sampled_from(["eagle", "peagle", "mtp"]))
+        decoder = kept(kind, lengths, ahead, False, blocks, None, rounds, CANDIDATES)
+        decoder.rounds.adaptive.choose = lambda num_rows: data.draw(st.sampled_from(CANDIDATES))
+    else:
+        kind, schedules = "eagle", [((1, "tree"), (4, 2)), ((1, 3), (2, "tree"), (4, 0))]
+        decoder = kept(kind, lengths, ahead, False, blocks, data.draw(st.sampled_from(schedules)), rounds)
+    check_random_requests(data, decoder, kind, sampled=False)
+
+
+def check_random_requests(data, decoder, kind, sampled):
+    """Requests that arrive, stop and are cancelled at random get what each gets alone, and give their blocks back."""
     expected, tokens, reasons = {}, {}, {}
 
     def step():
@@ -150,9 +179,54 @@ def test_drafts_are_counted_by_the_k_that_they_had(ahead, per_launch):
     assert by_k[1] == by_k[0]
 
 
+@pytest.mark.parametrize(("ahead", "per_launch"), [(0, 1), (1, 1), (1, 3)])
+def test_acceptance_is_followed_and_counted_by_the_k_of_each_round(ahead, per_launch):
+    """One request, and K that changes with every launch: a launch has one round where K is not that of the last."""
+    decoder = make_decoder(
+        "eagle", "round", rounds_ahead=ahead, rounds_per_launch=per_launch, k_candidates=CANDIDATES,
+        round_times={size: dict.fromkeys(CANDIDATES, 1.0) for size in (1, 2, 4)},
+    )  # fmt: skip
+    policy, order, seen = decoder.rounds.adaptive, [2, 3, 1, 3, 2, 1, 2, 3, 1] * 4, []
+    chosen, observe = iter(order), policy.rates.observe
+    policy.choose = lambda num_rows: next(chosen)
+    policy.rates.observe = lambda k, accepted: (seen.append((k, accepted)), observe(k, accepted))
+    decoder.add(request(5))
+    _, *rounds = [chunk for _ in range(len(order)) for chunk in decoder.step()]
+    assert [(k, [len(chunk.token_ids) - 1]) for k, chunk in zip(order, rounds[:-1], strict=False)] == seen[:-1]
+    assert [k for k, _ in seen] == order[: len(rounds)]
+    assert decoder.metrics.drafts_by_k == Counter(order[: len(rounds)])
+
+
+def test_k_settles_on_what_acceptance_makes_best_and_repeats():
+    times = {size: {1: 500.0, 2: 590.0, 3: 680.0} for size in (1, 2, 4)}
+    for rate, best in ((0.0, 1), (1.0, 3)):
+        runs = []
+        for _ in range(2):
+            settings = {"synthetic_acceptance": rate, "k_candidates": CANDIDATES, "round_times": times}
+            decoder = make_decoder("eagle", "round", **settings)
+            results = decoder.generate([request(5)] * 6)
+            runs.append((results, decoder.metrics.drafts_by_k))
+        assert runs[0] == runs[1]
+        used = runs[0][1]
+        assert max(used, key=lambda k: used[k]) == best
+
+
+@pytest.mark.parametrize(("lengths", "per_launch"), [("device", 1), ("device", 3), ("host", 1)])
+def test_rounds_are_timed_for_each_size_and_k_and_leave_nothing(lengths, per_launch):
+    decoder = make_decoder("eagle", "round", lengths, k_candidates=CANDIDATES, rounds_per_launch=per_launch)
+    times = decoder.rounds.adaptive.times
+    assert {size: tuple(row) for size, row in times.items()} == dict.fromkeys((1, 2, 4), CANDIDATES)
+    assert all(time > 0 for row in times.values() for time in row.values())
+    for kv in (*decoder.target.caches, *decoder.drafter.caches):
+        assert not kv.key.any()
+    assert not decoder.target.round.block_table.any()
+    results = decoder.generate([request(index) for index in range(len(SHAPES))])
+    assert [tuple(result.token_ids) for result in results] == [alone("eagle", i, 0.0) for i in range(len(SHAPES))]
+
+
 @pytest.mark.parametrize(("ahead", "sampled"), [(0, True), (1, False)])
 def test_draft_trees(ahead, sampled):
-    tree = {"tree": DraftTree(num_steps=3, top_k=2, num_draft_tokens=7), "sampled": sampled}
+    tree = {"tree": TREE, "sampled": sampled}
     asked = [request(index, 0.8 * sampled) for index in range(len(SHAPES))]
     merged, whole = (make_decoder("eagle", name, rounds_ahead=ahead, **tree) for name in ("merged", "round"))
     assert whole.generate(asked) == merged.generate(asked)

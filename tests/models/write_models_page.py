@@ -52,11 +52,7 @@ TREE = DraftTree(num_steps=3, top_k=2, num_draft_tokens=8)
 TOGETHER: dict[str, dict[str, Any]] = {
     "`sampling_parameters`, `synthetic_acceptance`": {"sampling_parameters": True, "synthetic_acceptance": 0.5},
     "`logprobs`, `synthetic_acceptance`": {"logprobs": True, "synthetic_acceptance": 0.5},
-    "lowering `round`, trees and chains by batch": {
-        "lowering": "round", "tree": TREE, "draft_schedule": {1: "tree", 4: 3},
-    },
     "`rounds_per_launch` above 1, `logprobs`": {"lowering": "round", "rounds_per_launch": 2, "logprobs": True},
-    "lowering `round`, `k_candidates`": {"lowering": "round", "k_candidates": (1, 3)},
     "a tree of another depth than K": {"tree": TREE, "num_speculative_tokens": 5},
 }  # fmt: skip
 """Options of `EngineConfig` that do not go together."""

@@ -10,6 +10,7 @@ from mutants.registry import mutant
 
 from specgraph.decoding.device_rounds import DeviceRounds
 from specgraph.decoding.round_outputs import RoundOutputs
+from specgraph.decoding.round_program import RoundRunner
 
 
 @mutant("round-copy-overwritten", "engine")
@@ -83,6 +84,49 @@ def latest_query_len(patch: pytest.MonkeyPatch) -> None:
         real(self)
 
     patch.setattr(DeviceRounds, "_receive", receive)
+
+
+@mutant("round-k-changed-in-flight-dispatch", "engine", hazard="round-k-changed-in-flight")
+def k_of_the_first_launch(patch: pytest.MonkeyPatch) -> None:
+    """The graph of a round is looked up without its K: that of the first launch of the size is taken for all."""
+    real = RoundRunner.dispatch
+
+    def dispatch(self: Any, num_rows: int, query_len: int, num_speculative_tokens: int | None = None) -> Any:
+        known = self.__dict__.setdefault("known", {})
+        return known.setdefault((num_rows, query_len), real(self, num_rows, query_len, num_speculative_tokens))
+
+    patch.setattr(RoundRunner, "dispatch", dispatch)
+
+
+@mutant("round-k-changed-in-flight-rows", "engine", hazard="round-k-changed-in-flight")
+def rows_of_its_own_k(patch: pytest.MonkeyPatch) -> None:
+    """A round reads the results of the one before with the rows per request of its own K."""
+    real = RoundRunner.dispatch
+
+    def dispatch(self: Any, num_rows: int, query_len: int, num_speculative_tokens: int | None = None) -> Any:
+        found = real(self, num_rows, query_len, num_speculative_tokens)
+        return real(self, num_rows, found.descriptor.num_speculative_tokens + 1, num_speculative_tokens)
+
+    patch.setattr(RoundRunner, "dispatch", dispatch)
+
+
+@mutant("round-k-changed-in-flight-counts", "engine", hazard="round-k-changed-in-flight")
+def counted_by_the_latest(patch: pytest.MonkeyPatch) -> None:
+    """Acceptance is counted for the K of the latest launch."""
+    real = DeviceRounds._hand_out
+
+    def hand_out(self: Any, read: Any) -> Any:
+        if self.adaptive is not None:
+            observe = self.adaptive.rates.observe
+            with pytest.MonkeyPatch.context() as inner:
+                latest = self._query_len - 1
+                inner.setattr(
+                    self.adaptive.rates, "observe", lambda _, counts: observe(latest, [min(c, latest) for c in counts])
+                )
+                return real(self, read)
+        return real(self, read)
+
+    patch.setattr(DeviceRounds, "_hand_out", hand_out)
 
 
 @mutant("round-launch-runs-on", "kernel")

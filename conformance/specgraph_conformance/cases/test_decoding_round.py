@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import pytest
 from specgraph.decoding import Request, SpeculativeDecoder
+from specgraph.decoding.adaptive_k import AcceptanceRates
+from specgraph.drafting import DraftTree
 from specgraph.platforms import Platform
 from torch import Tensor
 
@@ -15,6 +19,8 @@ from specgraph_conformance.case import case
 from specgraph_conformance.decode_rig import decoder, expect_targets_tokens, generate, requests
 from specgraph_conformance.rig import expect_equal, on_host
 from specgraph_conformance.tiny_models import HEADS
+
+TREE = DraftTree(num_steps=4, top_k=3, num_draft_tokens=12)
 
 
 @pytest.mark.parametrize("kind", HEADS)
@@ -118,6 +124,50 @@ def test_k(platform: Platform, seed: int) -> None:
         results = generate(made, asked)
         assert [len(tokens) for tokens in results] == [request.max_tokens for request in asked]
         expect_targets_tokens(made, asked, results)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@case(
+    "decoding.round-k-by-acceptance",
+    "K may change with every launch while rounds of other K are unread; acceptance is followed by each round's own K.",
+    hazard="round-k-changed-in-flight",
+    cause="a graph, counts or rows per request of the K before or after",
+)
+def test_k_by_acceptance(platform: Platform, attention: str, ahead: int, seed: int) -> None:
+    asked, candidates = requests(seed, count=6), (1, 2, 4)
+    times = {size: dict.fromkeys(candidates, 1.0) for size in (1, 3)}
+    given: dict[str, Any] = {"k_candidates": candidates, "round_times": times, "capture_sizes": (1, 3)}
+    with decoder(platform, lowering="round", attention=attention, rounds_ahead=ahead, **given) as made:
+        policy, order = made.rounds.adaptive, (4, 1, 2, 4, 2, 1)
+        assert policy is not None
+        turns = cycle(order)
+        policy.choose = lambda num_requests: next(turns)
+        first = made.add(asked[0])
+        seen = AcceptanceRates(candidates[-1])
+        _, *rounds = [chunk for _ in range(5) for chunk in made.step()]
+        assert made.metrics.drafts_by_k == Counter(order[: len(rounds)])
+        for k, chunk in zip(order, rounds, strict=False):
+            seen.observe(k, [len(chunk.token_ids) - 1])
+        assert policy.rates.rates == seen.rates, "acceptance was counted for another K than the round's"
+        made.cancel(first)
+        made.step()
+        results = generate(made, asked)
+        assert set(made.metrics.drafts_by_k) == set(candidates), f"K was {set(made.metrics.drafts_by_k)}"
+        expect_targets_tokens(made, asked, results)
+
+
+@case(
+    "decoding.round-trees-for-small-batches",
+    "Batches of one request draft trees and larger ones chains, while rounds of the other kind are unread.",
+    hazard="round-k-changed-in-flight",
+    cause="a graph or a verify of one kind for drafts of the other",
+)
+def test_trees_and_chains(platform: Platform, seed: int) -> None:
+    asked = requests(seed, count=7)
+    given: dict[str, Any] = {"tree": TREE, "draft_schedule": {1: "tree", 3: 2}, "capture_sizes": (1, 3)}
+    with decoder(platform, lowering="round", **given) as made:
+        expect_targets_tokens(made, asked, generate(made, asked))
+        assert set(made.metrics.drafts_by_k) == {2, TREE.num_steps}, "both kinds of drafts must be verified"
 
 
 @case(
