@@ -10,9 +10,11 @@ import itertools
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from statistics import median
+from functools import partial
+from random import Random
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +28,7 @@ from specgraph.drafting import DraftConfig, Drafter
 from specgraph.errors import UnsupportedError
 from specgraph.kernels.library import dispatch_key_of
 from specgraph.kernels.linear_fp8 import quantised
-from specgraph.platforms import Platform, open_platform
+from specgraph.platforms import LoweringName, Platform, open_platform
 
 if TYPE_CHECKING:
     from specgraph.kernels.triton.implement import TritonOps
@@ -61,19 +63,69 @@ def shapes_of(platform: Platform, head: RandomHead, requests: Sequence[int], k: 
     """The linears that a propose of each batch size asks a tile for, in order."""
     table: Any = triton_ops(platform).options.tile
     table.asked.clear()
-    attention = choose_attention("auto", platform, head.attention_layers, head.dtype).backend
     for n in requests:
-        config = DraftConfig(
-            num_speculative_tokens=k, max_num_requests=n, max_model_len=64, capture_sizes=[n], lowering="eager",
-            block_size=attention.preferred_block_size,
-        )  # fmt: skip
-        blocks = 1 + n * -(-64 // config.block_size)
-        caches = allocate_caches(head.attention_layers, blocks, config.block_size, head.dtype, platform.device)
-        drafter = Drafter(head, caches, platform, config, attention=attention)
-        drafter.capture()
+        drafter = _drafter(platform, head, n, k, "eager")
         drafter.propose(drafter.inputs(n), copy=False)
         drafter.close()
     return [shape for shape in table.asked if shape.columns * shape.depth >= _LEAST_WEIGHTS]
+
+
+def propose_times(
+    platform: Platform,
+    head: RandomHead,
+    requests: Sequence[int],
+    k: int,
+    tables: Sequence[Mapping[LinearShape, Tile | None]],
+    captures: int = 3,
+    replays: int = 20,
+) -> list[list[float]]:
+    """Microseconds of a whole propose of each batch size with each table of tiles: medians, [batch size][table].
+
+    A linear that is faster alone need not make the propose faster, where it overlaps with its neighbours. Two captures
+    of one graph differ by up to 1 % in time, so each table is captured several times, and all captures take turns.
+    Requests are inert: the weights are read, and there is no context.
+    """
+    table: Any = triton_ops(platform).options.tile
+    found: list[list[float]] = []
+    for n in requests:
+        drafters: list[tuple[int, Drafter]] = []
+        for _ in range(captures):
+            for index, tiles in enumerate(tables):
+                with table.using(tiles):
+                    drafters.append((index, _drafter(platform, head, n, k, "merged")))
+        times: list[list[float]] = [[] for _ in tables]
+        order = Random(0)
+        for _ in range(replays):
+            for index, drafter in order.sample(drafters, len(drafters)):
+                call = partial(drafter.propose, drafter.inputs(n), copy=False)
+                times[index] += device_time(platform, call, repeats=1, warmup=1)
+        for _, drafter in drafters:
+            drafter.close()
+        found.append([median(each) for each in times])
+    return found
+
+
+def is_faster(times: Sequence[Sequence[float]]) -> bool:
+    """Whether the second table takes at least half a percent less than the first, by the mean ratio over batch sizes.
+
+    Args:
+        times: from `propose_times` with two tables.
+    """
+    return fmean(after / before for before, after in times) < 0.995
+
+
+def _drafter(platform: Platform, head: RandomHead, requests: int, k: int, lowering: LoweringName) -> Drafter:
+    """A captured drafter for one batch size, without context."""
+    attention = choose_attention("auto", platform, head.attention_layers, head.dtype).backend
+    config = DraftConfig(
+        num_speculative_tokens=k, max_num_requests=requests, max_model_len=64, capture_sizes=[requests],
+        prefill_sizes=[16], lowering=lowering, block_size=attention.preferred_block_size,
+    )  # fmt: skip
+    blocks = 1 + requests * -(-64 // config.block_size)
+    caches = allocate_caches(head.attention_layers, blocks, config.block_size, head.dtype, platform.device)
+    drafter = Drafter(head, caches, platform, config, attention=attention)
+    drafter.capture()
+    return drafter
 
 
 def candidates(shape: LinearShape) -> list[Tile]:

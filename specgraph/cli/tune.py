@@ -25,7 +25,9 @@ def tune(
 ) -> None:
     """Time the tiles of a drafter's linears on this GPU; later runs of this user take the fastest ones.
 
-    The table is in the user's cache, by device, Triton version and shape. `specgraph bench` says which tiles it used.
+    Whole proposes are then timed with the tiles before and with these, in turns: only tiles that make them faster are
+    kept. The table is in the user's cache, by device, Triton version and shape. `specgraph bench` says which tiles it
+    used.
     """
     try:
         sizes = [int(part) for part in requests.split(",")]
@@ -37,7 +39,7 @@ def tune(
     import torch
 
     from specgraph.benchmarking.shapes import random_head, shape_named, weights_named
-    from specgraph.benchmarking.tune import shapes_of, triton_ops
+    from specgraph.benchmarking.tune import is_faster, propose_times, shapes_of, triton_ops
     from specgraph.benchmarking.tune import tune as measure
     from specgraph.options import dtype_named
     from specgraph.platforms import open_platform
@@ -50,14 +52,16 @@ def tune(
     from specgraph.kernels.triton.launch import Tile
     from specgraph.kernels.triton.tile_table import LinearShape, cache_file, read_tiles, write_tiles
 
+    path = cache_file(opened.info.device_name, opened.info.versions["triton"])
+    before = read_tiles(path)
     with torch.inference_mode():
-        shapes = shapes_of(opened, random_head(named, opened.device, chosen, 64, weights=stored), sizes, k)
+        head = random_head(named, opened.device, chosen, 64, weights=stored)
+        shapes = shapes_of(opened, head, sizes, k)
         print(f"{opened.info.device_name}: {len(shapes)} linears of {shape}", file=sys.stderr)
         times = measure(opened, f"{opened.info.name}:{opened.device.index or 0}", shapes, chosen)
+        tiles: dict[LinearShape, Tile | None] = {**before, **{key: found[0][1] for key, found in times.items()}}
+        proposes = propose_times(opened, head, sizes, k, [before, tiles])
     about = {**environment(opened), "command": shlex.join(["specgraph", *sys.argv[1:]])}
-    path = cache_file(opened.info.device_name, opened.info.versions["triton"])
-    tiles: dict[LinearShape, Tile | None] = {**read_tiles(path), **{key: found[0][1] for key, found in times.items()}}
-    write_tiles(path, tiles, about)
     rows: list[dict[str, Any]] = []
     for key, found in times.items():
         library = next(us for us, tile in found if tile is None)
@@ -65,6 +69,15 @@ def tune(
         rows.append({**key._asdict(), "us": round(us, 2), "library_us": round(library, 2), "tile": repr(tile)})
         kept = "the library's matmul" if tile is None else tile
         print(f"{key.kind} {key.rows} x {key.columns} x {key.depth}: {us:.1f} us with {kept} (library {library:.1f})")
-    print(f"wrote {path}", file=sys.stderr)
+    compared: list[dict[str, Any]] = []
+    for n, (old, new) in zip(sizes, proposes, strict=True):
+        compared.append({"requests": n, "before_us": round(old, 1), "tuned_us": round(new, 1)})
+        print(f"propose of {n} requests: {old:.1f} us with the tiles before, {new:.1f} with these")
+    kept = is_faster(proposes)
+    if kept:
+        write_tiles(path, tiles, about)
+        print(f"wrote {path}", file=sys.stderr)
+    else:
+        print("not kept: whole proposes are not 0.5 % faster with these tiles", file=sys.stderr)
     if json is not None:
-        write_json({**about, "tiles": rows}, json)
+        write_json({**about, "tiles": rows, "proposes": compared, "kept": kept}, json)

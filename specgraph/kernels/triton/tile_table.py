@@ -10,7 +10,8 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +36,7 @@ class TileTable:
 
     otherwise: ChooseTile
     """Asked for shapes that are not in `tiles`."""
-    tiles: Mapping[LinearShape, Tile | None] = field(default_factory=dict[LinearShape, "Tile | None"])
+    tiles: dict[LinearShape, Tile | None] = field(default_factory=dict[LinearShape, "Tile | None"])
     """None where a library matmul is faster."""
     asked: dict[LinearShape, None] = field(default_factory=dict[LinearShape, None])
     """Shapes so far, in order."""
@@ -45,6 +46,18 @@ class TileTable:
         shape = LinearShape(kind, rows, columns, depth)
         self.asked[shape] = None
         return self.tiles[shape] if shape in self.tiles else self.otherwise(*shape)
+
+    @contextmanager
+    def using(self, tiles: Mapping[LinearShape, Tile | None]) -> Generator[None]:
+        """Within it the tiles are these: what is captured is compared with captures of other tiles."""
+        kept = dict(self.tiles)
+        try:
+            self.tiles.clear()
+            self.tiles.update(tiles)
+            yield
+        finally:
+            self.tiles.clear()
+            self.tiles.update(kept)
 
 
 def cache_file(device_name: str, triton_version: str) -> Path:
