@@ -30,9 +30,9 @@ for _name, _value in _ENVIRONMENT.items():
 
 
 def make_engine(
-    target: str, draft: str, settings: dict[str, Any] | None, method: str = "eagle3", **arguments: Any
+    target: str, draft: str | None, settings: dict[str, Any] | None, method: str = "eagle3", **arguments: Any
 ) -> tuple[Any, Any]:
-    """(LLMEngine, its speculator). `settings` of the plugin; None leaves the plugin's key out."""
+    """(LLMEngine, its speculator). `draft` None takes the target's folder (MTP); `settings` None leaves the key out."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.models import registry
     from vllm.plugins import load_general_plugins
@@ -59,7 +59,7 @@ def make_engine(
         "seed": 0,
         "generation_config": "vllm",
         "skip_tokenizer_init": True,
-        "speculative_config": {"method": method, "model": draft, "num_speculative_tokens": K},
+        "speculative_config": {"method": method, "num_speculative_tokens": K} | ({"model": draft} if draft else {}),
         "additional_config": {} if settings is None else {"specgraph": settings},
     }
     arguments = EngineArgs(**options | arguments)  # type: ignore[arg-type]

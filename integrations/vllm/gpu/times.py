@@ -1,6 +1,7 @@
 """Propose and round times of vLLM's own drafter and of specgraph's, in turns in one engine. 8B shapes, dummy weights.
 
     VLLM_PLUGINS=specgraph python times.py --out h200-vllm.json
+    VLLM_PLUGINS=specgraph python times.py --method mtp --out h200-vllm-mtp.json
 
 Both draft over the same weights and KV cache: `use_vllm` of the speculator says who. `propose_device_us` is the time
 between events around `propose` with the device kept busy before it, so that host time does not show; `round_us` is from
@@ -30,6 +31,12 @@ SHAPE = {
     "attention_bias": False, "mlp_bias": False, "bos_token_id": 128000, "eos_token_id": 128001,
 }  # fmt: skip
 """Llama 3 8B, published."""
+MIMO = {
+    "architectures": ["MiMoForCausalLM"], "model_type": "qwen2", "intermediate_size": 11008, "vocab_size": 151680,
+    "rope_theta": 640000.0, "num_nextn_predict_layers": 1, "use_sliding_window": False, "bos_token_id": 151643,
+    "eos_token_id": 151645,
+}  # fmt: skip
+"""MiMo-7B, published, where it differs: 36 layers and one MTP module."""
 
 
 def folder(name: str, **changes: Any) -> str:
@@ -73,31 +80,39 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True)
     parser.add_argument("--requests", default="1,8,32,64")
-    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--method", choices=("eagle3", "mtp"), default="eagle3")
+    parser.add_argument("--layers", type=int, default=0, help="32, and 36 for mtp")
     parser.add_argument("--rounds", type=int, default=14)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--wait-for", default="", help="a file to wait for after start-up, so that the GPU is free")
     asked = parser.parse_args()
     begin = time.monotonic()
-    from vllm.model_executor.models import llama_eagle3
-
-    # Dummy weights skip the loader, which would say so: the drafter has its own lm_head and the target's embedding.
-    llama_eagle3.Eagle3LlamaForCausalLM.has_own_lm_head = True
-    llama_eagle3.Eagle3LlamaForCausalLM.has_own_embed_tokens = False
     sizes = [int(n) for n in asked.requests.split(",")]
+    if asked.method == "mtp":
+        layers, draft = asked.layers or 36, None
+        target = folder("target", **MIMO, num_hidden_layers=layers)
+    else:
+        from vllm.model_executor.models import llama_eagle3
+
+        # Dummy weights skip the loader, which would say so: the drafter has its own lm_head and the target's embedding.
+        llama_eagle3.Eagle3LlamaForCausalLM.has_own_lm_head = True
+        llama_eagle3.Eagle3LlamaForCausalLM.has_own_embed_tokens = False
+        layers = asked.layers or 32
+        target = folder("target", architectures=["LlamaForCausalLM"], num_hidden_layers=layers)
+        draft = folder("draft", architectures=["LlamaForCausalLMEagle3"], num_hidden_layers=1, draft_vocab_size=32000)
     engine, speculator = make_engine(
-        folder("target", architectures=["LlamaForCausalLM"], num_hidden_layers=asked.layers),
-        folder("draft", architectures=["LlamaForCausalLMEagle3"], num_hidden_layers=1, draft_vocab_size=32000),
-        {"capture_sizes": sizes}, load_format="dummy", dtype="bfloat16", max_model_len=2048, max_num_seqs=max(sizes),
+        target, draft, {"capture_sizes": sizes}, asked.method, load_format="dummy", dtype="bfloat16",
+        max_model_len=2048, max_num_seqs=max(sizes),
         gpu_memory_utilization=0.5, kv_cache_memory_bytes=24 << 30,
     )  # fmt: skip
     timer, draw = Timer(speculator), random.Random(0)
     result: dict[str, Any] = {
         "command": " ".join(sys.argv),
         "environment": environment(),
+        "method": asked.method,
         "num_speculative_tokens": K,
         "context": 1024,
-        "layers": asked.layers,
+        "layers": layers,
         "start_up_s": round(time.monotonic() - begin, 1),
         "rows": [],
     }

@@ -3,8 +3,8 @@
     VLLM_PLUGINS=          python tokens.py --way stock --out stock.json
     VLLM_PLUGINS=specgraph python tokens.py --way specgraph --out specgraph.json
 
-With `--drafter DIR --method eagle`, an EAGLE-1 drafter of the shipped target. `--way off` has the plugin loaded without
-its key in the configuration.
+With `--drafter DIR --method eagle`, an EAGLE-1 drafter of the shipped target; with `--target DIR --method mtp`, a
+folder of mimo.py. `--way off` has the plugin loaded without its key in the configuration.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from engine import acceptance, environment, generate, make_engine, python_prompts, write
@@ -24,13 +25,14 @@ def main() -> None:
     parser.add_argument("--way", choices=("stock", "specgraph", "off"), required=True)
     parser.add_argument("--out", required=True)
     parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--target", type=Path, default=shipped_pair()[0])
     parser.add_argument("--drafter", default=str(shipped_pair()[1]))
     parser.add_argument("--method", default="eagle3")
     asked = parser.parse_args()
-    target = shipped_pair()[0]
+    target, drafter = asked.target, None if asked.method == "mtp" else asked.drafter
     settings = {"capture_sizes": [1, 4, 16, 32, 64], "log_every": 500} if asked.way == "specgraph" else None
     engine, speculator = make_engine(
-        str(target), asked.drafter, settings, asked.method, dtype="float16", max_num_seqs=64,
+        str(target), drafter, settings, asked.method, dtype="float16", max_num_seqs=64,
         gpu_memory_utilization=0.1, kv_cache_memory_bytes=2 << 30,
     )  # fmt: skip
     prompts = python_prompts(target / "tokenizer.json", asked.prompts, seed=0)
