@@ -7,7 +7,8 @@ from typing import Any
 RELEASES = ("0.5.17",)
 """The releases whose names and behaviour were checked."""
 
-PAGE_SIZES = (16, 32, 64, 128)
+ALGORITHMS = {"SPECGRAPH": "EAGLE3", "SPECGRAPH_EAGLE": "EAGLE"}
+"""The values of --speculative-algorithm, and SGLang's own algorithm that each drafts as."""
 
 
 def unsupported_arguments(args: Any, version: str) -> str | None:
@@ -20,12 +21,9 @@ def unsupported_arguments(args: Any, version: str) -> str | None:
     if version not in RELEASES:
         return f"SGLang {version}; served is {' and '.join(RELEASES)}"
     if args.speculative_draft_model_path is None:
-        return "no --speculative-draft-model-path; the drafter is an EAGLE-3 folder of its own"
+        return "no --speculative-draft-model-path; the drafter is an EAGLE folder of its own"
     if (topk := args.speculative_eagle_topk) not in (None, 1):
         return f"--speculative-eagle-topk {topk}; chains (1) are drafted"
-    if args.page_size not in PAGE_SIZES:
-        sizes = ", ".join(map(str, PAGE_SIZES))
-        return f"--page-size {args.page_size or 1}; set it to one of {sizes}, so that the KV cache has pages"
     for name in ("tp_size", "pp_size", "dp_size", "attn_cp_size"):
         if (size := getattr(args, name, 1)) != 1:
             return f"--{name.replace('_', '-')} {size}; one GPU is served"

@@ -1,6 +1,6 @@
-"""SGLang's loaded EAGLE-3 module as a `DraftHead`, and its KV cache as the core's: views, no copies.
+"""SGLang's loaded EAGLE module as a `DraftHead`, and its KV cache as the core's: views, no copies.
 
-The module is SGLang's `LlamaForCausalLMEagle3`. Nothing of SGLang is imported here.
+The module is SGLang's `LlamaForCausalLMEagle3` or `LlamaForCausalLMEagle`. Nothing of SGLang is imported here.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specgraph import KVCache, eagle3_head_from_module
+from specgraph import KVCache, eagle3_head_from_module, eagle_head_from_module
 from specgraph.errors import UnsupportedError
+from specgraph.models.eagle import EagleHead
 from specgraph.models.eagle3 import Eagle3Head
 
-EAGLE3_CLASS = "LlamaForCausalLMEagle3"
+EAGLE3_CLASS, EAGLE_CLASS = "LlamaForCausalLMEagle3", "LlamaForCausalLMEagle"
 
 POOL_CLASS = "MHATokenToKVPool"
 
 
-def draft_head(module: Any) -> Eagle3Head:
+def draft_head(module: Any) -> Eagle3Head | EagleHead:
     """The head over the module's own weights, with the module's own table of cosines and sines.
 
     Args:
@@ -29,8 +30,11 @@ def draft_head(module: Any) -> Eagle3Head:
     Raises:
         UnsupportedError: an option or a tensor of the module that the head does not have.
     """
-    if (name := type(module).__name__) != EAGLE3_CLASS:
-        raise UnsupportedError(f"the draft model is a {name}; served is {EAGLE3_CLASS}")
+    name = type(module).__name__
+    if name == EAGLE_CLASS:
+        return eagle_head_from_module(module)
+    if name != EAGLE3_CLASS:
+        raise UnsupportedError(f"the draft model is a {name}; served are {EAGLE3_CLASS} and {EAGLE_CLASS}")
     if len(module.model.layers) != 1:
         raise UnsupportedError(
             f"a drafter of {len(module.model.layers)} layers; SGLang's EAGLE-3 of one layer is served"
@@ -42,7 +46,7 @@ def draft_head(module: Any) -> Eagle3Head:
     return eagle3_head_from_module(module, draft_to_target=ids)
 
 
-def draft_cache(head: Eagle3Head, pool: Any, page_size: int) -> Sequence[KVCache]:
+def draft_cache(head: Eagle3Head | EagleHead, pool: Any, page_size: int) -> Sequence[KVCache]:
     """SGLang's pool of the drafter as paged caches: page p holds the slots p * page_size and the ones after it.
 
     Args:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from specgraph import DraftConfig, Drafter, KVCache, Platform
+from specgraph.models.eagle import EagleHead
 from specgraph.models.eagle3 import Eagle3Head
 from specgraph_sglang.round_end import RoundEnd, fill_round
 
@@ -52,7 +53,7 @@ class FastPath:
 
     def __init__(
         self,
-        head: Eagle3Head,
+        head: Eagle3Head | EagleHead,
         caches: Sequence[KVCache],
         platform: Platform,
         *,

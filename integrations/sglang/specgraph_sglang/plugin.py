@@ -1,4 +1,5 @@
-"""The entry point: SGLang calls `register` in every process, and then knows `--speculative-algorithm SPECGRAPH`.
+"""The entry point: SGLang calls `register` in every process, and then knows `--speculative-algorithm SPECGRAPH`
+and `SPECGRAPH_EAGLE`.
 
 SGLang is imported in functions only, so that this package can be tested without it.
 """
@@ -11,29 +12,31 @@ from types import SimpleNamespace
 from typing import Any
 
 from specgraph.errors import UnsupportedError
-from specgraph_sglang.config import unsupported_arguments
+from specgraph_sglang.config import ALGORITHMS, unsupported_arguments
 from specgraph_sglang.worker import draft_worker_class, worker_class
 
-NAME = "SPECGRAPH"
 RESERVE = "sglang.srt.mem_cache.allocation_sizing.get_alloc_reserve_per_decode"
+ROW_HEADROOM = "sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len"
 
 _OWN = ("create_worker", "register", "from_string")
 
 
 def register() -> None:
-    """Add the algorithm to SGLang's registry, and reserve the KV slots that drafting at a round's tail needs."""
+    """Add the algorithms to SGLang's registry, and reserve the KV slots that drafting at a round's tail needs."""
     spec_info: Any = importlib.import_module("sglang.srt.speculative.spec_info")
     registry: Any = importlib.import_module("sglang.srt.speculative.spec_registry")
     hooks: Any = importlib.import_module("sglang.srt.plugins.hook_registry")
     algorithm = spec_info.SpeculativeAlgorithm
-    algorithm.register(
-        NAME,
-        supports_overlap=True,
-        validate_server_args=check_arguments,
-        spec_class=as_eagle3(registry.CustomSpecAlgo, algorithm),
-    )(make_worker_class)
+    for name, own in ALGORITHMS.items():
+        algorithm.register(
+            name,
+            supports_overlap=True,
+            validate_server_args=check_arguments,
+            spec_class=answering_as(registry.CustomSpecAlgo, algorithm, own),
+        )(make_worker_class)
     runtime: Any = importlib.import_module("sglang.srt.runtime_context")
-    hooks.HookRegistry.register(RESERVE, more_slots(runtime.get_server_args), hooks.HookType.AROUND)
+    for target in (RESERVE, ROW_HEADROOM):
+        hooks.HookRegistry.register(target, more_slots(runtime.get_server_args), hooks.HookType.AROUND)
 
 
 def check_arguments(server_args: Any) -> None:
@@ -46,20 +49,21 @@ def check_arguments(server_args: Any) -> None:
     if (reason := unsupported_arguments(server_args, version)) is not None:
         raise UnsupportedError(
             f"specgraph does not draft for this configuration: {reason}. "
-            "--speculative-algorithm EAGLE3 is SGLang's own drafting"
+            f"--speculative-algorithm {ALGORITHMS[server_args.speculative_algorithm]} is SGLang's own drafting"
         )
 
 
-def as_eagle3(custom: Any, algorithm: Any) -> Any:
-    """A `CustomSpecAlgo` that answers every question of SGLang as its EAGLE3 does, but makes its worker by the factory.
+def answering_as(custom: Any, algorithm: Any, own: str) -> Any:
+    """A `CustomSpecAlgo` that answers SGLang's questions as SGLang's `own` does, but makes its worker by the factory.
 
     Args:
         custom, algorithm: SGLang's `CustomSpecAlgo` and `SpeculativeAlgorithm`.
+        own: the name of a member of `algorithm`.
     """
 
     def answer(name: str) -> Callable[..., Any]:
         def method(self: Any, *args: Any, **options: Any) -> Any:
-            return getattr(algorithm.EAGLE3, name)(*args, **options)
+            return getattr(algorithm[own], name)(*args, **options)
 
         return method
 
@@ -78,7 +82,8 @@ def make_worker_class(server_args: Any) -> Any:
 
 
 def more_slots(current: Callable[[], Any]) -> Callable[..., int]:
-    """A hook around SGLang's number of KV slots reserved per request at a decode round.
+    """A hook around SGLang's number of KV slots reserved per request at a decode round, and of the places that rows of
+    `req_to_token` have for them past the context's end.
 
     SGLang drafts a round's tokens after it has reserved slots for that round. Drafting at the tail of the round before
     reaches K slots further: with a start known one round late, up to 3 * K + 2 after the known length.
@@ -89,7 +94,7 @@ def more_slots(current: Callable[[], Any]) -> Callable[..., int]:
 
     def reserve(stock: Callable[..., int], server_args: Any = None) -> int:
         args = current() if server_args is None else server_args
-        more = int(args.speculative_num_steps or 0) if args.speculative_algorithm == NAME else 0
+        more = int(args.speculative_num_steps or 0) if args.speculative_algorithm in ALGORITHMS else 0
         return stock(server_args) + more
 
     return reserve

@@ -18,7 +18,11 @@ def fill_round_kernel(
     AUX: tl.constexpr, TO_WIDTH: tl.constexpr, PAGE: tl.constexpr, ROW: tl.constexpr, TABLE: tl.constexpr,
     PART: tl.constexpr,
 ):  # fmt: skip
-    """One program per (request, row, part of the hidden states); the first of a request takes its small tensors too."""
+    """One program per (request, row, part of the hidden states).
+
+    The first of a request takes its small tensors too. All of them share its block table, chunk by chunk: with pages of
+    one token it has as many entries as the context has positions.
+    """
     request = tl.program_id(0)
     row = tl.program_id(1)
     part = tl.program_id(2)
@@ -28,19 +32,19 @@ def fill_round_kernel(
         tl.store(to_num_sampled + request, count)
         if live:
             first = request * query_len
-            start = tl.load(seq_lens + request).to(tl.int64)
-            tl.store(to_start_positions + request, start)
+            tl.store(to_start_positions + request, tl.load(seq_lens + request).to(tl.int64))
             offset = tl.arange(0, ROW)
             token = tl.load(next_token_ids + first + offset, mask=offset < count, other=0).to(tl.int64)
             tl.store(to_sampled_token_ids + first + offset, token, mask=offset < query_len)
-            reach = tl.minimum(start + 2 * query_len - 1, max_model_len)
-            slots = req_to_token + tl.load(req_pool_indices + request).to(tl.int64) * table_stride
-            for begin in range(0, TO_WIDTH, TABLE):
-                page = begin + tl.arange(0, TABLE)
-                owned = (page * PAGE < columns) & (page * PAGE < reach)
-                slot = tl.load(slots + page * PAGE, mask=owned, other=0)
-                tl.store(to_block_table + request * TO_WIDTH + page, slot // PAGE, mask=page < TO_WIDTH)
     if live:
+        reach = tl.minimum(tl.load(seq_lens + request).to(tl.int64) + 2 * query_len - 1, max_model_len)
+        slots = req_to_token + tl.load(req_pool_indices + request).to(tl.int64) * table_stride
+        parts = tl.num_programs(2)
+        for begin in range((row * parts + part) * TABLE, TO_WIDTH, query_len * parts * TABLE):
+            page = begin + tl.arange(0, TABLE)
+            owned = (page * PAGE < columns) & (page * PAGE < reach)
+            slot = tl.load(slots + page * PAGE, mask=owned, other=0)
+            tl.store(to_block_table + request * TO_WIDTH + page, slot // PAGE, mask=page < TO_WIDTH)
         at = (request * query_len + row).to(tl.int64) * AUX
         element = part * PART + tl.arange(0, PART)
         state = tl.load(hidden_states + at + element, mask=element < AUX)
@@ -56,5 +60,5 @@ def fill_round_on_gpu(end: RoundEnd, into: ProposeBatch, max_model_len: int, pag
         into.sampled_token_ids, into.num_sampled, into.start_positions, into.aux_hidden, into.block_table,
         end.num_requests, query_len, end.req_to_token.stride(0), end.req_to_token.shape[1], max_model_len,
         AUX=states.shape[1], TO_WIDTH=into.block_table.shape[1], PAGE=page_size,
-        ROW=triton.next_power_of_2(query_len), TABLE=128, PART=part, num_warps=4,
+        ROW=triton.next_power_of_2(query_len), TABLE=512, PART=part, num_warps=4,
     )  # fmt: skip

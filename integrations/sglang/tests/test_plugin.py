@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sglang_objects import server_args
 from specgraph_sglang.config import unsupported_arguments
-from specgraph_sglang.plugin import as_eagle3, more_slots
+from specgraph_sglang.plugin import answering_as, more_slots
 
 
 @pytest.mark.parametrize(
@@ -17,8 +17,6 @@ from specgraph_sglang.plugin import as_eagle3, more_slots
     [
         ({"speculative_draft_model_path": None}, "no --speculative-draft-model-path"),
         ({"speculative_eagle_topk": 4}, "--speculative-eagle-topk 4; chains"),
-        ({"page_size": None}, "--page-size 1; set it to one of 16, 32, 64, 128"),
-        ({"page_size": 1}, "--page-size 1; set it to"),
         ({"tp_size": 2}, "--tp-size 2; one GPU is served"),
         ({"dp_size": 2}, "--dp-size 2; one GPU is served"),
         ({"kv_cache_dtype": "fp8_e4m3"}, "--kv-cache-dtype fp8_e4m3"),
@@ -72,10 +70,11 @@ class Custom:
         return "the factory's"
 
 
-def test_the_algorithm_answers_as_eagle3_but_makes_its_own_worker() -> None:
-    made = as_eagle3(Custom, Algorithm)()
-    assert made.is_eagle3() is True
-    assert made.only_the_enumeration_has_this(3) == ("EAGLE3", 3)
+@pytest.mark.parametrize("own", ["EAGLE3", "EAGLE"])
+def test_an_algorithm_answers_as_sglangs_own_but_makes_its_own_worker(own) -> None:
+    made = answering_as(Custom, Algorithm, own)()
+    assert made.is_eagle3() is (own == "EAGLE3")
+    assert made.only_the_enumeration_has_this(3) == (own, 3)
     assert made.create_worker(None) == "the factory's"
     assert not hasattr(made, "from_string")
 

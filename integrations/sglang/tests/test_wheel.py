@@ -11,9 +11,9 @@ import os
 from pathlib import Path
 
 import pytest
-from specgraph_sglang.config import RELEASES
-from specgraph_sglang.draft_model import EAGLE3_CLASS, POOL_CLASS
-from specgraph_sglang.plugin import RESERVE
+from specgraph_sglang.config import ALGORITHMS, RELEASES
+from specgraph_sglang.draft_model import EAGLE3_CLASS, EAGLE_CLASS, POOL_CLASS
+from specgraph_sglang.plugin import RESERVE, ROW_HEADROOM
 
 from specgraph.models.from_modules import ROTARY_CLASSES
 
@@ -62,18 +62,22 @@ def test_the_registry_takes_what_the_plugin_registers() -> None:
     custom = members(found("speculative/spec_registry.py", ast.ClassDef, "CustomSpecAlgo"))
     assert {"create_worker", "is_eagle3", "factory", "name"} <= custom
     enumeration = members(found("speculative/spec_info.py", ast.ClassDef, "SpeculativeAlgorithm"))
-    assert {"EAGLE3", "register", "from_string", "create_worker", "create_future_map"} <= enumeration
+    assert {*ALGORITHMS.values(), "register", "from_string", "create_worker", "create_future_map"} <= enumeration
     assert 'GENERAL_PLUGINS_GROUP = "sglang.srt.plugins"' in source("plugins/__init__.py")
     assert "AROUND" in members(found("plugins/hook_registry.py", ast.ClassDef, "HookType"))
     found("runtime_context.py", ast.FunctionDef, "get_server_args")
 
 
-def test_slots_are_reserved_by_one_function() -> None:
-    module, name = RESERVE.removeprefix("sglang.srt.").rsplit(".", 1)
+@pytest.mark.parametrize(
+    ("hooked", "used_by"),
+    [(RESERVE, "speculative/eagle_utils.py"), (ROW_HEADROOM, "mem_cache/kv_cache_configurator.py")],
+)
+def test_slots_are_reserved_by_one_function(hooked, used_by) -> None:
+    module, name = hooked.removeprefix("sglang.srt.").rsplit(".", 1)
     path = module.replace(".", "/") + ".py"
     assert parameters(found(path, ast.FunctionDef, name)) == ["server_args"]
-    prepare = found("speculative/eagle_utils.py", ast.FunctionDef, "eagle_prepare_for_decode")
-    assert name in ast.unparse(prepare)
+    calls = [n for n in ast.walk(ast.parse(source(used_by))) if isinstance(n, ast.Call)]
+    assert name in {getattr(call.func, "id", "") for call in calls}
 
 
 def test_the_workers_have_what_the_classes_use() -> None:
@@ -119,6 +123,9 @@ def test_the_draft_model_and_its_cache_have_what_the_head_reads() -> None:
     attention = members(found("models/llama.py", ast.ClassDef, "LlamaAttention"))
     names = {"qkv_proj", "o_proj", "rotary_emb", "attn", "num_heads", "num_kv_heads", "head_dim", "scaling"}
     assert names <= attention
+    path = "models/llama_eagle.py"
+    found(path, ast.ClassDef, EAGLE_CLASS)
+    assert {"embed_tokens", "layers", "fc"} <= members(found(path, ast.ClassDef, "LlamaModel"))
     rotary = "".join(p.read_text() for p in (FOLDER / "sglang/srt/layers/rotary_embedding").glob("*.py"))
     assert all(f"class {name}(" in rotary for name in ROTARY_CLASSES)
     radix = members(found("layers/radix_attention.py", ast.ClassDef, "RadixAttention"))

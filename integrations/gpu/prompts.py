@@ -1,0 +1,41 @@
+"""Prompts of token ids, and shares of accepted drafts: for the GPU scripts of every engine. Nothing is downloaded."""
+
+from __future__ import annotations
+
+import random
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def python_prompts(tokenizer_file: Path, count: int, seed: int) -> list[list[int]]:
+    """Beginnings of files of Python's own library, 20 to 300 tokens each."""
+    from tokenizers import Tokenizer
+
+    tokenizer, draw = Tokenizer.from_file(str(tokenizer_file)), random.Random(seed)
+    files = [path for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")) if path.stat().st_size > 6000]
+    prompts: list[list[int]] = []
+    for index in range(count):
+        text = files[index % len(files)].read_text(errors="replace")
+        at = draw.randrange(0, 1500)
+        ids = tokenizer.encode(text[at : at + 3000]).ids
+        prompts.append(ids[: draw.randrange(20, 300)])
+    return prompts
+
+
+def soak_prompts(tokenizer_file: Path, max_len: int) -> list[list[int]]:
+    """Beginnings of files, the first 60 % of each as a prompt too (prefix-cache hits), and prompts near `max_len`."""
+    base = python_prompts(tokenizer_file, 96, seed=1)
+    joined = [token for prompt in base for token in prompt]
+    near_the_end = [joined[900 * i : 900 * i + max_len - left] for i, left in enumerate((3, 6, 7, 24, 90))]
+    return base + [prompt[: len(prompt) * 6 // 10] for prompt in base] + near_the_end
+
+
+def acceptance(histogram: Sequence[int]) -> list[float]:
+    """Share of rounds in which more than j draft tokens were accepted, for j = 0 .. K - 1.
+
+    Args:
+        histogram: rounds by number of accepted draft tokens, 0 .. K.
+    """
+    total = max(sum(histogram), 1)
+    return [round(sum(histogram[j + 1 :]) / total, 4) for j in range(len(histogram) - 1)]
