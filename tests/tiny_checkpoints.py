@@ -59,6 +59,22 @@ def write_eagle3(
     return _write(folder, config, tensors)
 
 
+def write_eagle(folder: Path, *, vocab: int = VOCAB, seed: int = 2) -> Path:
+    """An EAGLE-1 head for that target: its first layer has no input norm."""
+    g = torch.Generator().manual_seed(seed)
+    tensors = _layer(g, "layers.0.", HIDDEN, ())
+    tensors |= {"fc.weight": _random(g, HIDDEN, 2 * HIDDEN), "fc.bias": _random(g, HIDDEN)}
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": vocab,
+        "num_hidden_layers": 1,
+        "max_position_embeddings": 128,
+        **_shape(),
+    }
+    return _write(folder, config, tensors)
+
+
 def _shape() -> dict[str, object]:
     return {
         "hidden_size": HIDDEN,

@@ -42,17 +42,20 @@ class RotaryEmbedding(torch.nn.Module):
         self.cos_sin_cache, self.is_neox_style = torch.cat((angle.cos(), angle.sin()), 1).float(), True
 
 
-class LlamaForCausalLMEagle3(torch.nn.Module):
+class DraftModule(torch.nn.Module):
     """SGLang's modules over a folder: its names, projections packed, rows of vocabularies padded to 64."""
+
+    layer_name = "layers.0"
 
     def __init__(self, folder: Path, config: dict[str, Any], target: Any, dtype: torch.dtype) -> None:
         super().__init__()
-        t = {n: x.to(dtype) if x.is_floating_point() else x for n, x in load_file(folder / "model.safetensors").items()}
+        read = load_file(folder / "model.safetensors")
+        self.read = t = {n: x.to(dtype) if x.is_floating_point() else x for n, x in read.items()}
         self.config = SimpleNamespace(**config)
-        eps, dim = config["rms_norm_eps"], config["head_dim"]
+        self.eps, dim = config["rms_norm_eps"], config["head_dim"]
 
         def packed(*names: str) -> Linear:
-            return Linear(torch.cat([t[f"midlayer.{name}.weight"] for name in names]))
+            return Linear(torch.cat([t[f"{self.layer_name}.{name}.weight"] for name in names]))
 
         attention = torch.nn.Module()
         attention.qkv_proj = packed("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -65,17 +68,38 @@ class LlamaForCausalLMEagle3(torch.nn.Module):
         layer.self_attn, layer.mlp = attention, torch.nn.Module()
         layer.mlp.gate_up_proj, layer.mlp.down_proj = packed("mlp.gate_proj", "mlp.up_proj"), packed("mlp.down_proj")
         for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):
-            setattr(layer, name, RMSNorm(t[f"midlayer.{name}.weight"], eps))
+            if f"{self.layer_name}.{name}.weight" in t:
+                setattr(layer, name, self.norm(f"{self.layer_name}.{name}"))
         self.model = torch.nn.Module()
         self.model.layers = torch.nn.ModuleList([layer])
         self.model.embed_tokens = Linear(padded_to_64(target.embed_tokens.to(dtype)))
-        self.model.fc = torch.nn.Linear(t["fc.weight"].shape[1], t["fc.weight"].shape[0], bias=False)
-        self.model.fc.weight.data = t["fc.weight"]
-        self.model.norm = RMSNorm(t["norm.weight"], eps)
+        self.model.fc = torch.nn.Linear(t["fc.weight"].shape[1], t["fc.weight"].shape[0], bias="fc.bias" in t)
+        self.model.fc.load_state_dict({n.removeprefix("fc."): x for n, x in t.items() if n.startswith("fc.")})
+        self.requires_grad_(False)
+
+    def norm(self, name: str) -> RMSNorm:
+        return RMSNorm(self.read[f"{name}.weight"], self.eps)
+
+
+class LlamaForCausalLMEagle3(DraftModule):
+    layer_name = "midlayer"
+
+    def __init__(self, folder: Path, config: dict[str, Any], target: Any, dtype: torch.dtype) -> None:
+        super().__init__(folder, config, target, dtype)
+        self.model.norm = self.norm("norm")
         self.model.input_norm = self.model.fc_norm = None
         self.model.norm_output, self.model.num_aux_hidden_states = False, 3
-        self.lm_head = Linear(padded_to_64(t["lm_head.weight"]))
-        self.hot_token_id = t["d2t"] + torch.arange(len(t["d2t"]))
+        self.lm_head = Linear(padded_to_64(self.read["lm_head.weight"]))
+        self.hot_token_id = self.read["d2t"] + torch.arange(len(self.read["d2t"]))
+
+
+class LlamaForCausalLMEagle(DraftModule):
+    """Its first layer has a function in place of the input norm, and its lm_head is the target's."""
+
+    def __init__(self, folder: Path, config: dict[str, Any], target: Any, dtype: torch.dtype) -> None:
+        super().__init__(folder, config, target, dtype)
+        self.model.layers[0].input_layernorm = lambda x: x
+        self.lm_head = Linear(padded_to_64(target.lm_head.to(dtype)))
 
 
 def padded_to_64(weight: Tensor) -> Tensor:

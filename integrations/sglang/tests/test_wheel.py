@@ -142,7 +142,10 @@ def test_the_arguments_that_are_checked_exist() -> None:
     listed = {
         node.value
         for node in ast.walk(config)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier()
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and node.value.isidentifier()
+        and node.value.islower()
     }
     read = {n.attr for n in ast.walk(config) if isinstance(n, ast.Attribute) and getattr(n.value, "id", "") == "args"}
     assert (listed - {"auto", "null", "annotations"}) | read <= args

@@ -8,40 +8,49 @@ from types import SimpleNamespace
 import pytest
 import torch
 from drafting.test_against_dense import dense_attend, dense_chain
-from sglang_objects import LlamaForCausalLMEagle3, MHATokenToKVPool, StockDraftWorker, round_batch, server_args
+from sglang_objects import (
+    LlamaForCausalLMEagle,
+    LlamaForCausalLMEagle3,
+    MHATokenToKVPool,
+    StockDraftWorker,
+    round_batch,
+    server_args,
+)
 from specgraph_sglang.worker import draft_worker_class
-from tiny_checkpoints import write_eagle3, write_target
+from tiny_checkpoints import write_eagle, write_eagle3, write_target
 
 from specgraph import load_drafter, load_target
 
-K, PAGE, MAX_LEN, SLOTS, SIZES = 4, 16, 96, 6, [1, 2, 3]
+K, MAX_LEN, SLOTS, SIZES = 4, 96, 6, [1, 2, 3]
+MODULES = {"eagle3": (LlamaForCausalLMEagle3, write_eagle3), "eagle": (LlamaForCausalLMEagle, write_eagle)}
 
 
 class Engine:
     """SGLang's side: request slots, `req_to_token`, the KV pool, and rounds whose accepted counts are drawn."""
 
-    def __init__(self, folder) -> None:
+    def __init__(self, folder, method: str, page: int) -> None:
+        self.page, (module, write) = page, MODULES[method]
         self.g = torch.Generator().manual_seed(3)
-        target_folder, draft_folder = write_target(folder / "t"), write_eagle3(folder / "d")
+        target_folder, draft_folder = write_target(folder / "t"), write(folder / "d")
         target = load_target(target_folder, dtype=torch.float32)
         self.oracle = load_drafter(draft_folder, load_target(target_folder, dtype=torch.float64))
         config = json.loads((draft_folder / "config.json").read_text())
         self.vocab, layer = target.vocab_size, self.oracle.attention_layers[0]
-        pages = MAX_LEN // PAGE
-        self.pool = MHATokenToKVPool(SLOTS * pages, PAGE, layer.num_kv_heads, layer.head_dim, torch.float32)
+        pages = MAX_LEN // page
+        self.pool = MHATokenToKVPool(SLOTS * pages, page, layer.num_kv_heads, layer.head_dim, torch.float32)
         owned = (torch.randperm(SLOTS * pages, generator=self.g) + 1).view(SLOTS, pages)
-        slots = (owned[:, :, None] * PAGE + torch.arange(PAGE)).view(SLOTS, MAX_LEN)
-        stale = torch.full((SLOTS, 9), 3 * PAGE + 1)
+        slots = (owned[:, :, None] * page + torch.arange(page)).view(SLOTS, MAX_LEN)
+        stale = torch.full((SLOTS, 9), 3 * page + 1)
         made = draft_worker_class(StockDraftWorker, SimpleNamespace(
             build_eagle_verify_input=lambda *args, **named: SimpleNamespace(args=args, named=named),
             get_batch_sizes_to_capture=lambda runner: (SIZES, None),
         ))  # fmt: skip
         w = self.worker = made()
         w.start_specgraph()
-        w.server_args, w.speculative_num_steps, w.speculative_num_draft_tokens = server_args(), K, K + 1
+        w.server_args, w.speculative_num_steps, w.speculative_num_draft_tokens = server_args(page_size=page), K, K + 1
         w.req_to_token_pool = SimpleNamespace(req_to_token=torch.cat([slots, stale], 1).int())
         w.draft_runner = SimpleNamespace(
-            model=LlamaForCausalLMEagle3(draft_folder, config, target, torch.float32), token_to_kv_pool=self.pool,
+            model=module(draft_folder, config, target, torch.float32), token_to_kv_pool=self.pool,
             model_config=SimpleNamespace(context_len=MAX_LEN, spec_hidden_size=32, dtype=torch.float32),
         )  # fmt: skip
         w._topk1_parents_prealloc = torch.zeros(8, K)
@@ -85,8 +94,18 @@ class Engine:
 
 
 @pytest.fixture
-def engine(tmp_path) -> Engine:
-    return Engine(tmp_path)
+def method() -> str:
+    return "eagle3"
+
+
+@pytest.fixture
+def page() -> int:
+    return 16
+
+
+@pytest.fixture
+def engine(tmp_path, method, page) -> Engine:
+    return Engine(tmp_path, method, page)
 
 
 def handed_out(engine: Engine, slots: list[int]) -> torch.Tensor:
@@ -98,6 +117,7 @@ def handed_out(engine: Engine, slots: list[int]) -> torch.Tensor:
     return tokens
 
 
+@pytest.mark.parametrize(("method", "page"), [("eagle3", 16), ("eagle3", 1), ("eagle", 32)])
 def test_drafts_follow_the_whole_history_in_sglangs_cache(engine) -> None:
     for slot, length in ((2, 3), (0, 15), (4, 40)):
         engine.prompt(slot, length)
@@ -118,9 +138,9 @@ def test_near_the_end_of_the_context_no_other_request_is_written(engine) -> None
     engine.prompt(1, MAX_LEN - K - 1)
     before = engine.pool.k_buffer[0].clone()
     engine.round([1], [K + 1])
-    own = set((engine.worker.req_to_token_pool.req_to_token[1, :MAX_LEN] // PAGE).tolist())
+    own = set((engine.worker.req_to_token_pool.req_to_token[1, :MAX_LEN] // engine.page).tolist())
     changed = (before != engine.pool.k_buffer[0]).flatten(1).any(1).nonzero().flatten()
-    assert set((changed // PAGE).tolist()) <= own
+    assert set((changed // engine.page).tolist()) <= own
 
 
 def test_requests_without_tokens_are_drafted_by_sglang_and_the_others_keep_theirs(engine) -> None:
