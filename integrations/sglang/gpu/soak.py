@@ -83,7 +83,7 @@ def main() -> None:
     asked = parser.parse_args()
     target, draft = shipped_pair()
     arguments = options(
-        str(target), sglang_draft(draft), asked.way, dtype="float16", mem_fraction_static=0.3, port=asked.port,
+        str(target), sglang_draft(draft), asked.way, dtype="float16", mem_fraction_static=0.5, port=asked.port,
         page_size=asked.page_size, context_length=MAX_LEN, cuda_graph_bs_decode=[1, 4, 16, 32, 64],
         max_total_tokens=24 * MAX_LEN,  # half of what 48 requests can need: pages are evicted, requests retracted
     )  # fmt: skip

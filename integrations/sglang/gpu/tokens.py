@@ -84,7 +84,7 @@ def run(asked: argparse.Namespace) -> None:
     target, draft = shipped_pair()
     arguments = options(
         str(target), sglang_draft(asked.drafter or draft), asked.way, asked.method, dtype="float16",
-        mem_fraction_static=0.3, max_total_tokens=1 << 17, disable_overlap_schedule=asked.no_overlap, port=asked.port,
+        mem_fraction_static=0.5, max_total_tokens=1 << 17, disable_overlap_schedule=asked.no_overlap, port=asked.port,
         page_size=asked.page_size, cuda_graph_bs_decode=[8, 64],
     )  # fmt: skip
     engine = make_engine(arguments, asked.out)
