@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
-from specgraph import kernels
+from torch import Tensor
+
 from specgraph.attention import AdvancingAttention, HostLengths, advance
 from specgraph.drafting.buffers import DraftBuffers, PassRows
 from specgraph.drafting.config import DraftConfig
@@ -33,23 +34,23 @@ class ChainProgram(DraftProgram):
         """One row per request after step 0."""
         return PassRows(query_len, later=1, carried=1)
 
-    def first(self, b: DraftBuffers, make_attend: MakeAttend) -> None:
+    def first(self, b: DraftBuffers, make_attend: MakeAttend) -> Tensor:
         """See `DraftProgram.first`."""
         begin_rows(b, self.config, self.position_offset)
         hidden = self.head.combine(b.inputs.aux_hidden)
         out = self.head.forward(b.token_ids, hidden, make_attend(b.first, 0), b.last_rows)
-        kernels.take_rows(out.carry, None, b.hidden)
         draft_one(self.head, b, out.hidden)
+        return out.carry
 
-    def step(self, b: DraftBuffers, make_attend: MakeAttend, step: int) -> None:
+    def step(self, b: DraftBuffers, make_attend: MakeAttend, step: int) -> Tensor:
         """See `DraftProgram.step`."""
         advance(b.step, b.draft_step, self.config.max_model_len, self.config.block_size)
         attention = self.stack.backend
         if hasattr(attention, "after_advance"):  # an attribute, not the type: a wrapper must not hide it
             cast(AdvancingAttention, attention).after_advance(b.step, b.draft_step)
         out = self.head.forward(b.step_token_ids, b.hidden, make_attend(b.step, step))
-        kernels.take_rows(out.carry, None, b.hidden)
         draft_one(self.head, b, out.hidden)
+        return out.carry
 
     def host_lengths(self, step: int, host_round: HostRound) -> HostLengths:
         """See `DraftProgram.host_lengths`. Only later steps need the accepted counts."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -68,16 +69,20 @@ class DraftProgram(ABC):
         """Rows per request after a target round of `query_len` rows."""
 
     @abstractmethod
-    def first(self, b: DraftBuffers, make_attend: MakeAttend) -> None:
+    def first(self, b: DraftBuffers, make_attend: MakeAttend) -> Tensor | None:
         """Step 0: from the target's round to the first draft token (or to all of them).
 
         Args:
             b: buffers sliced to the padded batch, its rows and its K.
+
+        Returns:
+            The hidden states that the next step takes as `b.hidden`: from this tensor if it is in the same launch, else
+            they are copied to the buffer. None where nothing is carried, or the buffer holds it already.
         """
 
-    def step(self, b: DraftBuffers, make_attend: MakeAttend, step: int) -> None:
-        """A later step. Where steps are alike, one captured step is replayed for all: `step` is for `make_attend` only,
-        and the number that changes is `b.draft_step`. Not called where there is one pass."""
+    def step(self, b: DraftBuffers, make_attend: MakeAttend, step: int) -> Tensor | None:
+        """A later step; returns what `first` does. Where steps are alike, one captured step is replayed for all: `step`
+        is for `make_attend` only, and the number that changes is `b.draft_step`. Not called where there is one pass."""
         raise AssertionError(f"{type(self).__name__} has no step {step}")
 
     def prefill(
@@ -123,11 +128,12 @@ class DraftProgram(ABC):
         b = self.buffers.sliced(batch.num_requests, self.rows(batch.query_len, k), k)
 
         def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
+            carried: Tensor | None = None
             for step in steps:
-                if step == 0:
-                    self.first(b, make_attend)
-                else:
-                    self.step(b, make_attend, step)
+                now = b if carried is None else replace(b, hidden=carried)
+                carried = self.first(now, make_attend) if step == 0 else self.step(now, make_attend, step)
+            if carried is not None:
+                kernels.take_rows(carried, None, b.hidden)
 
         return work
 

@@ -43,15 +43,15 @@ class StepwiseProgram(DraftProgram):
         """All rows of the round in every step."""
         return PassRows(query_len, later=1, carried=query_len)
 
-    def first(self, b: DraftBuffers, make_attend: MakeAttend) -> None:
+    def first(self, b: DraftBuffers, make_attend: MakeAttend) -> Tensor:
         """See `DraftProgram.first`."""
         begin_rows(b, self.config)
-        self._module(0, b, self.head.combine(b.inputs.aux_hidden), make_attend)
+        return self._module(0, b, self.head.combine(b.inputs.aux_hidden), make_attend)
 
-    def step(self, b: DraftBuffers, make_attend: MakeAttend, step: int) -> None:
+    def step(self, b: DraftBuffers, make_attend: MakeAttend, step: int) -> Tensor:
         """See `DraftProgram.step`."""
         kernels.shift_token_ids(b.token_ids, b.last_rows, b.step_token_ids, b.step.seq_lens, b.draft_step)
-        self._module(step, b, b.hidden, make_attend)
+        return self._module(step, b, b.hidden, make_attend)
 
     def prefill(
         self,
@@ -73,7 +73,7 @@ class StepwiseProgram(DraftProgram):
         """See `DraftProgram.host_lengths`. The same at every step; accepted counts are not needed."""
         return host_round.first()
 
-    def _module(self, step: int, b: DraftBuffers, hidden: Tensor, make_attend: MakeAttend) -> None:
+    def _module(self, step: int, b: DraftBuffers, hidden: Tensor, make_attend: MakeAttend) -> Tensor:
         out = self.head.forward_step(step, b.token_ids, hidden, make_attend(b.first, step))
-        kernels.take_rows(out.carry, None, b.hidden)
         draft_one(self.head, b, out.hidden[b.last_rows])
+        return out.carry
