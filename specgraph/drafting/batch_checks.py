@@ -43,11 +43,11 @@ def _rules(
     counts, starts, rows = batch.num_sampled, batch.start_positions, batch.query_len
     yield "num_sampled", (counts < 0) | (counts > rows), f"it is 0 (inert) to {rows}, K + 1"
     live = counts > 0
-    last = config.max_model_len - counts
+    # A request's last round may accept drafts past max_model_len, which nobody takes; kernels leave those rows out
     yield (
         "start_positions",
-        live & ((starts < 0) | (starts > last)),
-        f"with num_sampled it stays within max_model_len = {config.max_model_len}",
+        live & ((starts < 0) | (starts >= config.max_model_len)),
+        f"it is 0 to {config.max_model_len - 1}, below max_model_len",
     )
     ids, columns = batch.sampled_token_ids, counts.new_tensor(range(rows))
     sampled = columns[None] < counts[:, None]
@@ -56,7 +56,7 @@ def _rules(
     yield "sampled_token_ids", sampled & beyond, f"token ids are {least}"
     table = batch.block_table
     yield "block_table", live[:, None] & ((table < 0) | (table >= num_blocks)), f"blocks are 0 to {num_blocks - 1}"
-    needed = (starts + counts + config.block_size - 1) // config.block_size
+    needed = ((starts + counts).clamp(max=config.max_model_len) + config.block_size - 1) // config.block_size
     within = counts.new_tensor(range(table.shape[1]))[None] < needed[:, None]
     yield (
         "block_table",

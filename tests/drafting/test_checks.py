@@ -127,7 +127,7 @@ def batch(head, **changes):
     [
         ({"num_sampled": torch.tensor([4, 5], dtype=torch.int32)}, "num_sampled of request 1 is 5: .*0 .* to 4"),
         ({"num_sampled": torch.tensor([-1, 2], dtype=torch.int32)}, "num_sampled of request 0 is -1"),
-        ({"start_positions": torch.tensor([10, 47])}, "start_positions of request 1 is 47: .*max_model_len = 48"),
+        ({"start_positions": torch.tensor([10, 48])}, "start_positions of request 1 is 48: it is 0 to 47"),
         ({"start_positions": torch.tensor([-2, 20])}, "start_positions of request 0 is -2"),
         ({"sampled_token_ids": torch.tensor([[1, 2, 48, 4], [5, 6, 0, 0]])},
          "sampled_token_ids of request 0 is 48: token ids are 0 to 47"),
@@ -144,6 +144,14 @@ def test_values_that_no_round_can_have(changes, message):
         drafter.propose(batch(HEAD))
         with pytest.raises(ConfigError, match=message):
             drafter.propose(batch(HEAD, **changes))
+
+
+def test_a_round_that_accepts_past_the_last_position_is_sound():
+    """A request whose last token is at position 47 of 48 may have had more drafts accepted than there is room for."""
+    drafter = make(HEAD, debug=True)
+    with torch.inference_mode():
+        table = torch.tensor([[1, 2, 3, 0], [4, 5, 6, 0]], dtype=torch.int32)
+        drafter.propose(batch(HEAD, start_positions=torch.tensor([45, 47]), block_table=table))
 
 
 def test_what_an_inert_request_holds_does_not_matter():
