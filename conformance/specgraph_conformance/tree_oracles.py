@@ -103,7 +103,7 @@ def block_tree(logits: Tensor, draft_to_target: Tensor | None, tree: DraftTree) 
     """
     levels, margins = list[list[tuple[float, int]]](), list[float]()
     for row in torch.log_softmax(logits, dim=-1).tolist():
-        ranked = sorted(((value, token) for token, value in enumerate(row)), key=lambda each: -each[0])
+        ranked = sorted(((value, token) for token, value in enumerate(row)), reverse=True)
         margins += [a[0] - b[0] for a, b in zip(ranked[tree.top_k - 1 :], ranked[tree.top_k :][:1], strict=False)]
         offset = [0] * len(row) if draft_to_target is None else draft_to_target.tolist()
         levels.append([(value, token + offset[token]) for value, token in ranked[: tree.top_k]])

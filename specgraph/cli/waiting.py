@@ -22,6 +22,7 @@ def doing(console: Console | None = None) -> Generator[Callable[[str], None]]:
         What to call with a line of text at the beginning of each part of the work.
     """
     console = console or Console(stderr=True)
+    _tell(console)
     columns, quiet = (TextColumn("{task.description}"), TimeElapsedColumn()), not _redraws(console)
     with Progress(*columns, console=console, transient=True, auto_refresh=False, disable=quiet) as bars:
         task = bars.add_task("loading", total=None)
@@ -39,6 +40,7 @@ def waiting(console: Console | None = None) -> Generator[Callable[[int, int], No
         What to call after each capture, with the number of captures done and their number in all.
     """
     console = console or Console(stderr=True)
+    _tell(console)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not _redraws(console)) as bars:
         task = bars.add_task("loading", total=None)
@@ -49,8 +51,12 @@ def waiting(console: Console | None = None) -> Generator[Callable[[int, int], No
         yield captured
 
 
-def _redraws(console: Console) -> bool:
-    """Whether a line can be drawn again. A dumb terminal can't: it is told once that there is something to wait for."""
+def _tell(console: Console) -> None:
+    """Say once that there is something to wait for, on a terminal that can't draw a line again."""
     if console.is_dumb_terminal:
         console.print("loading and capturing")
+
+
+def _redraws(console: Console) -> bool:
+    """Whether a line can be drawn again."""
     return console.is_terminal and not console.is_dumb_terminal

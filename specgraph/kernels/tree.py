@@ -136,8 +136,8 @@ def draft_block_tree(
         # In the order of the paths, not of the scores, so that the same order decides about equals at every length.
         best = scores.sort(dim=1, descending=True, stable=True).indices[:, :nodes].sort(dim=1).values
         beam_scores, beam_nodes, drawn = scores.gather(1, best), best + drawn, drawn + scores.shape[1]
-    every = (torch.cat(parts, dim=1) for parts in zip(*levels, strict=True))
-    choose_nodes.reference(*every, draft_token_ids, draft_parents)
+    scores, tokens, parents = (torch.cat(parts, dim=1) for parts in zip(*levels, strict=True))
+    choose_nodes.reference(scores, tokens, parents, draft_token_ids, draft_parents)
 
 
 @op(writes=("draft_token_ids", "draft_parents"))

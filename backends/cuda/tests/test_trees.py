@@ -5,34 +5,21 @@ With TRITON_INTERPRET=1 the tests also run without a GPU.
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
+from interpreted import DEVICE, INTERPRETED, device, ops
 from torch import Tensor
 
-pytest.importorskip("triton")
-
 from specgraph import kernels
-from specgraph.kernels.triton.implement import TritonOps
-from specgraph.kernels.triton.launch import LaunchOptions
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
+__all__ = ["device"]  # the fixture
 BLOCK = 16
-
-
-@pytest.fixture(autouse=True)
-def _device(request: pytest.FixtureRequest) -> None:
-    if not INTERPRETED:
-        request.getfixturevalue("platform")
 
 
 def run(name: str, *arguments: object, written: dict[str, Tensor], **options: object) -> dict[str, Tensor]:
     """Run one op of the device on copies of the tensors, which are on the CPU; what it wrote, on the CPU."""
     there = {key: value.clone().to(DEVICE) for key, value in written.items()}
-    op = getattr(TritonOps(LaunchOptions()) if INTERPRETED else kernels, name)
-    op(*(a.to(DEVICE) if isinstance(a, Tensor) else a for a in arguments), **options, **there)
+    getattr(ops(), name)(*(a.to(DEVICE) if isinstance(a, Tensor) else a for a in arguments), **options, **there)
     return {key: value.cpu() for key, value in there.items()}
 
 
@@ -145,8 +132,7 @@ def test_moving_keys_and_values(packed: bool, moves: int) -> None:
     source[::3] = target[::3] = 0
     wanted = key.clone(), value.clone()
     kernels.move_kv.reference(*wanted, source.to(DEVICE), target.to(DEVICE))
-    op = TritonOps(LaunchOptions()).move_kv if INTERPRETED else kernels.move_kv
-    op(key, value, source.to(DEVICE), target.to(DEVICE))
+    ops().move_kv(key, value, source.to(DEVICE), target.to(DEVICE))
     assert torch.equal(key, wanted[0])
     assert torch.equal(value, wanted[1])
 
@@ -168,8 +154,7 @@ def test_attention_of_a_tree(rows: int, heads: int, dim: int, dtype: torch.dtype
     for part in cache:
         part.flatten(0, 1)[int(table[0, (rows + 37) // BLOCK]) * BLOCK + (rows + 37) % BLOCK] = float("nan")
     there = [t.to(DEVICE) for t in (query, *cache, table, lengths, bits.flatten())]
-    op = TritonOps(LaunchOptions()).tree_attention if INTERPRETED else kernels.tree_attention
-    seen = op(*there, tree_len=rows, scale=0.2).cpu()
+    seen = ops().tree_attention(*there, tree_len=rows, scale=0.2).cpu()
     wide = (query.double(), *(part.double() for part in cache), table, lengths, bits.flatten())
     wanted = kernels.tree_attention.reference(*wide, tree_len=rows, scale=0.2)
     near = 2e-2 if dtype == torch.bfloat16 else 2e-5

@@ -5,31 +5,14 @@ With TRITON_INTERPRET=1, the tests of decisions also run without a GPU.
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
+from interpreted import DEVICE, INTERPRETED, device, ops
 from torch import Tensor
 
-pytest.importorskip("triton")
-
 from specgraph import kernels
-from specgraph.kernels.triton.implement import TritonOps
-from specgraph.kernels.triton.launch import LaunchOptions
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
-
-
-@pytest.fixture(autouse=True)
-def _device(request: pytest.FixtureRequest) -> None:
-    if not INTERPRETED:
-        request.getfixturevalue("platform")
-
-
-def ops():
-    """What is tested: the registered ops on a GPU, else the same kernels interpreted."""
-    return TritonOps(LaunchOptions()) if INTERPRETED else kernels
+__all__ = ["device"]  # the fixture
 
 
 def batch(requests: int, steps: int, vocab: int, draft_vocab: int | None, dtype: torch.dtype, seed: int = 0):

@@ -102,10 +102,8 @@ class HostOpAttention:
             weak_reference = self.platform.torch_npu._C._weak_ref_tensor  # the pool may use the call's memory again
             call = partial(call.func, **tree_map_only(Tensor, weak_reference, call.keywords))
             group.issue = row.with_lengths(call, first)
-            task = TaskKey(context.step, index)
-            context.updates.add(
-                task, group, lambda now: partial(group.issue_in_update, row.with_lengths(call, checked(now)))
-            )
+            task, issue = TaskKey(context.step, index), group.issue_in_update
+            context.updates.add(task, group, lambda now: partial(issue, row.with_lengths(call, checked(now))))
         if masked:
             _zero_inert(out, metadata, lengths)
         pad = layer.head_dim - out.shape[-1]  # the rotated part of a latent row

@@ -59,14 +59,12 @@ def _query_ends(lengths: HostLengths) -> list[int]:
     return list(accumulate(lengths.query_lens))
 
 
-_seq_lens = attrgetter("seq_lens")
-
 _SHARED = ("query", "key", "value", "num_heads", "num_key_value_heads", "scale", "block_table")
 _FIA = HostOp(
     name="fia",
     op="npu_fused_infer_attention_score",
     workspace_op="_npu_fused_infer_attention_score_get_max_workspace",
-    host={"actual_seq_lengths": _query_ends, "actual_seq_lengths_kv": _seq_lens},
+    host={"actual_seq_lengths": _query_ends, "actual_seq_lengths_kv": attrgetter("seq_lens")},
     arguments=(*_SHARED, "atten_mask", "sparse_mode", "block_size", "pre_tokens", "next_tokens"),
     fixed={"input_layout": "TND", "softmax_lse_flag": False},
 )
@@ -74,7 +72,7 @@ _FIA2 = HostOp(
     name="fia-v2",
     op="npu_fused_infer_attention_score_v2",
     workspace_op="_npu_fused_infer_attention_score_v2_get_max_workspace",
-    host={"actual_seq_qlen": _query_ends, "actual_seq_kvlen": _seq_lens},
+    host={"actual_seq_qlen": _query_ends, "actual_seq_kvlen": attrgetter("seq_lens")},
     arguments=(*_FIA.arguments, "learnable_sink"),
     renamed={"num_heads": "num_query_heads", "scale": "softmax_scale"},
     fixed={"input_layout": "TND", "return_softmax_lse": False},

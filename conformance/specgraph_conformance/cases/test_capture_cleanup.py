@@ -8,10 +8,16 @@ import weakref
 import pytest
 import torch
 from specgraph import kernels
-from specgraph.platforms import Platform
+from specgraph.platforms import GraphPool, Platform
+from torch import Tensor
 
 from specgraph_conformance.case import case
 from specgraph_conformance.rig import captured, expect_close, expect_equal, on_host
+
+
+def own_pool(platform: Platform) -> tuple[GraphPool, Tensor]:
+    """An empty pool, and a tensor for captured ops to write."""
+    return platform.graph_pool(), torch.ones(16, device=platform.device)
 
 
 @case(
@@ -24,7 +30,7 @@ from specgraph_conformance.rig import captured, expect_close, expect_equal, on_h
     quick=True,
 )
 def test_counts(platform: Platform) -> None:
-    pool, x = platform.graph_pool(), torch.ones(16, device=platform.device)
+    pool, x = own_pool(platform)
     counts = [pool.num_graphs]
     first = captured(platform, lambda: x.add_(1), pool)
     counts.append(pool.num_graphs)
@@ -58,7 +64,7 @@ def test_counts(platform: Platform) -> None:
     quick=True,
 )
 def test_renewed(platform: Platform) -> None:
-    pool, x = platform.graph_pool(), torch.zeros(16, device=platform.device)
+    pool, x = own_pool(platform)
     first = captured(platform, lambda: x.add_(1), pool)
     second = captured(platform, lambda: x.add_(1), pool)
     retired = first.pool_handle
@@ -114,7 +120,7 @@ def test_collector(platform: Platform, enabled: bool) -> None:
     quick=True,
 )
 def test_dropped(platform: Platform) -> None:
-    pool, x = platform.graph_pool(), torch.ones(16, device=platform.device)
+    pool, x = own_pool(platform)
     graph = captured(platform, lambda: x.add_(1), pool)
     graph.replay()
     platform.synchronize()

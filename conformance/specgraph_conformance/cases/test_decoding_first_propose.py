@@ -8,6 +8,7 @@ import pytest
 import torch
 from specgraph.attention import KVCache
 from specgraph.decoding import Request
+from specgraph.models.llama import LlamaTarget
 from specgraph.platforms import Platform
 from torch import Tensor
 
@@ -22,7 +23,13 @@ CHUNKS: dict[str, dict[str, Any]] = {
     "several-chunks": {"prefill_sizes": (16,), "prefill_chunk": 7},
 }
 K, REQUESTS = 4, 11
-HOST = torch.device("cpu")
+
+
+def float64_pair() -> tuple[LlamaTarget, Any]:
+    """The decoders' target and EAGLE head in float64 on the host."""
+    host = torch.device("cpu")
+    target = make_target(MODEL_SEED, host, compute=torch.float64)
+    return target, make_head("eagle", MODEL_SEED, host, compute=torch.float64)
 
 
 def prompts(seed: int, count: int) -> list[list[int]]:
@@ -41,8 +48,8 @@ def prompts(seed: int, count: int) -> list[list[int]]:
     timeout=120,
 )
 def test_first_drafts(platform: Platform, chunks: str, seed: int) -> None:
-    target = make_target(MODEL_SEED, HOST, compute=torch.float64)
-    head = reads_hidden_states(make_head("eagle", MODEL_SEED, HOST, compute=torch.float64))
+    target, head = float64_pair()
+    reads_hidden_states(head)
     asked = prompts(seed, REQUESTS)
     limits = {"max_num_requests": REQUESTS, "capture_sizes": (REQUESTS,), "k": K}
     with decoder(platform, **limits, **CHUNKS[chunks]) as made:
@@ -59,10 +66,9 @@ def test_first_drafts(platform: Platform, chunks: str, seed: int) -> None:
         )
 
 
-def reads_hidden_states(head: Any) -> Any:
+def reads_hidden_states(head: Any) -> None:
     """Make an EAGLE head's drafts depend on the hidden states as much as on the tokens, in place."""
     head.tensors.fc[:, HIDDEN:] *= 3
-    return head
 
 
 @pytest.mark.parametrize("chunks", CHUNKS)
@@ -75,8 +81,7 @@ def reads_hidden_states(head: Any) -> Any:
     timeout=120,
 )
 def test_prompt_keys(platform: Platform, chunks: str, seed: int) -> None:
-    target = make_target(MODEL_SEED, HOST, compute=torch.float64)
-    head = make_head("eagle", MODEL_SEED, HOST, compute=torch.float64)
+    target, head = float64_pair()
     (prompt,) = [prompt for prompt in prompts(seed, 20) if len(prompt) == max(map(len, prompts(seed, 20)))][:1]
     with decoder(platform, k=K, **CHUNKS[chunks]) as made:
         made.generate([Request(prompt_token_ids=prompt, max_tokens=1)])

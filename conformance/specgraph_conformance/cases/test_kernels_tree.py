@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from operator import itemgetter
 
 import pytest
 import torch
@@ -140,16 +141,16 @@ def test_draft_block_tree(platform: Platform, way: str, seed: int) -> None:
     run_op(platform, way, lambda: kernels.draft_block_tree(there, mapped, k, tokens, parents), [tokens, parents])
     for r in range(requests):
         scores = logits[r].double().log_softmax(-1).tolist()
-        best = [sorted(range(vocab), key=lambda t: (-row[t], t))[:k] for row in logits[r].tolist()]
+        rows: list[list[float]] = logits[r].tolist()
+        best = [[t for _, t in sorted((-value, t) for t, value in enumerate(row))][:k] for row in rows]
         paths = [path for length in range(1, steps + 1) for path in product(range(k), repeat=length)]
-        ranked = sorted(
-            paths, key=lambda p: (-round(sum(scores[i][best[i][j]] for i, j in enumerate(p)), 4), len(p), p)
-        )
-        chosen = sorted(ranked[:nodes], key=lambda p: (len(p), p))
+        total = {path: sum(scores[i][best[i][j]] for i, j in enumerate(path)) for path in paths}
+        ranked = sorted((-round(total[path], 4), len(path), path) for path in paths)
+        chosen = [path for _, _, path in sorted(ranked[:nodes], key=itemgetter(1, 2))]
         wanted = [2 * best[len(p) - 1][p[-1]] for p in chosen]
         assert on_host(tokens)[r].tolist() == wanted, f"tokens of request {r}"
-        rows = [1 + chosen.index(p[:-1]) if len(p) > 1 else 0 for p in chosen]
-        assert on_host(parents)[r].tolist() == rows, f"parents of request {r}"
+        follows = [1 + chosen.index(p[:-1]) if len(p) > 1 else 0 for p in chosen]
+        assert on_host(parents)[r].tolist() == follows, f"parents of request {r}"
 
 
 @pytest.mark.parametrize("way", WAYS)
