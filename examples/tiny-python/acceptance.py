@@ -31,7 +31,7 @@ CHAINS = (("eagle1", 5), ("eagle3", 5), ("mtp", 5), ("draft-model", 5), ("dflash
 """Drafter and K."""
 TREES = (
     ("eagle1", 5, 4, 16), ("eagle3", 5, 4, 16), ("eagle3", 5, 4, 17), ("eagle3", 5, 8, 32), ("mtp", 5, 4, 16),
-    ("draft-model", 5, 4, 16),
+    ("draft-model", 5, 4, 16), ("dflash", 5, 4, 16), ("dflash", 7, 4, 16),
 )  # fmt: skip
 """Drafter, steps, top-k and rows per request in a verify (nodes and the last token)."""
 LOWERINGS = ("eager", "piecewise", "step", "merged")

@@ -133,6 +133,7 @@ def _tree_attention(x: Callable[..., Tensor]) -> tuple[tuple[Any, ...], dict[str
 
 CALLS = [
     *[_grow(first, k) for first in (True, False) for k in (3, 4)],
+    Call("draft_block_tree", lambda x: ((x(6, 9000), i64(9000), 4, i64(2, 15), i64(2, 15)), {})),
     Call("choose_nodes", lambda x: ((torch.zeros(2, 36), i64(2, 36), i64(2, 36), i64(2, 15), i64(2, 15)), {})),
     Call(
         "advance_tree",

@@ -69,6 +69,20 @@ def test_growing_and_choosing(requests: int, k: int, steps: int, vocab: int, map
     expect("choose_nodes", *candidates, written=written)
 
 
+@pytest.mark.parametrize(
+    ("steps", "top_k", "nodes"), [(5, 4, 15), (1, 3, 3), (4, 1, 4), (7, 4, 15), (3, 8, 63), (9, 2, 31)]
+)
+@pytest.mark.parametrize("own_vocabulary", [False, True])
+def test_a_tree_of_one_pass(steps: int, top_k: int, nodes: int, own_vocabulary: bool) -> None:
+    g, requests, vocab = torch.Generator().manual_seed(nodes + own_vocabulary), 3, 5000
+    logits = torch.randn(requests * steps, vocab, generator=g) * 4
+    logits[-steps:, [17, 5, 4300, 301]] = 30.0  # equals, in two blocks of columns
+    logits[0, :] = 0.0
+    offsets = torch.randint(0, 9, (vocab,), generator=g) if own_vocabulary else None
+    written = {name: torch.full((requests, nodes), -7) for name in ("draft_token_ids", "draft_parents")}
+    expect("draft_block_tree", logits, offsets, top_k, written=written)
+
+
 @pytest.mark.parametrize("step", [0, 2])
 def test_advancing(step: int) -> None:
     g, requests, k = torch.Generator().manual_seed(step), 5, 3

@@ -14,6 +14,7 @@ from specgraph.kernels.kv_cache import bytes_of
 from specgraph.kernels.tree_verify import own_tokens
 from specgraph.kernels.triton import tree
 from specgraph.kernels.triton.attention_ops import cache_layout, unsupported
+from specgraph.kernels.triton.block_tree import block_tree_kernel
 from specgraph.kernels.triton.launch import Launcher, ceil_div, contiguous_rows, power_of_two
 
 _COLUMNS = 4096
@@ -34,22 +35,48 @@ class TreeOps(Launcher):
         requests, k = beam_scores.shape
         if requests == 0:
             return
-        logits = contiguous_rows(logits)
-        (rows, columns), candidates = logits.shape, node_scores.shape[1]
-        blocks, drawn = ceil_div(columns, _COLUMNS), k if first else k * k
-        value = logits.new_empty((rows, blocks, k), dtype=torch.float32)
-        index = logits.new_empty((rows, blocks, k), dtype=torch.int32)
-        total = logits.new_empty((rows, blocks), dtype=torch.float32)
-        tree.scan_top_kernel[(blocks, rows)](
-            logits, value, index, total, columns, logits.stride(0), blocks, TOP_K=k, COLUMNS=_COLUMNS, num_warps=8,
-            **self.common(),
-        )  # fmt: skip
+        columns, candidates, drawn = logits.shape[1], node_scores.shape[1], k if first else k * k
+        value, index, total = self._top_tokens(logits, k)
+        blocks = total.shape[1]
         tree.grow_kernel[(requests,)](
             value, index, total, draft_to_target, draft_step, node_scores, node_token_ids, node_parents, beam_scores,
             beam_nodes, beam_rows, token_ids, ancestors, candidates, columns, blocks, FIRST=first, TOP_K=k,
             BEAMS=power_of_two(k), FOUND=power_of_two(blocks * k), BLOCKS=power_of_two(blocks),
             DRAWN=power_of_two(drawn), CANDIDATES=power_of_two(candidates), num_warps=1, **self.common(),
         )  # fmt: skip
+
+    def draft_block_tree(
+        self, logits: Tensor, draft_to_target: Tensor | None, top_k: int, draft_token_ids: Tensor,
+        draft_parents: Tensor,
+    ) -> None:  # fmt: skip
+        """See `specgraph.kernels.draft_block_tree`."""
+        requests, nodes = draft_token_ids.shape
+        if requests == 0:
+            return
+        steps, columns = logits.shape[0] // requests, logits.shape[1]
+        value, index, total = self._top_tokens(logits, top_k)
+        blocks = total.shape[1]
+        block_tree_kernel[(requests,)](
+            value, index, total, draft_to_target, draft_token_ids, draft_parents, steps, nodes, columns, blocks,
+            draft_token_ids.stride(0), draft_parents.stride(0), TOP_K=top_k, FOUND=power_of_two(blocks * top_k),
+            BLOCKS=power_of_two(blocks), PLACES=power_of_two(steps * top_k), OPEN=power_of_two(2 * nodes + 1),
+            NODES=power_of_two(nodes), num_warps=1, **self.common(),
+        )  # fmt: skip
+
+    def _top_tokens(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """What `scan_top_kernel` finds in each block of each row of logits [T, columns]: values [T, blocks, count],
+        columns, and sums [T, blocks]."""
+        logits = contiguous_rows(logits)
+        rows, columns = logits.shape
+        blocks = ceil_div(columns, _COLUMNS)
+        value = logits.new_empty((rows, blocks, count), dtype=torch.float32)
+        index = logits.new_empty((rows, blocks, count), dtype=torch.int32)
+        total = logits.new_empty((rows, blocks), dtype=torch.float32)
+        tree.scan_top_kernel[(blocks, rows)](
+            logits, value, index, total, columns, logits.stride(0), blocks, TOP_K=count, COLUMNS=_COLUMNS, num_warps=8,
+            **self.common(),
+        )  # fmt: skip
+        return value, index, total
 
     def choose_nodes(
         self, node_scores: Tensor, node_token_ids: Tensor, node_parents: Tensor, draft_token_ids: Tensor,
