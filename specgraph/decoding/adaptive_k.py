@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from operator import mul
 
+from specgraph.decoding.metrics import at_least
 from specgraph.errors import ConfigError
 from specgraph.graphs import padded_size
 
@@ -47,14 +48,11 @@ class AcceptanceRates:
             accepted: draft tokens accepted, per request.
         """
         kept = 0.5 ** (len(accepted) / HALF_LIFE)
-        at_least = [0] * (num_speculative_tokens + 1)  # requests that accepted i tokens, then i or more
-        for count in accepted:
-            at_least[count] += 1
-        at_least = [*accumulate(reversed(at_least))][::-1]
+        reached = at_least(accepted, num_speculative_tokens)
         for place in range(len(self._reached)):
             seen = place < num_speculative_tokens
-            self._reached[place] = kept * self._reached[place] + (at_least[place] if seen else 0)
-            self._accepted[place] = kept * self._accepted[place] + (at_least[place + 1] if seen else 0)
+            self._reached[place] = kept * self._reached[place] + (reached[place] if seen else 0)
+            self._accepted[place] = kept * self._accepted[place] + (reached[place + 1] if seen else 0)
 
     @property
     def rates(self) -> list[float]:

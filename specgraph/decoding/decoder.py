@@ -248,10 +248,11 @@ class SpeculativeDecoder:
             sampled = self.rounds.step(self._admit, agreed) if agreed.unfinished else []
         else:
             sampled = self.rounds.step(self._admit) if self._waiting or self.rounds.running else []
+        limit = self.config.max_model_len
         for state, tokens in sampled:
             state.token_ids += tokens
-            chunks.append(state.cut(tokens, len(tokens) - 1, self.config.max_model_len))
-            if chunks[-1].finish_reason is not None:
+            chunks.append(chunk := state.cut(tokens, len(tokens) - 1, limit))
+            if chunk.finish_reason is not None:
                 self.rounds.leave(state, finished=True)
         return chunks
 
@@ -287,6 +288,8 @@ class SpeculativeDecoder:
 
     def _joining(self) -> list[Running]:
         """The waiting requests that join the next round: in order, while rows and blocks last."""
+        if not self._waiting:
+            return []
         rows, free = self.config.max_num_requests - len(self.rounds.running), self.allocator.num_free
         joining: list[Running] = []
         for state in self._waiting:

@@ -51,6 +51,7 @@ class _Read:
     """A round whose tokens the host has, and has not handed out."""
 
     output: RoundOutput
+    query_len: int
     rows: list[Running | None]
     """As those of its launch."""
     logprobs: list[list[float]] | None
@@ -212,33 +213,37 @@ class DeviceRounds:
         is_last, count = not launch.rows, 0
         while not is_last:
             output = self.outputs.round(words, len(launch.rows), launch.query_len)
-            self._ready.append(_Read(output, list(launch.rows), logprobs))
+            self._ready.append(_Read(output, launch.query_len, list(launch.rows), logprobs))
             is_last, count = output.is_last, count + 1
         self.num_rounds += max(count - 1, 0)
         if not count:
-            self._ready.append(_Read(NO_ROUND, [], logprobs))
+            self._ready.append(_Read(NO_ROUND, 1, [], logprobs))
         if launch.joined:
             tokens = self.outputs.first_tokens(words).tolist()
             self._ready[-1].joined = [(state, row, tokens[row]) for state, row in launch.joined]
 
     def _hand_out(self, read: _Read) -> list[tuple[Running, list[int]]]:
         """Give each request of a round its tokens."""
-        output, accepted = read.output, list[int]()
+        output, num_drafts = read.output, read.query_len - 1
         sampled: list[tuple[Running, list[int]]] = []
+        accepted: list[int] = []
         for row, (state, count, tokens) in enumerate(zip(read.rows, output.counts, output.token_ids, strict=True)):
             if state is not None:
-                if not 0 < count <= len(tokens):  # with 0, stepping on would never end
-                    raise SpecgraphError(_impossible_count(output.number, row, state, count, len(tokens) - 1))
+                if not 0 < count <= num_drafts + 1:  # with 0, stepping on would never end
+                    raise SpecgraphError(_impossible_count(output.number, row, state, count, num_drafts))
                 state.num_sampled = count
-                if read.logprobs is not None:
-                    state.logprobs = read.logprobs[row][:count]
-                if len(tokens) > 1:
-                    self.metrics.observe(count - 1, len(tokens) - 1)
                 accepted.append(count - 1)
-                sampled.append((state, tokens[:count]))
-        self.metrics.rounds += bool(sampled)
-        if self.adaptive is not None and accepted:
-            self.adaptive.rates.observe(len(output.token_ids[0]) - 1, accepted)
+                sampled.append((state, tokens))
+        if read.logprobs is not None:
+            for row, state in enumerate(read.rows):
+                if state is not None:
+                    state.logprobs = read.logprobs[row][: state.num_sampled]
+        if accepted:
+            self.metrics.rounds += 1
+            if num_drafts:
+                self.metrics.observe(accepted, num_drafts)
+            if self.adaptive is not None:
+                self.adaptive.rates.observe(num_drafts, accepted)
         for state, row, token in read.joined:
             state.num_sampled = 1
             if read.logprobs is not None:

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+
+
+def at_least(accepted: Sequence[int], num_speculative_tokens: int) -> list[int]:
+    """For i = 0 to K, how many requests accepted i draft tokens or more."""
+    exactly = [0] * (num_speculative_tokens + 1)
+    for count in accepted:
+        exactly[count] += 1
+    return [*accumulate(reversed(exactly))][::-1]
 
 
 @dataclass(slots=True)
@@ -30,12 +40,17 @@ class AcceptanceMetrics:
         if not self.accepted:
             self.accepted = [0] * self.num_speculative_tokens
 
-    def observe(self, num_accepted: int, num_speculative_tokens: int) -> None:
-        """Count one verified draft of `num_speculative_tokens` tokens (of a tree, its depth)."""
-        self.num_drafts += 1
-        self.drafts_by_k[num_speculative_tokens] = self.drafts_by_k.get(num_speculative_tokens, 0) + 1
-        for position in range(num_accepted):
-            self.accepted[position] += 1
+    def observe(self, accepted: Sequence[int], num_speculative_tokens: int) -> None:
+        """Count the verified drafts of one round.
+
+        Args:
+            accepted: draft tokens accepted, per request.
+            num_speculative_tokens: K of the drafts (of a tree, its depth).
+        """
+        self.num_drafts += len(accepted)
+        self.drafts_by_k[num_speculative_tokens] = self.drafts_by_k.get(num_speculative_tokens, 0) + len(accepted)
+        for position, count in enumerate(at_least(accepted, num_speculative_tokens)[1:]):
+            self.accepted[position] += count
 
     @property
     def mean_acceptance_length(self) -> float:

@@ -154,14 +154,18 @@ class Running:
 
     def room(self, max_model_len: int) -> int:
         """Tokens that it may still be given."""
-        return min(self.request.max_tokens - self.num_output, max_model_len - len(self.token_ids))
+        length, request = len(self.token_ids), self.request
+        return min(request.max_tokens + len(request.prompt_token_ids), max_model_len) - length
 
     def cut(self, tokens: list[int], num_accepted: int, max_model_len: int) -> Chunk:
         """The chunk of a round: its tokens, which are the last of `token_ids`, cut at a stop token or a limit."""
         room = self.room(max_model_len) + len(tokens)
         reason: FinishReason | None = "length" if len(tokens) >= room else None
-        for i, token in enumerate(tokens[:room]):
-            if token in self.request.stop_token_ids:
-                room, reason = i + 1, "stop"
-                break
+        if stops := self.request.stop_token_ids:
+            for i, token in enumerate(tokens[:room]):
+                if token in stops:
+                    room, reason = i + 1, "stop"
+                    break
+        if reason is None:  # the usual case: nothing to cut
+            return Chunk(self.index, tokens, num_accepted, logprobs=self.logprobs)
         return Chunk(self.index, tokens[:room], min(num_accepted, room), reason, logprobs=self.logprobs[:room])

@@ -25,7 +25,7 @@ class RoundOutput:
     number: int
     """Counted from 1 over all rounds of the decoder; 0 is none."""
     token_ids: list[list[int]]
-    """[n][query_len], of which the first `counts` are tokens."""
+    """[n][counts]: what each request sampled."""
     counts: list[int]
     """[n]; 0 for requests that were inert."""
     is_last: bool
@@ -104,9 +104,8 @@ class RoundOutputs:
             SpecgraphError: a later round has overwritten it.
         """
         start, rows = self._num_read % self.num_slots * (self._words + 2), num_requests * query_len
-        behind = start + self.memory.sampled_token_ids.shape[0]
-        tokens = received[start : start + rows].tolist()
-        *pairs, number, again = received[behind : start + self._words + 2].tolist()
+        behind, end = start + self.memory.sampled_token_ids.shape[0], start + self._words
+        number, again = received[end : end + 2].tolist()
         if number != self._num_read + 1:
             raise SpecgraphError(
                 f"slot {self._num_read % self.num_slots} of the ring holds round {number} where round "
@@ -114,6 +113,7 @@ class RoundOutputs:
                 "specgraph"
             )
         self._num_read += 1
-        counts = [count for pair in pairs for count in (pair & 0xFFFFFFFF, pair >> 32)]  # int32, two per word
-        by_request = [tokens[at : at + query_len] for at in range(0, rows, query_len)]
-        return RoundOutput(number, by_request, counts[:num_requests], is_last=not again)
+        tokens: list[int] = received[start : start + rows].tolist()
+        counts: list[int] = received[behind:end].view(torch.int32)[:num_requests].tolist()
+        by_request = [tokens[at : at + count] for at, count in zip(range(0, rows, query_len), counts, strict=True)]
+        return RoundOutput(number, by_request, counts, is_last=not again)

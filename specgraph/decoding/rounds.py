@@ -93,11 +93,12 @@ class Rounds:
             self.propose(self.drafter, running, batch)
         sampled: list[tuple[Running, list[int]]] = []
         tokens, counts = self.target.round.unpacked(self._finished.read(), len(running), num_drafts + 1)
-        if self.adaptive is not None and verified:
-            self.adaptive.rates.observe(num_drafts, [count - 1 for count in counts[:verified]])
+        if self.drafter is not None and num_drafts and verified:
+            accepted = [count - 1 for count in counts[:verified]]
+            self.metrics.observe(accepted, num_drafts)
+            if self.adaptive is not None:
+                self.adaptive.rates.observe(num_drafts, accepted)
         for row, (state, count) in enumerate(zip(running, counts, strict=True)):
-            if self.drafter is not None and num_drafts and row < verified:
-                self.metrics.observe(count - 1, num_drafts)
             state.row, state.num_sampled = row, count
             if logprobs is not None:
                 state.logprobs = self._logprobs.read()[row, :count].tolist()

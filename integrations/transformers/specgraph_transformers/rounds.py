@@ -94,7 +94,7 @@ class Rounds:
         kept = [0] * len(live)
         for row, tokens in enumerate(batch.sampled_token_ids.tolist()):
             if live[row]:
-                self.metrics.observe(counts[row] - 1, rows.shape[1] - 1)
+                self.metrics.observe([counts[row] - 1], rows.shape[1] - 1)
                 kept[row] = output.append(row, tokens[: counts[row]])
         self.metrics.rounds += 1
         ended = output.advance()
