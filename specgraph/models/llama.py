@@ -26,9 +26,11 @@ class LlamaTarget:
         layers: Sequence[DecoderLayer],
         norm: Tensor,
         lm_head: Tensor,
+        rotary: Tensor | None = None,
     ) -> None:
         """embed_tokens and lm_head [vocab_size, hidden_size], or this rank's rows; one tensor when tied. norm
-        [hidden_size]."""
+        [hidden_size]. rotary: the table of all layers, float32 [positions, rotary_dim], where it exists already; by
+        default `config` says how to make it."""
         self.config = config
         self.embed_tokens = embed_tokens
         self.layers = tuple(layers)
@@ -36,7 +38,12 @@ class LlamaTarget:
         self.lm_head = lm_head
         shapes = attention_layers(config, len(self.layers), embed_tokens.device)
         self._attention_layers = tuple(
-            replace(shape, sinks=layer.sinks, scale=shape.scale * layer.key_scale)
+            replace(
+                shape,
+                sinks=layer.sinks,
+                scale=shape.scale * layer.key_scale,
+                rotary=shape.rotary if rotary is None else rotary,
+            )
             for shape, layer in zip(shapes, self.layers, strict=True)
         )
         # Rounded to the dtype of the product, as the models with this factor are trained.

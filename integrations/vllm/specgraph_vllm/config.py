@@ -65,7 +65,7 @@ def unsupported_config(config: Any, methods: Collection[str]) -> str | None:
     speculative, parallel = config.speculative_config, config.parallel_config
     model, cache = config.model_config, config.cache_config
     if speculative.method not in methods:
-        return f"speculative method '{speculative.method}'; specgraph drafts for {', '.join(methods)}"
+        return f"speculative method '{speculative.method}'; specgraph drafts for {', '.join(methods)} here"
     for name in ("use_gemma4_mtp", "use_multi_module_mtp"):  # vLLM then takes another speculator
         if (asked := getattr(speculative, name, None)) is not None and asked():
             return f"speculative method '{speculative.method}' with several modules, or Gemma 4's ({name})"

@@ -13,22 +13,24 @@ from torch import Tensor
 
 from specgraph import DraftHead, KVCache, eagle3_head_from_module, eagle_head_from_module
 from specgraph.errors import UnsupportedError
+from specgraph_vllm.language_model import LANGUAGE_MODEL_CLASSES, language_model_head
 from specgraph_vllm.mtp import MTP_CLASS, mtp_head, mtp_module
 
 EAGLE3_CLASS, EAGLE_CLASS = "Eagle3LlamaForCausalLM", "EagleLlamaForCausalLM"
 
-SERVED_CLASSES = (EAGLE3_CLASS, EAGLE_CLASS, MTP_CLASS)
+SERVED_CLASSES = (EAGLE3_CLASS, EAGLE_CLASS, MTP_CLASS, *LANGUAGE_MODEL_CLASSES)
 """The modules of vLLM that `draft_head` reads."""
 
 MAX_AUX = 4
 """Hidden states of the target that the hand-over takes at most."""
 
 
-def draft_head(module: Any) -> DraftHead:
+def draft_head(module: Any, target_hidden_size: int) -> DraftHead:
     """The head over the module's own weights, with the module's own table of cosines and sines.
 
     Args:
         module: as vLLM loaded it, its weights on the device.
+        target_hidden_size: columns of the target's hidden states.
 
     Raises:
         UnsupportedError: an option or a tensor of the module that the head does not have.
@@ -43,6 +45,8 @@ def draft_head(module: Any) -> DraftHead:
         return eagle_head_from_module(module)
     if name == MTP_CLASS:
         return mtp_head(module)
+    if name in LANGUAGE_MODEL_CLASSES:
+        return language_model_head(module, target_hidden_size)
     if not inner.use_aux_hidden_state:
         raise UnsupportedError("eagle_config.use_aux_hidden_state is false; the head takes the target's hidden states")
     if inner.num_aux_hidden_states > MAX_AUX:

@@ -12,6 +12,7 @@ SPECULATORS = "vllm.v1.worker.gpu.spec_decode"
 """The package of the speculators."""
 
 EAGLE, MTP = ("eagle.speculator", "EagleSpeculator"), ("mtp.speculator", "MTPSpeculator")
+DRAFT_MODEL = "standalone_ar.speculator", "StandaloneARSpeculator"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ SHIMS = (
         ("vllm_config", "device", "req_states"),
         ("dp_sync_state", *_DUMMY, "num_speculative_tokens"),
         "block_sizes",
-        _METHODS,
+        {**_METHODS, "draft_model": DRAFT_MODEL},
     ),
 )
 """The releases whose names were checked: tests/test_names.py compares them with the wheels' sources."""

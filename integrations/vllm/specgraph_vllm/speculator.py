@@ -45,7 +45,7 @@ def speculator_class(stock: Any, shim: Shim) -> Any:
         def load_model(self, target_model: Any) -> None:
             super().load_model(target_model)
             with self._refusals():
-                self._head = draft_head(self.model)
+                self._head = draft_head(self.model, self.vllm_config.model_config.get_hidden_size())
 
         def capture(self) -> None:
             super().capture()

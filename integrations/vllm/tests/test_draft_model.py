@@ -8,14 +8,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from specgraph_vllm.draft_model import draft_cache, draft_head, draft_layers
+from tiny_checkpoints import HEAD_DIM, HIDDEN, write_target
 from vllm_objects import (
     LAYER_NAME,
     Eagle3LlamaForCausalLM,
     EagleLlamaForCausalLM,
     Fp8LinearMethod,
+    LlamaForCausalLM,
     MiMoMTP,
     MRotaryEmbedding,
+    Qwen3ForCausalLM,
     kv_cache,
     mimo_folder,
 )
@@ -36,7 +40,7 @@ def module(target):
 
 
 def test_the_head_is_the_one_that_the_core_reads_from_the_folder(module, target) -> None:
-    head, want = draft_head(module), load_drafter(shipped_pair()[1], target)
+    head, want = draft_head(module, HIDDEN), load_drafter(shipped_pair()[1], target)
     got, expected = dict(head.weights()), dict(want.weights())
     torch.testing.assert_close(got.pop("rotary"), expected.pop("rotary")[:1024], atol=1e-4, rtol=0)
     embedding, wanted = got.pop("embed_tokens"), expected.pop("embed_tokens")
@@ -55,7 +59,7 @@ def test_the_head_is_the_one_that_the_core_reads_from_the_folder(module, target)
 def test_eagle_1_too(target) -> None:
     folder = Path(__file__).parents[3] / "examples/tiny-python/drafters/eagle1"
     config = json.loads((folder / "config.json").read_text())
-    head = draft_head(EagleLlamaForCausalLM(folder, config, target, torch.float32))
+    head = draft_head(EagleLlamaForCausalLM(folder, config, target, torch.float32), HIDDEN)
     want = load_drafter(folder, target)
     got, expected = dict(head.weights()), dict(want.weights())
     torch.testing.assert_close(got.pop("rotary"), expected.pop("rotary")[:1024], atol=1e-4, rtol=0)
@@ -71,7 +75,7 @@ def test_mtp_too(tmp_path) -> None:
     target = load_target(folder, dtype=torch.float32)
     module = MiMoMTP(folder, json.loads((folder / "config.json").read_text()), target, torch.float32)
     module.model.layers = ["not of the drafter"]
-    head, want = draft_head(module), load_drafter(folder, target)
+    head, want = draft_head(module, HIDDEN), load_drafter(folder, target)
     got, expected = dict(head.weights()), dict(want.weights())
     torch.testing.assert_close(got.pop("rotary"), expected.pop("rotary")[:1024], atol=1e-4, rtol=0)
     assert got.keys() == expected.keys()
@@ -84,16 +88,45 @@ def test_mtp_too(tmp_path) -> None:
     assert [layer.self_attn.attn.layer_name for layer in draft_layers(module)] == [LAYER_NAME]
 
 
+@pytest.mark.parametrize("kind", [LlamaForCausalLM, Qwen3ForCausalLM])
+def test_a_language_model_too(kind, tmp_path) -> None:
+    folder = write_target(tmp_path)
+    if kind is Qwen3ForCausalLM:
+        tensors, g = load_file(folder / "model.safetensors"), torch.Generator().manual_seed(2)
+        for i in range(4):
+            for name in ("q_norm", "k_norm"):
+                tensors[f"model.layers.{i}.self_attn.{name}.weight"] = 1 + torch.rand(HEAD_DIM, generator=g)
+        save_file(tensors, folder / "model.safetensors")
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"model_type": "qwen3", "attention_bias": False}))
+    config = json.loads((folder / "config.json").read_text())
+    module = kind(folder, config, None, torch.float32)
+    head, want = draft_head(module, 48), load_target(folder, dtype=torch.float32)
+    assert (head.aux_size, head.position_offset, head.draft_vocab_size) == (48, 1, want.vocab_size)
+    got, expected = dict(head.weights()), dict(want.weights())
+    table = expected.pop("rotary")
+    torch.testing.assert_close(got.pop("rotary")[: len(table)], table, atol=1e-4, rtol=0)
+    assert got.keys() == expected.keys()
+    for name, tensor in got.items():
+        assert torch.equal(tensor[: len(expected[name])], expected[name]), name
+    theirs = {p.untyped_storage().data_ptr() for p in module.parameters()}
+    assert {tensor.untyped_storage().data_ptr() for tensor in got.values()} <= theirs
+    assert [shape.rotary is head.attention_layers[0].rotary for shape in head.attention_layers] == [True] * 4
+    for one, other in zip(head.attention_layers, want.attention_layers, strict=True):
+        assert (one.num_heads, one.num_kv_heads, one.head_dim) == (other.num_heads, other.num_kv_heads, other.head_dim)
+        assert one.scale == other.scale
+
+
 def test_no_weight_is_copied(module) -> None:
     theirs = {p.untyped_storage().data_ptr() for p in module.parameters()}
-    for name, tensor in draft_head(module).weights().items():
+    for name, tensor in draft_head(module, HIDDEN).weights().items():
         assert name == "rotary" or tensor.untyped_storage().data_ptr() in theirs, name
 
 
 def test_a_drafter_of_the_whole_vocabulary_has_no_map_of_ids(module) -> None:
     module.config.draft_vocab_size = module.config.vocab_size
     module.draft_id_to_target_id = None  # as in vLLM 0.33; 0.26 has zeros
-    assert draft_head(module).draft_to_target is None
+    assert draft_head(module, HIDDEN).draft_to_target is None
 
 
 def _quantised(module):
@@ -139,16 +172,16 @@ def _five(module):
 def test_what_the_head_does_not_have_is_refused_by_name(module, change, words) -> None:
     change(module)
     with pytest.raises(UnsupportedError, match=words):
-        draft_head(module)
+        draft_head(module, HIDDEN)
 
 
 def test_another_model_class_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="a SimpleNamespace; served are Eagle3LlamaForCausalLM"):
-        draft_head(SimpleNamespace())
+        draft_head(SimpleNamespace(), HIDDEN)
 
 
 def test_the_cache_is_a_view_of_vllms_memory(module) -> None:
-    head = draft_head(module)
+    head = draft_head(module, HIDDEN)
     theirs = kv_cache(6, 2, 16, 32, torch.float32)
     groups = [SimpleNamespace(layer_names=["other"]), SimpleNamespace(layer_names=["x", LAYER_NAME])]
     found = draft_cache(head, module, groups, [8, 16], {LAYER_NAME: SimpleNamespace(kv_cache=theirs)})
@@ -165,10 +198,10 @@ def test_another_layout_of_the_cache_is_refused(module, shape) -> None:
     groups = [SimpleNamespace(layer_names=[LAYER_NAME])]
     with pytest.raises(UnsupportedError, match="served is FlashAttention's"):
         draft_cache(
-            draft_head(module), module, groups, [16], {LAYER_NAME: SimpleNamespace(kv_cache=torch.zeros(shape))}
+            draft_head(module, HIDDEN), module, groups, [16], {LAYER_NAME: SimpleNamespace(kv_cache=torch.zeros(shape))}
         )
 
 
 def test_layers_in_no_group_are_refused(module) -> None:
     with pytest.raises(UnsupportedError, match="in 0 KV cache groups"):
-        draft_cache(draft_head(module), module, [SimpleNamespace(layer_names=["other"])], [16], {})
+        draft_cache(draft_head(module, HIDDEN), module, [SimpleNamespace(layer_names=["other"])], [16], {})

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 from specgraph_vllm.draft_model import EAGLE3_CLASS, EAGLE_CLASS
+from specgraph_vllm.language_model import LANGUAGE_MODEL_CLASSES
 from specgraph_vllm.mtp import MTP_CLASS
 from specgraph_vllm.shims import RUNNER_MODULE, SHIMS, SPECULATORS, Shim
 
@@ -79,9 +80,15 @@ def test_propose_has_the_parameters_of_the_shim(wheel) -> None:
     for module, name in set(shim.speculators.values()):
         stock = found(tree(folder, f"{SPECULATORS}.{module}".replace(".", "/") + ".py"), ast.ClassDef, name)
         assert isinstance(stock, ast.ClassDef)
-        assert [b.id for b in stock.bases if isinstance(b, ast.Name)] == [
-            "AutoRegressiveSpeculator" if shim.release == "0.26" else "TargetDependentARSpeculator"
-        ]
+        bases = [b.id for b in stock.bases if isinstance(b, ast.Name)]
+        if name == "StandaloneARSpeculator":
+            assert bases == ["DraftModelSpeculator"]
+            own = found(stock, ast.FunctionDef, "propose")
+            assert isinstance(own, ast.FunctionDef)
+            assert tuple(parameters(own)) == TENSORS + shim.extra_parameters
+            found(stock, ast.FunctionDef, "capture")
+            continue
+        assert bases == ["AutoRegressiveSpeculator" if shim.release == "0.26" else "TargetDependentARSpeculator"]
         assert not {n.name for n in stock.body if isinstance(n, ast.FunctionDef)} & {"propose", "capture", "set_attn"}
     path = "autoregressive" if shim.release == "0.26" else "target_dependent_ar"
     base = tree(folder, f"{GPU}/spec_decode/{path}/speculator.py")
@@ -180,6 +187,24 @@ def test_so_has_the_one_of_mtp(wheel) -> None:
     assert f'"MiMoMTPModel": ("mimo_mtp", "{MTP_CLASS}")' in registry
 
 
+def test_so_have_the_ones_of_draft_models(wheel) -> None:
+    _, folder = wheel
+    models = folder / "vllm/model_executor/models"
+    registry = (models / "registry.py").read_text()
+    for name, attention in zip(LANGUAGE_MODEL_CLASSES, ("Llama", "Qwen2", "Qwen3"), strict=True):
+        file = attention.lower()
+        assert f'"{name}": ("{file}", "{name}")' in registry
+        assert {"config", "model", "lm_head"} <= assigned(found(tree(models, f"{file}.py"), ast.ClassDef, name))
+        names = {"qkv_proj", "o_proj", "rotary_emb", "attn", "num_heads", "num_kv_heads", "head_dim", "scaling"}
+        norms = {"q_norm", "k_norm"} if name == "Qwen3ForCausalLM" else set()
+        assert names | norms <= assigned(found(tree(models, f"{file}.py"), ast.ClassDef, f"{attention}Attention"))
+    for file in ("llama", "qwen2"):  # Qwen3's inner model is Qwen2's
+        kind = "LlamaModel" if file == "llama" else "Qwen2Model"
+        inner = found(tree(models, f"{file}.py"), ast.ClassDef, kind)
+        assert {"embed_tokens", "norm"} <= assigned(inner)
+        assert "self.layers = make_layers(" in ast.unparse(inner)
+
+
 def test_the_methods_are_those_that_the_v2_runner_serves(wheel) -> None:
     shim, folder = wheel
     init = ast.unparse(found(tree(folder, f"{GPU}/spec_decode/__init__.py"), ast.FunctionDef, "init_speculator"))
@@ -189,6 +214,7 @@ def test_the_methods_are_those_that_the_v2_runner_serves(wheel) -> None:
     refused = ast.unparse(found(config, ast.FunctionDef, "_get_v2_model_runner_unsupported_features"))
     if shim.release == "0.26":
         assert "method not in ('eagle', 'eagle3', 'mtp', 'dflash', 'dspark')" in refused  # draft_model is not there
+    assert ("draft_model" in shim.speculators) == (shim.release == "0.33")
     checks = {n.name for n in ast.walk(tree(folder, "vllm/config/speculative.py")) if isinstance(n, ast.FunctionDef)}
     assert "use_gemma4_mtp" in checks
     assert ("use_multi_module_mtp" in checks) == (shim.release == "0.33")

@@ -47,10 +47,17 @@ def test_the_served_releases_get_specgraphs_speculator(version, args) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "name"), [("eagle3", "EagleSpeculator"), ("eagle", "EagleSpeculator"), ("mtp", "MTPSpeculator")]
+    ("version", "method", "name"),
+    [
+        ("0.26.0", "eagle3", "EagleSpeculator"),
+        ("0.26.0", "eagle", "EagleSpeculator"),
+        ("0.26.0", "mtp", "MTPSpeculator"),
+        ("0.33.0", "mtp", "MTPSpeculator"),
+        ("0.33.0", "draft_model", "StandaloneARSpeculator"),
+    ],
 )
-def test_the_speculator_is_one_of_vllms_class_for_the_method(method, name) -> None:
-    made = wrapped()(vllm_config(speculative_config__method=method), CPU)
+def test_the_speculator_is_one_of_vllms_class_for_the_method(version, method, name) -> None:
+    made = wrapped(version)(vllm_config(speculative_config__method=method), CPU)
     assert type(made).__mro__[1].__name__ == name
 
 
@@ -63,7 +70,11 @@ def test_other_releases_are_refused_or_left_to_vllm(version) -> None:
 
 
 REFUSED = [
-    ({"speculative_config__method": "ngram"}, "speculative method 'ngram'; specgraph drafts for eagle3, eagle, mtp"),
+    (
+        {"speculative_config__method": "ngram"},
+        "speculative method 'ngram'; specgraph drafts for eagle3, eagle, mtp here",
+    ),
+    ({"speculative_config__method": "draft_model"}, "'draft_model'; specgraph drafts for eagle3, eagle, mtp here"),
     ({"speculative_config__use_multi_module_mtp": lambda: True}, "several modules"),
     ({"speculative_config__use_gemma4_mtp": lambda: True}, "Gemma 4's"),
     ({"speculative_config__draft_sample_method": "probabilistic"}, "draft_sample_method 'probabilistic'"),

@@ -10,12 +10,14 @@ import pytest
 import torch
 from drafting.test_against_dense import dense_attend, dense_chain
 from specgraph_vllm.config import Settings
+from specgraph_vllm.draft_model import draft_layers
 from specgraph_vllm.shims import SHIMS
 from specgraph_vllm.speculator import speculator_class
 from tiny_checkpoints import HEAD_DIM, KV_HEADS, write_eagle3, write_target
 from vllm_objects import LAYER_NAME, StockSpeculator, input_batch, kv_cache, mimo_folder, vllm_config
 from vllm_objects import Eagle3LlamaForCausalLM as EAGLE3
 from vllm_objects import EagleLlamaForCausalLM as EAGLE
+from vllm_objects import LlamaForCausalLM as LM
 from vllm_objects import MiMoMTP as MTP
 
 from specgraph import UnsupportedError, load_drafter, load_target, shipped_pair
@@ -35,27 +37,41 @@ class Engine:
             target_folder, draft_folder, made = write_target(folder / "t"), write_eagle3(folder / "d"), EAGLE3
         elif kind == "eagle":
             target_folder, draft_folder, made = shipped_pair()[0], DRAFTERS / "eagle1", EAGLE
-        else:
+        elif kind == "mtp":
             target_folder = draft_folder = mimo_folder(folder / "t")
             made = MTP
+        else:
+            target_folder, draft_folder, made = shipped_pair()[0], DRAFTERS / "draft-model", LM
         target = load_target(target_folder, dtype=torch.float32)
         self.oracle = load_drafter(draft_folder, load_target(target_folder, dtype=torch.float64))
         config = json.loads((draft_folder / "config.json").read_text())
         self.module, self.vocab = made(draft_folder, config, target, torch.float32), target.vocab_size
+        self.first = {} if kind == "draft_model" else None
+        """By slot, a prompt's first token: a language model has its key and value too."""
+        self.names = [layer.self_attn.attn.layer_name for layer in draft_layers(self.module)]
+        shim = SHIMS[1] if kind == "draft_model" else SHIMS[0]
         per_request, layer = MAX_LEN // BLOCK, self.oracle.attention_layers[0]
-        self.tensor = kv_cache(1 + SLOTS * per_request, layer.num_kv_heads, BLOCK, layer.head_dim, torch.float32)
+        self.tensors = [
+            kv_cache(1 + SLOTS * per_request, layer.num_kv_heads, BLOCK, layer.head_dim, torch.float32)
+            for _ in self.names
+        ]
+        self.tensor = self.tensors[0]
         self.blocks = (torch.randperm(SLOTS * per_request, generator=self.g) + 1).view(SLOTS, -1).int()
         self.last_sampled = torch.full((SLOTS, 1), 7)
-        self.speculator = speculator_class(StockSpeculator, SHIMS[0])(
+        context = {name: SimpleNamespace(kv_cache=kv) for name, kv in zip(self.names, self.tensors, strict=True)}
+        self.speculator = speculator_class(StockSpeculator, shim)(
             Settings(**settings),
-            vllm_config(compilation_config__static_forward_context={LAYER_NAME: SimpleNamespace(kv_cache=self.tensor)}),
+            vllm_config(
+                compilation_config__static_forward_context=context,
+                model_config__get_hidden_size=lambda: target.hidden_size,
+            ),
             torch.device("cpu", 0),
         )
         s = self.speculator
         s.num_speculative_steps, s.max_num_reqs, s.max_model_len = K, MAX_SEQS, MAX_LEN
-        s.kv_cache_config = SimpleNamespace(kv_cache_groups=[SimpleNamespace(layer_names=["a", LAYER_NAME])])
+        s.kv_cache_config = SimpleNamespace(kv_cache_groups=[SimpleNamespace(layer_names=["a", *self.names])])
         s.block_tables = SimpleNamespace(
-            kernel_block_sizes=[BLOCK], input_block_tables=[torch.full((MAX_SEQS, per_request + 2), 3).int()]
+            **{shim.block_sizes: [BLOCK]}, input_block_tables=[torch.full((MAX_SEQS, per_request + 2), 3).int()]
         )
         self.tokens, self.aux = {}, {}
 
@@ -67,13 +83,24 @@ class Engine:
         """A prompt, as vLLM leaves it after its own code has drafted: rows 0 .. length - 1 are in the cache."""
         self.tokens[slot] = torch.randint(0, self.vocab, (length,), generator=self.g)
         self.aux[slot] = torch.randn(length, self.oracle.aux_size, generator=self.g)
+        if self.first is not None:
+            self.first[slot] = torch.randint(0, self.vocab, (1,), generator=self.g)
         past: dict = {}
-        rows = dense_attend(self.oracle.attention_layers, torch.arange(length), past)
-        self.oracle.forward(self.tokens[slot], self.oracle.combine(self.aux[slot].double()), rows)
-        for position in range(length):
+        ids, aux = self.history(slot)
+        rows = dense_attend(self.oracle.attention_layers, torch.arange(len(ids)), past)
+        self.oracle.forward(ids, self.oracle.combine(aux), rows)
+        for position in range(len(ids)):
             block = self.blocks[slot, position // BLOCK]
-            pair = torch.cat([past[0][0][position], past[0][1][position]], -1)
-            self.tensor[block, :, position % BLOCK] = pair.float()
+            for layer, tensor in enumerate(self.tensors):
+                pair = torch.cat([past[layer][0][position], past[layer][1][position]], -1)
+                tensor[block, :, position % BLOCK] = pair.float()
+
+    def history(self, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and hidden states of all rows that the drafter has seen, from position 0 on."""
+        if self.first is None:
+            return self.tokens[slot], self.aux[slot].double()
+        tokens = torch.cat([self.first[slot], self.tokens[slot]])
+        return tokens, torch.zeros(len(tokens), self.oracle.aux_size, dtype=torch.float64)
 
     def round(self, slots: list[int], counts: list[int]) -> tuple[torch.Tensor, list[list[int]]]:
         """One decode round: the drafts of specgraph, and those of the dense chain over each whole history."""
@@ -99,7 +126,7 @@ class Engine:
         states = torch.cat([*aux, padding])
         parts = [part.contiguous() for part in states.chunk(3, dim=1)] if self.oracle.aux_layers else None
         drafts = self.propose(batch, parts, counts, last=states)
-        want = [dense_chain(self.oracle, self.tokens[slot], self.aux[slot].double(), K)[1] for slot in slots]
+        want = [dense_chain(self.oracle, *self.history(slot), K)[1] for slot in slots]
         return drafts, want
 
     def propose(self, batch, aux, counts, *extra, last=None, **options):
@@ -117,7 +144,7 @@ def engine(tmp_path, request) -> Engine:
     return made
 
 
-@pytest.mark.parametrize("engine", ["eagle3", "eagle", "mtp"], indirect=True)
+@pytest.mark.parametrize("engine", ["eagle3", "eagle", "mtp", "draft_model"], indirect=True)
 def test_drafts_follow_the_whole_history_in_vllms_cache(engine) -> None:
     for slot, length in ((2, 3), (0, 15), (4, 40)):
         engine.prompt(slot, length)

@@ -16,6 +16,8 @@ from mimo import write_mimo
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from specgraph import load_target
+
 LAYER_NAME = "model.layers.4.self_attn.attn"
 
 
@@ -67,28 +69,38 @@ class DraftModule(torch.nn.Module):
         self.config = SimpleNamespace(**{k: v for k, v in config.items() if k != "eagle_config"})
         self.eps, dim = config["rms_norm_eps"], config["head_dim"]
 
+        theta = config.get("rope_theta") or config["rope_parameters"]["rope_theta"]
+        self.rotary = RotaryEmbedding(dim, config["max_position_embeddings"], theta, dtype)
+        self.model = torch.nn.Module()
+        self.model.layers = torch.nn.ModuleList([self.layer(self.layer_name, LAYER_NAME)])
+        self.model.embed_tokens = Linear(padded_to_64(target.embed_tokens.to(dtype)))
+        if "fc.weight" in t:
+            self.model.fc = Linear(t["fc.weight"])
+
+    def layer(self, prefix: str, layer_name: str) -> torch.nn.Module:
+        """One decoder layer with the tensors under `prefix`; `layer_name` is that of its KV cache."""
+        t, config = self.read, self.config
+
         def packed(*names: str) -> Linear:
-            parts = [[t.get(f"{self.layer_name}.{name}.{kind}") for name in names] for kind in ("weight", "bias")]
+            parts = [[t.get(f"{prefix}.{name}.{kind}") for name in names] for kind in ("weight", "bias")]
             return Linear(torch.cat(parts[0]), None if parts[1][0] is None else torch.cat(parts[1]))
 
         attention = torch.nn.Module()
         attention.qkv_proj = packed("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-        attention.o_proj = packed("self_attn.o_proj")
-        attention.rotary_emb = RotaryEmbedding(dim, config["max_position_embeddings"], config["rope_theta"], dtype)
-        attention.num_heads, attention.num_kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-        attention.head_dim, attention.scaling = dim, dim**-0.5
-        attention.attn = SimpleNamespace(layer_name=LAYER_NAME, sliding_window=None)
+        attention.o_proj, attention.rotary_emb = packed("self_attn.o_proj"), self.rotary
+        attention.num_heads, attention.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
+        attention.head_dim, attention.scaling = config.head_dim, config.head_dim**-0.5
+        attention.attn = SimpleNamespace(layer_name=layer_name, sliding_window=None)
         layer = torch.nn.Module()
         layer.self_attn, layer.mlp = attention, torch.nn.Module()
         layer.mlp.gate_up_proj, layer.mlp.down_proj = packed("mlp.gate_proj", "mlp.up_proj"), packed("mlp.down_proj")
-        for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):
-            if f"{self.layer_name}.{name}.weight" in t:
-                setattr(layer, name, self.norm(f"{self.layer_name}.{name}"))
-        self.model = torch.nn.Module()
-        self.model.layers = torch.nn.ModuleList([layer])
-        self.model.embed_tokens = Linear(padded_to_64(target.embed_tokens.to(dtype)))
-        if "fc.weight" in t:
-            self.model.fc = Linear(t["fc.weight"])
+        for at, name in (
+            (layer, "input_layernorm"), (layer, "hidden_norm"), (layer, "post_attention_layernorm"),
+            (attention, "self_attn.q_norm"), (attention, "self_attn.k_norm"),
+        ):  # fmt: skip
+            if f"{prefix}.{name}.weight" in t:
+                setattr(at, name.removeprefix("self_attn."), self.norm(f"{prefix}.{name}"))
+        return layer
 
     def norm(self, name: str) -> RMSNorm:
         return RMSNorm(self.read[f"{name}.weight"], self.eps)
@@ -142,6 +154,25 @@ class MiMoMTP(DraftModule):
         module.mtp_block = block
         self.model.mtp_layers = torch.nn.ModuleDict({str(config["num_hidden_layers"]): module})
         self.lm_head = Linear(padded_to_64(target.lm_head.to(dtype)))
+
+
+class LlamaForCausalLM(DraftModule):
+    """A language model of any number of layers as vLLM 0.33 loads a `draft_model`: its own embedding and lm_head."""
+
+    layer_name = "model.layers.0"
+
+    def __init__(self, folder: Path, config: dict[str, Any], target: Any, dtype: torch.dtype) -> None:
+        own = load_target(folder, dtype=dtype)
+        super().__init__(folder, config, own, dtype)
+        self.model.layers = torch.nn.ModuleList(
+            self.layer(f"model.layers.{i}", f"draft_model.model.layers.{i}.self_attn.attn")
+            for i in range(config["num_hidden_layers"])
+        )
+        self.model.norm, self.lm_head = self.norm("model.norm"), Linear(padded_to_64(own.lm_head.to(dtype)))
+
+
+class Qwen3ForCausalLM(LlamaForCausalLM):
+    pass
 
 
 def padded_to_64(weight: Tensor) -> Tensor:

@@ -1,0 +1,42 @@
+"""vLLM's loaded language model as a drafter (method `draft_model`): views of its weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specgraph.models.draft_model import DraftModelHead
+from specgraph.models.from_modules import (
+    config_from_module,
+    layer_from_module,
+    linear_weight,
+    plain,
+    rotary_from_module,
+)
+from specgraph.models.llama import LlamaTarget
+
+LANGUAGE_MODEL_CLASSES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+"""vLLM's models that differ in biases and norms of query and key only."""
+
+
+def language_model_head(module: Any, target_hidden_size: int) -> DraftModelHead:
+    """The head over one of `LANGUAGE_MODEL_CLASSES`, which has the target's vocabulary.
+
+    Keys lie at their own token's position, as vLLM's code for prompts writes them.
+
+    Args:
+        module: as vLLM loaded it, its weights on the device.
+        target_hidden_size: columns of the target's hidden states, which the head ignores.
+
+    Raises:
+        UnsupportedError: an option or a tensor of the module that the head does not have.
+    """
+    inner, config = module.model, config_from_module(module)
+    model = LlamaTarget(
+        config,
+        linear_weight(inner.embed_tokens)[: config.vocab_size],  # vLLM pads the rows
+        [layer_from_module(layer) for layer in inner.layers],
+        plain(inner.norm.weight),
+        linear_weight(module.lm_head)[: config.vocab_size],
+        rotary=rotary_from_module(inner.layers[0].self_attn),
+    )
+    return DraftModelHead(model, target_hidden_size)
