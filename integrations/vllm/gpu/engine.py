@@ -95,14 +95,15 @@ def python_prompts(tokenizer_file: Path, count: int, seed: int) -> list[list[int
     return prompts
 
 
-def params(max_tokens: int) -> Any:
-    """Greedy, only the new tokens with each output."""
+def params(max_tokens: int, seed: int | None = None) -> Any:
+    """Greedy, or at temperature 1 with a seed; only the new tokens with each output."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
     return SamplingParams(
-        temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.DELTA
-    )
+        temperature=0.0 if seed is None else 1.0, seed=seed, max_tokens=max_tokens, ignore_eos=True, detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )  # fmt: skip
 
 
 def acceptance(accepted: list[int]) -> list[float]:
@@ -111,18 +112,21 @@ def acceptance(accepted: list[int]) -> list[float]:
 
 
 def generate(
-    engine: Any, prompts: list[list[int]], at_once: int, max_tokens: int = 128
+    engine: Any, prompts: list[list[int]], at_once: int, max_tokens: int = 128, sampled: bool = False
 ) -> tuple[list[list[int]], list[int]]:
-    """(tokens by prompt, accepted drafts by round). A request's first output is its prompt's, its last may be cut."""
+    """(tokens by prompt, accepted drafts by round). A request's first output is its prompt's, its last may be cut.
+
+    `sampled`: the seed of prompt i is i.
+    """
     tokens: list[list[int]] = [[] for _ in prompts]
     accepted: list[int] = []
     for begin in range(0, len(prompts), at_once):
         part = range(begin, min(begin + at_once, len(prompts)))
         steps: dict[int, list[int]] = {index: [] for index in part}
         for index in part:
-            engine.add_request(
-                str(index), {"prompt_token_ids": prompts[index]}, params(min(max_tokens, MAX_LEN - len(prompts[index])))
-            )
+            limit = min(max_tokens, MAX_LEN - len(prompts[index]))
+            asked = params(limit, index if sampled else None)
+            engine.add_request(str(index), {"prompt_token_ids": prompts[index]}, asked)
         while engine.has_unfinished_requests():
             for output in engine.step():
                 new = list(output.outputs[0].token_ids)

@@ -1,4 +1,4 @@
-"""Greedy tokens of the shipped pair in vLLM, stock or with the plugin.
+"""Tokens, greedy and sampled with seeds, of the shipped pair in vLLM, stock or with the plugin.
 
     VLLM_PLUGINS=          python tokens.py --way stock --out stock.json
     VLLM_PLUGINS=specgraph python tokens.py --way specgraph --out specgraph.json
@@ -42,9 +42,11 @@ def main() -> None:
     def counts() -> dict[str, int]:
         return dict(speculator.counts.by_reason) if asked.way == "specgraph" else {}
 
-    for name, part, at_once in (("one", prompts[:1], 1), ("all", prompts, 64), ("eight", prompts, 8)):
+    for name, part, at_once in (
+        ("one", prompts[:1], 1), ("all", prompts, 64), ("sampled", prompts, 64), ("eight", prompts, 8),
+    ):  # fmt: skip
         begin = time.monotonic()
-        tokens, accepted = generate(engine, part, at_once)
+        tokens, accepted = generate(engine, part, at_once, sampled=name == "sampled")
         result[name] = {
             "requests": len(part),
             "at_once": at_once,

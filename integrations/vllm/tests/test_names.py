@@ -233,6 +233,16 @@ def test_the_configuration_has_what_is_checked(wheel) -> None:
         assert set(names) <= assigned(tree(folder, f"vllm/config/{path}.py")), path
 
 
+def test_greedy_drafts_are_one_hot_to_the_rejection_sampler(wheel) -> None:
+    """vLLM's default: drafts are greedy whatever a request samples, and no draft logits are handed over."""
+    _, folder = wheel
+    config = (folder / "vllm/config/speculative.py").read_text()
+    assert 'draft_sample_method: DraftSampleMethod = "greedy"' in config
+    base = ast.unparse(found(tree(folder, f"{GPU}/spec_decode/speculator.py"), ast.ClassDef, "DraftModelSpeculator"))
+    assert "self.draft_logits: torch.Tensor | None = None" in base
+    assert "if self.speculative_config.draft_sample_method == 'probabilistic':" in base
+
+
 def test_flash_attention_keeps_keys_and_values_side_by_side(wheel) -> None:
     _, folder = wheel
     source = (folder / "vllm/v1/attention/backends/flash_attn.py").read_text()
