@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers.cache_utils import DummyLayer, DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
 
 from specgraph import UnsupportedError
@@ -75,5 +76,16 @@ def _move(layer: Any, ends: Sequence[int], columns: int, after: int) -> None:
     back = torch.arange(-stored, 0, device=keys.device)
     first = columns - keys.shape[-2]
     # padding comes from any column: it is masked
-    source = (torch.tensor(ends, device=back.device)[:, None] + back - first).clamp(min=0)[:, None, :, None]
-    layer.keys, layer.values = torch.take_along_dim(keys, source, dim=-2), torch.take_along_dim(values, source, dim=-2)
+    source = (torch.tensor(ends, device=back.device)[:, None] + back - first).clamp(min=0)
+    layer.keys, layer.values = _taken(keys, source), _taken(values, source)
+
+
+def _taken(tensor: Tensor, source: Tensor) -> Tensor:
+    """The columns `source[i]` of request i: [n, heads, columns, dim], int64 [n, stored] -> [n, heads, stored, dim].
+
+    Whole rows of `dim` elements are copied by one index, many times faster than `take_along_dim` with one per element.
+    """
+    n, heads, columns, dim = tensor.shape
+    starts = torch.arange(n * heads, device=tensor.device).view(n, heads, 1) * columns
+    rows = (starts + source[:, None, :]).flatten()
+    return tensor.reshape(-1, dim).index_select(0, rows).view(n, heads, source.shape[1], dim)
