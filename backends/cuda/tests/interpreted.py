@@ -1,4 +1,5 @@
-"""Where the tests of Triton kernels run: on a GPU, or without one in Triton's interpreter (TRITON_INTERPRET=1).
+"""Where the tests of Triton kernels run, on a GPU or without one in Triton's interpreter (TRITON_INTERPRET=1), and the
+comparison of an op with its reference.
 
 Importing it skips the module that does where Triton is not installed.
 """
@@ -9,6 +10,8 @@ import os
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 pytest.importorskip("triton")
 
@@ -31,3 +34,20 @@ def device(request: pytest.FixtureRequest) -> str:
     if not INTERPRETED:
         request.getfixturevalue("platform")
     return DEVICE
+
+
+def run(name: str, *arguments: object, written: dict[str, Tensor], **options: object) -> dict[str, Tensor]:
+    """Run one op of the device on copies of the tensors, which are on the CPU; what it wrote, on the CPU."""
+    there = {key: value.clone().to(DEVICE) for key, value in written.items()}
+    getattr(ops(), name)(*(a.to(DEVICE) if isinstance(a, Tensor) else a for a in arguments), **options, **there)
+    return {key: value.cpu() for key, value in there.items()}
+
+
+def expect(name: str, *arguments: object, written: dict[str, Tensor], **options: object) -> dict[str, Tensor]:
+    """Compare with the reference: integers exactly, float32 to its rounding."""
+    seen = run(name, *arguments, written=written, **options)
+    there = {key: value.clone() for key, value in written.items()}
+    getattr(kernels, name).reference(*arguments, **options, **there)
+    for key, value in there.items():
+        torch.testing.assert_close(seen[key], value, rtol=1e-5, atol=1e-5, msg=lambda m, key=key: f"{key}: {m}")
+    return there

@@ -363,6 +363,10 @@ def test_rows_positions_and_slots(requests: int, query_len: int) -> None:
     _same_on_both("next_verify", moved)
     context = {"context_positions": long(rows), "context_slots": long(rows)}
     _same_on_both("begin_block", handed, mask_token_id=7, **limits, **context, **rows_out(requests * 4))
+    for drafts in (1, 3, 7):
+        length = query_len + drafts - 1
+        taken = {"hidden_rows": long(requests * length), "draft_rows": long(requests * drafts)}
+        _same_on_both("begin_masked", handed, mask_token_id=7, **limits, **taken, **rows_out(requests * length))
 
 
 def round_buffers(requests: int, query_len: int, aux_size: int, blocks: int) -> dict[str, Tensor]:

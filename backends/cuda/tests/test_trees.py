@@ -7,30 +7,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from interpreted import DEVICE, INTERPRETED, device, ops
+from interpreted import DEVICE, INTERPRETED, device, expect, ops
 from torch import Tensor
 
 from specgraph import kernels
 
 __all__ = ["device"]  # the fixture
 BLOCK = 16
-
-
-def run(name: str, *arguments: object, written: dict[str, Tensor], **options: object) -> dict[str, Tensor]:
-    """Run one op of the device on copies of the tensors, which are on the CPU; what it wrote, on the CPU."""
-    there = {key: value.clone().to(DEVICE) for key, value in written.items()}
-    getattr(ops(), name)(*(a.to(DEVICE) if isinstance(a, Tensor) else a for a in arguments), **options, **there)
-    return {key: value.cpu() for key, value in there.items()}
-
-
-def expect(name: str, *arguments: object, written: dict[str, Tensor], **options: object) -> dict[str, Tensor]:
-    """Compare with the reference: integers exactly, float32 to its rounding."""
-    seen = run(name, *arguments, written=written, **options)
-    there = {key: value.clone() for key, value in written.items()}
-    getattr(kernels, name).reference(*arguments, **options, **there)
-    for key, value in there.items():
-        torch.testing.assert_close(seen[key], value, rtol=1e-5, atol=1e-5, msg=lambda m, key=key: f"{key}: {m}")
-    return there
 
 
 def random_tables(requests: int, blocks: int, g: torch.Generator) -> Tensor:

@@ -27,13 +27,14 @@ def attend_kernel(
     GROUP: tl.constexpr, HALF: tl.constexpr, HALVES: tl.constexpr, BLOCK: tl.constexpr, BLOCK_STRIDE: tl.constexpr,
     KEY_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr, ROWS: tl.constexpr,
     KEYS: tl.constexpr, SPLITS: tl.constexpr, TILES: tl.constexpr, CAUSAL: tl.constexpr, FUSED: tl.constexpr,
-    ROTATED: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr,
+    ROTATED: tl.constexpr, PRECISION: tl.constexpr, UNIFORM: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program: a tile of one request's rows times the query heads of one KV head, over one split of the context.
 
     HALF is half of head_dim, HALVES the power of two from 16 that holds it. FUSED (one row per request): the query
     comes unrotated, and the first split rotates, stores and attends to the row's own key and value, which never travel
-    through the cache here. With `ancestors`, a row sees of the last `tree_len` keys those whose bit it has.
+    through the cache here. With `ancestors`, a row sees of the last `tree_len` keys those whose bit it has. UNIFORM:
+    rows of every request; where it is 0, `query_start_loc` says it.
     """
     if OVERLAP is not None:
         OVERLAP()
@@ -42,8 +43,12 @@ def attend_kernel(
     tile = tl.program_id(0) % TILES
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
-    begin = tl.load(query_start_loc + request)
-    count = tl.load(query_start_loc + request + 1) - begin
+    if UNIFORM:
+        begin = request * UNIFORM
+        count = UNIFORM
+    else:
+        begin = tl.load(query_start_loc + request)
+        count = tl.load(query_start_loc + request + 1) - begin
     seq_len = tl.load(seq_lens + request)
     item = tile * ROWS + tl.arange(0, ROWS)
     row = item // GROUP

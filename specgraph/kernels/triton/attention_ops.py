@@ -49,6 +49,11 @@ class AttentionOps(Launcher):
         query_start_loc: Tensor, *, query_len: int, scale: float, causal: bool = True,
     ) -> Tensor:  # fmt: skip
         """See `specgraph.kernels.paged_attention`."""
+        if self._refuses("attention", query, key_cache, value_cache):
+            return kernels.paged_attention.reference(
+                query, key_cache, value_cache, block_table, seq_lens, query_start_loc, query_len=query_len,
+                scale=scale, causal=causal,
+            )  # fmt: skip
         return self._attend(
             query, None, None, None, None, None, key_cache, value_cache, block_table, seq_lens, query_start_loc,
             query_len, scale, causal,
@@ -59,15 +64,13 @@ class AttentionOps(Launcher):
         ancestors: Tensor, *, tree_len: int, scale: float,
     ) -> Tensor:  # fmt: skip
         """See `specgraph.kernels.tree_attention`."""
-        if reason := self.unsupported(query.shape[2], key_cache, value_cache):
-            self.say_once(f"tree_attention runs on plain torch ops, many times slower: {reason}")
+        if self._refuses("tree_attention", query, key_cache, value_cache):
             return kernels.tree_attention.reference(
                 query, key_cache, value_cache, block_table, seq_lens, ancestors, tree_len=tree_len, scale=scale
             )
         rows = query.shape[0] // max(seq_lens.shape[0], 1)
-        starts = torch.arange(seq_lens.shape[0] + 1, dtype=torch.int32, device=query.device) * rows
         return self._attend(
-            query, None, None, None, None, None, key_cache, value_cache, block_table, seq_lens, starts, rows, scale,
+            query, None, None, None, None, None, key_cache, value_cache, block_table, seq_lens, None, rows, scale,
             causal=False, ancestors=ancestors.contiguous(), tree_len=tree_len,
         )  # fmt: skip
 
@@ -78,7 +81,8 @@ class AttentionOps(Launcher):
     ) -> Tensor:  # fmt: skip
         """See `specgraph.kernels.rotate_store_attend`: one kernel when every request has one row."""
         single = query_len == 1 and query.shape[0] == seq_lens.shape[0]
-        if single and (rotary is None or rotary.shape[1] == query.shape[2]):
+        fits = single and (rotary is None or rotary.shape[1] == query.shape[2])
+        if fits and not self._refuses("attention", query, key_cache, value_cache):
             return self._attend(
                 query, key, value, rotary, positions, slot_mapping, key_cache, value_cache, block_table, seq_lens,
                 query_start_loc, query_len, scale, causal,
@@ -91,23 +95,13 @@ class AttentionOps(Launcher):
     def _attend(
         self, query: Tensor, key: Tensor | None, value: Tensor | None, rotary: Tensor | None,
         positions: Tensor | None, slot_mapping: Tensor | None, key_cache: Tensor, value_cache: Tensor,
-        block_table: Tensor, seq_lens: Tensor, query_start_loc: Tensor, query_len: int, scale: float, causal: bool,
-        ancestors: Tensor | None = None, tree_len: int = 0,
+        block_table: Tensor, seq_lens: Tensor, query_start_loc: Tensor | None, query_len: int, scale: float,
+        causal: bool, ancestors: Tensor | None = None, tree_len: int = 0,
     ) -> Tensor:  # fmt: skip
+        """query_start_loc: None where every request has `query_len` rows."""
         query = _heads(query)
         count, heads, dim = query.shape
         kv_heads = key_cache.shape[2]
-        if reason := self.unsupported(dim, key_cache, value_cache):
-            self.say_once(f"attention runs on plain torch ops, many times slower: {reason}")
-            if key is None or value is None or positions is None or slot_mapping is None:
-                return kernels.paged_attention.reference(
-                    query, key_cache, value_cache, block_table, seq_lens, query_start_loc, query_len=query_len,
-                    scale=scale, causal=causal,
-                )  # fmt: skip
-            return kernels.rotate_store_attend.reference(
-                query, key, value, rotary, positions, slot_mapping, key_cache, value_cache, block_table, seq_lens,
-                query_start_loc, query_len=query_len, scale=scale, causal=causal,
-            )  # fmt: skip
         requests, group = seq_lens.shape[0], heads // kv_heads
         out = torch.empty((count, heads, dim), dtype=query.dtype, device=query.device)
         if count == 0:
@@ -139,7 +133,8 @@ class AttentionOps(Launcher):
             GROUP=group, HALF=dim // 2, HALVES=power_of_two(max(dim // 2, 16)), **cache_layout(key_cache),
             ROWS=tile.rows, KEYS=tile.keys, SPLITS=splits,
             TILES=tiles, CAUSAL=causal, FUSED=key is not None, ROTATED=rotary is not None,
-            PRECISION="ieee" if wide else "tf32", num_warps=tile.warps, num_stages=tile.stages, **self.common(),
+            PRECISION="ieee" if wide else "tf32", UNIFORM=query_len if query_start_loc is None else 0,
+            num_warps=tile.warps, num_stages=tile.stages, **self.common(),
         )  # fmt: skip
         if splits > 1:
             items = 4 if splits <= 16 else 1
@@ -148,6 +143,13 @@ class AttentionOps(Launcher):
                 num_warps=4, **self.common(),
             )  # fmt: skip
         return out
+
+    def _refuses(self, what: str, query: Tensor, key_cache: Tensor, value_cache: Tensor) -> bool:
+        """Whether the kernels cannot use these caches; it is said once."""
+        reason = self.unsupported(query.shape[2], key_cache, value_cache)
+        if reason is not None:
+            self.say_once(f"{what} runs on plain torch ops, many times slower: {reason}")
+        return reason is not None
 
     def unsupported(self, dim: int, key_cache: Tensor, value_cache: Tensor, rotated_only: bool = False) -> str | None:
         """Why the kernels cannot use these caches on this device; None if they can."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from specgraph import kernels
+from specgraph.kernels.triton import begin
 from specgraph.kernels.triton import rows as row_kernels
 from specgraph.kernels.triton.launch import Launcher, ceil_div, contiguous_rows, power_of_two
 
@@ -63,7 +64,7 @@ class RowOps(Launcher):
         """See `specgraph.kernels.begin_propose`."""
         sampled_token_ids = contiguous_rows(sampled_token_ids)
         requests, query_len = sampled_token_ids.shape
-        row_kernels.begin_propose_kernel[(requests,)](
+        begin.begin_propose_kernel[(requests,)](
             sampled_token_ids, num_sampled.contiguous(), start_positions.contiguous(), block_table, token_ids,
             positions, slot_mapping,
             seq_lens, last_rows, step_positions, step_seq_lens, draft_step, query_len, sampled_token_ids.stride(0),
@@ -80,12 +81,28 @@ class RowOps(Launcher):
         sampled_token_ids = contiguous_rows(sampled_token_ids)
         requests, query_len = sampled_token_ids.shape
         length = positions.shape[0] // requests
-        row_kernels.begin_block_kernel[(requests,)](
+        begin.begin_block_kernel[(requests,)](
             sampled_token_ids, num_sampled.contiguous(), start_positions.contiguous(), block_table, context_positions,
             context_slots, token_ids, positions, slot_mapping, seq_lens, query_len, length,
             sampled_token_ids.stride(0), block_table.stride(0), block_table.shape[1], mask_token_id, max_model_len,
             BLOCK=block_size, WIDTH=power_of_two(query_len), LENGTH=power_of_two(length),
             num_warps=1, **self.common(),
+        )  # fmt: skip
+
+    def begin_masked(
+        self, sampled_token_ids: Tensor, num_sampled: Tensor, start_positions: Tensor, block_table: Tensor,
+        *, mask_token_id: int, max_model_len: int, block_size: int, token_ids: Tensor, positions: Tensor,
+        slot_mapping: Tensor, seq_lens: Tensor, hidden_rows: Tensor, draft_rows: Tensor,
+    ) -> None:  # fmt: skip
+        """See `specgraph.kernels.begin_masked`."""
+        sampled_token_ids = contiguous_rows(sampled_token_ids)
+        requests, query_len = sampled_token_ids.shape
+        length, drafts = token_ids.shape[0] // requests, draft_rows.shape[0] // requests
+        begin.begin_masked_kernel[(requests,)](
+            sampled_token_ids, num_sampled.contiguous(), start_positions.contiguous(), block_table, token_ids,
+            positions, slot_mapping, seq_lens, hidden_rows, draft_rows, requests, query_len, length, drafts,
+            sampled_token_ids.stride(0), block_table.stride(0), block_table.shape[1], mask_token_id, max_model_len,
+            BLOCK=block_size, LENGTH=power_of_two(length), DRAFTS=power_of_two(drafts), num_warps=1, **self.common(),
         )  # fmt: skip
 
     def begin_verify(
@@ -96,7 +113,7 @@ class RowOps(Launcher):
         """See `specgraph.kernels.begin_verify`."""
         draft_token_ids = contiguous_rows(draft_token_ids)
         query_len = draft_token_ids.shape[1] + 1
-        row_kernels.begin_verify_kernel[(last_token_ids.shape[0],)](
+        begin.begin_verify_kernel[(last_token_ids.shape[0],)](
             last_token_ids.contiguous(), draft_token_ids, start_positions.contiguous(), block_table, token_ids,
             positions, slot_mapping,
             seq_lens, query_len, draft_token_ids.stride(0), block_table.stride(0), block_table.shape[1],
@@ -108,7 +125,7 @@ class RowOps(Launcher):
         max_model_len: int, block_size: int,
     ) -> None:  # fmt: skip
         """See `specgraph.kernels.advance`."""
-        row_kernels.advance_kernel[(1,)](
+        begin.advance_kernel[(1,)](
             seq_lens, positions, slot_mapping, draft_step, block_table, seq_lens.shape[0], block_table.stride(0),
             block_table.shape[1], max_model_len, BLOCK=block_size,
             REQUESTS=power_of_two(seq_lens.shape[0]), num_warps=1, **self.common(),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specgraph.kernels.triton.rows import slots_of
+from specgraph.kernels.triton.begin import slots_of
 from specgraph.kernels.triton.sampling import best_of, noise_key, real_numbers, uniform
 
 
@@ -185,41 +185,6 @@ def advance_tree_kernel(
     tl.store(seq_lens + request, tl.where(live, length + tree_len, 0), mask=known & (item % rows == 0))
     tl.debug_barrier()
     tl.store(draft_step, step)
-
-
-@triton.jit
-def begin_tree_kernel(
-    last_token_ids, draft_token_ids, draft_parents, start_positions, block_table, token_ids, positions, slot_mapping,
-    seq_lens, ancestors, rows, num_steps, drafts_stride, parents_stride, table_stride, table_width, max_model_len,
-    BLOCK: tl.constexpr, ROWS: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """One program per request. ROWS is a power of two that holds its rows."""
-    if OVERLAP is not None:
-        OVERLAP()
-    request = tl.program_id(0)
-    row = tl.arange(0, ROWS)
-    known = row < rows
-    start = tl.load(start_positions + request)
-    live = start >= 0
-    parent = tl.load(draft_parents + request * parents_stride + row - 1, mask=known & (row > 0), other=0)
-    follows = parent[:, None] == row[None, :]
-    own = tl.full((ROWS,), 1, tl.int64) << row.to(tl.int64)
-    bits = own
-    depth = tl.zeros((ROWS,), tl.int64)
-    for _ in range(num_steps):  # each time what is known of the parents moves one level down
-        bits = own | tl.sum(tl.where(follows, bits[None, :], 0), axis=1)
-        depth = tl.where(row > 0, tl.sum(tl.where(follows, depth[None, :], 0), axis=1) + 1, 0)
-    draft = tl.load(draft_token_ids + request * drafts_stride + row - 1, mask=known & (row > 0), other=0)
-    token = tl.where(row == 0, tl.load(last_token_ids + request), draft)
-    at = request * rows + row
-    tl.store(token_ids + at, tl.maximum(tl.where(live, token, 0), 0), mask=known)
-    position = tl.where(live, start + depth, 0)
-    tl.store(positions + at, tl.minimum(tl.maximum(position, 0), max_model_len - 1), mask=known)
-    table = block_table + request * table_stride
-    slot = slots_of(start + row, table, live & known, table_stride, table_width, table_width * BLOCK, BLOCK)
-    tl.store(slot_mapping + at, slot, mask=known)
-    tl.store(seq_lens + request, tl.where(live, start + rows, 0).to(tl.int32))
-    tl.store(ancestors + at, bits, mask=known)
 
 
 @triton.jit

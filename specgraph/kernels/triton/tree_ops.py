@@ -12,7 +12,7 @@ from torch import Tensor
 from specgraph import kernels
 from specgraph.kernels.kv_cache import bytes_of
 from specgraph.kernels.tree_verify import own_tokens
-from specgraph.kernels.triton import tree
+from specgraph.kernels.triton import begin, tree
 from specgraph.kernels.triton.attention_ops import cache_layout, unsupported
 from specgraph.kernels.triton.block_tree import block_tree_kernel
 from specgraph.kernels.triton.launch import Launcher, ceil_div, contiguous_rows, power_of_two
@@ -113,7 +113,7 @@ class TreeOps(Launcher):
         drafts, parents = contiguous_rows(draft_token_ids), contiguous_rows(draft_parents)
         requests, rows = drafts.shape[0], drafts.shape[1] + 1
         if requests:
-            tree.begin_tree_kernel[(requests,)](
+            begin.begin_tree_kernel[(requests,)](
                 last_token_ids.contiguous(), drafts, parents, start_positions.contiguous(), block_table, token_ids,
                 positions, slot_mapping, seq_lens, ancestors, rows, num_steps, drafts.stride(0), parents.stride(0),
                 block_table.stride(0), block_table.shape[1], max_model_len, BLOCK=block_size, ROWS=power_of_two(rows),

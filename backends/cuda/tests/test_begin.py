@@ -1,0 +1,53 @@
+"""The first node of each pass: the Triton kernels write what the plain torch references write, at every border.
+
+With TRITON_INTERPRET=1 the tests also run without a GPU.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from interpreted import device, expect
+from torch import Tensor
+
+__all__ = ["device"]  # the fixture
+
+LIMITS = {"max_model_len": 70, "block_size": 16}
+
+
+def rounds(requests: int, query_len: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Rounds with inert requests, rows past max_model_len and null blocks."""
+    g = torch.Generator().manual_seed(seed)
+    counts = torch.randint(0, query_len + 1, (requests,), generator=g).int()
+    starts = torch.randint(0, 70 - 1, (requests,), generator=g)
+    table = torch.randint(0, 9, (requests, 6), generator=g).int()
+    return torch.randint(0, 99, (requests, query_len), generator=g), counts, starts, table
+
+
+def rows(count: int, requests: int) -> dict[str, Tensor]:
+    """What every pass writes, filled with something else."""
+    written = {name: torch.full((count,), -7) for name in ("token_ids", "positions", "slot_mapping")}
+    return written | {"seq_lens": torch.full((requests,), -7, dtype=torch.int32)}
+
+
+@pytest.mark.parametrize("drafts", [1, 3, 7])
+@pytest.mark.parametrize(("requests", "query_len"), [(1, 1), (5, 2), (9, 4)])
+def test_masked_rows(requests: int, query_len: int, drafts: int) -> None:
+    length = query_len + drafts - 1
+    taken = {"hidden_rows": torch.full((requests * length,), -7), "draft_rows": torch.full((requests * drafts,), -7)}
+    written = rows(requests * length, requests) | taken
+    expect("begin_masked", *rounds(requests, query_len, drafts), mask_token_id=98, **LIMITS, written=written)
+
+
+@pytest.mark.parametrize(("requests", "query_len"), [(1, 1), (5, 2), (9, 4)])
+def test_rows_of_a_chain_a_block_and_a_verify(requests: int, query_len: int) -> None:
+    round_ = rounds(requests, query_len, 1)
+    last = {"last_rows": torch.zeros(requests).long(), "step_positions": torch.zeros(requests).long()}
+    last |= {"step_seq_lens": torch.zeros(requests).int(), "draft_step": torch.ones(1).long()}
+    expect("begin_propose", *round_, **LIMITS, written=rows(requests * query_len, requests) | last)
+    context = {name: torch.zeros(requests * query_len).long() for name in ("context_positions", "context_slots")}
+    written = rows(requests * 4, requests) | context
+    expect("begin_block", *round_, mask_token_id=98, **LIMITS, written=written)
+    drafts, starts = round_[0] - 3, round_[2] - 2  # -1 and less: no draft token, an inert request
+    written = rows(requests * (query_len + 1), requests)
+    expect("begin_verify", starts.abs(), drafts, starts, round_[3], **LIMITS, written=written)
