@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from specgraph.attention import NULL_BLOCK
 from specgraph.decoding.adaptive_k import AdaptiveK
 from specgraph.decoding.blocks import BlockAllocator
+from specgraph.decoding.joining import prefill_request, write_requests
 from specgraph.decoding.metrics import AcceptanceMetrics
 from specgraph.decoding.request import Running
 from specgraph.decoding.round_outputs import NO_ROUND, RoundOutput
 from specgraph.decoding.round_program import MAX_STOP_TOKENS, RoundRunner
-from specgraph.decoding.rounds import prefill_request
 from specgraph.decoding.target import TargetRunner
 from specgraph.drafting import Drafter
 from specgraph.errors import SpecgraphError
@@ -136,19 +135,13 @@ class DeviceRounds:
         batch = self.target.round.sliced(row + 1, self._query_len)
         prefill_request(self.target, self.drafter, state, batch, row)
         self.outputs.first_token_ids[row].copy_(batch.sampled_token_ids[row, 0])
-        memory, request, own = self.target.round, state.request, self.runner.state
-        width = memory.block_table.shape[1]
-        memory.start_positions[row].fill_(state.position)
-        write(memory.block_table[row], [*state.blocks, *[NULL_BLOCK] * (width - len(state.blocks))])
+        write_requests(self.target.round, self.config, [state], row)
+        self.target.round.start_positions[row].fill_(state.position)
+        own, stops = self.runner.state, tuple(state.request.stop_token_ids)
         own.remaining[row].fill_(state.room(self.config.max_model_len))
-        if (stops := tuple(request.stop_token_ids)) != self._stops[row]:
+        if stops != self._stops[row]:
             write(own.stop_token_ids[row], [*stops, *[-1] * (MAX_STOP_TOKENS - len(stops))])
             self._stops[row] = stops
-        if self.config.sampled:
-            memory.temperature[row].fill_(request.temperature)
-            memory.seeds[row].fill_(request.seed)
-        elif self.config.synthetic_acceptance is not None:  # requests of one seed must not all accept alike
-            memory.seeds[row].fill_((request.seed + state.index) % 2**63)
 
     def leave(self, state: Running, *, finished: bool) -> None:
         """Take a request out. Its KV blocks are given back once no launched round can write them: at once where it

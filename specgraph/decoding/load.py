@@ -21,7 +21,7 @@ from specgraph.decoding.text import TextGenerator
 from specgraph.drafting import DraftTree
 from specgraph.errors import CheckpointError, ConfigError
 from specgraph.options import EngineOptions, Fp8Weights, dtype_named
-from specgraph.parallel import WHOLE, ParallelLayout, join_layout
+from specgraph.parallel import WHOLE, ParallelLayout, join_layout, leave_on_error
 from specgraph.platforms import Platform, open_platform
 
 if TYPE_CHECKING:
@@ -64,17 +64,18 @@ def load_generator(
     target_folder, draft_folder = (Path(target), Path(draft or target)) if target is not None else shipped_pair()
     opened = platform if isinstance(platform, Platform) else open_platform(platform)
     layout = join(opened, chosen, {"target": target_folder, "draft": draft_folder, "speculate": speculate})
-    tokenizer, defaults = read_tokenizer(target_folder), sampling_defaults(target_folder)
-    model, head, attention, cache = load_models(
-        target_folder, draft_folder if speculate else None, opened, chosen, layout
-    )
-    stops = stop_token_ids(target_folder, model.vocab_size)
-    sized = replace(chosen, num_blocks=cache.num_blocks, block_size=cache.block_size)
-    config = engine_config(sized, cache.max_model_len)
-    with torch.inference_mode():
-        decoder = SpeculativeDecoder(model, head, opened, config, attention=attention.backend, layout=layout)
-        start = time.perf_counter()
-        decoder.capture(progress)
+    with leave_on_error(layout):
+        tokenizer, defaults = read_tokenizer(target_folder), sampling_defaults(target_folder)
+        model, head, attention, cache = load_models(
+            target_folder, draft_folder if speculate else None, opened, chosen, layout
+        )
+        stops = stop_token_ids(target_folder, model.vocab_size)
+        sized = replace(chosen, num_blocks=cache.num_blocks, block_size=cache.block_size)
+        config = engine_config(sized, cache.max_model_len)
+        with torch.inference_mode():
+            decoder = SpeculativeDecoder(model, head, opened, config, attention=attention.backend, layout=layout)
+            start = time.perf_counter()
+            decoder.capture(progress)
     took = time.perf_counter() - start
     resolution = decoder.drafter.resolution if decoder.drafter is not None else decoder.target.resolution
     drafter = f"; drafter {drafter_format(draft_folder)}" if speculate else ""
@@ -117,7 +118,8 @@ def join(platform: Platform, options: EngineOptions, also: Mapping[str, object])
     )
     own = {"platform": platform.info.name, "device": platform.info.device_name, **platform.info.versions}
     asked = {f"option {f.name}": getattr(options, f.name) for f in fields(options)}
-    layout.ranks.same("the comparison of options", {**own, **also, **asked})
+    with leave_on_error(layout):
+        layout.ranks.same("the comparison of options", {**own, **also, **asked})
     return layout
 
 

@@ -3,7 +3,7 @@
 Collectives on the device are ops (`specgraph.kernels.collectives`); they find their process group here, by name.
 """
 
-from specgraph.parallel.layout import ParallelLayout, join_layout
+from specgraph.parallel.layout import ParallelLayout, join_layout, leave_on_error
 from specgraph.parallel.ranks import Ranks, join_ranks, local_rank, ranks_named, world_size
 from specgraph.parallel.split import WHOLE, ExpertParallel, Share, TensorParallel
 
@@ -16,6 +16,7 @@ __all__ = [
     "TensorParallel",
     "join_layout",
     "join_ranks",
+    "leave_on_error",
     "local_rank",
     "ranks_named",
     "world_size",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from specgraph.errors import ConfigError
+from specgraph.errors import ConfigError, RankError
 from specgraph.parallel.ranks import Ranks, join_ranks
 from specgraph.parallel.split import ExpertParallel, TensorParallel
 
@@ -75,3 +77,15 @@ def join_layout(
         data_rank,
         data_parallel,
     )
+
+
+@contextmanager
+def leave_on_error(layout: ParallelLayout | None) -> Generator[None]:
+    """Close the ranks where the body fails, so that the others notice at once. Not where every rank raises this very
+    error: another one may still be reading what it compares."""
+    try:
+        yield
+    except BaseException as error:
+        if layout is not None and not (isinstance(error, RankError) and error.everywhere):
+            layout.ranks.close()
+        raise
