@@ -47,6 +47,11 @@ def speculator_class(stock: Any, shim: Shim) -> Any:
             with self._refusals():
                 self._head = draft_head(self.model, self.vllm_config.model_config.get_hidden_size())
 
+        def set_attn(self, *args: Any, **options: Any) -> None:
+            # vLLM 0.33 captures once over a KV cache that it then frees, to learn how much memory graphs take.
+            self.fast_path = None
+            super().set_attn(*args, **options)
+
         def capture(self) -> None:
             super().capture()
             if self._head is None:

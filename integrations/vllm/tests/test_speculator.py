@@ -227,6 +227,20 @@ def test_a_switch_leaves_every_propose_to_vllm(engine) -> None:
     assert engine.speculator.counts.by_reason == {"switched off": 1}
 
 
+def test_graphs_over_another_kv_cache_are_not_replayed(engine) -> None:
+    """Until the next capture: vLLM 0.33 captures over a KV cache for profiling, then hands over the real one."""
+    engine.prompt(0, 9)
+    engine.speculator.set_attn("model state", "kv cache config")
+    assert engine.speculator.attn == ("model state", "kv cache config")
+    batch = input_batch([torch.arange(5)], [20], [0], K, [False])
+    assert engine.propose(batch, [torch.zeros(5, 32)] * 3, [1]) == "vLLM's drafts"
+    assert engine.speculator.counts.by_reason == {"no captured graphs": 1}
+    with torch.inference_mode():
+        engine.speculator.capture()
+    drafts, want = engine.round([0], [2])
+    assert drafts.tolist() == want
+
+
 def test_an_unsupported_drafter_is_refused_when_it_is_loaded(tmp_path) -> None:
     engine = Engine(tmp_path)
     engine.module.config.hidden_act = "gelu"

@@ -241,6 +241,9 @@ class StockSpeculator:
     def load_model(self, target_model: Any) -> None:
         self.model = target_model
 
+    def set_attn(self, *args: Any) -> None:
+        self.attn = args
+
     def capture(self) -> None:
         self.captured = True
 
