@@ -1,4 +1,4 @@
-"""What the GPU scripts share: one vLLM engine in this process, its speculator, and prompts of token ids.
+"""What the GPU scripts share: one vLLM engine in this process, and its speculator.
 
 Nothing is downloaded. Set VLLM_PLUGINS to `specgraph`, or to an empty string for stock vLLM.
 """
@@ -9,8 +9,6 @@ import functools
 import json
 import os
 import platform
-import random
-import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -80,21 +78,6 @@ def environment() -> dict[str, str]:
     }
 
 
-def python_prompts(tokenizer_file: Path, count: int, seed: int) -> list[list[int]]:
-    """Beginnings of files of Python's own library, 20 to 300 tokens each."""
-    from tokenizers import Tokenizer
-
-    tokenizer, draw = Tokenizer.from_file(str(tokenizer_file)), random.Random(seed)
-    files = [path for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")) if path.stat().st_size > 6000]
-    prompts: list[list[int]] = []
-    for index in range(count):
-        text = files[index % len(files)].read_text(errors="replace")
-        at = draw.randrange(0, 1500)
-        ids = tokenizer.encode(text[at : at + 3000]).ids
-        prompts.append(ids[: draw.randrange(20, 300)])
-    return prompts
-
-
 def params(max_tokens: int, seed: int | None = None) -> Any:
     """Greedy, or at temperature 1 with a seed; only the new tokens with each output."""
     from vllm import SamplingParams
@@ -104,11 +87,6 @@ def params(max_tokens: int, seed: int | None = None) -> Any:
         temperature=0.0 if seed is None else 1.0, seed=seed, max_tokens=max_tokens, ignore_eos=True, detokenize=False,
         output_kind=RequestOutputKind.DELTA,
     )  # fmt: skip
-
-
-def acceptance(accepted: list[int]) -> list[float]:
-    """Share of rounds in which more than j draft tokens were accepted, for j = 0 .. K - 1."""
-    return [round(sum(a > j for a in accepted) / max(len(accepted), 1), 4) for j in range(K)]
 
 
 def generate(

@@ -1,7 +1,8 @@
 """Propose and round times of vLLM's own drafter and of specgraph's, in turns in one engine. 8B shapes, dummy weights.
 
-    VLLM_PLUGINS=specgraph python times.py --out h200-vllm.json
-    VLLM_PLUGINS=specgraph python times.py --method mtp --out h200-vllm-mtp.json
+    export PYTHONPATH=integrations/gpu VLLM_PLUGINS=specgraph
+    python integrations/vllm/gpu/times.py --out h200-vllm.json
+    python integrations/vllm/gpu/times.py --method mtp --out h200-vllm-mtp.json
 
 Both draft over the same weights and KV cache: `use_vllm` of the speculator says who. `propose_device_us` is the time
 between events around `propose` with the device kept busy before it, so that host time does not show; `round_us` is from
@@ -22,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from engine import K, acceptance, environment, make_engine, params, write
+from engine import K, environment, make_engine, params, write
+from prompts import acceptance
 
 SHAPE = {
     "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
@@ -165,7 +167,7 @@ def main() -> None:
                     "propose_host_us": round(statistics.median(host), 1),
                     "propose_as_it_comes_us": round(statistics.median(natural), 1),
                     "samples": [len(device), len(rounds)],
-                    "acceptance_per_position": acceptance(accepted[way]),
+                    "acceptance_per_position": acceptance([accepted[way].count(j) for j in range(K + 1)]),
                 }
             )
             print(result["rows"][-1], flush=True)

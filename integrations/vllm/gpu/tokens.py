@@ -1,7 +1,8 @@
 """Tokens, greedy and sampled with seeds, of the shipped pair in vLLM, stock or with the plugin.
 
-    VLLM_PLUGINS=          python tokens.py --way stock --out stock.json
-    VLLM_PLUGINS=specgraph python tokens.py --way specgraph --out specgraph.json
+    export PYTHONPATH=integrations/gpu
+    VLLM_PLUGINS=          python integrations/vllm/gpu/tokens.py --way stock --out stock.json
+    VLLM_PLUGINS=specgraph python integrations/vllm/gpu/tokens.py --way specgraph --out specgraph.json
 
 With `--drafter DIR --method eagle`, an EAGLE-1 drafter of the shipped target; with `--target DIR --method mtp`, a
 folder of mimo.py. `--way off` has the plugin loaded without its key in the configuration.
@@ -15,7 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engine import acceptance, environment, generate, make_engine, python_prompts, write
+from engine import K, environment, generate, make_engine, write
+from prompts import acceptance, python_prompts
 
 from specgraph import shipped_pair
 
@@ -53,7 +55,7 @@ def main() -> None:
             "seconds": round(time.monotonic() - begin, 2),
             "rounds": len(accepted),
             "tokens_per_round": round(1 + sum(accepted) / max(len(accepted), 1), 4),
-            "acceptance_per_position": acceptance(accepted),
+            "acceptance_per_position": acceptance([accepted.count(j) for j in range(K + 1)]),
             "proposes": counts(),
             "tokens": tokens,
         }
