@@ -19,7 +19,7 @@ from specgraph.decoding.config import EngineConfig
 from specgraph.decoding.decoder import SpeculativeDecoder
 from specgraph.decoding.text import TextGenerator
 from specgraph.drafting import DraftTree
-from specgraph.errors import CheckpointError, ConfigError
+from specgraph.errors import CheckpointError, ConfigError, UnsupportedError
 from specgraph.options import EngineOptions, Fp8Weights, dtype_named
 from specgraph.parallel import WHOLE, ParallelLayout, join_layout, leave_on_error
 from specgraph.platforms import Platform, open_platform
@@ -135,7 +135,8 @@ def load_models(
         CheckpointError: a folder cannot be loaded.
         CapacityError: not even one request of max_model_len fits.
         ConfigError: an option is out of range.
-        UnsupportedError: the attention that was asked for by name does not support both models.
+        UnsupportedError: the attention that was asked for by name does not support both models, or FP8 was asked for
+            and the device has none.
     """
     if not 0 < options.memory_fraction <= 1:
         raise ConfigError(f"memory_fraction must be above 0 and at most 1, got {options.memory_fraction}")
@@ -147,6 +148,9 @@ def load_models(
     if options.fp8_weights not in get_args(Fp8Weights):
         raise ConfigError(f"unknown fp8_weights '{options.fp8_weights}'; there are {', '.join(get_args(Fp8Weights))}")
     keep_fp8 = options.fp8_weights == "keep"
+    if (keep_fp8 or options.kv_cache_dtype == "fp8") and not (support := platform.capabilities.float8):
+        asked = "--fp8-weights keep" if keep_fp8 else "--kv-cache-dtype fp8"
+        raise UnsupportedError(f"{asked}: '{platform.info.name}' has no FP8: {support.reason}")
     split = WHOLE if layout is None else layout.tensor_parallel
     while True:
         model = load_target(target, platform.device, dtype, length, split, keep_fp8, options.kv_cache_dtype == "fp8")

@@ -74,6 +74,8 @@ class Capabilities:
     conditional_nodes: Support = field(default_factory=lambda: no("this backend captures no work that repeats"))
     """Captured work can run again while a value on the device is not 0, in one launch (`Graph.capture`,
     `repeat_while`). Without it each round of the lowering `round` is a launch."""
+    float8: Support = field(default_factory=yes)
+    """The device copies and converts torch.float8_e4m3fn. Without it FP8 weights and KV caches are refused."""
     update_order: Literal["before_replay", "during_replay"] = "before_replay"
     """Whether task updates are issued before the replay, or while it runs and waits for them."""
     max_live_graphs: int | None = None

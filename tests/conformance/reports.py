@@ -9,7 +9,7 @@ from specgraph_conformance.standard import SUITE_VERSION, expected_ids, listed_c
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NAMES = ("graphs", "merged_loop", "task_update", "shared_pool", "external_events", "collectives_in_graph",
-         "random_in_graph", "host_read_detection", "order_detection")  # fmt: skip
+         "random_in_graph", "host_read_detection", "order_detection", "float8")  # fmt: skip
 
 
 def source(distribution: str, **changes: Any) -> dict[str, Any]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from specgraph import CapacityError, ConfigError, UnsupportedError, load_generator
 from specgraph.attention import PagedAttention, choose_attention
+from specgraph.platforms import no
 from specgraph.reference import CpuPlatform
 
 PROMPTS = ["def read_chunk(self, size):\n", "import os\nimport sys\n\ndef walk(top"]
@@ -63,3 +66,11 @@ def test_attention_that_cannot_is_refused_by_name():
     assert "narrow" in choice.reason
     with pytest.raises(ConfigError, match="kv_cache_dtype 'int8'"):
         load_generator(platform="cpu", kv_cache_dtype="int8")
+
+
+@pytest.mark.parametrize("options", [{"kv_cache_dtype": "fp8"}, {"fp8_weights": "keep"}], ids=["cache", "weights"])
+def test_a_device_without_fp8_refuses_it(monkeypatch, options):
+    without = replace(CpuPlatform().capabilities, float8=no("its copies know no e4m3"))
+    monkeypatch.setattr(CpuPlatform, "capabilities", without)
+    with pytest.raises(UnsupportedError, match=r"fp8.*: 'cpu' has no FP8: its copies know no e4m3"):
+        load_generator(platform="cpu", lowering="eager", **options)

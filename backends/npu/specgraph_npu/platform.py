@@ -49,11 +49,10 @@ class NpuPlatform(Platform):
             raise PlatformError(f"NPU {index} can't be opened: {probe.reason_of(error)}") from error
         self.update_stream, self.capture_stream, self.gate_stream = own
         self._own_streams = {stream.npu_stream for stream in own}
-        simulated = probe.is_simulated()
+        simulated, versions = probe.is_simulated(), probe.versions(self.torch_npu)
         kind = f"simulated runtime under torch_npu {self.torch_npu.__version__}, no NPU" if simulated else "NPU"
         name += " (simulated)" if simulated else ""
-        device, versions = torch.device("npu", index), probe.versions(self.torch_npu)
-        super().__init__(PlatformInfo("npu", device, name, versions, kind, simulated))
+        super().__init__(PlatformInfo("npu", torch.device("npu", index), name, versions, kind, simulated))
 
     @cached_property
     def capabilities(self) -> Capabilities:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -117,6 +117,7 @@ def find_capabilities(platform: NpuPlatform) -> Capabilities:
         shared_pool=graphs and trial.claim(platform, trial.graphs_share_a_pool),
         external_events=events,
         task_update=graphs and updates,
+        float8=no("CANN's documents list no e4m3 for aclnnInplaceCopy, with which torch_npu copies"),
         merged_loop=graphs and trial.claim(platform, trial.a_loop_in_one_graph),
         collectives_in_graph=no("not tried: no test of this backend captures HCCL ops"),
         random_in_graph=quirk("torch_npu registers its default generator; specgraph's draft ops use none"),

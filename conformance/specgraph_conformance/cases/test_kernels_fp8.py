@@ -36,6 +36,7 @@ def _normed(x: Tensor, norm: Tensor) -> Tensor:
     "Projections over FP8 weights, plain, gated and of a pair, are within rounding of float64's products with the "
     "dequantised weights, with a scale per row and with scales per row and block of columns.",
     cause="a scale of another row or block, e4m3 read as another format, or the scale left out",
+    needs=("float8",),
 )
 def test_linears_fp8(platform: Platform, way: str, groups: int, dtype: torch.dtype, seed: int) -> None:
     rows, columns, out = 9, 384, 160
@@ -71,6 +72,7 @@ def test_linears_fp8(platform: Platform, way: str, groups: int, dtype: torch.dty
     "A cache in e4m3 holds the nearest values, the largest one for those beyond it, and attention over it is within "
     "rounding of float64 over what it holds.",
     cause="rotate_store_attend: values that are not saturated, or a new key or value that is used before it is rounded",
+    needs=("float8",),
 )
 def test_fp8_cache(platform: Platform, way: str, rows: int, dtype: torch.dtype, seed: int) -> None:
     g, dim, lengths, table = torch.Generator().manual_seed(seed), 64, [20, 0, 35], [[1, 2, 0], [0, 0, 0], [3, 4, 5]]
