@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from specgraph.decoding import Request
+from specgraph.decoding import Request, SpeculativeDecoder
 from specgraph.drafting import DraftTree
 from specgraph.platforms import Platform
 from torch import Tensor
@@ -71,9 +72,48 @@ def test_penalties(platform: Platform, way: str, seed: int) -> None:
         for i, request in enumerate(requests(seed, count=6, tokens=14))
     ]
     with decoder(platform, sampling_parameters=True, **WAYS[way]) as made:
-        results = generate(made, asked)
-        target = made.target.target
-        dtype, head_dim = target.dtype, target.attention_layers[0].head_dim
+        expect_best_after_penalties(made, asked, generate(made, asked))
+
+
+@pytest.mark.parametrize("way", ["chain", "round"])
+@case(
+    "decoding.moved-rows-keep-their-parameters",
+    "Greedy requests with bias and penalties give the best tokens of float64 logits, to their own limits, in rows of "
+    "sampled requests with stop tokens, which left.",
+    cause="temperatures, parameters or stop tokens that stay behind when a request changes its row",
+)
+def test_moved(platform: Platform, way: str, seed: int) -> None:
+    first, second = requests(seed, count=3), requests(seed + 1, count=6, tokens=14)
+    leaving = [
+        replace(
+            request,
+            max_tokens=4,
+            temperature=3.0,
+            stop_token_ids=[0, 1, 2],
+            frequency_penalty=-2.0,
+            logit_bias={0: 3.0},
+        )
+        for request in first
+    ]
+    staying = [
+        replace(request, frequency_penalty=1.5, presence_penalty=0.5 * (i % 3), logit_bias={i % 3: 3.0})
+        for i, request in enumerate(second)
+    ]
+    sizes: dict[str, Any] = {"max_num_requests": 6, "capture_sizes": (1, 2, 3, 6)}
+    with decoder(platform, sampled=True, sampling_parameters=True, **sizes, **WAYS[way]) as made:
+        results = generate(made, [*leaving, *staying[:3]])[3:]  # who stays moves to the first rows
+        joined = generate(made, [*staying[3:], *leaving, *staying[:3]])  # the last three join where others left
+        for asked, tokens in ((staying[:3], results), (staying[3:], joined[:3]), (staying[:3], joined[6:])):
+            expect_best_after_penalties(made, asked, tokens)
+            assert [len(each) for each in tokens] == [request.max_tokens for request in asked]
+
+
+def expect_best_after_penalties(
+    made: SpeculativeDecoder, asked: Sequence[Request], results: Sequence[Sequence[int]]
+) -> None:
+    """Each token must be the best one of float64 logits after its request's bias and penalties, up to ties."""
+    target = made.target.target
+    dtype, head_dim = target.dtype, target.attention_layers[0].head_dim
     for request, tokens in zip(asked, results, strict=True):
         logits = target_logits(request.prompt_token_ids, tokens[:-1], dtype, head_dim)
         for place, token in enumerate(tokens):
