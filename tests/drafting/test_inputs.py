@@ -19,6 +19,8 @@ def fill(inputs, batch):
     """As an engine does that writes its results where they belong."""
     for field in fields(batch):
         into, values = getattr(inputs, field.name), getattr(batch, field.name)
+        if values is None:
+            continue
         if field.name == "block_table":
             into.zero_()
             into = into[:, : values.shape[1]]
@@ -146,6 +148,31 @@ def test_bound_tensors_are_as_handed_over(kind, attention, lowering):
             assert torch.equal(got.probs, wanted.probs)
             assert caches_equal(placed.caches, handed.caches)
     assert placed.launches == handed.launches
+
+
+def test_bound_tensors_after_rounds_of_fewer_rows():
+    """A schedule: rounds of K + 1 = 2 rows are the first columns, and their hidden states are packed."""
+    head = make_head("eagle", make_target())
+    settings = {**SETTINGS, "prefill_sizes": [4], "draft_schedule": {2: 3, 5: 1}}
+    handed, placed = (make_drafter(head, "merged", "device", capture=False, **settings) for _ in range(2))
+    tensors = engine_tensors(placed.config, head.aux_size, head.dtype, placed.config.max_blocks, sampled=False)
+    bound = placed.bind(tensors)
+    rounds = Rounds(placed.config, head.aux_size, VOCAB, head.dtype, seed=2)
+    with torch.inference_mode():
+        handed.capture()
+        placed.capture()
+        for n, query_len in ((5, 4), (3, 2), (2, 2), (1, 4), (5, 2)):
+            batch = rounds.next(n)
+            batch = replace(
+                batch,
+                sampled_token_ids=batch.sampled_token_ids[:, :query_len].contiguous(),
+                num_sampled=batch.num_sampled.clamp(max=query_len),
+                aux_hidden=batch.aux_hidden.view(n, 4, -1)[:, :query_len].flatten(0, 1),
+            )
+            inputs = placed.inputs(n, query_len, bound=bound)
+            fill(inputs, replace(batch, temperature=None, seeds=None))
+            assert torch.equal(placed.propose(inputs).token_ids, handed.propose(batch).token_ids)
+            assert caches_equal(placed.caches, handed.caches)
 
 
 def bound_drafter(change=None, lowering="merged", **settings):

@@ -18,6 +18,7 @@ import specgraph.runner.model_runner
 from specgraph.drafting import Drafter, DraftTokens, RoundBuffers
 from specgraph.drafting.chain import ChainProgram
 from specgraph.drafting.host_lengths import HostRound
+from specgraph.drafting.propose_passes import ProposePasses
 from specgraph.graphs import BatchDescriptor, Fingerprint, GraphRunner, UpdatePlan
 from specgraph.graphs.runner import Recording
 
@@ -69,6 +70,18 @@ def stale_padding_rows(patch: pytest.MonkeyPatch) -> None:
         self.num_sampled[batch.num_requests :].copy_(tail)
 
     patch.setattr(RoundBuffers, "load", load)
+
+
+@mutant("bound-padding-alive", "engine", hazard="stale-padding-rows")
+def bound_padding_alive(patch: pytest.MonkeyPatch) -> None:
+    """The rows after a smaller batch keep the counts that the engine left in its own, bound tensors."""
+    real = ProposePasses.in_place
+
+    def in_place(self: ProposePasses, *args: Any) -> Any:
+        found = real(self, *args)
+        return found if found is None or found.bound is None else replace(found, padding=None)
+
+    patch.setattr(ProposePasses, "in_place", in_place)
 
 
 @mutant("capture-key-mismatch", "engine")

@@ -1,4 +1,4 @@
-"""The first node of each pass: the Triton kernels write what the plain torch references write, at every border.
+"""The first node of each pass, and the copy of a round before it: the Triton kernels write what the references write.
 
 With TRITON_INTERPRET=1 the tests also run without a GPU.
 """
@@ -51,3 +51,17 @@ def test_rows_of_a_chain_a_block_and_a_verify(requests: int, query_len: int) -> 
     drafts, starts = round_[0] - 3, round_[2] - 2  # -1 and less: no draft token, an inert request
     written = rows(requests * (query_len + 1), requests)
     expect("begin_verify", starts.abs(), drafts, starts, round_[3], **LIMITS, written=written)
+
+
+@pytest.mark.parametrize("columns", [4, 6])
+def test_a_round_of_the_first_columns_of_a_wider_one(columns: int) -> None:
+    """And of a narrower block table, over fewer requests than the buffers hold."""
+    sampled, counts, starts, table = rounds(3, columns, 5)
+    written = {
+        "to_sampled_token_ids": torch.full((5, 4), -7),
+        "to_num_sampled": torch.full((5,), -7, dtype=torch.int32),
+        "to_start_positions": torch.full((5,), -7),
+        "to_aux_hidden": torch.full((20, 10), -7.0),
+        "to_block_table": torch.full((5, 8), -7, dtype=torch.int32),
+    }
+    expect("load_round", sampled[:, :4], counts, starts, torch.randn(12, 10), table, written=written)

@@ -352,6 +352,8 @@ def test_rows_positions_and_slots(requests: int, query_len: int) -> None:
     n = max(1, requests // 2)
     part = [long(n, query_len), counts[:n], starts[:n], make(n * query_len, 12288), table[:n, :5]]
     _same_on_both("load_round", part, **round_buffers(requests, query_len, 12288, 8))
+    part[0] = long(n, query_len + 2)[:, :query_len]  # the first columns of a tensor for rounds of more rows
+    _same_on_both("load_round", part, **round_buffers(requests, query_len, 12288, 8))
     stops = long(requests, 16, high=6) - 1  # -1 is none
     _same_on_both("stop_finished", [long(requests, query_len, high=9), counts, long(requests, high=9), stops])
     ring, progress, again = long(3, 1502), long(2, high=9), long(1).int()
