@@ -29,6 +29,7 @@ LARGEST_WEIGHT = 65504.0
 
 ALWAYS_IGNORED: dict[str, str] = {
     r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)": "a buffer, computed from config.json",
+    r"(.*\.)?self_attn\.(k_scale|v_scale)": "of an FP8 KV cache, and taken where the cache is one",
 }
 """Pattern of tensor names -> why they may be ignored in every format."""
 

@@ -46,6 +46,9 @@ def scale_kv(folder: CheckpointFolder, prefix: str, layer: DecoderLayer, config:
 
     Args:
         prefix: of the attention's tensors.
+
+    Raises:
+        CheckpointError: a weight overflows its dtype, as some do in float16.
     """
     key, value = (kv_scale(folder, f"{prefix}.{kind}_scale") for kind in "kv")
     if key == value == 1.0:
@@ -75,4 +78,10 @@ def scale_kv(folder: CheckpointFolder, prefix: str, layer: DecoderLayer, config:
         changed["output_scale"] = layer.output_scale * value
     if layer.key_norm is not None:
         changed["key_norm"] = layer.key_norm / key
+    for name, tensor in changed.items():
+        if isinstance(tensor, Tensor) and not bool(tensor.isfinite().all()):
+            raise CheckpointError(
+                f"{folder.folder}: the scales of {shown(prefix)} for an FP8 KV cache, {key:g} and {value:g}, make "
+                f"{name} overflow {str(tensor.dtype).removeprefix('torch.')}: load it in bfloat16, or with auto"
+            )
     return replace(layer, **changed)

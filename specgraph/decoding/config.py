@@ -43,7 +43,8 @@ class EngineConfig(DraftConfig):
     """With k_candidates, microseconds of a round by padded requests and K, by which K is chosen; measured after the
     capture by default. With a given table the choice follows from nothing but the tokens."""
     sampling_parameters: bool = False
-    """Requests may have top_k, top_p, min_p, penalties and logit_bias. Each verify then sorts its logits."""
+    """Requests may have top_k, top_p, min_p, penalties and logit_bias. What that costs a verify is in
+    benchmarks/NOTES-h200.md, Sampling parameters."""
     logprobs: bool = False
     """Chunks have the log-probability of each token under the target's own distribution, before all parameters."""
 

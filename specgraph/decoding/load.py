@@ -13,6 +13,7 @@ import torch
 
 from specgraph.attention import AttentionChoice, PagedAttention, choose_attention
 from specgraph.checkpoints import TargetShape, drafter_format, load_drafter, load_target, target_shape
+from specgraph.checkpoints.target_shape import MOST_POSITIONS
 from specgraph.checkpoints.tokens import read_tokenizer, sampling_defaults, stop_token_ids
 from specgraph.decoding.blocks import GIB, CacheSize, bytes_per_token, cache_dtype, size_cache
 from specgraph.decoding.config import EngineConfig
@@ -65,6 +66,7 @@ def load_generator(
     opened = platform if isinstance(platform, Platform) else open_platform(platform)
     layout = join(opened, chosen, {"target": target_folder, "draft": draft_folder, "speculate": speculate})
     with leave_on_error(layout):
+        engine_config(chosen, chosen.max_model_len or MOST_POSITIONS)  # wrong options are told before weights are read
         tokenizer, defaults = read_tokenizer(target_folder), sampling_defaults(target_folder)
         model, head, attention, cache = load_models(
             target_folder, draft_folder if speculate else None, opened, chosen, layout

@@ -58,17 +58,13 @@ class SamplingBuffers:
             drafted: int64 [R, K]: drafts that count as tokens of the output; -1 is none.
         """
         requests = temperature.shape[0]
-        counts, bias, in_prompt = self.output_counts, self.bias, self.in_prompt
-        if drafted is not None:
-            counts = counts.clone()
-            kernels.count_tokens(drafted, counts)
-        if draft_to_target is not None:
-            ids = torch.arange(draft_to_target.shape[0], device=draft_to_target.device) + draft_to_target
-            counts, bias, in_prompt = counts[:, ids], bias[:, ids], in_prompt[:, ids]
-        none = self.top_k.new_full((requests, logits.shape[0] // requests - 1), -1)
+        if drafted is None:
+            drafted = self.top_k.new_empty((requests, 0))
+        everywhere = self.top_k.new_full((logits.shape[0],), -1)  # every draft is in every row's context
         return kernels.adjust_logits(
-            logits, none, temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty,
-            self.presence_penalty, self.frequency_penalty, bias, counts, in_prompt,
+            logits, drafted, temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty,
+            self.presence_penalty, self.frequency_penalty, self.bias, self.output_counts, self.in_prompt, everywhere,
+            draft_to_target,
         )  # fmt: skip
 
 

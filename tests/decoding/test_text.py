@@ -98,6 +98,21 @@ def test_one_folder_without_the_other_is_refused(folders):
             load_generator(**kwargs, platform="cpu")
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"draft_schedule": {2: 3}}, "draft_schedule ends at 2 requests"),
+        ({"k_candidates": [3, 1], "num_speculative_tokens": "auto"}, "give ascending K"),
+        ({"k_candidates": [1, 3]}, "k_candidates are for num_speculative_tokens='auto'"),
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens must be at least 1"),
+    ],
+)
+def test_wrong_options_are_told_before_weights_are_read(options, words, monkeypatch):
+    monkeypatch.setattr("specgraph.decoding.load.load_models", lambda *args: pytest.fail("weights were read"))
+    with pytest.raises(ConfigError, match=words):
+        load_generator(platform="cpu", max_num_requests=4, **options)
+
+
 @pytest.mark.parametrize(("ids", "wanted"), [(5, (5,)), ([5, 7], (5, 7)), (None, (0,))])
 def test_stop_tokens_come_from_the_generation_config_else_from_the_config(folders, ids, wanted):
     (folders[0] / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))

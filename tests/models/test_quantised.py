@@ -174,6 +174,20 @@ def test_a_scale_of_the_kv_cache_that_is_none(tmp_path, random_model):
     load_target(tmp_path)  # not used
 
 
+@pytest.mark.parametrize(("scale", "dtype", "refused"), [(2.0**-18, torch.float16, True), (2.0**-18, None, False)])
+def test_scales_of_the_kv_cache_in_a_folder_that_is_not_quantised(scale, dtype, refused, tmp_path, random_model):
+    """They are used for an FP8 cache and ignored otherwise; a weight that no longer fits float16 is named."""
+    random_model("Llama", tmp_path)
+    name = "model.layers.1.self_attn.k_scale"
+    save_file(load_file(tmp_path / "model.safetensors") | {name: torch.tensor(scale)}, tmp_path / "model.safetensors")
+    assert load_target(tmp_path).layers[1].key_scale == 1.0
+    if refused:
+        with pytest.raises(CheckpointError, match=r"layers\.1\.self_attn.*overflow float16.*bfloat16"):
+            load_target(tmp_path, dtype=dtype, kv_scales=True)
+    else:
+        assert load_target(tmp_path, dtype=dtype, kv_scales=True).layers[1].key_scale == scale
+
+
 def test_matrices_of_which_one_is_not_fp8_are_turned(tmp_path, random_model):
     """Query, key and value are one matrix here; a folder may leave one of them as it was."""
     random_model("Llama", tmp_path)

@@ -131,7 +131,16 @@ def _tree_attention(x: Callable[..., Tensor]) -> tuple[tuple[Any, ...], dict[str
     return (x(16, 4, 64), *caches, i32(2, 3), i32(2), i64(16)), {"tree_len": 8, "scale": 0.125}
 
 
+def _adjust(mapped: bool) -> Call:
+    floats, vocab, columns = torch.zeros(2), 9000, 3000 if mapped else 9000
+    asked = (i64(2), floats, floats, floats, floats, floats, torch.zeros(2, vocab), i32(2, vocab))
+    arguments = (i64(2, 3), floats, *asked, torch.zeros(2, vocab, dtype=torch.bool))
+    more = (i64(8), i64(columns)) if mapped else ()
+    return Call("adjust_logits", lambda x: ((x(8, columns), *arguments, *more), {}))
+
+
 CALLS = [
+    *[_adjust(mapped) for mapped in (False, True)],
     *[_grow(first, k) for first in (True, False) for k in (3, 4)],
     Call("draft_block_tree", lambda x: ((x(6, 9000), i64(9000), 4, i64(2, 15), i64(2, 15)), {})),
     Call("choose_nodes", lambda x: ((torch.zeros(2, 36), i64(2, 36), i64(2, 36), i64(2, 15), i64(2, 15)), {})),

@@ -14,12 +14,13 @@ from specgraph.kernels.triton.attention_ops import AttentionOps
 from specgraph.kernels.triton.launch import LaunchOptions
 from specgraph.kernels.triton.linear_fp8_ops import Fp8LinearOps
 from specgraph.kernels.triton.row_ops import RowOps
+from specgraph.kernels.triton.sampling_parameters_ops import SamplingParameterOps
 from specgraph.kernels.triton.tree_ops import TreeOps
 from specgraph.kernels.triton.verify_ops import VerifyOps
 
 
 @dataclass(frozen=True, slots=True)
-class TritonOps(Fp8LinearOps, AttentionOps, RowOps, VerifyOps, TreeOps):
+class TritonOps(Fp8LinearOps, AttentionOps, RowOps, VerifyOps, TreeOps, SamplingParameterOps):
     """One device's Triton ops. Every launch depends only on shapes, so equal shapes give equal bits."""
 
 
@@ -27,6 +28,7 @@ _registered: dict[str, TritonOps] = {}
 """By dispatch key."""
 
 _OPS = (
+    "adjust_logits",
     "advance",
     "advance_tree",
     "begin_block",

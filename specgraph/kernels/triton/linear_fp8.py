@@ -34,7 +34,7 @@ def scaled_kernel(
 
 @triton.jit
 def dequantise_kernel(
-    weight, scale, out, columns, depth, scale_stride, GROUP: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr
+    weight, scale, out, depth, scale_stride, GROUP: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr
 ):
     """out = weight * scale in the dtype of out; one program per row and WIDTH of its columns."""
     if OVERLAP is not None:
@@ -74,14 +74,14 @@ def linear_fp8_kernel(
     BIASED: tl.constexpr, RESIDUAL: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
-    """out = x @ (weight * scale).T + bias + residual of x as `scaled_kernel` leaves it; one program per block of ROWS
-    and of COLUMNS. GROUP: input columns that share a scale, 0 for all of them."""
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    """out = x @ (weight * scale).T + bias + residual of x as `scaled_kernel` leaves it, ROWS rows at most; one program
+    per block of COLUMNS. GROUP: input columns that share a scale, 0 for all of them."""
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     safe = tl.minimum(column, columns - 1)
     if OVERLAP is not None:
         OVERLAP(WAIT=False)
         OVERLAP(first_bytes(weight, safe, depth, PREFETCH), START=False)
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    row = tl.arange(0, ROWS).to(tl.int64)
     live = row < rows
     inner = tl.arange(0, DEPTH)[None, :]
     a_rows = scaled + row[:, None] * depth + inner
@@ -112,13 +112,13 @@ def gate_up_fp8_kernel(
     DEPTH: tl.constexpr, OVERLAP: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """out = silu(gate) * up with gate, up = x @ (weight * scale).T; `columns` are those of out."""
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     safe = tl.minimum(column, columns - 1)
     if OVERLAP is not None:
         OVERLAP(WAIT=False)
         OVERLAP(first_bytes(weight, safe, depth, PREFETCH), START=False, WAIT=False)
         OVERLAP(first_bytes(weight, safe + columns, depth, PREFETCH), START=False)
-    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    row = tl.arange(0, ROWS).to(tl.int64)
     live = row < rows
     inner = tl.arange(0, DEPTH)[None, :]
     a_rows = scaled + row[:, None] * depth + inner

@@ -18,9 +18,6 @@ from specgraph.kernels.triton.linear_ops import LinearOps
 MOST_ROWS = 64
 """Above this many rows the weight is dequantised in a kernel of its own, and the library multiplies."""
 
-_BLOCK = 64
-"""Rows per program, at most."""
-
 _WIDEST = 32768
 """Columns that `scaled_kernel` holds at once."""
 
@@ -42,7 +39,7 @@ class Fp8LinearOps(LinearOps):
         out = x.new_empty(x.shape[0], weight.shape[0])
         residual = None if residual is None else contiguous_rows(residual)
         rows, columns = _padded(x.shape[0]), weight.shape[0]
-        linear_fp8.linear_fp8_kernel[(ceil_div(x.shape[0], rows), ceil_div(columns, tile.columns))](
+        linear_fp8.linear_fp8_kernel[(ceil_div(columns, tile.columns),)](
             scaled, factors, weight, scale, bias, residual, out, x.shape[0], columns, weight.shape[1], scale.stride(0),
             0 if residual is None else residual.stride(0), BIASED=bias is not None, RESIDUAL=residual is not None,
             **self._fp8_shape(tile, rows, weight, scale),
@@ -60,7 +57,7 @@ class Fp8LinearOps(LinearOps):
             return kernels.norm_gate_up.reference(self._normed(x, norm, eps), None, eps, dense, bias)
         scaled, factors = self._scaled(x, norm, eps)
         out, rows = x.new_empty(x.shape[0], columns), _padded(x.shape[0])
-        linear_fp8.gate_up_fp8_kernel[(ceil_div(x.shape[0], rows), ceil_div(columns, tile.columns))](
+        linear_fp8.gate_up_fp8_kernel[(ceil_div(columns, tile.columns),)](
             scaled, factors, weight, scale, bias, out, x.shape[0], columns, weight.shape[1], scale.stride(0),
             BIASED=bias is not None, **self._fp8_shape(tile, rows, weight, scale),
         )  # fmt: skip
@@ -92,7 +89,7 @@ class Fp8LinearOps(LinearOps):
         out = torch.empty(weight.shape, dtype=dtype, device=weight.device)
         (columns, depth), wide = weight.shape, min(power_of_two(weight.shape[1]), 4096)
         linear_fp8.dequantise_kernel[(columns, ceil_div(depth, wide))](
-            weight, scale, out, columns, depth, scale.stride(0), GROUP=_group(weight, scale), WIDTH=wide, num_warps=4,
+            weight, scale, out, depth, scale.stride(0), GROUP=_group(weight, scale), WIDTH=wide, num_warps=4,
             **self.common(),
         )  # fmt: skip
         return out
@@ -134,4 +131,4 @@ def _group(weight: Tensor, scale: Tensor) -> int:
 
 
 def _padded(count: int) -> int:
-    return min(max(16, power_of_two(count)), _BLOCK)
+    return max(16, power_of_two(count))
