@@ -36,7 +36,7 @@ def new_backend(
     for path in written:
         typer.echo(f"  {path}")
     typer.echo(
-        f"\nNext:\n  pip install -e {target} specgraph-conformance\n  specgraph platforms\n"
+        f"\nNext:\n  pip install --no-deps -e {target}\n  specgraph platforms\n"
         f"  specgraph conformance {name}\nand begin with the first failing case."
     )
 

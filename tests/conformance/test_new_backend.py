@@ -12,8 +12,10 @@ import pytest
 import specgraph_conformance
 from conformance.guide import blocks, follow
 from specgraph_conformance.standard import SUITE_VERSION
+from typer.testing import CliRunner
 
 import specgraph
+from specgraph.cli import app
 from specgraph.cli.new_backend import write_backend
 from specgraph.errors import ConfigError
 
@@ -97,3 +99,14 @@ def test_a_folder_with_files_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         new_backend("acme", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_the_skeleton_asks_no_index_for_our_names(tmp_path: Path) -> None:
+    """specgraph-core and specgraph-conformance are on no package index: a stranger could take those names there."""
+    shown = CliRunner().invoke(app, ["new-backend", "acme", "--folder", str(tmp_path / "new")]).output
+    texts = [shown, *(path.read_text() for path in (tmp_path / "new").rglob("*") if path.is_file())]
+    installs = [line for text in texts for line in text.splitlines() if "pip install" in line and "specgraph" in line]
+    installs += [line for text in texts for line in text.splitlines() if "pip install" in line and " -e ." in line]
+    assert len(installs) >= 3
+    for line in installs:
+        assert "--no-deps" in line or "/specgraph/conformance" in line, line
