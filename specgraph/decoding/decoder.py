@@ -175,7 +175,7 @@ class SpeculativeDecoder:
         if self.num_unfinished:
             raise CapacityError(
                 f"this decoder has {self.num_unfinished} unfinished requests, of a stream that is still open or from "
-                "add(): finish, close() or cancel() them first"
+                "add(): close() the stream, or call step() until none is left, also after cancel()"
             )
         refused: dict[int, str] = {}
         for index, request in enumerate(requests):
