@@ -16,12 +16,14 @@ from specgraph.kernels.triton.launch import (
     AttentionShape,
     AttentionTile,
     LaunchOptions,
+    ManyRows,
     Tile,
     attention_splits,
     default_attention,
     default_tile,
 )
 from specgraph.kernels.triton.tile_table import TileTable, cache_file, read_tiles
+from specgraph_cuda.many_rows_plan import BLOCKS
 
 # Tiles per linear, tuned on an H200 (see benchmarks/NOTES-h200.md): rows -> tile. A
 # linear with few output columns needs narrow tiles, so that every multiprocessor streams weights.
@@ -90,6 +92,18 @@ def on_its_device(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
+def linear_of_many_rows(device: torch.device) -> ManyRows | None:
+    """The kernel for linears of 65 to 384 rows: on Hopper, with cuda-bindings and NVRTC. None elsewhere."""
+    properties = torch.cuda.get_device_properties(device)
+    if (properties.major, properties.minor) != (9, 0) or properties.multi_processor_count < BLOCKS:
+        return None
+    try:
+        from specgraph_cuda.many_rows import many_rows, why_not
+    except ImportError:
+        return None
+    return many_rows if why_not() is None else None
+
+
 def register_kernels(device: torch.device) -> str:
     """Once a process and dispatch key; later calls change nothing.
 
@@ -103,6 +117,7 @@ def register_kernels(device: torch.device) -> str:
         overlap=overlap_previous if overlap else None,
         extra={"launch_pdl": True} if overlap else {},
         tile=TileTable(tile_for, tuned),
+        many_rows=linear_of_many_rows(device),
         attention=attention_for if properties.shared_memory_per_block_optin >= 227 << 10 else default_attention,
         compute_units=properties.multi_processor_count,
         float8=(properties.major, properties.minor) >= (8, 9),

@@ -28,6 +28,11 @@ ChooseTile = Callable[[str, int, int, int], "Tile | None"]
 """(kind of linear, padded rows, output columns, input columns) -> tile; None where a library matmul is faster."""
 
 
+ManyRows = Callable[[Tensor, Tensor, "Tensor | None", bool], "Tensor | None"]
+"""(x [T, in], weight, residual [T, out] or None, gated) -> x @ weight.T + residual, or silu(gate) * up of (gate | up) =
+x @ weight.T; None where a library matmul is faster. The kernel before must not write the weight."""
+
+
 def default_tile(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
     """Tiles for a device that nobody tuned for."""
     if kind.endswith("_fp8"):
@@ -103,6 +108,8 @@ class LaunchOptions:
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Keyword arguments of every launch."""
     tile: ChooseTile = default_tile
+    many_rows: ManyRows | None = None
+    """The device's own linears of more rows than a tile takes, if it has some."""
     attention: ChooseAttention = default_attention
     compute_units: int = 128
     """Multiprocessors of the device: how far to split attention."""

@@ -1,0 +1,193 @@
+"""Compiling and launching `many_rows.cu`: linears of 65 to 384 rows on GPUs of compute capability 9.0."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from cuda.bindings import driver as cu  # pyright: ignore[reportMissingImports]
+from cuda.bindings import nvrtc  # pyright: ignore[reportMissingImports]
+from torch import Tensor
+
+from specgraph_cuda.many_rows_plan import Plan, plan_for
+from specgraph_cuda.nodes import checked
+
+_HALVES = (torch.bfloat16, torch.float16)
+_EVICT_NORMAL, _EVICT_FIRST = 0x1000000000000000, 0x12F0000000000000
+"""Cache hints of a tensor copy, as CUTLASS's `TMA::CacheHintSm90` has them."""
+
+
+def many_rows(x: Tensor, weight: Tensor, residual: Tensor | None, gated: bool) -> Tensor | None:
+    """x @ weight.T + residual, or silu(gate) * up; see `specgraph.kernels.triton.launch.ManyRows`."""
+    rows, depth = x.shape
+    columns = weight.shape[0] // (2 if gated else 1)
+    tensors = (x, weight) if residual is None else (x, weight, residual)
+    if x.dtype not in _HALVES or any(tensor.dtype != x.dtype or not _aligned(tensor) for tensor in tensors):
+        return None
+    plan = plan_for(rows, columns, depth, gated)
+    if plan is None or not weight.is_contiguous():
+        return None
+    out = x.new_empty(rows, columns)
+    launch(plan, x, weight, residual, out, gated=gated)
+    return out
+
+
+def _aligned(tensor: Tensor) -> bool:
+    """Whether each row starts at a multiple of 16 bytes, as a tensor copy needs it."""
+    return tensor.stride(1) == 1 and tensor.stride(0) % 8 == 0 and tensor.data_ptr() % 16 == 0
+
+
+def why_not() -> str | None:
+    """Why the kernel can't be compiled here, or None."""
+    try:
+        checked(nvrtc.nvrtcVersion())
+    except Exception as error:  # cuda-bindings has exceptions of its own for a library that it doesn't find
+        return f"NVRTC is not there: {type(error).__name__}"
+    return None
+
+
+def source(plan: Plan, *, gated: bool, residual: bool, half: bool) -> str:
+    """The CUDA text of one variant."""
+    count, kind = plan.columns // 2, "f16" if half else "bf16"
+    constants = {
+        "GROUPS": plan.groups, "COLUMNS": plan.columns, "STAGES": plan.stages, "SPLIT": plan.split,
+        "GATED": int(gated), "RESIDUAL": int(residual), "HALF": int(half),
+    }  # fmt: skip
+    sums = ", ".join(f'"+f"(sums[{i}])' for i in range(count))
+    multiply = (
+        f'asm volatile("{{ .reg .pred add; setp.ne.b32 add, %{count + 2}, 0;\\n'
+        f"wgmma.mma_async.sync.aligned.m64n{plan.columns}k16.f32.{kind}.{kind} "
+        f'{{{", ".join(f"%{i}" for i in range(count))}}}, %{count}, %{count + 1}, add, 1, 1, 0, 0; }}" '
+        f': {sums} : "l"(x), "l"(weight), "r"(add));'
+    )
+    given = f"float (&sums)[{count}]"
+    product = f"{given}, unsigned long long x, unsigned long long weight, int add"
+    return "\n".join(
+        [
+            *(f"#define {name} {value}" for name, value in constants.items()),
+            f"__device__ __forceinline__ void multiply({product}) {{ {multiply} }}",
+            f'__device__ __forceinline__ void keep({given}) {{ asm volatile("" : {sums} :: "memory"); }}',
+            (Path(__file__).parent / "many_rows.cu").read_text(),
+        ]
+    )
+
+
+def compiled(text: str) -> bytes:
+    """Machine code for compute capability 9.0, from the user's cache where it has been compiled before."""
+    version = ".".join(map(str, checked(nvrtc.nvrtcVersion())))
+    name = hashlib.sha256(f"{version} {text}".encode()).hexdigest()[:24]
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specgraph"
+    with suppress(OSError):
+        return (folder / f"{name}.cubin").read_bytes()
+    binary = _compile(text)
+    with suppress(OSError):  # a cache that can't be written: it is compiled again the next time
+        folder.mkdir(parents=True, exist_ok=True)
+        half = folder / f"{name}.{os.getpid()}"
+        half.write_bytes(binary)
+        half.replace(folder / f"{name}.cubin")
+    return binary
+
+
+def _compile(text: str) -> bytes:
+    program = checked(nvrtc.nvrtcCreateProgram(text.encode(), b"many_rows.cu", 0, [], []))
+    options = [b"--gpu-architecture=sm_90a", b"--std=c++17"]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    if int(status):
+        message = b" " * checked(nvrtc.nvrtcGetProgramLogSize(program))
+        checked(nvrtc.nvrtcGetProgramLog(program, message))
+        raise RuntimeError(f"many_rows.cu does not compile: {message.decode()}")
+    binary = b" " * checked(nvrtc.nvrtcGetCUBINSize(program))
+    checked(nvrtc.nvrtcGetCUBIN(program, binary))
+    checked(nvrtc.nvrtcDestroyProgram(program))
+    return binary
+
+
+@cache
+def _loaded(plan: Plan, gated: bool, residual: bool, half: bool, device: torch.device) -> Any:
+    """The kernel of one variant in the context of a device."""
+    binary = compiled(source(plan, gated=gated, residual=residual, half=half))
+    with torch.cuda.device(device):
+        kernel = checked(cu.cuModuleGetFunction(checked(cu.cuModuleLoadData(binary)), b"many_rows"))
+        most = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        checked(cu.cuFuncSetAttribute(kernel, most, plan.memory))
+    return kernel
+
+
+class _TensorMap:
+    """A tensor map of rows that are read in boxes of 64 columns, 128 bytes, swizzled.
+
+    Made without cuda-bindings, whose tensor maps lie at addresses that are not aligned as the driver wants them.
+    """
+
+    def __init__(self, tensor: Tensor, box_rows: int) -> None:
+        self._memory = (ctypes.c_char * 256)()
+        self.address = -(-ctypes.addressof(self._memory) // 128) * 128
+        kinds = cu.CUtensorMapDataType
+        half = tensor.dtype == torch.float16
+        kind = kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16 if half else kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+        status = _driver().cuTensorMapEncodeTiled(
+            ctypes.c_void_p(self.address),
+            int(kind),
+            2,
+            ctypes.c_void_p(tensor.data_ptr()),
+            (ctypes.c_uint64 * 2)(tensor.shape[1], tensor.shape[0]),
+            (ctypes.c_uint64 * 1)(tensor.stride(0) * tensor.itemsize),
+            (ctypes.c_uint32 * 2)(64, box_rows),
+            (ctypes.c_uint32 * 2)(1, 1),
+            int(cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE),
+            int(cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B),
+            int(cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B),
+            int(cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+        )
+        checked((cu.CUresult(status),))
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def launch(plan: Plan, x: Tensor, weight: Tensor, residual: Tensor | None, out: Tensor, *, gated: bool) -> None:
+    """Launch on the current stream. The kernel before must not write the weight, which is read before that one ends.
+
+    Args:
+        x: [T, in], float16 or bfloat16; `in` a multiple of 64, rows at multiples of 16 bytes.
+        weight: [out, in] or, gated, [2 * out, in], contiguous.
+        residual: [T, out], rows at multiples of 16 bytes, or None.
+        out: [T, out], contiguous; `out` a multiple of 8.
+    """
+    rows, columns = out.shape
+    written = plan.columns // (2 if gated else 1)
+    blocks = -(-rows // plan.rows)
+    tiles = -(-columns // written)
+    maps = _TensorMap(x, plan.rows), _TensorMap(weight, written)
+    integers = (rows, columns, x.shape[1], 0 if residual is None else residual.stride(0), blocks)
+    held = (
+        ctypes.c_void_p(0 if residual is None else residual.data_ptr()),
+        ctypes.c_void_p(out.data_ptr()),
+        *map(ctypes.c_int, integers),
+        ctypes.c_uint64(_EVICT_NORMAL if blocks > 1 else _EVICT_FIRST),  # other rows come after these, or none
+    )
+    addresses = [each.address for each in maps] + [ctypes.addressof(value) for value in held]
+    pointers = (ctypes.c_void_p * len(addresses))(*addresses)
+    overlap, cluster = cu.CUlaunchAttribute(), cu.CUlaunchAttribute()
+    overlap.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    overlap.value.programmaticStreamSerializationAllowed = 1
+    cluster.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    size = cluster.value.clusterDim
+    size.x, size.y, size.z = plan.split, 1, 1
+    config = cu.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = blocks * tiles * plan.split, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = 128 * plan.groups, 1, 1
+    config.sharedMemBytes = plan.memory
+    config.hStream = torch.cuda.current_stream(x.device).cuda_stream
+    config.attrs = [overlap, cluster]
+    config.numAttrs = 2
+    kernel = _loaded(plan, gated, residual is not None, x.dtype == torch.float16, x.device)
+    checked(cu.cuLaunchKernelEx(config, kernel, ctypes.addressof(pointers), 0))
