@@ -4,8 +4,9 @@ python benchmarks/one_launch_per_round.py --platform cuda --json benchmarks/resu
 
 Rows: the shipped pair, and targets of a 1B and an 8B Llama's shape with EAGLE-3 heads, random weights and synthetic
 acceptance 0.7; K = 5; the ways in turns in one run, medians. `host_us_per_round` is the time in `step` outside of the
-wait for a copy. `launches_per_round`, `uploads_per_round`, `waits_per_round` and `gap_us` (median time between the last
-kernel of a graph and the first one of the next, on the device) are from a profiler's trace, on CUDA only.
+wait for a copy (`wait_us_per_round`), of which `launch_us_per_round` is spent in graph launches. `launches_per_round`,
+`uploads_per_round`, `waits_per_round` and `gap_us` (median time between the last kernel of a graph and the first one of
+the next, on the device) are from a profiler's trace, on CUDA only.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from specgraph.attention import choose_attention
 from specgraph.benchmarking.decoding import PROMPTS
 from specgraph.benchmarking.rounds import random_target
 from specgraph.benchmarking.shapes import SHAPES, random_head
+from specgraph.graphs import GraphRunner
 from specgraph.runner import HostCopy
 
 K = 5
@@ -43,34 +45,42 @@ TARGETS = {"llama-1b": (ONE_B, 16, 256), "llama3-8b": (EIGHT_B, 32, 512)}
 """Head, layers of the target, tokens of each prompt."""
 LEAD = 8
 """Steps before each timed stretch: those of two launches."""
-waited = [0.0]
+spent = {"wait": 0.0, "launch": 0.0}
+"""Seconds of the host so far in waits for copies and in graph launches."""
 
 
-def timed_reads():
-    """From now on the time that the host waits for copies is added to `waited`."""
-    real = HostCopy.read
+def time_calls(owner, method, name):
+    """From now on the time in this method is added to `spent`."""
+    real = getattr(owner, method)
 
-    def read(self):
+    def timed(*args, **options):
         start = time.perf_counter()
-        result = real(self)
-        waited[0] += time.perf_counter() - start
+        result = real(*args, **options)
+        spent[name] += time.perf_counter() - start
         return result
 
-    HostCopy.read = read
+    setattr(owner, method, timed)
+
+
+def host_times(seconds, launched):
+    """Microseconds of the host per round, out of `seconds` in which `launched` rounds were launched."""
+    parts = {"host": seconds - spent["wait"], **spent}
+    return {f"{name}_us_per_round": part / launched * 1e6 for name, part in parts.items()}
 
 
 def stretch(decoder, rounds):
-    """Take `rounds` steps; tokens, seconds, host seconds, rounds launched.
+    """Take `rounds` steps; tokens, seconds, and what `host_times` gives.
 
     Rounds that ran ahead, while another decoder was timed, are stepped over before the clock starts.
     """
     for _ in range(LEAD):
         decoder.step()
-    launched, waited[0] = decoder.rounds.num_rounds, 0.0
+    launched = decoder.rounds.num_rounds
+    spent.update(wait=0.0, launch=0.0)
     start = time.perf_counter()
     tokens = sum(len(chunk.token_ids) for _ in range(rounds) for chunk in decoder.step())
     seconds = time.perf_counter() - start
-    return tokens, seconds, seconds - waited[0], decoder.rounds.num_rounds - launched
+    return tokens, seconds, host_times(seconds, decoder.rounds.num_rounds - launched)
 
 
 def count_launches(decoder):
@@ -128,16 +138,16 @@ def compare(platform, target, requests, decoders, prompts, length, rounds, repea
     for _ in range(repeats):
         for name in random.sample(list(decoders), len(decoders)):
             platform.synchronize()
-            count, seconds, host, launched = stretch(decoders[name], rounds)
+            count, seconds, host = stretch(decoders[name], rounds)
             rates[name].append(count / seconds)
-            hosts[name].append(host / launched)
+            hosts[name].append(host)
     rows = []
     for name, decoder in decoders.items():
         rows.append(
             {
                 "target": target, "requests": requests, "lowering": name,
                 "tokens_per_second": round(statistics.median(rates[name]), 1),
-                "host_us_per_round": round(statistics.median(hosts[name]) * 1e6, 1),
+                **{key: round(statistics.median(each[key] for each in hosts[name]), 1) for key in hosts[name][0]},
                 "mean_acceptance_length": round(decoder.metrics.mean_acceptance_length, 3),
                 **(trace(decoder) if platform.device.type == "cuda" else {}),
             }
@@ -182,18 +192,19 @@ def shipped_pair(platform, repeats):
     for _ in range(repeats):
         for name, generator in generators.items():
             requests = [generator.request(prompt, max_tokens=100) for prompt in PROMPTS]
-            waited[0], launched = 0.0, generator.decoder.rounds.num_rounds
+            launched = generator.decoder.rounds.num_rounds
+            spent.update(wait=0.0, launch=0.0)
             start = time.perf_counter()
             results = [generator.generate([request])[0].token_ids for request in requests]
             seconds = time.perf_counter() - start
             best[name] = max(best[name], sum(map(len, results)) / seconds)
-            hosts[name].append((seconds - waited[0]) / (generator.decoder.rounds.num_rounds - launched))
+            hosts[name].append(host_times(seconds, generator.decoder.rounds.num_rounds - launched))
             assert tokens.setdefault("all", results) == results, f"{name}: other tokens"
     for name, generator in generators.items():
         decoder = generator.decoder
         row = {
             "target": "shipped pair", "requests": 1, "lowering": name, "tokens_per_second": round(best[name], 1),
-            "host_us_per_round": round(min(hosts[name]) * 1e6, 1),
+            **{key: round(min(each[key] for each in hosts[name]), 1) for key in hosts[name][0]},
             "mean_acceptance_length": round(decoder.metrics.mean_acceptance_length, 3),
         }  # fmt: skip
         if platform.device.type == "cuda":
@@ -272,7 +283,8 @@ def main():
     asked = parser.parse_args()
     platform = open_platform(asked.platform)
     dtype = torch.bfloat16 if platform.device.type == "cuda" else torch.float32
-    timed_reads()
+    time_calls(HostCopy, "read", "wait")
+    time_calls(GraphRunner, "replay", "launch")
     info = platform.info
     report = {"command": " ".join(["python", *sys.argv]), "device": info.device_name, "versions": dict(info.versions)}
     report |= {"rows": []}

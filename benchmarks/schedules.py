@@ -92,12 +92,12 @@ def measure(a: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     layers = [*target.attention_layers, *head.attention_layers]
     attention = choose_attention("auto", platform, layers, dtype, trees=True).backend
     report = {**environment(platform), "command": " ".join(["python", *sys.argv]), "dtype": a.dtype, "rows": rows}
-    report |= {"target": a.target, "shape": a.shape, "context": a.context, "tree": str(tree)}
+    report |= {"target": a.target, "shape": a.shape, "context": a.context, "tree": str(tree), "lowering": a.lowering}
 
     def decoder_of(**settings: Any) -> SpeculativeDecoder:
         config = EngineConfig(
             num_speculative_tokens=5, max_num_requests=sizes[-1], max_model_len=length, capture_sizes=sizes,
-            block_size=attention.preferred_block_size, prefill_sizes=[min(512, a.context)], lowering="merged",
+            block_size=attention.preferred_block_size, prefill_sizes=[min(512, a.context)], lowering=a.lowering,
             mode="FULL_DECODE_ONLY", synthetic_acceptance=CHAIN, **settings,
         )  # fmt: skip
         start = time.perf_counter()
@@ -136,7 +136,9 @@ def measure(a: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     report["capture_and_timing_seconds"] = round(time.perf_counter() - start, 1)
     print(report["round_times_us"], flush=True)
     choose = policy.choose
-    for acceptance in ("pair", 0.3, 0.6, 0.9):
+    for acceptance in ("pair", *map(float, a.acceptance.split(","))):
+        if acceptance == "pair" and a.only_auto:
+            continue
         chances = shares["chain"] if acceptance == "pair" else (acceptance,) * 5
         decoder.target.verify_program._chances[:5].copy_(torch.tensor(chances))
         for n in sizes if acceptance == "pair" else [n for n in sizes if n in (1, 8, 32, 64)]:
@@ -179,7 +181,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--only-auto", action="store_true", help="leave out trees")
+    parser.add_argument("--lowering", default="merged", help="merged or round")
+    parser.add_argument("--acceptance", default="0.3,0.6,0.9", help="of each draft token, for fixed K against auto")
+    parser.add_argument("--only-auto", action="store_true", help="leave out trees, and the pair's acceptance")
     parser.add_argument("--json", default="")
     a = parser.parse_args()
     with torch.inference_mode():

@@ -180,6 +180,8 @@ CALLS = [
     Call("norm_linear", lambda x: ((x(3, 256), x(256), 1e-6, x(512, 256)), {})),
     Call("norm_linear", lambda x: ((x(3, 256), None, 1e-6, x(512, 256)), {"residual": x(3, 512)})),
     Call("norm_gate_up", lambda x: ((x(3, 256), x(256), 1e-6, x(1024, 256)), {})),
+    *[Call("norm_linear", lambda x, n=n: ((x(n, 512), None, 1e-6, x(512, 512)), {})) for n in (3, 40)],
+    *[Call("norm_gate_up", lambda x, n=n: ((x(n, 512), None, 1e-6, x(1024, 512)), {})) for n in (3, 40)],
     _pair(256, 256),
     _pair(64, 128),
     _head("greedy_head", i64(1), i64(3), i64(3, 4)),

@@ -1,0 +1,137 @@
+"""Tiles for the linears of a 1B Llama's shape with an EAGLE-3 head: alone, and in whole rounds.
+
+    python benchmarks/tiles_1b.py --json FILE
+
+Each candidate is timed alone (`alone_us`: microseconds and [columns, depth, warps, stages, prefetch], fastest first;
+None is the library's matmul). Then rounds (lowering `round`, K = 5, acceptance 0.7) with the shipped tiles, with the
+fastest ones, and with the shipped ones again take turns; microseconds of a round, medians of 8 stretches of 15 rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from dataclasses import astuple, replace
+from pathlib import Path
+
+import torch
+
+from specgraph import EngineConfig, Request, SpeculativeDecoder, open_platform
+from specgraph.attention import choose_attention
+from specgraph.benchmarking import tune
+from specgraph.benchmarking.rounds import random_target
+from specgraph.benchmarking.shapes import SHAPES, random_head
+
+LENGTH, CONTEXT = 256 + 300 * 6, 256
+SHAPE = replace(SHAPES["eagle3-llama3-8b"], num_layers=1, hidden_size=2048, intermediate_size=8192, head_dim=64)
+
+
+def candidates(table):
+    """Tiles to time by shape; the shipped one first."""
+    from specgraph.kernels.triton.launch import Tile
+    from specgraph.kernels.triton.tile_table import LinearShape
+
+    tried = {
+        ("linear", 16): [(16, 512, 2, 3), (16, 512, 2, 4), (16, 512, 4, 4), (16, 256, 2, 6), (16, 256, 4, 6),
+                         (16, 256, 4, 8), (32, 256, 4, 4)],
+        ("linear", 64): [(16, 256, 2, 4), (16, 256, 4, 4), (16, 128, 2, 6), (16, 128, 4, 6), (32, 256, 4, 3)],
+        ("gate_up", 16): [(64, 128, 4, 4), (64, 128, 4, 3), (64, 256, 4, 3), (64, 64, 4, 6), (32, 256, 4, 4),
+                          (32, 128, 4, 6), (64, 128, 8, 4)],
+        ("gate_up", 64): [(64, 128, 4, 3), (64, 64, 4, 5), (64, 64, 8, 5), (32, 128, 4, 4), (64, 128, 8, 3)],
+    }  # fmt: skip
+    sizes = {
+        "linear": [(2048, 2048), (3072, 2048), (2048, 8192), (3072, 4096), (2048, 6144)],
+        "gate_up": [(8192, 2048)],
+    }
+    found = {}
+    for (kind, rows), tiles in tried.items():
+        prefetch = 64 if kind == "gate_up" else 512 if rows == 16 else 256
+        for size in sizes[kind]:
+            shape = LinearShape(kind, rows, *size)
+            found[shape] = [table.otherwise(*shape), *(Tile(*tile, prefetch) for tile in tiles)]
+    return found
+
+
+def time_alone(platform, ops, work, rows):
+    """The fastest tile of each shape where that is at least 3 % faster than the shipped one."""
+    best = {}
+    for shape, tiles in work.items():
+        size = shape.columns * shape.depth * 2 * (2 if shape.kind == "gate_up" else 1)
+        copies = min(40, max(3, -(-(250 << 20) // size)))
+        call = tune.linear_call(shape, copies, platform.device, torch.bfloat16)
+        timed = tune._timed(platform, ops, call, copies, dict.fromkeys([None, *tiles]))
+        shipped = next((us for us, tile in timed if tile == tiles[0]), float("inf"))
+        us, tile = next(pair for pair in timed if pair[1] is not None)
+        if us < 0.97 * shipped:
+            best[shape] = tile
+        times = [[round(us, 2), None if tile is None else astuple(tile)] for us, tile in timed]
+        rows.append({"shape": list(shape), "shipped": shipped, "times": times})
+        print(rows[-1], flush=True)
+    return best
+
+
+def time_rounds(platform, table, best, rows):
+    """Rounds of 1 and of 8 requests."""
+    target = random_target(replace(SHAPE, num_layers=16), platform.device, torch.bfloat16, LENGTH)
+    head = random_head(SHAPE, platform.device, torch.bfloat16, LENGTH)
+    layers = [*target.attention_layers, *head.attention_layers]
+    attention = choose_attention("auto", platform, layers, torch.bfloat16).backend
+    for requests in (1, 8):
+        made = {}
+        for name, tiles in (("shipped", {}), ("best", best), ("shipped again", {})):
+            config = EngineConfig(
+                num_speculative_tokens=5, max_num_requests=requests, max_model_len=LENGTH, capture_sizes=[requests],
+                prefill_sizes=[CONTEXT], mode="FULL_DECODE_ONLY", synthetic_acceptance=0.7, lowering="round",
+                block_size=attention.preferred_block_size,
+            )  # fmt: skip
+            with table.using(tiles):
+                decoder = SpeculativeDecoder(target, head, platform, config, attention=attention)
+                decoder.capture()
+            for _ in range(requests):
+                prompt = torch.randint(0, 1000, (CONTEXT,)).tolist()
+                decoder.add(Request(prompt_token_ids=prompt, max_tokens=LENGTH - CONTEXT))
+            for _ in range(6):
+                decoder.step()
+            made[name] = (decoder, [])
+        order = random.Random(0)
+        for _ in range(8):
+            for name in order.sample(list(made), len(made)):
+                decoder, times = made[name]
+                for _ in range(2):
+                    decoder.step()
+                platform.synchronize()
+                start = time.perf_counter()
+                for _ in range(15):
+                    decoder.step()
+                platform.synchronize()
+                times.append((time.perf_counter() - start) / 15 * 1e6)
+        rows.append({"requests": requests, **{name: round(statistics.median(t), 1) for name, (_, t) in made.items()}})
+        print(rows[-1], flush=True)
+        for decoder, _ in made.values():
+            decoder.close()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--platform", default="cuda")
+    parser.add_argument("--json", type=Path, required=True)
+    asked = parser.parse_args()
+    platform = open_platform(asked.platform)
+    ops = tune.triton_ops(platform)
+    table = ops.options.tile
+    work, rows, rounds = candidates(table), [], []
+    tune.compile_all(asked.platform, [(s, t) for s, tiles in work.items() for t in tiles if t], torch.bfloat16)
+    with torch.inference_mode():
+        best = time_alone(platform, ops, work, rows)
+        time_rounds(platform, table, best, rounds)
+    report = {"command": " ".join(["python", *sys.argv]), "device": platform.info.device_name}
+    report |= {"versions": dict(platform.info.versions), "alone_us": rows, "rounds": rounds}
+    asked.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
