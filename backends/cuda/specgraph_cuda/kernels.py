@@ -36,16 +36,19 @@ _HEAD = {16: Tile(128, 128, 4, 4, 64), 32: Tile(128, 128, 4, 3, 64), 64: Tile(12
 _FEW_COLUMNS = {16: Tile(16, 512, 2, 4, 512), 64: Tile(16, 128, 4, 6, 256)}
 _GATE_UP_FEW_COLUMNS = {16: Tile(64, 256, 4, 3, 64), 64: Tile(64, 64, 4, 5, 64)}
 
-_LINEAR_FP8 = {16: Tile(32, 512, 4, 5, 256), 32: Tile(32, 256, 4, 5, 256), 64: Tile(32, 128, 4, 7, 256)}
-_GATE_UP_FP8 = {16: Tile(64, 256, 8, 3, 256), 32: Tile(64, 128, 8, 5, 256), 64: Tile(64, 128, 4, 3, 256)}
+_LINEAR_FP8 = {16: Tile(32, 512, 4, 5, 512), 32: Tile(32, 256, 4, 5, 256), 64: Tile(32, 256, 4, 5, 512)}
+_WIDE_FP8 = {16: Tile(32, 512, 2, 4, 512), 32: Tile(32, 256, 4, 5, 256), 64: Tile(64, 128, 4, 7, 256)}
+_GATE_UP_FP8 = {16: Tile(64, 256, 4, 3, 64), 32: Tile(64, 128, 8, 5, 256), 64: Tile(128, 128, 8, 4, 64)}
 
 
 def tile_for(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
     """The tile of one linear; see `specgraph.kernels.triton.launch.ChooseTile`."""
     if depth % 512:
         return default_tile(kind, rows, columns, depth)
-    if kind.endswith("_fp8"):
-        return (_GATE_UP_FP8 if kind == "gate_up_fp8" else _LINEAR_FP8)[rows]
+    if kind == "gate_up_fp8":
+        return _GATE_UP_FP8[rows]
+    if kind == "linear_fp8":
+        return (_LINEAR_FP8 if columns <= 32 * 132 else _WIDE_FP8)[rows]
     if kind == "gate_up":
         return (_GATE_UP if columns > 64 * 132 else {**_GATE_UP, **_GATE_UP_FEW_COLUMNS})[rows]
     if kind == "head":
