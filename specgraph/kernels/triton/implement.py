@@ -38,6 +38,7 @@ _OPS = (
     "choose_nodes",
     "draft_block_greedy",
     "draft_block_gumbel",
+    "draft_block_tree",
     "draft_greedy",
     "draft_gumbel",
     "greedy_head",
