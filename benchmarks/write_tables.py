@@ -130,8 +130,16 @@ def engine(report: dict[str, Any]) -> str:
     return markdown(["requests", *(c for n in names for c in (f"{n}, stock", f"{n}, specgraph", "ratio"))], rows)
 
 
+def host_times(report: dict[str, Any]) -> str:
+    """Host time of a propose by the way the round is handed over, and of its parts, us."""
+    names = "propose", "propose, bound", "propose, bound, views", "hand-over", "launch", "copy"
+    rows = [[row["requests"], row["k"], *(f"{row[name]:.0f}" for name in names)] for row in report["rows"]]
+    columns = "handed over", "bound", "bound, views", "of it: hand-over", "launch", "copy"
+    return markdown(["requests", "K", *columns], rows)
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
-    table.__name__: table for table in (propose, rounds, round_times, sampled, stored, accept, engine)
+    table.__name__: table for table in (propose, rounds, round_times, sampled, stored, accept, engine, host_times)
 }
 
 
