@@ -98,7 +98,8 @@ def main() -> None:
     result["soak"]["seconds"] = round(time.monotonic() - begin, 1)
     result["proposes"] = proposes(asked.out)
     differing = result.pop("differing")
-    asked.out.write_text(json.dumps(result | {"differing": [[times, *key] for key, times in differing.items()]}))
+    raw = result | {"differing": [[times, *key] for key, times in differing.items()], "want": want}
+    asked.out.write_text(json.dumps(raw))  # before it is judged, so that nothing is lost
     print(result["soak"], result["proposes"], flush=True)
     result["soak"] |= judged(Judge(target), prompts, want, differing)
     asked.out.write_text(json.dumps(result, indent=1) + "\n")
