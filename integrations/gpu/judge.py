@@ -17,13 +17,14 @@ NEAR_TIE = 0.05
 
 
 class Judge:
-    """The target in float32 on the GPU."""
+    """The target in float32, on the GPU where there is one."""
 
     def __init__(self, folder: Path) -> None:
         from transformers import AutoModelForCausalLM
 
         torch.set_float32_matmul_precision("highest")
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().cuda()
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().to(self.device)
         self.seen: dict[tuple[int, ...], float] = {}
 
     def largest_gap(self, prompt: Sequence[int], tokens: Sequence[int]) -> float:
@@ -31,7 +32,7 @@ class Judge:
         key = (*prompt, -1, *tokens)
         if key not in self.seen:
             with torch.inference_mode():
-                ids = torch.tensor([[*prompt, *tokens]], device="cuda")
+                ids = torch.tensor([[*prompt, *tokens]], device=self.device)
                 logits = self.model(ids).logits[0, len(prompt) - 1 : -1]
                 taken = logits.gather(1, ids[0, len(prompt) :, None])[:, 0]
             self.seen[key] = float((logits.amax(1) - taken).max())

@@ -3,7 +3,8 @@
     PYTHONPATH=integrations/gpu python integrations/sglang/gpu/soak.py --seconds 480 --out soak.json
 
 What every prompt continues with is generated first, 64 at once. A finished greedy request whose tokens are others is
-judged by the target in float32 (integrations/gpu/judge.py).
+judged by the target in float32 (integrations/gpu/judge.py). The file is written every few seconds; `--judge` judges one
+of a soak that was ended early.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import json
 import random
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from engine import environment, make_engine, options, proposes, sglang_draft
+from engine import K, environment, make_engine, options, proposes, sglang_draft
 from judge import Judge, judged
 from prompts import soak_prompts
 
@@ -27,12 +29,14 @@ MAX_LEN, MAX_TOKENS, AT_ONCE = 1024, 256, 48
 
 
 def room(prompt: list[int]) -> int:
-    """The most tokens that SGLang generates after a prompt: it keeps the last two positions of the context free."""
-    return max(1, min(MAX_TOKENS, MAX_LEN - 2 - len(prompt)))
+    """The most new tokens that SGLang lets a prompt ask for: it keeps K + 1 positions of the context free."""
+    return min(MAX_TOKENS, MAX_LEN - K - 1 - len(prompt))
 
 
-async def soak(engine: Any, prompts: list[list[int]], want: list[list[int]], until: float) -> dict[str, Any]:
-    """Until a time (`time.monotonic`): adds, aborts and compares."""
+async def soak(
+    engine: Any, prompts: list[list[int]], want: list[list[int]], seconds: float, save: Callable[[dict[str, Any]], None]
+) -> None:
+    """Add, abort and compare for that long; `save` gets the counts and the requests that differ every 5 s."""
     draw, serial = random.Random(1), 0
     names = ("requests", "sampled", "aborted", "finished_greedy", "greedy_tokens", "cached_prompt_tokens")
     counts: dict[str, Any] = dict.fromkeys((*names, "requests_with_cached_prompt"), 0)
@@ -56,7 +60,12 @@ async def soak(engine: Any, prompts: list[list[int]], want: list[list[int]], unt
             key = (prompt, limit, *got)
             differing[key] = differing.get(key, 0) + 1
 
-    while (running := time.monotonic() < until) or live:
+    begin = saved = time.monotonic()
+    while (running := time.monotonic() < begin + seconds) or live:
+        if time.monotonic() > saved + 5:
+            saved = time.monotonic()
+            counts["seconds"] = round(saved - begin, 1)
+            save({"soak": counts, "differing": [[times, *key] for key, times in differing.items()]})
         for name in [name for name, task in live.items() if task.done()]:
             live.pop(name).result()
         if running and len(live) < AT_ONCE and draw.random() < 0.5:
@@ -70,18 +79,33 @@ async def soak(engine: Any, prompts: list[list[int]], want: list[list[int]], unt
         if running and live and draw.random() < 0.03:
             engine.tokenizer_manager.abort_request(rid=draw.choice(sorted(live)))
         await asyncio.sleep(draw.expovariate(500))
-    return {"soak": counts, "differing": differing}
+    counts["seconds"] = round(time.monotonic() - begin, 1)
+    save({"soak": counts, "differing": [[times, *key] for key, times in differing.items()]})
+
+
+def judge_file(path: Path, target: Path) -> None:
+    """Judge a soak's file, in place."""
+    result = json.loads(path.read_text())
+    differing = {tuple(key): times for times, *key in result.pop("differing")}
+    result["soak"] |= judged(Judge(target), result.pop("prompts"), result.pop("want"), differing)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print({name: value for name, value in result["soak"].items() if name != "wrong"}, flush=True)
+    print("wrong", result["soak"]["wrong"][:3], flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--judge", action="store_true", help="only judge the file of --out")
     parser.add_argument("--seconds", type=float, default=480)
     parser.add_argument("--way", choices=["stock", "specgraph"], default="specgraph")
     parser.add_argument("--page-size", type=int, default=64)
     parser.add_argument("--port", type=int, default=33000)
     asked = parser.parse_args()
     target, draft = shipped_pair()
+    if asked.judge:
+        judge_file(asked.out, target)
+        return
     arguments = options(
         str(target), sglang_draft(draft), asked.way, dtype="float16", mem_fraction_static=0.5, port=asked.port,
         page_size=asked.page_size, context_length=MAX_LEN, cuda_graph_bs_decode=[1, 4, 16, 32, 64],
@@ -89,22 +113,19 @@ def main() -> None:
     )  # fmt: skip
     engine = make_engine(arguments, asked.out)
     print("started", flush=True)
-    prompts = [p for p in soak_prompts(target / "tokenizer.json", MAX_LEN) if len(p) < MAX_LEN - 6]  # SGLang's limit
+    prompts = [prompt for prompt in soak_prompts(target / "tokenizer.json", MAX_LEN) if room(prompt) > 0]
     params = [{"temperature": 0.0, "max_new_tokens": room(prompt), "ignore_eos": True} for prompt in prompts]
     want = [list(output["output_ids"]) for output in engine.generate(input_ids=prompts, sampling_params=params)]
     result: dict[str, Any] = {"command": " ".join(sys.argv), "environment": environment(), "page_size": asked.page_size}
-    begin = time.monotonic()
-    result |= engine.loop.run_until_complete(soak(engine, prompts, want, begin + asked.seconds))
-    result["soak"]["seconds"] = round(time.monotonic() - begin, 1)
-    result["proposes"] = proposes(asked.out)
-    differing = result.pop("differing")
-    raw = result | {"differing": [[times, *key] for key, times in differing.items()], "want": want}
-    asked.out.write_text(json.dumps(raw))  # before it is judged, so that nothing is lost
-    print(result["soak"], result["proposes"], flush=True)
-    result["soak"] |= judged(Judge(target), prompts, want, differing)
-    asked.out.write_text(json.dumps(result, indent=1) + "\n")
-    print({name: value for name, value in result["soak"].items() if name != "wrong"}, flush=True)
-    print("wrong", result["soak"]["wrong"][:3], flush=True)
+    result |= {"prompts": prompts, "want": want}
+
+    def save(part: dict[str, Any]) -> None:
+        unfinished = asked.out.with_suffix(".part")
+        unfinished.write_text(json.dumps(result | part | {"proposes": proposes(asked.out)}))
+        unfinished.rename(asked.out)
+
+    engine.loop.run_until_complete(soak(engine, prompts, want, asked.seconds, save))
+    judge_file(asked.out, target)
     engine.shutdown()
 
 

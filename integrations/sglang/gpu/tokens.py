@@ -107,6 +107,7 @@ def run(asked: argparse.Namespace) -> None:
         counts.append([dict(Counter(str(got[position]) for got in tokens)) for position in POSITIONS])
         total = [a + b for a, b in zip(total, histogram, strict=True)]
     result["sampled"] = {"requests": SAMPLED, "counts": counts, "acceptance_per_position": acceptance(total)}
+    time.sleep(2)  # the last proposes are written
     result["proposes"] = proposes(asked.out)
     print(asked.way, "sampled", acceptance(total), result["proposes"], round(time.monotonic() - begin, 1), flush=True)
     asked.out.write_text(json.dumps(result))
