@@ -15,8 +15,8 @@ from specgraph.kernels.triton.implement import register
 from specgraph.kernels.triton.launch import (
     AttentionShape,
     AttentionTile,
+    GatedOfManyRows,
     LaunchOptions,
-    ManyRows,
     Tile,
     attention_splits,
     default_attention,
@@ -101,16 +101,16 @@ def on_its_device(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
-def linear_of_many_rows(device: torch.device) -> ManyRows | None:
-    """The kernel for linears of 65 to 384 rows: on Hopper, with cuda-bindings and NVRTC. None elsewhere."""
+def gated_linear(device: torch.device) -> GatedOfManyRows | None:
+    """The kernel for gated linears of 65 to 384 rows: on Hopper, with cuda-bindings and NVRTC. None elsewhere."""
     properties = torch.cuda.get_device_properties(device)
     if (properties.major, properties.minor) != (9, 0) or properties.multi_processor_count < BLOCKS:
         return None
     try:
-        from specgraph_cuda.many_rows import many_rows, why_not
+        from specgraph_cuda.many_rows import gated_of_many_rows, why_not
     except ImportError:
         return None
-    return many_rows if why_not() is None else None
+    return gated_of_many_rows if why_not() is None else None
 
 
 def register_kernels(device: torch.device) -> str:
@@ -126,7 +126,7 @@ def register_kernels(device: torch.device) -> str:
         overlap=overlap_previous if overlap else None,
         extra={"launch_pdl": True} if overlap else {},
         tile=TileTable(tile_for, tuned),
-        many_rows=linear_of_many_rows(device),
+        gated_of_many_rows=gated_linear(device),
         attention=attention_for if properties.shared_memory_per_block_optin >= 227 << 10 else default_attention,
         compute_units=properties.multi_processor_count,
         float8=(properties.major, properties.minor) >= (8, 9),

@@ -1,13 +1,11 @@
-// Linears of 65 to 384 rows on Hopper: out = x @ weight.T + residual, or silu(gate) * up of (gate | up) = x @ weight.T.
+// silu(gate) * up of (gate | up) = x @ weight.T for 65 to 384 rows, on Hopper.
 //
 // many_rows.py puts before this text: the functions `multiply` and `keep` (wgmma over COLUMNS weight rows, which takes
 // as many operands as a thread has accumulators), and the constants
 //   GROUPS    warpgroups, each of which multiplies 64 rows of x; one thread also loads
-//   COLUMNS   weight rows per block, a multiple of 8 (of 16 where GATED), at most 256
+//   COLUMNS   weight rows per block, half of them gates; a multiple of 16, at most 256
 //   STAGES    tiles of x and weight in flight, 64 input columns each
-//   SPLIT     blocks that share the input columns of one output tile: they add their parts through shared memory
-//   GATED, RESIDUAL, HALF (float16 instead of bfloat16)
-// Everything is added in an order that depends on shapes only.
+//   HALF      float16 instead of bfloat16
 
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -17,8 +15,7 @@ struct alignas(64) TensorMap { u64 opaque[16]; };
 
 constexpr int ROWS = 64 * GROUPS;
 constexpr int X_BYTES = ROWS * 128, STAGE_BYTES = X_BYTES + COLUMNS * 128;
-constexpr int WRITTEN = GATED ? COLUMNS / 2 : COLUMNS;  // output columns of a tile
-constexpr int PADDED = COLUMNS + 8;  // floats per row of a part, so that rows start in other banks
+constexpr int WRITTEN = COLUMNS / 2;  // output columns of a tile
 
 __device__ __forceinline__ u32 address_of(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
 
@@ -43,15 +40,6 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
             : "=r"(done)
             : "r"(barrier), "r"(parity)
             : "memory");
-    }
-}
-
-// Wait for all blocks of the cluster.
-__device__ __forceinline__ void cluster_wait() {
-    if (SPLIT == 1) {
-        __syncthreads();
-    } else {
-        asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
     }
 }
 
@@ -100,34 +88,25 @@ __device__ __forceinline__ u32 gated(float gate0, float gate1, float up0, float 
     return packed(result[0], result[1]);
 }
 
-__device__ __forceinline__ u32 added(float value0, float value1, const u16* residual) {
-    u32 value = packed(value0, value1);
-    if (RESIDUAL) {
-        const u32 more = *reinterpret_cast<const u32*>(residual);
-        value = packed(unpacked(value, 0) + unpacked(more, 0), unpacked(value, 1) + unpacked(more, 1));
-    }
-    return value;
-}
-
 // What one thread loads: tiles of 64 input columns, into a ring of STAGES.
 struct Loads {
     const TensorMap *x_map, *weight_map;
     u32 tiles, full, empty;
-    int row, column, columns, first, steps;
+    int row, column, columns, steps;
     u64 weight_hint;
 
     __device__ __forceinline__ void weight(int i, int stage) const {
         const u32 to = tiles + stage * STAGE_BYTES + X_BYTES, barrier = full + 8 * stage;
-        const int from = (first + i) * 64;
+        const int from = i * 64;
         barrier_expect(barrier, STAGE_BYTES);
         load(to, weight_map, barrier, from, column, weight_hint);
-        if (GATED) load(to + WRITTEN * 128, weight_map, barrier, from, columns + column, weight_hint);
+        load(to + WRITTEN * 128, weight_map, barrier, from, columns + column, weight_hint);
     }
 
     __device__ __forceinline__ void x(int i, int stage) const {
         const u64 again = 0x14F0000000000000ull;  // stay in L2: every block reads the same x
         const u32 to = tiles + stage * STAGE_BYTES, barrier = full + 8 * stage;
-        const int from = (first + i) * 64;
+        const int from = i * 64;
         load(to, x_map, barrier, from, row, again);
     }
 
@@ -171,8 +150,7 @@ __device__ __forceinline__ void consume(float (&sums)[COLUMNS / 2], const Loads&
 
 // Writes 64 rows from the accumulators: a thread has columns 8 j + 2 (lane % 4) and the next of rows lane / 4 and + 8.
 __device__ __forceinline__ void write(
-    const float (&sums)[COLUMNS / 2], const u16* residual, u16* out, int row, int column, int rows, int columns,
-    int residual_stride) {
+    const float (&sums)[COLUMNS / 2], u16* out, int row, int column, int rows, int columns) {
     const int lane = threadIdx.x & 31;
     row += ((threadIdx.x & 127) >> 5) * 16 + (lane >> 2);
     column += 2 * (lane & 3);
@@ -183,70 +161,22 @@ __device__ __forceinline__ void write(
         for (int j = 0; j < WRITTEN / 8; ++j) {
             const int at = column + 8 * j, i = 4 * j + 2 * half;
             if (at >= columns) continue;
-            u32 both;
-            if (GATED) {
-                both = gated(sums[i], sums[i + 1], sums[i + COLUMNS / 4], sums[i + COLUMNS / 4 + 1]);
-            } else {
-                both = added(sums[i], sums[i + 1], residual + (long long)row * residual_stride + at);
-            }
+            const u32 both = gated(sums[i], sums[i + 1], sums[i + COLUMNS / 4], sums[i + COLUMNS / 4 + 1]);
             *reinterpret_cast<u32*>(out + (long long)row * columns + at) = both;
         }
     }
 }
 
-// 8 columns of a part that a block of the cluster computed.
-__device__ __forceinline__ void add_part(float (&sums)[8], u32 address, u32 rank) {
-    u32 there;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-#pragma unroll
-    for (int i = 0; i < 8; i += 4) {
-        float a, b, c, d;
-        asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                     : "=f"(a), "=f"(b), "=f"(c), "=f"(d)
-                     : "r"(there + 4 * i));
-        sums[i] += a, sums[i + 1] += b, sums[i + 2] += c, sums[i + 3] += d;
-    }
-}
-
-// Adds the parts of all blocks that share this tile, in order; each block does so for some of the rows.
-__device__ __forceinline__ void add_and_write(
-    u32 parts, const u16* residual, u16* out, int row, int column, int rows, int columns, int residual_stride,
-    u32 part) {
-    constexpr int SOME = ROWS / SPLIT, EIGHTS = WRITTEN / 8;
-    for (int i = threadIdx.x; i < SOME * EIGHTS; i += 128 * GROUPS) {
-        const int local = part * SOME + i / EIGHTS, offset = i % EIGHTS * 8, at = column + offset;
-        if (row + local >= rows || at >= columns) continue;
-        float first[8] = {}, second[8] = {};
-        const u32 address = parts + (local * PADDED + offset) * 4;
-#pragma unroll
-        for (int other = 0; other < SPLIT; ++other) {
-            add_part(first, address, other);
-            if (GATED) add_part(second, address + WRITTEN * 4, other);
-        }
-        u32 result[4];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const u16* more = residual + (long long)(row + local) * residual_stride + at + 2 * j;
-            result[j] = GATED ? gated(first[2 * j], first[2 * j + 1], second[2 * j], second[2 * j + 1])
-                              : added(first[2 * j], first[2 * j + 1], more);
-        }
-        *reinterpret_cast<uint4*>(out + (long long)(row + local) * columns + at) =
-            make_uint4(result[0], result[1], result[2], result[3]);
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(128 * GROUPS, 1) many_rows(
-    const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap weight_map, const u16* residual,
-    u16* out, int rows, int columns, int depth, int residual_stride, int row_blocks, u64 weight_hint) {
+    const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap weight_map, u16* out, int rows,
+    int columns, int depth, int row_blocks, u64 weight_hint) {
     asm volatile("griddepcontrol.launch_dependents;");
     extern __shared__ unsigned char memory[];
     const u32 tiles = (address_of(memory) + 1023) & ~1023u;
     const u32 full = tiles + STAGES * STAGE_BYTES, empty = full + 8 * STAGES;
-    const u32 part = blockIdx.x % SPLIT;
-    const int tile = blockIdx.x / SPLIT, group = threadIdx.x / 128;
-    const int row = tile % row_blocks * ROWS, column = tile / row_blocks * WRITTEN;
-    const int all = depth / 64, first = all * part / SPLIT, steps = all * (part + 1) / SPLIT - first;
-    const Loads loads = {&x_map, &weight_map, tiles, full, empty, row, column, columns, first, steps, weight_hint};
+    const int group = threadIdx.x / 128, steps = depth / 64;
+    const int row = blockIdx.x % row_blocks * ROWS, column = blockIdx.x / row_blocks * WRITTEN;
+    const Loads loads = {&x_map, &weight_map, tiles, full, empty, row, column, columns, steps, weight_hint};
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; ++stage) {
             barrier_init(full + 8 * stage, 1);
@@ -254,23 +184,10 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, 1) many_rows(
         }
         asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
     }
-    cluster_wait();
+    __syncthreads();
     if (threadIdx.x == 0) loads.begin();
     float sums[COLUMNS / 2];
     consume(sums, loads, group);
     asm volatile("griddepcontrol.wait;" ::: "memory");
-    if (SPLIT == 1) {
-        write(sums, residual, out, row + group * 64, column, rows, columns, residual_stride);
-    } else {
-        __syncthreads();  // nobody reads the tiles any more
-        const int lane = threadIdx.x & 31, local = threadIdx.x / 32 * 16 + (lane >> 2);
-#pragma unroll
-        for (int i = 0; i < COLUMNS / 2; i += 2) {
-            const u32 at = tiles + ((local + (i & 2) * 4) * PADDED + i / 4 * 8 + 2 * (lane & 3)) * 4;
-            asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(sums[i]), "f"(sums[i + 1]) : "memory");
-        }
-        asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-        add_and_write(tiles, residual, out, row, column, rows, columns, residual_stride, part);
-    }
-    if (SPLIT > 1) cluster_wait();  // no block leaves while others use its memory
+    write(sums, out, row + group * 64, column, rows, columns);
 }

@@ -1,11 +1,8 @@
-"""Compiling and launching `many_rows.cu`: linears of 65 to 384 rows on GPUs of compute capability 9.0."""
+"""Compiling and launching `many_rows.cu`: gated linears of 65 to 384 rows on GPUs of compute capability 9.0."""
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,18 +20,16 @@ _EVICT_NORMAL, _EVICT_FIRST = 0x1000000000000000, 0x12F0000000000000
 """Cache hints of a tensor copy, as CUTLASS's `TMA::CacheHintSm90` has them."""
 
 
-def many_rows(x: Tensor, weight: Tensor, residual: Tensor | None, gated: bool) -> Tensor | None:
-    """x @ weight.T + residual, or silu(gate) * up; see `specgraph.kernels.triton.launch.ManyRows`."""
-    rows, depth = x.shape
-    columns = weight.shape[0] // (2 if gated else 1)
-    tensors = (x, weight) if residual is None else (x, weight, residual)
-    if x.dtype not in _HALVES or any(tensor.dtype != x.dtype or not _aligned(tensor) for tensor in tensors):
+def gated_of_many_rows(x: Tensor, weight: Tensor) -> Tensor | None:
+    """silu(gate) * up; see `specgraph.kernels.triton.launch.GatedOfManyRows`."""
+    columns = weight.shape[0] // 2
+    plan = plan_for(x.shape[0], columns, x.shape[1])
+    if plan is None or x.dtype not in _HALVES or weight.dtype != x.dtype or not _aligned(x):
         return None
-    plan = plan_for(rows, columns, depth, gated)
-    if plan is None or not weight.is_contiguous():
+    if not _aligned(weight) or not weight.is_contiguous():
         return None
-    out = x.new_empty(rows, columns)
-    launch(plan, x, weight, residual, out, gated=gated)
+    out = x.new_empty(x.shape[0], columns)
+    launch(plan, x, weight, out)
     return out
 
 
@@ -52,13 +47,10 @@ def why_not() -> str | None:
     return None
 
 
-def source(plan: Plan, *, gated: bool, residual: bool, half: bool) -> str:
+def source(plan: Plan, *, half: bool) -> str:
     """The CUDA text of one variant."""
     count, kind = plan.columns // 2, "f16" if half else "bf16"
-    constants = {
-        "GROUPS": plan.groups, "COLUMNS": plan.columns, "STAGES": plan.stages, "SPLIT": plan.split,
-        "GATED": int(gated), "RESIDUAL": int(residual), "HALF": int(half),
-    }  # fmt: skip
+    constants = {"GROUPS": plan.groups, "COLUMNS": plan.columns, "STAGES": plan.stages, "HALF": int(half)}
     sums = ", ".join(f'"+f"(sums[{i}])' for i in range(count))
     multiply = (
         f'asm volatile("{{ .reg .pred add; setp.ne.b32 add, %{count + 2}, 0;\\n'
@@ -79,22 +71,7 @@ def source(plan: Plan, *, gated: bool, residual: bool, half: bool) -> str:
 
 
 def compiled(text: str) -> bytes:
-    """Machine code for compute capability 9.0, from the user's cache where it has been compiled before."""
-    version = ".".join(map(str, checked(nvrtc.nvrtcVersion())))
-    name = hashlib.sha256(f"{version} {text}".encode()).hexdigest()[:24]
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specgraph"
-    with suppress(OSError):
-        return (folder / f"{name}.cubin").read_bytes()
-    binary = _compile(text)
-    with suppress(OSError):  # a cache that can't be written: it is compiled again the next time
-        folder.mkdir(parents=True, exist_ok=True)
-        half = folder / f"{name}.{os.getpid()}"
-        half.write_bytes(binary)
-        half.replace(folder / f"{name}.cubin")
-    return binary
-
-
-def _compile(text: str) -> bytes:
+    """Machine code for compute capability 9.0."""
     program = checked(nvrtc.nvrtcCreateProgram(text.encode(), b"many_rows.cu", 0, [], []))
     options = [b"--gpu-architecture=sm_90a", b"--std=c++17"]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
@@ -109,9 +86,9 @@ def _compile(text: str) -> bytes:
 
 
 @cache
-def _loaded(plan: Plan, gated: bool, residual: bool, half: bool, device: torch.device) -> Any:
+def _loaded(plan: Plan, half: bool, device: torch.device) -> Any:
     """The kernel of one variant in the context of a device."""
-    binary = compiled(source(plan, gated=gated, residual=residual, half=half))
+    binary = compiled(source(plan, half=half))
     with torch.cuda.device(device):
         kernel = checked(cu.cuModuleGetFunction(checked(cu.cuModuleLoadData(binary)), b"many_rows"))
         most = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -153,41 +130,33 @@ def _driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
 
 
-def launch(plan: Plan, x: Tensor, weight: Tensor, residual: Tensor | None, out: Tensor, *, gated: bool) -> None:
+def launch(plan: Plan, x: Tensor, weight: Tensor, out: Tensor) -> None:
     """Launch on the current stream. The kernel before must not write the weight, which is read before that one ends.
 
     Args:
         x: [T, in], float16 or bfloat16; `in` a multiple of 64, rows at multiples of 16 bytes.
-        weight: [out, in] or, gated, [2 * out, in], contiguous.
-        residual: [T, out], rows at multiples of 16 bytes, or None.
+        weight: [2 * out, in], contiguous, gate rows first.
         out: [T, out], contiguous; `out` a multiple of 8.
     """
     rows, columns = out.shape
-    written = plan.columns // (2 if gated else 1)
     blocks = -(-rows // plan.rows)
-    tiles = -(-columns // written)
-    maps = _TensorMap(x, plan.rows), _TensorMap(weight, written)
-    integers = (rows, columns, x.shape[1], 0 if residual is None else residual.stride(0), blocks)
+    maps = _TensorMap(x, plan.rows), _TensorMap(weight, plan.columns // 2)
     held = (
-        ctypes.c_void_p(0 if residual is None else residual.data_ptr()),
         ctypes.c_void_p(out.data_ptr()),
-        *map(ctypes.c_int, integers),
+        *map(ctypes.c_int, (rows, columns, x.shape[1], blocks)),
         ctypes.c_uint64(_EVICT_NORMAL if blocks > 1 else _EVICT_FIRST),  # other rows come after these, or none
     )
     addresses = [each.address for each in maps] + [ctypes.addressof(value) for value in held]
     pointers = (ctypes.c_void_p * len(addresses))(*addresses)
-    overlap, cluster = cu.CUlaunchAttribute(), cu.CUlaunchAttribute()
+    overlap = cu.CUlaunchAttribute()
     overlap.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     overlap.value.programmaticStreamSerializationAllowed = 1
-    cluster.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-    size = cluster.value.clusterDim
-    size.x, size.y, size.z = plan.split, 1, 1
     config = cu.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = blocks * tiles * plan.split, 1, 1
+    config.gridDimX, config.gridDimY, config.gridDimZ = blocks * -(-columns * 2 // plan.columns), 1, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = 128 * plan.groups, 1, 1
     config.sharedMemBytes = plan.memory
     config.hStream = torch.cuda.current_stream(x.device).cuda_stream
-    config.attrs = [overlap, cluster]
-    config.numAttrs = 2
-    kernel = _loaded(plan, gated, residual is not None, x.dtype == torch.float16, x.device)
+    config.attrs = [overlap]
+    config.numAttrs = 1
+    kernel = _loaded(plan, x.dtype == torch.float16, x.device)
     checked(cu.cuLaunchKernelEx(config, kernel, ctypes.addressof(pointers), 0))

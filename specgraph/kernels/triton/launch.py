@@ -28,9 +28,9 @@ ChooseTile = Callable[[str, int, int, int], "Tile | None"]
 """(kind of linear, padded rows, output columns, input columns) -> tile; None where a library matmul is faster."""
 
 
-ManyRows = Callable[[Tensor, Tensor, "Tensor | None", bool], "Tensor | None"]
-"""(x [T, in], weight, residual [T, out] or None, gated) -> x @ weight.T + residual, or silu(gate) * up of (gate | up) =
-x @ weight.T; None where a library matmul is faster. The kernel before must not write the weight."""
+GatedOfManyRows = Callable[[Tensor, Tensor], "Tensor | None"]
+"""(x [T, in], weight [2 * out, in]) -> silu(gate) * up of (gate | up) = x @ weight.T; None where a library matmul is
+faster. The kernel before must not write the weight."""
 
 
 def default_tile(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
@@ -108,8 +108,8 @@ class LaunchOptions:
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Keyword arguments of every launch."""
     tile: ChooseTile = default_tile
-    many_rows: ManyRows | None = None
-    """The device's own linears of more rows than a tile takes, if it has some."""
+    gated_of_many_rows: GatedOfManyRows | None = None
+    """The device's own gated linear of more rows than a tile takes, if it has one."""
     attention: ChooseAttention = default_attention
     compute_units: int = 128
     """Multiprocessors of the device: how far to split attention."""

@@ -38,15 +38,8 @@ class LinearOps(SamplingOps):
         x = self._normed(x, norm, eps)
         tile = self._tile("linear", x, weight, weight.shape[0])
         if tile is None:
-            return self._many_rows(x, weight, bias, residual)
+            return kernels.norm_linear.reference(x, None, eps, weight, bias, residual)
         return self._linear(x, weight, bias, residual, tile)
-
-    def _many_rows(self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
-        """x @ weight.T + bias + residual by the device's kernel for many rows, else by the library."""
-        out = None
-        if self.options.many_rows is not None and x.shape[0] > MAX_ROWS and bias is None:
-            out = self.options.many_rows(x, weight, residual, False)
-        return kernels.norm_linear.reference(x, None, 0.0, weight, bias, residual) if out is None else out
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, tile: Tile) -> Tensor:
         out = x.new_empty(x.shape[0], weight.shape[0])
@@ -68,10 +61,9 @@ class LinearOps(SamplingOps):
         if tile is None:
             if x.dtype not in _HALVES:
                 return kernels.norm_gate_up.reference(x, None, eps, weight, bias)
-            if self.options.many_rows is not None and x.shape[0] > MAX_ROWS and bias is None:
-                gated = self.options.many_rows(x, weight, None, True)
-                if gated is not None:
-                    return gated
+            own = self.options.gated_of_many_rows
+            if own is not None and x.shape[0] > MAX_ROWS and bias is None and (gated := own(x, weight)) is not None:
+                return gated
             return self._gated(kernels.norm_linear.reference(x, None, eps, weight, bias, None))
         out = x.new_empty(x.shape[0], columns)
         linear.gate_up_kernel[(ceil_div(columns, tile.columns),)](
@@ -154,7 +146,7 @@ class LinearOps(SamplingOps):
         x = self._normed(x, norm, eps)
         tile = self._tile("head", x, weight, weight.shape[0])
         if tile is None:
-            return self.pick(self._many_rows(x, weight, None, None), draws)
+            return self.pick(kernels.norm_linear.reference(x, None, eps, weight, None, None), draws)
         if draws is not None and x.shape[0] > MAX_SAMPLED_ROWS:
             return self.pick(self._linear(x, weight, None, None, tile), draws)
         count, columns = x.shape[0], weight.shape[0]
