@@ -107,7 +107,7 @@ class TextGenerator:
 
         Args:
             prompt: the prompt, or a request made by `request`.
-            stop: the text ends before the first of these strings.
+            stop: the text ends before the one of these strings that is complete first.
             settings: as in `request`, if `prompt` is a text.
 
         Returns:

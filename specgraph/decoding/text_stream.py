@@ -44,7 +44,9 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Cuts a text at the first stop string, which may come in several pieces.
+    """Cuts a text before the stop string that is complete first, of those that end together before the longest.
+
+    So the text is the same in whatever pieces it comes, and does not depend on how many drafts were accepted.
 
     Raises:
         ConfigError: a stop string is empty.
@@ -59,10 +61,10 @@ class StopStrings:
     def push(self, text: str) -> str:
         """The text that is certain to precede every stop string; the rest is held back."""
         self._held += text
-        places = [place for each in self._stop if (place := self._held.find(each)) >= 0]
-        if places:
+        found = [(place + len(each), place) for each in self._stop if (place := self._held.find(each)) >= 0]
+        if found:
             self.found = True
-            return self._release(min(places))
+            return self._release(min(found)[1])
         longest = max((len(each) for each in self._stop), default=1) - 1
         for size in range(min(longest, len(self._held)), 0, -1):
             if any(each.startswith(self._held[-size:]) for each in self._stop):
@@ -99,7 +101,7 @@ class TextStream:
         """
         Args:
             chunks: of this request; none if the caller hands them to `push`, as one of several requests.
-            stop: the text ends before the first of these strings.
+            stop: the text ends before the one of these strings that is complete first.
         """
         self.token_ids: list[int] = []
         """All tokens so far, those of a stop string included."""
