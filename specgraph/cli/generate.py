@@ -91,6 +91,8 @@ def generate(
     asked = read_prompts(prompt, prompt_file, prompts, settings)
     for each in asked:
         check_num_sequences(each.n, each.temperature)
+    if not all(stop or ()):
+        raise ConfigError("--stop: a stop string is empty")
     console = Console(file=sys.stderr if json == "-" else sys.stdout, highlight=False, quiet=rank > 0)
     with waiting() as captured:
         from specgraph.decoding.load import load_generator, shipped_pair

@@ -92,6 +92,11 @@ def test_several_sequences_need_a_temperature():
     assert "n 3 needs a temperature above 0" in run.stderr
 
 
+def test_an_empty_stop_string_is_refused_before_anything_is_loaded(tmp_path):
+    run = specgraph("generate", "--target", tmp_path, "--draft", tmp_path, "--prompt", "a", "--stop", "")
+    assert run.stderr.strip() == "specgraph: --stop: a stop string is empty"
+
+
 def test_what_is_counted_is_in_the_output():
     run = specgraph("generate", *QUICK, "-k", 20, "--max-tokens", 4, "--json", "-")
     report = json.loads(run.stdout)
