@@ -86,12 +86,13 @@ def test_the_reference_keeps_the_same_tokens(kind, vocab, steps, dtype, monkeypa
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_in_trees_and_for_drafts(seed) -> None:
+def test_in_chains_in_trees_and_for_drafts(seed) -> None:
     g = torch.Generator().manual_seed(seed)
     requests, steps = 3, 3
     tree = batch(requests, steps, 300, None, torch.randn(requests * (steps + 1), 300, generator=g) * 2, seed)
     tree[12] = torch.randint(0, 1 << (steps + 1), (requests * (steps + 1),), generator=g)
     check(tree)
+    check([*tree[:12], None, None])
     draft = batch(requests, steps, 300, 120, torch.randn(requests * 2, 120, generator=g) * 2, seed)
     draft[12] = torch.full((requests * 2,), -1)
     check(draft)
