@@ -1,11 +1,10 @@
-// silu(gate) * up of (gate | up) = x @ weight.T for 65 to 384 rows, on Hopper.
+// silu(gate) * up of (gate | up) = x @ weight.T for 65 to 384 rows in bfloat16, on Hopper.
 //
 // many_rows.py puts before this text: the functions `multiply` and `keep` (wgmma over COLUMNS weight rows, which takes
 // as many operands as a thread has accumulators), and the constants
 //   GROUPS    warpgroups, each of which multiplies 64 rows of x; one thread also loads
 //   COLUMNS   weight rows per block, half of them gates; a multiple of 16, at most 256
 //   STAGES    tiles of x and weight in flight, 64 input columns each
-//   HALF      float16 instead of bfloat16
 
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -58,22 +57,12 @@ __device__ __forceinline__ u64 operand(u32 address) {
 
 __device__ __forceinline__ u32 packed(float low, float high) {
     u32 both;
-#if HALF
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-#else
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-#endif
     return both;
 }
 
 __device__ __forceinline__ float unpacked(u32 both, int place) {
-#if HALF
-    float value;
-    asm("{ .reg .f16 h; mov.b16 h, %1; cvt.f32.f16 %0, h; }" : "=f"(value) : "h"((u16)(both >> (16 * place))));
-    return value;
-#else
     return __uint_as_float(place ? both & 0xffff0000u : both << 16);
-#endif
 }
 
 // silu(gate) * up of two columns, each product rounded before, as if it had been stored.
@@ -174,8 +163,8 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, 1) many_rows(
     extern __shared__ unsigned char memory[];
     const u32 tiles = (address_of(memory) + 1023) & ~1023u;
     const u32 full = tiles + STAGES * STAGE_BYTES, empty = full + 8 * STAGES;
-    const int group = threadIdx.x / 128, steps = depth / 64;
-    const int row = blockIdx.x % row_blocks * ROWS, column = blockIdx.x / row_blocks * WRITTEN;
+    const int tile = blockIdx.x, group = threadIdx.x / 128, steps = depth / 64;
+    const int row = tile % row_blocks * ROWS, column = tile / row_blocks * WRITTEN;
     const Loads loads = {&x_map, &weight_map, tiles, full, empty, row, column, columns, steps, weight_hint};
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; ++stage) {

@@ -15,7 +15,6 @@ from torch import Tensor
 from specgraph_cuda.many_rows_plan import Plan, plan_for
 from specgraph_cuda.nodes import checked
 
-_HALVES = (torch.bfloat16, torch.float16)
 _EVICT_NORMAL, _EVICT_FIRST = 0x1000000000000000, 0x12F0000000000000
 """Cache hints of a tensor copy, as CUTLASS's `TMA::CacheHintSm90` has them."""
 
@@ -24,7 +23,7 @@ def gated_of_many_rows(x: Tensor, weight: Tensor) -> Tensor | None:
     """silu(gate) * up; see `specgraph.kernels.triton.launch.GatedOfManyRows`."""
     columns = weight.shape[0] // 2
     plan = plan_for(x.shape[0], columns, x.shape[1])
-    if plan is None or x.dtype not in _HALVES or weight.dtype != x.dtype or not _aligned(x):
+    if plan is None or x.dtype != torch.bfloat16 or weight.dtype != x.dtype or not _aligned(x):
         return None
     if not _aligned(weight) or not weight.is_contiguous():
         return None
@@ -47,14 +46,14 @@ def why_not() -> str | None:
     return None
 
 
-def source(plan: Plan, *, half: bool) -> str:
+def source(plan: Plan) -> str:
     """The CUDA text of one variant."""
-    count, kind = plan.columns // 2, "f16" if half else "bf16"
-    constants = {"GROUPS": plan.groups, "COLUMNS": plan.columns, "STAGES": plan.stages, "HALF": int(half)}
+    count = plan.columns // 2
+    constants = {"GROUPS": plan.groups, "COLUMNS": plan.columns, "STAGES": plan.stages}
     sums = ", ".join(f'"+f"(sums[{i}])' for i in range(count))
     multiply = (
         f'asm volatile("{{ .reg .pred add; setp.ne.b32 add, %{count + 2}, 0;\\n'
-        f"wgmma.mma_async.sync.aligned.m64n{plan.columns}k16.f32.{kind}.{kind} "
+        f"wgmma.mma_async.sync.aligned.m64n{plan.columns}k16.f32.bf16.bf16 "
         f'{{{", ".join(f"%{i}" for i in range(count))}}}, %{count}, %{count + 1}, add, 1, 1, 0, 0; }}" '
         f': {sums} : "l"(x), "l"(weight), "r"(add));'
     )
@@ -86,9 +85,9 @@ def compiled(text: str) -> bytes:
 
 
 @cache
-def _loaded(plan: Plan, half: bool, device: torch.device) -> Any:
+def _loaded(plan: Plan, device: torch.device) -> Any:
     """The kernel of one variant in the context of a device."""
-    binary = compiled(source(plan, half=half))
+    binary = compiled(source(plan))
     with torch.cuda.device(device):
         kernel = checked(cu.cuModuleGetFunction(checked(cu.cuModuleLoadData(binary)), b"many_rows"))
         most = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -105,12 +104,9 @@ class _TensorMap:
     def __init__(self, tensor: Tensor, box_rows: int) -> None:
         self._memory = (ctypes.c_char * 256)()
         self.address = -(-ctypes.addressof(self._memory) // 128) * 128
-        kinds = cu.CUtensorMapDataType
-        half = tensor.dtype == torch.float16
-        kind = kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16 if half else kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
         status = _driver().cuTensorMapEncodeTiled(
             ctypes.c_void_p(self.address),
-            int(kind),
+            int(cu.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16),
             2,
             ctypes.c_void_p(tensor.data_ptr()),
             (ctypes.c_uint64 * 2)(tensor.shape[1], tensor.shape[0]),
@@ -134,7 +130,7 @@ def launch(plan: Plan, x: Tensor, weight: Tensor, out: Tensor) -> None:
     """Launch on the current stream. The kernel before must not write the weight, which is read before that one ends.
 
     Args:
-        x: [T, in], float16 or bfloat16; `in` a multiple of 64, rows at multiples of 16 bytes.
+        x: bfloat16 [T, in]; `in` a multiple of 64, rows at multiples of 16 bytes.
         weight: [2 * out, in], contiguous, gate rows first.
         out: [T, out], contiguous; `out` a multiple of 8.
     """
@@ -158,5 +154,5 @@ def launch(plan: Plan, x: Tensor, weight: Tensor, out: Tensor) -> None:
     config.hStream = torch.cuda.current_stream(x.device).cuda_stream
     config.attrs = [overlap]
     config.numAttrs = 1
-    kernel = _loaded(plan, x.dtype == torch.float16, x.device)
+    kernel = _loaded(plan, x.device)
     checked(cu.cuLaunchKernelEx(config, kernel, ctypes.addressof(pointers), 0))

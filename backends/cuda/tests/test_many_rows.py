@@ -38,8 +38,7 @@ def test_it_compiles(plan: Plan) -> None:
 
     if (reason := many_rows.why_not()) is not None:
         pytest.skip(reason)
-    for half in (False, True):
-        assert many_rows.compiled(many_rows.source(plan, half=half))
+    assert many_rows.compiled(many_rows.source(plan))
 
 
 @pytest.fixture
@@ -50,25 +49,24 @@ def hopper(platform: Platform) -> Platform:
     return platform
 
 
-def make(*shape: int, dtype: torch.dtype, scale: float = 1.0) -> torch.Tensor:
-    return (torch.randn(*shape, device="cuda") * scale).to(dtype)
+def make(*shape: int, scale: float = 1.0) -> torch.Tensor:
+    return (torch.randn(*shape, device="cuda") * scale).bfloat16()
 
 
 def off(got: torch.Tensor, want: torch.Tensor) -> float:
     return float((got.double() - want).norm() / want.norm())
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows", [1, 65, 128, 191, 192, 200, 500])
 @pytest.mark.parametrize("plan", PLANS, ids=str)
-def test_products_are_right(hopper: Platform, plan: Plan, rows: int, dtype: torch.dtype) -> None:
+def test_products_are_right(hopper: Platform, plan: Plan, rows: int) -> None:
     from specgraph_cuda.many_rows import launch
 
     for columns, depth in ((1000, 512), (14336, 4096), (96, 1088)):
-        x = make(rows, depth + 64, dtype=dtype)[:, :depth]
-        weight = make(2 * columns, depth, dtype=dtype, scale=depth**-0.5)
+        x = make(rows, depth + 64)[:, :depth]
+        weight = make(2 * columns, depth, scale=depth**-0.5)
         gate, up = (x.double() @ weight.double().T).chunk(2, 1)
-        out, again = (torch.full((rows, columns), float("nan"), dtype=dtype, device="cuda") for _ in range(2))
+        out, again = (torch.full((rows, columns), float("nan"), dtype=torch.bfloat16, device="cuda") for _ in range(2))
         launch(plan, x, weight, out)
         assert off(out, torch.nn.functional.silu(gate) * up) < 6e-3
         launch(plan, x, weight, again)
@@ -80,8 +78,8 @@ def test_a_linear_waits_for_the_one_before(hopper: Platform, plan: Plan) -> None
     """Each launch starts early and reads what the launch before it writes."""
     from specgraph_cuda.many_rows import launch
 
-    weights = [make(2048, 1024, dtype=torch.bfloat16, scale=3 / 32) for _ in range(6)]
-    x = make(192, 1024, dtype=torch.bfloat16)
+    weights = [make(2048, 1024, scale=3 / 32) for _ in range(6)]
+    x = make(192, 1024)
     wide = x.double()
     for weight in weights:
         out = torch.full((192, 1024), float("nan"), dtype=torch.bfloat16, device="cuda")
