@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -96,7 +97,12 @@ def on_its_device(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def gated_linear(device: torch.device) -> GatedOfManyRows | None:
-    """The kernel for gated linears of 65 to 384 rows: on Hopper, with cuda-bindings and NVRTC. None elsewhere."""
+    """The kernel for gated linears of 65 to 384 rows, where `SPECGRAPH_CUDA_MANY_ROWS=1` asks for it; else None.
+
+    It needs Hopper, cuda-bindings and NVRTC. It is not the default, as its last version has not run on a GPU.
+    """
+    if os.environ.get("SPECGRAPH_CUDA_MANY_ROWS") != "1":
+        return None
     properties = torch.cuda.get_device_properties(device)
     if (properties.major, properties.minor) != (9, 0) or properties.multi_processor_count < BLOCKS:
         return None
