@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from functools import wraps
@@ -25,6 +26,8 @@ from specgraph.kernels.triton.launch import (
 )
 from specgraph.kernels.triton.tile_table import TileTable, cache_file, read_tiles
 from specgraph_cuda.many_rows_plan import BLOCKS
+
+_log = logging.getLogger(__name__)
 
 # Tiles per linear, tuned on an H200 (see benchmarks/NOTES-h200.md): rows -> tile. A
 # linear with few output columns needs narrow tiles, so that every multiprocessor streams weights.
@@ -99,18 +102,24 @@ def on_its_device(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
 def gated_linear(device: torch.device) -> GatedOfManyRows | None:
     """The kernel for gated linears of 65 to 384 rows, where `SPECGRAPH_CUDA_MANY_ROWS=1` asks for it; else None.
 
-    It needs Hopper, cuda-bindings and NVRTC. It is not the default, as its last version has not run on a GPU.
+    It needs Hopper, cuda-bindings and NVRTC; a warning says which of them is missing. It is not the default, as its
+    last version has not run on a GPU.
     """
     if os.environ.get("SPECGRAPH_CUDA_MANY_ROWS") != "1":
         return None
     properties = torch.cuda.get_device_properties(device)
-    if (properties.major, properties.minor) != (9, 0) or properties.multi_processor_count < BLOCKS:
-        return None
     try:
         from specgraph_cuda.many_rows import gated_of_many_rows, why_not
+
+        reason = why_not()
     except ImportError:
+        reason = "cuda-bindings is not installed (pip install cuda-bindings)"
+    if (properties.major, properties.minor) != (9, 0) or properties.multi_processor_count < BLOCKS:
+        reason = f"{properties.name} is no GPU of compute capability 9.0 with {BLOCKS} multiprocessors"
+    if reason is not None:
+        _log.warning("SPECGRAPH_CUDA_MANY_ROWS=1 has no effect: %s", reason)
         return None
-    return gated_of_many_rows if why_not() is None else None
+    return gated_of_many_rows
 
 
 def register_kernels(device: torch.device) -> str:

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MEMORY = 227 << 10
-"""Bytes of shared memory that a block may have."""
-
-
 BLOCKS = 128
 """Blocks that a plan wants to run at once, one per multiprocessor; above 192 rows it has twice as many."""
 

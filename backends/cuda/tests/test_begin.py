@@ -30,15 +30,6 @@ def rows(count: int, requests: int) -> dict[str, Tensor]:
     return written | {"seq_lens": torch.full((requests,), -7, dtype=torch.int32)}
 
 
-@pytest.mark.parametrize("drafts", [1, 3, 7])
-@pytest.mark.parametrize(("requests", "query_len"), [(1, 1), (5, 2), (9, 4)])
-def test_masked_rows(requests: int, query_len: int, drafts: int) -> None:
-    length = query_len + drafts - 1
-    taken = {"hidden_rows": torch.full((requests * length,), -7), "draft_rows": torch.full((requests * drafts,), -7)}
-    written = rows(requests * length, requests) | taken
-    expect("begin_masked", *rounds(requests, query_len, drafts), mask_token_id=98, **LIMITS, written=written)
-
-
 @pytest.mark.parametrize(("requests", "query_len"), [(1, 1), (5, 2), (9, 4)])
 def test_rows_of_a_chain_a_block_and_a_verify(requests: int, query_len: int) -> None:
     round_ = rounds(requests, query_len, 1)

@@ -216,13 +216,6 @@ CALLS = [
     *[_verify(probs, mapped) for probs, mapped in ((False, False), (True, False), (True, True))],
     Call("begin_propose", lambda x: ((*ROUND, i32(2, 3)), {**LIMITS, **ROWS, **LAST})),
     Call("begin_verify", lambda x: ((i64(2), i64(2, 3), i64(2), i32(2, 3)), {**LIMITS, **ROWS})),
-    Call(
-        "begin_masked",
-        lambda x: (
-            (*ROUND, i32(2, 3)),
-            {**LIMITS, **ROWS, "mask_token_id": 7, "hidden_rows": i64(8), "draft_rows": i64(6)},
-        ),
-    ),
     Call("stop_finished", lambda x: ((i64(2, 4), i32(2), i64(2), i64(2, 16)), {})),
     Call(
         "publish_round",

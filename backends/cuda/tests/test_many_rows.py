@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specgraph_cuda.many_rows_plan import BLOCKS, MEMORY, Plan, plan_for
+from specgraph_cuda.many_rows_plan import BLOCKS, Plan, plan_for
 
 from specgraph.platforms import Platform
 
@@ -22,7 +24,7 @@ def test_a_plan_fits_a_multiprocessor(rows: int, columns: int, depth: int) -> No
         return
     assert 64 < rows <= 384
     assert -(-rows // plan.rows) * -(-columns * 2 // plan.columns) in (BLOCKS, 2 * BLOCKS)
-    assert plan.memory <= MEMORY
+    assert plan.memory <= 227 << 10  # bytes of shared memory that a block may have
     assert columns % 8 == 0
     assert depth % 64 == 0
     assert plan.columns <= 256
@@ -106,3 +108,20 @@ def test_gated_linears_of_many_rows_without_bias_take_the_device_s_kernel() -> N
     assert bool((ops.norm_gate_up(x, None, 0.0, weight) == 7).all())
     assert taken == [65]
     assert norm_gate_up.reference(x, None, 0.0, weight).shape == (65, 2)
+
+
+def test_who_asks_for_the_kernel_is_told_why_it_is_not_there(monkeypatch, caplog) -> None:
+    pytest.importorskip("triton")
+    from specgraph_cuda.kernels import gated_linear
+
+    found = SimpleNamespace(name="NVIDIA A100", major=8, minor=0, multi_processor_count=108)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+    monkeypatch.delenv("SPECGRAPH_CUDA_MANY_ROWS", raising=False)
+    assert gated_linear(torch.device("cuda", 0)) is None
+    assert not caplog.messages
+    monkeypatch.setenv("SPECGRAPH_CUDA_MANY_ROWS", "1")
+    assert gated_linear(torch.device("cuda", 0)) is None
+    (message,) = caplog.messages
+    assert message.startswith(
+        "SPECGRAPH_CUDA_MANY_ROWS=1 has no effect: NVIDIA A100 is no GPU of compute capability 9.0"
+    )

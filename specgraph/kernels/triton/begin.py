@@ -109,38 +109,6 @@ def begin_block_kernel(
 
 
 @triton.jit
-def begin_masked_kernel(
-    sampled_token_ids, num_sampled, start_positions, block_table, token_ids, positions, slot_mapping, seq_lens,
-    hidden_rows, draft_rows, requests, query_len, length, drafts, sampled_stride, table_stride, table_width,
-    mask_token_id, max_model_len, BLOCK: tl.constexpr, LENGTH: tl.constexpr, DRAFTS: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """One program per request: its `length` rows, and which of them draft."""
-    if OVERLAP is not None:
-        OVERLAP()
-    request = tl.program_id(0)
-    count = tl.load(num_sampled + request)
-    start = tl.load(start_positions + request)
-    live = count > 0
-    offset = tl.arange(0, LENGTH)
-    inside = offset < length
-    known = inside & (offset < count)
-    at = request * length + offset
-    token = tl.load(sampled_token_ids + request * sampled_stride + offset, mask=known, other=0)
-    tl.store(token_ids + at, tl.where(known, token, mask_token_id), mask=inside)
-    state = tl.where(known, request * query_len + offset, requests * query_len)
-    tl.store(hidden_rows + at, state.to(tl.int64), mask=inside)
-    store_places(
-        at, start + offset, live, live & (offset < count + drafts - 1), inside, positions, slot_mapping,
-        block_table + request * table_stride, table_stride, table_width, max_model_len, BLOCK,
-    )  # fmt: skip
-    tl.store(seq_lens + request, tl.where(live, start + length, 0).to(tl.int32))
-    draft = tl.arange(0, DRAFTS)
-    row = request * length + tl.maximum(count - 1, 0) + draft
-    tl.store(draft_rows + request * drafts + draft, row.to(tl.int64), mask=draft < drafts)
-
-
-@triton.jit
 def begin_verify_kernel(
     last_token_ids, draft_token_ids, start_positions, block_table, token_ids, positions, slot_mapping, seq_lens,
     query_len, draft_stride, table_stride, table_width, max_model_len,

@@ -89,22 +89,6 @@ class RowOps(Launcher):
             num_warps=1, **self.common(),
         )  # fmt: skip
 
-    def begin_masked(
-        self, sampled_token_ids: Tensor, num_sampled: Tensor, start_positions: Tensor, block_table: Tensor,
-        *, mask_token_id: int, max_model_len: int, block_size: int, token_ids: Tensor, positions: Tensor,
-        slot_mapping: Tensor, seq_lens: Tensor, hidden_rows: Tensor, draft_rows: Tensor,
-    ) -> None:  # fmt: skip
-        """See `specgraph.kernels.begin_masked`."""
-        sampled_token_ids = contiguous_rows(sampled_token_ids)
-        requests, query_len = sampled_token_ids.shape
-        length, drafts = token_ids.shape[0] // requests, draft_rows.shape[0] // requests
-        begin.begin_masked_kernel[(requests,)](
-            sampled_token_ids, num_sampled.contiguous(), start_positions.contiguous(), block_table, token_ids,
-            positions, slot_mapping, seq_lens, hidden_rows, draft_rows, requests, query_len, length, drafts,
-            sampled_token_ids.stride(0), block_table.stride(0), block_table.shape[1], mask_token_id, max_model_len,
-            BLOCK=block_size, LENGTH=power_of_two(length), DRAFTS=power_of_two(drafts), num_warps=1, **self.common(),
-        )  # fmt: skip
-
     def begin_verify(
         self, last_token_ids: Tensor, draft_token_ids: Tensor, start_positions: Tensor, block_table: Tensor,
         *, max_model_len: int, block_size: int, token_ids: Tensor, positions: Tensor, slot_mapping: Tensor,
