@@ -1,5 +1,5 @@
-"""Small computations through graphs, for the probes of backends: a capability is claimed when its trial gave the right
-numbers on the device at hand. Each trial takes a few milliseconds and returns what is wrong, or None."""
+"""Small computations, most of them through graphs, for the probes of backends: a capability is claimed when its trial
+gave the right numbers on the device at hand. Each trial takes a few milliseconds and returns what is wrong, or None."""
 
 from __future__ import annotations
 
@@ -137,6 +137,18 @@ def random_goes_on(
     finally:
         graph.close()
         set_state(saved)
+
+
+def float8_is_copied(platform: Platform) -> str | None:
+    """Values of float8_e4m3fn, converted on the device and back, and copied to it. No graph is needed."""
+    values = torch.tensor([0.0, 0.3, -1.7, 448.0, -(2.0**-9)])
+    stored = values.to(torch.float8_e4m3fn)
+    expected, on_device = stored.float(), torch.empty_like(stored, device=platform.device)
+    for what, given in (("converted", values.to(platform.device)), ("copied", stored)):
+        seen = on_host(on_device.copy_(given).float())
+        if not torch.equal(seen, expected):
+            return f"{what} to float8_e4m3fn, {values.tolist()} gave {seen.tolist()}"
+    return None
 
 
 def on_host(tensor: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import gc
 import threading
 
 import pytest
+import torch
 
 from specgraph.errors import CaptureError, HostReadError, PlatformError
 from specgraph.platforms import Graph, GraphPool, Platform, VendorMessage, trial
@@ -248,6 +249,12 @@ def test_trials_hold_on_a_sound_platform_and_fail_on_graphs_that_do_nothing(plat
     found = trial.claim(platform, try_it)
     assert not found
     assert "a trial on this device failed" in found.reason
+
+
+def test_the_trial_of_float8_sees_copies_that_do_nothing(monkeypatch):
+    assert trial.claim(CpuPlatform(), trial.float8_is_copied)
+    monkeypatch.setattr(torch.Tensor, "copy_", lambda self, source: self.zero_())
+    assert "gave [0.0, 0.0, 0.0, 0.0, 0.0]" in trial.claim(CpuPlatform(), trial.float8_is_copied).reason
 
 
 def test_a_trial_that_raises_is_an_answer():

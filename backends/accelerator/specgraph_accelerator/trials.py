@@ -58,6 +58,7 @@ TRIALS: Mapping[str, trial.Trial] = {
     "shared_pool": trial.graphs_share_a_pool,
     "merged_loop": trial.a_loop_in_one_graph,
     "random_in_graph": random_goes_on,
+    "float8": trial.float8_is_copied,
     "host_read_detection": host_reads_are_refused,
 }
 """In this order: the last one makes captures fail."""
@@ -79,6 +80,7 @@ def capabilities(found: Findings) -> Capabilities:
         collectives_in_graph=no("not claimed: never tried through torch.accelerator"),
         random_in_graph=claim("random_in_graph") and quirk("the default generator only: torch registers no other"),
         host_read_detection=claim("host_read_detection"),
+        float8=trial.support(found["float8"]),
         order_detection=no("torch reports nothing; run on the cpu platform for that"),
         notes={"triton": no("not tried through torch.accelerator. The plain torch ops run, slower")},
         default_lowering="merged" if merged else "step",

@@ -23,6 +23,7 @@ def test_on_a_sound_device_all_is_claimed() -> None:
     capabilities = AcceleratorPlatform(0).capabilities
     for name in CLAIMED:
         assert getattr(capabilities, name), name
+    assert capabilities.float8
     assert capabilities.default_lowering == "merged"
 
 

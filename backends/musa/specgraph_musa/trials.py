@@ -58,6 +58,7 @@ TRIALS: Mapping[str, trial.Trial] = {
         lambda: platform.musa.get_rng_state(platform.index),
         lambda state: platform.musa.set_rng_state(state, platform.index),
     ),
+    "float8": trial.float8_is_copied,
     "triton": agree_with_reference,
 }
 """In this order: the others rely on "release", and the kernels that a toolchain compiles here and now come last."""
@@ -81,6 +82,7 @@ def capabilities(found: Findings, policy: Policy, collectives: bool) -> Capabili
         random_in_graph=claim("random_in_graph")
         and quirk("the default generator only: torch.musa registers no other with a graph"),
         host_read_detection=no("not claimed: its trial is a failed capture, after which torch_musa does not clean up"),
+        float8=trial.support(found["float8"]),
         order_detection=no("the runtime reports nothing; run on the cpu platform for that"),
         notes={"triton": no(f"{found['triton']}. The plain torch ops run, slower") if found["triton"] else yes()},
         max_live_graphs=policy.max_live_graphs,

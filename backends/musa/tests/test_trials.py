@@ -44,8 +44,13 @@ def apart(monkeypatch, tmp_path):
 
 def test_on_a_sound_device_all_is_claimed():
     capabilities = opened().capabilities
-    for name in CLAIMED:
+    for name in (*CLAIMED, "float8"):
         assert getattr(capabilities, name), name
+
+
+def test_float8_that_a_device_does_not_convert_is_not_claimed(monkeypatch):
+    monkeypatch.setitem(trials.TRIALS, "float8", lambda platform: "converted to float8_e4m3fn, 0.3 gave 0.0")
+    assert "0.3 gave 0.0" in opened().capabilities.float8.reason
 
 
 @pytest.mark.parametrize(
