@@ -49,7 +49,9 @@ def speculator_class(stock: Any, shim: Shim) -> Any:
 
         def set_attn(self, *args: Any, **options: Any) -> None:
             # vLLM 0.33 captures once over a KV cache that it then frees, to learn how much memory graphs take.
-            self.fast_path = None
+            if self.fast_path is not None:
+                self.fast_path.drafter.close()  # a dropped drafter keeps its graphs until a garbage collection
+                self.fast_path = None
             super().set_attn(*args, **options)
 
         def capture(self) -> None:

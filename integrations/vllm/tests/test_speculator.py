@@ -20,7 +20,7 @@ from vllm_objects import EagleLlamaForCausalLM as EAGLE
 from vllm_objects import LlamaForCausalLM as LM
 from vllm_objects import MiMoMTP as MTP
 
-from specgraph import UnsupportedError, load_drafter, load_target, shipped_pair
+from specgraph import SpecgraphError, UnsupportedError, load_drafter, load_target, shipped_pair
 
 K, BLOCK, MAX_LEN, MAX_SEQS, SLOTS = 4, 16, 96, 3, 5
 
@@ -230,7 +230,10 @@ def test_a_switch_leaves_every_propose_to_vllm(engine) -> None:
 def test_graphs_over_another_kv_cache_are_not_replayed(engine) -> None:
     """Until the next capture: vLLM 0.33 captures over a KV cache for profiling, then hands over the real one."""
     engine.prompt(0, 9)
+    first = engine.speculator.fast_path.drafter
     engine.speculator.set_attn("model state", "kv cache config")
+    with pytest.raises(SpecgraphError, match="closed"):
+        first.propose(first.inputs(1))
     assert engine.speculator.attn == ("model state", "kv cache config")
     batch = input_batch([torch.arange(5)], [20], [0], K, [False])
     assert engine.propose(batch, [torch.zeros(5, 32)] * 3, [1]) == "vLLM's drafts"
