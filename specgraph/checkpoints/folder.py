@@ -29,7 +29,7 @@ LARGEST_WEIGHT = 65504.0
 
 ALWAYS_IGNORED: dict[str, str] = {
     r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)": "a buffer, computed from config.json",
-    r"(.*\.)?self_attn\.(k_scale|v_scale)": "of an FP8 KV cache, and taken where the cache is one",
+    r"(.*\.)?self_attn\.(k_scale|v_scale)": "a scale of FP8 KV caches, read with kv_cache_dtype fp8",
 }
 """Pattern of tensor names -> why they may be ignored in every format."""
 

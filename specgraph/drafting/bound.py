@@ -1,4 +1,4 @@
-"""Tensors of the engine's own that a drafter's graphs read by themselves, so that a propose is one launch and no copy.
+"""Tensors of the engine's own that a drafter's graphs read by themselves, so that a propose is one launch.
 
 `Drafter.bind` is told of them once, before the capture. The hand-over, one op that copies them into the drafter's
 memory, is then the first node of the captured graph instead of a launch of its own.

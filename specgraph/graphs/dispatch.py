@@ -35,7 +35,7 @@ class BatchDescriptor:
     tree: bool = False
     """The drafts are a tree and K is its depth; else a chain."""
     binding: int = 0
-    """Whose tensors a propose begins with a copy from: those of `Drafter.bind` by number; 0 for none."""
+    """Number of the bound tensors (`Drafter.bind`) that a propose copies first; 0: it copies none."""
 
     @property
     def num_tokens(self) -> int:

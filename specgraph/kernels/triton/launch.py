@@ -30,7 +30,7 @@ ChooseTile = Callable[[str, int, int, int], "Tile | None"]
 
 GatedOfManyRows = Callable[[Tensor, Tensor], "Tensor | None"]
 """(x [T, in], weight [2 * out, in]) -> silu(gate) * up of (gate | up) = x @ weight.T; None where a library matmul is
-faster. The kernel before must not write the weight."""
+faster. It may read the weight before the kernel launched before it has ended, so that one must not write it."""
 
 
 def default_tile(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
