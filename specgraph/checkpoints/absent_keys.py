@@ -94,7 +94,7 @@ def with_absent_keys(source: ConfigSource, architecture: str) -> ConfigSource:
     A key that is null stays null, except the rotation of gpt-oss: with no section for it, transformers 5 takes YaRN's.
     What is taken from the result counts as taken from `source`.
     """
-    values = {**ABSENT_KEYS[architecture], **source.values}
+    values = {**ABSENT_KEYS.get(architecture, {}), **source.values}
     if architecture == "gpt_oss" and not values.get("rope_parameters") and not values.get("rope_scaling"):
         values["rope_scaling"] = _GPT_OSS_ROPE
     return replace(source, values=values)

@@ -91,7 +91,11 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
         ((0, False), "attn_logit_softcapping final_logit_softcapping logit_softcap clip_qkv attention_chunk_size"),
         ((0, [], {}), "no_rope_layers no_rope_layer_interval pruned_heads chunk_size_feed_forward mlp_only_layers"),
         ((1,), "logit_scale logits_scaling embedding_multiplier residual_multiplier scale_emb partial_rotary_factor"),
-        ((1,), "rotary_pct rotary_percent parallel_draft_step"),
+        ((1,), "rotary_pct rotary_percent parallel_draft_step input_embedding_scale output_multiplier"),
+        # DFlash: another pairing of rotated elements, rows that predict the token after their own, a corrected block
+        ((True,), "is_neox_style"),
+        ((False,), "shift_label"),
+        (("dflash",), "projector_type"),
         ((False,), "is_encoder_decoder add_cross_attention use_mrope alibi qk_layernorm use_qk_norm parallel_attn"),
         ((False,), "use_parallel_residual rope_interleaved"),
         ((False,), "use_bidirectional_attention"),

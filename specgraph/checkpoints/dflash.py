@@ -42,7 +42,12 @@ def dflash_config(head: ConfigSource, layers: ConfigSource, target: DraftedTarge
         check_aux_layers(aux_layers, target, head.name)
     head.require({"sample_from_anchor": False, "num_target_layers": target.num_layers})
     authors.require({"use_aux_hidden_state": True, "causal": False})
-    model = drafter_config(layers, target, "qwen3")
+    layers.require({"is_causal": False})
+    model = drafter_config(layers, target, "qwen3", absent_keys=True)
+    if any(model.sliding) and not _never_causal(head, layers, authors):
+        raise layers.fail(
+            "layer_types", "has sliding_attention, which is causal inside a block in this format; not supported here"
+        )
     require_full_attention(model, layers.name)
     mask = authors if authors.has("mask_token_id") else head
     mask_token_id = mask.integer("mask_token_id")
@@ -56,6 +61,16 @@ def dflash_config(head: ConfigSource, layers: ConfigSource, target: DraftedTarge
         block_size=(authors if authors.has("block_size") else head).integer("block_size"),
         mask_token_id=mask_token_id,
     )
+
+
+def _never_causal(head: ConfigSource, layers: ConfigSource, authors: ConfigSource) -> bool:
+    """Whether a key says that sliding layers see the whole block too.
+
+    Without one, a sliding layer is causal and the others are not (the authors' attention, vLLM's
+    `_dflash_layer_causal`; speculators has a key of its own).
+    """
+    said = head.boolean("sliding_window_non_causal", False)
+    return said or not all(source.boolean(key, True) for source, key in ((layers, "is_causal"), (authors, "causal")))
 
 
 def _outputs_of(authors: ConfigSource, target: DraftedTarget) -> tuple[int, ...]:

@@ -42,17 +42,19 @@ class DraftedTarget(Protocol):
         ...
 
 
-def drafter_config(layers: ConfigSource, target: DraftedTarget, default_architecture: str) -> ModelConfig:
+def drafter_config(
+    layers: ConfigSource, target: DraftedTarget, default_architecture: str, absent_keys: bool = False
+) -> ModelConfig:
     """Sizes of a drafter's decoder, with as many positions as the target has.
 
-    A drafter's own `max_position_embeddings` is the length of its training texts, and no limit.
+    A drafter's own `max_position_embeddings` is the length of its training texts, and no limit. `absent_keys`: see
+    `model_config`; for drafters whose authors read the configuration with the architecture's own class.
 
     Raises:
         CheckpointError: a malformed or unsupported key.
     """
-    return (
-        model_config(layers, default_architecture).with_max_position(target.max_model_len).split(target.tensor_parallel)
-    )
+    config = model_config(layers, default_architecture, absent_keys)
+    return config.with_max_position(target.max_model_len).split(target.tensor_parallel)
 
 
 def check_same(what: str, drafter: int, target: int, source: str) -> None:

@@ -38,14 +38,17 @@ _PATTERN = {"gpt_oss": 2, "gemma3_text": 6}
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-def model_config(source: ConfigSource, default_architecture: str | None = None) -> ModelConfig:
+def model_config(
+    source: ConfigSource, default_architecture: str | None = None, absent_keys: bool = False
+) -> ModelConfig:
     """Read the sizes of a Llama-shaped decoder.
 
     Args:
         source: the configuration.
         default_architecture: used when `model_type` is absent or not one of ARCHITECTURES (drafters' folders hold
-            names of their own there). Without it this is a whole model, and keys that are absent have the values that
-            transformers gives them.
+            names of their own there). Without it this is a whole model.
+        absent_keys: keys that are absent have the values of the architecture's class in transformers, as in a whole
+            model's configuration, though a default architecture is given.
 
     Raises:
         CheckpointError: unknown architecture, or a key that is missing, malformed or unsupported.
@@ -55,7 +58,7 @@ def model_config(source: ConfigSource, default_architecture: str | None = None) 
         if default_architecture is None:
             raise source.fail("model_type", f"is {shown(architecture)}; supported are {', '.join(ARCHITECTURES)}")
         architecture = default_architecture
-    if default_architecture is None:
+    if absent_keys or default_architecture is None:
         source = with_absent_keys(source, architecture)
     gemma = architecture == "gemma3_text"
     key, names = ("hidden_activation", ("gelu_pytorch_tanh",)) if gemma else ("hidden_act", ("silu", "swish"))

@@ -120,7 +120,7 @@ def load_mtp(opened: DrafterFolder, target: DraftedTarget) -> MtpHead:
     names = mtp_family(folder)
     if names is None:
         raise CheckpointError(f"{folder.folder} has no MTP projection in the names of {', '.join(_families())}")
-    config = drafter_config(layers, target, target.architecture)
+    config = drafter_config(layers, target, target.architecture, absent_keys=True)
     require_full_attention(config, layers.name)
     check_same("hidden size", config.hidden_size, target.hidden_size, layers.name)
     check_same("vocabulary", config.vocab_size, target.vocab_size, layers.name)

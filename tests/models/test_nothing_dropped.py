@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,29 @@ class TestKeys:
         folder = tiny_checkpoints.write_eagle3(tmp_path / "head")
         change_config(folder, "eagle_config", **{key: value})
         with refused("eagle_config", f"'{key}'", *words):
+            load_drafter(folder, target)
+
+    @pytest.mark.parametrize(
+        ("section", "key", "value"),
+        [
+            (None, "shift_label", True), (None, "projector_type", "domino"), (None, "input_embedding_scale", 2.0),
+            ("transformer_layer_config", "is_causal", True), ("transformer_layer_config", "is_neox_style", False),
+        ],
+    )  # fmt: skip
+    def test_of_a_dflash_head(self, section, key, value, copied, target):
+        folder = copied("dflash")
+        change_config(folder, *([section] if section else []), **{key: value})
+        with refused(f"'{key}' is "):
+            load_drafter(folder, target)
+
+    @pytest.mark.parametrize("said", [{}, {"sliding_window_non_causal": True}])
+    def test_sliding_layers_of_a_dflash_head_are_causal_unless_it_says_otherwise(self, said, copied, target):
+        """A window that hides nothing does not make such a layer one with full attention."""
+        folder = copied("dflash")
+        sliding = {"sliding_window": 4096, "use_sliding_window": True, "layer_types": ["sliding_attention"] * 2}
+        change_config(folder, **said)
+        change_config(folder, "transformer_layer_config", **sliding)
+        with nullcontext() if said else refused("layer_types", "causal"):
             load_drafter(folder, target)
 
     def test_of_a_rotary_section(self, copied):
