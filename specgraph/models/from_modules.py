@@ -56,10 +56,10 @@ def eagle3_head_from_module(
     model, draft_vocab, num_aux = config_from_module(module), int(config.draft_vocab_size), inner.num_aux_hidden_states
     fc, fc_norms = linear_weight(inner.fc), inner.fc_norm
     weights = Eagle3Weights(
-        embed_tokens=linear_weight(inner.embed_tokens)[: model.vocab_size],
+        embed_tokens=vocabulary_rows(inner.embed_tokens, model.vocab_size),
         hidden_norm=plain(inner.layers[0].hidden_norm.weight),
         norm=plain(inner.norm.weight),
-        lm_head=linear_weight(module.lm_head)[:draft_vocab],
+        lm_head=vocabulary_rows(module.lm_head, draft_vocab),
         fc=fc,
         fc_bias=linear_bias(inner.fc),
         input_norm=None if inner.input_norm is None else plain(inner.input_norm.weight),
@@ -87,10 +87,10 @@ def eagle_head_from_module(module: Any) -> EagleHead:
     """
     inner, model = module.model, config_from_module(module)
     weights = EagleWeights(
-        embed_tokens=linear_weight(inner.embed_tokens)[: model.vocab_size],
+        embed_tokens=vocabulary_rows(inner.embed_tokens, model.vocab_size),
         fc=linear_weight(inner.fc),
         fc_bias=linear_bias(inner.fc),
-        lm_head=linear_weight(module.lm_head)[: model.vocab_size],
+        lm_head=vocabulary_rows(module.lm_head, model.vocab_size),
     )
     head = EagleHead(model, weights, [layer_from_module(layer) for layer in inner.layers])
     set_rotary(head, inner.layers[0].self_attn)
@@ -169,6 +169,21 @@ def linear_weight(module: Any) -> Tensor:
     if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.stride(1) != 1:
         raise UnsupportedError(f"{type(module).__name__} of the drafter has no plain weight [out, in]")
     return plain(weight)
+
+
+def vocabulary_rows(module: Any, size: int) -> Tensor:
+    """The first `size` rows [size, hidden_size] of an embedding or an lm_head, without the padding behind them.
+
+    Raises:
+        UnsupportedError: as `linear_weight`; or it has fewer rows, as where a vocabulary is split over ranks.
+    """
+    weight = linear_weight(module)
+    if weight.shape[0] < size:
+        raise UnsupportedError(
+            f"{type(module).__name__} of the drafter has {weight.shape[0]} rows for a vocabulary of {size}; a "
+            f"vocabulary that is split over ranks is not served"
+        )
+    return weight[:size]
 
 
 def linear_bias(module: Any) -> Tensor | None:

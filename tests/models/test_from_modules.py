@@ -102,6 +102,8 @@ def test_every_tensor_is_the_head_s_and_is_no_copy(kind):
     [
         (lambda m: setattr(m.config, "hidden_act", "gelu"), "hidden_act 'gelu'"),
         (lambda m: setattr(m.lm_head, "quant_method", Fp8LinearMethod()), r"quantised drafter \(Fp8LinearMethod\)"),
+        (lambda m: setattr(m.lm_head, "weight", m.lm_head.weight[:5]), "has 5 rows for a vocabulary of"),
+        (lambda m: setattr(m.model.embed_tokens, "weight", m.lm_head.weight[:5]), "has 5 rows for a vocabulary of 48"),
         (lambda m: setattr(m.model.fc, "weight", m.model.fc.weight.T), "no plain weight"),
         (lambda m: setattr(m.model.layers[0].self_attn.attn, "sliding_window", 128), "a sliding window of 128 keys"),
         (lambda m: setattr(m.model.layers[0].self_attn.attn, "sliding_window_size", 64), "a sliding window of 64 keys"),

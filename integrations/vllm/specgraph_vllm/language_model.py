@@ -8,9 +8,9 @@ from specgraph.models.draft_model import DraftModelHead
 from specgraph.models.from_modules import (
     config_from_module,
     layer_from_module,
-    linear_weight,
     plain,
     rotary_from_module,
+    vocabulary_rows,
 )
 from specgraph.models.llama import LlamaTarget
 
@@ -33,10 +33,10 @@ def language_model_head(module: Any, target_hidden_size: int) -> DraftModelHead:
     inner, config = module.model, config_from_module(module)
     model = LlamaTarget(
         config,
-        linear_weight(inner.embed_tokens)[: config.vocab_size],  # vLLM pads the rows
+        vocabulary_rows(inner.embed_tokens, config.vocab_size),
         [layer_from_module(layer) for layer in inner.layers],
         plain(inner.norm.weight),
-        linear_weight(module.lm_head)[: config.vocab_size],
+        vocabulary_rows(module.lm_head, config.vocab_size),
         rotary=rotary_from_module(inner.layers[0].self_attn),
     )
     return DraftModelHead(model, target_hidden_size)

@@ -13,6 +13,7 @@ from specgraph.models.from_modules import (
     linear_weight,
     plain,
     set_rotary,
+    vocabulary_rows,
 )
 from specgraph.models.mtp import MtpHead, MtpModule
 
@@ -45,7 +46,7 @@ def mtp_head(module: Any) -> MtpHead:
         layer=layer_from_module(first.mtp_block),
         norm=plain(first.final_layernorm.weight),
     )
-    embed_tokens = linear_weight(inner.embed_tokens)[: model.vocab_size]  # vLLM pads the rows
-    head = MtpHead(model, [tensors], embed_tokens, linear_weight(module.lm_head)[: model.vocab_size])
+    embed_tokens, lm_head = (vocabulary_rows(of, model.vocab_size) for of in (inner.embed_tokens, module.lm_head))
+    head = MtpHead(model, [tensors], embed_tokens, lm_head)
     set_rotary(head, first.mtp_block.self_attn)
     return head
