@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specgraph.checkpoints.files import TOKENIZER_LIMIT, checked_file, checked_folder, exists, read_json, shown
 from specgraph.errors import CheckpointError, first_line
@@ -35,14 +35,19 @@ NEUTRAL_DEFAULTS: dict[str, tuple[object, ...]] = {
 """Keys of generation_config.json that change which tokens are generated, with the values that change nothing."""
 
 
-def read_tokenizer(folder: Path) -> Tokenizer:
-    """The folder's tokenizer.json, without its `truncation` and `padding`.
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""Keys of tokenizer_config.json whose token is special, whatever tokenizer.json says of it."""
 
-    Those are how its last user batched training texts; transformers ignores them too. Applied here they would cut or
-    fill up a prompt.
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """The folder's tokenizer.json, with the added tokens of tokenizer_config.json.
+
+    Its `truncation` and `padding` are left out: they are how its last user batched training texts; transformers ignores
+    them too. Applied here they would cut or fill up a prompt.
 
     Raises:
-        CheckpointError: no such file, or not a tokenizer.
+        CheckpointError: no such file, or not a tokenizer; an added token that only tokenizer_config.json has is
+            not the next one.
     """
     from tokenizers import Tokenizer
 
@@ -58,7 +63,49 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         raise CheckpointError(f"{path} cannot be read as a tokenizer: {first_line(error)}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    _add_tokens(tokenizer, folder / "tokenizer_config.json")
     return tokenizer
+
+
+def _add_tokens(tokenizer: Tokenizer, path: Path) -> None:
+    """Add the tokens of `added_tokens_decoder` that tokenizer.json lacks, and mark special ones, as transformers does.
+
+    Special tokens are left out of decoded text.
+    """
+    from tokenizers import AddedToken
+
+    values = read_json(path) if exists(path) else {}
+    listed = values.get("added_tokens_decoder") or {}
+    if not isinstance(listed, dict):
+        raise CheckpointError(f"{path}: 'added_tokens_decoder' should be a mapping, is {shown(listed)}")
+    known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
+    tokens: list[tuple[int | None, AddedToken]] = []
+    entries: dict[str, Any] = listed
+    for index in sorted(entries, key=lambda index: index.zfill(16)):
+        entry = entries[index]
+        content = entry.get("content") if isinstance(entry, dict) else None
+        if not index.isdecimal() or not isinstance(content, str):
+            raise CheckpointError(f"{path}: 'added_tokens_decoder' has {shown(index)}: {shown(entry)}, not a token")
+        flags = {key: bool(entry.get(key)) for key in ("single_word", "lstrip", "rstrip", "special")}
+        flags["normalized"] = bool(entry.get("normalized", not flags["special"]))
+        tokens.append((int(index), AddedToken(content, **flags)))
+    for name in NAMED_TOKENS:
+        value = values.get(name)
+        content = value.get("content") if isinstance(value, dict) else value
+        if isinstance(content, str) and content in known and not known[content].special:
+            old = known[content]
+            flags = {key: getattr(old, key) for key in ("single_word", "lstrip", "rstrip", "normalized")}
+            tokens.append((None, AddedToken(content, special=True, **flags)))
+    for index, token in tokens:
+        is_new = tokenizer.token_to_id(token.content) is None
+        if known.get(token.content) != token:
+            (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
+        found = tokenizer.token_to_id(token.content)
+        if is_new and found != index:
+            raise CheckpointError(
+                f"{path}: 'added_tokens_decoder' gives {shown(token.content)} the id {index}, and the next free one in "
+                f"tokenizer.json is {found}"
+            )
 
 
 def _check_prefix(text: str) -> None:
