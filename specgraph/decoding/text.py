@@ -13,7 +13,7 @@ import torch
 from specgraph.decoding.chat_template import render_chat
 from specgraph.decoding.decoder import SpeculativeDecoder
 from specgraph.decoding.request import UNSUPPORTED, Chunk, Generation, Request
-from specgraph.decoding.text_stream import TextStream
+from specgraph.decoding.text_stream import TextStream, text_of
 from specgraph.errors import ConfigError
 from specgraph.options import check_num_sequences
 from specgraph.parallel import ParallelLayout
@@ -165,7 +165,7 @@ class TextGenerator:
                 stacklevel=2,
             )
         results = self.generate(requests)
-        return [self.tokenizer.decode(result.token_ids) for result in results]
+        return [text_of(self.tokenizer, *each) for each in zip(requests, results, strict=True)]
 
     def close(self) -> None:
         """Release graphs and their memory, and leave the ranks; requests are refused afterwards."""

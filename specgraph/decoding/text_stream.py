@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from specgraph.decoding.request import Chunk, FinishReason, Request
+from specgraph.decoding.request import Chunk, FinishReason, Generation, Request
 from specgraph.errors import CapacityError, ConfigError
 
 if TYPE_CHECKING:
@@ -78,6 +78,14 @@ class StopStrings:
     def _release(self, count: int) -> str:
         text, self._held = self._held[:count], self._held[count:]
         return text
+
+
+def text_of(tokenizer: Tokenizer, request: Request, generation: Generation) -> str:
+    """The text of a finished request, as `TextStream` gives it: after its prompt, without a stop token at its end."""
+    token_ids = generation.token_ids
+    if generation.finish_reason == "stop" and token_ids[-1] in request.stop_token_ids:
+        token_ids = token_ids[:-1]
+    return Detokenizer(tokenizer, request.prompt_token_ids).push(token_ids, final=True)
 
 
 @dataclass(frozen=True, slots=True)

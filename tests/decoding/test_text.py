@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 from tiny_checkpoints import write_eagle3, write_target
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import WordLevel
 
 from specgraph.decoding.load import load_generator, shipped_pair
+from specgraph.decoding.text_stream import text_of
 from specgraph.errors import CaptureError, CheckpointError, ConfigError
 
 PROMPT = "class TestCase(unittest.TestCase):\n    def setUp(self):\n"
@@ -129,6 +133,25 @@ def test_streamed_text_is_the_text(generator):
     assert {piece.is_accepted for piece in pieces} == {True, False}
     assert (len(stream.token_ids), stream.finish_reason) == (24, "length")
     assert 1 + sum(stream.accepted) + len(stream.accepted) >= 24  # the last round may be cut
+
+
+def test_text_starts_with_its_space_and_has_no_stop_token(generator):
+    """A decoder of words drops the space before the first; the oracle decodes the prompt with the tokens."""
+    words = Tokenizer(WordLevel({f"\u2581w{i}": i for i in range(generator.tokenizer.get_vocab_size())}, "\u2581w0"))
+    words.decoder = decoders.Metaspace()
+    request = generator.request(PROMPT, max_tokens=24)
+    [plain] = generator.generate([request])
+    stop = plain.token_ids[9]
+    shown = plain.token_ids[: plain.token_ids.index(stop)]
+    wanted = words.decode([*request.prompt_token_ids, *shown])[len(words.decode(list(request.prompt_token_ids))) :]
+    assert wanted.startswith(" w")
+    worded = replace(generator, tokenizer=words, stop_token_ids=(stop,))
+    request = replace(request, stop_token_ids=(stop,))
+    [result] = worded.generate([request])
+    assert (result.token_ids, result.finish_reason) == ([*shown, stop], "stop")
+    assert text_of(words, request, result) == wanted
+    with worded.stream_text(request) as stream:
+        assert "".join(piece.text for piece in stream) == wanted
 
 
 def test_a_stop_string_ends_the_request_and_frees_its_blocks(generator):
