@@ -6,6 +6,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from specgraph.kernels.triton.tree import found_in_row, take_best
+
 
 @triton.jit
 def block_tree_kernel(
@@ -29,27 +31,13 @@ def block_tree_kernel(
     place = tl.arange(0, PLACES)
     log_probs = tl.full((PLACES,), float("-inf"), tl.float32)
     tokens = tl.zeros((PLACES,), tl.int64)
-    found = tl.arange(0, FOUND)
-    block = tl.arange(0, BLOCKS)
     zero = request.to(tl.int64) * 0
     unit = zero + 1  # of the first place's rank in a key
     for step in range(steps):
         at = request * steps + step
-        value = tl.load(best_value + at * blocks * TOP_K + found, mask=found < blocks * TOP_K, other=float("-inf"))
-        index = tl.load(best_index + at * blocks * TOP_K + found, mask=found < blocks * TOP_K, other=2147483647)
-        tops = tl.load(best_value + (at * blocks + block) * TOP_K, mask=block < blocks, other=float("-inf"))
-        sums = tl.load(totals + at * blocks + block, mask=block < blocks, other=0.0)
-        base = tl.max(tops, axis=0)
-        base = tl.where(base == float("-inf"), 0.0, base)
-        lse = base + tl.log(tl.sum(tl.exp(tops - base) * sums, axis=0))
+        value, index, lse = found_in_row(best_value, best_index, totals, at, blocks, TOP_K, FOUND, BLOCKS)
         for j in range(TOP_K):
-            best = tl.max(value, axis=0)
-            token = tl.min(tl.where(value == best, index, 2147483647), axis=0)
-            value = tl.where(index == token, float("-inf"), value)
-            index = tl.where(index == token, 2147483647, index)
-            token = tl.minimum(token, columns - 1).to(tl.int64)
-            if draft_to_target is not None:
-                token += tl.load(draft_to_target + token)
+            value, index, best, token = take_best(value, index, draft_to_target, columns)
             here = place == step * TOP_K + j
             log_probs = tl.where(here, tl.minimum(best - lse, 0.0), log_probs)
             tokens = tl.where(here, token, tokens)

@@ -41,6 +41,35 @@ def scan_top_kernel(
 
 
 @triton.jit
+def found_in_row(
+    best_value, best_index, totals, row, blocks, TOP_K: tl.constexpr, FOUND: tl.constexpr, BLOCKS: tl.constexpr
+):
+    """What `scan_top_kernel` found in one row: values and columns [FOUND], and the log of the sum of exponentials."""
+    found = tl.arange(0, FOUND)
+    block = tl.arange(0, BLOCKS)
+    value = tl.load(best_value + row * blocks * TOP_K + found, mask=found < blocks * TOP_K, other=float("-inf"))
+    index = tl.load(best_index + row * blocks * TOP_K + found, mask=found < blocks * TOP_K, other=2147483647)
+    tops = tl.load(best_value + (row * blocks + block) * TOP_K, mask=block < blocks, other=float("-inf"))
+    sums = tl.load(totals + row * blocks + block, mask=block < blocks, other=0.0)
+    base = tl.max(tops, axis=0)
+    base = tl.where(base == float("-inf"), 0.0, base)
+    return value, index, base + tl.log(tl.sum(tl.exp(tops - base) * sums, axis=0))
+
+
+@triton.jit
+def take_best(value, index, draft_to_target, columns):
+    """Take the largest value out, of equals the lowest column: what is left, that value and its token id."""
+    best = tl.max(value, axis=0)
+    token = tl.min(tl.where(value == best, index, 2147483647), axis=0)
+    value = tl.where(index == token, float("-inf"), value)
+    index = tl.where(index == token, 2147483647, index)
+    token = tl.minimum(token, columns - 1).to(tl.int64)
+    if draft_to_target is not None:
+        token += tl.load(draft_to_target + token)
+    return value, index, best, token
+
+
+@triton.jit
 def grow_kernel(
     best_value, best_index, totals, draft_to_target, draft_step, node_scores, node_token_ids, node_parents,
     beam_scores, beam_nodes, beam_rows, token_ids, ancestors, candidates, columns, blocks,
@@ -76,30 +105,16 @@ def grow_kernel(
     item = tl.arange(0, DRAWN)
     scores = tl.full((DRAWN,), float("-inf"), tl.float32)
     tokens = tl.zeros((DRAWN,), tl.int64)
-    found = tl.arange(0, FOUND)
-    block = tl.arange(0, BLOCKS)
     for row in range(rows):
         at = request * rows + row
-        value = tl.load(best_value + at * blocks * TOP_K + found, mask=found < blocks * TOP_K, other=float("-inf"))
-        index = tl.load(best_index + at * blocks * TOP_K + found, mask=found < blocks * TOP_K, other=2147483647)
-        tops = tl.load(best_value + (at * blocks + block) * TOP_K, mask=block < blocks, other=float("-inf"))
-        sums = tl.load(totals + at * blocks + block, mask=block < blocks, other=0.0)
-        base = tl.max(tops, axis=0)
-        base = tl.where(base == float("-inf"), 0.0, base)
-        lse = base + tl.log(tl.sum(tl.exp(tops - base) * sums, axis=0))
+        value, index, lse = found_in_row(best_value, best_index, totals, at, blocks, TOP_K, FOUND, BLOCKS)
         before = 0.0
         parent = step * 0 - 1
         if not FIRST:
             before = tl.sum(tl.where(beam == row, old_scores, 0.0), axis=0)
             parent = tl.sum(tl.where(beam == row, old_nodes, 0), axis=0)
         for j in range(TOP_K):
-            best = tl.max(value, axis=0)
-            token = tl.min(tl.where(value == best, index, 2147483647), axis=0)
-            value = tl.where(index == token, float("-inf"), value)
-            index = tl.where(index == token, 2147483647, index)
-            token = tl.minimum(token, columns - 1).to(tl.int64)
-            if draft_to_target is not None:
-                token += tl.load(draft_to_target + token)
+            value, index, best, token = take_best(value, index, draft_to_target, columns)
             score = before + tl.minimum(best - lse, 0.0)
             place = row * TOP_K + j
             scores = tl.where(item == place, score, scores)
