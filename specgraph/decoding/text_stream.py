@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -82,10 +82,14 @@ class StopStrings:
 
 def text_of(tokenizer: Tokenizer, request: Request, generation: Generation) -> str:
     """The text of a finished request, as `TextStream` gives it: after its prompt, without a stop token at its end."""
-    token_ids = generation.token_ids
-    if generation.finish_reason == "stop" and token_ids[-1] in request.stop_token_ids:
-        token_ids = token_ids[:-1]
-    return Detokenizer(tokenizer, request.prompt_token_ids).push(token_ids, final=True)
+    shown = _without_stop_token(generation, request.stop_token_ids)
+    return Detokenizer(tokenizer, request.prompt_token_ids).push(shown, final=True)
+
+
+def _without_stop_token(of: Chunk | Generation, stop_token_ids: Collection[int]) -> list[int]:
+    """The tokens, without the stop token that ended them: it is no text."""
+    ended = of.finish_reason == "stop" and of.token_ids and of.token_ids[-1] in stop_token_ids
+    return of.token_ids[:-1] if ended else of.token_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +163,7 @@ class TextStream:
             self.accepted.append(chunk.num_accepted)
         self._started = True
         self.token_ids += chunk.token_ids
-        shown = chunk.token_ids
-        if chunk.finish_reason == "stop" and shown and shown[-1] in self._stop_token_ids:
-            shown = shown[:-1]  # a stop token is no text
+        shown = _without_stop_token(chunk, self._stop_token_ids)
         yield from self._decode(shown[: chunk.num_accepted], is_accepted=True)
         last = chunk.finish_reason is not None
         yield from self._decode(shown[chunk.num_accepted :], is_accepted=False, final=last)
