@@ -168,7 +168,7 @@ class DeviceRounds:
             self._ready.clear()
 
     def _launch(self) -> list[Running | None]:
-        """Launch a round, or several, over the rows in use; gives who is in them."""
+        """Launch one round, or several, over the rows in use; returns who is in them."""
         for row in self._left:
             self.target.round.num_sampled[row].fill_(0)
         self._left.clear()
