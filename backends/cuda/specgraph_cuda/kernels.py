@@ -36,6 +36,10 @@ _MEDIUM = {16: Tile(16, 512, 2, 3, 512), 32: Tile(16, 256, 2, 4, 512)}
 _GATE_UP = {16: Tile(128, 128, 4, 3, 64), 32: Tile(128, 128, 4, 3, 64), 64: Tile(128, 64, 4, 4, 64)}
 _HEAD = {16: Tile(128, 128, 4, 4, 64), 32: Tile(128, 128, 4, 3, 64), 64: Tile(128, 128, 4, 4, 64)}
 
+# Narrower ones, where those would make fewer programs than there are multiprocessors, as with a hidden size of 2048.
+_FEW_COLUMNS = {16: Tile(16, 512, 2, 4, 512), 64: Tile(16, 128, 4, 6, 256)}
+_GATE_UP_FEW_COLUMNS = {16: Tile(64, 256, 4, 3, 64), 64: Tile(64, 64, 4, 5, 64)}
+
 _LINEAR_FP8 = {16: Tile(32, 512, 4, 5, 512), 32: Tile(32, 256, 4, 5, 256), 64: Tile(32, 256, 4, 5, 512)}
 _WIDE_FP8 = {16: Tile(32, 512, 2, 4, 512), 32: Tile(32, 256, 4, 5, 256), 64: Tile(64, 128, 4, 7, 256)}
 _GATE_UP_FP8 = {16: Tile(64, 256, 4, 3, 64), 32: Tile(64, 128, 8, 5, 256), 64: Tile(128, 128, 8, 4, 64)}
@@ -50,9 +54,11 @@ def tile_for(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
     if kind == "linear_fp8":
         return (_LINEAR_FP8 if columns <= 32 * 132 else _WIDE_FP8)[rows]
     if kind == "gate_up":
-        return _GATE_UP[rows]
+        return (_GATE_UP if columns > 64 * 132 else {**_GATE_UP, **_GATE_UP_FEW_COLUMNS})[rows]
     if kind == "head":
         return _HEAD[rows]
+    if columns <= 16 * 132 and rows in _FEW_COLUMNS:
+        return _FEW_COLUMNS[rows]
     if columns <= 32 * 132:
         return _NARROW[rows]
     if columns <= 64 * 132:
