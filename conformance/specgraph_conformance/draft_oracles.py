@@ -89,20 +89,21 @@ def dense_prompt(
     """Run one pass of a prompt, as `DraftProgram.prefill` says, into `dense`.
 
     Args:
-        token_ids: int64 [n], what the rows take.
+        token_ids: int64 [n], what the rows take, and for later modules tokens that follow; past the last one, the last.
         aux_hidden: [n, aux_size].
         start: position of the first row.
         num_modules: how many modules are used, of a head with one per step.
     """
-    dense.at(range(start, start + len(token_ids)))
+    n = len(aux_hidden)
+    dense.at(range(start, start + n))
     hidden = head.combine(aux_hidden.double())
     if hasattr(head, "store_context"):
         cast(ParallelHead, head).store_context(hidden, dense.store)
     elif getattr(head, "num_modules", 1) == 1:
-        cast(DraftHead, head).forward(token_ids, hidden, dense.attend)
+        cast(DraftHead, head).forward(token_ids[:n], hidden, dense.attend)
     else:
         for module in range(num_modules):
-            hidden = _module(cast(MtpHead, head), module, token_ids, hidden, dense).carry
+            hidden = _module(cast(MtpHead, head), module, token_ids[:n], hidden, dense).carry
             token_ids = torch.cat([token_ids[1:], token_ids[-1:]])
 
 

@@ -88,7 +88,8 @@ class Drafter(ModelRunner):
             program.buffers = replace(program.buffers, sampling=sampling)
         self.program = self.draft_programs[0]
         self.buffers = self.program.buffers
-        self.prefill_buffers = allocate_prefill(config, head.aux_size, head.dtype, platform.device)
+        ahead = self.program.look_ahead
+        self.prefill_buffers = allocate_prefill(config, head.aux_size, head.dtype, platform.device, look_ahead=ahead)
         self._prefill = PrefillProgram(
             buffers=self.prefill_buffers,
             config=config,
@@ -286,9 +287,10 @@ class Drafter(ModelRunner):
         states, last, offset = self.prefill_buffers.aux_hidden, len(prompt) - 1, self.position_offset
         if aux_hidden is not None:
             states[: len(positions)].copy_(aux_hidden)
-        tokens = prompt[positions.start + 1 - offset : min(positions.stop, last + offset) + 1 - offset]
+        begin, end = positions.start + 1 - offset, min(positions.stop, last + offset) + 1 - offset
+        tokens, following = prompt[begin:end], prompt[end : end + self.program.look_ahead]
         if tokens or at_least:
-            batch = self._prefill.load(tokens, positions.start, blocks, at_least)
+            batch = self._prefill.load(tokens, positions.start, blocks, at_least, following)
             host = uniform_lengths([positions.start][: len(tokens)], batch) if self.attention.host_parameters else None
             self.run(self.prepare(self._prefill, batch), host)
         return states[last - positions.start] if last in positions else None
@@ -299,7 +301,9 @@ class Drafter(ModelRunner):
         """Write the drafter's KV for rows of several prompts, with metadata of the engine's own; always eager.
 
         Args:
-            token_ids: int64 [T], what each row takes (see `prefill`).
+            token_ids: int64 [T], what each row takes (see `prefill`). With several MTP modules it may have up to K - 1
+                tokens more, those that follow in the prompt: later modules take them at the last rows, and draft worse
+                where they are left out.
             aux_hidden: [T, aux_size], the target's hidden states of the rows.
             metadata: T rows; with several MTP modules, rows of one request.
             lengths: for attention with host parameters.

@@ -60,6 +60,11 @@ class DraftProgram(ABC):
         """Forward passes with attention in a prefill: the modules that a prompt runs through."""
         return 1
 
+    @property
+    def look_ahead(self) -> int:
+        """Tokens past the rows of a prefill that it takes: module k of several takes the token k places further."""
+        return max(0, self.prefill_passes - 1)
+
     def passes(self, num_speculative_tokens: int) -> int:
         """Passes of a propose of K tokens: 1, which drafts all of them; K for a chain."""
         return 1
@@ -96,7 +101,7 @@ class DraftProgram(ABC):
         """Write the drafter's KV of T prompt rows; drafts nothing.
 
         Args:
-            token_ids: int64 [T], the token after each row's position.
+            token_ids: int64 [T + look_ahead], the token after each row's position, and those that follow.
             aux_hidden: [T, aux_size], the target's hidden states of the rows.
             metadata: T rows.
             last_row: int64 [1], the last real row where the others are padding; None where every row is real.

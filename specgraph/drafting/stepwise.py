@@ -62,11 +62,12 @@ class StepwiseProgram(DraftProgram):
         last_row: Tensor | None,
     ) -> None:
         """See `DraftProgram.prefill`. Module k takes the token k places further; past the last one, the last token."""
-        hidden = self.head.combine(aux_hidden)
-        row = torch.arange(token_ids.shape[0], device=token_ids.device)
-        last = row[-1:] if last_row is None else last_row
+        hidden, rows = self.head.combine(aux_hidden), aux_hidden.shape[0]
+        unknown = rows + self.look_ahead - token_ids.shape[0]
+        if unknown > 0:
+            token_ids = torch.cat((token_ids, token_ids[-1:].expand(unknown)))
         for module in range(self.prefill_passes):
-            ids = token_ids[torch.minimum(row + module, last)]
+            ids = token_ids[module : module + rows]
             hidden = self.head.forward_step(module, ids, hidden, make_attend(metadata, module)).carry
 
     def host_lengths(self, step: int, host_round: HostRound) -> HostLengths:

@@ -28,7 +28,7 @@ class PrefillBuffers:
     inputs: Tensor
     """int64: the memory of first_position, num_rows, block_table and token_ids, so that one copy writes a pass."""
     token_ids: Tensor
-    """int64 [T], written per pass."""
+    """int64 [T + look_ahead], written per pass: of the rows, then those that follow the last real row."""
     first_position: Tensor
     """int64 [1], written per pass: the position of row 0."""
     num_rows: Tensor
@@ -43,6 +43,11 @@ class PrefillBuffers:
     query_start_locs: Mapping[int, Tensor]
     """int32 [2] for each captured number of rows: constants."""
 
+    @property
+    def look_ahead(self) -> int:
+        """Tokens past the rows: those that later modules of a drafter take at the last rows; 0 for other models."""
+        return self.token_ids.shape[0] - self.aux_hidden.shape[0]
+
     def named_tensors(self) -> dict[str, Tensor]:
         """Every tensor by name, for the read-set."""
         own = {f"prefill.{f.name}": v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
@@ -52,12 +57,21 @@ class PrefillBuffers:
     def sliced(self, rows: int) -> PrefillBuffers:
         """A pass of `rows` rows: views of the same memory."""
         whole = replace(self.metadata, query_start_loc=self.query_start_locs[rows], query_len=rows)
-        return replace(
-            self, token_ids=self.token_ids[:rows], aux_hidden=self.aux_hidden[:rows], metadata=whole.sliced(1)
-        )
+        tokens = self.token_ids[: rows + self.look_ahead]
+        return replace(self, token_ids=tokens, aux_hidden=self.aux_hidden[:rows], metadata=whole.sliced(1))
 
-    def load(self, token_ids: Sequence[int], first_position: int, blocks: Sequence[int], num_rows: int) -> None:
+    def load(
+        self,
+        token_ids: Sequence[int],
+        first_position: int,
+        blocks: Sequence[int],
+        num_rows: int,
+        following: Sequence[int] = (),
+    ) -> None:
         """Write the inputs of a pass of `num_rows` rows, padding included, in place.
+
+        Args:
+            following: up to `look_ahead` tokens after those of the rows; where fewer are known, the last one repeats.
 
         Raises:
             CapacityError: more blocks than the table holds.
@@ -69,23 +83,31 @@ class PrefillBuffers:
         if len(table) % 4:
             table += [0] * (4 - len(table) % 4)
         pairs = [low | high << 32 for low, high in zip(table[::2], table[1::2], strict=True)]
-        padding = [0] * (num_rows - len(token_ids))
-        words = [first_position, 0, len(token_ids), 0, *pairs, *token_ids, *padding]
+        tokens = [*token_ids, *following]
+        tokens += tokens[-1:] * (len(token_ids) + self.look_ahead - len(tokens))
+        padding = [0] * (num_rows + self.look_ahead - len(tokens))
+        words = [first_position, 0, len(token_ids), 0, *pairs, *tokens, *padding]
         write(self.inputs[: len(words)], words)
 
 
 def allocate_prefill(
-    config: RunnerConfig, aux_size: int, dtype: torch.dtype, device: torch.device, aux_hidden: Tensor | None = None
+    config: RunnerConfig,
+    aux_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    aux_hidden: Tensor | None = None,
+    look_ahead: int = 0,
 ) -> PrefillBuffers:
     """Inert buffers for passes of up to the largest prefill size.
 
     Args:
         aux_hidden: [rows, aux_size], to share the drafter's; a tensor of its own by default.
+        look_ahead: tokens past the rows; see `PrefillBuffers.look_ahead`.
     """
     rows = config.prefill_rows[-1]
     blocks = -(-(config.max_model_len + rows) // config.block_size)
     words = -(-blocks // 4) * 2  # each part begins at a multiple of 16 bytes, as compiled kernels expect of pointers
-    inputs = torch.zeros(4 + words + rows, dtype=torch.int64, device=device)
+    inputs = torch.zeros(4 + words + rows + look_ahead, dtype=torch.int64, device=device)
     table = inputs[4 : 4 + words].view(torch.int32)[:blocks].view(1, blocks)
     table.fill_(NULL_BLOCK)
     if aux_hidden is None:
@@ -168,7 +190,12 @@ class PrefillProgram:
         return BatchDescriptor("prefill", 1, size, 0)
 
     def load(
-        self, token_ids: Sequence[int], first_position: int, blocks: Sequence[int], at_least: int = 0
+        self,
+        token_ids: Sequence[int],
+        first_position: int,
+        blocks: Sequence[int],
+        at_least: int = 0,
+        following: Sequence[int] = (),
     ) -> BatchDescriptor:
         """Write a pass's inputs, and give its padded batch.
 
@@ -177,12 +204,13 @@ class PrefillProgram:
             first_position: the position of the first row.
             blocks: the request's KV blocks, from position 0 on.
             at_least: rows that the pass is padded for at least; without tokens the whole pass is padding.
+            following: see `PrefillBuffers.load`.
 
         Raises:
             CapacityError: more rows than the longest pass has; nothing was written.
         """
         batch = self.dispatch(max(len(token_ids), at_least))
-        self.buffers.load(token_ids, first_position, blocks, batch.query_len)
+        self.buffers.load(token_ids, first_position, blocks, batch.query_len, following)
         return batch
 
 

@@ -120,7 +120,7 @@ def test_prompts(platform: Platform, attention: str, kind: str, seed: int) -> No
     whole = [token for _, tokens, _ in prompt for token in tokens]
     for first, tokens, aux in prompt:
         made.prefill(whole, range(first, first + len(tokens)), blocks, aux)
-        dense_prompt(head, dense, torch.tensor(tokens), on_host(aux), first, made.config.num_speculative_tokens)
+        dense_prompt(head, dense, torch.tensor(whole[first:]), on_host(aux), first, made.config.num_speculative_tokens)
     length, size = batch.start_positions[0], made.config.block_size
     slots = [(blocks[p // size] - 1) * size + p % size for p in range(length)]
     for layer, (now, old) in enumerate(zip(made.host_caches(), before, strict=True)):
