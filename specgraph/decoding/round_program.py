@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,7 +61,7 @@ class RoundProgram:
 
     def __init__(
         self,
-        draft: DraftProgram,
+        draft: DraftProgram[Any],
         verify: VerifyProgram,
         config: EngineConfig,
         num_target_layers: int,

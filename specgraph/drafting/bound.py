@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 from torch import Tensor
 
 from specgraph import kernels
 from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.program import DraftProgram
-from specgraph.drafting.round import ProposeBatch, RoundBuffers
+from specgraph.drafting.round import ProposeBatch, RoundBuffers, copy_round
 from specgraph.errors import ConfigError
 from specgraph.graphs import BatchDescriptor, Fingerprint, MakeAttend, Phase, fingerprint
 from specgraph.runner import StepKind, Work
@@ -29,7 +30,7 @@ class BoundTensors:
         tensors: ProposeBatch,
         memory: RoundBuffers,
         config: DraftConfig,
-        programs: Sequence[DraftProgram],
+        programs: Sequence[DraftProgram[Any]],
     ) -> None:
         """
         Args:
@@ -97,7 +98,7 @@ class BoundProgram:
 
     phase: Phase = "propose"
 
-    def __init__(self, program: DraftProgram, bound: BoundTensors, memory: RoundBuffers) -> None:
+    def __init__(self, program: DraftProgram[Any], bound: BoundTensors, memory: RoundBuffers) -> None:
         self.program, self._bound, self._memory = program, bound, memory
 
     @property
@@ -126,7 +127,7 @@ class BoundProgram:
 
         def copy_and_work(steps: Sequence[int], make_attend: MakeAttend) -> None:
             if 0 in steps:
-                _copy(source, into, sampled)
+                copy_round(kernels.load_round, source, into, into, sampled)
             work(steps, make_attend)
 
         return copy_and_work
@@ -139,23 +140,6 @@ class BoundProgram:
     def named_tensors(self) -> Mapping[str, Tensor]:
         """The bound tensors; the draft program names its own."""
         return self._bound.named_tensors()
-
-
-def _copy(source: ProposeBatch, into: ProposeBatch, sampled: bool) -> None:
-    kernels.load_round(
-        source.sampled_token_ids,
-        source.num_sampled,
-        source.start_positions,
-        source.aux_hidden,
-        source.block_table,
-        to_sampled_token_ids=into.sampled_token_ids,
-        to_num_sampled=into.num_sampled,
-        to_start_positions=into.start_positions,
-        to_aux_hidden=into.aux_hidden,
-        to_block_table=into.block_table,
-    )
-    for name in ("temperature", "seeds") if sampled else ():
-        getattr(into, name).copy_(getattr(source, name))
 
 
 def _checked(tensors: ProposeBatch, wanted: ProposeBatch, sampled: bool) -> ProposeBatch:

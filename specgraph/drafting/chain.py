@@ -16,7 +16,7 @@ from specgraph.graphs import AttentionStack, MakeAttend
 from specgraph.models.protocol import DraftHead
 
 
-class ChainProgram(DraftProgram):
+class ChainProgram(DraftProgram[DraftHead]):
     """Step 0 over the target's rows, then K - 1 steps of one row per request."""
 
     def __init__(
@@ -24,7 +24,7 @@ class ChainProgram(DraftProgram):
     ) -> None:
         """position_offset: how much further than the target's rows the head's rows are (`OffsetHead`)."""
         super().__init__(head, stack, config, memory)
-        self.head, self.position_offset = head, position_offset
+        self.position_offset = position_offset
 
     def passes(self, num_speculative_tokens: int) -> int:
         """K."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 from specgraph.attention import KVCache
 from specgraph.drafting.chain import ChainProgram
@@ -25,7 +25,7 @@ def programs_for(
     config: DraftConfig,
     memory: RoundBuffers,
     position_offset: int,
-) -> list[DraftProgram]:
+) -> list[DraftProgram[Any]]:
     """The draft programs of a head: of chains, of trees, or both where the schedule drafts both.
 
     Args:
@@ -62,7 +62,7 @@ def programs_for(
                 "at every step"
             )
         return [StepwiseProgram(cast(ModuleHead, head), stack, config, memory)]
-    head, programs = cast(DraftHead, head), list[DraftProgram]()
+    head, programs = cast(DraftHead, head), list[DraftProgram[Any]]()
     if config.chain_lens:
         programs.append(ChainProgram(head, stack, config, memory, position_offset))
     if tree is not None:

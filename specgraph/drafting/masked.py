@@ -7,32 +7,17 @@ import torch
 from specgraph import kernels
 from specgraph.attention import HostLengths
 from specgraph.drafting.buffers import DraftBuffers, PassRows
-from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.host_lengths import HostRound
 from specgraph.drafting.program import DraftProgram, draft_block
-from specgraph.drafting.round import RoundBuffers
-from specgraph.drafting.shapes import DraftTree
-from specgraph.graphs import AttentionStack, MakeAttend
+from specgraph.graphs import MakeAttend
 from specgraph.models.protocol import MaskedHead
 
 
-class MaskedProgram(DraftProgram):
+class MaskedProgram(DraftProgram[MaskedHead]):
     """One step over query_len + K - 1 rows per request: those of the target's round, then K - 1 masked ones.
 
     The masked rows follow the last accepted one, so their keys lie in slots that the next round's rows overwrite.
     """
-
-    def __init__(
-        self,
-        head: MaskedHead,
-        stack: AttentionStack,
-        config: DraftConfig,
-        memory: RoundBuffers,
-        tree: DraftTree | None = None,
-    ) -> None:
-        """tree: the shape of the trees that it draws, by `kernels.draft_block_tree`; None for chains."""
-        super().__init__(head, stack, config, memory, tree)
-        self.head, self.tree = head, tree
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
         """The pass has K - 1 rows more than the round."""

@@ -7,32 +7,17 @@ from torch import Tensor
 from specgraph import kernels
 from specgraph.attention import AttentionMetadata, HostLengths
 from specgraph.drafting.buffers import DraftBuffers, PassRows
-from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.host_lengths import HostRound
 from specgraph.drafting.program import DraftProgram, draft_block
-from specgraph.drafting.round import RoundBuffers
-from specgraph.drafting.shapes import DraftTree
-from specgraph.graphs import AttentionStack, MakeAttend
+from specgraph.graphs import MakeAttend
 from specgraph.models.protocol import ParallelHead
 
 
-class ParallelProgram(DraftProgram):
+class ParallelProgram(DraftProgram[ParallelHead]):
     """One step: the round's hidden states become context keys and values, then the block runs.
 
     Every request has 1 + K rows in the block, padding included, so the rows of a captured size are a multiple of 1 + K.
     """
-
-    def __init__(
-        self,
-        head: ParallelHead,
-        stack: AttentionStack,
-        config: DraftConfig,
-        memory: RoundBuffers,
-        tree: DraftTree | None = None,
-    ) -> None:
-        """tree: the shape of the trees that it draws, by `kernels.draft_block_tree`; None for chains."""
-        super().__init__(head, stack, config, memory, tree)
-        self.head, self.tree = head, tree
 
     @property
     def prefill_passes(self) -> int:

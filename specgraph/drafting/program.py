@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,8 +26,10 @@ from specgraph.models.protocol import DraftHead, Head, OutputProjection
 from specgraph.models.split import candidates
 from specgraph.runner import StepKind, Work
 
+HeadT = TypeVar("HeadT", bound=Head, covariant=True)
 
-class DraftProgram(ABC):
+
+class DraftProgram(ABC, Generic[HeadT]):
     """How one propose is computed with one kind of head; see `specgraph.runner.model_runner.Program`.
 
     Subclasses say what step 0 and a later step compute, and how many rows they have.
@@ -38,7 +40,7 @@ class DraftProgram(ABC):
 
     def __init__(
         self,
-        head: Head,
+        head: HeadT,
         stack: AttentionStack,
         config: DraftConfig,
         memory: RoundBuffers,
@@ -49,11 +51,16 @@ class DraftProgram(ABC):
             memory: what the target's rounds leave; the programs of one drafter share it.
             tree: the shape of the trees that it draws; None where it draws chains.
         """
-        self._head, self.stack, self.config, self.draws_trees = head, stack, config, tree is not None
+        self.head, self.stack, self.config, self.tree = head, stack, config, tree
         most = self.rows(config.query_len, config.num_speculative_tokens)
         lens = config.query_lens  # K + 1 for every K
         later = {self.rows(after, max(1, k - 1)).later for after in lens for k in lens}
         self.buffers = allocate_buffers(config, most, {1, *lens, *later}, head, memory, tree)
+
+    @property
+    def draws_trees(self) -> bool:
+        """Whether it draws trees, or chains."""
+        return self.tree is not None
 
     @property
     def prefill_passes(self) -> int:
@@ -91,7 +98,7 @@ class DraftProgram(ABC):
         raise AssertionError(f"{type(self).__name__} has no step {step}")
 
     def prefill(
-        self,
+        self: DraftProgram[DraftHead],
         token_ids: Tensor,
         aux_hidden: Tensor,
         metadata: AttentionMetadata,
@@ -106,8 +113,7 @@ class DraftProgram(ABC):
             metadata: T rows.
             last_row: int64 [1], the last real row where the others are padding; None where every row is real.
         """
-        head = cast(DraftHead, self._head)
-        head.forward(token_ids, head.combine(aux_hidden), make_attend(metadata, 0), last_row)
+        self.head.forward(token_ids, self.head.combine(aux_hidden), make_attend(metadata, 0), last_row)
 
     @abstractmethod
     def host_lengths(self, step: int, host_round: HostRound) -> HostLengths:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -36,7 +37,7 @@ class ProposePasses:
     """The passes of one drafter, and which batches they read in place: its own memory, or bound tensors."""
 
     def __init__(
-        self, runner: ModelRunner, config: DraftConfig, memory: RoundBuffers, programs: Sequence[DraftProgram]
+        self, runner: ModelRunner, config: DraftConfig, memory: RoundBuffers, programs: Sequence[DraftProgram[Any]]
     ) -> None:
         """
         Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -161,20 +161,38 @@ class RoundBuffers:
             for name in ("temperature", "seeds"):
                 if getattr(batch, name) is None:
                     raise ConfigError(f"a sampled drafter needs {name} with every batch")
-            for name in ("temperature", "seeds"):
-                getattr(into, name).copy_(getattr(batch, name))
-        kernels.load_round.on(table.device)(
-            batch.sampled_token_ids,
-            batch.num_sampled,
-            starts,
-            aux,
-            table,
-            to_sampled_token_ids=into.sampled_token_ids,
-            to_num_sampled=self.num_sampled,
-            to_start_positions=self.start_positions,
-            to_aux_hidden=self.aux_hidden,
-            to_block_table=self.block_table,
-        )
+        copy_round(kernels.load_round.on(table.device), batch, into, self, needs_sampling)
+
+
+def copy_round(
+    load_round: Callable[..., None],
+    source: ProposeBatch,
+    into: ProposeBatch,
+    memory: ProposeBatch | RoundBuffers,
+    needs_sampling: bool,
+) -> None:
+    """Copy a round of n requests, of right shapes.
+
+    Args:
+        load_round: `kernels.load_round`, or what it runs on the device (`Op.on`).
+        into: the first n requests of `memory`.
+        memory: its later requests become inert.
+        needs_sampling: copy temperatures and seeds too.
+    """
+    load_round(
+        source.sampled_token_ids,
+        source.num_sampled,
+        source.start_positions,
+        source.aux_hidden,
+        source.block_table,
+        to_sampled_token_ids=into.sampled_token_ids,
+        to_num_sampled=memory.num_sampled,
+        to_start_positions=memory.start_positions,
+        to_aux_hidden=memory.aux_hidden,
+        to_block_table=memory.block_table,
+    )
+    for name in ("temperature", "seeds") if needs_sampling else ():
+        getattr(into, name).copy_(getattr(source, name))
 
 
 def allocate_round(

@@ -8,11 +8,9 @@ from torch import Tensor
 from specgraph import kernels
 from specgraph.attention import AttentionMetadata, HostLengths
 from specgraph.drafting.buffers import DraftBuffers, PassRows
-from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.host_lengths import HostRound
 from specgraph.drafting.program import DraftProgram, begin_rows, draft_one
-from specgraph.drafting.round import RoundBuffers
-from specgraph.graphs import AttentionStack, MakeAttend
+from specgraph.graphs import MakeAttend
 from specgraph.models.protocol import DraftHead, StepwiseHead
 from specgraph.runner import StepKind
 
@@ -21,14 +19,10 @@ class ModuleHead(StepwiseHead, DraftHead):
     """A `DraftHead` with a module for each step."""
 
 
-class StepwiseProgram(DraftProgram):
+class StepwiseProgram(DraftProgram[ModuleHead]):
     """Every step over all rows of the target's round, by a module of its own, so that each module's KV is complete."""
 
     step_kind: StepKind = "distinct"
-
-    def __init__(self, head: ModuleHead, stack: AttentionStack, config: DraftConfig, memory: RoundBuffers) -> None:
-        super().__init__(head, stack, config, memory)
-        self.head = head
 
     @property
     def prefill_passes(self) -> int:

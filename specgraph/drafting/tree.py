@@ -19,7 +19,7 @@ from specgraph.models.protocol import DraftHead
 from specgraph.runner import Work
 
 
-class TreeProgram(DraftProgram):
+class TreeProgram(DraftProgram[DraftHead]):
     """Step 0 over the target's rows, then S - 1 steps of k rows per request; at the end the nodes to verify.
 
     The rows of a later step attend to the context and to their own ancestors, whose keys lie in slots behind the
@@ -44,13 +44,13 @@ class TreeProgram(DraftProgram):
             UnsupportedError: the attention has no ancestor mask.
         """
         check_trees(stack.backend, head.attention_layers, head.dtype, config.block_size)
-        self.head, self.tree, self.position_offset = head, tree, position_offset
+        self.top_k, self.step_keys, self.position_offset = tree.top_k, tree.step_keys, position_offset
         super().__init__(head, stack, config, memory, tree)
 
     @property
     def later_rows(self) -> int:
         """k."""
-        return self.tree.top_k
+        return self.top_k
 
     def passes(self, num_speculative_tokens: int) -> int:
         """S."""
@@ -58,7 +58,7 @@ class TreeProgram(DraftProgram):
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
         """k rows per request after step 0."""
-        return PassRows(query_len, later=self.tree.top_k, carried=self.tree.top_k, tree_keys=self.tree.step_keys)
+        return PassRows(query_len, later=self.top_k, carried=self.top_k, tree_keys=self.step_keys)
 
     def first(self, b: DraftBuffers, make_attend: MakeAttend) -> None:
         """See `DraftProgram.first`."""
@@ -74,7 +74,7 @@ class TreeProgram(DraftProgram):
             tree.base_lens,
             tree.base_positions,
             b.step.block_table,
-            tree_len=self.tree.step_keys,
+            tree_len=self.step_keys,
             max_model_len=self.config.max_model_len,
             block_size=self.config.block_size,
             seq_lens=b.step.seq_lens,
