@@ -71,48 +71,66 @@ def _seconds(platform: Platform, call: Callable[[], Any], burst: int = _BURST) -
     return min(device_time(platform, calls, repeats=10, warmup=2)) / burst / 1e6
 
 
+@dataclass(frozen=True, slots=True)
+class KernelWork:
+    """What one kernel has to do at least."""
+
+    bytes: int
+    """That it reads from device memory: its weights, or the KV of every request."""
+    flops: int
+    """Of a linear, two per weight and row; 0 for an attention."""
+
+
 def propose_floor(
     head: RandomHead, requests: int, k: int, context: int, rates: DeviceRates, cached: torch.dtype | None = None
 ) -> dict[str, float]:
-    """`floor_us`, the least microseconds of one propose; and `flops_floor_us`, the same number, where it is arithmetic
-    that takes them and not reading."""
-    reading = bytes_per_propose(head, requests, k, context, cached) / rates.bytes_per_second * 1e6
-    computing = flops_per_propose(head, requests, k) / rates.flops_per_second * 1e6
-    if computing <= reading:
-        return {"floor_us": round(reading, 1)}
-    return {"floor_us": round(computing, 1), "flops_floor_us": round(computing, 1)}
+    """The least microseconds of one propose.
+
+    Returns:
+        `floor_us`, the larger of reading all bytes and computing all products; `flops_floor_us`, the same number, where
+        it is the products; and `kernel_floor_us`, the sum over kernels of the larger of the two, which is the least
+        where kernels run one after the other.
+    """
+    work = propose_work(head, requests, k, context, cached)
+    reading = sum(kernel.bytes for kernel in work) / rates.bytes_per_second * 1e6
+    computing = sum(kernel.flops for kernel in work) / rates.flops_per_second * 1e6
+    in_turn = sum(max(w.bytes / rates.bytes_per_second, w.flops / rates.flops_per_second) for w in work) * 1e6
+    floor = {"floor_us": round(max(reading, computing), 1)}
+    if computing > reading:
+        floor["flops_floor_us"] = floor["floor_us"]
+    return floor | {"kernel_floor_us": round(in_turn, 1)}
 
 
-def bytes_per_propose(head: RandomHead, requests: int, k: int, context: int, cached: torch.dtype | None = None) -> int:
-    """The bytes that one propose of K tokens has to read from device memory: weights and the KV of every request, in
-    the dtype `cached` (the head's when None).
+def propose_work(
+    head: RandomHead, requests: int, k: int, context: int, cached: torch.dtype | None = None
+) -> list[KernelWork]:
+    """The linears and attentions of one propose of K tokens, with KV in the dtype `cached` (the head's when None).
 
     A chain drafter reads its layer, its input projection and lm_head at every step, and the projection of the target's
-    hidden states once per propose. A parallel drafter reads everything once. Embedding rows, norms, activations and the
-    scales of FP8 weights are left out: they are about a thousandth of the sum.
+    hidden states once per propose. Its first step computes K + 1 rows per request up to the last layer's keys and
+    values, and one row from there on; the others compute one row. A parallel drafter does everything once, for K + 1
+    rows, and lm_head for K. Left out are embedding rows, norms, activations, the scales of FP8 weights, and the
+    products of attention.
     """
-    steps = 1 if isinstance(head, DFlashHead) else k
-    kv_row = bytes_per_token(head.attention_layers, cached or head.dtype)
-    kv = sum(requests * (context + step) * kv_row for step in range(steps))
-    once, all_rows, last_rows = _matrices(head)
-    return sum(m.nbytes for m in once) + steps * sum(m.nbytes for m in (*all_rows, *last_rows)) + kv
-
-
-def flops_per_propose(head: RandomHead, requests: int, k: int) -> int:
-    """The operations of the linears of one propose, two per weight and row; attention is left out.
-
-    The first step computes K + 1 rows per request up to the last layer's keys and values, and one row from there on;
-    the others compute one row.
-    """
+    parallel = isinstance(head, DFlashHead)
     all_of_round = requests * (k + 1)
-    once, all_rows, last_rows = (sum(m.numel() for m in group) for group in _matrices(head))
-    if isinstance(head, DFlashHead):
-        context = sum(
-            2 * shape.num_kv_heads * shape.head_dim * head.hidden_size for shape in head.attention_layers
-        )  # keys and values of the round's rows, beside the block's
-        return 2 * (all_of_round * (once + context + all_rows) + requests * k * last_rows)
-    later = requests * (k - 1)
-    return 2 * (all_of_round * once + (all_of_round + later) * all_rows + requests * k * last_rows)
+    once, all_rows, last_rows = _matrices(head)
+    work = [_linear(matrix, all_of_round) for matrix in once]
+    for step in range(1 if parallel else k):
+        rows = requests if step else all_of_round
+        for shape in head.attention_layers:
+            kv = requests * (context + step) * bytes_per_token([shape], cached or head.dtype)
+            work.append(KernelWork(kv, 0))
+            if parallel:  # keys and values of the round's rows, by weights that are read for the block's rows anyway
+                size = shape.num_kv_heads * shape.head_dim
+                work.append(KernelWork(0, 2 * rows * 2 * size * head.hidden_size))
+        work += [_linear(matrix, rows) for matrix in all_rows]
+        work += [_linear(matrix, requests * k if parallel else requests) for matrix in last_rows]
+    return work
+
+
+def _linear(matrix: Tensor, rows: int) -> KernelWork:
+    return KernelWork(matrix.nbytes, 2 * rows * matrix.numel())
 
 
 def _matrices(head: RandomHead) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:

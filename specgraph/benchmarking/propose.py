@@ -71,7 +71,8 @@ def bench_propose(
         One row per lowering. Times are medians in microseconds: `device_us` and `host_us` of the draft loop alone,
         `propose_device_us` and `propose_host_us` with the batch handed over and the draft tokens copied out.
         `floor_us` is the time that reading weights and KV takes at these rates, or that the products take where they
-        take longer (then also `flops_floor_us`); `ratio` is `device_us` over it.
+        take longer (then also `flops_floor_us`); `ratio` is `device_us` over it. `kernel_floor_us` is the sum of the
+        same over single kernels: see `propose_floor`.
         Rows of trees have neither. A lowering that the platform can't do has a row with `refused`, the reason.
     """
     length = _length(case)

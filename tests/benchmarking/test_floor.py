@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from specgraph.benchmarking.floor import DeviceRates, bytes_per_propose, flops_per_propose, propose_floor
+from specgraph.benchmarking.floor import DeviceRates, propose_floor, propose_work
 from specgraph.benchmarking.shapes import SHAPES, random_head
 from specgraph.decoding import allocate_caches
 from specgraph.drafting import DraftConfig, Drafter
@@ -23,20 +25,29 @@ HEADS = {
 }
 
 
-def _product(x, norm, eps, weight, *rest, out_val=None, **named) -> int:
-    return 2 * x.shape[0] * weight.numel()
+MADE = {kind: random_head(shape, torch.device("cpu"), torch.float32, 64) for kind, shape in HEADS.items()}
 
 
-COUNTED = {
-    torch.ops.specgraph.norm_linear: _product,
-    torch.ops.specgraph.norm_gate_up: _product,
-    torch.ops.specgraph.greedy_head: _product,
-    torch.ops.specgraph.pair_linear: lambda ids, *rest, out_val=None, **named: 2 * ids.shape[0] * rest[5].numel(),
-}
+OPS = torch.ops.specgraph
+WEIGHT = {OPS.norm_linear: 3, OPS.norm_gate_up: 3, OPS.greedy_head: 3, OPS.pair_linear: 6}
+"""Which argument of each op is the weight; the first one has a row for each row of the product."""
 
 
-def counted(shape, requests: int, k: int) -> int:
-    """Operations of one eager propose, its attention left out."""
+def counted(shape, requests: int, k: int) -> tuple[int, list[tuple[int, int]]]:
+    """Operations of one eager propose as torch counts them, its attention left out; and of each product the bytes of
+    its weight and its operations."""
+    products: list[tuple[int, int]] = []
+
+    def product(place):
+        def count(*tensors, out_val=None, **named) -> int:
+            weight, flops = tensors[place], 2 * tensors[0].shape[0] * tensors[place].numel()
+            again = weight.storage_offset() > 0  # a part of a weight that another product reads whole
+            products.append((0 if again else weight.nbytes, flops))
+            return flops
+
+        count._get_raw = True  # it is given tensors, not shapes
+        return count
+
     platform = CpuPlatform()
     head = random_head(shape, platform.device, torch.float32, 64)
     config = DraftConfig(
@@ -52,32 +63,49 @@ def counted(shape, requests: int, k: int) -> int:
     with torch.inference_mode():
         inputs = drafter.inputs(requests)
         inputs.num_sampled.fill_(1)
-        with FlopCounterMode(
-            display=False, custom_mapping={op: get_raw(function) for op, function in COUNTED.items()}
-        ) as counter:
+        formulas = {op: product(place) for op, place in WEIGHT.items()}
+        with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
             drafter.propose(inputs, copy=False)
     drafter.close()
     platform.close()
-    return counter.get_total_flops()
-
-
-def get_raw(function):
-    """Formulas are given tensors, not shapes."""
-    function._get_raw = True
-    return function
+    return counter.get_total_flops(), products
 
 
 @pytest.mark.parametrize("kind", HEADS)
 @pytest.mark.parametrize(("requests", "k"), [(1, 1), (2, 3)])
-def test_the_operations_are_those_that_a_propose_runs(kind, requests, k):
-    head = random_head(HEADS[kind], torch.device("cpu"), torch.float32, 64)
-    assert flops_per_propose(head, requests, k) == counted(HEADS[kind], requests, k)
+def test_the_products_are_those_that_a_propose_runs(kind, requests, k):
+    head = MADE[kind]
+    flops, products = counted(HEADS[kind], requests, k)
+    work = [kernel for kernel in propose_work(head, requests, k, 20) if kernel.flops]
+    assert sum(kernel.flops for kernel in work) == flops
+    assert sorted((kernel.bytes, kernel.flops) for kernel in work) == sorted(products)
 
 
-def test_the_floor_is_the_larger_of_reading_and_computing():
-    head = random_head(TINY, torch.device("cpu"), torch.float32, 64)
-    read, flops = bytes_per_propose(head, 2, 3, 20), flops_per_propose(head, 2, 3)
-    assert propose_floor(head, 2, 3, 20, DeviceRates(1e6, 1e15)) == {"floor_us": float(read)}
-    assert propose_floor(head, 2, 3, 20, DeviceRates(1e15, 1e6)) == dict.fromkeys(
-        ("floor_us", "flops_floor_us"), float(flops)
-    )
+def test_attention_reads_the_keys_and_values_of_every_request():
+    head = MADE["eagle3"]
+    row = 2 * TINY.num_kv_heads * TINY.head_dim * 4  # keys and values of a token in float32
+    read = [kernel.bytes for kernel in propose_work(head, 5, 3, 20) if not kernel.flops]
+    assert read == [5 * 20 * row, 5 * 21 * row, 5 * 22 * row]
+    halved = [kernel.bytes for kernel in propose_work(head, 5, 3, 20, torch.float16) if not kernel.flops]
+    assert halved == [each // 2 for each in read]
+
+
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(
+    kind=st.sampled_from(list(HEADS)), requests=st.integers(1, 300), k=st.integers(1, 8),
+    context=st.integers(1, 40), bandwidth=st.floats(1e5, 1e9), rate=st.floats(1e5, 1e9),
+)  # fmt: skip
+def test_the_floors_are_sums_of_times(kind, requests, k, context, bandwidth, rate):
+    head = MADE[kind]
+    work = propose_work(head, requests, k, context)
+    floor = propose_floor(head, requests, k, context, DeviceRates(bandwidth, rate))
+    reading, computing, in_turn = 0.0, 0.0, 0.0
+    for kernel in work:
+        reading += kernel.bytes / bandwidth
+        computing += kernel.flops / rate
+        in_turn += max(kernel.bytes / bandwidth, kernel.flops / rate)
+    assert floor["floor_us"] == pytest.approx(1e6 * max(reading, computing), abs=0.06)
+    assert ("flops_floor_us" in floor) == (computing > reading)
+    assert floor.get("flops_floor_us", floor["floor_us"]) == floor["floor_us"]
+    assert floor["kernel_floor_us"] == pytest.approx(1e6 * in_turn, abs=0.06)
+    assert floor["floor_us"] <= floor["kernel_floor_us"] + 0.1
