@@ -10,7 +10,6 @@ For `auto` it is what `-k auto` drafts once its estimate has settled; `best` is 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import statistics
 import sys
@@ -128,7 +127,6 @@ def measure(a: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
                 tokens_per_second=round(n * tokens / ms * 1e3, 1))  # fmt: skip
         decoder.close()
         del decoder
-        gc.collect()  # decoders are reference cycles that hold KV caches of many GiB
     start = time.perf_counter()
     decoder = decoder_of(k_candidates=(1, 2, 3, 5))
     policy = decoder.rounds.adaptive

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
 from collections.abc import Iterator
@@ -69,7 +68,6 @@ def bench_rounds(
     """
     if case.target not in TARGETS:
         raise ConfigError(f"unknown target '{case.target}'; there are {', '.join(TARGETS)}")
-    gc.collect()  # decoders of an earlier case are reference cycles that hold KV caches of many GiB
     rounds = 2 + case.repeats * case.rounds
     length = case.context + (rounds + 2) * (case.k + 1)
     target = random_target(TARGETS[case.target], platform.device, dtype, length)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -69,7 +70,9 @@ class TargetRunner(ModelRunner):
         shared = None if drafter is None else drafter.prefill_buffers.aux_hidden
         buffers = allocate_prefill(config, 0, target.dtype, platform.device, aux_hidden=shared)
         self._logits = torch.zeros(1, target.vocab_size, dtype=target.dtype, device=platform.device)
-        self._prefill = PrefillProgram(buffers=buffers, config=config, forward=self._prefill_rows)
+        self._prefill = PrefillProgram(
+            buffers=buffers, config=config, forward=partial(_prefill_rows, self.verify_program, self._logits)
+        )
         self.programs += [self._prefill, *self.verify_programs]
 
     def read_set(self) -> dict[str, Tensor]:
@@ -125,11 +128,11 @@ class TargetRunner(ModelRunner):
         self.run(self.prepare(self._prefill, batch), lengths)
         return self._logits[0]
 
-    def _prefill_rows(self, b: PrefillBuffers, make_attend: MakeAttend) -> None:
-        program = self.verify_program
-        out = self.target.forward(b.token_ids, make_attend(b.metadata, 0), program.aux_layers)
-        program.hand_over(out, b.aux_hidden)
-        self._logits.copy_(self.target.logits(out.hidden[b.last_row]))
+
+def _prefill_rows(program: VerifyProgram, logits: Tensor, b: PrefillBuffers, make_attend: MakeAttend) -> None:
+    out = program.target.forward(b.token_ids, make_attend(b.metadata, 0), program.aux_layers)
+    program.hand_over(out, b.aux_hidden)
+    logits.copy_(program.target.logits(out.hidden[b.last_row]))
 
 
 def sample_token(logits: Tensor, temperature: float, seed: int, position: int) -> Tensor:

@@ -24,14 +24,7 @@ from specgraph.runner import StepKind, Work
 class BoundTensors:
     """A round of the largest batch in tensors of the engine's own, which stay where they are."""
 
-    def __init__(
-        self,
-        number: int,
-        tensors: ProposeBatch,
-        memory: RoundBuffers,
-        config: DraftConfig,
-        programs: Sequence[DraftProgram[Any]],
-    ) -> None:
+    def __init__(self, number: int, tensors: ProposeBatch, memory: RoundBuffers, config: DraftConfig) -> None:
         """
         Args:
             number: of this binding, from 1 on.
@@ -39,14 +32,12 @@ class BoundTensors:
                 [R * Q, aux_size], block_table [R, at most the columns of the drafter's], the others [R]; dtypes as
                 `ProposeBatch` says. Temperatures and seeds only where drafts are drawn by temperature.
             memory: the drafter's own, where the graphs copy them.
-            config, programs: of the drafter.
+            config: of the drafter.
 
         Raises:
             ConfigError: a tensor is missing, or has the wrong shape, dtype or device.
         """
         self.number = number
-        self.programs = [BoundProgram(program, self, memory) for program in programs]
-        """Those of the drafter, with the copy before them."""
         self._of = _checked(tensors, memory.sliced(config.max_num_requests, config.query_len), config.keeps_draft_probs)
         self._named = {
             f"bound {number}.{field.name}": value

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
 from specgraph.attention import AttentionBackend, AttentionMetadata, HostLengths, KVCache, PagedAttention
 from specgraph.drafting.batch_checks import check_values
-from specgraph.drafting.bound import BoundTensors
+from specgraph.drafting.bound import BoundProgram, BoundTensors
 from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.head_checks import check_members, check_passes
 from specgraph.drafting.head_program import check_caches, programs_for
 from specgraph.drafting.host_lengths import Counts, HostRounds
-from specgraph.drafting.program import computed_tokens
+from specgraph.drafting.program import DraftProgram, computed_tokens
 from specgraph.drafting.propose_passes import ProposePasses
 from specgraph.drafting.round import DraftTokens, ProposeBatch, RoundBuffers, allocate_round
 from specgraph.drafting.sampling_buffers import SamplingBuffers
@@ -93,7 +94,7 @@ class Drafter(ModelRunner):
         self._prefill = PrefillProgram(
             buffers=self.prefill_buffers,
             config=config,
-            forward=self._prefill_rows,
+            forward=partial(_prefill_rows, self.program),
             num_passes=self.program.prefill_passes,
         )
         self.programs += [self._prefill, *self.draft_programs]
@@ -125,9 +126,11 @@ class Drafter(ModelRunner):
             raise CaptureError("bind: the graphs are captured already, and read other memory; bind before capture()")
         if self.resolution.lowering == "round":
             raise UnsupportedError("bind: lowering 'round' launches no propose of its own; use 'merged'")
-        made = BoundTensors(len(self.bound) + 1, tensors, self.round, self.config, self.draft_programs)
+        made = BoundTensors(len(self.bound) + 1, tensors, self.round, self.config)
+        programs = [BoundProgram(program, made, self.round) for program in self.draft_programs]
         self.bound.append(made)
-        self.programs += made.programs
+        self.programs += programs
+        self._passes.bound_programs[made.number] = programs
         return made
 
     def capture(self, captured: Callable[[], None] | None = None) -> None:
@@ -324,5 +327,6 @@ class Drafter(ModelRunner):
         now = self._host_rounds.round(computed, of, start_positions, num_sampled)
         return partial(self.program.host_lengths, host_round=now)
 
-    def _prefill_rows(self, b: PrefillBuffers, make_attend: MakeAttend) -> None:
-        self.program.prefill(b.token_ids, b.aux_hidden, b.metadata, make_attend, b.last_row)
+
+def _prefill_rows(program: DraftProgram[Any], b: PrefillBuffers, make_attend: MakeAttend) -> None:
+    program.prefill(b.token_ids, b.aux_hidden, b.metadata, make_attend, b.last_row)

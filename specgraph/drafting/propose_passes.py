@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import ref
 
 from torch import Tensor
 
-from specgraph.drafting.bound import BoundTensors
+from specgraph.drafting.bound import BoundProgram, BoundTensors
 from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.program import DraftProgram
 from specgraph.drafting.round import DraftTokens, ProposeBatch, RoundBuffers
@@ -41,11 +42,13 @@ class ProposePasses:
     ) -> None:
         """
         Args:
-            runner: runs the passes.
+            runner: runs the passes; it owns this object, which doesn't keep it alive.
             memory: what the target's rounds leave.
             programs: of chains, of trees, or both.
         """
-        self._runner, self._config, self._memory, self._programs = runner, config, memory, programs
+        self._runner, self._config, self._memory, self._programs = ref(runner), config, memory, programs
+        self.bound_programs: dict[int, Sequence[BoundProgram]] = {}
+        """The programs for bound tensors, by the number of the binding; in the order of `programs`."""
         self._passes: dict[tuple[int, int, int, int | None, int], ProposePass] = {}
         self._inputs: dict[tuple[int, int, int, int], ProposeBatch] = {}
         self._in_place: dict[int, tuple[int, BoundTensors | None]] = {}
@@ -90,24 +93,26 @@ class ProposePasses:
     def _make(
         self, num_requests: int, query_len: int, at_least: int, asked: int | None, bound: BoundTensors | None
     ) -> ProposePass:
-        found = self._dispatch(at_least, query_len, asked)
+        runner = self._runner()
+        assert runner is not None, "the drafter owns its passes"
+        found = self._dispatch(at_least, query_len, asked, runner.graphs is not None)
         n, padded, k = num_requests, found.descriptor.num_requests, found.descriptor.num_speculative_tokens
         index = next(i for i, each in enumerate(self._programs) if each.draws_trees == found.descriptor.tree)
         program = self._programs[index]
         runs, memory, binding = program, self._memory, 0
         if bound is not None:
-            runs, memory, binding = bound.programs[index], bound, bound.number
+            runs, memory, binding = self.bound_programs[bound.number][index], bound, bound.number
             found = replace(found, descriptor=replace(found.descriptor, binding=binding))
         drafts = program.buffers.sliced(n, program.rows(query_len, k), k)
         return ProposePass(
             inputs=self._inputs.setdefault((n, query_len, at_least, binding), memory.sliced(n, query_len)),
             bound=bound,
             padding=memory.num_sampled[n:padded] if n < padded else None,
-            run=self._runner.prepare(runs, found.descriptor, found.captured),
+            run=runner.prepare(runs, found.descriptor, found.captured),
             drafts=DraftTokens(drafts.draft_token_ids, drafts.draft_probs, found, drafts.draft_parents),
         )
 
-    def _dispatch(self, num_requests: int, query_len: int, asked: int | None) -> Dispatch:
+    def _dispatch(self, num_requests: int, query_len: int, asked: int | None, has_graphs: bool) -> Dispatch:
         if query_len not in self._config.query_lens:
             raise ConfigError(
                 f"a round of {query_len} rows per request; with this drafter's K they are "
@@ -124,6 +129,6 @@ class ProposePasses:
         if (k, tree) not in self._config.shapes_at(size):
             raise ConfigError(f"K {k} is none that this drafter has at {size} requests: name it in k_candidates")
         found = dispatch("propose", num_requests, query_len, k, self._config.sizes, tree)
-        if not found.captured and self._config.fallback == "error" and self._runner.graphs is not None:
+        if not found.captured and self._config.fallback == "error" and has_graphs:
             raise CapacityError(f"{found.reason}, and fallback is 'error'")
         return found

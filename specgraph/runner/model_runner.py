@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
+from weakref import WeakMethod
 
 from torch import Tensor
 
@@ -148,7 +149,7 @@ class ModelRunner:
         self.graphs: GraphRunner | None = None
         """The captured graphs; None in mode NONE."""
         if self.resolution.mode is not GraphMode.NONE:
-            self.graphs = GraphRunner(platform, self.read_set, check_inputs=config.check_inputs)
+            self.graphs = GraphRunner(platform, _weakly(self.read_set), check_inputs=config.check_inputs)
         self.programs: list[Program] = []
         """In the order in which they are captured."""
         self.launches: Counter[str] = Counter()
@@ -258,6 +259,19 @@ class ModelRunner:
             work(launch.captured_steps, self.stack.attend_in(recording, mode, lengths))
 
         return body
+
+
+def _weakly(read_set: Callable[[], dict[str, Tensor]]) -> Callable[[], dict[str, Tensor]]:
+    """A runner's method, for the graphs that the runner owns: they don't keep it alive, so that dropping the runner
+    frees graphs and KV caches at once, without a garbage collection."""
+    method = WeakMethod(read_set)
+
+    def call() -> dict[str, Tensor]:
+        found = method()
+        assert found is not None, "the runner owns its graphs"
+        return found()
+
+    return call
 
 
 def report_captures(
