@@ -20,6 +20,9 @@ JSON_LIMIT = 64 << 20
 TOKENIZER_LIMIT = 512 << 20
 """Bytes. Large multilingual tokenizers have about 40 MB."""
 
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+"""How the text file begins that git leaves in place of a large file, until Git LFS is asked for it."""
+
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
 _SHORT.maxlevel = 2
@@ -68,7 +71,8 @@ def checked_file(path: Path, limit: int | None = None) -> Path:
     """`path`, if it is a regular file (links are followed) of at most `limit` bytes.
 
     Raises:
-        CheckpointError: it is not there, is a pipe, a device, a folder or a link to nothing, or is too large.
+        CheckpointError: it is not there, is a pipe, a device, a folder or a link to nothing, is too large, or is a
+            pointer of Git LFS.
     """
     try:
         status = path.stat()
@@ -80,7 +84,19 @@ def checked_file(path: Path, limit: int | None = None) -> Path:
         raise CheckpointError(f"{path} is not a regular file; fetch the checkpoint again")
     if limit is not None and status.st_size > limit:
         raise CheckpointError(f"{path} has {status.st_size} bytes, more than the {limit} that such a file may have")
+    if _begins(path, _LFS_POINTER):
+        raise CheckpointError(
+            f"{path} is a pointer of Git LFS, not the file itself; run `git lfs pull` in the folder, or fetch it again"
+        )
     return path
+
+
+def _begins(path: Path, start: bytes) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(start)) == start
+    except OSError:
+        return False  # whoever reads the file says why it cannot be read
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -95,7 +111,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except RecursionError:
         raise CheckpointError(f"{path} cannot be read as JSON: it is nested too deeply") from None
     except (OSError, ValueError, MemoryError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {first_line(error)}") from error
+        raise CheckpointError(f"{path} cannot be read as JSON: {first_line(error)}; fetch it again") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} should hold a JSON object, holds {type(value).__name__}")
     return value

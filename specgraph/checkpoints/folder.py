@@ -200,7 +200,9 @@ class CheckpointFolder:
             last = name.rsplit(".", 2)[-2:]
             similar = [n for n in self.names() if n.rsplit(".", 2)[-2:] == last][:3]
             hint = f"; similar names: {', '.join(similar)}" if similar else f"; it has {len(self.tensors)} others"
-            raise CheckpointError(f"{self.folder} has no tensor {name!r}{hint}")
+            raise CheckpointError(
+                f"{self.folder} has no tensor {name!r}{hint}; config.json is of another model, or weights are missing"
+            )
         stored = self.tensors[name]
         if stored.shape != tuple(shape):
             raise CheckpointError(

@@ -40,11 +40,16 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """The tensors of a folder by name; at least one.
 
     Raises:
-        CheckpointError: no weights, a missing shard, or a truncated or malformed file.
+        CheckpointError: no weights, two sets of weights, a missing shard, or a truncated or malformed file.
     """
     index, single, pickle_file = folder / _INDEX, folder / "model.safetensors", folder / "pytorch_model.bin"
     if exists(index):
         tensors = _indexed_tensors(index)
+        if exists(single) and single not in {stored.file for stored in tensors.values()}:
+            raise CheckpointError(
+                f"{folder} holds weights twice: {single.name}, and the shards that {_INDEX} names; remove those that "
+                "do not belong to config.json"
+            )
     else:
         paths = [single] if exists(single) else sorted(folder.glob("*.safetensors"))
         if len(paths) > 1:

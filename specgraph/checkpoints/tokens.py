@@ -60,7 +60,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         _check_prefix(text)
         tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # tokenizers raises bare Exception
-        raise CheckpointError(f"{path} cannot be read as a tokenizer: {first_line(error)}") from error
+        raise CheckpointError(f"{path} cannot be read as a tokenizer: {first_line(error)}; fetch it again") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     _add_tokens(tokenizer, folder / "tokenizer_config.json")

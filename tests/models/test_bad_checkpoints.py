@@ -155,6 +155,23 @@ def test_malformed_index(folder):
         load_target(folder)
 
 
+def test_shards_and_another_single_file(tmp_path, random_model):
+    """transformers reads model.safetensors where both are there: the shards are other weights than that."""
+    random_model("Llama", tmp_path, max_shard_size="30KB")
+    shard = min(tmp_path.glob("*.safetensors"))
+    (tmp_path / "model.safetensors").write_bytes(shard.read_bytes())
+    with refuses("weights twice", "model.safetensors", "index.json", "remove"):
+        load_target(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json"])
+def test_a_pointer_of_git_lfs(folder, name):
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d7a2146' * 8}\nsize 7092288\n"
+    (folder / name).write_text(pointer)
+    with refuses(f"{name} is a pointer of Git LFS", "git lfs pull"):
+        load_target(folder)
+
+
 def test_several_safetensors_without_an_index(folder):
     (folder / "model.safetensors").rename(folder / "a.safetensors")
     (folder / "b.safetensors").write_bytes((folder / "a.safetensors").read_bytes())
