@@ -3,10 +3,13 @@
 python benchmarks/one_launch_per_round.py --platform cuda --json benchmarks/results/h200-round.json
 
 Rows: the shipped pair, and targets of a 1B and an 8B Llama's shape with EAGLE-3 heads, random weights and synthetic
-acceptance 0.7; K = 5; the ways in turns in one run, medians. `host_us_per_round` is the time in `step` outside of the
-wait for a copy (`wait_us_per_round`), of which `launch_us_per_round` is spent in graph launches. `launches_per_round`,
-`uploads_per_round`, `waits_per_round` and `gap_us` (median time between the last kernel of a graph and the first one of
-the next, on the device) are from a profiler's trace, on CUDA only.
+acceptance 0.7; K = 5; the ways in turns in one run, medians over stretches of 20 rounds in which nobody joins or ends.
+`round_us` is the time of such a round. `tokens_per_second` is the expected tokens of a round over it; of the shipped
+pair it is measured over whole requests. `host_us_per_round` is the CPU time of the thread in `step` outside of waits
+for a copy, of which `launch_us_per_round` is spent in graph launches; `host_wall_us_per_round`,
+`launch_wall_us_per_round` and `wait_us_per_round` are by the clock. `launches_per_round`, `uploads_per_round`,
+`waits_per_round` and `gap_us` (median time between the last kernel of a graph and the first one of the next, on the
+device) are from a profiler's trace, on CUDA only.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ import sys
 import time
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from operator import mul
 from pathlib import Path
 
 import torch
@@ -32,7 +36,7 @@ from specgraph.benchmarking.shapes import SHAPES, random_head
 from specgraph.graphs import GraphRunner
 from specgraph.runner import HostCopy
 
-K = 5
+K, ACCEPTANCE = 5, 0.7
 WAYS = {
     "merged": {"lowering": "merged"},
     "round": {"lowering": "round"},
@@ -45,8 +49,8 @@ TARGETS = {"llama-1b": (ONE_B, 16, 256), "llama3-8b": (EIGHT_B, 32, 512)}
 """Head, layers of the target, tokens of each prompt."""
 LEAD = 8
 """Steps before each timed stretch: those of two launches."""
-spent = {"wait": 0.0, "launch": 0.0}
-"""Seconds of the host so far in waits for copies and in graph launches."""
+spent = dict.fromkeys(("wait", "wait_cpu", "launch", "launch_cpu"), 0)
+"""Nanoseconds so far in waits for copies and in graph launches, by the clock and of the thread's CPU time."""
 
 
 def time_calls(owner, method, name):
@@ -54,33 +58,43 @@ def time_calls(owner, method, name):
     real = getattr(owner, method)
 
     def timed(*args, **options):
-        start = time.perf_counter()
+        start, cpu = time.perf_counter_ns(), time.thread_time_ns()
         result = real(*args, **options)
-        spent[name] += time.perf_counter() - start
+        spent[f"{name}_cpu"] += time.thread_time_ns() - cpu
+        spent[name] += time.perf_counter_ns() - start
         return result
 
     setattr(owner, method, timed)
 
 
-def host_times(seconds, launched):
-    """Microseconds of the host per round, out of `seconds` in which `launched` rounds were launched."""
-    parts = {"host": seconds - spent["wait"], **spent}
-    return {f"{name}_us_per_round": part / launched * 1e6 for name, part in parts.items()}
-
-
 def stretch(decoder, rounds):
-    """Take `rounds` steps; tokens, seconds, and what `host_times` gives.
+    """Take `rounds` steps; times of a round in microseconds.
 
     Rounds that ran ahead, while another decoder was timed, are stepped over before the clock starts.
     """
     for _ in range(LEAD):
         decoder.step()
     launched = decoder.rounds.num_rounds
-    spent.update(wait=0.0, launch=0.0)
-    start = time.perf_counter()
-    tokens = sum(len(chunk.token_ids) for _ in range(rounds) for chunk in decoder.step())
-    seconds = time.perf_counter() - start
-    return tokens, seconds, host_times(seconds, decoder.rounds.num_rounds - launched)
+    spent.update(dict.fromkeys(spent, 0))
+    start, cpu = time.perf_counter_ns(), time.thread_time_ns()
+    for _ in range(rounds):
+        decoder.step()
+    cpu, wall = time.thread_time_ns() - cpu, time.perf_counter_ns() - start
+    launched = decoder.rounds.num_rounds - launched
+    return {
+        "round_us": wall / rounds / 1e3,
+        "host_us_per_round": (cpu - spent["wait_cpu"]) / launched / 1e3,
+        "host_wall_us_per_round": (wall - spent["wait"]) / launched / 1e3,
+        "launch_us_per_round": spent["launch_cpu"] / launched / 1e3,
+        "launch_wall_us_per_round": spent["launch"] / launched / 1e3,
+        "wait_us_per_round": spent["wait"] / launched / 1e3,
+    }
+
+
+def medians(stretches):
+    """Of each time over the stretches, and every round_us, to see how far they lie apart."""
+    found = {name: round(statistics.median(each[name] for each in stretches), 1) for name in stretches[0]}
+    return {**found, "round_us_of_stretches": [round(each["round_us"], 1) for each in stretches]}
 
 
 def count_launches(decoder):
@@ -130,7 +144,7 @@ def trace(decoder, rounds=12):
 
 def compare(platform, target, requests, decoders, prompts, length, rounds, repeats):
     """Rows of both lowerings over the same requests."""
-    rates, hosts = {name: [] for name in decoders}, {name: [] for name in decoders}
+    found, expected = {name: [] for name in decoders}, 1 + sum(accumulate([ACCEPTANCE] * K, mul))
     for decoder in decoders.values():
         for prompt in prompts:
             decoder.add(Request(prompt_token_ids=prompt, max_tokens=length - len(prompt)))
@@ -138,16 +152,14 @@ def compare(platform, target, requests, decoders, prompts, length, rounds, repea
     for _ in range(repeats):
         for name in random.sample(list(decoders), len(decoders)):
             platform.synchronize()
-            count, seconds, host = stretch(decoders[name], rounds)
-            rates[name].append(count / seconds)
-            hosts[name].append(host)
+            found[name].append(stretch(decoders[name], rounds))
     rows = []
     for name, decoder in decoders.items():
+        times = medians(found[name])
         rows.append(
             {
                 "target": target, "requests": requests, "lowering": name,
-                "tokens_per_second": round(statistics.median(rates[name]), 1),
-                **{key: round(statistics.median(each[key] for each in hosts[name]), 1) for key in hosts[name][0]},
+                "tokens_per_second": round(requests * expected / times["round_us"] * 1e6, 1), **times,
                 "mean_acceptance_length": round(decoder.metrics.mean_acceptance_length, 3),
                 **(trace(decoder) if platform.device.type == "cuda" else {}),
             }
@@ -173,7 +185,7 @@ def random_pair(platform, name, requests, dtype, rounds, repeats, cache):
         config = EngineConfig(
             num_speculative_tokens=K, max_num_requests=requests, max_model_len=length, **options,
             block_size=attention.preferred_block_size, capture_sizes=[requests], prefill_sizes=[min(256, context)],
-            mode="FULL_DECODE_ONLY", synthetic_acceptance=0.7,
+            mode="FULL_DECODE_ONLY", synthetic_acceptance=ACCEPTANCE,
         )  # fmt: skip
         decoders[name_of_way] = SpeculativeDecoder(target, head, platform, config, attention=attention)
         decoders[name_of_way].capture()
@@ -183,33 +195,45 @@ def random_pair(platform, name, requests, dtype, rounds, repeats, cache):
     return rows
 
 
-def shipped_pair(platform, repeats):
-    """Rows of the shipped pair: one greedy request after the other, and a trace."""
+def shipped_pair(platform, requests, rounds, repeats):
+    """Rows of the shipped pair: whole greedy requests of 100 tokens, and rounds of long ones."""
     generators = {
-        name: load_generator(platform=platform, num_speculative_tokens=K, **options) for name, options in WAYS.items()
-    }
-    best, hosts, tokens, rows = dict.fromkeys(generators, 0.0), {name: [] for name in generators}, {}, []
+        name: load_generator(
+            platform=platform, num_speculative_tokens=K, max_num_requests=requests, capture_sizes=[requests], **options
+        )
+        for name, options in WAYS.items()
+    }  # fmt: skip
+    rates, found = {name: [] for name in generators}, {name: [] for name in generators}
+    prompts, tokens, rows = [PROMPTS[i % len(PROMPTS)] for i in range(max(requests, len(PROMPTS)))], {}, []
     for _ in range(repeats):
-        for name, generator in generators.items():
-            requests = [generator.request(prompt, max_tokens=100) for prompt in PROMPTS]
-            launched = generator.decoder.rounds.num_rounds
-            spent.update(wait=0.0, launch=0.0)
+        for name in random.sample(list(generators), len(generators)):
+            generator = generators[name]
+            asked, results = [generator.request(prompt, max_tokens=100) for prompt in prompts], []
             start = time.perf_counter()
-            results = [generator.generate([request])[0].token_ids for request in requests]
-            seconds = time.perf_counter() - start
-            best[name] = max(best[name], sum(map(len, results)) / seconds)
-            hosts[name].append(host_times(seconds, generator.decoder.rounds.num_rounds - launched))
+            for first in range(0, len(asked), requests):
+                results += [each.token_ids for each in generator.generate(asked[first : first + requests])]
+            rates[name].append(sum(map(len, results)) / (time.perf_counter() - start))
             assert tokens.setdefault("all", results) == results, f"{name}: other tokens"
+            decoder = generator.decoder
+            ids = [generator.add(generator.request(prompt, max_tokens=250)) for prompt in prompts[:requests]]
+            with torch.inference_mode():
+                found[name].append(stretch(decoder, rounds))
+            for request_id in ids:
+                generator.cancel(request_id)
+            while decoder.num_unfinished:
+                generator.step()
     for name, generator in generators.items():
         decoder = generator.decoder
         row = {
-            "target": "shipped pair", "requests": 1, "lowering": name, "tokens_per_second": round(best[name], 1),
-            **{key: round(min(each[key] for each in hosts[name]), 1) for key in hosts[name][0]},
+            "target": "shipped pair", "requests": requests, "lowering": name,
+            "tokens_per_second": round(statistics.median(rates[name]), 1), **medians(found[name]),
+            "tokens_per_second_of_repeats": [round(rate, 1) for rate in rates[name]],
             "mean_acceptance_length": round(decoder.metrics.mean_acceptance_length, 3),
         }  # fmt: skip
         if platform.device.type == "cuda":
-            generator.add(generator.request(PROMPTS[0], max_tokens=280))
-            for _ in range(8):
+            for prompt in prompts[:requests]:
+                generator.add(generator.request(prompt, max_tokens=250))
+            for _ in range(LEAD):
                 generator.step()
             with torch.inference_mode():
                 row |= trace(decoder)
@@ -277,6 +301,7 @@ def main():
     parser.add_argument("--platform", default=None)
     parser.add_argument("--requests", default="1,8,32,64")
     parser.add_argument("--targets", default=",".join(TARGETS), help="targets with random weights; empty for none")
+    parser.add_argument("--no-shipped", dest="shipped", action="store_false", help="leave the shipped pair out")
     parser.add_argument("--rounds", type=int, default=2000, help="random rounds to compare")
     parser.add_argument("--repeats", type=int, default=5, help="timed stretches; 0 only compares tokens")
     parser.add_argument("--json", type=Path)
@@ -294,12 +319,12 @@ def main():
             asked.json.write_text(json.dumps(report, indent=1) + "\n")
 
     start, cache = time.perf_counter(), {}
-    if asked.repeats:
-        report["rows"] += shipped_pair(platform, asked.repeats)
+    for requests in map(int, asked.requests.split(",") if asked.repeats and asked.shipped else ()):
+        report["rows"] += shipped_pair(platform, requests, 20, asked.repeats)
         keep()
-        print(f"{time.perf_counter() - start:.0f} s", report["rows"], flush=True)
+        print(f"{time.perf_counter() - start:.0f} s", report["rows"][-len(WAYS) :], flush=True)
     report["same_tokens"] = {}
-    for way in list(WAYS)[1:]:
+    for way in list(WAYS)[1:] if asked.rounds else ():
         report["same_tokens"][way] = same_tokens(platform, way, asked.rounds)
         keep()
         print(f"{time.perf_counter() - start:.0f} s", report["same_tokens"], flush=True)

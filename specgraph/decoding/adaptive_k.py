@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from operator import mul
 
-from specgraph.decoding.metrics import at_least
+from specgraph.decoding.metrics import AcceptanceMetrics, at_least
 from specgraph.errors import ConfigError
 from specgraph.graphs import padded_size
 
@@ -96,6 +96,21 @@ class AdaptiveK:
         """K for a batch: by the times of the captured size that holds it, or of the largest where none does."""
         size = padded_size(num_requests, self._sizes) or self._sizes[-1]
         return best_k(self.rates.rates, self.times[size])
+
+
+def observe_round(
+    metrics: AcceptanceMetrics, adaptive: AdaptiveK | None, accepted: Sequence[int], num_speculative_tokens: int
+) -> None:
+    """Count the verified drafts of one round, for the metrics and for the choice of K.
+
+    Args:
+        adaptive: None where K is fixed.
+        accepted: draft tokens accepted, per request.
+        num_speculative_tokens: K of the drafts (of a tree, its depth).
+    """
+    metrics.observe(accepted, num_speculative_tokens)
+    if adaptive is not None:
+        adaptive.rates.observe(num_speculative_tokens, accepted)
 
 
 def check_times(times: RoundTimes, sizes: Sequence[int], candidates: Sequence[int] | None) -> None:

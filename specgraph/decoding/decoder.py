@@ -188,7 +188,10 @@ class SpeculativeDecoder:
         try:
             yield from (Chunk(index, [], 0, "refused", why) for index, why in refused.items())
             while True:  # at least once: other ranks may have requests
-                yield from [replace(chunk, request=order[chunk.request]) for chunk in self.step()]
+                chunks = self.step()
+                for chunk in chunks:
+                    chunk.request = order[chunk.request]
+                yield from chunks
                 if not self.num_unfinished and not self.others_unfinished:
                     break
         finally:
@@ -248,10 +251,9 @@ class SpeculativeDecoder:
             sampled = self.rounds.step(self._admit, agreed) if agreed.unfinished else []
         else:
             sampled = self.rounds.step(self._admit) if self._waiting or self.rounds.running else []
-        limit = self.config.max_model_len
         for state, tokens in sampled:
-            state.token_ids += tokens
-            chunks.append(chunk := state.cut(tokens, len(tokens) - 1, limit))
+            chunk = state.add(tokens)
+            chunks.append(chunk)
             if chunk.finish_reason is not None:
                 self.rounds.leave(state, finished=True)
         return chunks
@@ -283,7 +285,9 @@ class SpeculativeDecoder:
 
     def _queue(self, request: Request) -> int:
         request_id, self._next_id = self._next_id, self._next_id + 1
-        self._waiting.append(Running(request_id, request, [], list(request.prompt_token_ids)))
+        prompt = list(request.prompt_token_ids)
+        limit = min(len(prompt) + request.max_tokens, self.config.max_model_len)
+        self._waiting.append(Running(request_id, request, [], prompt, limit))
         return request_id
 
     def _joining(self) -> list[Running]:

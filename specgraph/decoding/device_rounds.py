@@ -7,18 +7,19 @@ for stop tokens and limits itself, so a request that finished is inert in the ro
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
-from specgraph.decoding.adaptive_k import AdaptiveK
+from specgraph.decoding.adaptive_k import AdaptiveK, observe_round
 from specgraph.decoding.blocks import BlockAllocator
 from specgraph.decoding.joining import prefill_request, write_requests
 from specgraph.decoding.metrics import AcceptanceMetrics
 from specgraph.decoding.request import Running
-from specgraph.decoding.round_outputs import NO_ROUND, RoundOutput
+from specgraph.decoding.round_outputs import NO_ROUND, HostRing, RoundOutput
 from specgraph.decoding.round_program import MAX_STOP_TOKENS, RoundRunner
 from specgraph.decoding.target import TargetRunner
 from specgraph.drafting import Drafter
@@ -31,9 +32,9 @@ from specgraph.runner import HostCopy, write
 class _Launch:
     """A launch, or requests that joined without one, of which the host has not read everything."""
 
-    copy: HostCopy
+    ring: HostRing
     logprobs: HostCopy
-    """Of the tokens in `copy`; never started where the decoder keeps none."""
+    """Of the tokens in `ring`; never started where the decoder keeps none."""
     query_len: int
     """Rows per request in its rounds: how their tokens are packed."""
     rows: list[Running | None]
@@ -114,9 +115,11 @@ class DeviceRounds:
         sampled: list[tuple[Running, list[int]]] = []
         while not sampled:
             while not self._ready and len(self._unread) <= self.runner.rounds_ahead:
-                rows = self._launch()
+                self._vacate()
+                is_enough = self._all_may_end()
+                rows = [] if is_enough else self._launch()
                 admit()
-                if not self.rows:
+                if not self.rows or (is_enough and not self._joined):
                     break
                 self._send(rows)
             if not self._ready:
@@ -138,7 +141,7 @@ class DeviceRounds:
         write_requests(self.target.round, self.config, [state], row)
         self.target.round.start_positions[row].fill_(state.position)
         own, stops = self.runner.state, tuple(state.request.stop_token_ids)
-        own.remaining[row].fill_(state.room(self.config.max_model_len))
+        own.remaining[row].fill_(state.limit - len(state.token_ids))
         if stops != self._stops[row]:
             write(own.stop_token_ids[row], [*stops, *[-1] * (MAX_STOP_TOKENS - len(stops))])
             self._stops[row] = stops
@@ -167,12 +170,25 @@ class DeviceRounds:
                 self._receive()
             self._ready.clear()
 
-    def _launch(self) -> list[Running | None]:
-        """Launch one round, or several, over the rows in use; returns who is in them."""
+    def _all_may_end(self) -> bool:
+        """Whether every request ends, by its length, in what is in flight if that gives as many tokens as rounds gave
+        so far: a further round would then be for nothing, and the host reads first."""
+        if not self._unread or not self.rows:
+            return False
+        of_a_launch = math.ceil(self.config.rounds_per_launch * self.metrics.mean_acceptance_length)
+        tokens = sum(of_a_launch if unread.rows else 1 for unread in self._unread)
+        return all(state is None or state.limit - len(state.token_ids) <= tokens for state in self.rows)
+
+    def _vacate(self) -> None:
+        """Make the rows of requests that left inert, before anybody joins there."""
         for row in self._left:
             self.target.round.num_sampled[row].fill_(0)
-        self._left.clear()
-        self._compact()
+        if self._left:
+            self._left.clear()
+            self._compact()
+
+    def _launch(self) -> list[Running | None]:
+        """Launch one round, or several, over the rows in use; returns who is in them."""
         if not self.rows:
             return []
         k = None if self.adaptive is None else self.adaptive.choose(len(self.rows))
@@ -189,54 +205,54 @@ class DeviceRounds:
 
     def _send(self, rows: list[Running | None]) -> None:
         """Queue what the host will read of a launch over `rows`, and of the requests that joined after it."""
-        copy, logprobs = self.outputs.send(), self._free_logprobs.pop()
+        ring, logprobs = self.outputs.send(), self._free_logprobs.pop()
         values = self.target.verify_program.logprobs(len(self.rows), self._query_len)
         if values is not None:
             logprobs.start(values)
-        self._unread.append(_Launch(copy, logprobs, self._query_len, rows, self._joined))
+        self._unread.append(_Launch(ring, logprobs, self._query_len, rows, self._joined))
         self._joined = []
 
     def _receive(self) -> None:
         """Wait for the oldest launch that was not read, and read its rounds and the first tokens after it."""
         launch = self._unread.popleft()
-        words = self.outputs.receive(launch.copy)
+        self.outputs.receive(launch.ring)
         logprobs = launch.logprobs.read().tolist() if self.config.logprobs else None
         self._free_logprobs.append(launch.logprobs)
         self.allocator.free(launch.blocks)
         is_last, count = not launch.rows, 0
         while not is_last:
-            output = self.outputs.round(words, len(launch.rows), launch.query_len)
-            self._ready.append(_Read(output, launch.query_len, list(launch.rows), logprobs))
+            output = self.outputs.round(launch.ring, len(launch.rows), launch.query_len)
+            self._ready.append(_Read(output, launch.query_len, launch.rows, logprobs))
             is_last, count = output.is_last, count + 1
         self.num_rounds += max(count - 1, 0)
         if not count:
             self._ready.append(_Read(NO_ROUND, 1, [], logprobs))
         if launch.joined:
-            tokens = self.outputs.first_tokens(words).tolist()
+            tokens = self.outputs.first_tokens(launch.ring)
             self._ready[-1].joined = [(state, row, tokens[row]) for state, row in launch.joined]
 
     def _hand_out(self, read: _Read) -> list[tuple[Running, list[int]]]:
         """Give each request of a round its tokens."""
-        output, num_drafts = read.output, read.query_len - 1
+        output, query_len, row = read.output, read.query_len, 0
         sampled: list[tuple[Running, list[int]]] = []
         accepted: list[int] = []
-        for row, (state, count, tokens) in enumerate(zip(read.rows, output.counts, output.token_ids, strict=True)):
+        for state, count in zip(read.rows, output.counts, strict=True):
             if state is not None:
-                if not 0 < count <= num_drafts + 1:  # with 0, stepping on would never end
-                    raise SpecgraphError(_impossible_count(output.number, row, state, count, num_drafts))
+                if not 0 < count <= query_len:  # with 0, stepping on would never end
+                    raise SpecgraphError(
+                        _impossible_count(output.number, row // query_len, state, count, query_len - 1)
+                    )
                 state.num_sampled = count
                 accepted.append(count - 1)
-                sampled.append((state, tokens))
+                sampled.append((state, output.token_ids[row : row + count]))
+            row += query_len
         if read.logprobs is not None:
             for row, state in enumerate(read.rows):
                 if state is not None:
                     state.logprobs = read.logprobs[row][: state.num_sampled]
         if accepted:
             self.metrics.rounds += 1
-            if num_drafts:
-                self.metrics.observe(accepted, num_drafts)
-            if self.adaptive is not None:
-                self.adaptive.rates.observe(num_drafts, accepted)
+            observe_round(self.metrics, self.adaptive, accepted, query_len - 1)
         for state, row, token in read.joined:
             state.num_sampled = 1
             if read.logprobs is not None:

@@ -95,7 +95,7 @@ class Request:
         return {name: v for name, v in values.items() if (v if name == "logit_bias" else v != defaults[name])}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Chunk:
     """Tokens that one round added to one request."""
 
@@ -133,6 +133,8 @@ class Running:
     """KV blocks; none while it waits."""
     token_ids: list[int]
     """Prompt and output. The KV of the last token is not in the cache yet."""
+    limit: int
+    """The length of `token_ids` at which it ends."""
     row: int = 0
     """Its row in the last round: where its draft tokens, block table, temperature and seed are."""
 
@@ -141,6 +143,12 @@ class Running:
 
     logprobs: list[float] = field(default_factory=list[float])
     """Of those tokens; empty unless asked for."""
+
+    stops: frozenset[int] = field(init=False)
+    """Its stop tokens."""
+
+    def __post_init__(self) -> None:
+        self.stops = frozenset(self.request.stop_token_ids)
 
     @property
     def position(self) -> int:
@@ -152,20 +160,20 @@ class Running:
         """Tokens generated so far."""
         return len(self.token_ids) - len(self.request.prompt_token_ids)
 
-    def room(self, max_model_len: int) -> int:
-        """Tokens that it may still be given."""
-        length, request = len(self.token_ids), self.request
-        return min(request.max_tokens + len(request.prompt_token_ids), max_model_len) - length
+    def add(self, tokens: list[int]) -> Chunk:
+        """Append what a round sampled to `token_ids`; the chunk of it, cut at a stop token or the limit.
 
-    def cut(self, tokens: list[int], num_accepted: int, max_model_len: int) -> Chunk:
-        """The chunk of a round: its tokens, which are the last of `token_ids`, cut at a stop token or a limit."""
-        room = self.room(max_model_len) + len(tokens)
-        reason: FinishReason | None = "length" if len(tokens) >= room else None
-        if stops := self.request.stop_token_ids:
-            for i, token in enumerate(tokens[:room]):
-                if token in stops:
-                    room, reason = i + 1, "stop"
-                    break
-        if reason is None:  # the usual case: nothing to cut
-            return Chunk(self.index, tokens, num_accepted, logprobs=self.logprobs)
-        return Chunk(self.index, tokens[:room], min(num_accepted, room), reason, logprobs=self.logprobs[:room])
+        Args:
+            tokens: accepted drafts, then one token of the target's own.
+        """
+        self.token_ids.extend(tokens)
+        over = len(self.token_ids) - self.limit
+        if over < 0 and self.stops.isdisjoint(tokens):  # the usual case: nothing to cut
+            return Chunk(self.index, tokens, len(tokens) - 1, None, "", self.logprobs)
+        reason: FinishReason = "length"
+        kept = len(tokens) - max(over, 0)
+        for i, token in enumerate(tokens[:kept]):
+            if token in self.stops:
+                kept, reason = i + 1, "stop"
+                break
+        return Chunk(self.index, tokens[:kept], min(len(tokens) - 1, kept), reason, "", self.logprobs[:kept])

@@ -24,8 +24,8 @@ class RoundOutput:
 
     number: int
     """Counted from 1 over all rounds of the decoder; 0 is none."""
-    token_ids: list[list[int]]
-    """[n][counts]: what each request sampled."""
+    token_ids: list[int]
+    """[n * query_len]: what each request sampled, of which the first `counts` are tokens."""
     counts: list[int]
     """[n]; 0 for requests that were inert."""
     is_last: bool
@@ -33,6 +33,26 @@ class RoundOutput:
 
 
 NO_ROUND = RoundOutput(0, [], [], is_last=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """The memory of one round on the host; memoryviews, whose numbers are read faster than those of tensors."""
+
+    token_ids: memoryview[int]
+    counts: memoryview[int]
+    state: memoryview[int]
+    """The number of the round, and whether its launch has another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostRing:
+    """The ring on the host, and what waits for it."""
+
+    copy: HostCopy
+    slots: list[_Slot]
+    first_token_ids: list[memoryview[int]]
+    """By launch in flight: of requests that joined, by row."""
 
 
 class RoundOutputs:
@@ -58,7 +78,9 @@ class RoundOutputs:
         self.progress = torch.zeros(2, dtype=torch.int64, device=device)
         self.again = torch.zeros(1, dtype=torch.int32, device=device)
         """int32 [1]: whether the launch under way has another round."""
-        self._free = [HostCopy(platform, size, torch.int64, on_host) for _ in range(num_in_flight)]
+        self._free = [
+            self._host_ring(HostCopy(platform, size, torch.int64, on_host), memory) for _ in range(num_in_flight)
+        ]
         self._num_read = self._num_sent = self._num_received = 0
 
     def named_tensors(self) -> dict[str, Tensor]:
@@ -72,48 +94,54 @@ class RoundOutputs:
             self.progress, self.again, rounds_per_launch,
         )  # fmt: skip
 
-    def send(self) -> HostCopy:
+    def _host_ring(self, copy: HostCopy, memory: RoundBuffers) -> HostRing:
+        words, behind = self._words + 2, memory.sampled_token_ids.shape[0]
+        numbers = copy.host.numpy().data
+        slots = [numbers[start : start + words] for start in range(0, self.num_slots * words, words)]
+        places, requests = self._first_token_ids.shape
+        first = numbers[self.num_slots * words :]
+        return HostRing(
+            copy,
+            [_Slot(slot[:behind], slot[behind:-2].cast("B").cast("i"), slot[-2:]) for slot in slots],
+            [first[place * requests : (place + 1) * requests] for place in range(places)],
+        )
+
+    def send(self) -> HostRing:
         """Queue, after a launch and the requests that joined after it, what the host will wait for."""
-        copy = self._free.pop()
-        copy.start(self._written)
+        ring = self._free.pop()
+        ring.copy.start(self._written)
         self._num_sent += 1
-        return copy
+        return ring
 
     @property
     def first_token_ids(self) -> Tensor:
         """int64 [R]: the tokens after the prompts of requests that join before the next `send`, by row."""
         return self._first_token_ids[self._num_sent % self._first_token_ids.shape[0]]
 
-    def receive(self, copy: HostCopy) -> Tensor:
-        """Wait for what was sent: what `round` and `first_tokens` take. Overwritten from the next launch on."""
-        received = copy.read()
-        self._free.append(copy)
+    def receive(self, ring: HostRing) -> None:
+        """Wait for what was sent, before `round` and `first_tokens`. Overwritten from the next launch on."""
+        ring.copy.read()
+        self._free.append(ring)
         self._num_received += 1
-        return received
 
-    def first_tokens(self, received: Tensor) -> Tensor:
-        """int64 [R]: the first tokens by row, in what was received last."""
-        places, requests = self._first_token_ids.shape
-        start = self.num_slots * (self._words + 2) + (self._num_received - 1) % places * requests
-        return received[start : start + requests]
+    def first_tokens(self, ring: HostRing) -> list[int]:
+        """[R]: the first tokens by row, in what was received last."""
+        return ring.first_token_ids[(self._num_received - 1) % self._first_token_ids.shape[0]].tolist()
 
-    def round(self, received: Tensor, num_requests: int, query_len: int) -> RoundOutput:
-        """The next round that was not read.
+    def round(self, ring: HostRing, num_requests: int, query_len: int) -> RoundOutput:
+        """The next round that was not read, of what was received last.
 
         Raises:
             SpecgraphError: a later round has overwritten it.
         """
-        start, rows = self._num_read % self.num_slots * (self._words + 2), num_requests * query_len
-        behind, end = start + self.memory.sampled_token_ids.shape[0], start + self._words
-        number, again = received[end : end + 2].tolist()
+        index = self._num_read % self.num_slots
+        slot = ring.slots[index]
+        number, again = slot.state
         if number != self._num_read + 1:
             raise SpecgraphError(
-                f"slot {self._num_read % self.num_slots} of the ring holds round {number} where round "
-                f"{self._num_read + 1} was to be read: more rounds were launched than the ring has slots; a bug of "
-                "specgraph"
+                f"slot {index} of the ring holds round {number} where round {self._num_read + 1} was to be read: more "
+                "rounds were launched than the ring has slots; a bug of specgraph"
             )
         self._num_read += 1
-        tokens: list[int] = received[start : start + rows].tolist()
-        counts: list[int] = received[behind:end].view(torch.int32)[:num_requests].tolist()
-        by_request = [tokens[at : at + count] for at, count in zip(range(0, rows, query_len), counts, strict=True)]
-        return RoundOutput(number, by_request, counts, is_last=not again)
+        tokens, counts = slot.token_ids[: num_requests * query_len].tolist(), slot.counts[:num_requests].tolist()
+        return RoundOutput(number, tokens, counts, is_last=not again)

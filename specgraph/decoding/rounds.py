@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from specgraph.decoding.adaptive_k import AdaptiveK
+from specgraph.decoding.adaptive_k import AdaptiveK, observe_round
 from specgraph.decoding.agreement import RoundPasses
 from specgraph.decoding.blocks import BlockAllocator
 from specgraph.decoding.joining import chunk_rows, prefill_request, write_requests
@@ -93,9 +93,7 @@ class Rounds:
         tokens, counts = self.target.round.unpacked(self._finished.read(), len(running), num_drafts + 1)
         if self.drafter is not None and num_drafts and verified:
             accepted = [count - 1 for count in counts[:verified]]
-            self.metrics.observe(accepted, num_drafts)
-            if self.adaptive is not None:
-                self.adaptive.rates.observe(num_drafts, accepted)
+            observe_round(self.metrics, self.adaptive, accepted, num_drafts)
         for row, (state, count) in enumerate(zip(running, counts, strict=True)):
             state.row, state.num_sampled = row, count
             if logprobs is not None:

@@ -36,17 +36,15 @@ class HostCopy:
                 to be copied, and `read` gives this view.
         """
         pinned, self._mapped = platform.device.type != "cpu", mapped
-        if mapped is None:
-            self._host = torch.zeros(size, dtype=dtype, device="cpu", pin_memory=pinned)
-        else:
-            self._host = mapped
+        self.host = torch.zeros(size, dtype=dtype, device="cpu", pin_memory=pinned) if mapped is None else mapped
+        """The memory of every copy, from its beginning."""
         self._platform, self._copied = platform, platform.event()
-        self._result, self._is_waited_for = self._host[:0], True
+        self._result, self._is_waited_for = self.host[:0], True
 
     def start(self, tensor: Tensor) -> None:
         """Queue the copy of a tensor, which must have the dtype given to the constructor."""
         if tensor.shape != self._result.shape:
-            self._result = self._host[: tensor.numel()].view(tensor.shape)
+            self._result = self.host[: tensor.numel()].view(tensor.shape)
         self._is_waited_for = False
         if self._mapped is None:
             self._result.copy_(tensor, non_blocking=True)

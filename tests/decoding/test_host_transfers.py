@@ -190,9 +190,12 @@ def test_a_round_uploads_nothing_while_nobody_joins_or_leaves(kind, mapped, ahea
     leaves = [i for i in range(1, len(rounds)) if uploads[i]]
     assert uploads[0] > 0
     assert len(leaves) <= 2 < len(rounds) - 2  # three requests, moved together at most twice
-    assert rounds[ahead:] == [(copy, 1)] * (len(rounds) - ahead)
-    assert rounds[0] == (copy * (1 + ahead), 1)
-    assert [launched.count(i) for i in range(len(rounds))] == [ahead] + [1] * (len(rounds) - 1)
+    launches = [launched.count(i) for i in range(len(rounds))]
+    steady = launches.index(0, 1) if 0 in launches[1:] else len(rounds)  # then the host waits for the last ones' ends
+    assert len(rounds) - 3 <= steady
+    assert launches[:steady] == [ahead] + [1] * (steady - 1)
+    assert rounds[:steady] == [(copy * (1 + ahead), 1)] + [(copy, 1)] * (steady - 1)
+    assert sum(launches) <= len(rounds)
 
 
 def test_host_lengths_take_the_counts_from_the_same_transfer(monkeypatch):

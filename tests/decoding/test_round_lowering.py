@@ -307,3 +307,18 @@ def test_a_prompt_with_more_blocks_than_the_table_has_is_refused():
     decoder = kept("eagle", "device", 1, False)
     with pytest.raises(CapacityError, match="a prefill pass with 99 KV blocks: its block table holds"):
         decoder.target.prefill([1, 2], 0, range(1, 100))
+
+
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_no_round_is_launched_for_requests_that_end_in_the_one_in_flight(waiting):
+    """All drafts are accepted, so a round gives K + 1 tokens: as many rounds as that takes, and none behind them."""
+    decoder = make_decoder("eagle3", "round", synthetic_acceptance=1.0, max_num_requests=1, capture_sizes=[1])
+    ids = request(0).prompt_token_ids
+    decoder.generate([Request(prompt_token_ids=ids, max_tokens=9)])  # before it there is no acceptance to go by
+    for count in (1, 2, 4, 5, 6, 9, 8, 13, 24):
+        asked = [Request(prompt_token_ids=ids, max_tokens=count)] * (1 + waiting)
+        before = decoder.rounds.num_rounds
+        assert [len(result.token_ids) for result in decoder.generate(asked)] == [count] * len(asked)
+        needed = -(-(count - 1) // 4)
+        assert decoder.rounds.num_rounds - before == needed * len(asked)
+    decoder.close()
