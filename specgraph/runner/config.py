@@ -61,6 +61,11 @@ class RunnerConfig:
         return capture_sizes(self.max_num_requests, self.capture_sizes)
 
     @property
+    def scratch_tokens(self) -> int:
+        """KV slots that each request has behind max_model_len tokens; none where no trees are drafted."""
+        return 0
+
+    @property
     def prefill_rows(self) -> tuple[int, ...]:
         """Rows of prefill passes, ascending."""
         return prefill_sizes(self.max_model_len, self.prefill_sizes)

@@ -93,6 +93,14 @@ def test_requests_that_reach_max_model_len(make_decoder, shadow, block_size):
         assert not cache.key[0].any()  # the null block
 
 
+def test_prefill_passes_shorter_than_the_nodes_of_a_tree(make_decoder, shadow):
+    """A request that may reach max_model_len has more KV blocks, for nodes, than those of a prefill pass's rows."""
+    settings = {"prefill_sizes": [1], "block_size": 1, "max_num_requests": 1}
+    requests = [Request(prompt_token_ids=prompt(9), max_tokens=60)]
+    wanted = tokens(make_decoder(None, **settings).generate(requests))
+    assert tokens(make_decoder(shadow, **settings, **tree(3, 2, 6)).generate(requests)) == wanted
+
+
 @pytest.mark.parametrize("head", ["eagle3", "shadow"])
 def test_a_request_is_the_same_alone_and_in_a_batch(request, make_decoder, requests, head):
     decoder = make_decoder(request.getfixturevalue(head), capture_sizes=[4], **tree(4, 3, 12))
