@@ -12,6 +12,7 @@ from torch import Tensor
 
 from specgraph.kernels.triton import sampling_parameters as passes
 from specgraph.kernels.triton.launch import Launcher, ceil_div, contiguous_rows, power_of_two
+from specgraph.kernels.triton.smallest_kept import select_kernel
 
 _COLUMNS = 4096
 """Columns per program."""
@@ -60,7 +61,7 @@ class SamplingParameterOps(Launcher):
         passes.collect_kernel[(blocks, rows)](
             adjusted, tops, *asked, *within, found, held, columns, per_request, blocks, num_warps=4, **shape
         )
-        passes.select_kernel[(rows,)](
+        select_kernel[(rows,)](
             *asked, *within, found, held, cuts, ties, per_request, blocks,
             CHUNK=max(16, _CHUNK // power_of_two(blocks)), num_warps=8, **shape,
         )  # fmt: skip
