@@ -123,9 +123,7 @@ class TargetRunner(ModelRunner):
         Raises:
             CapacityError: more tokens than the largest prefill size; nothing was run.
         """
-        batch = self._prefill.load(token_ids, first_position, blocks, at_least)
-        lengths = uniform_lengths([first_position][: len(token_ids)], batch) if self.attention.host_parameters else None
-        self.run(self.prepare(self._prefill, batch), lengths)
+        self._prefill.run(self, token_ids, first_position, blocks, at_least)
         return self._logits[0]
 
 

@@ -30,7 +30,6 @@ from specgraph.runner import (
     PrefillBuffers,
     PrefillProgram,
     allocate_prefill,
-    uniform_lengths,
 )
 
 
@@ -215,18 +214,10 @@ class Drafter(ModelRunner):
         if self.config.debug:
             vocab = self.head.draft_vocab_size if self.head.draft_to_target is None else None
             check_values(ready.inputs, self.config, self.caches[0].key.shape[0], vocab)
-        lengths = None
-        if self.attention.host_parameters:
-            of = self.round if ready.bound is None else ready.inputs
-            lengths = self._host_lengths(ready.run.batch, of, host_start_positions, host_num_sampled)
-        self.run(ready.run, lengths)
+        memory = self.round if ready.bound is None else ready.inputs
+        self.run(ready.run, self._host_lengths(ready.run.batch, memory, host_start_positions, host_num_sampled))
         self.num_proposes += 1
-        drafts = ready.drafts
-        if not copy:
-            return drafts
-        probs = None if drafts.probs is None else drafts.probs.clone()
-        parents = None if drafts.parents is None else drafts.parents.clone()
-        return DraftTokens(drafts.token_ids.clone(), probs, drafts.dispatch, parents)
+        return ready.drafts.clone() if copy else ready.drafts
 
     def propose_idle(self, num_requests: int = 1, query_len: int | None = None) -> DraftTokens:
         """Run a propose in which every request is inert: it drafts nothing and writes no KV.
@@ -243,7 +234,7 @@ class Drafter(ModelRunner):
         ready = self._passes.find(num_requests, query_len)
         padded = ready.run.batch
         self.round.num_sampled[: padded.num_requests].zero_()
-        self.run(ready.run, self._host_lengths(padded, self.round, [], []) if self.attention.host_parameters else None)
+        self.run(ready.run, self._host_lengths(padded, self.round, [], []))
         self.num_proposes += 1
         return ready.drafts
 
@@ -293,9 +284,7 @@ class Drafter(ModelRunner):
         begin, end = positions.start + 1 - offset, min(positions.stop, last + offset) + 1 - offset
         tokens, following = prompt[begin:end], prompt[end : end + self.program.look_ahead]
         if tokens or at_least:
-            batch = self._prefill.load(tokens, positions.start, blocks, at_least, following)
-            host = uniform_lengths([positions.start][: len(tokens)], batch) if self.attention.host_parameters else None
-            self.run(self.prepare(self._prefill, batch), host)
+            self._prefill.run(self, tokens, positions.start, blocks, at_least, following)
         return states[last - positions.start] if last in positions else None
 
     def prefill_ragged(
@@ -319,12 +308,14 @@ class Drafter(ModelRunner):
     def _host_lengths(
         self,
         padded: BatchDescriptor,
-        of: RoundBuffers | ProposeBatch,
+        memory: RoundBuffers | ProposeBatch,
         start_positions: Sequence[int] | None,
         num_sampled: Counts | None,
-    ) -> LengthsAt:
+    ) -> LengthsAt | None:
+        if not self.attention.host_parameters:
+            return None
         computed = replace(padded, num_speculative_tokens=computed_tokens(padded))
-        now = self._host_rounds.round(computed, of, start_positions, num_sampled)
+        now = self._host_rounds.round(computed, memory, start_positions, num_sampled)
         return partial(self.program.host_lengths, host_round=now)
 
 

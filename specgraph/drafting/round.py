@@ -81,6 +81,12 @@ class DraftTokens:
     """int64 [n, N - 1] for a tree: the row that each node follows. Row 0 is the request's last token, row i + 1 the
     node of column i."""
 
+    def clone(self) -> DraftTokens:
+        """The same in memory of its own."""
+        probs = None if self.probs is None else self.probs.clone()
+        parents = None if self.parents is None else self.parents.clone()
+        return DraftTokens(self.token_ids.clone(), probs, self.dispatch, parents)
+
     @property
     def query_len(self) -> int:
         """Rows per request of the round that verifies these drafts, as the drafter takes it: K + 1."""

@@ -18,6 +18,7 @@ from specgraph.errors import CapacityError
 from specgraph.graphs import BatchDescriptor, MakeAttend, Phase, padded_size
 from specgraph.runner.config import RunnerConfig
 from specgraph.runner.lowering import StepKind
+from specgraph.runner.model_runner import ModelRunner
 from specgraph.runner.transfers import write
 
 
@@ -190,17 +191,19 @@ class PrefillProgram:
             )
         return BatchDescriptor("prefill", 1, size, 0)
 
-    def load(
+    def run(
         self,
+        runner: ModelRunner,
         token_ids: Sequence[int],
         first_position: int,
         blocks: Sequence[int],
         at_least: int = 0,
         following: Sequence[int] = (),
-    ) -> BatchDescriptor:
-        """Write a pass's inputs, and give its padded batch.
+    ) -> None:
+        """Run a pass over rows of one prompt.
 
         Args:
+            runner: of the model; this is one of its programs.
             token_ids: one per row, for consecutive rows of one prompt.
             first_position: the position of the first row.
             blocks: the request's KV blocks, from position 0 on.
@@ -208,11 +211,13 @@ class PrefillProgram:
             following: see `PrefillBuffers.load`.
 
         Raises:
-            CapacityError: more rows than the longest pass has; nothing was written.
+            CapacityError: more rows than the longest pass has; nothing was run.
         """
         batch = self.dispatch(max(len(token_ids), at_least))
         self.buffers.load(token_ids, first_position, blocks, batch.query_len, following)
-        return batch
+        starts = [first_position][: len(token_ids)]
+        lengths = uniform_lengths(starts, batch) if runner.attention.host_parameters else None
+        runner.run(runner.prepare(self, batch), lengths)
 
 
 def uniform_lengths(starts: Sequence[int], batch: BatchDescriptor) -> Callable[[int], HostLengths]:

@@ -1,8 +1,8 @@
 # type: ignore  (what Triton compiles is not what a type checker reads)
 """Pass 4 of `specgraph.kernels.triton.sampling_parameters`: the smallest weight that a row keeps.
 
-It lies among the collected weights, those between two cuts. Number and sum of the weights of at least w fall as w rises,
-so it is found by bisection over the bits of float32.
+It lies among the collected weights, those between two cuts. Number and sum of the weights of at least w fall as w
+rises, so it is found by bisection over the bits of float32.
 """
 
 from __future__ import annotations
