@@ -18,7 +18,8 @@ from specgraph.drafting import Drafter
 from specgraph.platforms import Platform
 
 CONTEXT = 1024
-"""Tokens of context that each request has while rounds are timed; half of max_model_len where that is less."""
+"""Tokens of context that each request has while rounds are timed; half of max_model_len where that is less, or as much
+as leaves room for the timed rounds."""
 
 _STRETCHES, _ROUNDS = 3, 4
 
@@ -59,7 +60,8 @@ def measure_round_times(
 
 
 def _start(config: EngineConfig) -> int:
-    return min(CONTEXT, config.max_model_len // 2)
+    behind = config.max_model_len - _ROUNDS * config.rounds_per_launch * config.query_len - 1
+    return max(0, min(CONTEXT, config.max_model_len // 2, behind))
 
 
 def _make_live(target: TargetRunner, config: EngineConfig, size: int) -> None:

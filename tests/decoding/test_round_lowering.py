@@ -16,7 +16,7 @@ from random_prompts import prompt
 
 from specgraph import load_generator
 from specgraph.attention import PagedAttention, PagedHostAttention
-from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
+from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder, round_times
 from specgraph.decoding.round_outputs import RoundOutputs
 from specgraph.drafting import DraftTree
 from specgraph.errors import CapacityError, ConfigError, SpecgraphError, UnsupportedError
@@ -225,6 +225,21 @@ def test_rounds_are_timed_for_each_size_and_k_and_leave_nothing(lengths, per_lau
     assert not decoder.target.round.block_table.any()
     results = decoder.generate([request(index) for index in range(len(SHAPES))])
     assert [tuple(result.token_ids) for result in results] == [alone("eagle", i, 0.0) for i in range(len(SHAPES))]
+
+
+def test_requests_go_on_through_all_timed_rounds_where_max_model_len_is_small(monkeypatch):
+    decoder = make_decoder("eagle", "round", max_model_len=20, synthetic_acceptance=1.0)
+    config = replace(decoder.config, k_candidates=(3,))
+    going_on = []
+
+    def run_once(platform, run, num_rounds):
+        run()
+        going_on.append(int((decoder.target.round.num_sampled > 0).sum()))
+        return 1.0
+
+    monkeypatch.setattr(round_times, "_time", run_once)
+    round_times.measure_round_times(decoder.target, decoder.drafter, config, decoder.rounds.runner)
+    assert going_on == [1, 2, 4]
 
 
 @pytest.mark.parametrize(("ahead", "sampled"), [(0, True), (1, False)])
