@@ -1,9 +1,11 @@
-"""Which requests a decoder can run: checks before anything is queued, and the KV blocks that a request needs."""
+"""Which requests a decoder can run: checks before anything is queued, KV blocks, and who of the waiting joins."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from specgraph.decoding.config import EngineConfig
-from specgraph.decoding.request import Request
+from specgraph.decoding.request import Request, Running
 from specgraph.decoding.round_program import MAX_STOP_TOKENS
 from specgraph.errors import CapacityError, ConfigError
 
@@ -54,3 +56,21 @@ def blocks_needed(request: Request, config: EngineConfig, query_len: int) -> int
     """KV blocks for all that the request can ever touch, so that it never runs out midway."""
     reach = len(request.prompt_token_ids) + request.max_tokens + 2 * query_len
     return -(-(min(reach, config.max_model_len) + config.scratch_tokens) // config.block_size)
+
+
+def that_fit(
+    waiting: Iterable[Running], config: EngineConfig, query_len: int, num_rows: int, num_blocks: int
+) -> list[Running]:
+    """The requests that join, in order: none overtakes one that does not fit.
+
+    Args:
+        query_len: rows per request in a verify.
+        num_rows, num_blocks: free rows of the batch, and free KV blocks.
+    """
+    joining: list[Running] = []
+    for state in waiting:
+        num_blocks -= blocks_needed(state.request, config, query_len)
+        if num_blocks < 0 or len(joining) == num_rows:
+            break
+        joining.append(state)
+    return joining

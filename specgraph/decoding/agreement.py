@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass
 
 from specgraph.decoding.adaptive_k import RoundTimes
 from specgraph.decoding.config import EngineConfig
-from specgraph.errors import RankError
+from specgraph.errors import RankError, UnsupportedError
 from specgraph.parallel import Ranks
 from specgraph.runner import ModelRunner
 
@@ -54,6 +54,24 @@ def agree(ranks: Ranks, own: RoundPasses) -> RoundPasses:
                 everywhere=True,
             )
     return RoundPasses(*(max(values) for values in zip(*map(astuple, every), strict=True)))
+
+
+def check_sharing(config: EngineConfig) -> None:
+    """Refuse what data parallel ranks, which agree on each round, can't do.
+
+    Raises:
+        UnsupportedError: rounds are launched ahead, or each rank would choose a K of its own.
+    """
+    if config.lowering == "round":
+        raise UnsupportedError(
+            "lowering 'round' with data parallel ranks: they agree on each round before it is launched, and the "
+            "lowering launches rounds ahead; leave it at auto, which is merged"
+        )
+    if config.k_candidates is not None:
+        raise UnsupportedError(
+            "K by acceptance with data parallel ranks: each follows its own requests, and all must draft the same "
+            "number of tokens; give K as a number"
+        )
 
 
 def same_times(ranks: Ranks, times: RoundTimes) -> RoundTimes:

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from specgraph.attention import AttentionBackend, KVCache, PagedAttention
 from specgraph.decoding.adaptive_k import AdaptiveK, RoundTimes
-from specgraph.decoding.admission import blocks_needed, check_request
-from specgraph.decoding.agreement import agree, compare_captures, same_times
+from specgraph.decoding.admission import blocks_needed, check_request, that_fit
+from specgraph.decoding.agreement import agree, check_sharing, compare_captures, same_times
 from specgraph.decoding.blocks import BlockAllocator, allocate_caches, cache_dtype
 from specgraph.decoding.config import EngineConfig
 from specgraph.decoding.device_rounds import DeviceRounds
@@ -20,7 +20,7 @@ from specgraph.decoding.round_times import measure_round_times
 from specgraph.decoding.rounds import Rounds
 from specgraph.decoding.target import TargetRunner
 from specgraph.drafting import Drafter, SamplingBuffers, allocate_sampling
-from specgraph.errors import CapacityError, ConfigError, UnsupportedError
+from specgraph.errors import CapacityError, ConfigError
 from specgraph.models.protocol import DraftHead, ParallelHead, Target
 from specgraph.parallel import ParallelLayout
 from specgraph.platforms import Platform
@@ -63,16 +63,8 @@ class SpeculativeDecoder:
         """
         self._ranks = None if layout is None else layout.ranks
         self._sharing = self._ranks if layout is not None and layout.data_size > 1 else None
-        if self._sharing is not None and config.lowering == "round":
-            raise UnsupportedError(
-                "lowering 'round' with data parallel ranks: they agree on each round before it is launched, and the "
-                "lowering launches rounds ahead; leave it at auto, which is merged"
-            )
-        if self._sharing is not None and config.k_candidates is not None:
-            raise UnsupportedError(
-                "K by acceptance with data parallel ranks: each follows its own requests, and all must draft the same "
-                "number of tokens; give K as a number"
-            )
+        if self._sharing is not None:
+            check_sharing(config)
         if config.max_model_len > target.max_model_len:
             raise ConfigError(f"max_model_len {config.max_model_len} exceeds the target's {target.max_model_len}")
         self.query_len = query_len if query_len is not None else config.query_len if head is not None else 1
@@ -295,13 +287,7 @@ class SpeculativeDecoder:
         if not self._waiting:
             return []
         rows, free = self.config.max_num_requests - len(self.rounds.running), self.allocator.num_free
-        joining: list[Running] = []
-        for state in self._waiting:
-            free -= blocks_needed(state.request, self.config, self.query_len)
-            if free < 0 or len(joining) == rows:
-                break
-            joining.append(state)
-        return joining
+        return that_fit(self._waiting, self.config, self.query_len, rows, free)
 
     def _admit(self) -> None:
         """Let waiting requests join."""

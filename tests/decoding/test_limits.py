@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from random_prompts import prompt
 
-from specgraph.decoding import Request
-from specgraph.errors import ConfigError
+from specgraph.decoding import EngineConfig, Request
+from specgraph.decoding.agreement import check_sharing
+from specgraph.errors import ConfigError, UnsupportedError
 
 MAX_MODEL_LEN = 64
 
@@ -192,3 +195,11 @@ def test_batches_beyond_the_captured_sizes_run_eager_if_asked(make_decoder, requ
     decoder = make_decoder(shadow, lowering="merged", capture_sizes=[2], fallback="eager")
     assert [r.token_ids for r in decoder.generate(requests)] == [r.token_ids for r in wanted]
     assert 0 < decoder.drafter.launches["propose"] < decoder.drafter.num_proposes
+
+
+@pytest.mark.parametrize("asked", [{"lowering": "round"}, {"k_candidates": (1, 2)}])
+def test_data_parallel_ranks_take_rounds_one_by_one_and_one_k(asked):
+    config = EngineConfig(num_speculative_tokens=2, max_num_requests=2, max_model_len=64, block_size=4, **asked)
+    with pytest.raises(UnsupportedError, match="with data parallel ranks"):
+        check_sharing(config)
+    check_sharing(replace(config, lowering="merged", k_candidates=None))
