@@ -20,6 +20,7 @@ from specgraph.models.layers import (
     attention_layers,
     decoder_block,
     linear,
+    norm_linear,
     rms_norm,
 )
 from specgraph.models.split import embedding, whole_logits
@@ -98,11 +99,12 @@ class DFlashHead:
         x = embedding(token_ids, self.tensors.embed_tokens, self.tensor_parallel, self.config.model.vocab_size)
         for index, layer in enumerate(self.layers):
             x = decoder_block(x, layer, self.attention_layers[index], index, attend, eps)
-        return rms_norm(x, self.tensors.norm, eps)
+        return x  # the final norm is part of `logits`, where it is fused with the projection
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, draft_vocab_size]."""
-        return whole_logits(linear(hidden, self.tensors.lm_head), self.tensor_parallel, self.draft_vocab_size)
+        logits = norm_linear(hidden, self.tensors.norm, self.config.model.rms_norm_eps, self.tensors.lm_head)
+        return whole_logits(logits, self.tensor_parallel, self.draft_vocab_size)
 
     def weights(self) -> Mapping[str, Tensor]:
         """Everything that the head reads, the rotary table and the vocabulary offsets too."""

@@ -11,6 +11,7 @@ import torch
 from drafting.pairs import VOCAB, make_head, make_target, vocabulary
 from random_prompts import prompt
 from torch import Tensor
+from torch.nn import functional
 
 from specgraph.attention import Attend
 from specgraph.decoding import Request
@@ -152,12 +153,16 @@ class Successors(DFlashHead):
         self.successor = (self.tensors.embed_tokens @ vocabulary(torch.float32)[1].T).argmax(-1)
 
     def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:
-        disturbed = super().forward(token_ids, attend)
+        hidden = super().forward(token_ids, attend)
+        disturbed = functional.rms_norm(hidden, hidden.shape[-1:], self.tensors.norm, self.config.model.rms_norm_eps)
         drafted = [token_ids.view(-1, 1 + STEPS)[:, 0]]
         for _ in range(STEPS - 1):
             drafted.append(self.successor[drafted[-1]])
         known = self.tensors.embed_tokens[torch.stack([drafted[0], *drafted], 1).flatten()]
         return known + 1.5 * disturbed
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return functional.linear(hidden, self.tensors.lm_head)
 
     def weights(self) -> Mapping[str, Tensor]:
         return {**super().weights(), "successor": self.successor}
