@@ -33,6 +33,7 @@ from specgraph.attention import choose_attention
 from specgraph.benchmarking.decoding import PROMPTS
 from specgraph.benchmarking.rounds import random_target
 from specgraph.benchmarking.shapes import SHAPES, random_head
+from specgraph.decoding.load import shipped_pair as pair_folders
 from specgraph.graphs import GraphRunner
 from specgraph.runner import HostCopy
 
@@ -242,14 +243,15 @@ def shipped_pair(platform, requests, rounds, repeats):
     return rows
 
 
-def same_tokens(platform, way, least_rounds, seed=0):
-    """Random arrivals, stops and cancellations with the shipped pair: every request's tokens in lowering `merged` and
-    in `way`, until that launched `least_rounds` rounds."""
+def same_tokens(platform, way, least_rounds, draft=None, seed=0):
+    """Random arrivals, stops and cancellations with the shipped pair, or a drafter in another folder, where not all
+    requests have KV blocks: the tokens of each in lowering `merged` and in `way`, until that launched `least_rounds`
+    rounds."""
     rng, report = random.Random(seed), {"rounds": 0, "requests": 0, "different": 0, "cancelled": 0}
     made = {
         name: load_generator(
-            platform=platform, num_speculative_tokens=K, max_num_requests=4, sampled=True, capture_sizes=[4],
-            max_model_len=256, num_blocks=40, block_size=16, **options,
+            draft and pair_folders()[0], draft, platform=platform, num_speculative_tokens=K, max_num_requests=4,
+            sampled=True, capture_sizes=[4], max_model_len=256, num_blocks=24, block_size=16, **options,
         )
         for name, options in WAYS.items() if name in ("merged", way)
     }  # fmt: skip
@@ -303,6 +305,7 @@ def main():
     parser.add_argument("--targets", default=",".join(TARGETS), help="targets with random weights; empty for none")
     parser.add_argument("--no-shipped", dest="shipped", action="store_false", help="leave the shipped pair out")
     parser.add_argument("--rounds", type=int, default=2000, help="random rounds to compare")
+    parser.add_argument("--drafter", action="append", default=[], help="folder of another drafter to compare with")
     parser.add_argument("--repeats", type=int, default=5, help="timed stretches; 0 only compares tokens")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
@@ -325,9 +328,11 @@ def main():
         print(f"{time.perf_counter() - start:.0f} s", report["rows"][-len(WAYS) :], flush=True)
     report["same_tokens"] = {}
     for way in list(WAYS)[1:] if asked.rounds else ():
-        report["same_tokens"][way] = same_tokens(platform, way, asked.rounds)
-        keep()
-        print(f"{time.perf_counter() - start:.0f} s", report["same_tokens"], flush=True)
+        for draft in (None, *asked.drafter):
+            name = way if draft is None else f"{way}, drafter {Path(draft).name}"
+            report["same_tokens"][name] = same_tokens(platform, way, asked.rounds, draft)
+            keep()
+            print(f"{time.perf_counter() - start:.0f} s {name}: {report['same_tokens'][name]}", flush=True)
     with torch.inference_mode():
         for name in filter(None, asked.targets.split(",") if asked.repeats else ()):
             for requests in map(int, asked.requests.split(",")):
