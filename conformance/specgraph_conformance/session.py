@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform as system
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
@@ -221,10 +222,13 @@ def _attention(word: str) -> Callable[[Platform], AttentionBackend]:
             f"attention '{word}' must be NAME=MODULE:FUNCTION, where FUNCTION(platform) makes an AttentionBackend "
             f"and NAME is none of the core's {', '.join(CORE_ATTENTION)}"
         )
+    sys.path.insert(0, "")  # modules of the current folder are found too, as by `specgraph audit`
     try:
         return getattr(import_module(module), function)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"attention '{word}' can't be imported: {error}") from error
+    finally:
+        sys.path.remove("")
 
 
 def environment() -> dict[str, str]:

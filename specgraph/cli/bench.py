@@ -42,7 +42,9 @@ _SETTINGS = ("requests", "k", "tree", "context", "sampled")
 
 def bench(
     platform: PlatformOption = None,
-    shape: Annotated[str | None, typer.Option(help="A drafter by name, with random weights.")] = None,
+    shape: Annotated[
+        str | None, typer.Option(help="A drafter by name, with random weights; a name that is none lists them.")
+    ] = None,
     requests: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1,4",
     k: Annotated[str, typer.Option("-k", help="Draft tokens per propose, comma-separated.")] = "5",
     context: Annotated[int, typer.Option(min=2, help="Tokens per request.")] = 256,

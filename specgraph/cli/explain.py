@@ -65,7 +65,7 @@ def _report(
     from specgraph.cli.captured import describe, k_by_acceptance
     from specgraph.decoding import SpeculativeDecoder, allocate_caches
     from specgraph.decoding.blocks import cache_dtype
-    from specgraph.decoding.load import draft_tree, engine_config, load_models, shipped_pair
+    from specgraph.decoding.load import MOST_POSITIONS, draft_tree, engine_config, load_models, shipped_pair
     from specgraph.drafting import Drafter
     from specgraph.platforms import open_platform
     from specgraph.runner import ModelRunner
@@ -101,6 +101,7 @@ def _report(
             time_rounds = None
         else:
             folders = (target, draft) if target is not None and draft is not None else shipped_pair()
+            engine_config(options, options.max_model_len or MOST_POSITIONS)  # before weights are read
             model, head, attention, cache = load_models(*folders, opened, options)
             sized = replace(options, num_blocks=cache.num_blocks, block_size=cache.block_size)
             config = engine_config(sized, cache.max_model_len)

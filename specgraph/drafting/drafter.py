@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from specgraph.attention import AttentionBackend, AttentionMetadata, HostLengths, KVCache, PagedAttention
@@ -275,11 +276,17 @@ class Drafter(ModelRunner):
             a view that the next prefill overwrites.
 
         Raises:
-            CapacityError: more rows than the largest prefill size; nothing was run.
+            CapacityError: more rows than the largest prefill size, or more than `blocks` hold; nothing was run.
+            ConfigError: positions outside of the prompt, or `aux_hidden` of another shape; nothing was run.
         """
         self._prefill.dispatch(max(len(positions), at_least))
         states, last, offset = self.prefill_buffers.aux_hidden, len(prompt) - 1, self.position_offset
+        if positions.stop > len(prompt):
+            raise ConfigError(f"prefill of positions up to {positions.stop - 1}: the prompt has {len(prompt)} tokens")
         if aux_hidden is not None:
+            expected = [len(positions), states.shape[1]]
+            if list(aux_hidden.shape) != expected:
+                raise ConfigError(f"aux_hidden of a prefill is {list(aux_hidden.shape)}, expected {expected}")
             states[: len(positions)].copy_(aux_hidden)
         begin, end = positions.start + 1 - offset, min(positions.stop, last + offset) + 1 - offset
         tokens, following = prompt[begin:end], prompt[end : end + self.program.look_ahead]
@@ -287,6 +294,7 @@ class Drafter(ModelRunner):
             self._prefill.run(self, tokens, positions.start, blocks, at_least, following)
         return states[last - positions.start] if last in positions else None
 
+    @torch.no_grad()
     def prefill_ragged(
         self, token_ids: Tensor, aux_hidden: Tensor, metadata: AttentionMetadata, lengths: HostLengths | None = None
     ) -> None:

@@ -222,7 +222,8 @@ class GraphRunner:
         if self._closed:
             raise CaptureError(f"{descriptor}: these graphs are closed; make and capture a new drafter or generator")
         if captured is None:
-            raise CaptureError(f"{descriptor} was never captured; captured are: {', '.join(map(str, self._captured))}")
+            captured_are = ", ".join(map(str, self._captured)) or "none: call capture() first"
+            raise CaptureError(f"{descriptor} was never captured; captured are: {captured_are}")
         if self._check_inputs:
             captured.inputs.check(self._reads(), str(descriptor))
         updates, lengths = captured.updates, lengths or {}

@@ -6,6 +6,9 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+
+import torch
 
 from specgraph.errors import PlatformError
 from specgraph.platforms.discovery import Discovered, discover
@@ -13,6 +16,8 @@ from specgraph.platforms.interface import Platform
 
 ENV_VAR = "SPECGRAPH_PLATFORM"
 FALLBACK = "cpu"
+CHECKOUT = Path(__file__).parents[2]
+"""Where `backends/NAME` lies if the core was installed from a checkout with `pip install -e`."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +44,10 @@ def select_platform(asked: str | None, backends: Mapping[str, Discovered], envir
         return Selection(*_parse(variable), f"{ENV_VAR}={variable}")
     if accelerator := _only_accelerator(backends):
         return Selection(accelerator, None, "the one accelerator that is available")
-    _log.info("no accelerator is available; running on the '%s' platform", FALLBACK)
+    if why := _torch_sees(backends):
+        _log.warning("running on the '%s' platform, although %s", FALLBACK, why)
+    else:
+        _log.info("no accelerator is available; running on the '%s' platform", FALLBACK)
     return Selection(FALLBACK, None, "no accelerator is available")
 
 
@@ -67,7 +75,7 @@ def open_platform(
     chosen, index = selected.name, selected.index
     item = backends.get(chosen)
     if item is None:
-        raise PlatformError(f"unknown platform '{chosen}'.\n{_listing(backends)}")
+        raise PlatformError(f"unknown platform '{chosen}'.\n{_listing(backends)}{_how_to_install(chosen)}")
     probe = item.probe()
     if not probe.available or item.backend is None:
         raise PlatformError(f"platform '{chosen}' is not available: {probe.reason}\n{_listing(backends)}")
@@ -97,6 +105,23 @@ def _only_accelerator(backends: Mapping[str, Discovered]) -> str | None:
     if len(names) > 1:
         raise PlatformError(f"several accelerators are available: {', '.join(names)}. Choose one: {ENV_VAR}={names[0]}")
     return names[0] if names else None
+
+
+def _torch_sees(backends: Mapping[str, Discovered]) -> str:
+    """An accelerator of torch whose backend is missing or not available; empty where there is none, or no backend."""
+    device = torch.accelerator.current_accelerator(True)
+    if device is None:
+        return ""
+    item = backends.get(device.type)
+    why = _how_to_install(device.type) if item is None else f"\nIts backend is not available: {item.probe().reason}"
+    return why and f"torch sees a device '{device.type}'.{why}"
+
+
+def _how_to_install(name: str) -> str:
+    if not (name.isidentifier() and (CHECKOUT / "backends" / name / "pyproject.toml").exists()):
+        return ""
+    parts = f"-e . -e ./conformance -e ./backends/{name}"
+    return f"\nThe backend '{name}' is in {CHECKOUT}, and not installed; there: pip install {parts}"
 
 
 def _listing(backends: Mapping[str, Discovered]) -> str:

@@ -15,6 +15,7 @@ from itertools import count
 from typing import Protocol
 from weakref import WeakMethod
 
+import torch
 from torch import Tensor
 
 from specgraph.attention import AttentionBackend, AttentionLayer, HostLengths, KVCache, named_cache_tensors
@@ -252,9 +253,14 @@ class ModelRunner:
     def _body(
         self, program: Program, batch: BatchDescriptor, launch: Launch, lengths: StepLengths | None = None
     ) -> Body:
-        """The device work of one launch: called with None it runs, with a recording it is captured."""
+        """The device work of one launch: called with None it runs, with a recording it is captured.
+
+        Without autograd, whatever the caller's mode: weights that are parameters of torch modules would otherwise have
+        every eager pass write its history into the KV caches.
+        """
         work, mode = program.bind(batch), self.pass_mode(program)
 
+        @torch.no_grad()
         def body(recording: Recording | None) -> None:
             work(launch.captured_steps, self.stack.attend_in(recording, mode, lengths))
 

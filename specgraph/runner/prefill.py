@@ -211,9 +211,15 @@ class PrefillProgram:
             following: see `PrefillBuffers.load`.
 
         Raises:
-            CapacityError: more rows than the longest pass has; nothing was run.
+            CapacityError: more rows than the longest pass has, or more tokens than `blocks` hold; nothing was run.
         """
         batch = self.dispatch(max(len(token_ids), at_least))
+        size, end = self.config.block_size, first_position + len(token_ids)
+        if end > len(blocks) * size:
+            raise CapacityError(
+                f"a prefill pass up to position {end - 1} needs {-(-end // size)} KV blocks of {size} tokens, got "
+                f"{len(blocks)}: give the request's blocks from position 0 on"
+            )
         self.buffers.load(token_ids, first_position, blocks, batch.query_len, following)
         starts = [first_position][: len(token_ids)]
         lengths = uniform_lengths(starts, batch) if runner.attention.host_parameters else None

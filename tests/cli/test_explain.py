@@ -150,6 +150,7 @@ def test_command():
         (("-k", "auto", "--round-times", "no-such-file"), "no-such-file"),
         (("--capture-sizes", "a"), "whole numbers"),
         (("--capture-sizes", "99"), "outside 1..8"),
+        (("--max-num-requests", "0"), "max_num_requests must be at least 1, got 0"),
         (("--mode", "PIECEWISE", "--lowering", "merged"), "contradicts graph mode PIECEWISE"),
         (("--draft-schedule", "2:5"), "add an entry"),
         (("--draft-schedule", "8:0"), "drafts no token at any size"),

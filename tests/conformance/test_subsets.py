@@ -13,6 +13,7 @@ from textwrap import dedent
 import pytest
 import torch
 from conformance.third_party import install, specgraph
+from specgraph_conformance import session
 from specgraph_conformance.head_checks import check_head
 from torch import Tensor
 
@@ -123,6 +124,14 @@ def test_attention_of_one_s_own(tmp_path: Path) -> None:
     broken = specgraph(folder, *words, "--attention", "mine=my_attention:broken", "-k", "mine")
     assert broken.returncode == 1
     assert "off by more than the dtype's rounding" in broken.stdout
+
+
+def test_attention_is_found_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "attention_of_this_folder.py").write_text("def make(platform):\n    return 'made'\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each not in ("", ".")])
+    assert session._attention("mine=attention_of_this_folder:make")(open_platform("cpu")) == "made"
+    assert "" not in sys.path
 
 
 @pytest.mark.parametrize("word", ["mine", "paged=a:b", "mine=my_attention", "mine=nowhere_of_that_name:make"])

@@ -149,3 +149,41 @@ def test_prompt_and_propose_graphs_count_against_one_limit(limit, enough, monkey
     else:
         with pytest.raises(CaptureError, match="holds at most 2 graphs"):
             make_drafter(make_head("eagle", make_target()), "merged", "device", **settings)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ((range(8), [1]), CapacityError, "up to position 6 needs 2 KV blocks of 4 tokens, got 1"),
+        ((range(8, 16), [1, 2, 3]), CapacityError, "up to position 14 needs 4 KV blocks of 4 tokens, got 3"),
+        ((range(3, 9), [1, 2, 3]), ConfigError, "positions up to 8: the prompt has 8 tokens"),
+        ((range(8), [1, 2], (7, 16)), ConfigError, r"aux_hidden of a prefill is \[7, 16\], expected \[8, "),
+        ((range(8), [1, 2], (8, 3)), ConfigError, r"aux_hidden of a prefill is \[8, 3\], expected \[8, "),
+    ],
+)
+def test_a_prompt_pass_that_does_not_fit_its_inputs(arguments, kind, message):
+    """Keys without a block would go to the null block: the drafts would be worse, and nothing would say so."""
+    positions, blocks, *shape = arguments
+    settings = {"num_speculative_tokens": 2, "prefill_sizes": [8], **LIMITS}
+    drafter = make_drafter(make_head("eagle", make_target()), "eager", "device", **settings)
+    prompt = list(range(16 if positions.start == 8 else 8))
+    aux = torch.zeros(shape[0]) if shape else torch.zeros(len(positions), drafter.head.aux_size)
+    with pytest.raises(kind, match=message):
+        drafter.prefill(prompt, positions, blocks, aux)
+
+
+@pytest.mark.parametrize("lowering", ["eager", "merged"])
+def test_weights_that_are_parameters_put_no_history_into_the_caches(lowering):
+    """An engine may hand over its torch modules' parameters and call from any grad mode."""
+    head = make_head("eagle", make_target())
+    parameters = [tensor for tensor in head.weights().values() if tensor.is_floating_point()]
+    for tensor in parameters:
+        tensor.requires_grad_()
+    limits = {**LIMITS, "capture_sizes": None}
+    with torch.enable_grad():
+        drafter = make_drafter(head, lowering, "device", num_speculative_tokens=2, prefill_sizes=[8], **limits)
+        drafter.prefill(list(range(8)), range(8), [1, 2], torch.zeros(8, head.aux_size))
+        config = DraftConfig(num_speculative_tokens=2, **limits)
+        drafter.propose(Rounds(config, head.aux_size, VOCAB, head.dtype, seed=0).next(2))
+    assert len(parameters) > 3
+    assert not any(tensor.requires_grad for cache in drafter.caches for tensor in cache)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import re
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from specgraph.errors import PlatformError
 from specgraph.platforms import ENV_VAR, discover, open_platform
@@ -56,6 +59,27 @@ def test_the_cpu_when_nothing_answers(found, caplog):
     assert platform.info.name == "cpu"
     assert len(caplog.messages) == 1
     assert "no accelerator is available" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("device", "level", "message"),
+    [
+        ("cuda", "WARNING", "although torch sees a device 'cuda'.*pip install .* -e ./backends/cuda"),
+        ("absent", "WARNING", "although torch sees a device 'absent'.*no driver: install one"),
+        ("mps", "INFO", "no accelerator is available"),
+    ],
+)
+def test_an_accelerator_of_torch_that_is_not_used_is_told(found, caplog, monkeypatch, device, level, message):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: SimpleNamespace(type=device))
+    with caplog.at_level(logging.INFO):
+        assert open_platform(found=found(ABSENT), environ={}).info.name == "cpu"
+    assert [record.levelname for record in caplog.records] == [level]
+    assert re.search(message, caplog.text, re.DOTALL)
+
+
+def test_a_backend_of_this_checkout_that_is_not_installed(found):
+    with pytest.raises(PlatformError, match=r"pip install -e \. -e \./conformance -e \./backends/cuda$"):
+        open_platform("cuda", found=found(ABSENT), environ={})
 
 
 def test_several_accelerators(found):
