@@ -21,15 +21,13 @@ from specgraph.cli.prompts import Prompt, read_prompts
 from specgraph.cli.streaming import LEGEND, Result, gather_results, show_texts
 from specgraph.cli.waiting import waiting
 from specgraph.errors import ConfigError
-from specgraph.options import check_num_sequences
+from specgraph.options import EngineOptions, check_num_sequences
 
 if TYPE_CHECKING:
     from specgraph.decoding.text import TextGenerator
 
 _OF_A_ROUND = ("verify", "propose", "round")
 """Phases of the programs that a round consists of."""
-
-
 _MOST_TOGETHER = 8
 """Prompts that run together where --max-num-requests is not given: every size up to it is captured."""
 
@@ -71,13 +69,8 @@ def generate(
 ) -> None:
     """Generate text with speculative decoding; text from accepted draft tokens is green and underlined."""
     check_output("--json", json)
-    rank, started = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    size, data = options.tensor_parallel * options.data_parallel, options.data_parallel
-    if started != size:
-        processes = f"{started} process{'es were' if started > 1 else ' was'} started"
-        given = f"--tensor-parallel is {options.tensor_parallel}" + (f", --data-parallel {data}" if data > 1 else "")
-        how = f"torchrun --nproc-per-node {size} -m specgraph generate" if size > 1 else f"--tensor-parallel {started}"
-        raise ConfigError(f"{processes}, and {given}: use {how}")
+    _check_processes(options)
+    rank, data = int(os.environ.get("RANK", "0")), options.data_parallel
     if rank:
         json = plot = None  # the first rank writes
     check_output("--plot", plot)
@@ -100,20 +93,13 @@ def generate(
 
         opened = open_platform(platform)
         threads = choose_threads(opened, target or shipped_pair()[0])
-
-        def load(speculate: bool, progress: Any) -> TextGenerator:
-            acceptance = options.synthetic_acceptance if speculate else None
-            sampled = any(each.temperature > 0 for each in asked)
-            parameters = any(each.has_parameters for each in asked)
-            chosen = replace(
-                options, sampled=sampled, sampling_parameters=parameters, synthetic_acceptance=acceptance,
-                max_num_requests=max_num_requests or min(sum(each.n for each in asked), _MOST_TOGETHER),
-            )  # fmt: skip
-            return load_generator(
-                target, draft, platform=opened, speculate=speculate, progress=progress, options=chosen
-            )
-
-        generator = load(True, captured)
+        chosen = replace(
+            options,
+            sampled=any(each.temperature > 0 for each in asked),
+            sampling_parameters=any(each.has_parameters for each in asked),
+            max_num_requests=max_num_requests or min(sum(each.n for each in asked), _MOST_TOGETHER),
+        )
+        generator = load_generator(target, draft, platform=opened, progress=captured, options=chosen)
         groups = [generator.requests(each.prompt, chat=chat, **each.settings) for each in asked]
         requests = [request for group in groups for request in group]
         for request in requests:
@@ -136,8 +122,11 @@ def generate(
         results = gather_results(generator, requests, results, console)
         plain = None
         if compare and data == 1:
+            chosen = replace(chosen, synthetic_acceptance=None)
             with waiting() as captured:
-                alone = load(False, captured)
+                alone = load_generator(
+                    target, draft, platform=opened, speculate=False, progress=captured, options=chosen
+                )
             plain = _plain(alone, asked, chat)
     except KeyboardInterrupt:
         interrupted, plain = True, None
@@ -159,6 +148,15 @@ def generate(
     if interrupted:
         print("specgraph: interrupted; these are the figures so far", file=sys.stderr)
         raise typer.Exit(130)
+
+
+def _check_processes(options: EngineOptions) -> None:
+    started, data = int(os.environ.get("WORLD_SIZE", "1")), options.data_parallel
+    if started != (size := options.tensor_parallel * data):
+        processes = f"{started} process{'es were' if started > 1 else ' was'} started"
+        given = f"--tensor-parallel is {options.tensor_parallel}" + (f", --data-parallel {data}" if data > 1 else "")
+        how = f"torchrun --nproc-per-node {size} -m specgraph generate" if size > 1 else f"--tensor-parallel {started}"
+        raise ConfigError(f"{processes}, and {given}: use {how}")
 
 
 def _plain(generator: TextGenerator, prompts: list[Prompt], chat: bool) -> float:
