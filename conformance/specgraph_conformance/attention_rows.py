@@ -46,6 +46,8 @@ class Rows:
     rotary: bool = True
     poison: bool = False
     """Fill blocks of no request with NaN."""
+    poison_tail: bool = False
+    """Fill the slots behind each request's last key, in its own last block, with NaN."""
     strided: bool = False
     seed: int = 0
     gain: float = 1.0
@@ -54,6 +56,10 @@ class Rows:
     """See `AttentionLayer.window`."""
     sinks: Tensor | None = None
     """See `AttentionLayer.sinks`; in host memory."""
+    scale: float | None = None
+    """See `AttentionLayer.scale`; dim ** -0.5 by default."""
+    spare_blocks: int = 0
+    """Blocks of no request between every second block of the requests and the others."""
     metadata: AttentionMetadata = field(init=False)
 
     def __post_init__(self) -> None:
@@ -71,13 +77,14 @@ class Rows:
             if self.rotary
             else None
         )
-        self.layer_on_host = AttentionLayer(num_heads, kv_heads, self.dim, self.dim**-0.5, table, self.causal)
+        scale = self.dim**-0.5 if self.scale is None else self.scale
+        self.layer_on_host = AttentionLayer(num_heads, kv_heads, self.dim, scale, table, self.causal)
         on_device = None if table is None else table.to(device)
         self.layer = AttentionLayer(
             num_heads,
             kv_heads,
             self.dim,
-            self.dim**-0.5,
+            scale,
             on_device,
             self.causal,
             self.window,
@@ -85,14 +92,18 @@ class Rows:
         )
         width = max(-(-n // self.block) for n in self.seq_lens) + 1
         order = (torch.randperm(len(self.seq_lens) * width, generator=generator) + 1).tolist()
+        order = [block + self.spare_blocks * (block % 2) for block in order]
         self.blocks = [[order.pop() for _ in range(-(-n // self.block))] for n in self.seq_lens]
         used = {block for row in self.blocks for block in row}
-        total = 1 + len(self.seq_lens) * width
+        total = 1 + len(self.seq_lens) * width + self.spare_blocks
         self.key_cache, self.value_cache = (random(total, self.block, kv_heads, self.dim) for _ in range(2))
         for cache in (self.key_cache, self.value_cache):
             cache[0] = 0
             if self.poison:
                 cache[[b for b in range(1, total) if b not in used]] = torch.nan
+            for row, length in zip(self.blocks, self.seq_lens, strict=True):
+                if self.poison_tail and length % self.block:
+                    cache[row[-1], length % self.block :] = torch.nan
         rows = sum(self.query_lens)
         packed = random(rows, num_heads + 2 * kv_heads, self.dim)
         packed[:, :num_heads] *= self.gain

@@ -1,0 +1,123 @@
+"""Attention beside the usual shapes: other scales, many heads, large caches, NaN behind a request, one rounding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from specgraph import kernels
+from specgraph.platforms import Platform
+from torch import Tensor
+
+from specgraph_conformance.attention_rows import Rows
+from specgraph_conformance.case import case
+from specgraph_conformance.rig import WAYS, expect_close, on_host, run_op
+
+
+@pytest.mark.parametrize("factor", [0.02, 0.3])
+@case(
+    "attention.scale-of-the-layer",
+    "Scores are multiplied by the layer's own scale, whatever the head size is.",
+    cause="a scale of head_dim ** -0.5 in the kernel, or one that is applied twice",
+)
+def test_scale(platform: Platform, attention: str, factor: float, seed: int) -> None:
+    Rows(platform, attention, [4] * 3, [4, 37, 90], scale=factor, seed=seed).check()
+
+
+@pytest.mark.parametrize("heads", [(40, 8), (64, 4)], ids=lambda h: f"{h[0]}x{h[1]}")
+@case(
+    "attention.many-heads",
+    "With 40 and with 64 query heads each head has float64's output.",
+    cause="query heads past a fixed number, or groups that are no power of two",
+)
+def test_heads(platform: Platform, attention: str, heads: tuple[int, int], seed: int) -> None:
+    Rows(platform, attention, [2] * 3, [2, 37, 20], heads, seed=seed).check()
+
+
+@case(
+    "attention.tail-of-the-last-block",
+    "NaN behind a request's last key, in its own last block, changes nothing.",
+    hazard="stale-padding-rows",
+    cause="values past the length that are multiplied by a weight of zero: 0 * NaN is NaN",
+    quick=True,
+)
+def test_tail(platform: Platform, attention: str, seed: int) -> None:
+    Rows(platform, attention, [1, 4, 4, 2], [18, 33, 60, 2], poison=True, poison_tail=True, seed=seed).check()
+
+
+@case(
+    "attention.many-blocks",
+    "A request whose blocks lie 1,500 blocks apart in a large cache attends to its own keys.",
+    hazard="attention-many-blocks",
+    cause="block numbers of too few bits",
+)
+def test_blocks(platform: Platform, attention: str, seed: int) -> None:
+    Rows(platform, attention, [2, 2], [40, 21], (4, 1), spare_blocks=1500, seed=seed).check()
+
+
+@pytest.mark.parametrize("op", ["windowed_attention", "windowed_attention_host"])
+@pytest.mark.parametrize("window", [0, 5, 33])
+@case(
+    "kernels.windows-of-ragged-rows",
+    "Windows and sinks with the layer's own scale, in a batch of ragged rows with inert requests between live ones, "
+    "give float64's output.",
+    cause="windowed_attention: the same number of rows for all requests, or a scale of head_dim ** -0.5",
+)
+def test_windows(platform: Platform, op: str, window: int, seed: int) -> None:
+    sinks = torch.randn(8, generator=torch.Generator().manual_seed(seed)) * 2
+    rows = Rows(
+        platform, "paged", [19, 1, 3, 6, 2], [19, 40, 0, 70, 33], (8, 2), seed=seed, window=window or None,
+        sinks=sinks, scale=0.3, poison=True, poison_tail=True,
+    )  # fmt: skip
+
+    def forward(rows: Rows) -> Tensor:
+        m, cache, (query, key, value) = rows.metadata, rows.cache, rows.device_rows
+        stored = m.positions, m.slot_mapping, cache.key, cache.value
+        query = kernels.rotate_and_store(query, key, value, rows.layer.rotary, *stored)
+        where, scale = (cache.key, cache.value, m.block_table), rows.layer.scale
+        if op == "windowed_attention":
+            return kernels.windowed_attention(
+                query, *where, m.seq_lens, m.query_start_loc, rows.layer.sinks, query_len=m.query_len, scale=scale,
+                window=window,
+            )  # fmt: skip
+        out, host = torch.zeros_like(query), (list(rows.query_lens), list(rows.seq_lens))
+        kernels.windowed_attention_host(query, *where, *host, rows.layer.sinks, scale=scale, window=window, out=out)
+        return out
+
+    rows.check(forward)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@case(
+    "kernels.rotation-in-float32",
+    "Rotation rounds once: queries and keys are the nearest values of their dtype to float64's.",
+    hazard="part-of-the-head-rotated",
+    cause="rotate_and_store: cosines and sines, or products, in the narrow type",
+)
+def test_rotation(platform: Platform, way: str, dtype: torch.dtype, seed: int) -> None:
+    rows, heads, dim = 9, 2, 64
+    g = torch.Generator().manual_seed(seed)
+    query, key, value = (torch.randn(rows, heads, dim, generator=g).to(dtype) for _ in range(3))
+    angles = torch.randn(50, dim // 2, generator=g) * 3
+    table = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    positions, slots = torch.arange(0, 45, 5), torch.arange(16, 16 + rows)
+    caches = [torch.zeros(3, 16, heads, dim, dtype=dtype) for _ in range(2)]
+    tensors = (query, key, value, table, positions, slots, *caches)
+    q, k, v, rotary, at, to, keys, values = (t.to(platform.device) for t in tensors)
+    out = torch.zeros_like(q)
+    run_op(
+        platform, way, lambda: out.copy_(kernels.rotate_and_store(q, k, v, rotary, at, to, keys, values)),
+        [out, keys, values],
+    )  # fmt: skip
+    cos, sin = (part.double()[positions][:, None] for part in table.chunk(2, dim=-1))
+
+    def turned(x: Tensor) -> Tensor:
+        left, right = x.double().chunk(2, dim=-1)
+        return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
+
+    half_step = torch.finfo(dtype).eps / 2
+    seen = on_host(keys).flatten(0, 1)[16 : 16 + rows]
+    for name, got, wanted in (("queries", on_host(out), turned(query)), ("keys", seen, turned(key))):
+        # 1e-5: a float32 result next to the middle of two values may be rounded either way.
+        excess = (got.double() - wanted).abs() - wanted.abs() * half_step * 1.01 - 1e-5
+        expect_close(excess.clamp(min=0), torch.zeros_like(excess), 0.0, f"rounding of {name}")

@@ -1,0 +1,162 @@
+"""Linears, heads and expert MLPs where their optional parts meet: bias, residual, eps, many rows, clamps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from specgraph import kernels
+from specgraph.platforms import Platform
+from torch import Tensor
+
+from specgraph_conformance.case import case
+from specgraph_conformance.rig import WAYS, expect_close, expect_equal, on_host, run_op
+
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 6e-2}
+EPS = 0.04
+"""Of the norms here: as large as the mean square of the smallest rows, so that another one shows."""
+ROWS = 133
+"""More than a tile of 128 rows, and no multiple of one."""
+
+
+def _random(shape: tuple[int, ...], dtype: torch.dtype, seed: int, scale: float = 1.0) -> Tensor:
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype)
+
+
+def _rows(size: int, dtype: torch.dtype, seed: int) -> Tensor:
+    """[ROWS, size]: rows of magnitude 0.2, 1 and 5 in turns."""
+    magnitude = torch.tensor([0.2, 1.0, 5.0])[torch.arange(ROWS) % 3]
+    return (_random((ROWS, size), torch.float32, seed) * magnitude[:, None]).to(dtype)
+
+
+def _normed(x: Tensor, norm: Tensor | None) -> Tensor:
+    x = x.double()
+    return x if norm is None else x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt() * norm.double()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=["fp32", "bf16"])
+@case(
+    "kernels.linears-of-many-rows",
+    "Linears over 133 rows of different magnitude, with every choice of norm, bias and residual and a large eps, are "
+    "within rounding of float64.",
+    hazard="fused-linears",
+    cause="an eps that is baked in, a bias that is lost where there is a residual, or rows past a tile",
+)
+def test_linears(platform: Platform, way: str, dtype: torch.dtype, seed: int) -> None:
+    size, width, tokens = 64, 48, 50
+    x, hidden, residual = _rows(size, dtype, seed), _rows(size, dtype, seed + 1), _rows(width, dtype, seed + 2)
+    norms = [(1 + _random((size,), torch.float32, seed + i) / 8).to(dtype) for i in (3, 4)]
+    weight, bias = _random((width, size), dtype, seed + 5, 1 / 8), _random((width,), dtype, seed + 6)
+    both = _random((width, 2 * size), dtype, seed + 7, 1 / 11)
+    table = _random((tokens, size), dtype, seed + 8)
+    ids = torch.arange(ROWS) % tokens
+    tensors = (x, hidden, residual, *norms, weight, bias, both, table, ids)
+    a, h, r, n0, n1, w, b, w2, t, i = (each.to(platform.device) for each in tensors)
+    plain = [(norm, bias_, added) for norm in (None, n0) for bias_ in (None, b) for added in (None, r)]
+    pairs = [(first, second) for first in (None, n0) for second in (None, n1)]
+    gates = [None, b]
+    out = [torch.zeros(ROWS, width, dtype=dtype, device=platform.device) for _ in (*plain, *pairs)]
+    gated = [torch.zeros(ROWS, width // 2, dtype=dtype, device=platform.device) for _ in gates]
+
+    def work() -> None:
+        for into, (norm, bias_, added) in zip(out, plain, strict=False):
+            into.copy_(kernels.norm_linear(a, norm, EPS, w, bias_, added))
+        for into, (first, second) in zip(out[len(plain) :], pairs, strict=True):
+            into.copy_(kernels.pair_linear(i, t, first, h, second, EPS, w2, b))
+        for into, bias_ in zip(gated, gates, strict=True):
+            into.copy_(kernels.norm_gate_up(a, n0, EPS, w, bias_))
+
+    run_op(platform, way, work, [*out, *gated])
+
+    def check(seen: Tensor, wanted: Tensor, what: str) -> None:
+        """Relative to each row's size: rows have different magnitudes."""
+        size = wanted.abs().amax(-1, keepdim=True).clamp(min=1.0)
+        expect_close(on_host(seen).double() / size, wanted / size, TOLERANCE[dtype], what)
+
+    for seen, (norm, bias_, added) in zip(out, plain, strict=False):
+        product = _normed(x, None if norm is None else norms[0]) @ weight.double().T
+        wanted = product + (0 if bias_ is None else bias.double()) + (0 if added is None else residual.double())
+        parts = [name for name, part in (("norm", norm), ("bias", bias_), ("residual", added)) if part is not None]
+        check(seen, wanted, f"norm_linear with {' and '.join(parts) or 'nothing'}")
+    for seen, (first, second) in zip(out[len(plain) :], pairs, strict=True):
+        embedded = _normed(table[ids], None if first is None else norms[0])
+        states = _normed(hidden, None if second is None else norms[1])
+        wanted = torch.cat((embedded, states), dim=-1) @ both.double().T + bias.double()
+        normed = [name for name, norm in (("embedding", first), ("hidden state", second)) if norm is not None]
+        check(seen, wanted, f"pair_linear with a norm of {' and '.join(normed) or 'neither'}")
+    for seen, bias_ in zip(gated, gates, strict=True):
+        product = _normed(x, norms[0]) @ weight.double().T + (0 if bias_ is None else bias.double())
+        gate, up = product.chunk(2, dim=-1)
+        check(seen, gate * torch.sigmoid(gate) * up, f"norm_gate_up {'with' if bias_ is not None else 'without'} bias")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@case(
+    "kernels.heads-of-many-requests",
+    "For 133 requests the fused projections take the lowest id among equal logits, and write the distribution of "
+    "float64's logits with the norm's own eps.",
+    hazard="fused-linears",
+    cause="greedy_head or gumbel_head: rows past a tile, a baked eps, or a maximum that takes the last of equals",
+)
+def test_heads(platform: Platform, way: str, seed: int) -> None:
+    device, size, vocab = platform.device, 32, 700
+    # Small integers: every sum is exact in float32, so that equal logits are equal in every order of the sums.
+    x = torch.randint(-3, 4, (ROWS, size), generator=torch.Generator().manual_seed(seed)).float()
+    weight = torch.randint(-3, 4, (vocab // 2, size), generator=torch.Generator().manual_seed(seed + 1)).float()
+    weight = torch.cat((weight, weight.flip(0)))  # every logit twice
+    rows, matrix = x.to(device), weight.to(device)
+    ids, drafts = torch.full((ROWS,), -7, device=device), torch.full((ROWS, 2), -7, device=device)
+    step = torch.tensor([1], device=device)
+    run_op(platform, way, lambda: kernels.greedy_head(rows, None, EPS, matrix, None, step, ids, drafts), [ids, drafts])
+    best = torch.tensor([row.index(max(row)) for row in (x.double() @ weight.double().T).tolist()])
+    expect_equal(on_host(ids), best, "the tokens of equal logits")
+    expect_equal(on_host(drafts)[:, 1], best, "the column of the step")
+    x, norm = _rows(size, torch.float32, seed + 2), 1 + _random((size,), torch.float32, seed + 3) / 4
+    weight = _random((9, size), torch.float32, seed + 4, 0.3)
+    probs = torch.zeros(ROWS, 2, 9, device=device)
+    tensors = x, norm, weight, torch.full((ROWS,), 0.7), torch.arange(ROWS), torch.arange(ROWS).int() + 1
+    rows, scale, matrix, temperature, seeds, lengths = (t.to(device) for t in tensors)
+    written = ids, drafts, probs
+    run_op(
+        platform,
+        way,
+        lambda: kernels.gumbel_head(
+            rows, scale, EPS, matrix, None, temperature, seeds, lengths, step, ids, drafts, probs
+        ),
+        written,
+    )
+    wanted = ((_normed(x, norm) @ weight.double().T) / 0.7).softmax(-1)
+    expect_close(on_host(probs)[:, 1], wanted, 1e-4, "the distributions of the fused sampling")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=["fp32", "bf16"])
+@case(
+    "kernels.expert-mlp-clamped",
+    "Experts with biases and the clamped activation of gpt-oss, four per row and some chosen by no row, give float64's "
+    "weighted sum.",
+    cause="expert_mlp: a bias of another expert, a gate that is clamped below, or weights that are made to add up to 1",
+)
+def test_expert_mlp(platform: Platform, way: str, dtype: torch.dtype, seed: int) -> None:
+    rows, experts, top_k, size, inner, alpha, limit = 37, 9, 4, 64, 32, 1.7, 2.0
+    g = torch.Generator().manual_seed(seed)
+    x, gate_up, down = (
+        (torch.randn(*shape, generator=g) * scale).to(dtype)
+        for shape, scale in (
+            ((rows, size), 1.0), ((experts, 2 * inner, size), 0.5), ((experts, size, inner), 0.15)
+        )
+    )  # fmt: skip
+    gate_up_bias, down_bias = ((torch.randn(experts, n, generator=g)).to(dtype) for n in (2 * inner, size))
+    ids = torch.stack([torch.randperm(experts - 2, generator=g)[:top_k] for _ in range(rows)])
+    weights = torch.rand(rows, top_k, generator=g)
+    there = [t.to(platform.device) for t in (x, ids, weights, gate_up, down, gate_up_bias, down_bias)]
+    out = torch.zeros_like(there[0])
+    run_op(platform, way, lambda: out.copy_(kernels.expert_mlp(*there, alpha, limit)), [out])
+    wanted = torch.zeros(rows, size, dtype=torch.float64)
+    for row in range(rows):
+        for expert, weight in zip(ids[row].tolist(), weights[row].double(), strict=True):
+            gate, up = (gate_up[expert].double() @ x[row].double() + gate_up_bias[expert].double()).chunk(2)
+            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+            result = down[expert].double() @ (gate * torch.sigmoid(alpha * gate) * (up + 1))
+            wanted[row] += weight * (result + down_bias[expert].double())
+    expect_close(on_host(out).double(), wanted, {torch.float32: 1e-3, torch.bfloat16: 6e-2}[dtype], "expert_mlp")
