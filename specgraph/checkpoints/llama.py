@@ -80,10 +80,15 @@ def load_decoder_layer(
         experts = load_experts(folder, prefix, config.experts, hidden, ranks)
     output = matrix("self_attn.o_proj", hidden, query, share=ranks.share(1, query))
     if experts is None:
+        gate_up_bias, down_bias = None, None
+        if config.mlp_bias:
+            gate_up_bias = folder.stacked([f"{n}.bias" for n in gate_up], [(inner,)] * 2, [ranks.share(0, inner)] * 2)
+            down_bias = weight("mlp.down_proj.bias", hidden)
         first = packed("mlp.gate_up_proj", gate_up, [inner, inner], hidden, [ranks.share(0, inner)] * 2)
         second = matrix("mlp.down_proj", hidden, inner, share=ranks.share(1, inner))
     else:
         first, second = Matrix(experts.gate_up), Matrix(experts.down)
+        gate_up_bias, down_bias = experts.gate_up_bias, experts.down_bias
     layer = DecoderLayer(
         qkv=projection.weight,
         output=output.weight,
@@ -99,16 +104,8 @@ def load_decoder_layer(
         if config.qkv_bias
         else None,
         output_bias=weight("self_attn.o_proj.bias", hidden) if config.output_bias else None,
-        gate_up_bias=experts.gate_up_bias
-        if experts is not None
-        else folder.stacked([f"{n}.bias" for n in gate_up], [(inner,)] * 2, [ranks.share(0, inner)] * 2)
-        if config.mlp_bias
-        else None,
-        down_bias=experts.down_bias
-        if experts is not None
-        else weight("mlp.down_proj.bias", hidden)
-        if config.mlp_bias
-        else None,
+        gate_up_bias=gate_up_bias,
+        down_bias=down_bias,
         query_norm=norm("self_attn.q_norm", config.head_dim) if config.qk_norm else None,
         key_norm=norm("self_attn.k_norm", config.head_dim) if config.qk_norm else None,
         experts=None if experts is None else experts.experts,

@@ -71,23 +71,10 @@ def model_config(
     if num_heads % num_kv_heads:
         raise source.fail("num_key_value_heads", f"is {num_kv_heads}, which does not divide {num_heads} query heads")
     latent = latent_config(source) if architecture == "deepseek_v3" else None
-    if latent is None and not source.has("head_dim") and hidden_size % num_heads:
-        raise source.fail("hidden_size", f"is {hidden_size}, not a multiple of the {num_heads} attention heads")
-    if latent is not None:
-        num_kv_heads, rotary_dim, head_dim = 1, latent.rotated, latent.rotated + latent.rank
+    if latent is None:
+        head_dim, rotary_dim = _head_sizes(source, architecture, hidden_size, num_heads)
     else:
-        head_dim = source.integer("head_dim", hidden_size // num_heads)
-        default_share = 0.5 if architecture == "glm4_moe" else 1.0
-        rotary_dim = int(head_dim * partial_rotary_factor(source, default_share))
-    if (
-        latent is None
-        and rotary_dim != head_dim
-        and (architecture not in ("phi3", "glm4_moe") or rotary_dim % 2 or not rotary_dim)
-    ):
-        problem = f"is {rotary_dim / head_dim:g}, {rotary_dim} of {head_dim} elements; not supported here"
-        raise source.fail("partial_rotary_factor", problem)
-    if latent is None and (head_dim % 2 or not head_dim):
-        raise source.fail("head_dim", f"is {head_dim}; rotary embedding needs an even number")
+        num_kv_heads, rotary_dim, head_dim = 1, latent.rotated, latent.rotated + latent.rank
     attention_bias = source.boolean("attention_bias", architecture == "gpt_oss")
     num_layers = source.integer("num_hidden_layers")
     window, sliding = _sliding_layers(source, architecture, num_layers)
@@ -130,6 +117,20 @@ def model_config(
         experts=experts_config(source, architecture, num_layers),
         latent=latent,
     )
+
+
+def _head_sizes(source: ConfigSource, architecture: str, hidden_size: int, num_heads: int) -> tuple[int, int]:
+    """Elements of a head, and how many of them are rotated."""
+    if not source.has("head_dim") and hidden_size % num_heads:
+        raise source.fail("hidden_size", f"is {hidden_size}, not a multiple of the {num_heads} attention heads")
+    head_dim = source.integer("head_dim", hidden_size // num_heads)
+    rotary_dim = int(head_dim * partial_rotary_factor(source, 0.5 if architecture == "glm4_moe" else 1.0))
+    if rotary_dim != head_dim and (architecture not in ("phi3", "glm4_moe") or rotary_dim % 2 or not rotary_dim):
+        problem = f"is {rotary_dim / head_dim:g}, {rotary_dim} of {head_dim} elements; not supported here"
+        raise source.fail("partial_rotary_factor", problem)
+    if head_dim % 2 or not head_dim:
+        raise source.fail("head_dim", f"is {head_dim}; rotary embedding needs an even number")
+    return head_dim, rotary_dim
 
 
 def _attention_scale(source: ConfigSource, architecture: str, latent: LatentConfig | None) -> float | None:
