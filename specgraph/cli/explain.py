@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -21,6 +21,14 @@ from specgraph.cli.output import check_output, write_json
 from specgraph.cli.waiting import waiting
 from specgraph.errors import ConfigError
 from specgraph.options import EngineOptions, dtype_named
+
+if TYPE_CHECKING:
+    from specgraph.attention import AttentionChoice
+    from specgraph.decoding import EngineConfig
+    from specgraph.decoding.adaptive_k import RoundTimes
+    from specgraph.drafting import Drafter
+    from specgraph.platforms import Platform
+    from specgraph.runner import ModelRunner
 
 _COLUMNS = ("model", "phase", "requests", "rows_per_request", "rows", "k", "step", "graphs")
 
@@ -49,6 +57,20 @@ def explain(
         write_json(report, json)
 
 
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """What is explained, before its graphs are captured."""
+
+    models: dict[str, str]
+    """Where each model comes from."""
+    config: EngineConfig
+    attention: AttentionChoice
+    drafter: Drafter
+    runners: Mapping[str, ModelRunner]
+    """All that captures, by name."""
+    time_rounds: Callable[[], RoundTimes | None] = lambda: None
+
+
 def _report(
     target: Path | None,
     draft: Path | None,
@@ -59,67 +81,65 @@ def _report(
 ) -> dict[str, Any]:
     import torch
 
-    from specgraph.attention import choose_attention
-    from specgraph.benchmarking.shapes import random_head, shape_named
-    from specgraph.checkpoints import drafter_format
     from specgraph.cli.captured import describe, k_by_acceptance
-    from specgraph.decoding import SpeculativeDecoder, allocate_caches
-    from specgraph.decoding.blocks import cache_dtype
-    from specgraph.decoding.load import MOST_POSITIONS, draft_tree, engine_config, load_models, shipped_pair
-    from specgraph.drafting import Drafter
+    from specgraph.decoding.load import shipped_pair
     from specgraph.platforms import open_platform
-    from specgraph.runner import ModelRunner
 
-    opened, tree = open_platform(platform), draft_tree(options)
-    dtype = dtype_named(options.dtype) or (torch.float32 if opened.device.type == "cpu" else None)
+    opened = open_platform(platform)
     with torch.inference_mode():
         if shape is not None:
-            models, length = {"drafter": f"{shape}, random weights"}, options.max_model_len or 4096
-            head = random_head(shape_named(shape), opened.device, dtype or torch.bfloat16, length)
-            layers = head.attention_layers
-            attention = choose_attention(
-                options.attention,
-                opened,
-                layers,
-                head.dtype,
-                options.block_size,
-                tree is not None,
-                cache_dtype(options.kv_cache_dtype, head.dtype),
-            )
-            config = engine_config(replace(options, block_size=attention.block_size), length)
-            length = config.max_model_len + config.scratch_tokens
-            blocks = 1 + config.max_num_requests * -(-length // config.block_size)
-            caches = allocate_caches(
-                head.attention_layers,
-                blocks,
-                config.block_size,
-                cache_dtype(options.kv_cache_dtype, head.dtype),
-                opened.device,
-            )
-            drafter = Drafter(head, caches, opened, config, attention=attention.backend)
-            runners: Mapping[str, ModelRunner] = {"drafter": drafter}
-            time_rounds = None
+            loaded = _drafter_alone(shape, options, opened)
         else:
-            folders = (target, draft) if target is not None and draft is not None else shipped_pair()
-            engine_config(options, options.max_model_len or MOST_POSITIONS)  # before weights are read
-            model, head, attention, cache = load_models(*folders, opened, options)
-            sized = replace(options, num_blocks=cache.num_blocks, block_size=cache.block_size)
-            config = engine_config(sized, cache.max_model_len)
-            models = {
-                "target": f"{folders[0]}",
-                "drafter": f"{folders[1]}: {drafter_format(folders[1])}",
-                "KV": f"{cache}",
-            }
-            decoder = SpeculativeDecoder(model, head, opened, config, attention=attention.backend)
-            assert decoder.drafter is not None
-            runners, drafter, time_rounds = decoder.runners, decoder.drafter, decoder.time_rounds
-        report = {"models": models, **describe(opened, config, drafter, runners, captured)}
-        report |= {"block_size": config.block_size, "attention_refusals": attention.reason}
-        times = None if time_rounds is None else time_rounds()
+            loaded = _pair(*((target, draft) if target and draft else shipped_pair()), options, opened)
+        report = {"models": loaded.models}
+        report |= describe(opened, loaded.config, loaded.drafter, loaded.runners, captured)
+        report |= {"block_size": loaded.config.block_size, "attention_refusals": loaded.attention.reason}
+        times = loaded.time_rounds()
         report |= {"round_times": times, "k_by_acceptance": k_by_acceptance(times)}
-    for owner in runners.values():
+    for owner in loaded.runners.values():
         owner.close()
     return report
+
+
+def _drafter_alone(shape: str, options: EngineOptions, opened: Platform) -> _Loaded:
+    """A drafter by name, with random weights, and KV caches for its largest batch."""
+    import torch
+
+    from specgraph.attention import choose_attention
+    from specgraph.benchmarking.shapes import random_head, shape_named
+    from specgraph.decoding import allocate_caches
+    from specgraph.decoding.blocks import cache_dtype
+    from specgraph.decoding.load import draft_tree, engine_config
+    from specgraph.drafting import Drafter
+
+    length, trees = options.max_model_len or 4096, draft_tree(options) is not None
+    dtype = dtype_named(options.dtype) or (torch.float32 if opened.device.type == "cpu" else torch.bfloat16)
+    head = random_head(shape_named(shape), opened.device, dtype, length)
+    cached = cache_dtype(options.kv_cache_dtype, dtype)
+    layers = head.attention_layers
+    attention = choose_attention(options.attention, opened, layers, dtype, options.block_size, trees, cached)
+    config = engine_config(replace(options, block_size=attention.block_size), length)
+    per_request = -(-(config.max_model_len + config.scratch_tokens) // config.block_size)
+    blocks = 1 + config.max_num_requests * per_request
+    caches = allocate_caches(layers, blocks, config.block_size, cached, opened.device)
+    drafter = Drafter(head, caches, opened, config, attention=attention.backend)
+    return _Loaded({"drafter": f"{shape}, random weights"}, config, attention, drafter, {"drafter": drafter})
+
+
+def _pair(target: Path, draft: Path, options: EngineOptions, opened: Platform) -> _Loaded:
+    """The models of two folders, as `load_generator` loads them."""
+    from specgraph.checkpoints import drafter_format
+    from specgraph.decoding import SpeculativeDecoder
+    from specgraph.decoding.load import MOST_POSITIONS, engine_config, load_models
+
+    engine_config(options, options.max_model_len or MOST_POSITIONS)  # before weights are read
+    model, head, attention, cache = load_models(target, draft, opened, options)
+    sized = replace(options, num_blocks=cache.num_blocks, block_size=cache.block_size)
+    config = engine_config(sized, cache.max_model_len)
+    models = {"target": f"{target}", "drafter": f"{draft}: {drafter_format(draft)}", "KV": f"{cache}"}
+    decoder = SpeculativeDecoder(model, head, opened, config, attention=attention.backend)
+    assert decoder.drafter is not None
+    return _Loaded(models, config, attention, decoder.drafter, decoder.runners, decoder.time_rounds)
 
 
 def _show(console: Console, report: Mapping[str, Any]) -> None:
