@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from specgraph.cli.env import choose_threads
-from specgraph.cli.options import DraftOption, PlatformOption, TargetOption, with_engine_options
+from specgraph.cli.options import DraftOption, PlatformOption, with_engine_options
 from specgraph.cli.streaming import LEGEND, Result, show_texts
 from specgraph.cli.waiting import waiting
 from specgraph.errors import CapacityError
@@ -18,7 +19,9 @@ from specgraph.errors import CapacityError
 
 @with_engine_options(without=("sampled", "max_num_requests", "sampling_parameters", "logprobs", "synthetic_acceptance"))
 def chat(
-    target: TargetOption = None,
+    target: Annotated[
+        Path | None, typer.Option(help="Folder of a target with a chat template; the shipped one has none.")
+    ] = None,
     draft: DraftOption = None,
     system: Annotated[str | None, typer.Option(help="A message of the system, before all others.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End an answer before this string; repeatable.")] = None,
