@@ -17,13 +17,11 @@ PROMPTS = (
 )
 
 
-def bench_decoding(
-    platform: Platform, *, k: int, lowerings: tuple[LoweringChoice, ...], max_tokens: int = 100, repeats: int = 3
-) -> list[dict[str, Any]]:
-    """Generate `max_tokens` tokens for each of PROMPTS, one request at a time.
+def bench_decoding(platform: Platform, *, k: int, lowerings: tuple[LoweringChoice, ...]) -> list[dict[str, Any]]:
+    """Generate 100 tokens for each of PROMPTS, one request at a time.
 
     Returns:
-        One row per lowering and one without drafting; each counts its fastest of `repeats` passes over all prompts.
+        One row per lowering and one without drafting; each counts its fastest of 3 passes over all prompts.
     """
     generators = {
         lowering: load_generator(
@@ -33,9 +31,9 @@ def bench_decoding(
     }
     seconds: dict[str | None, float] = dict.fromkeys(generators, float("inf"))
     tokens = 0
-    for _ in range(repeats):  # all ways in turns; see bench_propose
+    for _ in range(3):  # all ways in turns; see bench_propose
         for lowering, generator in generators.items():
-            requests = [generator.request(prompt, max_tokens=max_tokens) for prompt in PROMPTS]
+            requests = [generator.request(prompt, max_tokens=100) for prompt in PROMPTS]
             start = time.perf_counter()
             tokens = sum(len(generator.generate([request])[0].token_ids) for request in requests)
             seconds[lowering] = min(seconds[lowering], time.perf_counter() - start)

@@ -39,26 +39,23 @@ def measure_rates(platform: Platform, dtype: torch.dtype) -> DeviceRates:
     return DeviceRates(read_bandwidth(platform), matmul_rate(platform, dtype))
 
 
-def read_bandwidth(platform: Platform, gibibytes: float = 4.0) -> float:
+def read_bandwidth(platform: Platform) -> float:
     """The bandwidth of device memory in bytes per second: the larger one of a copy and of a read, best of 10 times.
 
     A copy counts the bytes it reads and those it writes. Reads are measured too because a draft step only reads its
     weights, and a read is faster than a copy.
-
-    Args:
-        gibibytes: size of what is copied and read; far larger than any cache.
     """
-    # A power of two, because torch reads up to 3 % slower in a reduction over another size.
-    count = 1 << (int(gibibytes * 2**30) // 8).bit_length() - 1
-    source = torch.randn(count, device=platform.device)
+    # 2 GiB, far larger than any cache. A power of two: torch reads up to 3 % slower in a reduction over another size.
+    source = torch.randn(1 << 29, device=platform.device)
     target = torch.empty_like(source)
     copied = _seconds(platform, lambda: target.copy_(source))
     read = _seconds(platform, source.amax)
     return max(2 * source.nbytes / copied, source.nbytes / read)
 
 
-def matmul_rate(platform: Platform, dtype: torch.dtype, size: int = 8192) -> float:
+def matmul_rate(platform: Platform, dtype: torch.dtype) -> float:
     """Operations per second of a product of two random square matrices, best of 10 times."""
+    size = 8192
     left, right = (torch.randn(size, size, device=platform.device).to(dtype) for _ in range(2))
     return 2 * size**3 / _seconds(platform, lambda: left @ right, burst=4)
 

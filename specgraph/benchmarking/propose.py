@@ -58,14 +58,12 @@ def bench_propose(
     *,
     dtype: torch.dtype,
     rates: DeviceRates | None = None,
-    attention: AttentionBackend | None = None,
 ) -> list[dict[str, Any]]:
     """Time the case in each lowering, and eager with plain torch ops.
 
     Args:
         dtype: of weights, activations and KV cache.
         rates: of the device; with them rows have `floor_us` and `ratio`.
-        attention: what the platform offers for the head's shape by default.
 
     Returns:
         One row per lowering. Times are medians in microseconds: `device_us` and `host_us` of the draft loop alone,
@@ -81,7 +79,7 @@ def bench_propose(
         for stored in dict.fromkeys(("plain", case.weights))
     }
     head = heads["plain"]
-    attention = attention or choose_attention("auto", platform, head.attention_layers, head.dtype).backend
+    attention = choose_attention("auto", platform, head.attention_layers, head.dtype).backend
     batch = propose_batch(head, case, platform.device, attention.preferred_block_size)
     prepared: list[_Prepared] = []
     rows: list[dict[str, Any]] = []

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from specgraph.attention import AttentionBackend, choose_attention
+from specgraph.attention import choose_attention
 from specgraph.benchmarking.shapes import SHAPES, BenchShape, RandomHead, RandomWeights, model_config, random_head
 from specgraph.benchmarking.shapes import shape_named as drafter_named
 from specgraph.decoding import Chunk, EngineConfig, Request, SpeculativeDecoder
@@ -52,9 +52,7 @@ class RoundsCase:
     """Timed stretches."""
 
 
-def bench_rounds(
-    platform: Platform, case: RoundsCase, *, dtype: torch.dtype, attention: AttentionBackend | None = None
-) -> list[dict[str, Any]]:
+def bench_rounds(platform: Platform, case: RoundsCase, *, dtype: torch.dtype) -> list[dict[str, Any]]:
     """Time the case in each lowering, and with the target alone, in turns. Prefill is not timed.
 
     `eager` runs target and drafter without graphs; the other lowerings capture verify and propose.
@@ -78,11 +76,9 @@ def bench_rounds(
     with torch.inference_mode():
         drafts = (None,) if case.tree is None else (None, case.tree)
         ways = [
-            _way(platform, case, target, head, lowering, length, attention, tree)
-            for tree in drafts
-            for lowering in case.lowerings
+            _way(platform, case, target, head, lowering, length, tree) for tree in drafts for lowering in case.lowerings
         ]
-        ways.append(_way(platform, case, target, None, case.lowerings[-1], length, attention))
+        ways.append(_way(platform, case, target, None, case.lowerings[-1], length))
         for way in ways:
             way.stream = way.decoder.stream(requests)
             way.advance(2 * case.requests)
@@ -144,11 +140,10 @@ def _way(
     head: RandomHead | None,
     lowering: LoweringChoice,
     length: int,
-    attention: AttentionBackend | None,
     tree: DraftTree | None = None,
 ) -> _Way:
     layers = [*target.attention_layers, *(head.attention_layers if head is not None else ())]
-    attention = attention or choose_attention("auto", platform, layers, target.dtype, trees=tree is not None).backend
+    attention = choose_attention("auto", platform, layers, target.dtype, trees=tree is not None).backend
     config = EngineConfig(
         num_speculative_tokens=case.k,
         max_num_requests=case.requests,

@@ -142,15 +142,15 @@ def _packed_share(sizes: list[int], shares: list[Share | None]) -> Share | None:
     return Share(0, tuple(ranges))
 
 
-def load_llama(folder: CheckpointFolder, config: ModelConfig, prefix: str = "model.") -> LlamaTarget:
-    """Read a target whose tensors are named `{prefix}layers.0...`, `{prefix}embed_tokens`, `{prefix}norm`, `lm_head`.
+def load_llama(folder: CheckpointFolder, config: ModelConfig) -> LlamaTarget:
+    """Read a target whose tensors are named `model.layers.0...`, `model.embed_tokens`, `model.norm`, `lm_head`.
 
     Raises:
         CheckpointError: a missing tensor or one of another shape.
     """
     vocabulary = (config.vocab_size, config.hidden_size)
     rows = config.tensor_parallel.vocabulary(config.vocab_size)
-    embed_tokens = folder.weight(f"{prefix}embed_tokens.weight", vocabulary, share=rows)
+    embed_tokens = folder.weight("model.embed_tokens.weight", vocabulary, share=rows)
     lm_head = embed_tokens
     if not config.tie_word_embeddings or "lm_head.weight" in folder:
         lm_head = folder.weight("lm_head.weight", vocabulary, share=rows)
@@ -159,8 +159,8 @@ def load_llama(folder: CheckpointFolder, config: ModelConfig, prefix: str = "mod
     return LlamaTarget(
         config,
         embed_tokens,
-        [load_decoder_layer(folder, f"{prefix}layers.{i}", config, index=i) for i in range(config.num_layers)],
-        folder.weight(f"{prefix}norm.weight", (config.hidden_size,)) + config.norm_offset,
+        [load_decoder_layer(folder, f"model.layers.{i}", config, index=i) for i in range(config.num_layers)],
+        folder.weight("model.norm.weight", (config.hidden_size,)) + config.norm_offset,
         lm_head,
     )
 
