@@ -26,9 +26,9 @@ class DraftConfig(RunnerConfig):
     """What is drafted by batch: {largest number of requests: K, or "tree"}. A batch takes the first entry that holds
     its padded size, so that every captured size drafts one thing. None always drafts num_speculative_tokens.
 
-    K 0 gives no drafts, and the next round is plain decode. The drafter's first pass still runs, so that its KV is
-    complete and drafting can go on when the batch is small again. "tree" drafts `tree`: trees pay while the target's
-    pass has few rows, so they are for the smallest batches."""
+    K 0 gives no drafts, and the next round is plain decode. The drafter's first pass (of several MTP modules every one)
+    still runs, so that its KV is complete and drafting can go on when the batch is small again. "tree" drafts `tree`:
+    trees pay while the target's pass has few rows, so they are for the smallest batches."""
     k_candidates: Sequence[int] | None = None
     """Capture each of these K, ascending, at every size, instead of one K: `Drafter.propose` is told which to draft.
     num_speculative_tokens is the largest of them."""

@@ -30,8 +30,8 @@ class StepwiseProgram(DraftProgram[ModuleHead]):
         return self.config.num_speculative_tokens
 
     def passes(self, num_speculative_tokens: int) -> int:
-        """K: one module each."""
-        return num_speculative_tokens
+        """One for each module that is used at any K: those past the K-th write KV, for later rounds that draft more."""
+        return self.config.num_speculative_tokens
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
         """All rows of the round in every step."""
@@ -70,5 +70,6 @@ class StepwiseProgram(DraftProgram[ModuleHead]):
 
     def _module(self, step: int, b: DraftBuffers, hidden: Tensor, make_attend: MakeAttend) -> Tensor:
         out = self.head.forward_step(step, b.token_ids, hidden, make_attend(b.first, step))
-        draft_one(self.head, b, out.hidden[b.last_rows])
+        if step < b.draft_token_ids.shape[1]:
+            draft_one(self.head, b, out.hidden[b.last_rows])
         return out.carry

@@ -165,8 +165,12 @@ class StepwiseHead(Protocol):
     For the row at position p, module k takes the hidden state of module k - 1 and token p + k + 1, and predicts token
     p + k + 2. To keep each module's KV cache complete, step k runs over *all* rows of step 0: in each request the
     token ids move up by one row and the latest draft token fills the last; hidden states carry over row by row;
-    positions and slots stay those of step 0. Prefill runs through all modules in the same way. With `num_modules` 1 it
-    is a plain `DraftHead`.
+    positions and slots stay those of step 0. A round that drafts fewer tokens than the largest K runs the other modules
+    too, for their KV. Prefill runs through all modules in the same way. With `num_modules` 1 it is a plain `DraftHead`.
+
+    Module k takes draft tokens at the last k rows of a round. Where they are rejected, the keys of these rows stay what
+    they are: the next round begins after them. Output is not affected, acceptance is: transformers computes these rows
+    again with the tokens that the target chose.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""MTP with several modules: a prompt in chunks leaves the KV of one float64 pass over the whole sequence."""
+"""MTP with several modules: prompts in chunks and rounds of any K leave the KV of a float64 pass over the sequence."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from drafting.test_against_dense import dense_attend
 from drafting.test_drafters_bit_equal import make_drafter
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from specgraph.drafting import ProposeBatch
 
 LENGTH, BLOCK = 64, 4
 
@@ -34,13 +36,41 @@ def test_chunks_leave_the_keys_of_the_whole_prompt(lengths, k, length, chunk, se
     for first in range(0, length, chunk):
         rows = range(first, min(first + chunk, length))
         drafter.prefill(prompt.tolist(), rows, blocks, aux[first : rows.stop])
-    past, hidden, n = {}, aux.double(), length - 1  # the last row waits for the token that the target samples
-    for module in range(k):
-        known = min(n, max(0, length - 1 - module))  # rows whose token the prompt holds
-        if not known:
+    check_keys(drafter, oracle, prompt[1:], aux[:-1], blocks)
+
+
+@pytest.mark.parametrize("lengths", ["device", "host"])
+@pytest.mark.parametrize("lowering", ["eager", "step", "merged"])
+def test_rounds_that_draft_less_leave_the_keys_of_every_module(lowering, lengths):
+    """What a later round with a larger K attends to: else keys of whoever had these KV blocks before."""
+    g = torch.Generator().manual_seed(1)
+    head, oracle = make_head("mtp-modules", make_target()), make_head("mtp-modules", make_target(torch.float64))
+    settings = {"num_speculative_tokens": 3, "k_candidates": (1, 3), "max_num_requests": 1, "max_model_len": LENGTH}
+    drafter = make_drafter(head, lowering, lengths, **settings)
+    tokens, aux = torch.randint(0, VOCAB, (1, 4), generator=g), torch.randn(4, head.aux_size, generator=g)
+    drafter.propose(
+        ProposeBatch(
+            sampled_token_ids=tokens,
+            num_sampled=torch.tensor([4], dtype=torch.int32),
+            start_positions=torch.tensor([0]),
+            aux_hidden=aux,
+            block_table=torch.tensor([[2, 1, 3]], dtype=torch.int32),
+        ),
+        num_speculative_tokens=1,
+    )
+    check_keys(drafter, oracle, tokens[0], aux, [2, 1, 3])
+
+
+def check_keys(drafter, oracle, tokens, aux, blocks):
+    """Compare where all tokens are known: row p of module i takes token p + i of `tokens`, the one after position p is
+    its first."""
+    past, hidden = {}, aux.double()
+    for module in range(drafter.config.num_speculative_tokens):
+        known = len(tokens) - module
+        if known < 1:
             break
         attend = dense_attend(oracle.attention_layers, torch.arange(known), past)
-        hidden = oracle.forward_step(module, prompt[module + 1 : module + 1 + known], hidden[:known], attend).carry
+        hidden = oracle.forward_step(module, tokens[module:], hidden[:known], attend).carry
         slots = [blocks[p // BLOCK] * BLOCK + p % BLOCK for p in range(known)]
         for name, wanted in zip(("key", "value"), past[module], strict=True):
             stored = getattr(drafter.caches[module], name).flatten(0, 1)[slots]
