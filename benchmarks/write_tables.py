@@ -138,8 +138,28 @@ def host_times(report: dict[str, Any]) -> str:
     return markdown(["requests", "K", *columns], rows)
 
 
+def one_launch(report: dict[str, Any]) -> str:
+    """Rounds as one launch against merged: tokens per second, the host's CPU time, and the gap between rounds, us."""
+    found: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
+    for row in report["rows"]:
+        found.setdefault((row["target"], row["requests"]), {})[row["lowering"]] = row
+    rows: list[list[Any]] = []
+    for (target, requests), ways in found.items():
+        merged, whole, several = ways["merged"], ways["round"], ways["round, 4 per launch"]
+        rates = [way["tokens_per_second"] for way in (merged, whole, several)]
+        hosts = (f"{way['host_us_per_round']:.0f} ({way['host_us_least']:.0f})" for way in (merged, whole, several))
+        launch, busy = f"{whole['launch_us_per_round']:.0f}", f"{whole['in_graphs'] * 100:.0f} %"
+        ratio = f"{rates[1] / rates[0]:.2f}"
+        rates = [f"{rate:.0f}" for rate in rates]
+        rows.append([target, requests, *rates, ratio, *hosts, launch, whole["gap_us"], busy])
+    columns = ["target", "requests", "merged", "round", "4 per launch", "round / merged", "host us, merged"]
+    columns += ["round", "4 per launch", "in launches, round", "gap us, round", "in graphs, round"]
+    return markdown(columns, rows)
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
-    table.__name__: table for table in (propose, rounds, round_times, sampled, stored, accept, engine, host_times)
+    table.__name__: table
+    for table in (propose, rounds, round_times, sampled, stored, accept, engine, host_times, one_launch)
 }
 
 

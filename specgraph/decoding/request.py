@@ -166,14 +166,15 @@ class Running:
         Args:
             tokens: accepted drafts, then one token of the target's own.
         """
-        self.token_ids.extend(tokens)
-        over = len(self.token_ids) - self.limit
-        if over < 0 and self.stops.isdisjoint(tokens):  # the usual case: nothing to cut
+        ids, stops = self.token_ids, self.stops
+        ids.extend(tokens)
+        over = len(ids) - self.limit
+        if over < 0 and (not stops or stops.isdisjoint(tokens)):  # the usual case: nothing to cut
             return Chunk(self.index, tokens, len(tokens) - 1, None, "", self.logprobs)
         reason: FinishReason = "length"
         kept = len(tokens) - max(over, 0)
         for i, token in enumerate(tokens[:kept]):
-            if token in self.stops:
+            if token in stops:
                 kept, reason = i + 1, "stop"
                 break
         return Chunk(self.index, tokens[:kept], min(len(tokens) - 1, kept), reason, "", self.logprobs[:kept])
