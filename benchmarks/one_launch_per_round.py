@@ -305,11 +305,14 @@ def main():
     parser.add_argument("--requests", default="1,8,32,64")
     parser.add_argument("--targets", default=",".join(TARGETS), help="targets with random weights; empty for none")
     parser.add_argument("--no-shipped", dest="shipped", action="store_false", help="leave the shipped pair out")
+    parser.add_argument("--no-several", dest="several", action="store_false", help="leave out 4 rounds per launch")
     parser.add_argument("--rounds", type=int, default=2000, help="random rounds to compare")
     parser.add_argument("--drafter", action="append", default=[], help="folder of another drafter to compare with")
     parser.add_argument("--repeats", type=int, default=5, help="timed stretches; 0 only compares tokens")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
+    if not asked.several:
+        del WAYS["round, 4 per launch"]
     platform = open_platform(asked.platform)
     dtype = torch.bfloat16 if platform.device.type == "cuda" else torch.float32
     time_calls(HostCopy, "read", "wait")
