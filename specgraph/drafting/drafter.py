@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,21 +16,16 @@ from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.head_checks import check_members, check_passes
 from specgraph.drafting.head_program import check_caches, programs_for
 from specgraph.drafting.host_lengths import Counts, HostRounds
-from specgraph.drafting.program import DraftProgram, computed_tokens
+from specgraph.drafting.prefill import DraftPrefill
+from specgraph.drafting.program import computed_tokens
 from specgraph.drafting.propose_passes import ProposePasses
 from specgraph.drafting.round import DraftTokens, ProposeBatch, RoundBuffers, allocate_round
 from specgraph.drafting.sampling_buffers import SamplingBuffers
 from specgraph.errors import CaptureError, ConfigError, UnsupportedError
-from specgraph.graphs import BatchDescriptor, Dispatch, MakeAttend
+from specgraph.graphs import BatchDescriptor, Dispatch
 from specgraph.models.protocol import DraftHead, ParallelHead
 from specgraph.platforms import Platform
-from specgraph.runner import (
-    LengthsAt,
-    ModelRunner,
-    PrefillBuffers,
-    PrefillProgram,
-    allocate_prefill,
-)
+from specgraph.runner import LengthsAt, ModelRunner
 
 
 class Drafter(ModelRunner):
@@ -89,15 +83,9 @@ class Drafter(ModelRunner):
             program.buffers = replace(program.buffers, sampling=sampling)
         self.program = self.draft_programs[0]
         self.buffers = self.program.buffers
-        ahead = self.program.look_ahead
-        self.prefill_buffers = allocate_prefill(config, head.aux_size, head.dtype, platform.device, look_ahead=ahead)
-        self._prefill = PrefillProgram(
-            buffers=self.prefill_buffers,
-            config=config,
-            forward=partial(_prefill_rows, self.program),
-            num_passes=self.program.prefill_passes,
-        )
-        self.programs += [self._prefill, *self.draft_programs]
+        self._prefill = DraftPrefill(head, self.program, config, platform.device, self.position_offset)
+        self.prefill_buffers = self._prefill.buffers
+        self.programs += [self._prefill.program, *self.draft_programs]
         self.bound: list[BoundTensors] = []
         """What `bind` was given, in order."""
         self.num_proposes = 0
@@ -279,20 +267,7 @@ class Drafter(ModelRunner):
             CapacityError: more rows than the largest prefill size, or more than `blocks` hold; nothing was run.
             ConfigError: positions outside of the prompt, or `aux_hidden` of another shape; nothing was run.
         """
-        self._prefill.dispatch(max(len(positions), at_least))
-        states, last, offset = self.prefill_buffers.aux_hidden, len(prompt) - 1, self.position_offset
-        if positions.stop > len(prompt):
-            raise ConfigError(f"prefill of positions up to {positions.stop - 1}: the prompt has {len(prompt)} tokens")
-        if aux_hidden is not None:
-            expected = [len(positions), states.shape[1]]
-            if list(aux_hidden.shape) != expected:
-                raise ConfigError(f"aux_hidden of a prefill is {list(aux_hidden.shape)}, expected {expected}")
-            states[: len(positions)].copy_(aux_hidden)
-        begin, end = positions.start + 1 - offset, min(positions.stop, last + offset) + 1 - offset
-        tokens, following = prompt[begin:end], prompt[end : end + self.program.look_ahead]
-        if tokens or at_least:
-            self._prefill.run(self, tokens, positions.start, blocks, at_least, following)
-        return states[last - positions.start] if last in positions else None
+        return self._prefill.run(self, prompt, positions, blocks, aux_hidden, at_least)
 
     @torch.no_grad()
     def prefill_ragged(
@@ -325,7 +300,3 @@ class Drafter(ModelRunner):
         computed = replace(padded, num_speculative_tokens=computed_tokens(padded))
         now = self._host_rounds.round(computed, memory, start_positions, num_sampled)
         return partial(self.program.host_lengths, host_round=now)
-
-
-def _prefill_rows(program: DraftProgram[Any], b: PrefillBuffers, make_attend: MakeAttend) -> None:
-    program.prefill(b.token_ids, b.aux_hidden, b.metadata, make_attend, b.last_row)

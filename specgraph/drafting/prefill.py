@@ -1,0 +1,67 @@
+"""The prefill passes of a drafter: which tokens and hidden states of a prompt its rows take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specgraph.drafting.config import DraftConfig
+from specgraph.drafting.program import DraftProgram
+from specgraph.errors import ConfigError
+from specgraph.graphs import MakeAttend
+from specgraph.models.protocol import Head
+from specgraph.runner import ModelRunner, PrefillBuffers, PrefillProgram, allocate_prefill
+
+
+class DraftPrefill:
+    """Writes the drafter's KV for prompts, chunk by chunk; see `Drafter.prefill`."""
+
+    def __init__(
+        self, head: Head, program: DraftProgram[Any], config: DraftConfig, device: torch.device, position_offset: int
+    ) -> None:
+        """
+        Args:
+            program: a draft program of the head.
+            position_offset: see `Drafter.position_offset`.
+        """
+        self._position_offset, self._look_ahead = position_offset, program.look_ahead
+        self.buffers = allocate_prefill(config, head.aux_size, head.dtype, device, look_ahead=program.look_ahead)
+        self.program = PrefillProgram(
+            buffers=self.buffers,
+            config=config,
+            forward=partial(_rows, program),
+            num_passes=program.prefill_passes,
+        )
+
+    def run(
+        self,
+        runner: ModelRunner,
+        prompt: Sequence[int],
+        positions: range,
+        blocks: Sequence[int],
+        aux_hidden: Tensor | None,
+        at_least: int,
+    ) -> Tensor | None:
+        """See `Drafter.prefill`. `runner`: of the head; `program` is one of its programs."""
+        self.program.dispatch(max(len(positions), at_least))
+        states, last, offset = self.buffers.aux_hidden, len(prompt) - 1, self._position_offset
+        if positions.stop > len(prompt):
+            raise ConfigError(f"prefill of positions up to {positions.stop - 1}: the prompt has {len(prompt)} tokens")
+        if aux_hidden is not None:
+            expected = [len(positions), states.shape[1]]
+            if list(aux_hidden.shape) != expected:
+                raise ConfigError(f"aux_hidden of a prefill is {list(aux_hidden.shape)}, expected {expected}")
+            states[: len(positions)].copy_(aux_hidden)
+        begin, end = positions.start + 1 - offset, min(positions.stop, last + offset) + 1 - offset
+        tokens, following = prompt[begin:end], prompt[end : end + self._look_ahead]
+        if tokens or at_least:
+            self.program.run(runner, tokens, positions.start, blocks, at_least, following)
+        return states[last - positions.start] if last in positions else None
+
+
+def _rows(program: DraftProgram[Any], b: PrefillBuffers, make_attend: MakeAttend) -> None:
+    program.prefill(b.token_ids, b.aux_hidden, b.metadata, make_attend, b.last_row)
