@@ -264,3 +264,14 @@ def _table(console: Console, report: dict[str, Any], generator: TextGenerator) -
     table.add_row("target, drafter", f"{report['target']}, {report['draft']}")
     table.add_row("lowering", generator.decoder.drafter.resolution.explain() if generator.decoder.drafter else "")
     console.print(table)
+    if _is_hardly_accepted(report):
+        console.print(
+            "Hardly any draft token is accepted: is the drafter one for this target? `specgraph audit` tells whether "
+            "its graphs draft what eager drafts; docs/debugging-acceptance.md has the other causes."
+        )
+
+
+def _is_hardly_accepted(report: dict[str, Any]) -> bool:
+    """Whether fewer than one in twenty first drafts were accepted, over enough rounds to tell."""
+    shares = report["acceptance_per_position"]
+    return report["rounds"] >= 16 and bool(shares) and shares[0] < 0.05

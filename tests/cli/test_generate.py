@@ -12,6 +12,7 @@ import torch
 from command import specgraph
 from matplotlib.figure import Figure
 from rich.console import Console
+from safetensors.torch import load_file, save_file
 
 from specgraph.cli.env import choose_threads
 from specgraph.cli.prompts import Prompt, read_prompts
@@ -111,6 +112,22 @@ def test_what_is_counted_is_in_the_output():
         f"specgraph {report['version']}",
     ):
         assert shown in run.stderr
+
+
+def test_a_drafter_of_another_target_is_told(tmp_path):
+    target, trained = shipped_pair()
+    draft = Path(shutil.copytree(trained, tmp_path / "draft"))
+    weights = draft / "model.safetensors"
+    generator = torch.Generator().manual_seed(0)
+    random = {
+        name: torch.randn(tensor.shape, generator=generator).to(tensor.dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in load_file(weights).items()
+    }
+    save_file(random, weights)
+    options = ("--max-tokens", 24, "--no-compare", "--lowering", "eager")
+    run = specgraph("generate", "--target", target, "--draft", draft, *options)
+    assert "Hardly any draft token is accepted" in run.stdout
+    assert "Hardly any" not in specgraph("generate", *options).stdout
 
 
 def test_several_prompts_with_a_stop_string(tmp_path):
