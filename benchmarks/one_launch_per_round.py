@@ -9,7 +9,7 @@ pair it is measured over whole requests. `host_us_per_round` is the CPU time of 
 for a copy, of which `launch_us_per_round` is spent in graph launches; `host_wall_us_per_round`,
 `launch_wall_us_per_round` and `wait_us_per_round` are by the clock. `launches_per_round`, `uploads_per_round`,
 `waits_per_round` and `gap_us` (median time between the last kernel of a graph and the first one of the next, on the
-device) are from a profiler's trace, on CUDA only.
+device) are from a profiler's trace, on CUDA only, which is taken when all times are.
 """
 
 from __future__ import annotations
@@ -144,33 +144,30 @@ def trace(decoder, rounds=12):
     }  # fmt: skip
 
 
-def compare(platform, target, requests, decoders, prompts, length, rounds, repeats):
-    """Rows of both lowerings over the same requests."""
+def compare(platform, requests, decoders, prompts, length, rounds, repeats):
+    """Times of each way over the same requests; with 0 repeats its trace."""
     found, expected = {name: [] for name in decoders}, 1 + sum(accumulate([ACCEPTANCE] * K, mul))
     for decoder in decoders.values():
         for prompt in prompts:
             decoder.add(Request(prompt_token_ids=prompt, max_tokens=length - len(prompt)))
         stretch(decoder, 3)
+    if not repeats:
+        return {name: trace(decoder) for name, decoder in decoders.items()}
     for _ in range(repeats):
         for name in random.sample(list(decoders), len(decoders)):
             platform.synchronize()
             found[name].append(stretch(decoders[name], rounds))
-    rows = []
+    rows = {}
     for name, decoder in decoders.items():
         times = medians(found[name])
-        rows.append(
-            {
-                "target": target, "requests": requests, "lowering": name,
-                "tokens_per_second": round(requests * expected / times["round_us"] * 1e6, 1), **times,
-                "mean_acceptance_length": round(decoder.metrics.mean_acceptance_length, 3),
-                **(trace(decoder) if platform.device.type == "cuda" else {}),
-            }
-        )  # fmt: skip
+        rate = round(requests * expected / times["round_us"] * 1e6, 1)
+        acceptance = round(decoder.metrics.mean_acceptance_length, 3)
+        rows[name] = {"tokens_per_second": rate, **times, "mean_acceptance_length": acceptance}
     return rows
 
 
 def random_pair(platform, name, requests, dtype, rounds, repeats, cache):
-    """Rows of a target with random weights."""
+    """Each way's times with a target of random weights; with 0 repeats its trace."""
     shape, layers, context = TARGETS[name]
     length = context + ((rounds + LEAD) * repeats + 60) * (K + 1)
     if name not in cache:
@@ -191,14 +188,15 @@ def random_pair(platform, name, requests, dtype, rounds, repeats, cache):
         )  # fmt: skip
         decoders[name_of_way] = SpeculativeDecoder(target, head, platform, config, attention=attention)
         decoders[name_of_way].capture()
-    rows = compare(platform, name, requests, decoders, prompts, length, rounds, repeats)
+    rows = compare(platform, requests, decoders, prompts, length, rounds, repeats)
     for decoder in decoders.values():
         decoder.close()
     return rows
 
 
 def shipped_pair(platform, requests, rounds, repeats):
-    """Rows of the shipped pair: whole greedy requests of 100 tokens, and rounds of long ones."""
+    """Each way's times with the shipped pair, of whole greedy requests of 100 tokens and of rounds of long ones; with 0
+    repeats its trace."""
     generators = {
         name: load_generator(
             platform=platform, num_speculative_tokens=K, max_num_requests=requests, capture_sizes=[requests], **options
@@ -206,7 +204,7 @@ def shipped_pair(platform, requests, rounds, repeats):
         for name, options in WAYS.items()
     }  # fmt: skip
     rates, found = {name: [] for name in generators}, {name: [] for name in generators}
-    prompts, tokens, rows = [PROMPTS[i % len(PROMPTS)] for i in range(max(requests, len(PROMPTS)))], {}, []
+    prompts, tokens, rows = [PROMPTS[i % len(PROMPTS)] for i in range(max(requests, len(PROMPTS)))], {}, {}
     for _ in range(repeats):
         for name in random.sample(list(generators), len(generators)):
             generator = generators[name]
@@ -225,21 +223,19 @@ def shipped_pair(platform, requests, rounds, repeats):
             while decoder.num_unfinished:
                 generator.step()
     for name, generator in generators.items():
-        decoder = generator.decoder
-        row = {
-            "target": "shipped pair", "requests": requests, "lowering": name,
-            "tokens_per_second": round(statistics.median(rates[name]), 1), **medians(found[name]),
-            "tokens_per_second_of_repeats": [round(rate, 1) for rate in rates[name]],
-            "mean_acceptance_length": round(decoder.metrics.mean_acceptance_length, 3),
-        }  # fmt: skip
-        if platform.device.type == "cuda":
+        if repeats:
+            rows[name] = {
+                "tokens_per_second": round(statistics.median(rates[name]), 1), **medians(found[name]),
+                "tokens_per_second_of_repeats": [round(rate, 1) for rate in rates[name]],
+                "mean_acceptance_length": round(generator.decoder.metrics.mean_acceptance_length, 3),
+            }  # fmt: skip
+        else:
             for prompt in prompts[:requests]:
                 generator.add(generator.request(prompt, max_tokens=250))
             for _ in range(LEAD):
                 generator.step()
             with torch.inference_mode():
-                row |= trace(decoder)
-        rows.append(row)
+                rows[name] = trace(generator.decoder)
         generator.close()
     return rows
 
@@ -325,11 +321,30 @@ def main():
         if asked.json is not None:
             asked.json.write_text(json.dumps(report, indent=1) + "\n")
 
-    start, cache = time.perf_counter(), {}
-    for requests in map(int, asked.requests.split(",") if asked.repeats and asked.shipped else ()):
-        report["rows"] += shipped_pair(platform, requests, 20, asked.repeats)
-        keep()
-        print(f"{time.perf_counter() - start:.0f} s", report["rows"][-len(WAYS) :], flush=True)
+    start, cache, rows = time.perf_counter(), {}, {}
+    shipped = ["shipped pair"] * asked.shipped
+    cases = [
+        (name, int(n))
+        for name in (*shipped, *filter(None, asked.targets.split(",")))
+        for n in asked.requests.split(",")
+    ]
+
+    def measure(repeats):
+        for name, requests in cases:
+            if name == "shipped pair":
+                found = shipped_pair(platform, requests, 20, repeats)
+            else:
+                with torch.inference_mode():
+                    found = random_pair(platform, name, requests, dtype, 20, repeats, cache)
+            for way, row in found.items():
+                key = {"target": name, "requests": requests, "lowering": way}
+                rows[name, requests, way] = rows.get((name, requests, way), key) | row
+            report["rows"] = list(rows.values())
+            keep()
+            print(f"{time.perf_counter() - start:.0f} s {name}, {requests} requests: {found}", flush=True)
+
+    if asked.repeats:
+        measure(asked.repeats)
     report["same_tokens"] = {}
     for way in list(WAYS)[1:] if asked.rounds else ():
         for draft in (None, *asked.drafter):
@@ -337,12 +352,8 @@ def main():
             report["same_tokens"][name] = same_tokens(platform, way, asked.rounds, draft)
             keep()
             print(f"{time.perf_counter() - start:.0f} s {name}: {report['same_tokens'][name]}", flush=True)
-    with torch.inference_mode():
-        for name in filter(None, asked.targets.split(",") if asked.repeats else ()):
-            for requests in map(int, asked.requests.split(",")):
-                report["rows"] += random_pair(platform, name, requests, dtype, 20, asked.repeats, cache)
-                keep()
-                print(f"{time.perf_counter() - start:.0f} s", report["rows"][-len(WAYS) :], flush=True)
+    if asked.repeats and platform.device.type == "cuda":
+        measure(0)  # last: a profiler that ran once makes all later graph launches 5 to 20 times as long
     report["seconds"] = round(time.perf_counter() - start)
     keep()
 
