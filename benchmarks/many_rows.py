@@ -1,15 +1,19 @@
 """Times gated linears of 65 to 384 rows: the library's matmul with the kernel that gates after it, and our kernel.
 
-    SPECGRAPH_CUDA_MANY_ROWS=1 python benchmarks/many_rows.py --json benchmarks/results/h200-many-rows.json
+    python benchmarks/many_rows.py --json benchmarks/results/h200-many-rows.json
 
-Each way runs in a graph over copies of the weights, so many that none is in a cache, the ways in turns.
+Each way runs in a graph over copies of the weights, so many that none is in a cache, the ways in turns. With --requests
+also whole rounds of a target of Llama-3-8B's shape and an EAGLE-3 head, both with random weights, K = 5.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import random
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -20,13 +24,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specgraph import EngineConfig, Request, SpeculativeDecoder
+from specgraph.attention import choose_attention
 from specgraph.benchmarking.floor import measure_rates
+from specgraph.benchmarking.rounds import TARGETS, random_target
+from specgraph.benchmarking.shapes import SHAPES, random_head
 from specgraph.benchmarking.timing import device_time
 from specgraph.benchmarking.tune import triton_ops
+from specgraph.options import LoweringChoice
 from specgraph.platforms import Platform, open_platform
 
 COPIED_BYTES = 600 << 20
 TURNS = 5
+K, CONTEXT, CAPTURES, ROUNDS, LEAD = 5, 1024, 2, 8, 2
+LENGTH = CONTEXT + (20 + TURNS * (ROUNDS + LEAD)) * (K + 1)
 
 
 def graph_of(platform: Platform, call: Callable[[int], Any], copies: int) -> Any:
@@ -71,6 +82,52 @@ def measure(platform: Platform, rows: int, columns: int, depth: int, rates: Any)
     }  # fmt: skip
 
 
+def rounds(platform: Platform, requests: int, lowering: LoweringChoice) -> dict[str, Any]:
+    """Milliseconds of a round of each way, the median of each capture. The captures take turns."""
+    target = random_target(TARGETS["llama3-8b"], platform.device, torch.bfloat16, LENGTH)
+    head = random_head(SHAPES["eagle3-llama3-8b"], platform.device, torch.bfloat16, LENGTH)
+    ops = triton_ops(platform)
+    shipped = ops.options
+    ways = {"library": replace(shipped, gated_of_many_rows=None), "ours": shipped}
+    layers = [*target.attention_layers, *head.attention_layers]
+    attention = choose_attention("auto", platform, layers, torch.bfloat16).backend
+    config = EngineConfig(
+        num_speculative_tokens=K, max_num_requests=requests, max_model_len=LENGTH, capture_sizes=[requests],
+        prefill_sizes=[512], mode="FULL_DECODE_ONLY", synthetic_acceptance=0.7, lowering=lowering,
+        block_size=attention.preferred_block_size,
+    )  # fmt: skip
+    g = torch.Generator().manual_seed(0)
+    prompts: list[list[int]] = torch.randint(0, target.vocab_size, (requests, CONTEXT), generator=g).tolist()
+    made: list[tuple[str, SpeculativeDecoder, list[float]]] = []
+    for _ in range(CAPTURES):
+        for way, options in ways.items():
+            object.__setattr__(ops, "options", options)
+            decoder = SpeculativeDecoder(target, head, platform, config, attention=attention)
+            decoder.capture()
+            object.__setattr__(ops, "options", shipped)
+            for prompt in prompts:
+                decoder.add(Request(prompt_token_ids=prompt, max_tokens=LENGTH - CONTEXT))
+            for _ in range(3):
+                decoder.step()
+            made.append((way, decoder, []))
+    order = random.Random(0)
+    for _ in range(TURNS):
+        for _, decoder, times in order.sample(made, len(made)):
+            for _ in range(LEAD):
+                decoder.step()
+            platform.synchronize()
+            start = time.perf_counter()
+            for _ in range(ROUNDS):
+                decoder.step()
+            platform.synchronize()
+            times.append((time.perf_counter() - start) / ROUNDS * 1e3)
+    found: dict[str, list[float]] = {}
+    for way, decoder, times in made:
+        found.setdefault(way, []).append(round(median(times), 3))
+        decoder.close()
+    return {"requests": requests, "lowering": lowering, "rows": requests * (K + 1), "round_ms": found}
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser()
@@ -78,22 +135,28 @@ def main() -> None:
     parser.add_argument("--columns", type=int, default=14336, help="of the output")
     parser.add_argument("--depth", type=int, default=4096)
     parser.add_argument("--rows", default="96,128,192,256,384")
+    parser.add_argument("--requests", default="", help="batch sizes of whole rounds, comma-separated")
+    parser.add_argument("--lowering", default="merged")
     parser.add_argument("--json", default="")
     a = parser.parse_args()
     platform = open_platform(a.platform)
     if triton_ops(platform).options.gated_of_many_rows is None:
-        parser.error(
-            "our kernel is not there to be timed: set SPECGRAPH_CUDA_MANY_ROWS=1, on Hopper with cuda-bindings"
-        )
+        parser.error("our kernel is not there to be timed: it needs Hopper and cuda-bindings")
     rates = measure_rates(platform, torch.bfloat16)
     rows: list[dict[str, Any]] = []
+    timed: list[dict[str, Any]] = []
     with torch.inference_mode():
         for count in map(int, a.rows.split(",")):
             rows.append(measure(platform, count, a.columns, a.depth, rates))
             print(json.dumps(rows[-1]), flush=True)
+        for requests in map(int, filter(None, a.requests.split(","))):
+            timed.append(rounds(platform, requests, a.lowering))
+            print(json.dumps(timed[-1]), flush=True)
+            gc.collect()  # decoders are reference cycles that hold KV caches of many GiB
     report = {
         "device": platform.info.device_name, "versions": dict(platform.info.versions), "dtype": "bfloat16",
-        "command": "SPECGRAPH_CUDA_MANY_ROWS=1 python benchmarks/many_rows.py " + " ".join(sys.argv[1:]), "rows": rows,
+        "command": "python benchmarks/many_rows.py " + " ".join(sys.argv[1:]), "rows": rows,
+        "rounds": timed,
     }  # fmt: skip
     if a.json:
         Path(a.json).write_text(json.dumps(report, indent=1))

@@ -155,9 +155,53 @@ def one_launch(report: dict[str, Any]) -> str:
     return markdown([*columns, "of it launches", "gap us, round", "in graphs, round"], rows)
 
 
+def kernel_floors(report: dict[str, Any]) -> str:
+    """Merged proposes beside both floors, us."""
+    rows: list[list[Any]] = []
+    for requests, ways in by_requests(report["rows"]).items():
+        row = ways["merged"]
+        us, floors = row["device_us"], (row["floor_us"], row["kernel_floor_us"])
+        times = [f"{floor:.0f}" for floor in floors] + [f"{us:.0f}"]
+        rows.append([requests, *times, *(f"{us / floor:.2f}" for floor in floors), f"{floors[1] / floors[0]:.2f}"])
+    ratios = "merged / floor", "merged / kernel floor", "kernel floor / floor"
+    return markdown(["requests", "floor", "kernel floor", "merged", *ratios], rows)
+
+
+def propose_kernels(report: dict[str, Any]) -> str:
+    """Kernels of a propose by what they do, each beside its floor, us."""
+    parts = {
+        "linears": ("linear", "gate_up", "head", "nvjet", "gemm", "splitK"),
+        "attention": ("attend", "combine", "rotate"),
+    }
+    rows: list[list[Any]] = []
+    for row in report["rows"]:
+        us = dict.fromkeys(parts, 0.0)
+        for name, kernel in row["kernels"].items():
+            part = next((part for part, words in parts.items() if any(word in name for word in words)), "others")
+            us[part] = us.get(part, 0.0) + kernel["us"]
+        floors = row["part_floors_us"]
+        cells = [f"{us[part]:.0f} ({floors[part]:.0f}, {us[part] / floors[part]:.2f})" for part in parts]
+        calls = sum(kernel["calls"] for kernel in row["kernels"].values())
+        rows.append([row["requests"], *cells, f"{us['others']:.0f}", calls, f"{sum(us.values()):.0f}"])
+    columns = [f"{part} (floor, ratio)" for part in parts]
+    return markdown(["requests", *columns, "other kernels", "kernels", "whole propose"], rows)
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     table.__name__: table
-    for table in (propose, rounds, round_times, sampled, stored, accept, engine, host_times, one_launch)
+    for table in (
+        propose,
+        rounds,
+        round_times,
+        sampled,
+        stored,
+        accept,
+        engine,
+        host_times,
+        one_launch,
+        kernel_floors,
+        propose_kernels,
+    )
 }
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -40,6 +39,9 @@ _HEAD = {16: Tile(128, 128, 4, 4, 64), 32: Tile(128, 128, 4, 3, 64), 64: Tile(12
 _FEW_COLUMNS = {16: Tile(16, 512, 2, 4, 512), 64: Tile(16, 128, 4, 6, 256)}
 _GATE_UP_FEW_COLUMNS = {16: Tile(64, 256, 4, 3, 64), 64: Tile(64, 64, 4, 5, 64)}
 
+# For gated columns of which the tiles of `_GATE_UP` make fewer programs than four fifths of the multiprocessors.
+_GATE_UP_12288 = {16: Tile(32, 128, 4, 4, 256)}
+
 _LINEAR_FP8 = {16: Tile(32, 512, 4, 5, 512), 32: Tile(32, 256, 4, 5, 256), 64: Tile(32, 256, 4, 5, 512)}
 _WIDE_FP8 = {16: Tile(32, 512, 2, 4, 512), 32: Tile(32, 256, 4, 5, 256), 64: Tile(64, 128, 4, 7, 256)}
 _GATE_UP_FP8 = {16: Tile(64, 256, 4, 3, 64), 32: Tile(64, 128, 8, 5, 256), 64: Tile(128, 128, 8, 4, 64)}
@@ -54,6 +56,8 @@ def tile_for(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
     if kind == "linear_fp8":
         return (_LINEAR_FP8 if columns <= 32 * 132 else _WIDE_FP8)[rows]
     if kind == "gate_up":
+        if 64 * 132 < columns < 104 * 128 and rows in _GATE_UP_12288:
+            return _GATE_UP_12288[rows]
         return (_GATE_UP if columns > 64 * 132 else {**_GATE_UP, **_GATE_UP_FEW_COLUMNS})[rows]
     if kind == "head":
         return _HEAD[rows]
@@ -106,24 +110,18 @@ def on_its_device(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def gated_linear(device: torch.device) -> GatedOfManyRows | None:
-    """The kernel for gated linears of 65 to 384 rows, where `SPECGRAPH_CUDA_MANY_ROWS=1` asks for it; else None.
-
-    It needs Hopper, cuda-bindings and NVRTC; a warning says which of them is missing. It is not the default, as its
-    last version has not run on a GPU.
-    """
-    if os.environ.get("SPECGRAPH_CUDA_MANY_ROWS") != "1":
-        return None
+    """The kernel for gated linears of more than 64 rows, or None: it needs Hopper, cuda-bindings and NVRTC."""
     properties = torch.cuda.get_device_properties(device)
+    if (properties.major, properties.minor) != (9, 0) or properties.multi_processor_count < BLOCKS:
+        return None
     try:
         from specgraph_cuda.many_rows import gated_of_many_rows, why_not
 
         reason = why_not()
     except ImportError:
         reason = "cuda-bindings is not installed (pip install cuda-bindings)"
-    if (properties.major, properties.minor) != (9, 0) or properties.multi_processor_count < BLOCKS:
-        reason = f"{properties.name} is no GPU of compute capability 9.0 with {BLOCKS} multiprocessors"
     if reason is not None:
-        _log.warning("SPECGRAPH_CUDA_MANY_ROWS=1 has no effect: %s", reason)
+        _log.info("gated linears of more than 64 rows run in the library's matmul: %s", reason)
         return None
     return gated_of_many_rows
 

@@ -1,8 +1,9 @@
-"""Compiling and launching `many_rows.cu`: gated linears of 65 to 384 rows on GPUs of compute capability 9.0."""
+"""Compiling and launching `many_rows.cu`: gated linears of more than 64 rows on GPUs of compute capability 9.0."""
 
 from __future__ import annotations
 
 import ctypes
+import logging
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from torch import Tensor
 from specgraph_cuda.many_rows_plan import Plan, plan_for
 from specgraph_cuda.nodes import checked
 
+_log = logging.getLogger(__name__)
+
 _EVICT_NORMAL, _EVICT_FIRST = 0x1000000000000000, 0x12F0000000000000
 """Cache hints of a tensor copy, as CUTLASS's `TMA::CacheHintSm90` has them."""
 
@@ -26,6 +29,8 @@ def gated_of_many_rows(x: Tensor, weight: Tensor) -> Tensor | None:
     if plan is None or x.dtype != torch.bfloat16 or weight.dtype != x.dtype or not _aligned(x):
         return None
     if not _aligned(weight) or not weight.is_contiguous():
+        return None
+    if _loaded(plan, x.device) is None:
         return None
     out = x.new_empty(x.shape[0], columns)
     launch(plan, x, weight, out)
@@ -85,13 +90,18 @@ def compiled(text: str) -> bytes:
 
 
 @cache
-def _loaded(plan: Plan, device: torch.device) -> Any:
-    """The kernel of one variant in the context of a device."""
-    binary = compiled(source(plan))
-    with torch.cuda.device(device):
-        kernel = checked(cu.cuModuleGetFunction(checked(cu.cuModuleLoadData(binary)), b"many_rows"))
-        most = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        checked(cu.cuFuncSetAttribute(kernel, most, plan.memory))
+def _loaded(plan: Plan, device: torch.device) -> Any | None:
+    """The kernel of one variant in the context of a device; None where it can't be compiled or loaded, and why is
+    logged: a driver older than NVRTC refuses its code."""
+    try:
+        binary = compiled(source(plan))
+        with torch.cuda.device(device):
+            kernel = checked(cu.cuModuleGetFunction(checked(cu.cuModuleLoadData(binary)), b"many_rows"))
+            most = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            checked(cu.cuFuncSetAttribute(kernel, most, plan.memory))
+    except RuntimeError as error:
+        _log.warning("gated linears of more than 64 rows run in the library's matmul, which is slower: %s", error)
+        return None
     return kernel
 
 

@@ -34,6 +34,8 @@ def plan_for(rows: int, columns: int, depth: int) -> Plan | None:
         columns: of the output; there are twice as many rows of weights.
         depth: input columns.
     """
+    if (columns, depth) == (12288, 4096) and 64 < rows <= 128:
+        return Plan(2, 192, 5)
     if not 64 < rows <= 384 or (columns, depth) != (14336, 4096):
         return None
     groups = 2 if rows <= 128 or 192 < rows <= 256 else 3

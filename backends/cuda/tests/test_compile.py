@@ -264,3 +264,11 @@ def test_it_compiles_over_fp8_caches(ops: TritonOps, op: str, rows: int, monkeyp
 
 def test_every_op_is_tried() -> None:
     assert {call.op for call in CALLS} == set(_OPS)
+
+
+@pytest.mark.parametrize("columns", [4096, 8192, 11008, 12288, 14336, 28672])
+def test_gated_linears_are_spread_over_the_multiprocessors(columns: int) -> None:
+    """Tiles of 128 columns make 96 programs of 12288 columns, and a quarter of an H200's 132 multiprocessors idles."""
+    tile = tile_for("gate_up", 16, columns, 4096)
+    assert tile is not None
+    assert -(-columns // tile.columns) >= (104 if columns > 8192 else 32)

@@ -1,7 +1,8 @@
-"""Gated linears of 65 to 384 rows: plans fit the device, the kernel compiles, and on a GPU its products are right."""
+"""Gated linears of many rows: plans fit the device, the kernel compiles, and on a GPU its products are right."""
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -12,12 +13,14 @@ from specgraph_cuda.many_rows_plan import BLOCKS, Plan, plan_for
 
 from specgraph.platforms import Platform
 
-PLANS = [Plan(3, 224, 4), Plan(2, 224, 5), Plan(2, 64, 4)]
+PLANS = [Plan(3, 224, 4), Plan(2, 224, 5), Plan(2, 192, 5), Plan(2, 64, 4)]
 """Those in use, and a smaller one."""
 
 
 @settings(derandomize=True, deadline=None, max_examples=300)
-@given(rows=st.integers(1, 600), columns=st.sampled_from([14336, 14344, 4096]), depth=st.sampled_from([4096, 4160]))
+@given(
+    rows=st.integers(1, 600), columns=st.sampled_from([14336, 14344, 12288, 4096]), depth=st.sampled_from([4096, 4160])
+)
 def test_a_plan_fits_a_multiprocessor(rows: int, columns: int, depth: int) -> None:
     plan = plan_for(rows, columns, depth)
     if plan is None:
@@ -64,7 +67,7 @@ def off(got: torch.Tensor, want: torch.Tensor) -> float:
 def test_products_are_right(hopper: Platform, plan: Plan, rows: int) -> None:
     from specgraph_cuda.many_rows import launch
 
-    for columns, depth in ((1000, 512), (14336, 4096), (96, 1088)):
+    for columns, depth in ((1000, 512), (14336, 4096), (12288, 4096), (96, 1088)):
         x = make(rows, depth + 64)[:, :depth]
         weight = make(2 * columns, depth, scale=depth**-0.5)
         gate, up = (x.double() @ weight.double().T).chunk(2, 1)
@@ -114,18 +117,37 @@ def test_gated_linears_of_many_rows_without_bias_take_the_device_s_kernel() -> N
     assert norm_gate_up.reference(x, None, 0.0, weight).shape == (65, 2)
 
 
-def test_who_asks_for_the_kernel_is_told_why_it_is_not_there(monkeypatch, caplog) -> None:
+def test_only_hopper_has_the_kernel(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("triton")
     from specgraph_cuda.kernels import gated_linear
 
-    found = SimpleNamespace(name="NVIDIA A100", major=8, minor=0, multi_processor_count=108)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
-    monkeypatch.delenv("SPECGRAPH_CUDA_MANY_ROWS", raising=False)
-    assert gated_linear(torch.device("cuda", 0)) is None
+    caplog.set_level("INFO")
+    for major, minor, units in ((8, 0, 108), (9, 0, 114), (10, 0, 148)):
+        found = SimpleNamespace(major=major, minor=minor, multi_processor_count=units)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, found=found: found)
+        assert gated_linear(torch.device("cuda", 0)) is None
     assert not caplog.messages
-    monkeypatch.setenv("SPECGRAPH_CUDA_MANY_ROWS", "1")
+    found = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+    monkeypatch.setitem(sys.modules, "specgraph_cuda.many_rows", None)
     assert gated_linear(torch.device("cuda", 0)) is None
     (message,) = caplog.messages
-    assert message.startswith(
-        "SPECGRAPH_CUDA_MANY_ROWS=1 has no effect: NVIDIA A100 is no GPU of compute capability 9.0"
-    )
+    assert "cuda-bindings is not installed" in message
+
+
+def test_code_that_the_driver_refuses_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    from specgraph_cuda import many_rows
+
+    def refused(text: str) -> bytes:
+        raise RuntimeError("a binary for another driver")
+
+    monkeypatch.setattr(many_rows, "compiled", refused)
+    many_rows._loaded.cache_clear()
+    x, weight = torch.zeros(96, 4096).bfloat16(), torch.zeros(24576, 4096).bfloat16()
+    assert many_rows.gated_of_many_rows(x, weight) is None
+    assert many_rows.gated_of_many_rows(x, weight) is None
+    assert sum("a binary for another driver" in message for message in caplog.messages) == 1
+    many_rows._loaded.cache_clear()
