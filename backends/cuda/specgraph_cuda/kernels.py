@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -71,10 +72,33 @@ def tile_for(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
 
 
 def attention_for(shape: AttentionShape) -> AttentionTile:
-    """The tile of one attention, for multiprocessors with 227 KiB of shared memory."""
-    if not 16 < shape.rows <= 32 or shape.itemsize != 2 or shape.head_dim > 128:
+    """The tile of one attention, for multiprocessors with 227 KiB of shared memory; see benchmarks/NOTES-h200.md."""
+    if shape.itemsize != 2 or shape.head_dim > 128:
         return default_attention(shape)
-    # The rows of a verify: fewer, longer splits are faster, as less is left to add.
+    if shape.cache_itemsize == 1:
+        return _attention_over_fp8(shape)
+    usual = default_attention(shape)
+    if shape.rows <= 16:  # of a draft step
+        if shape.pairs > 16:
+            return usual
+        return AttentionTile(rows=16, keys=128, splits=attention_splits(shape, 16, 128, per_unit=1), stages=5)
+    if shape.rows > 32:  # prompts, draft trees, blocks of a parallel drafter
+        return usual if usual.splits > 8 else replace(usual, stages=5)
+    # The rows of a verify. Few programs have a multiprocessor each, with 128 keys at a time; of many, two share one.
+    few = shape.pairs <= shape.compute_units
+    tile = AttentionTile(
+        rows=32, keys=128 if few else 64, splits=attention_splits(shape, 32, 128, per_unit=1), stages=5
+    )
+    span = 512 if few else 1024
+    if tile.splits > 4 or shape.context < 4 * span:
+        return tile
+    return replace(tile, splits=4, span=span)  # so that the longest of uneven contexts is not the work of one program
+
+
+def _attention_over_fp8(shape: AttentionShape) -> AttentionTile:
+    """The same over caches in e4m3, whose conversion takes longer than reading them."""
+    if not 16 < shape.rows <= 32:
+        return default_attention(shape)
     return AttentionTile(rows=32, keys=128, splits=attention_splits(shape, 32, 128, per_unit=2), stages=3)
 
 

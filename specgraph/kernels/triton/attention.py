@@ -2,7 +2,8 @@
 """Paged attention: the work follows the lengths on the device, the grid only the shapes.
 
 The context of each request is cut into the same number of splits, whatever its length, so that the launch never
-depends on a length; each split covers an equal part of the actual context, and a second kernel adds the parts in order.
+depends on a length; each split covers an equal part of the actual context, of a least size, and a second kernel adds
+the parts in order. A result depends on the request's own length and on shapes, not on the other requests.
 """
 
 from __future__ import annotations
@@ -20,29 +21,39 @@ def first_of(mask, HALF: tl.constexpr, HALVES: tl.constexpr):
 
 
 @triton.jit
+def store_rows(out, place, left, right, total, wanted, HALF: tl.constexpr, HALVES: tl.constexpr):
+    """Divide the sums of rows [N, HALVES] by their weights' and store them at the pairs of row and head `place`."""
+    share = tl.where(total > 0, 1.0 / total, 0.0)[:, None]
+    at = out + place[:, None] * (2 * HALF) + tl.arange(0, HALVES)[None, :]
+    tl.store(at, (left * share).to(out.dtype.element_ty), mask=wanted)
+    tl.store(at + HALF, (right * share).to(out.dtype.element_ty), mask=wanted)
+
+
+@triton.jit
 def attend_kernel(
     query, new_key, new_value, rotary, positions, slot_mapping, key_cache, value_cache, block_table, seq_lens,
     query_start_loc, ancestors, out, partial_out, partial_max, partial_sum, query_stride, new_stride, rotary_stride,
     table_stride, table_width, heads, scale, tree_len,
     GROUP: tl.constexpr, HALF: tl.constexpr, HALVES: tl.constexpr, BLOCK: tl.constexpr, BLOCK_STRIDE: tl.constexpr,
     KEY_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr, ROWS: tl.constexpr,
-    KEYS: tl.constexpr, SPLITS: tl.constexpr, TILES: tl.constexpr, CAUSAL: tl.constexpr, FUSED: tl.constexpr,
-    ROTATED: tl.constexpr, PRECISION: tl.constexpr, UNIFORM: tl.constexpr, OVERLAP: tl.constexpr,
+    KEYS: tl.constexpr, SPLITS: tl.constexpr, SPAN: tl.constexpr, TILES: tl.constexpr, CAUSAL: tl.constexpr,
+    FUSED: tl.constexpr, ROTATED: tl.constexpr, PRECISION: tl.constexpr, UNIFORM: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program: a tile of one request's rows times the query heads of one KV head, over one split of the context.
 
     HALF is half of head_dim, HALVES the power of two from 16 that holds it. FUSED (one row per request): the query
     comes unrotated, and the first split rotates, stores and attends to the row's own key and value, which never travel
     through the cache here. With `ancestors`, a row sees of the last `tree_len` keys those whose bit it has. UNIFORM:
-    rows of every request; where it is 0, `query_start_loc` says it.
+    rows of every request; where it is 0, `query_start_loc` says it. A split has SPAN keys or more. With SPAN, a context
+    that one split covers goes to `out` at once (and a sum of -1 to `partial_sum`), and the other splits do nothing.
     """
     if OVERLAP is not None:
         OVERLAP()
     DIM: tl.constexpr = 2 * HALF
-    request = tl.program_id(0) // TILES
-    tile = tl.program_id(0) % TILES
-    kv_head = tl.program_id(1)
-    split = tl.program_id(2)
+    kv_head = tl.program_id(0)
+    split = tl.program_id(1)
+    request = tl.program_id(2) // TILES
+    tile = tl.program_id(2) % TILES
     if UNIFORM:
         begin = request * UNIFORM
         count = UNIFORM
@@ -62,6 +73,25 @@ def attend_kernel(
     if ancestors is not None:
         bits = tl.load(ancestors + begin + row, mask=live, other=0)
     visible = tl.where(live & (seq_len > 0), tl.minimum(visible, table_width * BLOCK), 0)
+    fresh = False
+    if FUSED:
+        slot = tl.load(slot_mapping + begin)
+        fresh = (slot >= 0) & (seq_len > 0)
+        if fresh:
+            visible = tl.where(visible > 0, visible - 1, 0)
+    stop = tl.max(visible, axis=0)
+    span = tl.maximum(tl.cdiv(tl.cdiv(stop, SPLITS), KEYS) * KEYS, SPAN)
+    first = split * span
+    last = tl.minimum(first + span, stop)
+    place = (begin + row).to(tl.int64) * heads + head
+    whole = False
+    if SPAN:
+        whole = stop <= span
+        if (split > 0) & (first >= stop):
+            if not whole:
+                empty = tl.full((ROWS,), float("-inf"), tl.float32)
+                tl.store(partial_max + place * SPLITS + split, empty, mask=live)
+            return
 
     half = tl.arange(0, HALVES)
     known = half < HALF
@@ -74,7 +104,6 @@ def attend_kernel(
     left = tl.zeros((ROWS, HALVES), tl.float32)
     right = tl.zeros((ROWS, HALVES), tl.float32)
     if FUSED:
-        slot = tl.load(slot_mapping + begin)
         if ROTATED:
             turn = rotary + tl.load(positions + begin) * rotary_stride + half
             cos = tl.load(turn, mask=known, other=0.0)
@@ -83,40 +112,34 @@ def attend_kernel(
             q_y = q_right.to(tl.float32)
             q_left = (q_x * cos[None, :] - q_y * sin[None, :]).to(q_left.dtype)
             q_right = (q_y * cos[None, :] + q_x * sin[None, :]).to(q_right.dtype)
-        if (slot >= 0) & (seq_len > 0):
-            visible = tl.where(visible > 0, visible - 1, 0)
-            if split == 0:
-                new = new_key + begin.to(tl.int64) * new_stride + kv_head * DIM + half
-                k_left = tl.load(new, mask=known, other=0.0)
-                k_right = tl.load(new + HALF, mask=known, other=0.0)
-                if ROTATED:
-                    k_x = k_left.to(tl.float32)
-                    k_y = k_right.to(tl.float32)
-                    k_left = (k_x * cos - k_y * sin).to(k_left.dtype)
-                    k_right = (k_y * cos + k_x * sin).to(k_right.dtype)
-                new = new_value + begin.to(tl.int64) * new_stride + kv_head * DIM + half
-                v_left = tl.load(new, mask=known, other=0.0)
-                v_right = tl.load(new + HALF, mask=known, other=0.0)
-                to = slot // BLOCK * BLOCK_STRIDE + slot % BLOCK * KEY_STRIDE + kv_head * HEAD_STRIDE + half
-                own_left = k_left.to(key_cache.dtype.element_ty)
-                own_right = k_right.to(key_cache.dtype.element_ty)
-                tl.store(key_cache + to, own_left, mask=known)
-                tl.store(key_cache + to + HALF, own_right, mask=known)
-                v_left = v_left.to(value_cache.dtype.element_ty)
-                v_right = v_right.to(value_cache.dtype.element_ty)
-                tl.store(value_cache + to, v_left, mask=known)
-                tl.store(value_cache + to + HALF, v_right, mask=known)
-                own = tl.sum(q_left.to(tl.float32) * own_left.to(tl.float32)[None, :], axis=1)
-                own += tl.sum(q_right.to(tl.float32) * own_right.to(tl.float32)[None, :], axis=1)
-                top = tl.where(live, own * (scale * 1.4426950408889634), float("-inf"))
-                total = tl.where(live, 1.0, 0.0)
-                left += v_left.to(tl.float32)[None, :]
-                right += v_right.to(tl.float32)[None, :]
+        if fresh & (split == 0):
+            new = new_key + begin.to(tl.int64) * new_stride + kv_head * DIM + half
+            k_left = tl.load(new, mask=known, other=0.0)
+            k_right = tl.load(new + HALF, mask=known, other=0.0)
+            if ROTATED:
+                k_x = k_left.to(tl.float32)
+                k_y = k_right.to(tl.float32)
+                k_left = (k_x * cos - k_y * sin).to(k_left.dtype)
+                k_right = (k_y * cos + k_x * sin).to(k_right.dtype)
+            new = new_value + begin.to(tl.int64) * new_stride + kv_head * DIM + half
+            v_left = tl.load(new, mask=known, other=0.0)
+            v_right = tl.load(new + HALF, mask=known, other=0.0)
+            to = slot // BLOCK * BLOCK_STRIDE + slot % BLOCK * KEY_STRIDE + kv_head * HEAD_STRIDE + half
+            own_left = k_left.to(key_cache.dtype.element_ty)
+            own_right = k_right.to(key_cache.dtype.element_ty)
+            tl.store(key_cache + to, own_left, mask=known)
+            tl.store(key_cache + to + HALF, own_right, mask=known)
+            v_left = v_left.to(value_cache.dtype.element_ty)
+            v_right = v_right.to(value_cache.dtype.element_ty)
+            tl.store(value_cache + to, v_left, mask=known)
+            tl.store(value_cache + to + HALF, v_right, mask=known)
+            own = tl.sum(q_left.to(tl.float32) * own_left.to(tl.float32)[None, :], axis=1)
+            own += tl.sum(q_right.to(tl.float32) * own_right.to(tl.float32)[None, :], axis=1)
+            top = tl.where(live, own * (scale * 1.4426950408889634), float("-inf"))
+            total = tl.where(live, 1.0, 0.0)
+            left += v_left.to(tl.float32)[None, :]
+            right += v_right.to(tl.float32)[None, :]
 
-    stop = tl.max(visible, axis=0)
-    span = tl.cdiv(tl.cdiv(stop, SPLITS), KEYS) * KEYS
-    first = split * span
-    last = tl.minimum(first + span, stop)
     key = tl.arange(0, KEYS)
     for n in range(first, last, KEYS):
         position = n + key
@@ -129,9 +152,9 @@ def attend_kernel(
         keys_right = tl.load(key_cache + cell + HALF, mask=loaded, other=0.0)
         seen = inside[None, :] & (position[None, :] < visible[:, None])
         if ancestors is not None:
-            place = position - (seq_len - tree_len)
-            bit = (bits[:, None] >> tl.minimum(tl.maximum(place, 0), 63).to(tl.int64)[None, :]) & 1
-            seen = seen & ((place < 0)[None, :] | (bit > 0))
+            in_tree = position - (seq_len - tree_len)
+            bit = (bits[:, None] >> tl.minimum(tl.maximum(in_tree, 0), 63).to(tl.int64)[None, :]) & 1
+            seen = seen & ((in_tree < 0)[None, :] | (bit > 0))
             loaded = loaded & (tl.max(seen.to(tl.int32), axis=0) > 0)[:, None]  # other values may be anything
         values_left = tl.load(value_cache + cell, mask=loaded, other=0.0)
         values_right = tl.load(value_cache + cell + HALF, mask=loaded, other=0.0)
@@ -148,12 +171,11 @@ def attend_kernel(
         right = tl.dot(weights, values_right.to(q_left.dtype), right * shrink[:, None], input_precision=PRECISION)
         top = new_top
 
-    place = (begin + row).to(tl.int64) * heads + head
     if SPLITS == 1:
-        share = tl.where(total > 0, 1.0 / total, 0.0)[:, None]
-        at = out + place[:, None] * DIM + half[None, :]
-        tl.store(at, (left * share).to(out.dtype.element_ty), mask=wanted)
-        tl.store(at + HALF, (right * share).to(out.dtype.element_ty), mask=wanted)
+        store_rows(out, place, left, right, total, wanted, HALF, HALVES)
+    elif whole:
+        store_rows(out, place, left, right, total, wanted, HALF, HALVES)
+        tl.store(partial_sum + place * SPLITS, tl.full((ROWS,), -1.0, tl.float32), mask=live)
     else:
         place = place * SPLITS + split
         tl.store(partial_max + place, top, mask=live)
@@ -166,26 +188,30 @@ def attend_kernel(
 @triton.jit
 def combine_kernel(
     partial_out, partial_max, partial_sum, out, items, DIM: tl.constexpr, DIMS: tl.constexpr, SPLITS: tl.constexpr,
-    ITEMS: tl.constexpr, OVERLAP: tl.constexpr,
+    SPAN: tl.constexpr, ITEMS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Add the splits of ITEMS (row, head) pairs, in order. SPLITS and DIMS >= DIM are powers of two."""
+    """Add the splits of ITEMS (row, head) pairs, in order. SPLITS and DIMS >= DIM are powers of two; SPAN as above."""
     if OVERLAP is not None:
         OVERLAP()
     item = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
     live = item < items
+    if SPAN:
+        live = live & (tl.load(partial_sum + item.to(tl.int64) * SPLITS, mask=live, other=-1.0) >= 0)
     at = item.to(tl.int64)[:, None] * SPLITS + tl.arange(0, SPLITS)[None, :]
     tops = tl.load(partial_max + at, mask=live[:, None], other=float("-inf"))
     top = tl.max(tops, axis=1)
     base = tl.where(top == float("-inf"), 0.0, top)
     share = tl.exp2(tops - base[:, None])
-    total = tl.sum(share * tl.load(partial_sum + at, mask=live[:, None], other=0.0), axis=1)
+    filled = live[:, None] & (tops > float("-inf"))
+    total = tl.sum(share * tl.load(partial_sum + at, mask=filled, other=0.0), axis=1)
     dim = tl.arange(0, DIMS)
     wanted = first_of(live[:, None], DIM, DIMS)
     acc = tl.zeros((ITEMS, DIMS), tl.float32)
     for split in tl.static_range(SPLITS):
         place = item.to(tl.int64) * SPLITS + split
         weight = tl.exp2(tl.load(partial_max + place, mask=live, other=float("-inf")) - base)
-        part = tl.load(partial_out + place[:, None] * DIM + dim[None, :], mask=wanted, other=0.0)
+        filled = wanted & (weight > 0)[:, None]  # an empty split has written no sums
+        part = tl.load(partial_out + place[:, None] * DIM + dim[None, :], mask=filled, other=0.0)
         acc += weight[:, None] * part
     acc *= tl.where(total > 0, 1.0 / total, 0.0)[:, None]
     tl.store(out + item.to(tl.int64)[:, None] * DIM + dim[None, :], acc.to(out.dtype.element_ty), mask=wanted)

@@ -110,10 +110,12 @@ class AttentionOps(Launcher):
         tile = self.options.attention(
             AttentionShape(
                 rows=query_len * group, pairs=requests * kv_heads, context=block_table.shape[1] * key_cache.shape[1],
-                head_dim=dim, itemsize=query.element_size(), compute_units=self.options.compute_units,
+                head_dim=dim, itemsize=query.element_size(),
+                cache_itemsize=key_cache.element_size(), compute_units=self.options.compute_units,
             )
         )  # fmt: skip
         splits, tiles = tile.splits, ceil_div(query_len * group, tile.rows)
+        span = tile.span if splits > 1 else 0
         if splits > 1:
             shape = (count * heads, splits)
             partial = torch.empty((*shape, dim), dtype=torch.float32, device=query.device)
@@ -125,13 +127,13 @@ class AttentionOps(Launcher):
             key, value = _heads(key), _heads(value)
             if key.stride(0) != value.stride(0):
                 key, value = key.contiguous(), value.contiguous()
-        attention.attend_kernel[(requests * tiles, kv_heads, splits)](
+        attention.attend_kernel[(kv_heads, splits, requests * tiles)](
             query, key, value, rotary, positions, slot_mapping, key_cache, value_cache, block_table, seq_lens,
             query_start_loc, ancestors, out, partial, top, total, query.stride(0),
             0 if key is None else key.stride(0), 0 if rotary is None else rotary.stride(0), block_table.stride(0),
             block_table.shape[1], heads, scale, tree_len,
             GROUP=group, HALF=dim // 2, HALVES=power_of_two(max(dim // 2, 16)), **cache_layout(key_cache),
-            ROWS=tile.rows, KEYS=tile.keys, SPLITS=splits,
+            ROWS=tile.rows, KEYS=tile.keys, SPLITS=splits, SPAN=span,
             TILES=tiles, CAUSAL=causal, FUSED=key is not None, ROTATED=rotary is not None,
             PRECISION="ieee" if wide else "tf32", UNIFORM=query_len if query_start_loc is None else 0,
             num_warps=tile.warps, num_stages=tile.stages, **self.common(),
@@ -139,8 +141,8 @@ class AttentionOps(Launcher):
         if splits > 1:
             items = 4 if splits <= 16 else 1
             attention.combine_kernel[(ceil_div(count * heads, items),)](
-                partial, top, total, out, count * heads, DIM=dim, DIMS=power_of_two(dim), SPLITS=splits, ITEMS=items,
-                num_warps=4, **self.common(),
+                partial, top, total, out, count * heads, DIM=dim, DIMS=power_of_two(dim), SPLITS=splits, SPAN=span,
+                ITEMS=items, num_warps=4, **self.common(),
             )  # fmt: skip
         return out
 

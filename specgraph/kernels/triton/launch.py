@@ -52,6 +52,12 @@ class AttentionTile:
     """Programs that share the context of one request, a power of two. A second kernel adds them if more than one."""
     warps: int = 4
     stages: int = 2
+    """Of Triton's pipeline. Keys take two each, since their addresses come from the block table, which is loaded ahead
+    too: with 2 to 4, a program loads the next keys once it has attended to those before; with 5 or 6 while it does, in
+    the shared memory of two blocks of keys and values; with 7, three."""
+    span: int = 0
+    """The least keys per split, a multiple of `keys`. Where contexts may be long, splits for the longest leave empty
+    ones to the short, and one split has a whole short context, which nothing is left to add to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +73,8 @@ class AttentionShape:
     head_dim: int
     itemsize: int
     """Bytes per element of the query."""
+    cache_itemsize: int
+    """Bytes per element of keys and values in the cache."""
     compute_units: int
 
 

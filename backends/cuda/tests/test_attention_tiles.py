@@ -1,0 +1,74 @@
+"""Attention with tiles of any cut against the plain torch reference in float64. What no row may read holds NaN.
+
+With TRITON_INTERPRET=1 the tests also run without a GPU.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from interpreted import DEVICE, INTERPRETED, device
+from torch import Tensor
+
+from specgraph import kernels
+from specgraph.kernels.triton.implement import TritonOps
+from specgraph.kernels.triton.launch import AttentionTile, LaunchOptions
+
+__all__ = ["device"]  # the fixture
+BLOCK, HEADS, KV_HEADS, WIDTH = 16, 6, 2, 9
+DTYPES = [torch.float32] if INTERPRETED else [torch.float32, torch.bfloat16]
+LENGTHS = {1: [1, 0, 17, 129, 33, 32, 34, 65], 6: [6, 0, 17, 130, 33], 16: [16, 0, 75]}
+TILES = [
+    AttentionTile(64, 16, 1),
+    AttentionTile(64, 32, 2, stages=5),
+    AttentionTile(64, 16, 4, stages=7, span=32),
+    AttentionTile(16, 16, 8, span=64),  # more than one tile of 16 rows
+]
+
+
+def close(got: Tensor, want: Tensor) -> None:
+    error = float((got.cpu().double() - want).norm() / want.norm())
+    assert error < (6e-3 if got.dtype == torch.bfloat16 else 1e-5), error  # NaN fails too
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.keys}x{tile.splits}from{tile.span}")
+@pytest.mark.parametrize("rows", LENGTHS)
+def test_every_cut_of_a_context(tile: AttentionTile, rows: int, dtype: torch.dtype) -> None:
+    g = torch.Generator().manual_seed(rows)
+    seq_lens, dim = torch.tensor(LENGTHS[rows]).int(), 32
+    requests = len(seq_lens)
+
+    def make(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=g).to(dtype)
+
+    cache = [make(requests * WIDTH + 1, BLOCK, KV_HEADS, dim) for _ in range(2)]
+    table = (torch.randperm(requests * WIDTH, generator=g) + 1).view(requests, WIDTH).int()
+    cells = table.long().repeat_interleave(BLOCK, 1) * BLOCK + torch.arange(WIDTH * BLOCK) % BLOCK
+    past = torch.arange(WIDTH * BLOCK) >= seq_lens[:, None]
+    for part in cache:
+        part.view(-1, KV_HEADS, dim)[cells[past]] = float("nan")
+    starts = torch.arange(0, requests * rows + 1, rows).int()
+    query, key, value = make(requests * rows, (HEADS + 2 * KV_HEADS), dim).split((HEADS, KV_HEADS, KV_HEADS), dim=1)
+    options = {"query_len": rows, "scale": dim**-0.5, "causal": rows < 16}
+    ops = TritonOps(LaunchOptions(attention=lambda shape: tile))
+
+    lengths = table, seq_lens, starts
+    there = [t.to(DEVICE) for t in (*cache, *lengths)]
+    got = ops.paged_attention(query.contiguous().to(DEVICE), *there, **options)
+    wide = [part.double() for part in cache]
+    close(got, kernels.paged_attention.reference(query.double(), *wide, *lengths, **options))
+    if rows > 1:
+        return
+    position = (seq_lens - 1).long().clamp(min=0)
+    slots = cells.gather(1, position[:, None])[:, 0].where(seq_lens > 0, -1)
+    slots[3] = -1  # its key is in the cache already
+    for part in (*there[:2], *wide):
+        part.view(-1, KV_HEADS, dim)[slots[slots >= 0].to(part.device)] = float("nan")
+    rotary = torch.randn(WIDTH * BLOCK, dim, generator=g)
+    given = [t.to(DEVICE) for t in (query, key, value, rotary, position, slots)]
+    got = ops.rotate_store_attend(*given, *there, **options)
+    new = query.double(), key.double(), value.double(), rotary.double(), position, slots
+    close(got, kernels.rotate_store_attend.reference(*new, *wide, *lengths, **options))
+    for part, expected in zip(there[:2], wide, strict=True):
+        torch.testing.assert_close(part.cpu().double(), expected, rtol=1e-2, atol=1e-2, equal_nan=True)
