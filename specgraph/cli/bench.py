@@ -25,17 +25,8 @@ _TABLE = (
 )  # fmt: skip
 _GENERATED = ("k", "lowering", "tokens_per_second", "mean_acceptance_length")
 _ROUNDS = (
-    "requests",
-    "k",
-    "tree",
-    "lowering",
-    "tokens_per_second",
-    "round_ms",
-    "mean_acceptance_length",
-    "same_tokens",
-)
-
-
+    "requests", "k", "tree", "lowering", "tokens_per_second", "round_ms", "mean_acceptance_length", "same_tokens",
+)  # fmt: skip
 _SETTINGS = ("requests", "k", "tree", "context", "sampled")
 """Columns that go into the title of a table where all rows have the same."""
 
@@ -157,14 +148,7 @@ def bench(
     if (tiles := opened.capabilities.notes.get("tiles")) is not None:
         report["tiles"] = tiles.reason
         console.print(f"tiles of linears: {tiles.reason}")
-    device = f"{opened.info.device_name}, {opened.info.device_kind}"
-    _show(console, f"propose, {shape}, {device}", rows, _TABLE)
-    issued = [{**row, **row["issued"]} for row in rows if "issued" in row]
-    names = dict.fromkeys(name for row in rows for name in row.get("issued", {}))
-    columns = ("requests", "k", "lowering", *names, "propose_host_us")
-    _show(console, f"issued per propose, accepted counts on the device only, {device}", issued, columns)
-    _show(console, f"whole rounds, {target} and {shape}, {device}", whole, _ROUNDS)
-    _show(console, f"generation, shipped pair, one request at a time, {device}", generated, _GENERATED)
+    _show_report(console, report, shape, target, f"{opened.info.device_name}, {opened.info.device_kind}")
     if json is not None:
         write_json(report | ({"interrupted": True} if interrupted else {}), json)
     if plot is not None and rows:
@@ -190,6 +174,18 @@ def _acceptance(option: str, text: str) -> Any:
         return parse_acceptance(text)
     except ValueError as error:
         raise ConfigError(f"{option} {text}: {error}") from None
+
+
+def _show_report(console: Console, report: dict[str, Any], shape: str, target: str | None, device: str) -> None:
+    rows = report["rows"]
+    _show(console, f"propose, {shape}, {device}", rows, _TABLE)
+    issued = [{**row, **row["issued"]} for row in rows if "issued" in row]
+    names = dict.fromkeys(name for row in rows for name in row.get("issued", {}))
+    columns = ("requests", "k", "lowering", *names, "propose_host_us")
+    _show(console, f"issued per propose, accepted counts on the device only, {device}", issued, columns)
+    _show(console, f"whole rounds, {target} and {shape}, {device}", report.get("rounds", []), _ROUNDS)
+    generated = report.get("decoding", [])
+    _show(console, f"generation, shipped pair, one request at a time, {device}", generated, _GENERATED)
 
 
 def _show(console: Console, title: str, rows: list[dict[str, Any]], columns: tuple[str, ...]) -> None:
