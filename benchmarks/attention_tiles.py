@@ -239,9 +239,10 @@ def time_rounds(
     attention = choose_attention("auto", platform, [*target.attention_layers, *head.attention_layers], torch.bfloat16)
     now = device_kernels.attention_for
     for requests, contexts in cases:
-        lengths, _ = contexts_of(contexts, requests)
+        lengths, room = contexts_of(contexts, requests)
         config = EngineConfig(
-            num_speculative_tokens=5, max_num_requests=requests, max_model_len=min(max(lengths) + 700, longest),
+            num_speculative_tokens=5, max_num_requests=requests,
+            max_model_len=min(max(max(lengths) + 700, room), longest),
             capture_sizes=[requests], prefill_sizes=[512], mode="FULL_DECODE_ONLY", synthetic_acceptance=0.6,
             lowering="round", block_size=attention.block_size,
         )  # fmt: skip
@@ -254,7 +255,7 @@ def time_rounds(
             g = torch.Generator().manual_seed(0)
             for length in lengths:
                 prompt = torch.randint(0, 1000, (length,), generator=g).tolist()
-                decoder.add(Request(prompt_token_ids=prompt, max_tokens=config.max_model_len - max(lengths)))
+                decoder.add(Request(prompt_token_ids=prompt, max_tokens=400))
             platform.synchronize()
             start = time.perf_counter()
             decoder.step()
