@@ -12,6 +12,7 @@ from mutants import (
     ranks,
     rounds,
     trees,
+    usual_cases,
 )
 from mutants.registry import MUTANTS
 
@@ -28,4 +29,5 @@ __all__ = [
     "ranks",
     "rounds",
     "trees",
+    "usual_cases",
 ]

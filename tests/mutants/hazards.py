@@ -517,6 +517,86 @@ HAZARDS: dict[str, Hazard] = {
         "all ranks wait for ever",
         "the pass that a rank runs for the others' sake returns before a collective",
     ),
+    "large-vocabulary": Hazard(
+        REVIEW,
+        "other tokens in vocabularies above 65,536",
+        "a token id in 16 bits, or a fixed number of tiles",
+    ),
+    "linears-of-many-rows": Hazard(
+        REVIEW,
+        "wrong drafts in large batches, or with another eps",
+        "rows past a tile, an eps of the kernel's own, a choice of norms that was not tried",
+    ),
+    "verify-rounds-probabilities": Hazard(
+        REVIEW,
+        "a bias of some tenths of a percent in bfloat16",
+        "probabilities rounded to the dtype of the logits",
+    ),
+    "trees-of-one-shape": Hazard(
+        REVIEW,
+        "wrong nodes in batches of different trees, or of more than 32 rows",
+        "masks of 32 bits, request 0's parents, noise of another position",
+    ),
+    "some-stop-tokens": Hazard(
+        REVIEW,
+        "text goes on behind a stop token",
+        "the first few stop tokens of a request are looked for",
+    ),
+    "nan-behind-the-last-key": Hazard(
+        REVIEW,
+        "NaN in one request",
+        "values behind the last key are multiplied by a weight of 0",
+    ),
+    "attention-own-scale": Hazard(
+        REVIEW,
+        "wrong attention in layers with a scale of their own",
+        "the kernel scales by the head size",
+    ),
+    "attention-many-blocks": Hazard(
+        REVIEW,
+        "wrong keys in large caches, or with many heads",
+        "block numbers, or heads, of too few bits",
+    ),
+    "repeats-another-number": Hazard(
+        REVIEW,
+        "rounds missing, or one too many",
+        "the value that work repeats on is tested before the first run, or not at all",
+    ),
+    "mapped-memory-is-stale": Hazard(
+        REVIEW,
+        "a round that never ran is read",
+        "mapped memory is not zeroed",
+    ),
+    "pool-closed-before-its-graphs": Hazard(
+        REVIEW,
+        "memory of graphs is never free",
+        "a closed pool gives nothing back",
+    ),
+    "warm-up-over-live-requests": Hazard(
+        REVIEW,
+        "KV of running requests overwritten by a capture",
+        "the warm-up runs over what is in the buffers",
+    ),
+    "small-tensor-unguarded": Hazard(
+        REVIEW,
+        "a scalar of the capture in every replay",
+        "the guard leaves tensors of one element out",
+    ),
+    "bound-tensors-of-other-rounds": Hazard(
+        REVIEW,
+        "wrong drafts after a round of another K",
+        "bound tensors read by the rows of the largest round, or after their memory was exchanged",
+    ),
+    "inert-request-between-others": Hazard(
+        REVIEW,
+        "the last request drafts with length 0",
+        "host lengths for as many requests as are live",
+    ),
+    "drafts-stay-behind": Hazard(
+        REVIEW,
+        "fewer drafts accepted, or biased samples, after a request has left",
+        "parents or distributions of drafts are not moved with their request",
+    ),
 }
 
 NOT_PUT_BACK: dict[str, str] = {

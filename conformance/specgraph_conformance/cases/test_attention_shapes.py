@@ -17,6 +17,7 @@ from specgraph_conformance.rig import WAYS, expect_close, on_host, run_op
 @case(
     "attention.scale-of-the-layer",
     "Scores are multiplied by the layer's own scale, whatever the head size is.",
+    hazard="attention-own-scale",
     cause="a scale of head_dim ** -0.5 in the kernel, or one that is applied twice",
 )
 def test_scale(platform: Platform, attention: str, factor: float, seed: int) -> None:
@@ -27,6 +28,7 @@ def test_scale(platform: Platform, attention: str, factor: float, seed: int) -> 
 @case(
     "attention.many-heads",
     "With 40 and with 64 query heads each head has float64's output.",
+    hazard="attention-many-blocks",
     cause="query heads past a fixed number, or groups that are no power of two",
 )
 def test_heads(platform: Platform, attention: str, heads: tuple[int, int], seed: int) -> None:
@@ -36,7 +38,7 @@ def test_heads(platform: Platform, attention: str, heads: tuple[int, int], seed:
 @case(
     "attention.tail-of-the-last-block",
     "NaN behind a request's last key, in its own last block, changes nothing.",
-    hazard="stale-padding-rows",
+    hazard="nan-behind-the-last-key",
     cause="values past the length that are multiplied by a weight of zero: 0 * NaN is NaN",
     quick=True,
 )
@@ -60,6 +62,7 @@ def test_blocks(platform: Platform, attention: str, seed: int) -> None:
     "kernels.windows-of-ragged-rows",
     "Windows and sinks with the layer's own scale, in a batch of ragged rows with inert requests between live ones, "
     "give float64's output.",
+    hazard="attention-own-scale",
     cause="windowed_attention: the same number of rows for all requests, or a scale of head_dim ** -0.5",
 )
 def test_windows(platform: Platform, op: str, window: int, seed: int) -> None:

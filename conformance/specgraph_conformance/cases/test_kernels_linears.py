@@ -39,7 +39,7 @@ def _normed(x: Tensor, norm: Tensor | None) -> Tensor:
     "kernels.linears-of-many-rows",
     "Linears over 133 rows of different magnitude, with every choice of norm, bias and residual and a large eps, are "
     "within rounding of float64.",
-    hazard="fused-linears",
+    hazard="linears-of-many-rows",
     cause="an eps that is baked in, a bias that is lost where there is a residual, or rows past a tile",
 )
 def test_linears(platform: Platform, way: str, dtype: torch.dtype, seed: int) -> None:
@@ -95,7 +95,7 @@ def test_linears(platform: Platform, way: str, dtype: torch.dtype, seed: int) ->
     "kernels.heads-of-many-requests",
     "For 133 requests the fused projections take the lowest id among equal logits, and write the distribution of "
     "float64's logits with the norm's own eps.",
-    hazard="fused-linears",
+    hazard="linears-of-many-rows",
     cause="greedy_head or gumbel_head: rows past a tile, a baked eps, or a maximum that takes the last of equals",
 )
 def test_heads(platform: Platform, way: str, seed: int) -> None:

@@ -89,7 +89,7 @@ class Trees:
     "kernels.trees-of-many-rows",
     "In a batch of different trees of up to 64 rows each row has the position and the bits of its own path, and those "
     "drawn so far attend to it as in float64, whatever lies in the slots of nodes to come.",
-    hazard="ancestor-mask-shifted",
+    hazard="trees-of-one-shape",
     cause="masks of 32 bits or a sign bit, another request's parents, or NaN in slots that no row sees",
 )
 def test_rows(platform: Platform, way: str, rows: int, seed: int) -> None:
@@ -140,7 +140,7 @@ def test_rows(platform: Platform, way: str, rows: int, seed: int) -> None:
     "kernels.paths-of-many-trees",
     "In a batch of different trees, greedy and sampled, each request accepts the path of its own tree that the "
     "target's tokens follow, drawn with the noise of their positions; slots that are not on a path stay.",
-    hazard="noise-of-another-position",
+    hazard="trees-of-one-shape",
     cause="verify_tree: another request's parents, noise of the row instead of the position, or moves behind the path",
 )
 def test_paths(platform: Platform, way: str, rows: int, seed: int) -> None:
@@ -209,7 +209,7 @@ def test_paths(platform: Platform, way: str, rows: int, seed: int) -> None:
     "kernels.every-stop-token",
     "A request stops at any of its 16 stop tokens, wherever in the round it was sampled, and a launch goes on while "
     "any request does.",
-    hazard="round-token-after-stop",
+    hazard="some-stop-tokens",
     cause="stop_finished or publish_round: some of the stop tokens, some of the places, or the first request only",
 )
 def test_stops(platform: Platform, way: str, seed: int) -> None:

@@ -1,0 +1,85 @@
+"""A request gets the same rounds alone and in company, whatever rows it is moved to meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from specgraph.decoding import Request, SpeculativeDecoder
+from specgraph.drafting import DraftTree
+from specgraph.platforms import Platform
+
+from specgraph_conformance.case import case
+from specgraph_conformance.decode_rig import decoder, requests
+
+TREE = DraftTree(num_steps=4, top_k=3, num_draft_tokens=12)
+WAYS: dict[str, dict[str, Any]] = {
+    "chain": {},
+    "tree": {"k": 4, "tree": TREE},
+    "round": {"lowering": "round"},
+    "round-tree": {"lowering": "round", "k": 4, "tree": TREE},
+}
+"""Options of `decoder`."""
+Rounds = list[tuple[list[int], int]]
+"""Of one request: the tokens of each round and how many of them were drafts."""
+
+
+@pytest.mark.parametrize("way", WAYS)
+@case(
+    "decoding.company-changes-no-round",
+    "Each request samples and accepts the same tokens in the same rounds alone and in a batch whose rows move as "
+    "others come and go, with a temperature, a seed and parameters of its own.",
+    hazard="drafts-stay-behind",
+    cause="drafts, distributions, parents, seeds or parameters that stay behind when a request changes its row",
+    timeout=180,
+)
+def test_company(platform: Platform, way: str, seed: int) -> None:
+    asked = [
+        replace(
+            request,
+            max_tokens=4 + 5 * (i * 3 % 4),
+            temperature=(0.0, 0.7, 1.2)[i % 3],
+            seed=(1 << 40) + 17 * i,
+            top_k=(0, 5)[i % 2],
+            frequency_penalty=(0.0, 0.6, 1.2)[i % 3],
+            logit_bias={i: 1.5},
+            stop_token_ids=[i, 60 - i],
+        )
+        for i, request in enumerate(requests(seed, count=7))
+    ]
+    # Passes of two launches move rows in any size. One size keeps their shape, and so their rounding, the same in every
+    # company; rounds in one launch move rows to smaller sizes only.
+    sizes: dict[str, Any] = {"max_num_requests": 4, "capture_sizes": (1, 2, 4) if "round" in way else (4,)}
+    with decoder(platform, sampled=True, sampling_parameters=True, **sizes, **WAYS[way]) as made:
+        alone = [_rounds(made, [request])[0] for request in asked]
+        together = _rounds(made, asked)
+    for i, (mine, ours) in enumerate(zip(alone, together, strict=True)):
+        assert ours == mine, f"request {i} in company: {ours}, alone: {mine}"
+    assert sum(accepted for rounds in alone for _, accepted in rounds), "no draft was accepted"
+
+
+@pytest.mark.parametrize("lowering", ["merged", "round"])
+@case(
+    "decoding.penalties-from-the-first-token",
+    "The token after the prompt counts for penalties of the next ones, as every later token does.",
+    cause="the first token is sampled by other code than a verify, which leaves out the count",
+)
+def test_first(platform: Platform, lowering: str, seed: int) -> None:
+    asked = [
+        replace(request, max_tokens=6, frequency_penalty=500.0, repetition_penalty=1.0, logit_bias={7: 3.0})
+        for request in requests(seed, count=4)
+    ]
+    with decoder(platform, lowering=lowering, sampling_parameters=True) as made:
+        for i, result in enumerate(made.generate(asked)):
+            tokens = result.token_ids
+            assert len(set(tokens)) == len(tokens), f"request {i} gives a token twice in spite of its penalty: {tokens}"
+
+
+def _rounds(made: SpeculativeDecoder, asked: Sequence[Request]) -> list[Rounds]:
+    """What each round gave each request."""
+    rounds: list[Rounds] = [[] for _ in asked]
+    for chunk in made.stream(asked):
+        rounds[chunk.request].append((chunk.token_ids, chunk.num_accepted))
+    return rounds

@@ -1,0 +1,100 @@
+"""Memory that a platform counts and maps, and small promises of streams and captures that an engine relies on."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+from specgraph.platforms import GraphPool, Platform
+
+from specgraph_conformance.case import case
+from specgraph_conformance.rig import captured, on_host
+
+
+@case(
+    "device.free-memory-fits",
+    "Free memory is at most all of it, where both are known.",
+    cause="free counts what other processes hold, or is in another unit than total",
+    quick=True,
+)
+def test_free(platform: Platform) -> None:
+    seen = platform.memory()
+    assert seen.free >= 0
+    assert not seen.total or seen.free <= seen.total, f"{seen.free} bytes are free of {seen.total}"
+
+
+@case(
+    "device.mapped-memory",
+    "Host memory that captured work can write begins with zeros, and the host sees what was written before an event.",
+    hazard="mapped-memory-is-stale",
+    cause="memory that was used before, or a copy instead of a mapping",
+    quick=True,
+)
+def test_mapped(platform: Platform) -> None:
+    mapped = platform.mapped_memory(1000, torch.int64)
+    if mapped is None:  # the device can't write host memory: results are copied
+        return
+    there, here = mapped
+    assert not on_host(there).any(), "the device sees other values than zeros"
+    assert not here.any(), "the host sees other values than zeros"
+    step = torch.ones(1, dtype=torch.int64, device=platform.device)
+    graph = captured(platform, lambda: there.add_(step), warm_up=False)
+    for number in range(1, 4):
+        graph.replay()
+        event = platform.event()
+        event.record(platform.current_stream())
+        event.synchronize()
+        assert here.unique().tolist() == [number], "the host does not see what a replay wrote"
+    graph.close()
+
+
+@case(
+    "replay.closing-frees-what-is-counted",
+    "Memory of graphs counts as allocated while they live and not after, also where their pool was closed before them.",
+    hazard="pool-closed-before-its-graphs",
+    cause="a count that only grows, or a pool that gives nothing back once it is closed",
+)
+def test_counts(platform: Platform) -> None:
+    x, pools = torch.ones(1 << 20, device=platform.device), list[GraphPool]()
+
+    def once(pool_first: bool) -> tuple[int, int]:
+        pool, kept = platform.graph_pool(), list[torch.Tensor]()
+        graph = captured(platform, lambda: kept.append(x * 2), pool)
+        graph.replay()
+        platform.synchronize()
+        kept.clear()
+        for owner in (pool, graph) if pool_first else (graph, pool):
+            owner.close()
+        pools.append(pool)  # a closed pool keeps nothing, also while somebody keeps the pool
+        del graph, owner
+        gc.collect()
+        return platform.memory().allocated, platform.memory().reserved
+
+    once(False)
+    allocated, reserved = once(False)
+    for pool_first in (True, False, True, True):
+        now = once(pool_first)
+        assert now[0] <= allocated, f"{now[0] - allocated} bytes more are allocated after a graph came and went"
+        assert now[1] <= reserved, f"{now[1] - reserved} bytes more are reserved after a graph came and went"
+
+
+@case(
+    "streams.record-event-takes-the-given-one",
+    "`stream.record_event(event)` records that event and returns it.",
+    cause="a new event is recorded instead of the one that was given",
+    quick=True,
+)
+def test_record(platform: Platform) -> None:
+    x, side = torch.zeros(1 << 16, device=platform.device), platform.stream()
+    platform.synchronize()
+    event = platform.event()
+    with platform.use(side):
+        x.add_(1)
+        returned = side.record_event(event)
+    assert returned is None or returned is event, "another event was returned"
+    other = platform.stream()
+    other.wait_event(event)
+    with platform.use(other):
+        x.add_(1)
+    platform.synchronize()
+    assert on_host(x).unique().tolist() == [2.0]

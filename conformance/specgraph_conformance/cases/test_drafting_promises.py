@@ -1,0 +1,226 @@
+"""What an engine may rely on around a propose: what captures leave alone, what results are, which K counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from specgraph.attention import KVCache
+from specgraph.drafting import DraftConfig, Drafter, DraftTree, ProposeBatch, allocate_sampling
+from specgraph.errors import ReadSetError, SpecgraphError, StaleInputError, UnsupportedError
+from specgraph.graphs import BatchDescriptor, GraphRunner, Recording
+from specgraph.platforms import LOWERINGS, Platform
+
+from specgraph_conformance.case import Absent, case
+from specgraph_conformance.draft_comparison import CAPTURED, rig
+from specgraph_conformance.draft_rig import make_batches, make_config, random_caches
+from specgraph_conformance.rig import expect_equal, expect_refusal, on_host
+from specgraph_conformance.tiny_models import VOCAB, Head, make_head
+
+TREE = DraftTree(num_steps=3, top_k=2, num_draft_tokens=6)
+
+
+def _drafter(head: Head, caches: list[KVCache], platform: Platform, config: DraftConfig, **options: Any) -> Drafter:
+    """A drafter that has captured nothing yet.
+
+    Raises:
+        Absent: the platform can't run this lowering, and says why.
+    """
+    try:
+        return Drafter(head, caches, platform, config, **options)
+    except UnsupportedError as error:
+        raise Absent(str(error)) from error
+
+
+@pytest.mark.parametrize("lowering", CAPTURED)
+@case(
+    "drafting.captures-write-no-kv",
+    "Capturing after an engine has written its first round changes no key and no value, though warm-ups run.",
+    hazard="warm-up-over-live-requests",
+    cause="the warm-up before a capture runs over live requests",
+)
+def test_capture_writes_nothing(platform: Platform, lowering: str, seed: int) -> None:
+    config = make_config(lowering=lowering)
+    head = make_head("eagle", 1, platform.device)
+    caches = random_caches(head, config, platform.device, seed)
+    made = _drafter(head, caches, platform, config)
+    inputs = made.inputs(4)
+    inputs.num_sampled.fill_(2)
+    inputs.start_positions.copy_(torch.tensor([3, 20, 40, 50]))
+    inputs.block_table.copy_(torch.arange(1, 1 + inputs.block_table.numel()).view_as(inputs.block_table) % 20 + 1)
+    before = [(on_host(cache.key)[1:], on_host(cache.value)[1:]) for cache in caches]
+    made.capture()
+    platform.synchronize()
+    for cache, (key, value) in zip(caches, before, strict=True):
+        expect_equal(on_host(cache.key)[1:], key, "keys after the capture")
+        expect_equal(on_host(cache.value)[1:], value, "values after the capture")
+    made.close()
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@case(
+    "drafting.trees-belong-to-the-caller",
+    "The tokens and parents of a tree don't change with the next propose.",
+    hazard="output-aliases-graph-buffer",
+    cause="propose hands out the graph's own buffer of parents instead of a copy",
+)
+def test_results(platform: Platform, lowering: str, seed: int) -> None:
+    made = rig(platform, make_config(lowering=lowering, tree=TREE), "paged", "eagle")
+    batches = make_batches(made.config, made.head.aux_size, seed, [4, 4, 4])
+    results = [made.propose(batch) for batch in batches[:1]]
+    first = results[0]
+    assert first.parents is not None
+    kept = on_host(first.token_ids), on_host(first.parents)
+    others = [made.propose(batch) for batch in batches[1:]]
+    assert any(not torch.equal(on_host(each.parents), kept[1]) for each in others if each.parents is not None)
+    expect_equal(on_host(first.token_ids), kept[0], "the first tree's tokens, after others")
+    expect_equal(on_host(first.parents), kept[1], "the first tree's parents, after others")
+    made.close()
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@case(
+    "drafting.k-of-the-padded-size",
+    "A schedule gives a batch the K of the captured size that it is padded to.",
+    hazard="dynamic-k-negative",
+    cause="K is looked up by the number of real requests, for which no graph of that K was captured",
+)
+def test_schedule(platform: Platform, lowering: str, seed: int) -> None:
+    config = make_config(lowering=lowering, draft_schedule={1: 3, 2: 2, 4: 1}, capture_sizes=(1, 4))
+    made = rig(platform, config, "paged")
+    for n, k in ((1, 3), (2, 1), (3, 1), (4, 1)):
+        (batch,) = make_batches(made.config, made.head.aux_size, seed + n, [n])
+        assert made.propose(batch).token_ids.shape == (n, k), f"a batch of {n} requests drafts other than {k} tokens"
+    made.close()
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@case(
+    "drafting.inert-request-between-others",
+    "Where only the device knows a round's numbers, an inert request between others changes nobody's drafts.",
+    hazard="inert-request-between-others",
+    cause="host lengths for as many requests as are live, and not up to the last live one",
+)
+def test_between(platform: Platform, attention: str, lowering: str, seed: int) -> None:
+    made = rig(platform, make_config(lowering=lowering, capture_sizes=(4,)), attention)
+    (batch,) = make_batches(made.config, made.head.aux_size, seed, [4])
+    before = [(cache.key.clone(), cache.value.clone()) for cache in made.caches]
+    expected = made.round(batch)
+    for cache, (key, value) in zip(made.caches, before, strict=True):
+        cache.key.copy_(key)
+        cache.value.copy_(value)
+    counts = [count if r != 1 else 0 for r, count in enumerate(batch.num_sampled)]
+    seen = made.round(replace(batch, num_sampled=counts), host_numbers=False)
+    for r in (0, 2, 3):
+        expect_equal(seen.token_ids[r], expected.token_ids[r], f"drafts of request {r}, with request 1 inert")
+        expect_equal(seen.hidden[r], expected.hidden[r], f"carried state of request {r}, with request 1 inert")
+    made.close()
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@case(
+    "drafting.penalties-forget-the-last-drafts",
+    "A drafter with penalties drafts the same tokens for the same round again: drafts of the propose before count not.",
+    cause="drafts of later steps, which the last propose left in the buffer, count as tokens of the output",
+)
+def test_penalties(platform: Platform, lowering: str, seed: int) -> None:
+    config = make_config(lowering=lowering, k=4)
+    head = make_head("eagle", 1, platform.device)
+    asked = allocate_sampling(config.max_num_requests, VOCAB, platform.device)
+    asked.frequency_penalty.fill_(8.0)
+    caches = random_caches(head, config, platform.device, seed)
+    sampled = replace(config, sampled=True, draft_sampling="greedy")
+    made = _drafter(head, caches, platform, sampled, sampling=asked)
+    made.capture()
+    (batch,) = make_batches(config, head.aux_size, seed, [4])
+    handed = batch.on(platform.device, head.dtype)
+    numbers: dict[str, Any] = {"host_start_positions": batch.start_positions, "host_num_sampled": batch.num_sampled}
+    first, second = (on_host(made.propose(handed, **numbers).token_ids) for _ in range(2))
+    expect_equal(second, first, "the drafts of the same round, once more")
+    for r in range(4):
+        assert len(set(first[r].tolist())) == 4, f"request {r} drafts a token twice in spite of its penalty"
+    made.close()
+
+
+@case(
+    "drafting.moved-bound-tensor-refused",
+    "A propose over bound tensors is refused where one of them has other memory than at `bind`.",
+    hazard="bound-tensors-of-other-rounds",
+    cause="addresses of bound tensors are not compared: the graph reads the old memory",
+    quick=True,
+)
+def test_moved(platform: Platform, seed: int) -> None:
+    made = rig(platform, make_config(lowering="auto", sampled=True), "paged", bound=True)
+    bound = made.drafter.bound[0]
+    (batch,) = make_batches(made.config, made.head.aux_size, seed, [3])
+    made.propose(batch)
+    tensor = next(tensor for name, tensor in bound.named_tensors().items() if name.endswith("start_positions"))
+    tensor.set_(torch.zeros_like(tensor))
+    expect_refusal(
+        lambda: made.drafter.propose(made.drafter.inputs(3, bound=bound)), "a moved tensor", "start_positions"
+    )
+    made.close()
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@case(
+    "drafting.bound-rounds-of-other-k",
+    "Bound tensors give the drafts of handed-over ones also after rounds of fewer rows than the largest.",
+    hazard="bound-tensors-of-other-rounds",
+    cause="hidden states of bound tensors read by the rows of the largest round instead of the round at hand",
+)
+def test_bound_k(platform: Platform, lowering: str, seed: int) -> None:
+    config = make_config(lowering=lowering, k=3, draft_schedule={2: 3, 4: 1})
+    head = make_head("eagle", 1, platform.device)
+    (batch,) = make_batches(make_config(k=1), head.aux_size, seed, [3])
+    handed, drafts = batch.on(platform.device, head.dtype), list[torch.Tensor]()
+    for binds in (False, True):
+        made = _drafter(head, random_caches(head, config, platform.device, seed), platform, config)
+        given = handed
+        if binds:
+            own = made.inputs(config.max_num_requests)
+            names = ("sampled_token_ids", "num_sampled", "start_positions", "aux_hidden", "block_table")
+            bound = made.bind(ProposeBatch(**{name: getattr(own, name).clone() for name in names}))
+            given = made.inputs(3, 2, bound=bound)
+        made.capture()
+        if binds:
+            given.block_table.zero_()
+            for name in names:
+                values = getattr(handed, name)
+                into = getattr(given, name)
+                (into[:, : values.shape[1]] if name == "block_table" else into).copy_(values)
+        drafts.append(on_host(made.propose(given).token_ids))
+        made.close()
+    expect_equal(drafts[1], drafts[0], "drafts of bound tensors after a round of two rows")
+
+
+@pytest.mark.parametrize("what", ["unnamed scalar", "reshaped"])
+@case(
+    "faults.small-tensors-are-guarded",
+    "A capture that reads an unnamed tensor of one element is refused, and so is a replay whose tensor has another "
+    "shape at the same address.",
+    hazard="small-tensor-unguarded",
+    cause="the guard leaves small tensors out, or compares addresses only",
+    quick=True,
+)
+def test_guard(platform: Platform, what: str) -> None:
+    x, scalar = torch.zeros(4, 6, device=platform.device), torch.ones(1, device=platform.device)
+    named = {"x": x}
+    runner = GraphRunner(platform, lambda: named, check_inputs=True)
+
+    def body(recording: Recording | None) -> None:
+        named["x"].add_(scalar if what == "unnamed scalar" else 1.0)
+
+    descriptor = BatchDescriptor("propose", 1, 1, 1)
+    said: SpecgraphError | None = None
+    try:
+        runner.capture(descriptor, body)
+        named["x"] = x.view(6, 4)
+        runner.replay(descriptor)
+    except (ReadSetError, StaleInputError) as error:
+        said = error
+    runner.close()
+    wanted = ReadSetError if what == "unnamed scalar" else StaleInputError
+    assert isinstance(said, wanted), f"{what}: {said or 'no error'}"

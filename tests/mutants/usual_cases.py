@@ -1,0 +1,273 @@
+"""Bugs that usual shapes and batches do not show: passed by suite 1.1, failed by 1.2."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+from mutants.draft_ops import change_arguments, replace_op
+from mutants.registry import mutant
+from torch import Tensor
+
+from specgraph.decoding.rounds import Rounds
+from specgraph.drafting import BoundTensors, DraftProgram
+from specgraph.drafting.host_lengths import HostRounds
+from specgraph.graphs.read_set import ReadSetGuard
+from specgraph.platforms import GraphPool
+from specgraph.reference.graph import CpuGraph
+from specgraph.reference.platform import CpuPlatform
+
+PAGED: Any = import_module("specgraph.kernels.paged_attention")
+"""The module: `specgraph.kernels` has an op of its name."""
+
+
+@mutant("large-vocabulary", "kernel")
+def ids_of_16_bits(patch: pytest.MonkeyPatch) -> None:
+    """Verification keeps the target's most likely token in 16 bits."""
+
+    def broken(real: Any, logits: Tensor, drafts: Tensor, starts: Tensor, sampled: Tensor, counts: Tensor) -> None:
+        real(logits, drafts, starts, sampled, counts)
+        sampled.copy_(torch.where(sampled > 0, sampled % 65536, sampled))
+
+    replace_op(patch, "verify_greedy", broken)
+
+
+@mutant("large-vocabulary-embedding", "kernel", hazard="large-vocabulary")
+def embedding_of_16_bits(patch: pytest.MonkeyPatch) -> None:
+    """The fused embedding looks token ids up in 16 bits."""
+    change_arguments(patch, "pair_linear", lambda ids, *rest: (ids % 65536, *rest))
+
+
+@mutant("linears-of-many-rows", "kernel")
+def rows_past_a_tile(patch: pytest.MonkeyPatch) -> None:
+    """A fused norm and projection leaves the norm out for rows past the 96th."""
+
+    def broken(real: Any, x: Tensor, norm: Any, *rest: Any) -> Tensor:
+        return (
+            torch.cat((real(x[:96], norm, *rest), real(x[96:], None, *rest)))
+            if norm is not None
+            else real(x, norm, *rest)
+        )
+
+    replace_op(patch, "norm_gate_up", broken)
+
+
+@mutant("linears-of-many-rows-eps", "kernel", hazard="linears-of-many-rows")
+def own_eps(patch: pytest.MonkeyPatch) -> None:
+    """A fused norm has an eps of its own."""
+    change_arguments(patch, "norm_linear", lambda x, norm, eps, *rest: (x, norm, 1e-6, *rest))
+
+
+@mutant("linears-of-many-rows-norm", "kernel", hazard="linears-of-many-rows")
+def norm_of_both_or_none(patch: pytest.MonkeyPatch) -> None:
+    """The first linear of a head normalises the hidden state only where the embedding is normalised too."""
+
+    def change(ids: Any, table: Any, first: Any, hidden: Any, second: Any, *rest: Any) -> tuple[Any, ...]:
+        return ids, table, first, hidden, None if first is None else second, *rest
+
+    change_arguments(patch, "pair_linear", change)
+
+
+@mutant("verify-rounds-probabilities", "kernel")
+def probabilities_in_half(patch: pytest.MonkeyPatch) -> None:
+    """Rejection sampling rounds the target's probabilities to the dtype of its logits."""
+    change_arguments(patch, "verify_sampled", lambda logits, *rest: (logits.softmax(-1).float().log(), *rest))
+
+
+@mutant("trees-of-one-shape", "kernel")
+def mask_of_32_bits(patch: pytest.MonkeyPatch) -> None:
+    """Tree attention takes bit i of the ancestor mask for key i + 32 too."""
+
+    def broken(real: Any, query: Tensor, *rest: Any, **options: Any) -> Tensor:
+        *placed, words = rest
+        return real(query, *placed, words | words << 32, **options)
+
+    replace_op(patch, "tree_attention", broken)
+
+
+@mutant("trees-of-one-shape-parents", "kernel", hazard="trees-of-one-shape")
+def parents_of_the_first(patch: pytest.MonkeyPatch) -> None:
+    """Verification follows the parents of request 0's tree in every request."""
+
+    def change(logits: Any, tokens: Any, parents: Tensor, *rest: Any) -> tuple[Any, ...]:
+        return logits, tokens, parents[:1].expand_as(parents).contiguous(), *rest
+
+    change_arguments(patch, "verify_tree", change)
+
+
+@mutant("trees-of-one-shape-noise", "kernel", hazard="trees-of-one-shape")
+def noise_of_the_row(patch: pytest.MonkeyPatch) -> None:
+    """Verification of a tree draws with the noise of the row's own position instead of the token's after it."""
+
+    def change(*args: Any) -> tuple[Any, ...]:
+        *before, positions, slots = args
+        return *before, positions - 1, slots
+
+    change_arguments(patch, "verify_tree", change)
+
+
+@mutant("some-stop-tokens", "kernel")
+def four_stop_tokens(patch: pytest.MonkeyPatch) -> None:
+    """The device looks for the first four stop tokens of a request."""
+    change_arguments(patch, "stop_finished", lambda ids, counts, left, stops: (ids, counts, left, stops[:, :4]))
+
+
+@mutant("nan-behind-the-last-key", "attention")
+def weights_of_zero(patch: pytest.MonkeyPatch) -> None:
+    """Values behind a request's last key, in its last block, are multiplied by a weight of 0 and added."""
+    real = PAGED._per_request
+
+    def broken(
+        query: Tensor, keys: Tensor, values: Tensor, table: Tensor, rows: Any, lengths: Any, *rest: Any
+    ) -> Tensor:
+        out, first = real(query, keys, values, table, rows, lengths, *rest), 0
+        for request, (count, length) in enumerate(zip(rows, lengths, strict=True)):
+            if length > 0:
+                last = values[table[request, (length - 1) // values.shape[1]]]
+                out[first : first + count] += 0 * last.float().sum().to(out.dtype)
+            first += count
+        return out
+
+    patch.setattr(PAGED, "_per_request", broken)
+
+
+@mutant("attention-own-scale", "attention")
+def scale_of_the_head_size(patch: pytest.MonkeyPatch) -> None:
+    """Attention over a window scales by the head size, whatever scale the layer has."""
+
+    def broken(real: Any, query: Tensor, *args: Any, **options: Any) -> Any:
+        return real(query, *args, **options | {"scale": query.shape[-1] ** -0.5})
+
+    replace_op(patch, "windowed_attention", broken)
+
+
+@mutant("attention-many-blocks", "attention")
+def block_numbers_of_10_bits(patch: pytest.MonkeyPatch) -> None:
+    """Attention takes block numbers in 10 bits."""
+    real = PAGED._per_request
+
+    def broken(query: Any, keys: Any, values: Any, table: Tensor, *rest: Any) -> Tensor:
+        return real(query, keys, values, table % 1024, *rest)
+
+    patch.setattr(PAGED, "_per_request", broken)
+
+
+@mutant("repeats-another-number", "platform")
+def runs_once(patch: pytest.MonkeyPatch) -> None:
+    """Work that should repeat while a value is not 0 runs once."""
+    real = CpuGraph._run
+
+    def broken(self: CpuGraph, captured: Any) -> None:
+        held, self.repeat_while = self.repeat_while, None
+        try:
+            real(self, captured)
+        finally:
+            self.repeat_while = held
+
+    patch.setattr(CpuGraph, "_run", broken)
+
+
+@mutant("mapped-memory-is-stale", "platform")
+def not_zeroed(patch: pytest.MonkeyPatch) -> None:
+    """Mapped host memory holds what was there before."""
+
+    def broken(self: CpuPlatform, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        memory = torch.full((size,), 7, dtype=dtype)
+        return memory, memory
+
+    patch.setattr(CpuPlatform, "mapped_memory", broken)
+
+
+@mutant("pool-closed-before-its-graphs", "platform")
+def closed_pool_keeps(patch: pytest.MonkeyPatch) -> None:
+    """A pool that was closed before its last graph never gives its memory back."""
+    real = GraphPool.leave
+
+    def broken(self: GraphPool, handle: Any) -> None:
+        if not self.is_closed:
+            real(self, handle)
+
+    patch.setattr(GraphPool, "leave", broken)
+
+
+@mutant("warm-up-over-live-requests", "engine")
+def live_warm_up(patch: pytest.MonkeyPatch) -> None:
+    """The warm-up before a capture runs over the requests that are in the buffers."""
+    patch.setattr(DraftProgram, "make_inert", lambda self: None)
+
+
+@mutant("small-tensor-unguarded", "engine")
+def one_element(patch: pytest.MonkeyPatch) -> None:
+    """The read-set guard lets tensors of one element pass."""
+    real = ReadSetGuard._check
+
+    def broken(self: ReadSetGuard, func: Any, tensor: Tensor) -> None:
+        if tensor.numel() > 1:
+            real(self, func, tensor)
+
+    patch.setattr(ReadSetGuard, "_check", broken)
+
+
+@mutant("bound-tensors-of-other-rounds", "engine")
+def rows_of_the_largest(patch: pytest.MonkeyPatch) -> None:
+    """Hidden states of bound tensors are read by the rows of the largest round."""
+    real = BoundTensors.sliced
+
+    def broken(self: BoundTensors, num_requests: int, query_len: int) -> Any:
+        whole = self._of.aux_hidden.view(self._of.num_sampled.shape[0], -1, self._of.aux_hidden.shape[1])
+        hidden = whole[:num_requests, :query_len].flatten(0, 1)
+        return replace(real(self, num_requests, query_len), aux_hidden=hidden)
+
+    patch.setattr(BoundTensors, "sliced", broken)
+
+
+@mutant("bound-tensors-of-other-rounds-moved", "engine", hazard="bound-tensors-of-other-rounds")
+def moved_unseen(patch: pytest.MonkeyPatch) -> None:
+    """Bound tensors whose memory was exchanged are taken as they were."""
+    patch.setattr(BoundTensors, "check_addresses", lambda self: None)
+
+
+@mutant("inert-request-between-others", "engine")
+def live_requests_counted(patch: pytest.MonkeyPatch) -> None:
+    """Host lengths are read for as many requests as are live, not up to the last live one."""
+    real = HostRounds.round
+
+    def broken(self: HostRounds, batch: Any, buffers: Any, start_positions: Any, num_sampled: Any) -> Any:
+        if start_positions is None:
+            counts: list[int] = buffers.num_sampled[: batch.num_requests].tolist()
+            live = sum(count > 0 for count in counts)
+            start_positions, num_sampled = buffers.start_positions[:live].tolist(), counts[:live]
+        return real(self, batch, buffers, start_positions, num_sampled)
+
+    patch.setattr(HostRounds, "round", broken)
+
+
+def _left_behind(patch: pytest.MonkeyPatch, part: str) -> None:
+    """That part of the drafts stays in its row when a request changes its row."""
+    real = Rounds.verify
+
+    def broken(self: Rounds, running: Any) -> None:
+        drafts, rows = self._drafts, [state.row for state in running]
+        values: Tensor | None = None if drafts is None else getattr(drafts, part)
+        if drafts is not None and values is not None and rows != list(range(len(rows))):
+            stays = values.clone()
+            stays[rows] = values[: len(rows)]
+            self._drafts = replace(drafts, **{part: stays})
+        real(self, running)
+
+    patch.setattr(Rounds, "verify", broken)
+
+
+@mutant("drafts-stay-behind", "engine")
+def parents_stay(patch: pytest.MonkeyPatch) -> None:
+    """The parents of a draft tree stay behind when its request changes its row."""
+    _left_behind(patch, "parents")
+
+
+@mutant("drafts-stay-behind-probs", "engine", hazard="drafts-stay-behind")
+def probs_stay(patch: pytest.MonkeyPatch) -> None:
+    """The distributions of drafts stay behind when their request changes its row."""
+    _left_behind(patch, "probs")
