@@ -151,7 +151,7 @@ def test_expert_mlp(platform: Platform, way: str, dtype: torch.dtype, seed: int)
     weights = torch.rand(rows, top_k, generator=g)
     there = [t.to(platform.device) for t in (x, ids, weights, gate_up, down, gate_up_bias, down_bias)]
     out = torch.zeros_like(there[0])
-    run_op(platform, way, lambda: out.copy_(kernels.expert_mlp(*there, alpha, limit)), [out])
+    run_op(platform, way, lambda: out.copy_(kernels.expert_mlp(*there, alpha=alpha, limit=limit)), [out])
     wanted = torch.zeros(rows, size, dtype=torch.float64)
     for row in range(rows):
         for expert, weight in zip(ids[row].tolist(), weights[row].double(), strict=True):

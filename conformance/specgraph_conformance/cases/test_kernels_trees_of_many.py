@@ -230,7 +230,8 @@ def test_stops(platform: Platform, way: str, seed: int) -> None:
 
     def work() -> None:
         for again, part in zip(agains, (slice(0, requests), slice(0, requests - 2)), strict=True):
-            kernels.publish_round(results, *(each[part] for each in inputs), ring, progress, again, 9)
+            given = [each[part] for each in inputs]
+            kernels.publish_round(results, *given, ring=ring, progress=progress, again=again, rounds_per_launch=9)
         kernels.stop_finished(*inputs)
 
     run_op(platform, way, work, [ring, progress, *agains, *inputs[1:3]])
