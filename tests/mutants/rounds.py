@@ -133,7 +133,9 @@ def counted_by_the_latest(patch: pytest.MonkeyPatch) -> None:
 def runs_on(patch: pytest.MonkeyPatch) -> None:
     """A launch runs all its rounds, also when every request is finished."""
 
-    def broken(real: Any, results: Any, sampled: Any, counts: Any, remaining: Any, stops: Any, *rest: Any) -> None:
-        real(results, sampled, counts.clamp(min=1), remaining + 1000, stops * 0 - 1, *rest)
+    def broken(
+        real: Any, results: Any, sampled: Any, counts: Any, left: Any, stops: Any, *rest: Any, **by: Any
+    ) -> None:
+        real(results, sampled, counts.clamp(min=1), left + 1000, stops * 0 - 1, *rest, **by)
 
     replace_op(patch, "publish_round", broken)
