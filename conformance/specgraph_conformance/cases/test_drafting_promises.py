@@ -157,7 +157,7 @@ def test_moved(platform: Platform, seed: int) -> None:
     (batch,) = make_batches(made.config, made.head.aux_size, seed, [3])
     made.propose(batch)
     tensor = next(tensor for name, tensor in bound.named_tensors().items() if name.endswith("start_positions"))
-    tensor.set_(torch.zeros_like(tensor))
+    tensor.data = torch.zeros_like(tensor)
     expect_refusal(
         lambda: made.drafter.propose(made.drafter.inputs(3, bound=bound)), "a moved tensor", "start_positions"
     )
@@ -176,12 +176,12 @@ def test_bound_k(platform: Platform, lowering: str, seed: int) -> None:
     head = make_head("eagle", 1, platform.device)
     (batch,) = make_batches(make_config(k=1), head.aux_size, seed, [3])
     handed, drafts = batch.on(platform.device, head.dtype), list[torch.Tensor]()
+    names = ("sampled_token_ids", "num_sampled", "start_positions", "aux_hidden", "block_table")
     for binds in (False, True):
         made = _drafter(head, random_caches(head, config, platform.device, seed), platform, config)
         given = handed
         if binds:
             own = made.inputs(config.max_num_requests)
-            names = ("sampled_token_ids", "num_sampled", "start_positions", "aux_hidden", "block_table")
             bound = made.bind(ProposeBatch(**{name: getattr(own, name).clone() for name in names}))
             given = made.inputs(3, 2, bound=bound)
         made.capture()
