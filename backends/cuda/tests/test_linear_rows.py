@@ -1,0 +1,50 @@
+"""Linears of any number of rows, against float64: a tile's rows after the last one of x change nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from interpreted import DEVICE, device, ops
+from torch import Tensor
+from torch.nn import functional
+
+__all__ = ["device"]
+
+ROWS = [1, 2, 6, 8, 15, 16, 17, 24, 32, 33, 40, 63, 64]
+
+
+def make(*shape: int, scale: float = 1.0) -> Tensor:
+    return (torch.randn(*shape) * scale).to(torch.float16).to(DEVICE)
+
+
+def first_rows(rows: int, depth: int) -> Tensor:
+    """Rows of a tensor whose further rows are NaN."""
+    whole = make(rows + 64, depth)
+    whole[rows:] = float("nan")
+    return whole[:rows]
+
+
+def close(got: Tensor, want: Tensor) -> None:
+    assert float((got.double() - want).norm() / want.norm()) < 1e-3  # NaN fails too
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_linears(rows: int) -> None:
+    torch.manual_seed(rows)
+    x, weight, residual = first_rows(rows, 256), make(100, 256, scale=1 / 16), make(rows, 100)
+    wide = x.double() @ weight.double().T
+    close(ops().norm_linear(x, None, 0.0, weight, None, residual), wide + residual.double())
+    gate, up = wide.chunk(2, 1)
+    close(ops().norm_gate_up(x, None, 0.0, weight), functional.silu(gate) * up)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_heads(rows: int) -> None:
+    torch.manual_seed(rows)
+    x, weight = first_rows(rows, 256), make(300, 256, scale=1 / 16)
+    logits = x.double() @ weight.double().T
+    token_ids, drafts = (torch.full(size, -7, device=DEVICE) for size in ((rows,), (rows, 2)))
+    ops().greedy_head(x, None, 0.0, weight, None, torch.zeros(1, dtype=torch.int64, device=DEVICE), token_ids, drafts)
+    assert bool((logits.gather(1, token_ids[:, None])[:, 0] >= logits.amax(1) - 4e-3).all())
+    assert torch.equal(drafts[:, 0], token_ids)
+    assert bool((drafts[:, 1] == -7).all())
