@@ -67,15 +67,17 @@ def rounds(report: dict[str, Any]) -> str:
     return markdown(["requests", "target alone, in graphs", *names[1:], "mean acceptance length"], rows)
 
 
-def round_times(report: dict[str, Any]) -> str:
-    """Milliseconds of whole merged rounds, and tokens per second."""
+def peer_rounds(report: dict[str, Any]) -> str:
+    """Whole rounds and proposes of a peer and of both lowerings, measured in one call."""
     rows: list[list[Any]] = []
-    for requests, ways in by_requests(report["rounds"]).items():
-        alone, merged = ways["target alone"], ways["merged"]
-        times = f"{alone['round_ms']:.3f}", f"{merged['round_ms']:.3f}", f"{merged['tokens_per_second']:.0f}"
-        rows.append([requests, *times])
-    columns = "requests", "target alone, ms per round", "merged, ms per round", "merged, tokens per second"
-    return markdown(columns, rows)
+    for requests in sorted({row["requests"] for row in report["rows"]}):
+        ways = {row["way"]: row for row in report["rows"] if row["requests"] == requests}
+        peer, merged, one = ways["vllm"], ways["merged"], ways["round"]
+        proposes = f"{peer['propose_us']:.0f}", f"{merged['propose_us']:.0f}", f"{merged['propose_floor_us']:.0f}"
+        times = [f"{way['round_ms']:.2f}" for way in (peer, merged, one)]
+        rows.append([requests, *times, f"{100 * (1 - merged['of_vllm']):.0f} %", *proposes])
+    columns = "requests", "round, vLLM (ms)", "merged", "round", "merged is below by", "propose, vLLM (us)"
+    return markdown((*columns, "merged", "floor"), rows)
 
 
 def sampled(report: dict[str, Any]) -> str:
@@ -192,7 +194,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     for table in (
         propose,
         rounds,
-        round_times,
+        peer_rounds,
         sampled,
         stored,
         accept,
