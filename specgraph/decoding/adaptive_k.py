@@ -101,13 +101,15 @@ class AdaptiveK:
 def observe_round(
     metrics: AcceptanceMetrics, adaptive: AdaptiveK | None, accepted: Sequence[int], num_speculative_tokens: int
 ) -> None:
-    """Count the verified drafts of one round, for the metrics and for the choice of K.
+    """Count the verified drafts of one round, for the metrics and for the choice of K; none after a propose of K 0.
 
     Args:
         adaptive: None where K is fixed.
         accepted: draft tokens accepted, per request.
         num_speculative_tokens: K of the drafts (of a tree, its depth).
     """
+    if not num_speculative_tokens:
+        return
     metrics.observe(accepted, num_speculative_tokens)
     if adaptive is not None:
         adaptive.rates.observe(num_speculative_tokens, accepted)

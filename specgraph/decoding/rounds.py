@@ -91,7 +91,7 @@ class Rounds:
             self.propose(self.drafter, running, batch)
         sampled: list[tuple[Running, list[int]]] = []
         tokens, counts = self.target.round.unpacked(self._finished.read(), len(running), num_drafts + 1)
-        if self.drafter is not None and num_drafts and verified:
+        if self.drafter is not None and verified:
             accepted = [count - 1 for count in counts[:verified]]
             observe_round(self.metrics, self.adaptive, accepted, num_drafts)
         for row, (state, count) in enumerate(zip(running, counts, strict=True)):

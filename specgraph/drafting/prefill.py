@@ -55,7 +55,7 @@ class DraftPrefill:
             expected = [len(positions), states.shape[1]]
             if list(aux_hidden.shape) != expected:
                 raise ConfigError(f"aux_hidden of a prefill is {list(aux_hidden.shape)}, expected {expected}")
-            states[: len(positions)].copy_(aux_hidden)
+            states[: len(positions)].copy_(aux_hidden.detach())
         begin, end = positions.start + 1 - offset, min(positions.stop, last + offset) + 1 - offset
         tokens, following = prompt[begin:end], prompt[end : end + self._look_ahead]
         if tokens or at_least:

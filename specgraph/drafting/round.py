@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -167,6 +167,8 @@ class RoundBuffers:
             for name in ("temperature", "seeds"):
                 if getattr(batch, name) is None:
                     raise ConfigError(f"a sampled drafter needs {name} with every batch")
+        if aux.requires_grad:  # of a target that is called with autograd: its history must not stay in this memory
+            batch = replace(batch, aux_hidden=aux.detach())
         copy_round(kernels.load_round.on(table.device), batch, into, self, needs_sampling)
 
 

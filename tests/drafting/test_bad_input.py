@@ -173,8 +173,8 @@ def test_a_prompt_pass_that_does_not_fit_its_inputs(arguments, kind, message):
 
 
 @pytest.mark.parametrize("lowering", ["eager", "merged"])
-def test_weights_that_are_parameters_put_no_history_into_the_caches(lowering):
-    """An engine may hand over its torch modules' parameters and call from any grad mode."""
+def test_parameters_put_no_history_into_the_memory_of_the_drafter(lowering):
+    """An engine may hand over its torch modules' parameters and hidden states, and call from any grad mode."""
     head = make_head("eagle", make_target())
     parameters = [tensor for tensor in head.weights().values() if tensor.is_floating_point()]
     for tensor in parameters:
@@ -182,8 +182,10 @@ def test_weights_that_are_parameters_put_no_history_into_the_caches(lowering):
     limits = {**LIMITS, "capture_sizes": None}
     with torch.enable_grad():
         drafter = make_drafter(head, lowering, "device", num_speculative_tokens=2, prefill_sizes=[8], **limits)
-        drafter.prefill(list(range(8)), range(8), [1, 2], torch.zeros(8, head.aux_size))
+        drafter.prefill(list(range(8)), range(8), [1, 2], torch.zeros(8, head.aux_size, requires_grad=True))
         config = DraftConfig(num_speculative_tokens=2, **limits)
-        drafter.propose(Rounds(config, head.aux_size, VOCAB, head.dtype, seed=0).next(2))
+        batch = Rounds(config, head.aux_size, VOCAB, head.dtype, seed=0).next(2)
+        drafter.propose(replace(batch, aux_hidden=batch.aux_hidden.requires_grad_()))
     assert len(parameters) > 3
-    assert not any(tensor.requires_grad for cache in drafter.caches for tensor in cache)
+    own = [drafter.prefill_buffers.aux_hidden, drafter.round.aux_hidden]
+    assert not any(tensor.requires_grad for tensor in (*own, *(each for cache in drafter.caches for each in cache)))
