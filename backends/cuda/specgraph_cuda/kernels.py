@@ -134,7 +134,7 @@ def on_its_device(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def gated_linear(device: torch.device) -> GatedOfManyRows | None:
-    """The kernel for gated linears of more than 64 rows, or None: it needs Hopper, cuda-bindings and NVRTC."""
+    """The kernel for gated linears of 65 to 384 rows, or None: it needs Hopper, cuda-bindings and NVRTC."""
     properties = torch.cuda.get_device_properties(device)
     if (properties.major, properties.minor) != (9, 0) or properties.multi_processor_count < BLOCKS:
         return None
@@ -159,10 +159,13 @@ def register_kernels(device: torch.device) -> str:
     properties = torch.cuda.get_device_properties(device)
     overlap = properties.major >= 9
     tuned = read_tiles(cache_file(properties.name, triton.__version__))
+    chosen, shipped = tile_for, "those tuned on an NVIDIA H200"
+    if properties.shared_memory_per_block_optin < 163 << 10:  # GeForce and RTX, A10, L4, L40S: 99 KiB
+        chosen, shipped = default_tile, "small ones that nobody tuned"
     options = LaunchOptions(
         overlap=overlap_previous if overlap else None,
         extra={"launch_pdl": True} if overlap else {},
-        tile=TileTable(tile_for, tuned),
+        tile=TileTable(chosen, tuned),
         gated_of_many_rows=gated_linear(device),
         attention=attention_for if properties.shared_memory_per_block_optin >= 227 << 10 else default_attention,
         compute_units=properties.multi_processor_count,
@@ -170,5 +173,4 @@ def register_kernels(device: torch.device) -> str:
         keep_compiled=True,
     )
     register("CUDA", options, around=on_its_device)
-    shipped = "those tuned on an NVIDIA H200"
     return f"{len(tuned)} shapes from `specgraph tune`, else {shipped}" if tuned else shipped

@@ -1,4 +1,4 @@
-"""Compiling and launching `many_rows.cu`: gated linears of more than 64 rows on GPUs of compute capability 9.0."""
+"""Compiling and launching `many_rows.cu`: gated linears of 65 to 384 rows on GPUs of compute capability 9.0."""
 
 from __future__ import annotations
 
@@ -100,7 +100,8 @@ def _loaded(plan: Plan, device: torch.device) -> Any | None:
             most = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             checked(cu.cuFuncSetAttribute(kernel, most, plan.memory))
     except RuntimeError as error:
-        _log.warning("gated linears of more than 64 rows run in the library's matmul, which is slower: %s", error)
+        reason = str(error).partition("\n")[0]
+        _log.warning("gated linears of more than 64 rows run in the library's matmul, which is slower: %s", reason)
         return None
     return kernel
 

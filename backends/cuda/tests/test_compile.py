@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,6 +17,7 @@ from torch import Tensor
 
 triton = pytest.importorskip("triton")
 
+import specgraph_cuda.kernels
 from specgraph_cuda.kernels import attention_for, on_its_device, overlap_previous, tile_for
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -272,3 +274,34 @@ def test_gated_linears_are_spread_over_the_multiprocessors(columns: int) -> None
     tile = tile_for("gate_up", 16, columns, 4096)
     assert tile is not None
     assert -(-columns // tile.columns) >= (104 if columns > 8192 else 32)
+
+
+def test_a_gpu_with_99_kib_of_shared_memory_has_tiles_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GeForce and RTX, A10, L4, L40S: a tile tuned on an H200 takes up to 144 KiB there, and its launch fails."""
+    most, run, made = dict[str, int](), JITFunction.run, list[LaunchOptions]()
+
+    def compiled(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        binary = run(kernel, *args, **{**kwargs, "warmup": True})
+        most[kernel.__name__] = max(most.get(kernel.__name__, 0), binary.metadata.shared)
+        return binary
+
+    monkeypatch.setattr(JITFunction, "run", compiled)
+    found = SimpleNamespace(
+        name="an L40S", major=8, minor=9, multi_processor_count=142, shared_memory_per_block_optin=99 << 10
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+    monkeypatch.setattr(specgraph_cuda.kernels, "register", lambda key, options, around: made.append(options))
+    specgraph_cuda.kernels.register_kernels(torch.device("cuda", 0))
+    ops, weight = TritonOps(made[0]), torch.zeros(8192, 4096, dtype=torch.bfloat16)
+    driver.set_active(Driver(89))
+    for rows in (8, 32, 64):
+        x = torch.zeros(rows, 4096, dtype=torch.bfloat16)
+        ops.norm_linear(x, None, 1e-6, weight)
+        ops.norm_gate_up(x, None, 1e-6, weight)
+        ops.greedy_head(x, None, 1e-6, weight, None, i64(1), i64(rows), i64(rows, 4))
+        for op in (ops.norm_linear_fp8, ops.norm_gate_up_fp8):
+            op(x, None, 1e-6, weight.to(torch.float8_e4m3fn), torch.ones(1, 8192))
+    with contextlib.suppress(RuntimeError):
+        driver.reset_active()
+    assert {"linear_kernel", "gate_up_kernel", "head_kernel", "linear_fp8_kernel", "gate_up_fp8_kernel"} <= most.keys()
+    assert max(most.values()) <= 99 << 10, most
