@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import json
 import multiprocessing
 import os
@@ -280,7 +279,6 @@ def time_rounds(
         yield row | {"captures_us": [[name, t] for name, _, t in ways]}
         while ways:
             ways.pop()[1].close()
-        gc.collect()
 
 
 def main() -> None:

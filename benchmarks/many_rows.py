@@ -9,7 +9,6 @@ also whole rounds of a target of Llama-3-8B's shape and an EAGLE-3 head, both wi
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import random
 import sys
@@ -152,7 +151,6 @@ def main() -> None:
         for requests in map(int, filter(None, a.requests.split(","))):
             timed.append(rounds(platform, requests, a.lowering))
             print(json.dumps(timed[-1]), flush=True)
-            gc.collect()  # decoders are reference cycles that hold KV caches of many GiB
     report = {
         "device": platform.info.device_name, "versions": dict(platform.info.versions), "dtype": "bfloat16",
         "command": "python benchmarks/many_rows.py " + " ".join(sys.argv[1:]), "rows": rows,
