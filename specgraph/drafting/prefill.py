@@ -49,8 +49,8 @@ class DraftPrefill:
         """See `Drafter.prefill`. `runner`: of the head; `program` is one of its programs."""
         self.program.dispatch(max(len(positions), at_least))
         states, last, offset = self.buffers.aux_hidden, len(prompt) - 1, self._position_offset
-        if positions.stop > len(prompt):
-            raise ConfigError(f"prefill of positions up to {positions.stop - 1}: the prompt has {len(prompt)} tokens")
+        if positions.start < 0 or positions.stop > len(prompt) or positions.step != 1:
+            raise ConfigError(f"prefill of {positions}: give consecutive positions of its {len(prompt)} tokens")
         if aux_hidden is not None:
             expected = [len(positions), states.shape[1]]
             if list(aux_hidden.shape) != expected:

@@ -156,7 +156,9 @@ def test_prompt_and_propose_graphs_count_against_one_limit(limit, enough, monkey
     [
         ((range(8), [1]), CapacityError, "up to position 6 needs 2 KV blocks of 4 tokens, got 1"),
         ((range(8, 16), [1, 2, 3]), CapacityError, "up to position 14 needs 4 KV blocks of 4 tokens, got 3"),
-        ((range(3, 9), [1, 2, 3]), ConfigError, "positions up to 8: the prompt has 8 tokens"),
+        ((range(3, 9), [1, 2, 3]), ConfigError, r"of range\(3, 9\): give consecutive positions of its 8 tokens"),
+        ((range(-2, 4), [1, 2]), ConfigError, r"prefill of range\(-2, 4\): give consecutive positions"),
+        ((range(0, 8, 2), [1, 2]), ConfigError, r"prefill of range\(0, 8, 2\): give consecutive positions"),
         ((range(8), [1, 2], (7, 16)), ConfigError, r"aux_hidden of a prefill is \[7, 16\], expected \[8, "),
         ((range(8), [1, 2], (8, 3)), ConfigError, r"aux_hidden of a prefill is \[8, 3\], expected \[8, "),
     ],
