@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from specgraph import AttentionLayer, DraftConfig, Drafter, DraftOutput, KVCache, ProposeBatch, open_platform
 
 VOCAB, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 61, 32, 4, 2, 8, 3
-K, BLOCK, MAX_LEN, MAX_REQUESTS, NUM_BLOCKS = 4, 8, 96, 4, 40
+K, BLOCK, MAX_LEN, MAX_REQUESTS = 4, 8, 96, 4
+NUM_BLOCKS = 1 + MAX_REQUESTS * MAX_LEN // BLOCK  # the null block, and enough for the longest requests
 
 # ---------------------------------------------------------------------------------------- the engine's own models
 
@@ -223,7 +224,7 @@ class Engine:
         """Blocks for all rows of the next propose and verify: 2 (K + 1) tokens from the round's start on."""
         needed = -(-min(request.start + 2 * (K + 1), MAX_LEN) // BLOCK)
         while len(request.blocks) < needed:
-            request.blocks.append(self.free.pop(0))
+            request.blocks.append(self.free.pop())
 
     def _table(self, running: list[Running]) -> Tensor:
         """int32 [n, MAX_LEN / BLOCK], filled up with the null block."""
