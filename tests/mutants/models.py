@@ -82,7 +82,7 @@ def bonus_counted(patch: pytest.MonkeyPatch) -> None:
     """The target's own token counts as an accepted draft token."""
     real = AcceptanceMetrics.observe
 
-    def observe(self: AcceptanceMetrics, num_accepted: int, num_speculative_tokens: int) -> None:
-        real(self, min(num_accepted + 1, num_speculative_tokens), num_speculative_tokens)
+    def observe(self: AcceptanceMetrics, accepted: Sequence[int], num_speculative_tokens: int) -> None:
+        real(self, [min(count + 1, num_speculative_tokens) for count in accepted], num_speculative_tokens)
 
     patch.setattr(AcceptanceMetrics, "observe", observe)
