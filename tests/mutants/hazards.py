@@ -597,6 +597,11 @@ HAZARDS: dict[str, Hazard] = {
         "fewer drafts accepted, or biased samples, after a request has left",
         "parents or distributions of drafts are not moved with their request",
     ),
+    "round-rows-compacted": Hazard(
+        REVIEW,
+        "bad drafts, or an error about a finished request, after others have left",
+        "hidden states or the host's list of stop tokens are not moved when rows are compacted",
+    ),
 }
 
 NOT_PUT_BACK: dict[str, str] = {

@@ -12,6 +12,7 @@ from mutants.draft_ops import change_arguments, replace_op
 from mutants.registry import mutant
 from torch import Tensor
 
+from specgraph.decoding.device_rounds import DeviceRounds
 from specgraph.decoding.rounds import Rounds
 from specgraph.drafting import BoundTensors, DraftProgram
 from specgraph.drafting.host_lengths import HostRounds
@@ -271,3 +272,31 @@ def parents_stay(patch: pytest.MonkeyPatch) -> None:
 def probs_stay(patch: pytest.MonkeyPatch) -> None:
     """The distributions of drafts stay behind when their request changes its row."""
     _left_behind(patch, "probs")
+
+
+@mutant("round-rows-compacted", "engine")
+def hidden_states_stay(patch: pytest.MonkeyPatch) -> None:
+    """In the lowering `round`, hidden states stay behind when rows are compacted."""
+    real = DeviceRounds._compact
+
+    def broken(self: DeviceRounds) -> None:
+        hidden = self.target.round.aux_hidden
+        before = hidden.clone()
+        real(self)
+        hidden.copy_(before)
+
+    patch.setattr(DeviceRounds, "_compact", broken)
+
+
+@mutant("round-rows-compacted-stops", "engine", hazard="round-rows-compacted")
+def list_of_stops_stays(patch: pytest.MonkeyPatch) -> None:
+    """In the lowering `round`, the host's list of the stop tokens in each row stays as it was when rows are
+    compacted."""
+    real = DeviceRounds._compact
+
+    def broken(self: DeviceRounds) -> None:
+        before = self._stops
+        real(self)
+        self._stops = before
+
+    patch.setattr(DeviceRounds, "_compact", broken)

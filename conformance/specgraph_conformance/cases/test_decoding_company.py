@@ -12,7 +12,10 @@ from specgraph.drafting import DraftTree
 from specgraph.platforms import Platform
 
 from specgraph_conformance.case import case
-from specgraph_conformance.decode_rig import decoder, requests
+from specgraph_conformance.cases.test_decoding_first_propose import float64_pair, reads_hidden_states
+from specgraph_conformance.decode_rig import decoder, expect_targets_tokens, generate, requests
+from specgraph_conformance.dense_models import short_of_best
+from specgraph_conformance.rig import on_host
 
 TREE = DraftTree(num_steps=4, top_k=3, num_draft_tokens=12)
 WAYS: dict[str, dict[str, Any]] = {
@@ -60,6 +63,32 @@ def test_company(platform: Platform, way: str, seed: int) -> None:
     assert sum(accepted for rounds in alone for _, accepted in rounds), "no draft was accepted"
 
 
+@case(
+    "decoding.round-rows-compacted",
+    "Where requests leave and others move to lower rows, those draft what a float64 drafter drafts from their own "
+    "hidden states, and requests that come later end at their own stop tokens only.",
+    hazard="round-rows-compacted",
+    cause="hidden states, or the host's list of the stop tokens in each row, that stay behind when rows are compacted",
+    timeout=120,
+)
+def test_compacted(platform: Platform, seed: int) -> None:
+    limits = [3, 12, 3, 12, 20, 20]
+    asked = [replace(each, max_tokens=n) for each, n in zip(requests(seed, count=6), limits, strict=True)]
+    with decoder(platform, lowering="round", rounds_ahead=0, max_num_requests=4, capture_sizes=(2, 4)) as made:
+        assert made.drafter is not None
+        reads_hidden_states(made.drafter.head)
+        expected = generate(made, asked)
+        expect_targets_tokens(made, asked, expected)
+        # Rows 1 and 3 move to 0 and 1. Their stop tokens are tokens that only the requests after them sample.
+        early = {token for tokens in expected[:4] for token in tokens}
+        own = [list(dict.fromkeys(token for token in tokens[:-1] if token not in early))[:8] for tokens in expected[4:]]
+        assert all(own), "the requests sample the same tokens: choose another seed"
+        stops = [*own[0], *own[1]]
+        first = [replace(each, stop_token_ids=stops if i % 2 else ()) for i, each in enumerate(asked[:4])]
+        assert _checked(made, first) == expected[:4]
+        assert _checked(made, asked[4:]) == expected[4:], "requests that joined after the others had left"
+
+
 @pytest.mark.parametrize("lowering", ["merged", "round"])
 @case(
     "decoding.penalties-from-the-first-token",
@@ -83,3 +112,26 @@ def _rounds(made: SpeculativeDecoder, asked: Sequence[Request]) -> list[Rounds]:
     for chunk in made.stream(asked):
         rounds[chunk.request].append((chunk.token_ids, chunk.num_accepted))
     return rounds
+
+
+def _checked(made: SpeculativeDecoder, asked: Sequence[Request]) -> list[list[int]]:
+    """The tokens of each request; each propose of a request is checked against the float64 drafter."""
+    assert made.drafter is not None
+    target, head = float64_pair()
+    reads_hidden_states(head)
+    ids = [made.add(request) for request in asked]
+    tokens: dict[int, list[int]] = {each: [] for each in ids}
+    while made.num_unfinished:
+        before = [(state, list(state.token_ids)) for state in made.rounds.running]
+        chunks = made.step()
+        drafts = on_host(made.drafter.buffers.draft_token_ids).tolist()
+        for state, known in before:
+            # `short_of_best` takes the last token from the target, which is greedy.
+            short = short_of_best(target, head, known[:-1], drafts[state.row])
+            assert max(short) < 0.02, (
+                f"request {state.index} drafted {drafts[state.row]} in row {state.row} after {len(known)} tokens; in "
+                f"float64 their logits are {[round(value, 2) for value in short]} lower than the best"
+            )
+        for chunk in chunks:
+            tokens[chunk.request] += chunk.token_ids
+    return [tokens[each] for each in ids]
