@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from specgraph import kernels
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from specgraph_conformance.attention_rows import Rows
 from specgraph_conformance.case import case
+from specgraph_conformance.cases.test_kernels_models import windowed_forward
 from specgraph_conformance.rig import WAYS, expect_close, on_host, run_op
 
 
@@ -71,22 +74,7 @@ def test_windows(platform: Platform, op: str, window: int, seed: int) -> None:
         platform, "paged", [19, 1, 3, 6, 2], [19, 40, 0, 70, 33], (8, 2), seed=seed, window=window or None,
         sinks=sinks, scale=0.3, poison=True, poison_tail=True,
     )  # fmt: skip
-
-    def forward(rows: Rows) -> Tensor:
-        m, cache, (query, key, value) = rows.metadata, rows.cache, rows.device_rows
-        stored = m.positions, m.slot_mapping, cache.key, cache.value
-        query = kernels.rotate_and_store(query, key, value, rows.layer.rotary, *stored)
-        where, scale = (cache.key, cache.value, m.block_table), rows.layer.scale
-        if op == "windowed_attention":
-            return kernels.windowed_attention(
-                query, *where, m.seq_lens, m.query_start_loc, rows.layer.sinks, query_len=m.query_len, scale=scale,
-                window=window,
-            )  # fmt: skip
-        out, host = torch.zeros_like(query), (list(rows.query_lens), list(rows.seq_lens))
-        kernels.windowed_attention_host(query, *where, *host, rows.layer.sinks, scale=scale, window=window, out=out)
-        return out
-
-    rows.check(forward)
+    rows.check(partial(windowed_forward, op))
 
 
 @pytest.mark.parametrize("way", WAYS)
