@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 import tiny_checkpoints
 import torch
+from example_module import example_module
 from safetensors.torch import save_file
 
 from specgraph import (
@@ -25,15 +24,11 @@ from specgraph import (
 )
 from specgraph.reference import CpuPlatform
 
-PATH = Path(__file__).parents[2] / "examples" / "embed" / "transformers_target.py"
-
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location("transformers_target", PATH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with example_module("embed/transformers_target.py") as module:
+        yield module
 
 
 @pytest.fixture(scope="module")

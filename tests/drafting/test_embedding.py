@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from example_module import EXAMPLES, example_module
 
 from specgraph import EngineConfig, Request, SpeculativeDecoder, shipped_pair
 from specgraph.reference import CpuPlatform
 
-PATH = Path(__file__).parents[2] / "examples" / "embed" / "engine.py"
-
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location("embed_engine", PATH)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    with example_module("embed/engine.py") as module:
+        yield module
 
 
 def alone(example, engine, prompt, count):
@@ -77,7 +68,7 @@ def test_it_accepts_what_our_own_decoder_accepts(example, prompts):
 
 
 def test_it_uses_public_names_only():
-    lines = PATH.read_text().splitlines()
+    lines = (EXAMPLES / "embed/engine.py").read_text().splitlines()
     ours = [line for line in lines if line.startswith(("from specgraph", "import specgraph"))]
     assert len(ours) == 1
     assert ours[0].startswith("from specgraph import")

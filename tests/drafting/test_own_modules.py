@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-PATH = Path(__file__).parents[2] / "examples" / "embed" / "own_modules.py"
+from example_module import EXAMPLES, example_module
 
 
 @pytest.fixture(scope="module")
 def example():
-    spec = importlib.util.spec_from_file_location("own_modules", PATH)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    with example_module("embed/own_modules.py") as module:
+        yield module
 
 
 def dense(example):
@@ -77,6 +68,10 @@ def test_texts_and_drafts_are_those_of_dense_attention(example, seed):
 
 
 def test_it_uses_public_names_only():
-    ours = [line for line in PATH.read_text().splitlines() if "specgraph" in line and "import" in line]
+    ours = [
+        line
+        for line in (EXAMPLES / "embed/own_modules.py").read_text().splitlines()
+        if "specgraph" in line and "import" in line
+    ]
     assert len(ours) == 1
     assert ours[0].startswith("from specgraph import")
