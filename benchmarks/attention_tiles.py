@@ -19,7 +19,6 @@ import multiprocessing
 import os
 import random
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -34,7 +33,7 @@ from specgraph import EngineConfig, Request, SpeculativeDecoder, open_platform
 from specgraph.attention import choose_attention
 from specgraph.benchmarking.floor import measure_rates
 from specgraph.benchmarking.propose import BenchCase, bench_propose
-from specgraph.benchmarking.rounds import TARGETS, random_target
+from specgraph.benchmarking.rounds import TARGETS, random_target, seconds_per_round
 from specgraph.benchmarking.shapes import SHAPES, random_head
 from specgraph.benchmarking.timing import device_time
 from specgraph.benchmarking.tune import triton_ops
@@ -255,24 +254,14 @@ def time_rounds(
             for length in lengths:
                 prompt = torch.randint(0, 1000, (length,), generator=g).tolist()
                 decoder.add(Request(prompt_token_ids=prompt, max_tokens=400))
-            platform.synchronize()
-            start = time.perf_counter()
-            decoder.step()
-            platform.synchronize()
-            prompts[name].append(round((time.perf_counter() - start) * 1e6))
+            prompts[name].append(round(seconds_per_round(decoder, 1) * 1e6))  # the first step runs the prompts
             for _ in range(3):
                 decoder.step()
             ways.append((name, decoder, []))
         use(now)
         for turn in range(12):
             for _, decoder, times in random.Random(turn).sample(ways, len(ways)):
-                decoder.step()
-                platform.synchronize()
-                start = time.perf_counter()
-                for _ in range(4):
-                    decoder.step()
-                platform.synchronize()
-                times.append((time.perf_counter() - start) / 4 * 1e6)
+                times.append(seconds_per_round(decoder, 4, lead=1) * 1e6)
         us = {each: median(t for name, _, times in ways if name == each for t in times) for each in ("before", "now")}
         row = {"requests": requests, "contexts": contexts, "before_us": round(us["before"]), "now_us": round(us["now"])}
         row |= {"ratio": round(us["now"] / us["before"], 4), "prompts_us": prompts}

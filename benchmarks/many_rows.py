@@ -12,7 +12,6 @@ import argparse
 import json
 import random
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -26,7 +25,7 @@ from torch import Tensor
 from specgraph import EngineConfig, Request, SpeculativeDecoder
 from specgraph.attention import choose_attention
 from specgraph.benchmarking.floor import measure_rates
-from specgraph.benchmarking.rounds import TARGETS, random_target
+from specgraph.benchmarking.rounds import TARGETS, random_target, seconds_per_round
 from specgraph.benchmarking.shapes import SHAPES, random_head
 from specgraph.benchmarking.timing import device_time
 from specgraph.benchmarking.tune import triton_ops
@@ -112,14 +111,7 @@ def rounds(platform: Platform, requests: int, lowering: LoweringChoice) -> dict[
     order = random.Random(0)
     for _ in range(TURNS):
         for _, decoder, times in order.sample(made, len(made)):
-            for _ in range(LEAD):
-                decoder.step()
-            platform.synchronize()
-            start = time.perf_counter()
-            for _ in range(ROUNDS):
-                decoder.step()
-            platform.synchronize()
-            times.append((time.perf_counter() - start) / ROUNDS * 1e3)
+            times.append(seconds_per_round(decoder, ROUNDS, LEAD) * 1e3)
     found: dict[str, list[float]] = {}
     for way, decoder, times in made:
         found.setdefault(way, []).append(round(median(times), 3))

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from specgraph.attention import choose_attention
-from specgraph.benchmarking.rounds import TARGETS, random_target
+from specgraph.benchmarking.rounds import TARGETS, random_target, seconds_per_round
 from specgraph.benchmarking.shapes import random_head, shape_named
 from specgraph.cli.env import environment
 from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
@@ -58,17 +58,9 @@ def run(decoder: SpeculativeDecoder, sizes: Sequence[int], context: int, seed: i
 
 def round_ms(decoder: SpeculativeDecoder, rounds: int, repeats: int) -> float:
     """Median over stretches of `rounds` rounds."""
-    times: list[float] = []
     for _ in range(2):
         decoder.step()
-    for _ in range(repeats):
-        decoder.platform.synchronize()
-        start = time.perf_counter()
-        for _ in range(rounds):
-            decoder.step()
-        decoder.platform.synchronize()
-        times.append((time.perf_counter() - start) / rounds * 1e3)
-    return statistics.median(times)
+    return statistics.median(seconds_per_round(decoder, rounds) * 1e3 for _ in range(repeats))
 
 
 def settle(decoder: SpeculativeDecoder, chances: Sequence[float]) -> None:

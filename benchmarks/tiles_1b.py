@@ -14,7 +14,6 @@ import json
 import random
 import statistics
 import sys
-import time
 from dataclasses import astuple, replace
 from pathlib import Path
 
@@ -23,7 +22,7 @@ import torch
 from specgraph import EngineConfig, Request, SpeculativeDecoder, open_platform
 from specgraph.attention import choose_attention
 from specgraph.benchmarking import tune
-from specgraph.benchmarking.rounds import random_target
+from specgraph.benchmarking.rounds import random_target, seconds_per_round
 from specgraph.benchmarking.shapes import SHAPES, random_head
 
 LENGTH, CONTEXT = 256 + 300 * 6, 256
@@ -101,14 +100,7 @@ def time_rounds(platform, table, best, rows):
         for _ in range(8):
             for name in order.sample(list(made), len(made)):
                 decoder, times = made[name]
-                for _ in range(2):
-                    decoder.step()
-                platform.synchronize()
-                start = time.perf_counter()
-                for _ in range(15):
-                    decoder.step()
-                platform.synchronize()
-                times.append((time.perf_counter() - start) / 15 * 1e6)
+                times.append(seconds_per_round(decoder, 15, lead=2) * 1e6)
         rows.append({"requests": requests, **{name: round(statistics.median(t), 1) for name, (_, t) in made.items()}})
         print(rows[-1], flush=True)
         for decoder, _ in made.values():

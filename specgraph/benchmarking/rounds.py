@@ -112,6 +112,18 @@ def random_target(
     )
 
 
+def seconds_per_round(decoder: SpeculativeDecoder, rounds: int, lead: int = 0) -> float:
+    """Wall time of each of `rounds` rounds of a decoder that is generating, after `lead` rounds that do not count."""
+    for _ in range(lead):
+        decoder.step()
+    decoder.platform.synchronize()
+    start = time.perf_counter()
+    for _ in range(rounds):
+        decoder.step()
+    decoder.platform.synchronize()
+    return (time.perf_counter() - start) / rounds
+
+
 @dataclass(slots=True)
 class _Way:
     """A decoder that is generating, its tokens so far and its times."""
