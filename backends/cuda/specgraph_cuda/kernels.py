@@ -57,9 +57,8 @@ def tile_for(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
     if kind == "linear_fp8":
         return (_LINEAR_FP8 if columns <= 32 * 132 else _WIDE_FP8)[rows]
     if kind == "gate_up":
-        if 64 * 132 < columns < 104 * 128 and rows in _GATE_UP_12288:
-            return _GATE_UP_12288[rows]
-        return (_GATE_UP if columns > 64 * 132 else {**_GATE_UP, **_GATE_UP_FEW_COLUMNS})[rows]
+        narrower = _GATE_UP_FEW_COLUMNS if columns <= 64 * 132 else _GATE_UP_12288 if columns < 104 * 128 else {}
+        return narrower.get(rows, _GATE_UP[rows])
     if kind == "head":
         return _HEAD[rows]
     if columns <= 16 * 132 and rows in _FEW_COLUMNS:
