@@ -27,13 +27,19 @@ from typing import Any
 
 import specgraph_cuda.kernels as device_kernels
 import torch
-from torch import Tensor
+from attention_problem import Problem, contexts_of
 
-from specgraph import EngineConfig, Request, SpeculativeDecoder, open_platform
-from specgraph.attention import choose_attention
+from specgraph import SpeculativeDecoder, open_platform
 from specgraph.benchmarking.floor import measure_rates
 from specgraph.benchmarking.propose import BenchCase, bench_propose
-from specgraph.benchmarking.rounds import TARGETS, random_target, seconds_per_round
+from specgraph.benchmarking.rounds import (
+    TARGETS,
+    add_prompts,
+    captured_decoder,
+    random_target,
+    rounds_in_turns,
+    seconds_per_round,
+)
 from specgraph.benchmarking.shapes import SHAPES, random_head
 from specgraph.benchmarking.timing import device_time
 from specgraph.benchmarking.tune import triton_ops
@@ -46,7 +52,6 @@ from specgraph.kernels.triton.launch import (
 )
 from specgraph.platforms import Platform
 
-HEADS, KV_HEADS, DIM, BLOCK = 32, 8, 128, 16
 CASES = [
     *[("verify", n, "even") for n in (1, 8, 16, 32, 64)], *[("verify", n, "uneven") for n in (8, 32, 64)],
     *[("verify", n, "wide") for n in (8, 32, 64)], ("verify", 1, "long"),
@@ -56,9 +61,6 @@ CASES = [
 ]  # fmt: skip
 """Kind of attention, requests, contexts."""
 PROPOSES = ",".join(f"eagle3-llama3-8b:{n}" for n in (1, 8, 32)) + ",dflash-qwen3-8b:8,dflash-qwen3-8b:32"
-ROWS = {"draft": 1, "verify": 6, "block": 16, "tree": 16, "prompt": 512}
-"""Rows per request of the kinds of attention that are timed."""
-COPIED_BYTES = 600 << 20
 
 
 def before(shape: AttentionShape) -> AttentionTile:
@@ -92,70 +94,6 @@ def with_tile(ops: Any, tile: AttentionTile) -> Any:
         return tile
 
     return type(ops)(replace(ops.options, attention=always))
-
-
-class Problem:
-    """One attention over the caches of several layers."""
-
-    def __init__(
-        self, kind: str, requests: int, contexts: str, device: torch.device, layers: int | None = None
-    ) -> None:
-        lengths, longest = contexts_of(contexts, requests)
-        used = [-(-n // BLOCK) for n in lengths]
-        self.kind, self.lengths, self.rows = kind, lengths, ROWS[kind]
-        self.dtype = torch.float8_e4m3fn if contexts == "fp8" else torch.bfloat16
-        self.bytes = sum(lengths) * KV_HEADS * DIM * 2 * self.dtype.itemsize
-        self.layers = layers or min(64, max(4, -(-COPIED_BYTES // self.bytes)))
-        g = torch.Generator(device).manual_seed(0)
-
-        def make(*shape: int) -> Tensor:
-            return torch.randn(*shape, generator=g, device=device).bfloat16()
-
-        blocks = sum(used) + 1, BLOCK, KV_HEADS, DIM
-        self.caches = [[make(*blocks).to(self.dtype) for _ in range(2)] for _ in range(self.layers)]
-        width = -(-longest // BLOCK // 16) * 16
-        order = iter((torch.randperm(sum(used), generator=torch.Generator().manual_seed(0)) + 1).tolist())
-        table = [[next(order) for _ in range(n)] + [0] * (width - n) for n in used]
-        rows = requests * self.rows
-        self.new = make(rows, HEADS + 2 * KV_HEADS, DIM).split((HEADS, KV_HEADS, KV_HEADS), dim=1)
-        self.query = self.new[0].contiguous()
-        self.table = torch.tensor(table, dtype=torch.int32, device=device)
-        self.seq_lens = torch.tensor(lengths, dtype=torch.int32, device=device)
-        self.starts = torch.arange(0, rows + 1, self.rows, dtype=torch.int32, device=device)
-        self.rotary = torch.randn(longest, DIM, device=device)
-        self.positions = self.seq_lens.long() - 1
-        self.slots = (
-            self.table.gather(1, self.positions[:, None] // BLOCK)[:, 0].long() * BLOCK + self.positions % BLOCK
-        )
-        self.ancestors = (2 << (torch.arange(rows, device=device) % 16)) - 1  # each row a child of the one before
-
-    def shape(self, units: int) -> AttentionShape:
-        """What a tile is chosen by."""
-        return AttentionShape(
-            rows=self.rows * HEADS // KV_HEADS, pairs=len(self.lengths) * KV_HEADS, context=self.table.shape[1] * BLOCK,
-            head_dim=DIM, itemsize=2, cache_itemsize=self.dtype.itemsize, compute_units=units,
-        )  # fmt: skip
-
-    def call(self, ops: Any, layer: int) -> Tensor:
-        """Attend over one layer's cache."""
-        where, options = (*self.caches[layer], self.table, self.seq_lens), {"scale": DIM**-0.5}
-        if self.kind == "draft":
-            new = *self.new, self.rotary, self.positions, self.slots
-            return ops.rotate_store_attend(*new, *where, self.starts, query_len=1, **options)
-        if self.kind == "tree":
-            return ops.tree_attention(self.query, *where, self.ancestors, tree_len=16, **options)
-        causal = self.kind != "block"
-        return ops.paged_attention(self.query, *where, self.starts, query_len=self.rows, causal=causal, **options)
-
-
-def contexts_of(name: str, requests: int) -> tuple[list[int], int]:
-    """Contexts of the requests, and what their block tables have room for."""
-    if name == "uneven":
-        lengths = [200 + 3800 * i // max(requests - 1, 1) for i in range(requests)]
-        random.Random(1).shuffle(lengths)
-        return lengths, 4096
-    length, longest = {"even": (1024, 1280), "fp8": (1024, 1280), "wide": (1024, 4096), "long": (32768, 32768)}[name]
-    return [length] * requests, longest
 
 
 def compile_all(name: str) -> None:
@@ -234,40 +172,33 @@ def time_rounds(
     longest = 4400
     target = random_target(TARGETS["llama3-8b"], platform.device, torch.bfloat16, longest)
     head = random_head(SHAPES["eagle3-llama3-8b"], platform.device, torch.bfloat16, longest)
-    attention = choose_attention("auto", platform, [*target.attention_layers, *head.attention_layers], torch.bfloat16)
     now = device_kernels.attention_for
+    ways = (("before", before), ("now", now)) * 2
     for requests, contexts in cases:
         lengths, room = contexts_of(contexts, requests)
-        config = EngineConfig(
-            num_speculative_tokens=5, max_num_requests=requests,
-            max_model_len=min(max(max(lengths) + 700, room), longest),
-            capture_sizes=[requests], prefill_sizes=[512], mode="FULL_DECODE_ONLY", synthetic_acceptance=0.6,
-            lowering="round", block_size=attention.block_size,
-        )  # fmt: skip
+        g = torch.Generator().manual_seed(0)
+        asked = [torch.randint(0, 1000, (length,), generator=g).tolist() for length in lengths]
         prompts: dict[str, list[int]] = {"before": [], "now": []}
-        ways: list[tuple[str, SpeculativeDecoder, list[float]]] = []
-        for name, rule in (("before", before), ("now", now)) * 2:
+        decoders: list[SpeculativeDecoder] = []
+        for name, rule in ways:
             use(rule)
-            decoder = SpeculativeDecoder(target, head, platform, config, attention=attention.backend)
-            decoder.capture()
-            g = torch.Generator().manual_seed(0)
-            for length in lengths:
-                prompt = torch.randint(0, 1000, (length,), generator=g).tolist()
-                decoder.add(Request(prompt_token_ids=prompt, max_tokens=400))
+            decoder = captured_decoder(
+                platform, target, head, num_speculative_tokens=5, max_num_requests=requests,
+                max_model_len=min(max(max(lengths) + 700, room), longest), synthetic_acceptance=0.6, lowering="round",
+            )  # fmt: skip
+            add_prompts(decoder, asked)
             prompts[name].append(round(seconds_per_round(decoder, 1) * 1e6))  # the first step runs the prompts
             for _ in range(3):
                 decoder.step()
-            ways.append((name, decoder, []))
+            decoders.append(decoder)
         use(now)
-        for turn in range(12):
-            for _, decoder, times in random.Random(turn).sample(ways, len(ways)):
-                times.append(seconds_per_round(decoder, 4, lead=1) * 1e6)
-        us = {each: median(t for name, _, times in ways if name == each for t in times) for each in ("before", "now")}
+        seconds = rounds_in_turns(decoders, turns=12, rounds=4, lead=1)
+        captures = [(name, [s * 1e6 for s in each]) for (name, _), each in zip(ways, seconds, strict=True)]
+        us = {each: median(t for name, times in captures if name == each for t in times) for each in ("before", "now")}
         row = {"requests": requests, "contexts": contexts, "before_us": round(us["before"]), "now_us": round(us["now"])}
-        row |= {"ratio": round(us["now"] / us["before"], 4), "prompts_us": prompts}
-        yield row | {"captures_us": [[name, t] for name, _, t in ways]}
-        while ways:
-            ways.pop()[1].close()
+        yield row | {"ratio": round(us["now"] / us["before"], 4), "prompts_us": prompts, "captures_us": captures}
+        while decoders:
+            decoders.pop().close()
 
 
 def main() -> None:

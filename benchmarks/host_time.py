@@ -13,7 +13,6 @@ import json
 import shlex
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ import torch
 from specgraph.attention import choose_attention
 from specgraph.benchmarking.propose import BenchCase, propose_batch
 from specgraph.benchmarking.shapes import RandomHead, random_head, shape_named
+from specgraph.benchmarking.timing import host_time
 from specgraph.cli.env import environment
 from specgraph.decoding import allocate_caches
 from specgraph.drafting import DraftConfig, Drafter
@@ -32,15 +32,7 @@ from specgraph.platforms import Platform, open_platform
 
 def host_us(platform: Platform, call: Callable[[], Any], repeats: int) -> float:
     """Median microseconds that a call takes the host."""
-    times: list[float] = []
-    for index in range(repeats + 20):
-        platform.synchronize()
-        start = time.perf_counter_ns()
-        call()
-        if index >= 20:
-            times.append((time.perf_counter_ns() - start) / 1000)
-    platform.synchronize()
-    return round(statistics.median(times), 2)
+    return round(statistics.median(host_time(platform, call, repeats=repeats, warmup=20)), 2)
 
 
 def times(platform: Platform, head: RandomHead, shape: str, requests: int, k: int, repeats: int) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,10 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specgraph import EngineConfig, Request, SpeculativeDecoder
-from specgraph.attention import choose_attention
+from specgraph import SpeculativeDecoder
 from specgraph.benchmarking.floor import measure_rates
-from specgraph.benchmarking.rounds import TARGETS, random_target, seconds_per_round
+from specgraph.benchmarking.rounds import TARGETS, add_prompts, captured_decoder, random_target, rounds_in_turns
 from specgraph.benchmarking.shapes import SHAPES, random_head
 from specgraph.benchmarking.timing import device_time
 from specgraph.benchmarking.tune import triton_ops
@@ -87,34 +85,25 @@ def rounds(platform: Platform, requests: int, lowering: LoweringChoice) -> dict[
     ops = triton_ops(platform)
     shipped = ops.options
     ways = {"library": replace(shipped, gated_of_many_rows=None), "ours": shipped}
-    layers = [*target.attention_layers, *head.attention_layers]
-    attention = choose_attention("auto", platform, layers, torch.bfloat16).backend
-    config = EngineConfig(
-        num_speculative_tokens=K, max_num_requests=requests, max_model_len=LENGTH, capture_sizes=[requests],
-        prefill_sizes=[512], mode="FULL_DECODE_ONLY", synthetic_acceptance=0.7, lowering=lowering,
-        block_size=attention.preferred_block_size,
-    )  # fmt: skip
     g = torch.Generator().manual_seed(0)
     prompts: list[list[int]] = torch.randint(0, target.vocab_size, (requests, CONTEXT), generator=g).tolist()
-    made: list[tuple[str, SpeculativeDecoder, list[float]]] = []
-    for _ in range(CAPTURES):
-        for way, options in ways.items():
-            object.__setattr__(ops, "options", options)
-            decoder = SpeculativeDecoder(target, head, platform, config, attention=attention)
-            decoder.capture()
-            object.__setattr__(ops, "options", shipped)
-            for prompt in prompts:
-                decoder.add(Request(prompt_token_ids=prompt, max_tokens=LENGTH - CONTEXT))
-            for _ in range(3):
-                decoder.step()
-            made.append((way, decoder, []))
-    order = random.Random(0)
-    for _ in range(TURNS):
-        for _, decoder, times in order.sample(made, len(made)):
-            times.append(seconds_per_round(decoder, ROUNDS, LEAD) * 1e3)
+    decoders: list[SpeculativeDecoder] = []
+    for options in [*ways.values()] * CAPTURES:
+        object.__setattr__(ops, "options", options)
+        decoders.append(
+            captured_decoder(
+                platform, target, head, num_speculative_tokens=K, max_num_requests=requests, max_model_len=LENGTH,
+                synthetic_acceptance=0.7, lowering=lowering,
+            )
+        )  # fmt: skip
+        object.__setattr__(ops, "options", shipped)
+        add_prompts(decoders[-1], prompts)
+        for _ in range(3):
+            decoders[-1].step()
+    times = rounds_in_turns(decoders, turns=TURNS, rounds=ROUNDS, lead=LEAD)
     found: dict[str, list[float]] = {}
-    for way, decoder, times in made:
-        found.setdefault(way, []).append(round(median(times), 3))
+    for way, decoder, seconds in zip([*ways] * CAPTURES, decoders, times, strict=True):
+        found.setdefault(way, []).append(round(median(seconds) * 1e3, 3))
         decoder.close()
     return {"requests": requests, "lowering": lowering, "rows": requests * (K + 1), "round_ms": found}
 

@@ -23,11 +23,10 @@ from typing import Any
 
 import torch
 
-from specgraph.attention import choose_attention
-from specgraph.benchmarking.rounds import TARGETS, random_target, seconds_per_round
+from specgraph.benchmarking.rounds import TARGETS, add_prompts, captured_decoder, random_target, seconds_per_round
 from specgraph.benchmarking.shapes import random_head, shape_named
 from specgraph.cli.env import environment
-from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
+from specgraph.decoding import SpeculativeDecoder
 from specgraph.decoding.config import acceptance_chances
 from specgraph.drafting import DraftTree
 from specgraph.platforms import open_platform
@@ -42,16 +41,14 @@ def expected(chances: Sequence[float], k: int) -> float:
     return 1 + sum(accumulate(chances[:k], mul))
 
 
-def run(decoder: SpeculativeDecoder, sizes: Sequence[int], context: int, seed: int) -> None:
-    """Let `sizes` requests join and run a few rounds."""
+def run(decoder: SpeculativeDecoder, requests: int, context: int, seed: int) -> None:
+    """Let this many requests join and run a few rounds."""
     for one in list(decoder.rounds.running):
         decoder.cancel(one.index)
     decoder.step()
     g = torch.Generator().manual_seed(seed)
     vocab = decoder.target.target.vocab_size
-    for _ in range(sizes):
-        prompt = torch.randint(0, vocab, (context,), generator=g).tolist()
-        decoder.add(Request(prompt_token_ids=prompt, max_tokens=decoder.config.max_model_len - context))
+    add_prompts(decoder, torch.randint(0, vocab, (requests, context), generator=g).tolist())
     for _ in range(3):
         decoder.step()
 
@@ -80,20 +77,16 @@ def measure(a: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     target = random_target(TARGETS[a.target], platform.device, dtype, length)
     head = random_head(shape_named(a.shape), platform.device, dtype, length)
     tree = DraftTree(num_steps=5, top_k=4, num_draft_tokens=16)
-    layers = [*target.attention_layers, *head.attention_layers]
-    attention = choose_attention("auto", platform, layers, dtype, trees=True).backend
     report = {**environment(platform), "command": " ".join(["python", *sys.argv]), "dtype": a.dtype, "rows": rows}
     report |= {"target": a.target, "shape": a.shape, "context": a.context, "tree": str(tree), "lowering": a.lowering}
 
     def decoder_of(**settings: Any) -> SpeculativeDecoder:
-        config = EngineConfig(
-            num_speculative_tokens=5, max_num_requests=sizes[-1], max_model_len=length, capture_sizes=sizes,
-            block_size=attention.preferred_block_size, prefill_sizes=[min(512, a.context)], lowering=a.lowering,
-            mode="FULL_DECODE_ONLY", synthetic_acceptance=CHAIN, **settings,
-        )  # fmt: skip
         start = time.perf_counter()
-        made = SpeculativeDecoder(target, head, platform, config, attention=attention)
-        made.capture()
+        made = captured_decoder(
+            platform, target, head, num_speculative_tokens=5, max_num_requests=sizes[-1], max_model_len=length,
+            capture_sizes=sizes, prefill_sizes=[min(512, a.context)], lowering=a.lowering, synthetic_acceptance=CHAIN,
+            **settings,
+        )  # fmt: skip
         print(f"captured {settings}: {time.perf_counter() - start:.1f} s", flush=True)
         return made
 

@@ -23,14 +23,13 @@ from unittest import mock
 
 import torch
 
-from specgraph import Request, SpeculativeDecoder, choose_attention, join_ranks, open_platform
+from specgraph import Request, join_ranks, open_platform
 from specgraph.benchmarking.audit import AuditCase, audit
 from specgraph.benchmarking.floor import DeviceRates, measure_rates
 from specgraph.benchmarking.propose import BenchCase, bench_propose
-from specgraph.benchmarking.rounds import random_target
+from specgraph.benchmarking.rounds import captured_decoder, random_target
 from specgraph.benchmarking.shapes import random_head, shape_named
 from specgraph.cli.env import environment
-from specgraph.decoding import EngineConfig
 from specgraph.parallel import WHOLE, Ranks, TensorParallel
 from specgraph.platforms import Platform
 
@@ -82,18 +81,14 @@ def rounds(platform: Platform, shape: str, dtype: torch.dtype, split: TensorPara
     sizes = replace(shape_named(shape), num_layers=TARGET_LAYERS[shape])
     target = random_target(sizes, platform.device, dtype, length, split)
     head = random_head(shape_named(shape), platform.device, dtype, length, split)
-    attention = choose_attention("auto", platform, [*target.attention_layers, *head.attention_layers], dtype).backend
     rows: list[dict[str, Any]] = []
     for requests in (1, 8):
         tokens: list[Any] = []
         for lowering in ("eager", "merged", "round"):
-            config = EngineConfig(
-                num_speculative_tokens=K, max_num_requests=requests, max_model_len=length, capture_sizes=[requests],
-                block_size=attention.preferred_block_size, prefill_sizes=[prompt], lowering=lowering,
-                mode="NONE" if lowering == "eager" else "FULL_DECODE_ONLY",
+            decoder = captured_decoder(
+                platform, target, head, num_speculative_tokens=K, max_num_requests=requests, max_model_len=length,
+                prefill_sizes=[prompt], lowering=lowering, mode="NONE" if lowering == "eager" else "FULL_DECODE_ONLY",
             )  # fmt: skip
-            decoder = SpeculativeDecoder(target, head, platform, config, attention=attention)
-            decoder.capture()
             g = torch.Generator().manual_seed(0)
             prompts: list[list[int]] = torch.randint(0, target.vocab_size, (requests, prompt), generator=g).tolist()
             stream = decoder.stream([Request(prompt_token_ids=each, max_tokens=length - prompt) for each in prompts])

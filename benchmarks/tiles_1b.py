@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import statistics
 import sys
 from dataclasses import astuple, replace
@@ -19,10 +18,9 @@ from pathlib import Path
 
 import torch
 
-from specgraph import EngineConfig, Request, SpeculativeDecoder, open_platform
-from specgraph.attention import choose_attention
+from specgraph import open_platform
 from specgraph.benchmarking import tune
-from specgraph.benchmarking.rounds import random_target, seconds_per_round
+from specgraph.benchmarking.rounds import add_prompts, captured_decoder, random_target, rounds_in_turns
 from specgraph.benchmarking.shapes import SHAPES, random_head
 
 LENGTH, CONTEXT = 256 + 300 * 6, 256
@@ -77,33 +75,23 @@ def time_rounds(platform, table, best, rows):
     """Rounds of 1 and of 8 requests."""
     target = random_target(replace(SHAPE, num_layers=16), platform.device, torch.bfloat16, LENGTH)
     head = random_head(SHAPE, platform.device, torch.bfloat16, LENGTH)
-    layers = [*target.attention_layers, *head.attention_layers]
-    attention = choose_attention("auto", platform, layers, torch.bfloat16).backend
     for requests in (1, 8):
+        prompts = torch.randint(0, 1000, (requests, CONTEXT)).tolist()
         made = {}
         for name, tiles in (("shipped", {}), ("best", best), ("shipped again", {})):
-            config = EngineConfig(
-                num_speculative_tokens=5, max_num_requests=requests, max_model_len=LENGTH, capture_sizes=[requests],
-                prefill_sizes=[CONTEXT], mode="FULL_DECODE_ONLY", synthetic_acceptance=0.7, lowering="round",
-                block_size=attention.preferred_block_size,
-            )  # fmt: skip
             with table.using(tiles):
-                decoder = SpeculativeDecoder(target, head, platform, config, attention=attention)
-                decoder.capture()
-            for _ in range(requests):
-                prompt = torch.randint(0, 1000, (CONTEXT,)).tolist()
-                decoder.add(Request(prompt_token_ids=prompt, max_tokens=LENGTH - CONTEXT))
+                made[name] = captured_decoder(
+                    platform, target, head, num_speculative_tokens=5, max_num_requests=requests, max_model_len=LENGTH,
+                    prefill_sizes=[CONTEXT], synthetic_acceptance=0.7, lowering="round",
+                )  # fmt: skip
+            add_prompts(made[name], prompts)
             for _ in range(6):
-                decoder.step()
-            made[name] = (decoder, [])
-        order = random.Random(0)
-        for _ in range(8):
-            for name in order.sample(list(made), len(made)):
-                decoder, times = made[name]
-                times.append(seconds_per_round(decoder, 15, lead=2) * 1e6)
-        rows.append({"requests": requests, **{name: round(statistics.median(t), 1) for name, (_, t) in made.items()}})
+                made[name].step()
+        times = rounds_in_turns(list(made.values()), turns=8, rounds=15, lead=2)
+        us = {name: round(statistics.median(each) * 1e6, 1) for name, each in zip(made, times, strict=True)}
+        rows.append({"requests": requests, **us})
         print(rows[-1], flush=True)
-        for decoder, _ in made.values():
+        for decoder in made.values():
             decoder.close()
 
 

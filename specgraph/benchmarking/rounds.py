@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -112,6 +112,35 @@ def random_target(
     )
 
 
+def captured_decoder(
+    platform: Platform, target: LlamaTarget, head: RandomHead | None, **limits: Any
+) -> SpeculativeDecoder:
+    """A decoder of random weights, captured for batches of `max_num_requests` only.
+
+    Args:
+        limits: fields of `EngineConfig`; by default prompts are prefilled 512 tokens at a time, only decode rounds are
+            captured, and attention chooses its block size.
+    """
+    layers = [*target.attention_layers, *(head.attention_layers if head is not None else ())]
+    trees = limits.get("tree") is not None
+    attention = choose_attention("auto", platform, layers, target.dtype, trees=trees).backend
+    defaults: dict[str, Any] = {
+        "block_size": attention.preferred_block_size,
+        "capture_sizes": [limits["max_num_requests"]],
+        "prefill_sizes": [min(512, limits["max_model_len"])],
+        "mode": "FULL_DECODE_ONLY",
+    }
+    decoder = SpeculativeDecoder(target, head, platform, EngineConfig(**defaults | limits), attention=attention)
+    decoder.capture()
+    return decoder
+
+
+def add_prompts(decoder: SpeculativeDecoder, prompts: Sequence[Sequence[int]]) -> None:
+    """Requests with these prompts (token ids) that generate until `max_model_len`."""
+    for prompt in prompts:
+        decoder.add(Request(prompt_token_ids=prompt, max_tokens=decoder.config.max_model_len - len(prompt)))
+
+
 def seconds_per_round(decoder: SpeculativeDecoder, rounds: int, lead: int = 0) -> float:
     """Wall time of each of `rounds` rounds of a decoder that is generating, after `lead` rounds that do not count."""
     for _ in range(lead):
@@ -122,6 +151,22 @@ def seconds_per_round(decoder: SpeculativeDecoder, rounds: int, lead: int = 0) -
         decoder.step()
     decoder.platform.synchronize()
     return (time.perf_counter() - start) / rounds
+
+
+def rounds_in_turns(
+    decoders: Sequence[SpeculativeDecoder], *, turns: int, rounds: int, lead: int = 0
+) -> list[list[float]]:
+    """`seconds_per_round` of decoders that are generating, one stretch of each per turn, in random order.
+
+    Returns:
+        For each decoder the seconds of its `turns` stretches.
+    """
+    times: list[list[float]] = [[] for _ in decoders]
+    order = Random(0)
+    for _ in range(turns):
+        for i in order.sample(range(len(decoders)), len(decoders)):
+            times[i].append(seconds_per_round(decoders[i], rounds, lead))
+    return times
 
 
 @dataclass(slots=True)
@@ -154,22 +199,18 @@ def _way(
     length: int,
     tree: DraftTree | None = None,
 ) -> _Way:
-    layers = [*target.attention_layers, *(head.attention_layers if head is not None else ())]
-    attention = choose_attention("auto", platform, layers, target.dtype, trees=tree is not None).backend
-    config = EngineConfig(
+    decoder = captured_decoder(
+        platform,
+        target,
+        head,
         num_speculative_tokens=case.k,
         max_num_requests=case.requests,
         max_model_len=length,
-        block_size=attention.preferred_block_size,
-        capture_sizes=[case.requests],
-        prefill_sizes=[min(512, length)],
         lowering=lowering,
         mode="NONE" if lowering == "eager" else "PIECEWISE" if lowering == "piecewise" else "FULL_DECODE_ONLY",
         synthetic_acceptance=case.acceptance if tree is None else _tree_acceptance(case),
         tree=tree,
     )
-    decoder = SpeculativeDecoder(target, head, platform, config, attention=attention)
-    decoder.capture()
     names = {"target": case.target, "shape": case.shape if head else None, "requests": case.requests}
     k = case.k if head else 0
     if tree is not None:
