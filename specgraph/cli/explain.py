@@ -130,16 +130,13 @@ def _pair(target: Path, draft: Path, options: EngineOptions, opened: Platform) -
     """The models of two folders, as `load_generator` loads them."""
     from specgraph.checkpoints import drafter_format
     from specgraph.decoding import SpeculativeDecoder
-    from specgraph.decoding.load import MOST_POSITIONS, engine_config, load_models
+    from specgraph.decoding.load import load_models
 
-    engine_config(options, options.max_model_len or MOST_POSITIONS)  # before weights are read
-    model, head, attention, cache = load_models(target, draft, opened, options)
-    sized = replace(options, num_blocks=cache.num_blocks, block_size=cache.block_size)
-    config = engine_config(sized, cache.max_model_len)
-    models = {"target": f"{target}", "drafter": f"{draft}: {drafter_format(draft)}", "KV": f"{cache}"}
-    decoder = SpeculativeDecoder(model, head, opened, config, attention=attention.backend)
+    pair = load_models(target, draft, opened, options)
+    models = {"target": f"{target}", "drafter": f"{draft}: {drafter_format(draft)}", "KV": f"{pair.cache}"}
+    decoder = SpeculativeDecoder(pair.target, pair.head, opened, pair.config, attention=pair.attention.backend)
     assert decoder.drafter is not None
-    return _Loaded(models, config, attention, decoder.drafter, decoder.runners, decoder.time_rounds)
+    return _Loaded(models, pair.config, pair.attention, decoder.drafter, decoder.runners, decoder.time_rounds)
 
 
 def _show(console: Console, report: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -66,16 +66,14 @@ def load_generator(
     opened = platform if isinstance(platform, Platform) else open_platform(platform)
     layout = join(opened, chosen, {"target": target_folder, "draft": draft_folder, "speculate": speculate})
     with leave_on_error(layout):
-        engine_config(chosen, chosen.max_model_len or MOST_POSITIONS)  # wrong options are told before weights are read
         tokenizer, defaults = read_tokenizer(target_folder), sampling_defaults(target_folder)
-        model, head, attention, cache = load_models(
-            target_folder, draft_folder if speculate else None, opened, chosen, layout
-        )
-        stops = stop_token_ids(target_folder, model.vocab_size)
-        sized = replace(chosen, num_blocks=cache.num_blocks, block_size=cache.block_size)
-        config = engine_config(sized, cache.max_model_len)
+        loaded = load_models(target_folder, draft_folder if speculate else None, opened, chosen, layout)
+        stops = stop_token_ids(target_folder, loaded.target.vocab_size)
+        attention = loaded.attention
         with torch.inference_mode():
-            decoder = SpeculativeDecoder(model, head, opened, config, attention=attention.backend, layout=layout)
+            decoder = SpeculativeDecoder(
+                loaded.target, loaded.head, opened, loaded.config, attention=attention.backend, layout=layout
+            )
             start = time.perf_counter()
             decoder.capture(progress)
     took = time.perf_counter() - start
@@ -85,7 +83,7 @@ def load_generator(
     how += f"; attention '{attention.backend.name}', because {attention.reason}" if attention.reason else ""
     where = f"{opened.info.name} (simulated)" if opened.info.simulated else opened.info.name
     ignored = f"; generation_config.json's {defaults} are not applied, each request says how it samples"
-    description = f"{where}: {how}; captured in {took:.2f} s{drafter}; {cache}{ignored if defaults else ''}"
+    description = f"{where}: {how}; captured in {took:.2f} s{drafter}; {loaded.cache}{ignored if defaults else ''}"
     if layout is not None:
         description += f"; rank {layout.ranks.rank} of {layout.ranks.size} that run the models together"
     return TextGenerator(decoder, tokenizer, stops, opened, target_folder, description, layout)
@@ -125,13 +123,27 @@ def join(platform: Platform, options: EngineOptions, also: Mapping[str, object])
     return layout
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedPair:
+    """A target and its drafter on their device, with what a `SpeculativeDecoder` of them takes."""
+
+    target: LlamaTarget
+    head: DraftHead | ParallelHead | None
+    """None where the target decodes alone."""
+    attention: AttentionChoice
+    cache: CacheSize
+    config: EngineConfig
+    """The options, with the KV blocks of `cache`."""
+
+
 def load_models(
     target: Path, draft: Path | None, platform: Platform, options: EngineOptions, layout: ParallelLayout | None = None
-) -> tuple[LlamaTarget, DraftHead | ParallelHead | None, AttentionChoice, CacheSize]:
+) -> LoadedPair:
     """Load a target and its drafter, choose attention for both, and the size of their KV caches by the memory left.
 
-    Where `options` names no max_model_len and not even one request of the target's maximum fits, the models are loaded
-    again with the length that does, so that their rotary tables have no more rows than positions are used.
+    Options are checked before weights are read. Where they name no max_model_len and not even one request of the
+    target's maximum fits, the models are loaded again with the length that does, so that their rotary tables have no
+    more rows than positions are used.
 
     Raises:
         CheckpointError: a folder cannot be loaded.
@@ -140,6 +152,7 @@ def load_models(
         UnsupportedError: the attention that was asked for by name does not support both models, or FP8 was asked for
             and the device has none.
     """
+    engine_config(options, options.max_model_len or MOST_POSITIONS)
     if not 0 < options.memory_fraction <= 1:
         raise ConfigError(f"memory_fraction must be above 0 and at most 1, got {options.memory_fraction}")
     if options.kv_memory is not None and not 0 < options.kv_memory < float("inf"):
@@ -191,7 +204,8 @@ def load_models(
             scratch_tokens=0 if tree is None else tree.scratch_tokens,
         )
         if cache.max_model_len == model.max_model_len:
-            return model, head, attention, cache
+            sized = replace(options, num_blocks=cache.num_blocks, block_size=cache.block_size)
+            return LoadedPair(model, head, attention, cache, engine_config(sized, cache.max_model_len))
         length = cache.max_model_len
         del model, head  # before their memory is needed again
 

@@ -16,6 +16,8 @@ from specgraph.platforms.interface import Platform
 
 ENV_VAR = "SPECGRAPH_PLATFORM"
 FALLBACK = "cpu"
+WITHOUT_GRAPHS = frozenset({"mps"})
+"""Types of torch devices that have no graphs, and so no backend."""
 CHECKOUT = Path(__file__).parents[2]
 """Where `backends/NAME` lies if the core was installed from a checkout with `pip install -e`."""
 
@@ -108,13 +110,19 @@ def _only_accelerator(backends: Mapping[str, Discovered]) -> str | None:
 
 
 def _torch_sees(backends: Mapping[str, Discovered]) -> str:
-    """An accelerator of torch whose backend is missing or not available; empty where there is none, or no backend."""
+    """An accelerator of torch whose backend is missing or not available; empty where there is none."""
     device = torch.accelerator.current_accelerator(True)
-    if device is None:
+    if device is None or device.type in WITHOUT_GRAPHS:
         return ""
-    item = backends.get(device.type)
-    why = _how_to_install(device.type) if item is None else f"\nIts backend is not available: {item.probe().reason}"
-    return why and f"torch sees a device '{device.type}'.{why}"
+    why = "\nNo installed backend is for it: each is a distribution of its own, see Install in README.md"
+    for name in (device.type, "accelerator"):
+        if item := backends.get(name):
+            why = f"\nThe backend '{name}' is not available: {item.probe().reason}"
+            break
+        if hint := _how_to_install(name):
+            why = hint
+            break
+    return f"torch sees a device '{device.type}'.{why}"
 
 
 def _how_to_install(name: str) -> str:

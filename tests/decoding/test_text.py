@@ -112,7 +112,7 @@ def test_one_folder_without_the_other_is_refused(folders):
     ],
 )
 def test_wrong_options_are_told_before_weights_are_read(options, words, monkeypatch):
-    monkeypatch.setattr("specgraph.decoding.load.load_models", lambda *args: pytest.fail("weights were read"))
+    monkeypatch.setattr("specgraph.decoding.load.load_target", lambda *args: pytest.fail("weights were read"))
     with pytest.raises(ConfigError, match=words):
         load_generator(platform="cpu", max_num_requests=4, **options)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from specgraph.errors import PlatformError
-from specgraph.platforms import ENV_VAR, discover, open_platform
+from specgraph.platforms import ENV_VAR, discover, open_platform, selection
 
 
 @pytest.fixture
@@ -66,6 +66,7 @@ def test_the_cpu_when_nothing_answers(found, caplog):
     [
         ("cuda", "WARNING", "although torch sees a device 'cuda'.*pip install .* -e ./backends/cuda"),
         ("absent", "WARNING", "although torch sees a device 'absent'.*no driver: install one"),
+        ("xpu", "WARNING", "although torch sees a device 'xpu'.*pip install .* -e ./backends/accelerator"),
         ("mps", "INFO", "no accelerator is available"),
     ],
 )
@@ -74,6 +75,21 @@ def test_an_accelerator_of_torch_that_is_not_used_is_told(found, caplog, monkeyp
     with caplog.at_level(logging.INFO):
         assert open_platform(found=found(ABSENT), environ={}).info.name == "cpu"
     assert [record.levelname for record in caplog.records] == [level]
+    assert re.search(message, caplog.text, re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("installed", "message"),
+    [
+        ((), "sees a device 'xpu'.*No installed backend is for it"),
+        (({**ABSENT, "name": "accelerator"},), "The backend 'accelerator' is not available: no driver: install one"),
+    ],
+)
+def test_an_accelerator_of_torch_without_a_checkout(found, caplog, monkeypatch, tmp_path, installed, message):
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: SimpleNamespace(type="xpu"))
+    monkeypatch.setattr(selection, "CHECKOUT", tmp_path)
+    assert open_platform(found=found(*installed), environ={}).info.name == "cpu"
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert re.search(message, caplog.text, re.DOTALL)
 
 
