@@ -1,4 +1,4 @@
-"""The least time that a propose can take on a device: what it must read and compute, at the best rates measured there.
+"""The least time that a propose or a round can take on a device: what it reads and computes, at the best rates there.
 
 The rates are measured in the same run as the times that are compared with them.
 """
@@ -18,6 +18,7 @@ from specgraph.decoding.blocks import bytes_per_token
 from specgraph.models.dflash import DFlashHead
 from specgraph.models.eagle import EagleHead
 from specgraph.models.layers import DecoderLayer
+from specgraph.models.llama import LlamaTarget
 from specgraph.models.mtp import MtpHead
 from specgraph.platforms import Platform
 
@@ -88,7 +89,18 @@ def propose_floor(
         it is the products; and `kernel_floor_us`, the sum over kernels of the larger of the two, which is the least
         where kernels run one after the other.
     """
-    work = propose_work(head, requests, k, context, cached)
+    return _least(propose_work(head, requests, k, context, cached), rates)
+
+
+def round_floor(
+    target: LlamaTarget, head: RandomHead | None, requests: int, k: int, context: int, rates: DeviceRates
+) -> dict[str, float]:
+    """The least microseconds of one round, as `propose_floor`: `verify_work`, and with a head `propose_work`."""
+    drafting = [] if head is None else propose_work(head, requests, k, context)
+    return _least(verify_work(target, requests, k + 1, context) + drafting, rates)
+
+
+def _least(work: list[KernelWork], rates: DeviceRates) -> dict[str, float]:
     reading = sum(kernel.bytes for kernel in work) / rates.bytes_per_second * 1e6
     computing = sum(kernel.flops for kernel in work) / rates.flops_per_second * 1e6
     in_turn = sum(max(w.bytes / rates.bytes_per_second, w.flops / rates.flops_per_second) for w in work) * 1e6
@@ -124,6 +136,19 @@ def propose_work(
         work += [_linear(matrix, rows) for matrix in all_rows]
         work += [_linear(matrix, requests * k if parallel else requests) for matrix in last_rows]
     return work
+
+
+def verify_work(target: LlamaTarget, requests: int, query_len: int, context: int) -> list[KernelWork]:
+    """The linears and attentions of one verify with `query_len` rows per request, and the logits of each row.
+
+    Left out is what `propose_work` leaves out, and reading the logits.
+    """
+    rows = requests * query_len
+    work: list[KernelWork] = []
+    for shape, layer in zip(target.attention_layers, target.layers, strict=True):
+        work.append(KernelWork(requests * context * bytes_per_token([shape], target.dtype), 0))
+        work += [_linear(matrix, rows) for matrix in _layer_matrices(layer)]
+    return [*work, _linear(target.lm_head, rows)]
 
 
 def _linear(matrix: Tensor, rows: int) -> KernelWork:

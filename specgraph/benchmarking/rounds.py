@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from specgraph.attention import choose_attention
+from specgraph.benchmarking.floor import DeviceRates, round_floor
 from specgraph.benchmarking.shapes import SHAPES, BenchShape, RandomHead, RandomWeights, model_config, random_head
 from specgraph.benchmarking.shapes import shape_named as drafter_named
 from specgraph.decoding import Chunk, EngineConfig, Request, SpeculativeDecoder
@@ -52,7 +53,9 @@ class RoundsCase:
     """Timed stretches."""
 
 
-def bench_rounds(platform: Platform, case: RoundsCase, *, dtype: torch.dtype) -> list[dict[str, Any]]:
+def bench_rounds(
+    platform: Platform, case: RoundsCase, *, dtype: torch.dtype, rates: DeviceRates | None = None
+) -> list[dict[str, Any]]:
     """Time the case in each lowering, and with the target alone, in turns. Prefill is not timed.
 
     `eager` runs target and drafter without graphs; the other lowerings capture verify and propose.
@@ -60,7 +63,8 @@ def bench_rounds(platform: Platform, case: RoundsCase, *, dtype: torch.dtype) ->
     Returns:
         One row per lowering, with trees too where the case has some, and one of the target alone, with
         `tokens_per_second` and `round_ms` (medians). `same_tokens` is whether a lowering generated the same tokens as
-        the first one with the same kind of drafts; it must be true.
+        the first one with the same kind of drafts; it must be true. With `rates`, rows without trees also have the
+        figures of `round_floor` at a context of `case.context` tokens, though contexts grow from round to round.
     Raises:
         ConfigError: there is no target of that name.
     """
@@ -93,6 +97,10 @@ def bench_rounds(platform: Platform, case: RoundsCase, *, dtype: torch.dtype) ->
                 way.rates.append(tokens / way.seconds[-1])
         firsts = {way.row.get("tree"): way for way in reversed(ways[:-1])}
         rows = [way.row | _figures(case, way, firsts[way.row.get("tree")]) for way in ways]
+        for row in rows:
+            if rates is not None and "tree" not in row:
+                drafter = head if row["k"] else None
+                row |= round_floor(target, drafter, case.requests, row["k"], case.context, rates)
         for way in ways:
             way.decoder.close()
     return rows

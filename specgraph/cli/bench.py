@@ -25,7 +25,8 @@ _TABLE = (
 )  # fmt: skip
 _GENERATED = ("k", "lowering", "tokens_per_second", "mean_acceptance_length")
 _ROUNDS = (
-    "requests", "k", "tree", "lowering", "tokens_per_second", "round_ms", "mean_acceptance_length", "same_tokens",
+    "requests", "k", "tree", "lowering", "tokens_per_second", "round_ms", "kernel_floor_us", "mean_acceptance_length",
+    "same_tokens",
 )  # fmt: skip
 _SETTINGS = ("requests", "k", "tree", "context", "sampled")
 """Columns that go into the title of a table where all rows have the same."""
@@ -137,7 +138,7 @@ def bench(
                     context=context, acceptance=shares, tree=tree,
                     tree_acceptance=tree_shares, lowerings=ways,
                 )  # fmt: skip
-                whole += bench_rounds(opened, rounds, dtype=chosen)
+                whole += bench_rounds(opened, rounds, dtype=chosen, rates=rates)
             if decoding:
                 now("generation with the shipped pair")
                 generated += bench_decoding(opened, k=steps[0], lowerings=ways)

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from specgraph.benchmarking.floor import DeviceRates, propose_floor, propose_work
+from specgraph.benchmarking.floor import DeviceRates, propose_floor, propose_work, round_floor, verify_work
+from specgraph.benchmarking.rounds import random_target
 from specgraph.benchmarking.shapes import SHAPES, random_head
 from specgraph.decoding import allocate_caches
 from specgraph.drafting import DraftConfig, Drafter
@@ -33,9 +34,9 @@ WEIGHT = {OPS.norm_linear: 3, OPS.norm_gate_up: 3, OPS.greedy_head: 3, OPS.pair_
 """Which argument of each op is the weight; the first one has a row for each row of the product."""
 
 
-def counted(shape, requests: int, k: int) -> tuple[int, list[tuple[int, int]]]:
-    """Operations of one eager propose as torch counts them, its attention left out; and of each product the bytes of
-    its weight and its operations."""
+def counted(call) -> tuple[int, list[tuple[int, int]]]:
+    """Operations of an eager call as torch counts them, its attention left out; and of each product the bytes of its
+    weight and its operations."""
     products: list[tuple[int, int]] = []
 
     def product(place):
@@ -48,6 +49,14 @@ def counted(shape, requests: int, k: int) -> tuple[int, list[tuple[int, int]]]:
         count._get_raw = True  # it is given tensors, not shapes
         return count
 
+    formulas = {op: product(place) for op, place in WEIGHT.items()}
+    with torch.inference_mode(), FlopCounterMode(display=False, custom_mapping=formulas) as counter:
+        call()
+    return counter.get_total_flops(), products
+
+
+def counted_propose(shape, requests: int, k: int) -> tuple[int, list[tuple[int, int]]]:
+    """Those of one propose."""
     platform = CpuPlatform()
     head = random_head(shape, platform.device, torch.float32, 64)
     config = DraftConfig(
@@ -63,22 +72,47 @@ def counted(shape, requests: int, k: int) -> tuple[int, list[tuple[int, int]]]:
     with torch.inference_mode():
         inputs = drafter.inputs(requests)
         inputs.num_sampled.fill_(1)
-        formulas = {op: product(place) for op, place in WEIGHT.items()}
-        with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
-            drafter.propose(inputs, copy=False)
+    found = counted(lambda: drafter.propose(inputs, copy=False))
     drafter.close()
     platform.close()
-    return counter.get_total_flops(), products
+    return found
 
 
 @pytest.mark.parametrize("kind", HEADS)
 @pytest.mark.parametrize(("requests", "k"), [(1, 1), (2, 3)])
 def test_the_products_are_those_that_a_propose_runs(kind, requests, k):
     head = MADE[kind]
-    flops, products = counted(HEADS[kind], requests, k)
+    flops, products = counted_propose(HEADS[kind], requests, k)
     work = [kernel for kernel in propose_work(head, requests, k, 20) if kernel.flops]
     assert sum(kernel.flops for kernel in work) == flops
     assert sorted((kernel.bytes, kernel.flops) for kernel in work) == sorted(products)
+
+
+def test_the_products_of_a_verify_are_those_that_a_target_runs():
+    target = random_target(replace(TINY, num_layers=3), torch.device("cpu"), torch.float32, 64)
+    rows = torch.arange(2 * 4)
+
+    def verify():
+        target.logits(target.forward(rows, lambda index, query, key, value: torch.zeros_like(query)).hidden)
+
+    flops, products = counted(verify)
+    work = verify_work(target, 2, 4, 20)
+    assert sum(kernel.flops for kernel in work) == flops
+    assert sorted((kernel.bytes, kernel.flops) for kernel in work if kernel.flops) == sorted(products)
+    row = 2 * TINY.num_kv_heads * TINY.head_dim * 4
+    assert [kernel.bytes for kernel in work if not kernel.flops] == [2 * 20 * row] * 3
+
+
+def test_the_floor_of_a_round_is_a_verify_and_a_propose():
+    target = random_target(TINY, torch.device("cpu"), torch.float32, 64)
+    rates, head = DeviceRates(1e6, 1e6), MADE["eagle3"]
+    alone = round_floor(target, None, 2, 0, 20, rates)
+    seconds = sum(max(kernel.bytes, kernel.flops) / 1e6 for kernel in verify_work(target, 2, 1, 20))
+    assert alone["kernel_floor_us"] == pytest.approx(1e6 * seconds, abs=0.06)
+    drafted = sum(max(kernel.bytes, kernel.flops) / 1e6 for kernel in propose_work(head, 2, 3, 20))
+    verified = sum(max(kernel.bytes, kernel.flops) / 1e6 for kernel in verify_work(target, 2, 4, 20))
+    both = round_floor(target, head, 2, 3, 20, rates)
+    assert both["kernel_floor_us"] == pytest.approx(1e6 * (drafted + verified), abs=0.06)
 
 
 def test_attention_reads_the_keys_and_values_of_every_request():

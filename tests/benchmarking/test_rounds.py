@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from specgraph.benchmarking.floor import DeviceRates
 from specgraph.benchmarking.rounds import RoundsCase, bench_rounds
 from specgraph.drafting import DraftTree
 from specgraph.errors import ConfigError
@@ -27,6 +28,15 @@ def test_every_way_generates_the_same_and_full_acceptance_shows():
     for row in rows:  # tokens per second = requests x tokens per round over the time of a round
         a_round = 1 if row["lowering"] == "target alone" else 3
         assert row["tokens_per_second"] * row["round_ms"] / 1e3 == pytest.approx(2 * a_round, rel=0.01)
+
+
+def test_rates_give_floors_of_rounds_without_trees():
+    rates = DeviceRates(1e9, 1e9)
+    tree = DraftTree(num_steps=2, top_k=2, num_draft_tokens=5)
+    rows = bench_rounds(CpuPlatform(), case(tree=tree, lowerings=("merged",)), dtype=torch.float32, rates=rates)
+    chain, of_trees, alone = rows
+    assert "kernel_floor_us" not in of_trees
+    assert chain["kernel_floor_us"] >= chain["floor_us"] > alone["floor_us"] > 0
 
 
 def test_trees_beside_chains_accept_by_shares_of_their_own():
