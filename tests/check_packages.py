@@ -2,8 +2,8 @@
 
     python tests/check_packages.py FOLDER
 
-Each must hold the licence, require its own version of the other parts, and have a description whose links and pictures
-hold on an index page.
+A wheel must hold every file of its package. Each must hold the licence, require its own version of the other parts, and
+have a description whose links and pictures hold on an index page.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import zipfile
 from email.parser import Parser
 from pathlib import Path
 
+ROOT = Path(__file__).parents[1]
 RELATIVE = re.compile(r"\]\((?!https?://|#)[^)]*\)")
 """A link or picture in Markdown that leads to a file of the repository."""
 
@@ -26,6 +27,21 @@ def contents(path: Path) -> dict[str, bytes]:
             return {name: wheel.read(name) for name in wheel.namelist()}
     with tarfile.open(path) as source:
         return {each.name: file.read() for each in source if (file := source.extractfile(each)) is not None}
+
+
+def packaged(wheel: Path) -> list[str]:
+    """The files that a wheel must hold: those of its package in the checkout, such as weights, lists and py.typed."""
+    name = wheel.name.partition("-")[0]
+    package = "specgraph" if name == "specgraph_core" else name
+    (root,) = [mark.parents[1] for mark in ROOT.glob("**/py.typed") if mark.parent.name == package and is_source(mark)]
+    files = [path for path in (root / package).rglob("*") if path.is_file() and is_source(path)]
+    return [path.relative_to(root).as_posix() for path in files]
+
+
+def is_source(path: Path) -> bool:
+    """Whether a file of the checkout is none that Python or a build left."""
+    folders = path.relative_to(ROOT).parts[:-1]
+    return not any(name in ("__pycache__", "build") or name.startswith(".venv") for name in folders)
 
 
 def problems(path: Path) -> list[str]:
@@ -43,6 +59,8 @@ def problems(path: Path) -> list[str]:
         name, _, rest = required.partition("==")
         if name.startswith("specgraph-") and rest.partition(";")[0].strip() != about["Version"]:
             found.append(f"{path.name}: requires {required}")
+    if path.suffix == ".whl" and (missing := [name for name in packaged(path) if name not in files]):
+        found.append(f"{path.name}: lacks {', '.join(missing[:3])}")
     others = ("/backends/", "/conformance/", "/integrations/", "/benchmarks/", "/tests/")
     if path.name.startswith("specgraph_core") and (wrong := [n for n in files if n[n.find("/") :].startswith(others)]):
         found.append(f"{path.name}: holds files of other parts: {', '.join(wrong[:3])}")

@@ -7,11 +7,14 @@ exit status) starts one: `in_a_process`.
 from __future__ import annotations
 
 import io
+import json
 import os
+import re
 import subprocess
 import sys
 import traceback
 from contextlib import redirect_stderr, redirect_stdout
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -37,7 +40,21 @@ def specgraph(*arguments: object, cwd: Path | None = None, **environ: str) -> Do
         except Exception:
             traceback.print_exc(file=err)  # as the interpreter would
             status = 1
+    if ("--json", "-") in pairwise(arguments) and status in (0, 130):
+        check_keys(str(arguments[0]), json.loads(out.getvalue()))
     return subprocess.CompletedProcess(sys.argv, status, out.getvalue(), err.getvalue())
+
+
+def check_keys(command: str, report: dict[str, object] | list[dict[str, object]]) -> None:
+    """The keys that a command writes are those that docs/stability.md promises."""
+    page = (Path(__file__).parents[1] / "docs/stability.md").read_text()
+    entry = re.search(rf"^- \*\*{command}\*\*:(.*?)^(?=- |$)", page, re.MULTILINE | re.DOTALL)
+    if entry is None:
+        assert command in ("conformance", "tune", "trace"), f"docs/stability.md has no keys of {command}"
+        return
+    always, also = (set(re.findall(r"`(\w+)`", part)) for part in entry[1].partition("Where asked for")[::2])
+    for each in report if isinstance(report, list) else [report]:
+        assert always <= set(each) <= always | also, f"{command}: docs/stability.md against {sorted(each)}"
 
 
 def in_a_process(*arguments: object, cwd: Path | None = None, **environ: str) -> Done:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import specgraph_conformance
+from specgraph_conformance.standard import SUITE_VERSION
 
 import specgraph
+from specgraph.platforms import PLATFORM_API
 
 ROOT = Path(__file__).parents[1]
 PARTS = [
@@ -44,6 +46,11 @@ def test_the_modules_and_the_changelog_name_that_version() -> None:
     newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest is not None
     assert newest[1] == specgraph.__version__
+
+
+def test_the_page_about_what_is_stable_names_the_versions_of_the_interfaces() -> None:
+    page = (ROOT / "docs/stability.md").read_text()
+    assert re.findall(r"\(now ([\d.]+)\)", page) == [str(PLATFORM_API), SUITE_VERSION]
 
 
 @pytest.mark.parametrize("part", PARTS)
