@@ -29,6 +29,7 @@ class NpuGraphPool(GraphPool):
 
 
 _NO_STREAM = "the device has no stream left: live graphs hold streams. Close some, or capture fewer sizes"
+_NO_GRAPH = "the device holds no more graphs: close some, or capture fewer sizes"
 _NO_QUEUE = (
     "the device gave the graph no stream. Close graphs or capture fewer sizes; if few graphs are live, the driver is "
     "older than HDK 25.5.1, which captures need: update it"
@@ -42,6 +43,9 @@ class NpuGraph(Graph):
         VendorMessage("alloc sq cq fail", CaptureError, _NO_QUEUE),
         VendorMessage("no stream", CaptureError, _NO_STREAM),
         VendorMessage("too many streams", CaptureError, _NO_STREAM),
+        VendorMessage("stream resources are insufficient", CaptureError, _NO_STREAM),  # torch_npu's text for 207008
+        VendorMessage("insufficient_stream_resources", CaptureError, _NO_STREAM),  # the driver's, of the same
+        VendorMessage("insufficient model resources", CaptureError, _NO_GRAPH),  # 207010
         *Graph.messages,
         VendorMessage("107027", HostReadError, "captured code waits for the device: no .item(), .cpu() or synchronize"),
     )

@@ -82,10 +82,16 @@ def test_no_such_device(npu):
         ),
         ("EE9999: no stream left of 1984", "the device has no stream left: live graphs hold streams"),
         ("too many streams are created", "the device has no stream left: live graphs hold streams"),
+        (
+            "NPU function error: capture, error code is 207008\n[Error]: Stream resources are insufficient.",
+            "the device has no stream left: live graphs hold streams",
+        ),
+        ("error code is 207008: Insufficient_Stream_Resources", "the device has no stream left"),
+        ("error code is 207010\n[Error]: Insufficient model resources.", "the device holds no more graphs: close some"),
     ],
 )
-def test_no_stream_for_a_graph(npu, monkeypatch, vendor, why):
-    """The runtime says so in three ways, one of which an old driver gives however few graphs there are."""
+def test_no_resources_for_a_graph(npu, monkeypatch, vendor, why):
+    """Runtime and torch_npu say so in several ways, of which an old driver gives one however few graphs there are."""
 
     def refuse(self, **options):
         raise RuntimeError(vendor)
