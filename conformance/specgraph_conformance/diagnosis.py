@@ -7,8 +7,13 @@ from collections.abc import Sequence
 
 from specgraph_conformance.report import CaseResult
 
-SIGNS: tuple[tuple[str, str], ...] = (
+BEFORE_THE_CASE: tuple[tuple[str, str], ...] = (
     (r"NotImplementedError", "a method of the backend that is not written yet"),
+    (r"the capture could not begin", "_begin() of the graph, or the stream that captures run on (capture_stream)"),
+)
+"""Signs of what raised before the case came to its property: its likely cause would mislead."""
+
+SIGNS: tuple[tuple[str, str], ...] = (
     (
         r"did not finish within",
         "a hang: a wait for an event or an update that never comes; the run's output has the stack",
@@ -32,6 +37,9 @@ SIGNS: tuple[tuple[str, str], ...] = (
 
 def look_at(result: CaseResult) -> str:
     """Where to look: what was seen says it, else the case's likely cause; both where they add to each other."""
+    for sign, place in BEFORE_THE_CASE:
+        if re.search(sign, result.reason):
+            return place
     for sign, place in SIGNS:
         if re.search(sign, result.reason):
             return f"{place}; {result.cause}" if result.cause else place

@@ -223,8 +223,11 @@ def _title(report: Report) -> str:
 
 
 def _named(results: Sequence[CaseResult]) -> str:
-    """Each case once, without its parameters."""
-    return ", ".join(dict.fromkeys(result.id.partition("[")[0] for result in results))
+    """Each case once: with its parameters where one set of them is meant, else without."""
+    by_case: dict[str, list[str]] = {}
+    for result in results:
+        by_case.setdefault(result.id.partition("[")[0], []).append(result.id)
+    return ", ".join(ids[0] if len(ids) == 1 else f"{case} ({len(ids)})" for case, ids in by_case.items())
 
 
 def _counted(results: Sequence[CaseResult]) -> str:
