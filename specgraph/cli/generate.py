@@ -207,6 +207,7 @@ def _report(
         ],
         "rounds": len(accepted),
         "drafts_by_k": generator.decoder.metrics.drafts_by_k,
+        "rows_without_block": drafter.rows_without_block,
         "max_num_requests": generator.decoder.config.max_num_requests,
         "graph_launches_per_propose": per_propose,
         "graph_launches_per_round": per_round,

@@ -252,6 +252,7 @@ class DeviceRounds:
                     state.logprobs = read.logprobs[row][: state.num_sampled]
         if accepted:
             self.metrics.rounds += 1
+            self.metrics.rows_without_block = output.rows_without_block
             observe_round(self.metrics, self.adaptive, accepted, query_len - 1)
         for state, row, token in read.joined:
             state.num_sampled = 1

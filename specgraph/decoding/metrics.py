@@ -35,6 +35,9 @@ class AcceptanceMetrics:
     """Verified drafts by their K (of a tree, its depth)."""
     rounds: int = 0
     """Target passes over the batch, prefills not counted."""
+    rows_without_block: int = 0
+    """See `Drafter.rows_without_block`; of the proposes before the last round that was read. A decoder gives each
+    request the blocks that it needs, so this is 0."""
 
     def __post_init__(self) -> None:
         if not self.accepted:

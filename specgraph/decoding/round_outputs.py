@@ -30,6 +30,8 @@ class RoundOutput:
     """[n]; 0 for requests that were inert."""
     is_last: bool
     """No further round of the same launch follows."""
+    rows_without_block: int = 0
+    """See `Drafter.rows_without_block`."""
 
 
 NO_ROUND = RoundOutput(0, [], [], is_last=True)
@@ -42,7 +44,7 @@ class _Slot:
     token_ids: memoryview[int]
     counts: memoryview[int]
     state: memoryview[int]
-    """The number of the round, and whether its launch has another one."""
+    """`RoundBuffers.rows_without_block`, the number of the round, and whether its launch has another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ class RoundOutputs:
         first = numbers[self.num_slots * words :]
         return HostRing(
             copy,
-            [_Slot(slot[:behind], slot[behind:-2].cast("B").cast("i"), slot[-2:]) for slot in slots],
+            [_Slot(slot[:behind], slot[behind:-3].cast("B").cast("i"), slot[-3:]) for slot in slots],
             [first[place * requests : (place + 1) * requests] for place in range(places)],
         )
 
@@ -136,7 +138,7 @@ class RoundOutputs:
         """
         index = self._num_read % self.num_slots
         slot = ring.slots[index]
-        number, again = slot.state
+        lost, number, again = slot.state
         if number != self._num_read + 1:
             raise SpecgraphError(
                 f"slot {index} of the ring holds round {number} where round {self._num_read + 1} was to be read: more "
@@ -144,4 +146,4 @@ class RoundOutputs:
             )
         self._num_read += 1
         tokens, counts = slot.token_ids[: num_requests * query_len].tolist(), slot.counts[:num_requests].tolist()
-        return RoundOutput(number, tokens, counts, is_last=not again)
+        return RoundOutput(number, tokens, counts, not again, lost)

@@ -90,7 +90,9 @@ class Rounds:
         if self.drafter is not None:
             self.propose(self.drafter, running, batch)
         sampled: list[tuple[Running, list[int]]] = []
-        tokens, counts = self.target.round.unpacked(self._finished.read(), len(running), num_drafts + 1)
+        results = self._finished.read()
+        tokens, counts = self.target.round.unpacked(results, len(running), num_drafts + 1)
+        self.metrics.rows_without_block = int(results[-1])
         if self.drafter is not None and verified:
             accepted = [count - 1 for count in counts[:verified]]
             observe_round(self.metrics, self.adaptive, accepted, num_drafts)

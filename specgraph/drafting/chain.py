@@ -36,7 +36,7 @@ class ChainProgram(DraftProgram[DraftHead]):
 
     def first(self, b: DraftBuffers, make_attend: MakeAttend) -> Tensor:
         """See `DraftProgram.first`."""
-        begin_rows(b, self.config, self.position_offset)
+        begin_rows(b, self.config, self.position_offset, b.draft_token_ids.shape[1] - 1)
         hidden = self.head.combine(b.inputs.aux_hidden)
         out = self.head.forward(b.token_ids, hidden, make_attend(b.first, 0), b.last_rows)
         draft_one(self.head, b, out.hidden)

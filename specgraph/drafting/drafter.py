@@ -137,6 +137,15 @@ class Drafter(ModelRunner):
         t's own position."""
         return getattr(self.head, "position_offset", 0)
 
+    @property
+    def rows_without_block(self) -> int:
+        """Rows, over all proposes so far, whose token had no KV block: sampled and draft tokens below max_model_len
+        whose entry of the block table was the null block. Their keys are not written, and the drafts get worse.
+
+        Counted in the graphs, without `debug`. Reading it waits for the device.
+        """
+        return int(self.round.rows_without_block)
+
     def inputs(
         self,
         num_requests: int,

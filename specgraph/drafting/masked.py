@@ -42,6 +42,7 @@ class MaskedProgram(DraftProgram[MaskedHead]):
             seq_lens=b.step.seq_lens,
             hidden_rows=hidden_rows,
             draft_rows=draft_rows,
+            rows_without_block=b.round.rows_without_block,
         )
         combined = torch.cat([self.head.combine(b.inputs.aux_hidden), self.head.mask_hidden[None]])
         kernels.take_rows(combined, hidden_rows, b.hidden)

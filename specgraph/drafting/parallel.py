@@ -44,6 +44,7 @@ class ParallelProgram(DraftProgram[ParallelHead]):
             positions=b.step.positions,
             slot_mapping=b.step.slot_mapping,
             seq_lens=b.step.seq_lens,
+            rows_without_block=b.round.rows_without_block,
         )
         self.head.store_context(self.head.combine(b.inputs.aux_hidden), self.stack.store(b.first))
         hidden = self.head.forward(b.step_token_ids, make_attend(b.step, 0))

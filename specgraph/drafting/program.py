@@ -221,11 +221,12 @@ def sampling(tensor: Tensor | None) -> Tensor:
     return tensor
 
 
-def begin_rows(b: DraftBuffers, config: DraftConfig, position_offset: int = 0) -> None:
+def begin_rows(b: DraftBuffers, config: DraftConfig, position_offset: int = 0, later_rows: int = 0) -> None:
     """Step 0's rows and the metadata that the later steps start from, out of the target's round.
 
     Args:
         position_offset: how much further than the target's rows the head's rows are (`OffsetHead`).
+        later_rows: rows per request that later steps write, after the last accepted token's.
     """
     starts = b.inputs.start_positions
     last = (b.step.positions, b.step.seq_lens) if b.tree is None else (b.tree.base_positions, b.tree.base_lens)
@@ -244,4 +245,6 @@ def begin_rows(b: DraftBuffers, config: DraftConfig, position_offset: int = 0) -
         step_positions=last[0],
         step_seq_lens=last[1],
         draft_step=b.draft_step,
+        later_rows=later_rows,
+        rows_without_block=b.round.rows_without_block,
     )

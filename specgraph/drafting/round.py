@@ -103,11 +103,14 @@ class RoundBuffers:
     """
 
     results: Tensor
-    """int64: the memory of sampled_token_ids and num_sampled, so that one copy brings both to the host."""
+    """int64: the memory of sampled_token_ids, num_sampled and rows_without_block, so that one copy brings them to the
+    host."""
     sampled_token_ids: Tensor
     """int64 [R * Q]"""
     num_sampled: Tensor
     """int32 [R]"""
+    rows_without_block: Tensor
+    """int64 [1]: counted by every propose since the drafter was made, see `Drafter.rows_without_block`."""
     start_positions: Tensor
     """int64 [R]; for a target, negative makes a request inert."""
     aux_hidden: Tensor
@@ -137,7 +140,8 @@ class RoundBuffers:
         )
 
     def unpacked(self, results: Tensor, num_requests: int, query_len: int) -> tuple[list[list[int]], list[int]]:
-        """Sampled tokens, [n][query_len], and counts, [n], in a copy of `results` on the host."""
+        """Sampled tokens, [n][query_len], and counts, [n], in a copy of `results` on the host; its last number is
+        `rows_without_block`."""
         n, rows = num_requests, num_requests * query_len
         counts = results[self.sampled_token_ids.shape[0] :].view(torch.int32)[:n]
         return results[:rows].view(n, query_len).tolist(), counts.tolist()
@@ -217,11 +221,12 @@ def allocate_round(
     def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
 
-    results = zeros(rows + -(-requests // 2))
+    results = zeros(rows + -(-requests // 2) + 1)
     return RoundBuffers(
         results=results,
         sampled_token_ids=results[:rows],
         num_sampled=results[rows:].view(torch.int32)[:requests],
+        rows_without_block=results[-1:],
         start_positions=zeros(requests) - 1,
         aux_hidden=zeros(rows, aux_size, dtype=dtype),
         block_table=allocate_block_table(requests, config.max_blocks, device),

@@ -45,6 +45,7 @@ class TreeProgram(DraftProgram[DraftHead]):
         """
         check_trees(stack.backend, head.attention_layers, head.dtype, config.block_size)
         self.top_k, self.step_keys, self.position_offset = tree.top_k, tree.step_keys, position_offset
+        self.num_later_rows = (tree.num_steps - 1) * tree.top_k
         super().__init__(head, stack, config, memory, tree)
 
     @property
@@ -62,7 +63,7 @@ class TreeProgram(DraftProgram[DraftHead]):
 
     def first(self, b: DraftBuffers, make_attend: MakeAttend) -> None:
         """See `DraftProgram.first`."""
-        begin_rows(b, self.config, self.position_offset)
+        begin_rows(b, self.config, self.position_offset, self.num_later_rows)
         hidden = self.head.combine(b.inputs.aux_hidden)
         out = self.head.forward(b.token_ids, hidden, make_attend(b.first, 0), b.last_rows)
         self._grow(b, out.hidden, out.carry, first=True)

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from specgraph.kernels.library import op
-from specgraph.kernels.slots import slots_of
+from specgraph.kernels.slots import count_rows_without_block, slots_of
 
 
 @op(
     writes=(
         "token_ids", "positions", "slot_mapping", "seq_lens", "last_rows", "step_positions", "step_seq_lens",
-        "draft_step",
+        "draft_step", "rows_without_block",
     )
 )  # fmt: skip
 def begin_propose(
@@ -35,6 +35,8 @@ def begin_propose(
     step_positions: Tensor,
     step_seq_lens: Tensor,
     draft_step: Tensor,
+    later_rows: int = 0,
+    rows_without_block: Tensor | None = None,
 ) -> None:
     """Fill the rows of draft step 0 from the target's round, and the metadata that the later steps start from.
 
@@ -53,6 +55,9 @@ def begin_propose(
         last_rows: int64 [R], written: the row of the last accepted token.
         step_positions: int64 [R], step_seq_lens: int32 [R], written: metadata of that row, for `advance`.
         draft_step: int64 [1], set to 0.
+        later_rows: rows per request that the later steps write, after the last accepted token's.
+        rows_without_block: int64 [1], added to: rows whose token has no KV block, see `count_rows_without_block`; None
+            counts nothing.
     """
     requests, query_len = sampled_token_ids.shape
     live = num_sampled > 0
@@ -68,6 +73,11 @@ def begin_propose(
     step_seq_lens.copy_(torch.where(live, start_positions + num_sampled, 0))
     step_positions.copy_((step_seq_lens.long() - 1).clamp(0, max_model_len - 1))
     draft_step.zero_()
+    if rows_without_block is not None:
+        count_rows_without_block(
+            rows_without_block, start_positions, num_sampled, block_table, query_len, later_rows, max_model_len,
+            block_size,
+        )  # fmt: skip
 
 
 @op(writes=("token_ids", "positions", "slot_mapping", "seq_lens"))
@@ -105,7 +115,12 @@ def begin_verify(
     seq_lens.copy_(torch.where(live, start_positions + query_len, 0))
 
 
-@op(writes=("context_positions", "context_slots", "token_ids", "positions", "slot_mapping", "seq_lens"))
+@op(
+    writes=(
+        "context_positions", "context_slots", "token_ids", "positions", "slot_mapping", "seq_lens",
+        "rows_without_block",
+    )
+)  # fmt: skip
 def begin_block(
     sampled_token_ids: Tensor,
     num_sampled: Tensor,
@@ -121,6 +136,7 @@ def begin_block(
     positions: Tensor,
     slot_mapping: Tensor,
     seq_lens: Tensor,
+    rows_without_block: Tensor | None = None,
 ) -> None:
     """Fill a parallel drafter's context rows and its block of 1 + K rows per request from the target's round.
 
@@ -139,6 +155,8 @@ def begin_block(
         context_positions, context_slots: int64 [R * query_len], written.
         token_ids, positions, slot_mapping: int64 [R * (1 + K)], written.
         seq_lens: int32 [R], written: the block's last position + 1, at most max_model_len; 0 for inert requests.
+        rows_without_block: int64 [1], added to: rows whose token has no KV block, see `count_rows_without_block`; None
+            counts nothing.
     """
     requests, query_len = sampled_token_ids.shape
     length = positions.shape[0] // requests
@@ -158,9 +176,17 @@ def begin_block(
     slot_mapping.copy_(slots_of(raw, block_table, live[:, None], max_model_len, block_size).flatten())
     # Block rows attend without a causal mask, so the length may end with the model's last position.
     seq_lens.copy_(torch.where(live, (begin + length).clamp(max=max_model_len), 0))
+    if rows_without_block is not None:
+        count_rows_without_block(
+            rows_without_block, start_positions, num_sampled, block_table, query_len, length, max_model_len, block_size
+        )
 
 
-@op(writes=("token_ids", "positions", "slot_mapping", "seq_lens", "hidden_rows", "draft_rows"))
+@op(
+    writes=(
+        "token_ids", "positions", "slot_mapping", "seq_lens", "hidden_rows", "draft_rows", "rows_without_block",
+    )
+)  # fmt: skip
 def begin_masked(
     sampled_token_ids: Tensor,
     num_sampled: Tensor,
@@ -176,6 +202,7 @@ def begin_masked(
     seq_lens: Tensor,
     hidden_rows: Tensor,
     draft_rows: Tensor,
+    rows_without_block: Tensor | None = None,
 ) -> None:
     """Fill the rows of a drafter that drafts K tokens in one causal pass (P-EAGLE) from the target's round.
 
@@ -196,6 +223,8 @@ def begin_masked(
         hidden_rows: int64 [R * L], written: for each row the row of the round (of R * query_len) whose hidden state it
             takes; R * query_len for the rows that take the mask's.
         draft_rows: int64 [R * K], written: the rows that draft: the last sampled token's and the K - 1 masked ones.
+        rows_without_block: int64 [1], added to: rows whose token has no KV block, see `count_rows_without_block`; None
+            counts nothing.
     """
     requests, query_len = sampled_token_ids.shape
     length, steps = token_ids.shape[0] // requests, draft_rows.shape[0] // requests
@@ -213,6 +242,17 @@ def begin_masked(
     seq_lens.copy_(torch.where(num_sampled > 0, start_positions + length, 0))
     first = request * length + (counts - 1).clamp(min=0)
     draft_rows.copy_((first + torch.arange(steps, device=device)).flatten())
+    if rows_without_block is not None:
+        count_rows_without_block(
+            rows_without_block,
+            start_positions,
+            num_sampled,
+            block_table,
+            query_len,
+            steps - 1,
+            max_model_len,
+            block_size,
+        )
 
 
 @op(writes=("positions", "slot_mapping", "seq_lens", "last_row"))

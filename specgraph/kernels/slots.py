@@ -31,9 +31,43 @@ def slots_of(positions: Tensor, block_table: Tensor, valid: Tensor, max_model_le
         int64 [R, query_len], NULL_SLOT where not valid, past max_model_len, or in the null block.
     """
     inside = valid & (positions < max_model_len) & (positions >= 0)
-    index = (positions.clamp(0, max_model_len - 1) // block_size).clamp(max=block_table.shape[1] - 1)
-    block = block_table.gather(1, index).long()
+    block = _blocks_of(positions, block_table, max_model_len, block_size)
     return torch.where(inside & (block != NULL_BLOCK), block * block_size + positions % block_size, NULL_SLOT)
+
+
+def count_rows_without_block(
+    rows_without_block: Tensor,
+    start_positions: Tensor,
+    num_sampled: Tensor,
+    block_table: Tensor,
+    query_len: int,
+    later_rows: int,
+    max_model_len: int,
+    block_size: int,
+) -> None:
+    """Add how many rows of a propose have a token and a position below max_model_len, but the null block.
+
+    Their keys and values are not written, which shows in the acceptance only. Counted are the rows of sampled tokens
+    and the `later_rows` after the last of them, not those of rejected tokens.
+
+    Args:
+        rows_without_block: int64 [1], added to.
+        start_positions, num_sampled, block_table: as in `begin_propose`.
+        query_len: the most that num_sampled may be.
+        later_rows: rows per request that follow the last sampled token's.
+        max_model_len, block_size: in tokens.
+    """
+    offset = torch.arange(query_len + later_rows, device=num_sampled.device)
+    count = torch.where(num_sampled > 0, num_sampled + later_rows, 0)
+    position = start_positions[:, None] + offset
+    written = (offset < count[:, None]) & (position < max_model_len) & (position >= 0)
+    block = _blocks_of(position, block_table, max_model_len, block_size)
+    rows_without_block.add_((written & (block == NULL_BLOCK)).sum())
+
+
+def _blocks_of(positions: Tensor, block_table: Tensor, max_model_len: int, block_size: int) -> Tensor:
+    index = (positions.clamp(0, max_model_len - 1) // block_size).clamp(max=block_table.shape[1] - 1)
+    return block_table.gather(1, index).long()
 
 
 @op(writes=("seq_lens", "positions", "slot_mapping", "draft_step"))

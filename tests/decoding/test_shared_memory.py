@@ -6,7 +6,10 @@ import pytest
 
 from specgraph.graphs import BatchDescriptor
 
-RESULTS = {"round.results", "round.sampled_token_ids", "round.num_sampled", "round.aux_hidden", "prefill.aux_hidden"}
+RESULTS = {
+    "round.results", "round.sampled_token_ids", "round.num_sampled", "round.rows_without_block", "round.aux_hidden",
+    "prefill.aux_hidden",
+}  # fmt: skip
 INPUTS = {"round.start_positions", "round.block_table", "round.temperature", "round.seeds"}
 
 

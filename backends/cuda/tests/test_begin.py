@@ -35,10 +35,16 @@ def test_rows_of_a_chain_a_block_and_a_verify(requests: int, query_len: int) -> 
     round_ = rounds(requests, query_len, 1)
     last = {"last_rows": torch.zeros(requests).long(), "step_positions": torch.zeros(requests).long()}
     last |= {"step_seq_lens": torch.zeros(requests).int(), "draft_step": torch.ones(1).long()}
-    expect("begin_propose", *round_, **LIMITS, written=rows(requests * query_len, requests) | last)
+    written = rows(requests * query_len, requests) | last
+    expect("begin_propose", *round_, **LIMITS, written=written)
+    holes = (*round_[:3], round_[3] * torch.tensor([1, 0, 1, 0, 0, 1]).int())
+    counter = {"rows_without_block": torch.tensor([5])}
+    expect("begin_propose", *holes, later_rows=3, **LIMITS, written=written | counter)
     context = {name: torch.zeros(requests * query_len).long() for name in ("context_positions", "context_slots")}
     written = rows(requests * 4, requests) | context
     expect("begin_block", *round_, mask_token_id=98, **LIMITS, written=written)
+    counted = expect("begin_block", *holes, mask_token_id=98, **LIMITS, written=written | counter)
+    assert counted["rows_without_block"] > 5 or requests == 1
     drafts, starts = round_[0] - 3, round_[2] - 2  # -1 and less: no draft token, an inert request
     written = rows(requests * (query_len + 1), requests)
     expect("begin_verify", starts.abs(), drafts, starts, round_[3], **LIMITS, written=written)

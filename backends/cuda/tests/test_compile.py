@@ -217,6 +217,7 @@ CALLS = [
     Call("verify_synthetic", lambda x: ((x(8, 500), i64(2, 3), torch.zeros(3), i64(2), i64(2), i64(2, 4), i32(2)), {})),
     *[_verify(probs, mapped) for probs, mapped in ((False, False), (True, False), (True, True))],
     Call("begin_propose", lambda x: ((*ROUND, i32(2, 3)), {**LIMITS, **ROWS, **LAST})),
+    Call("begin_propose", lambda x: ((*ROUND, i32(2, 3)), {**LIMITS, **ROWS, **LAST, "rows_without_block": i64(1)})),
     Call("begin_verify", lambda x: ((i64(2), i64(2, 3), i64(2), i32(2, 3)), {**LIMITS, **ROWS})),
     Call("stop_finished", lambda x: ((i64(2, 4), i32(2), i64(2), i64(2, 16)), {})),
     Call(
@@ -225,6 +226,7 @@ CALLS = [
     ),
     Call("next_verify", lambda x: ((i64(2, 4), i32(2), i64(2, 3), i64(2), i64(2), i64(2, 3)), {})),
     Call("begin_block", lambda x: ((*ROUND, i32(2, 3)), {**LIMITS, **ROWS, **CONTEXT})),
+    Call("begin_block", lambda x: ((*ROUND, i32(2, 3)), {**LIMITS, **ROWS, **CONTEXT, "rows_without_block": i64(1)})),
 ]
 
 

@@ -35,9 +35,9 @@ def test_begin_propose(platform: Platform, way: str, k: int, seed: int) -> None:
     def full(n: int, dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.full((n,), -77, dtype=dtype, device=device)
 
-    out = {"token_ids": full(rows), "positions": full(rows), "slot_mapping": full(rows), "last_rows": full(n)}
-    out |= {"seq_lens": full(n, torch.int32), "step_positions": full(n), "step_seq_lens": full(n, torch.int32)}
-    out["draft_step"] = full(1)
+    out: dict[str, Any] = {"token_ids": full(rows), "positions": full(rows), "slot_mapping": full(rows)}
+    out |= {"last_rows": full(n), "step_positions": full(n), "step_seq_lens": full(n, torch.int32)}
+    out |= {"seq_lens": full(n, torch.int32), "draft_step": full(1)}
     inputs = (
         tokens.to(device),
         torch.tensor(counts, dtype=torch.int32, device=device),

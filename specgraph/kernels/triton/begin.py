@@ -32,6 +32,21 @@ def store_places(
 
 
 @triton.jit
+def count_rows_without_block(
+    rows_without_block, start, count, table, table_width, max_model_len, BLOCK: tl.constexpr, COUNTED: tl.constexpr
+):
+    """Add how many of the `count` rows from position `start` are below max_model_len and in the null block."""
+    offset = tl.arange(0, COUNTED)
+    position = start + offset
+    written = (offset < count) & (position < max_model_len) & (position >= 0)
+    index = tl.minimum(tl.maximum(position, 0) // BLOCK, table_width - 1)
+    block = tl.load(table + index, mask=written, other=1)
+    number = tl.sum((block == 0).to(tl.int32), 0)
+    if number > 0:
+        tl.atomic_add(rows_without_block, number.to(tl.int64))
+
+
+@triton.jit
 def store_verified(at, last_token_id, draft_token_ids, row, live, inside, token_ids):
     """The tokens of one request's rows of a verify: the last token, then its drafts."""
     draft = tl.load(draft_token_ids + row - 1, mask=inside & (row > 0), other=0)
@@ -43,8 +58,9 @@ def store_verified(at, last_token_id, draft_token_ids, row, live, inside, token_
 @triton.jit
 def begin_propose_kernel(
     sampled_token_ids, num_sampled, start_positions, block_table, token_ids, positions, slot_mapping, seq_lens,
-    last_rows, step_positions, step_seq_lens, draft_step, query_len, sampled_stride, table_stride, table_width,
-    max_model_len, BLOCK: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
+    last_rows, step_positions, step_seq_lens, draft_step, rows_without_block, query_len, later_rows, sampled_stride,
+    table_stride, table_width, max_model_len,
+    BLOCK: tl.constexpr, WIDTH: tl.constexpr, COUNTED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program per request."""
     if OVERLAP is not None:
@@ -69,13 +85,19 @@ def begin_propose_kernel(
     tl.store(step_positions + request, tl.minimum(tl.maximum(length - 1, 0), max_model_len - 1))
     if request == 0:
         tl.store(draft_step, tl.zeros((), tl.int64))
+    if rows_without_block is not None:
+        count_rows_without_block(
+            rows_without_block, start, tl.where(live, count + later_rows, 0), block_table + request * table_stride,
+            table_width, max_model_len, BLOCK, COUNTED,
+        )  # fmt: skip
 
 
 @triton.jit
 def begin_block_kernel(
     sampled_token_ids, num_sampled, start_positions, block_table, context_positions, context_slots, token_ids,
-    positions, slot_mapping, seq_lens, query_len, length, sampled_stride, table_stride, table_width, mask_token_id,
-    max_model_len, BLOCK: tl.constexpr, WIDTH: tl.constexpr, LENGTH: tl.constexpr, OVERLAP: tl.constexpr,
+    positions, slot_mapping, seq_lens, rows_without_block, query_len, length, sampled_stride, table_stride,
+    table_width, mask_token_id, max_model_len,
+    BLOCK: tl.constexpr, WIDTH: tl.constexpr, LENGTH: tl.constexpr, COUNTED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program per request: its context rows, then its block of `length` rows."""
     if OVERLAP is not None:
@@ -106,6 +128,11 @@ def begin_block_kernel(
     )  # fmt: skip
     end = tl.where(live, tl.minimum(begin + length, max_model_len), 0)
     tl.store(seq_lens + request, end.to(tl.int32))
+    if rows_without_block is not None:
+        count_rows_without_block(
+            rows_without_block, start, tl.where(live, count + length, 0), table,
+            table_width, max_model_len, BLOCK, COUNTED,
+        )  # fmt: skip
 
 
 @triton.jit

@@ -60,6 +60,7 @@ class RowOps(Launcher):
         self, sampled_token_ids: Tensor, num_sampled: Tensor, start_positions: Tensor, block_table: Tensor,
         *, max_model_len: int, block_size: int, token_ids: Tensor, positions: Tensor, slot_mapping: Tensor,
         seq_lens: Tensor, last_rows: Tensor, step_positions: Tensor, step_seq_lens: Tensor, draft_step: Tensor,
+        later_rows: int = 0, rows_without_block: Tensor | None = None,
     ) -> None:  # fmt: skip
         """See `specgraph.kernels.begin_propose`."""
         sampled_token_ids = contiguous_rows(sampled_token_ids)
@@ -67,15 +68,16 @@ class RowOps(Launcher):
         begin.begin_propose_kernel[(requests,)](
             sampled_token_ids, num_sampled.contiguous(), start_positions.contiguous(), block_table, token_ids,
             positions, slot_mapping,
-            seq_lens, last_rows, step_positions, step_seq_lens, draft_step, query_len, sampled_token_ids.stride(0),
-            block_table.stride(0), block_table.shape[1], max_model_len, BLOCK=block_size,
-            WIDTH=power_of_two(query_len), num_warps=1, **self.common(),
+            seq_lens, last_rows, step_positions, step_seq_lens, draft_step, rows_without_block, query_len, later_rows,
+            sampled_token_ids.stride(0), block_table.stride(0), block_table.shape[1], max_model_len, BLOCK=block_size,
+            WIDTH=power_of_two(query_len), COUNTED=power_of_two(query_len + later_rows), num_warps=1, **self.common(),
         )  # fmt: skip
 
     def begin_block(
         self, sampled_token_ids: Tensor, num_sampled: Tensor, start_positions: Tensor, block_table: Tensor,
         *, mask_token_id: int, max_model_len: int, block_size: int, context_positions: Tensor, context_slots: Tensor,
         token_ids: Tensor, positions: Tensor, slot_mapping: Tensor, seq_lens: Tensor,
+        rows_without_block: Tensor | None = None,
     ) -> None:  # fmt: skip
         """See `specgraph.kernels.begin_block`."""
         sampled_token_ids = contiguous_rows(sampled_token_ids)
@@ -83,10 +85,10 @@ class RowOps(Launcher):
         length = positions.shape[0] // requests
         begin.begin_block_kernel[(requests,)](
             sampled_token_ids, num_sampled.contiguous(), start_positions.contiguous(), block_table, context_positions,
-            context_slots, token_ids, positions, slot_mapping, seq_lens, query_len, length,
+            context_slots, token_ids, positions, slot_mapping, seq_lens, rows_without_block, query_len, length,
             sampled_token_ids.stride(0), block_table.stride(0), block_table.shape[1], mask_token_id, max_model_len,
             BLOCK=block_size, WIDTH=power_of_two(query_len), LENGTH=power_of_two(length),
-            num_warps=1, **self.common(),
+            COUNTED=power_of_two(query_len + length), num_warps=1, **self.common(),
         )  # fmt: skip
 
     def begin_verify(
