@@ -45,15 +45,9 @@ def attend_gathered(
     if hidden is not None:
         unseen = unseen | hidden.all(dim=1)
     unseen = unseen[:, :, None, None]
-    keys = (
-        read_cells(key_cache, block_table, query.dtype)
-        .reshape(requests, width, kv_heads, dim)
-        .masked_fill_(unseen, 0.0)
-    )
-    values = (
-        read_cells(value_cache, block_table, query.dtype)
-        .reshape(requests, width, kv_heads, dim)
-        .masked_fill_(unseen, 0.0)
+    keys, values = (
+        read_cells(cache, block_table, query.dtype).reshape(requests, width, kv_heads, dim).masked_fill_(unseen, 0.0)
+        for cache in (key_cache, value_cache)
     )
     # Query heads of one KV head become rows of one matrix, so that no key is repeated.
     grouped = query.view(requests, query_len, kv_heads, group, dim).permute(0, 2, 3, 1, 4)
@@ -69,6 +63,26 @@ def attend_gathered(
     )
     out = out.view(requests, kv_heads, group, query_len, dim).permute(0, 3, 1, 2, 4)
     return out.masked_fill((visible <= 0)[:, :, None, None, None], 0.0).reshape(requests, query_len, heads, dim)
+
+
+def visible_keys(
+    rows: int, block_table: Tensor, seq_lens: Tensor, query_start_loc: Tensor, query_len: int, causal: bool = True
+) -> tuple[Tensor, Tensor]:
+    """How many keys each of T = `rows` rows sees, int64 [R, n] of n rows per request, and block_table [R, blocks].
+
+    Where requests have different numbers of rows, every row becomes a request of its own: [T, 1] and [T, blocks].
+    """
+    requests = block_table.shape[0]
+    row = torch.arange(rows, device=seq_lens.device)
+    if rows == requests * query_len:
+        request = row // query_len
+    else:
+        request = torch.searchsorted(query_start_loc[1:].long(), row, right=True).clamp(max=requests - 1)
+        block_table, query_len = block_table[request], 1
+    visible = seq_lens[request].long()
+    if causal:
+        visible = torch.where(visible > 0, visible - (query_start_loc[1:][request] - 1 - row), 0)
+    return visible.view(-1, query_len), block_table
 
 
 def requests_at_once(key_cache: Tensor, max_blocks: int) -> int:
@@ -170,19 +184,9 @@ def paged_attention(
         [T, num_heads, head_dim] in the query's dtype, accumulated in float32.
     """
     rows, heads, dim = query.shape
-    requests, blocks = block_table.shape
-    row = torch.arange(rows, device=query.device)
-    if rows == requests * query_len:
-        request = row // query_len
-    else:  # ragged: every row is a request of its own
-        request = torch.searchsorted(query_start_loc[1:].long(), row, right=True).clamp(max=requests - 1)
-        block_table, query_len = block_table[request], 1
-    visible = seq_lens[request]
-    if causal:
-        visible = torch.where(visible > 0, visible - (query_start_loc[1:][request] - 1 - row), 0)
-    visible = visible.view(-1, query_len)
-    query = query.reshape(-1, query_len, heads, dim)
-    at_once = requests_at_once(key_cache, blocks)
+    visible, block_table = visible_keys(rows, block_table, seq_lens, query_start_loc, query_len, causal)
+    query = query.reshape(*visible.shape, heads, dim)
+    at_once = requests_at_once(key_cache, block_table.shape[1])
     split = zip(query.split(at_once), visible.split(at_once), block_table.split(at_once), strict=True)
     parts = [attend_gathered(q, v, t, key_cache, value_cache, scale) for q, v, t in split]
     return (parts[0] if len(parts) == 1 else torch.cat(parts)).view(rows, heads, dim)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from specgraph.kernels.kv_cache import read_cells
 from specgraph.kernels.library import like_query, op
+from specgraph.kernels.paged_attention import visible_keys
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, sinks: Tensor | None, scale: float) -> Tensor:
@@ -114,15 +115,9 @@ def windowed_attention(
         [T, num_heads, head_dim] in the query's dtype, accumulated in float32.
     """
     rows, heads, dim = query.shape
-    requests, blocks = block_table.shape
-    block_size, row = key_cache.shape[1], torch.arange(rows, device=query.device)
-    if rows == requests * query_len:
-        request = row // query_len
-    else:  # ragged: every row is a request of its own
-        request = torch.searchsorted(query_start_loc[1:].long(), row, right=True).clamp(max=requests - 1)
-        block_table, query_len = block_table[request], 1
-    visible = seq_lens[request].long()
-    visible = torch.where(visible > 0, visible - (query_start_loc[1:][request] - 1 - row), 0).view(-1, query_len)
+    blocks, block_size = block_table.shape[1], key_cache.shape[1]
+    visible, block_table = visible_keys(rows, block_table, seq_lens, query_start_loc, query_len)
+    query_len = visible.shape[1]
     touched = min(blocks, -(-(window + query_len - 1) // block_size) + 1) if window else blocks
     first = ((visible.amin(dim=1) - window).clamp(min=0) // block_size) if window else visible[:, 0] * 0
     index = first[:, None] + torch.arange(touched, device=query.device)
