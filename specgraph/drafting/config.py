@@ -10,6 +10,7 @@ from specgraph.drafting.shapes import DraftShape, DraftTree
 from specgraph.errors import ConfigError
 from specgraph.options import DraftSampling
 from specgraph.runner import RunnerConfig
+from specgraph.runner.config import check_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +57,7 @@ class DraftConfig(RunnerConfig):
         if self.lowering == "round" and type(self) is DraftConfig:
             raise ConfigError("lowering 'round' launches a verify with the propose, and a drafter alone has no verify")
         k = self.num_speculative_tokens
-        if k < 1:
-            raise ConfigError(f"num_speculative_tokens must be at least 1, got {k}")
+        check_count("num_speculative_tokens", k, 1)
         if k >= self.max_model_len:
             raise ConfigError(f"num_speculative_tokens is {k}, and max_model_len only {self.max_model_len}")
         if self.k_candidates is not None:

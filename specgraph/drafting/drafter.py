@@ -274,7 +274,8 @@ class Drafter(ModelRunner):
 
         Raises:
             CapacityError: more rows than the largest prefill size, or more than `blocks` hold; nothing was run.
-            ConfigError: positions outside of the prompt or with gaps, `aux_hidden` of another shape; nothing was run.
+            ConfigError: positions outside of the prompt or with gaps, `aux_hidden` of another shape, a tensor for
+                numbers that the host reads; nothing was run.
         """
         return self._prefill.run(self, prompt, positions, blocks, aux_hidden, at_least)
 

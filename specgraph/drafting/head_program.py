@@ -80,7 +80,9 @@ def check_caches(head: DraftHead | ParallelHead, caches: Sequence[KVCache], conf
         raise ConfigError(
             f"the drafter has {len(head.attention_layers)} attention layer(s), got {len(caches)} KV caches"
         )
-    for layer, cache in zip(head.attention_layers, caches, strict=True):
+    for index, (layer, cache) in enumerate(zip(head.attention_layers, caches, strict=True)):
+        if not (hasattr(cache, "key") and hasattr(cache, "value")):
+            raise ConfigError(f"caches[{index}] is a {type(cache).__name__}; give a specgraph.KVCache(key, value)")
         if layer.rotary is not None and layer.rotary.shape[0] < config.max_model_len:
             raise ConfigError(
                 f"max_model_len is {config.max_model_len}, and the drafter was loaded for {layer.rotary.shape[0]} "

@@ -47,6 +47,7 @@ class DraftPrefill:
         at_least: int,
     ) -> Tensor | None:
         """See `Drafter.prefill`. `runner`: of the head; `program` is one of its programs."""
+        _check_arguments(prompt, positions, blocks)
         self.program.dispatch(max(len(positions), at_least))
         states, last, offset = self.buffers.aux_hidden, len(prompt) - 1, self._position_offset
         if positions.start < 0 or positions.stop > len(prompt) or positions.step != 1:
@@ -61,6 +62,14 @@ class DraftPrefill:
         if tokens or at_least:
             self.program.run(runner, tokens, positions.start, blocks, at_least, following)
         return states[last - positions.start] if last in positions else None
+
+
+def _check_arguments(prompt: Any, positions: Any, blocks: Any) -> None:
+    for name, value in (("prompt", prompt), ("blocks", blocks)):
+        if isinstance(value, Tensor):
+            raise ConfigError(f"{name} of a prefill is a tensor, it is read on the host: give {name}.tolist()")
+    if not isinstance(positions, range):
+        raise ConfigError(f"positions of a prefill are a {type(positions).__name__}: give a range")
 
 
 def _rows(program: DraftProgram[Any], b: PrefillBuffers, make_attend: MakeAttend) -> None:

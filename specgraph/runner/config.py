@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 from specgraph.errors import ConfigError
 from specgraph.graphs import capture_sizes, prefill_sizes
 from specgraph.options import Fallback, LoweringChoice, ModeChoice
 from specgraph.runner.lowering import GraphMode
+
+
+def check_count(name: str, value: object, least: int) -> None:
+    """Refuse what is no integer, and integers below `least`.
+
+    Raises:
+        ConfigError: naming the field and its value.
+    """
+    if not isinstance(value, Integral):
+        raise ConfigError(f"{name} must be an integer, got {value!r} ({type(value).__name__})")
+    if value < least:
+        raise ConfigError(f"{name} must be at least {least}, got {value}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +56,7 @@ class RunnerConfig:
 
     def __post_init__(self) -> None:
         for name, least in (("max_num_requests", 1), ("max_model_len", 2), ("block_size", 1)):
-            if (value := getattr(self, name)) < least:
-                raise ConfigError(f"{name} must be at least {least}, got {value}")
+            check_count(name, getattr(self, name), least)
         prefill_sizes(self.max_model_len, self.prefill_sizes)
         sizes = capture_sizes(self.max_num_requests, self.capture_sizes)
         decode = "auto" if self.mode == "auto" else GraphMode.named(self.mode).decode

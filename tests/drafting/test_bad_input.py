@@ -10,7 +10,7 @@ from drafting.pairs import DRAFTERS, VOCAB, make_head, make_target
 from drafting.rounds import Rounds
 from drafting.test_drafters_bit_equal import make_drafter
 
-from specgraph.drafting import DraftConfig
+from specgraph.drafting import DraftConfig, Drafter
 from specgraph.errors import CapacityError, CaptureError, ConfigError, UnsupportedError
 from specgraph.platforms import no
 from specgraph.reference import CpuPlatform
@@ -75,6 +75,9 @@ def test_a_prompt_pass_longer_than_the_largest_size():
         ({"prefill_sizes": []}, "prefill sizes: the list is empty"),
         ({"prefill_sizes": [64]}, r"\[64\] are outside 1..48"),
         ({"mode": "FULLY"}, "unknown graph mode 'FULLY'"),
+        ({"num_speculative_tokens": "4"}, r"num_speculative_tokens must be an integer, got '4' \(str\)"),
+        ({"max_model_len": 48.0}, r"max_model_len must be an integer, got 48.0 \(float\)"),
+        ({"block_size": 0}, "block_size must be at least 1, got 0"),
         ({"max_num_requests": 9, "capture_sizes": [1, 4]}, "the largest capture size is 4, batches go up to .* = 9"),
     ],
 )
@@ -172,6 +175,19 @@ def test_a_prompt_pass_that_does_not_fit_its_inputs(arguments, kind, message):
     aux = torch.zeros(shape[0]) if shape else torch.zeros(len(positions), drafter.head.aux_size)
     with pytest.raises(kind, match=message):
         drafter.prefill(prompt, positions, blocks, aux)
+
+
+def test_arguments_of_other_types():
+    drafter = make_drafter(make_head("eagle", make_target()), "eager", "device", num_speculative_tokens=2, **LIMITS)
+    ids = torch.arange(4)
+    with pytest.raises(ConfigError, match=r"prompt of a prefill is a tensor, .*: give prompt.tolist\(\)"):
+        drafter.prefill(ids, range(4), [1])
+    with pytest.raises(ConfigError, match="blocks of a prefill is a tensor"):
+        drafter.prefill(ids.tolist(), range(4), torch.tensor([1]))
+    with pytest.raises(ConfigError, match="positions of a prefill are a list: give a range"):
+        drafter.prefill(ids.tolist(), [0, 1], [1])
+    with pytest.raises(ConfigError, match=r"caches\[0\] is a Tensor; give a specgraph.KVCache"):
+        Drafter(drafter.head, [drafter.caches[0].key], drafter.platform, drafter.config)
 
 
 @pytest.mark.parametrize("lowering", ["eager", "merged"])
