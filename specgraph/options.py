@@ -164,7 +164,7 @@ class EngineOptions:
     )
     synthetic_acceptance: float | Sequence[float] | None = _option(
         None,
-        "For speed tests: accept drafts by chance, at one rate or at one share per position.",
+        "For speed tests; the text is not the target's then: accept drafts by chance, one rate or a share per place.",
         parse=parse_acceptance,
     )
     sampling_parameters: bool = _option(False, "Allow top_k, top_p, min_p, penalties and logit_bias in requests.")

@@ -35,13 +35,15 @@ _SETTINGS = ("requests", "k", "tree", "context", "sampled")
 def bench(
     platform: PlatformOption = None,
     shape: Annotated[
-        str | None, typer.Option(help="A drafter by name, with random weights; a name that is none lists them.")
+        str | None, typer.Option(help="A drafter by name, with random weights; an unknown name lists them.")
     ] = None,
     requests: Annotated[str, typer.Option(help="Batch sizes, comma-separated.")] = "1,4",
     k: Annotated[str, typer.Option("-k", help="Draft tokens per propose, comma-separated.")] = "5",
     context: Annotated[int, typer.Option(min=2, help="Tokens per request.")] = 256,
     lowerings: Annotated[str, typer.Option(help="Lowerings to time, comma-separated.")] = "eager,step,merged",
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16. Default: float32 on cpu, else bfloat16.")
+    ] = None,
     sampled: Annotated[bool, typer.Option(help="Also time drafts sampled at temperature 1.")] = False,
     weights: Annotated[
         str, typer.Option(help="Also time the head in FP8: fp8 (a scale per row) or fp8-blocks (per 128 columns).")

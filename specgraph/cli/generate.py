@@ -44,18 +44,26 @@ def generate(
     ] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Put each prompt into the target's chat template.")] = False,
     stop: Annotated[list[str] | None, typer.Option(help="End the text before this string; repeatable.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="Tokens to generate.")] = 200,
+    max_tokens: Annotated[int, typer.Option(help="Tokens to generate per prompt, at most.")] = 200,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Sampling repeats for the same seed.")] = 0,
     n: Annotated[
-        int, typer.Option("-n", "--n", help="Sequences per prompt, of seeds seed, seed + 1 ...; needs a temperature.")
+        int, typer.Option("-n", "--n", help="Sequences per prompt, with seeds seed, seed + 1 ...; needs a temperature.")
     ] = 1,
     top_k: Annotated[int, typer.Option(help="Sample from this many most likely tokens; 0 for all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Sample from the fewest tokens of this probability.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Sample from tokens of this share of the largest probability.")] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option(help="Of tokens of prompt and output; 1 for none.")] = 1.0,
-    presence_penalty: Annotated[float, typer.Option(help="Of tokens of the output; 0 for none.")] = 0.0,
-    frequency_penalty: Annotated[float, typer.Option(help="Times the count in the output; 0 for none.")] = 0.0,
+    top_p: Annotated[
+        float, typer.Option(help="Sample from the fewest most likely tokens that together have this probability.")
+    ] = 1.0,
+    min_p: Annotated[
+        float, typer.Option(help="Sample from tokens with at least this share of the largest probability.")
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Divides positive logits of tokens in prompt and output, multiplies negative ones.")
+    ] = 1.0,
+    presence_penalty: Annotated[float, typer.Option(help="Taken off the logits of tokens in the output.")] = 0.0,
+    frequency_penalty: Annotated[
+        float, typer.Option(help="Taken off a token's logit for each time that the output has it.")
+    ] = 0.0,
     max_num_requests: Annotated[
         int | None, typer.Option(min=1, help="Prompts that run together. Default: all, at most 8.")
     ] = None,

@@ -24,7 +24,7 @@ def trace(
     output: Annotated[Path, typer.Option(help="File to write, in Chrome's trace format (JSON).")],
     target: TargetOption = None,
     draft: DraftOption = None,
-    prompt: Annotated[str, typer.Option(help="The prompt of every request.")] = DEFAULT,
+    prompt: Annotated[str, typer.Option(help="The prompt of every request.", show_default="some Python")] = DEFAULT,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to trace; prompts are prefilled in the first.")] = 8,
     options: Any = None,
     platform: PlatformOption = None,
