@@ -61,7 +61,7 @@ def quantisation(source: ConfigSource) -> Quantisation | None:
         elif method == "fp8":
             found = _fp8(section, "FP8", block)
         elif method == "compressed-tensors":
-            found = _compressed(source, section)
+            found = _compressed(section)
         else:
             problem = f"says the weights are quantised by {shown(method)}; read are fp8, compressed-tensors and mxfp4"
             raise source.fail(key, f"{problem}: give one of these, or an unquantised checkpoint")
@@ -128,7 +128,7 @@ def _fp8(section: ConfigSource, method: str, block: tuple[int, ...] | None) -> Q
     return Quantisation("fp8", f"{method} (blocks of {block[0]} x {block[1]})", (block[0], block[1]))
 
 
-def _compressed(source: ConfigSource, section: ConfigSource) -> Quantisation | None:
+def _compressed(section: ConfigSource) -> Quantisation | None:
     """The format of the package compressed-tensors: groups of layers, each with its own kind of weights."""
     groups, found = section.section("config_groups"), None
     for key in ("sparsity_config", "transform_config"):

@@ -22,8 +22,6 @@ class Inferred:
     outputs: list[Any]
     spec: TreeSpec
     aliases: list[int | None]
-    is_same: list[bool]
-    """Whether output i is that input itself (in-place ops)."""
     resized: int | None
     """The index of an input whose storage the call would resize."""
 
@@ -77,15 +75,13 @@ class Shapes:
             outputs, spec = tree_flatten(result)
             owner = {f.untyped_storage()._cdata: i for i, f in reversed(list(enumerate(fakes)))}
             aliases: list[int | None] = []
-            is_same: list[bool] = []
             for out in outputs:
                 index = next((i for i, f in enumerate(fakes) if f is out), None)
-                is_same.append(index is not None)
                 if index is None and isinstance(out, torch.Tensor):
                     index = owner.get(out.untyped_storage()._cdata)
                 aliases.append(index)
             resized = next((i for i, f in enumerate(fakes) if f.untyped_storage().nbytes() != before[i]), None)
-        return Inferred(outputs, spec, aliases, is_same, resized)
+        return Inferred(outputs, spec, aliases, resized)
 
 
 _PLAIN = (int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format)

@@ -156,8 +156,9 @@ class Recorder(TorchDispatchMode):
             return self._unannotated_view(func, args, kwargs, given)
         self._note_inputs(func, args, kwargs)
         stream = self._platform.current_stream()
-        results = [self._result(f, a, same, given, stream) for f, a, same in
-                   zip(shapes.outputs, shapes.aliases, shapes.is_same, strict=True)]  # fmt: skip
+        results = [
+            self._result(fake, alias, given, stream) for fake, alias in zip(shapes.outputs, shapes.aliases, strict=True)
+        ]
         fresh = [(i, r) for i, (r, a) in enumerate(zip(results, shapes.aliases, strict=True))
                  if a is None and isinstance(r, torch.Tensor)]  # fmt: skip
         if func.overloadpacket not in EMPTY:
@@ -237,7 +238,7 @@ class Recorder(TorchDispatchMode):
         return shapes
 
     def _result(
-        self, fake: Any, alias: int | None, same: bool, given: list[torch.Tensor], stream: CpuStream
+        self, fake: Any, alias: int | None, given: list[torch.Tensor], stream: CpuStream
     ) -> torch.Tensor | None:
         if fake is None:
             return None
