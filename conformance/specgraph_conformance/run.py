@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import pytest
 from specgraph.errors import ConfigError, SpecgraphError
 
 from specgraph_conformance.plugin import UNHEALTHY
@@ -77,6 +81,8 @@ def run_suite(platform: str, selection: Selection, *, quiet: bool = False) -> Re
             planned = _planned(records)
             if planned is None:
                 _explain(platform, selection, tail)
+            if status == pytest.ExitCode.INTERRUPTED:
+                return _interrupted(planned, records.results())
             if (case_id := records.unfinished()) is not None:
                 _record_lost(records, planned, case_id, status, tail)
             results = records.results()
@@ -85,13 +91,15 @@ def run_suite(platform: str, selection: Selection, *, quiet: bool = False) -> Re
             if len(results) == finished:
                 raise SpecgraphError(f"the suite ended (status {status}) without a result:\n{tail}")
             if status != UNHEALTHY and case_id is None:
-                return _report(planned, results)  # interrupted
+                return _interrupted(planned, results)
 
 
 def _run(command: Sequence[str], records: RecordFile, quiet: bool) -> tuple[int, str]:
     """Exit status, and the last lines of the output, which is passed on once cases run."""
     tail: list[str] = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as p:
+    # In a session of its own: Ctrl-C and `timeout` signal whole process groups, and it is interrupted once, from here.
+    start = functools.partial(subprocess.Popen[str], text=True, errors="replace", start_new_session=True)
+    with _term_interrupts(), start(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as p:
         assert p.stdout is not None
         try:
             for line in p.stdout:
@@ -100,7 +108,21 @@ def _run(command: Sequence[str], records: RecordFile, quiet: bool) -> tuple[int,
                     sys.stderr.write(line)
         except KeyboardInterrupt:
             p.send_signal(signal.SIGINT)
+            tail += p.stdout.readlines()
         return p.wait(), "".join(tail)
+
+
+@contextmanager
+def _term_interrupts() -> Generator[None]:
+    """SIGTERM, which the time limits of `timeout` and of CI send, ends the run as Ctrl-C does: with its report."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    former = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
 
 
 def _planned(records: RecordFile) -> dict[str, Any] | None:
@@ -133,3 +155,10 @@ def _report(planned: dict[str, Any], results: dict[str, CaseResult]) -> Report:
     order = [case["id"] for case in planned["planned"]]
     cases = [results[case_id] for case_id in order if case_id in results]
     return Report(Subject(**planned["subject"]), cases, planned["problems"])
+
+
+def _interrupted(planned: dict[str, Any], results: dict[str, CaseResult]) -> Report:
+    """A report that is not green, whatever the cases that ran say."""
+    count = len(planned["planned"])
+    problem = f"interrupted: {len(results)} of {count} selected cases ran"
+    return _report({**planned, "problems": [*planned["problems"], problem]}, results)

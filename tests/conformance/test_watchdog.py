@@ -1,14 +1,21 @@
-"""The time limit of a conformance case: it ends a hang, and it grows with the load of the machine."""
+"""Time limits. A case's ends a hang and grows with the load of the machine; one from outside keeps the report."""
 
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
+from conformance.reports import complete_report
 from specgraph_conformance import watchdog
+from specgraph_conformance.records import RecordFile
+from specgraph_conformance.render import verdict
+from specgraph_conformance.report import Subject
+from specgraph_conformance.run import _interrupted, _run
 
 
 def test_a_block_that_hangs_expires(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,3 +89,28 @@ def test_a_timeout_raises_and_lowers_and_heavy_modules_are_there_before_the_firs
     assert set(lowered.values()) == {8.0}
     assert set(raised.values()) == {900.0}
     assert seen[0][1] == [], "these would be imported within the first case's time"
+
+
+def test_a_time_limit_from_outside_ends_the_run_as_ctrl_c_does(tmp_path: Path) -> None:
+    """`timeout` and CI send SIGTERM to the command alone: the process with the cases is interrupted, and ends."""
+    child = (
+        "import os, signal, time; print('x' * 2**20 + chr(10), flush=True); "  # more than a pipe holds: it was read
+        "os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)"
+    )
+    former = signal.getsignal(signal.SIGTERM)
+    status, tail = _run([sys.executable, "-c", child], RecordFile(tmp_path / "records.jsonl"), quiet=True)
+    assert status == -signal.SIGINT
+    assert "KeyboardInterrupt" in tail
+    assert signal.getsignal(signal.SIGTERM) is former
+
+
+def test_an_interrupted_run_is_not_green() -> None:
+    """Also where every case that ran has passed."""
+    whole = complete_report()
+    subject = {name: getattr(whole.subject, name) for name in Subject.__dataclass_fields__}
+    planned = {"planned": [{"id": case.id} for case in whole.cases], "subject": subject, "problems": []}
+    first = {case.id: case for case in whole.cases[:3]}
+    report = _interrupted(planned, first)
+    assert report.cases == whole.cases[:3]
+    assert not report.is_green
+    assert verdict(report).endswith(f"does not conform: interrupted: 3 of {len(whole.cases)} selected cases ran")
