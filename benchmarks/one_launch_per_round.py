@@ -1,4 +1,4 @@
-"""Times rounds as one launch (lowering `round`) against verify and propose apart (`merged`), and compares their tokens.
+"""Times rounds as one launch (lowering `round`) against verify and propose apart (`merged`).
 
 python benchmarks/one_launch_per_round.py --platform cuda --json benchmarks/results/h200-round.json
 
@@ -6,10 +6,13 @@ Rows: the shipped pair, and targets of a 1B and an 8B Llama's shape with EAGLE-3
 acceptance 0.7; K = 5; the ways in turns in one run, medians over stretches of 20 rounds in which nobody joins or ends.
 `round_us` is the time of such a round. `tokens_per_second` is the expected tokens of a round over it; of the shipped
 pair it is measured over whole requests. `host_us_per_round` is the CPU time of the thread in `step` outside of waits
-for a copy, of which `launch_us_per_round` is spent in graph launches; `host_wall_us_per_round`,
-`launch_wall_us_per_round` and `wait_us_per_round` are by the clock. `launches_per_round`, `uploads_per_round`,
-`waits_per_round` and `gap_us` (median time between the last kernel of a graph and the first one of the next, on the
-device) are from a profiler's trace, on CUDA only, which is taken when all times are.
+for a copy, of which `launch_us_per_round` is spent in graph launches; nobody reads the chunks of these rounds, as in
+`generate`, and `host_us_per_round_read` is the time where they are read, as by a caller who streams.
+`host_wall_us_per_round`, `launch_wall_us_per_round` and `wait_us_per_round` are by the clock. `launches_per_round`,
+`uploads_per_round`, `waits_per_round`, `kernels_per_round`, `memsets_per_round` and `gap_us` (median time between the
+last kernel of a graph and the first one of the next, on the device) are from a profiler's trace, on CUDA only, which is
+taken when all times are. `joins` are whole requests of 16 tokens, 8 at a time: the time of a join on the host, and
+of what it does besides the prefill passes.
 """
 
 from __future__ import annotations
@@ -33,7 +36,9 @@ from specgraph.attention import choose_attention
 from specgraph.benchmarking.decoding import PROMPTS
 from specgraph.benchmarking.rounds import random_target
 from specgraph.benchmarking.shapes import SHAPES, random_head
-from specgraph.decoding.load import shipped_pair as pair_folders
+from specgraph.decoding.device_rounds import DeviceRounds
+from specgraph.decoding.target import TargetRunner
+from specgraph.drafting import Drafter
 from specgraph.graphs import GraphRunner
 from specgraph.runner import HostCopy
 
@@ -50,8 +55,9 @@ TARGETS = {"llama-1b": (ONE_B, 16, 256), "llama3-8b": (EIGHT_B, 32, 512)}
 """Head, layers of the target, tokens of each prompt."""
 LEAD = 8
 """Steps before each timed stretch: those of two launches."""
-spent = dict.fromkeys(("wait", "wait_cpu", "launch", "launch_cpu"), 0)
-"""Nanoseconds so far in waits for copies and in graph launches, by the clock and of the thread's CPU time."""
+spent = Counter()
+"""Nanoseconds so far in waits for copies, graph launches, joins and prefill passes, by the clock; with `_cpu` of the
+thread's CPU time."""
 
 
 def time_calls(owner, method, name):
@@ -68,18 +74,25 @@ def time_calls(owner, method, name):
     setattr(owner, method, timed)
 
 
-def stretch(decoder, rounds):
+def stretch(decoder, rounds, *, lead=LEAD, reads=False):
     """Take `rounds` steps; times of a round in microseconds.
 
-    Rounds that ran ahead, while another decoder was timed, are stepped over before the clock starts.
+    Rounds that ran ahead, while another decoder was timed, are stepped over before the clock starts (`lead`).
+
+    Args:
+        reads: read the chunks of each round, as a caller does who streams; `generate` reads none of rounds in which
+            nobody joins or ends.
     """
-    for _ in range(LEAD):
+    for _ in range(lead):
         decoder.step()
     launched = decoder.rounds.num_rounds
-    spent.update(dict.fromkeys(spent, 0))
+    spent.clear()
     start, cpu = time.perf_counter_ns(), time.thread_time_ns()
     for _ in range(rounds):
-        decoder.step()
+        chunks = decoder.step()
+        if reads:
+            for _chunk in chunks:
+                pass
     cpu, wall = time.thread_time_ns() - cpu, time.perf_counter_ns() - start
     launched = decoder.rounds.num_rounds - launched
     return {
@@ -92,10 +105,18 @@ def stretch(decoder, rounds):
     }
 
 
+def both_stretches(decoder, rounds):
+    """Times of rounds whose chunks nobody reads, and the host's time of as many, and no more than 16, that are read."""
+    found = stretch(decoder, rounds)
+    read = stretch(decoder, min(rounds, 16), lead=0, reads=True)
+    return {**found, "host_us_per_round_read": read["host_us_per_round"]}
+
+
 def medians(stretches):
-    """Of each time over the stretches; the host's least time; and every round_us, to see how far they lie apart."""
+    """Of each time over the stretches; the host's least times; and every round_us, to see how far they lie apart."""
     found = {name: round(statistics.median(each[name] for each in stretches), 1) for name in stretches[0]}
-    found["host_us_least"] = round(min(each["host_us_per_round"] for each in stretches), 1)
+    for name in ("host", "launch"):
+        found[f"{name}_us_least"] = round(min(each[f"{name}_us_per_round"] for each in stretches), 1)
     return {**found, "round_us_of_stretches": [round(each["round_us"], 1) for each in stretches]}
 
 
@@ -122,8 +143,10 @@ def trace(decoder, rounds=12):
             calls[name] += name.startswith("cu")
         else:
             calls["HtoD"] += "HtoD" in name
+            calls["Memset"] += "Memset" in name
             calls["DtoH"] += "DtoH" in name
             if "Mem" not in name:
+                calls["kernels"] += 1
                 work.setdefault(event.correlation_id(), []).append((start, start + event.duration_ns()))
     graphs = sorted((min(s for s, _ in spans), max(e for _, e in spans)) for spans in work.values() if len(spans) > 5)
     gaps = [(after[0] - before[1]) / 1e3 for before, after in pairwise(graphs)]
@@ -136,6 +159,8 @@ def trace(decoder, rounds=12):
     return {
         "launches_per_round": round(counted, 2),
         "kernels_outside_graphs_per_round": round(outside / launched, 2),
+        "kernels_per_round": round(calls["kernels"] / launched, 1),
+        "memsets_per_round": round(calls["Memset"] / launched, 1),
         "uploads_per_round": round(calls["HtoD"] / launched, 2),
         "copies_to_host_per_round": round(calls["DtoH"] / launched, 2),
         "waits_per_round": round(waits / launched, 2),
@@ -156,7 +181,7 @@ def compare(platform, requests, decoders, prompts, length, rounds, repeats):
     for _ in range(repeats):
         for name in random.sample(list(decoders), len(decoders)):
             platform.synchronize()
-            found[name].append(stretch(decoders[name], rounds))
+            found[name].append(both_stretches(decoders[name], rounds))
     rows = {}
     for name, decoder in decoders.items():
         times = medians(found[name])
@@ -169,7 +194,7 @@ def compare(platform, requests, decoders, prompts, length, rounds, repeats):
 def random_pair(platform, name, requests, dtype, rounds, repeats, cache):
     """Each way's times with a target of random weights; with 0 repeats its trace."""
     shape, layers, context = TARGETS[name]
-    length = context + ((rounds + LEAD) * repeats + 60) * (K + 1)
+    length = context + ((2 * rounds + LEAD) * repeats + 60) * (K + 1)
     if name not in cache:
         cache.clear()
         most = context + 600 * (K + 1)
@@ -217,7 +242,7 @@ def shipped_pair(platform, requests, rounds, repeats):
             decoder = generator.decoder
             ids = [generator.add(generator.request(prompt, max_tokens=250)) for prompt in prompts[:requests]]
             with torch.inference_mode():
-                found[name].append(stretch(decoder, rounds))
+                found[name].append(both_stretches(decoder, rounds))
             for request_id in ids:
                 generator.cancel(request_id)
             while decoder.num_unfinished:
@@ -240,59 +265,25 @@ def shipped_pair(platform, requests, rounds, repeats):
     return rows
 
 
-def same_tokens(platform, way, least_rounds, draft=None, seed=0):
-    """Random arrivals, stops and cancellations with the shipped pair, or a drafter in another folder, where not all
-    requests have KV blocks: the tokens of each in lowering `merged` and in `way`, until that launched `least_rounds`
-    rounds."""
-    rng, report = random.Random(seed), {"rounds": 0, "requests": 0, "different": 0, "cancelled": 0}
-    made = {
-        name: load_generator(
-            draft and pair_folders()[0], draft, platform=platform, num_speculative_tokens=K, max_num_requests=4,
-            sampled=True, capture_sizes=[4], max_model_len=256, num_blocks=24, block_size=16, **options,
-        )
-        for name, options in WAYS.items() if name in ("merged", way)
-    }  # fmt: skip
-    ids = [made[way].request(prompt, max_tokens=8).prompt_token_ids for prompt in PROMPTS]
-    while made[way].decoder.rounds.num_rounds < least_rounds:
-        asked = []
-        for _ in range(12):
-            prompt = rng.choice(ids)
-            asked.append(
-                Request(
-                    prompt_token_ids=prompt[: rng.randint(1, len(prompt))], max_tokens=rng.randint(1, 60),
-                    temperature=rng.choice([0.0, 0.8]), seed=rng.randint(0, 999),
-                    stop_token_ids=rng.choice([(), (rng.randint(0, 600),), (5, 11)]),
-                )
-            )  # fmt: skip
-        expected = made["merged"].generate(asked)
-        tokens, reasons, order = {}, {}, {}
-
-        def step(tokens=tokens, reasons=reasons):
-            for chunk in made[way].step():
-                tokens.setdefault(chunk.request, []).extend(chunk.token_ids)
-                if chunk.finish_reason:
-                    reasons[chunk.request] = chunk.finish_reason
-
-        for i, request in enumerate(asked):
-            order[made[way].add(request)] = i
-            for _ in range(rng.randint(0, 4)):
-                step()
-            if rng.random() < 0.2:
-                report["cancelled"] += made[way].cancel(rng.choice(list(order)))
-        while made[way].decoder.num_unfinished:
-            step()
-        for request_id, i in order.items():
-            got, wanted = tokens.get(request_id, []), expected[i]
-            if reasons[request_id] == "cancelled":
-                equal = got == wanted.token_ids[: len(got)]
-            else:
-                equal = (got, reasons[request_id]) == (wanted.token_ids, wanted.finish_reason)
-            report["requests"] += 1
-            report["different"] += not equal
-    report["rounds"] = made[way].decoder.rounds.num_rounds
-    for generator in made.values():
-        generator.close()
-    return report
+def short_requests(platform, requests=8, count=400):
+    """Whole requests of 16 tokens with the shipped pair: what joins cost the host, of all the time."""
+    with load_generator(
+        platform=platform, num_speculative_tokens=K, max_num_requests=requests, lowering="round"
+    ) as generator:
+        asked = [generator.request(PROMPTS[i % len(PROMPTS)], max_tokens=16) for i in range(count)]
+        generator.generate(asked[: 4 * requests])
+        spent.clear()
+        start = time.perf_counter_ns()
+        tokens = sum(len(each.token_ids) for each in generator.generate(asked))
+        wall = time.perf_counter_ns() - start
+    return {
+        "requests": requests,
+        "tokens_per_second": round(tokens / wall * 1e9, 1),
+        "us_per_request": round(wall / count / 1e3, 1),
+        "join_us": round(spent["join"] / count / 1e3, 1),
+        "join_us_besides_passes": round((spent["join"] - spent["prefill"]) / count / 1e3, 1),
+        "wait_us_per_request": round(spent["wait"] / count / 1e3, 1),
+    }
 
 
 def main():
@@ -302,9 +293,7 @@ def main():
     parser.add_argument("--targets", default=",".join(TARGETS), help="targets with random weights; empty for none")
     parser.add_argument("--no-shipped", dest="shipped", action="store_false", help="leave the shipped pair out")
     parser.add_argument("--no-several", dest="several", action="store_false", help="leave out 4 rounds per launch")
-    parser.add_argument("--rounds", type=int, default=2000, help="random rounds to compare")
-    parser.add_argument("--drafter", action="append", default=[], help="folder of another drafter to compare with")
-    parser.add_argument("--repeats", type=int, default=5, help="timed stretches; 0 only compares tokens")
+    parser.add_argument("--repeats", type=int, default=5, help="timed stretches")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     if not asked.several:
@@ -313,6 +302,9 @@ def main():
     dtype = torch.bfloat16 if platform.device.type == "cuda" else torch.float32
     time_calls(HostCopy, "read", "wait")
     time_calls(GraphRunner, "replay", "launch")
+    time_calls(DeviceRounds, "join", "join")
+    for owner in (TargetRunner, Drafter):
+        time_calls(owner, "prefill", "prefill")
     info = platform.info
     report = {"command": " ".join(["python", *sys.argv]), "device": info.device_name, "versions": dict(info.versions)}
     report |= {"rows": []}
@@ -343,16 +335,10 @@ def main():
             keep()
             print(f"{time.perf_counter() - start:.0f} s {name}, {requests} requests: {found}", flush=True)
 
-    if asked.repeats:
-        measure(asked.repeats)
-    report["same_tokens"] = {}
-    for way in list(WAYS)[1:] if asked.rounds else ():
-        for draft in (None, *asked.drafter):
-            name = way if draft is None else f"{way}, drafter {Path(draft).name}"
-            report["same_tokens"][name] = same_tokens(platform, way, asked.rounds, draft)
-            keep()
-            print(f"{time.perf_counter() - start:.0f} s {name}: {report['same_tokens'][name]}", flush=True)
-    if asked.repeats and platform.device.type == "cuda":
+    measure(asked.repeats)
+    report["joins"] = short_requests(platform)
+    keep()
+    if platform.device.type == "cuda":
         measure(0)  # last: a profiler that ran once makes all later graph launches 5 to 20 times as long
     report["seconds"] = round(time.perf_counter() - start)
     keep()

@@ -18,6 +18,7 @@ from specgraph.decoding.request import Chunk, Generation, Request, Running
 from specgraph.decoding.round_program import RoundRunner
 from specgraph.decoding.round_times import measure_round_times
 from specgraph.decoding.rounds import Rounds
+from specgraph.decoding.steady_rounds import RoundChunks
 from specgraph.decoding.target import TargetRunner
 from specgraph.drafting import Drafter, SamplingBuffers, allocate_sampling
 from specgraph.errors import CapacityError, ConfigError
@@ -147,12 +148,13 @@ class SpeculativeDecoder:
 
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
         """Generate for all requests, in batches that shrink and grow as requests finish and join."""
-        results = [Generation() for _ in requests]
-        for chunk in self.stream(requests):
-            result = results[chunk.request]
-            result.token_ids += chunk.token_ids
-            result.logprobs += chunk.logprobs
-            result.finish_reason, result.message = chunk.finish_reason, chunk.message
+        queued, refused = self._queue_all(requests)
+        for _ in self._until_done(queued):  # the tokens are in `queued` when a request has ended
+            pass
+        results = [Generation(finish_reason="refused", message=refused.get(i, "")) for i in range(len(requests))]
+        for i, state in queued.items():
+            tokens = state.token_ids[len(state.request.prompt_token_ids) :]
+            results[i] = Generation(tokens, state.finish_reason, logprobs=state.output_logprobs)
         return results
 
     def stream(self, requests: Sequence[Request]) -> Iterator[Chunk]:
@@ -164,6 +166,16 @@ class SpeculativeDecoder:
             ConfigError: a request is wrong in itself (see `check`); nothing was run.
             CapacityError: this decoder has unfinished requests, of another stream or from `add`.
         """
+        queued, refused = self._queue_all(requests)
+        order = {state.index: i for i, state in queued.items()}
+        yield from (Chunk(index, [], 0, "refused", why) for index, why in refused.items())
+        for chunks in self._until_done(queued):
+            for chunk in chunks:
+                chunk.request = order[chunk.request]
+            yield from chunks
+
+    def _queue_all(self, requests: Sequence[Request]) -> tuple[dict[int, Running], dict[int, str]]:
+        """Queue requests that no others may join; by index those that were queued, and why others were refused."""
         if self.num_unfinished:
             raise CapacityError(
                 f"this decoder has {self.num_unfinished} unfinished requests, of a stream that is still open or from "
@@ -175,27 +187,26 @@ class SpeculativeDecoder:
                 self.check(request)
             except CapacityError as error:
                 refused[index] = str(error)
-        order = {self._queue(request): i for i, request in enumerate(requests) if i not in refused}
+        return {i: self._queue(request) for i, request in enumerate(requests) if i not in refused}, refused
+
+    def _until_done(self, queued: Mapping[int, Running]) -> Iterator[Sequence[Chunk]]:
+        """The chunks of each round until the requests of `_queue_all` have ended."""
         self._stream_open = True
         try:
-            yield from (Chunk(index, [], 0, "refused", why) for index, why in refused.items())
             while True:  # at least once: other ranks may have requests
-                chunks = self.step()
-                for chunk in chunks:
-                    chunk.request = order[chunk.request]
-                yield from chunks
+                yield self.step()
                 if not self.num_unfinished and not self.others_unfinished:
                     break
         finally:
-            for request_id in order:
-                self.cancel(request_id)
+            for state in queued.values():
+                self.cancel(state.index)
             self._ended.clear()
             self._stream_open = False
 
     @property
     def num_unfinished(self) -> int:
         """Requests that wait or run, and those whose last chunk was not handed out yet."""
-        return len(self._waiting) + len(self.rounds.running) + len(self._ended)
+        return len(self._waiting) + self.rounds.num_running + len(self._ended)
 
     def add(self, request: Request) -> int:
         """Queue a request; it joins the batch in a later `step`, when a row and KV blocks are free.
@@ -210,7 +221,7 @@ class SpeculativeDecoder:
         if self._stream_open:
             raise ConfigError("add() while a stream is open: finish it, or give all requests by add() and step()")
         self.check(request)
-        return self._queue(request)
+        return self._queue(request).index
 
     def cancel(self, request_id: int) -> bool:
         """End a request now; its KV blocks are free when no launched round can write them. The next `step` gives its
@@ -229,10 +240,11 @@ class SpeculativeDecoder:
                 return True
         return False
 
-    def step(self) -> list[Chunk]:
+    def step(self) -> Sequence[Chunk]:
         """One round over the batch, after which new requests may have joined; gives each request's new tokens.
 
-        `Chunk.request` is the id from `add`. An empty list means that there is nothing to do. Data parallel ranks all
+        `Chunk.request` is the id from `add`. In the lowering `round` the chunks of a round in which nobody joins or
+        ends are made when they are read. Empty means that there is nothing to do. Data parallel ranks all
         call it; one without requests takes part in the passes of the others, and `others_unfinished` says whether
         there were any.
         """
@@ -242,7 +254,9 @@ class SpeculativeDecoder:
             self.others_unfinished = agreed.unfinished > 0
             sampled = self.rounds.step(self._admit, agreed) if agreed.unfinished else []
         else:
-            sampled = self.rounds.step(self._admit) if self._waiting or self.rounds.running else []
+            sampled = self.rounds.step(self._admit) if self._waiting or self.rounds.num_running else []
+        if isinstance(sampled, RoundChunks):
+            return [*chunks, *sampled] if chunks else sampled
         for state, tokens in sampled:
             chunk = state.add(tokens)
             chunks.append(chunk)
@@ -275,18 +289,18 @@ class SpeculativeDecoder:
         dtype = cache_dtype(c.kv_cache_dtype, model.dtype)
         return allocate_caches(model.attention_layers, blocks, c.block_size, dtype, self.platform.device)
 
-    def _queue(self, request: Request) -> int:
+    def _queue(self, request: Request) -> Running:
         request_id, self._next_id = self._next_id, self._next_id + 1
         prompt = list(request.prompt_token_ids)
         limit = min(len(prompt) + request.max_tokens, self.config.max_model_len)
         self._waiting.append(Running(request_id, request, [], prompt, limit))
-        return request_id
+        return self._waiting[-1]
 
     def _joining(self) -> list[Running]:
         """The waiting requests that join the next round: in order, while rows and blocks last."""
         if not self._waiting:
             return []
-        rows, free = self.config.max_num_requests - len(self.rounds.running), self.allocator.num_free
+        rows, free = self.config.max_num_requests - self.rounds.num_running, self.allocator.num_free
         return that_fit(self._waiting, self.config, self.query_len, rows, free)
 
     def _admit(self) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import torch
 
@@ -19,45 +18,14 @@ from specgraph.decoding.blocks import BlockAllocator
 from specgraph.decoding.joining import prefill_request, write_requests
 from specgraph.decoding.metrics import AcceptanceMetrics
 from specgraph.decoding.request import Running
-from specgraph.decoding.round_outputs import NO_ROUND, HostRing, RoundOutput
+from specgraph.decoding.round_outputs import NO_ROUND, ReadRound, UnreadLaunch, impossible_count
 from specgraph.decoding.round_program import MAX_STOP_TOKENS, RoundRunner
+from specgraph.decoding.steady_rounds import RoundChunks, SteadyRounds
 from specgraph.decoding.target import TargetRunner
 from specgraph.drafting import Drafter
 from specgraph.errors import SpecgraphError
 from specgraph.graphs import padded_size
 from specgraph.runner import HostCopy, write
-
-
-@dataclass(slots=True)
-class _Launch:
-    """A launch, or requests that joined without one, of which the host has not read everything."""
-
-    ring: HostRing
-    logprobs: HostCopy
-    """Of the tokens in `ring`; never started where the decoder keeps none."""
-    query_len: int
-    """Rows per request in its rounds: how their tokens are packed."""
-    rows: list[Running | None]
-    """Who was in which row at the launch; None where nobody was, or who has left since. Empty without a launch."""
-    joined: list[tuple[Running, int]]
-    """Requests that joined after it, and their row then: their token comes from the prompt, and no draft was
-    verified."""
-    blocks: list[int] = field(default_factory=list[int])
-    """KV blocks of requests that left while it may still write them."""
-
-
-@dataclass(slots=True)
-class _Read:
-    """A round whose tokens the host has, and has not handed out."""
-
-    output: RoundOutput
-    query_len: int
-    rows: list[Running | None]
-    """As those of its launch."""
-    logprobs: list[list[float]] | None
-    """[rows][query_len]: of the tokens; None unless they are asked for."""
-    joined: list[tuple[Running, int, int]] = field(default_factory=list[tuple[Running, int, int]])
-    """Requests that joined after it, with their row and their first token."""
 
 
 class DeviceRounds:
@@ -79,14 +47,16 @@ class DeviceRounds:
         self.allocator, self.metrics = allocator, metrics
         self.rows: list[Running | None] = []
         """Who is in which row; as long as the last row in use."""
+        self.num_running = 0
+        """How many requests run."""
         self.num_rounds = 0
         """Rounds launched so far; further rounds of a launch count when they are read."""
         self.outputs = runner.outputs
         tokens, in_flight = target.round.sampled_token_ids.numel(), runner.rounds_ahead + 1
         self._free_logprobs = [HostCopy(self.platform, tokens, torch.float32) for _ in range(in_flight)]
         self._order = torch.zeros(self.config.max_num_requests, dtype=torch.int64, device=self.platform.device)
-        self._unread: deque[_Launch] = deque()
-        self._ready: deque[_Read] = deque()
+        self._unread: deque[UnreadLaunch] = deque()
+        self._ready: deque[ReadRound] = deque()
         self._joined: list[tuple[Running, int]] = []
         """Requests that joined since the last launch, and their row."""
         self._stops: list[tuple[int, ...]] = [()] * self.config.max_num_requests
@@ -95,13 +65,19 @@ class DeviceRounds:
         """Rows to make inert before the next launch."""
         self._query_len = self.config.query_len
         """Rows per request in the last round: how its sampled tokens and hidden states are packed."""
+        self._most_tokens = self.config.rounds_per_launch * max(self.config.query_lens)
+        """Of a request in one launch."""
+        self._steady = SteadyRounds()
+        self._reads_each = self.config.logprobs or target.attention.host_parameters
+        """Whether the host reads every request of every round."""
 
     @property
     def running(self) -> list[Running]:
         """The requests that run, by row."""
+        self._steady.fold()
         return [state for state in self.rows if state is not None]
 
-    def step(self, admit: Callable[[], None]) -> list[tuple[Running, list[int]]]:
+    def step(self, admit: Callable[[], None]) -> list[tuple[Running, list[int]]] | RoundChunks:
         """Launch, let requests join, and hand out the oldest round that was not handed out; of a launch with several
         rounds the later ones are handed out by the next calls, which launch nothing.
 
@@ -110,9 +86,9 @@ class DeviceRounds:
 
         Returns:
             Each request with the tokens that it sampled in that round: accepted drafts, then the target's own token; or
-            the token after its prompt.
+            the token after its prompt. Chunks where nobody joined or ended.
         """
-        sampled: list[tuple[Running, list[int]]] = []
+        sampled: list[tuple[Running, list[int]]] | RoundChunks = []
         while not sampled:
             while not self._ready and len(self._unread) <= self.runner.rounds_ahead:
                 self._vacate()
@@ -134,6 +110,7 @@ class DeviceRounds:
         row = next((row for row, other in enumerate(self.rows) if other is None), len(self.rows))
         self.rows[row : row + 1] = [state]
         self._joined.append((state, row))
+        self.num_running += 1
         state.row = row
         batch = self.target.round.sliced(row + 1, self._query_len)
         prefill_request(self.target, self.drafter, state, batch, row)
@@ -149,7 +126,9 @@ class DeviceRounds:
     def leave(self, state: Running, *, finished: bool) -> None:
         """Take a request out. Its KV blocks are given back once no launched round can write them: at once where it
         finished, because it is inert in every round after that; else when the rounds in flight were read."""
+        self._steady.fold()
         self.rows[state.row] = None
+        self.num_running -= 1
         self._left.append(state.row)
         blocks = state.blocks
         for unread in self._unread:
@@ -175,6 +154,9 @@ class DeviceRounds:
         so far: a further round would then be for nothing, and the host reads first."""
         if not self._unread or not self.rows:
             return False
+        if self._steady.left > len(self._unread) * self._most_tokens:
+            return False
+        self._steady.fold()
         of_a_launch = math.ceil(self.config.rounds_per_launch * self.metrics.mean_acceptance_length)
         tokens = sum(of_a_launch if unread.rows else 1 for unread in self._unread)
         return all(state is None or state.limit - len(state.token_ids) <= tokens for state in self.rows)
@@ -205,46 +187,56 @@ class DeviceRounds:
 
     def _send(self, rows: list[Running | None]) -> None:
         """Queue what the host will read of a launch over `rows`, and of the requests that joined after it."""
-        ring, logprobs = self.outputs.send(), self._free_logprobs.pop()
-        values = self.target.verify_program.logprobs(len(self.rows), self._query_len)
+        ring, logprobs = self.outputs.send(), None
+        values = self.target.verify_program.logprobs(len(self.rows), self._query_len) if self.config.logprobs else None
         if values is not None:
+            logprobs = self._free_logprobs.pop()
             logprobs.start(values)
-        self._unread.append(_Launch(ring, logprobs, self._query_len, rows, self._joined))
+        self._unread.append(UnreadLaunch(ring, logprobs, self._query_len, rows, self._joined))
         self._joined = []
 
     def _receive(self) -> None:
         """Wait for the oldest launch that was not read, and read its rounds and the first tokens after it."""
         launch = self._unread.popleft()
         self.outputs.receive(launch.ring)
-        logprobs = launch.logprobs.read().tolist() if self.config.logprobs else None
-        self._free_logprobs.append(launch.logprobs)
-        self.allocator.free(launch.blocks)
+        logprobs = None
+        if launch.logprobs is not None:
+            logprobs = launch.logprobs.read().tolist()
+            self._free_logprobs.append(launch.logprobs)
+        if launch.blocks:
+            self.allocator.free(launch.blocks)
         is_last, count = not launch.rows, 0
         while not is_last:
             output = self.outputs.round(launch.ring, len(launch.rows), launch.query_len)
-            self._ready.append(_Read(output, launch.query_len, launch.rows, logprobs))
+            self._ready.append(ReadRound(output, launch.query_len, launch.rows, logprobs))
             is_last, count = output.is_last, count + 1
         self.num_rounds += max(count - 1, 0)
         if not count:
-            self._ready.append(_Read(NO_ROUND, 1, [], logprobs))
+            self._ready.append(ReadRound(NO_ROUND, 1, [], logprobs))
         if launch.joined:
             tokens = self.outputs.first_tokens(launch.ring)
             self._ready[-1].joined = [(state, row, tokens[row]) for state, row in launch.joined]
 
-    def _hand_out(self, read: _Read) -> list[tuple[Running, list[int]]]:
+    def _hand_out(self, read: ReadRound) -> list[tuple[Running, list[int]]] | RoundChunks:
         """Give each request of a round its tokens."""
         output, query_len, row = read.output, read.query_len, 0
+        if not (self._reads_each or read.joined):
+            counts = self._steady.take(read.rows, output, query_len)
+            if counts is not None:
+                self.metrics.rounds += 1
+                observe_round(self.metrics, self.adaptive, [count - 1 for count in counts], query_len - 1)
+                return RoundChunks(read.rows, output, query_len, len(counts))
+        self._steady.fold()
+        tokens = output.tokens()
         sampled: list[tuple[Running, list[int]]] = []
         accepted: list[int] = []
         for state, count in zip(read.rows, output.counts, strict=True):
             if state is not None:
                 if not 0 < count <= query_len:  # with 0, stepping on would never end
-                    raise SpecgraphError(
-                        _impossible_count(output.number, row // query_len, state, count, query_len - 1)
-                    )
+                    raise SpecgraphError(impossible_count(output.number, row // query_len, state, count, query_len))
                 state.num_sampled = count
                 accepted.append(count - 1)
-                sampled.append((state, output.token_ids[row : row + count]))
+                sampled.append((state, tokens[row : row + count]))
             row += query_len
         if read.logprobs is not None:
             for row, state in enumerate(read.rows):
@@ -287,16 +279,3 @@ class DeviceRounds:
         self._stops = [*(self._stops[row] for row in kept), *self._stops[m:]]
         for row, state in enumerate(self.running):
             state.row = row
-
-
-def _impossible_count(number: int, row: int, state: Running, count: int, num_speculative_tokens: int) -> str:
-    """The message for a round that has 0 tokens, or more than K + 1, for a request that runs on the host."""
-    if count:
-        cause = "that K is another round's"
-    else:
-        cause = "the row was another request's in that round, or the device ended the request and the host did not"
-    return (
-        f"round {number}, read with K {num_speculative_tokens}, has {count} tokens in row {row} for request "
-        f"{state.index}, which has {state.num_output} of at most {state.request.max_tokens} tokens: {cause}; a bug of "
-        "specgraph"
-    )

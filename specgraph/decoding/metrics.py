@@ -15,10 +15,8 @@ from itertools import accumulate
 
 def at_least(accepted: Sequence[int], num_speculative_tokens: int) -> list[int]:
     """For i = 0 to K, how many requests accepted i draft tokens or more."""
-    exactly = [0] * (num_speculative_tokens + 1)
-    for count in accepted:
-        exactly[count] += 1
-    return [*accumulate(reversed(exactly))][::-1]
+    exactly = map(accepted.count, range(num_speculative_tokens, -1, -1))
+    return [*accumulate(exactly)][::-1]
 
 
 @dataclass(slots=True)

@@ -144,6 +144,12 @@ class Running:
     logprobs: list[float] = field(default_factory=list[float])
     """Of those tokens; empty unless asked for."""
 
+    output_logprobs: list[float] = field(default_factory=list[float])
+    """Of all tokens generated so far; empty unless asked for."""
+
+    finish_reason: FinishReason | None = None
+    """Why it ended; None while it goes on."""
+
     stops: frozenset[int] = field(init=False)
     """Its stop tokens."""
 
@@ -161,13 +167,14 @@ class Running:
         return len(self.token_ids) - len(self.request.prompt_token_ids)
 
     def add(self, tokens: list[int]) -> Chunk:
-        """Append what a round sampled to `token_ids`; the chunk of it, cut at a stop token or the limit.
+        """Append what a round sampled to `token_ids`, cut at a stop token or the limit; the chunk of it.
 
         Args:
             tokens: accepted drafts, then one token of the target's own.
         """
         ids, stops = self.token_ids, self.stops
         ids.extend(tokens)
+        self.output_logprobs += self.logprobs
         over = len(ids) - self.limit
         if over < 0 and (not stops or stops.isdisjoint(tokens)):  # the usual case: nothing to cut
             return Chunk(self.index, tokens, len(tokens) - 1, None, "", self.logprobs)
@@ -177,4 +184,6 @@ class Running:
             if token in stops:
                 kept, reason = i + 1, "stop"
                 break
+        self.finish_reason, cut = reason, len(tokens) - kept
+        del ids[len(ids) - cut :], self.output_logprobs[len(self.output_logprobs) - cut :]
         return Chunk(self.index, tokens[:kept], min(len(tokens) - 1, kept), reason, "", self.logprobs[:kept])

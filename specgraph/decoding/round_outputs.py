@@ -6,26 +6,27 @@ device memory, and one copy follows each launch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from specgraph import kernels
+from specgraph.decoding.request import Running
 from specgraph.drafting import ProposeBatch, RoundBuffers
 from specgraph.errors import SpecgraphError
 from specgraph.platforms import Platform
 from specgraph.runner import HostCopy
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RoundOutput:
     """One round that the host has read."""
 
     number: int
     """Counted from 1 over all rounds of the decoder; 0 is none."""
-    token_ids: list[int]
-    """[n * query_len]: what each request sampled, of which the first `counts` are tokens."""
+    token_ids: bytes
+    """int64 [n * query_len]: what each request sampled, of which the first `counts` are tokens; -1 after them."""
     counts: list[int]
     """[n]; 0 for requests that were inert."""
     is_last: bool
@@ -33,8 +34,12 @@ class RoundOutput:
     rows_without_block: int = 0
     """See `Drafter.rows_without_block`."""
 
+    def tokens(self) -> list[int]:
+        """`token_ids` as numbers."""
+        return memoryview(self.token_ids).cast("q").tolist()
 
-NO_ROUND = RoundOutput(0, [], [], is_last=True)
+
+NO_ROUND = RoundOutput(0, b"", [], is_last=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,38 @@ class HostRing:
     slots: list[_Slot]
     first_token_ids: list[memoryview[int]]
     """By launch in flight: of requests that joined, by row."""
+
+
+@dataclass(slots=True)
+class UnreadLaunch:
+    """A launch, or requests that joined without one, of which the host has not read everything."""
+
+    ring: HostRing
+    logprobs: HostCopy | None
+    """Of the tokens in `ring`; None where the decoder keeps none."""
+    query_len: int
+    """Rows per request in its rounds: how their tokens are packed."""
+    rows: list[Running | None]
+    """Who was in which row at the launch; None where nobody was, or who has left since. Empty without a launch."""
+    joined: list[tuple[Running, int]]
+    """Requests that joined after it, and their row then: their token comes from the prompt, and no draft was
+    verified."""
+    blocks: list[int] = field(default_factory=list[int])
+    """KV blocks of requests that left while it may still write them."""
+
+
+@dataclass(slots=True)
+class ReadRound:
+    """A round whose tokens the host has, and has not handed out."""
+
+    output: RoundOutput
+    query_len: int
+    rows: list[Running | None]
+    """As those of its launch."""
+    logprobs: list[list[float]] | None
+    """[rows][query_len]: of the tokens; None unless they are asked for."""
+    joined: list[tuple[Running, int, int]] = field(default_factory=list[tuple[Running, int, int]])
+    """Requests that joined after it, with their row and their first token."""
 
 
 class RoundOutputs:
@@ -145,5 +182,18 @@ class RoundOutputs:
                 "rounds were launched than the ring has slots; a bug of specgraph"
             )
         self._num_read += 1
-        tokens, counts = slot.token_ids[: num_requests * query_len].tolist(), slot.counts[:num_requests].tolist()
+        tokens, counts = bytes(slot.token_ids[: num_requests * query_len]), slot.counts[:num_requests].tolist()
         return RoundOutput(number, tokens, counts, not again, lost)
+
+
+def impossible_count(number: int, row: int, state: Running, count: int, query_len: int) -> str:
+    """The message for a round that has 0 tokens, or more than K + 1, for a request that runs on the host."""
+    if count:
+        cause = "that K is another round's"
+    else:
+        cause = "the row was another request's in that round, or the device ended the request and the host did not"
+    return (
+        f"round {number}, read with K {query_len - 1}, has {count} tokens in row {row} for request "
+        f"{state.index}, which has {state.num_output} of at most {state.request.max_tokens} tokens: {cause}; a bug of "
+        "specgraph"
+    )

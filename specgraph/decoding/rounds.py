@@ -56,6 +56,11 @@ class Rounds:
         self._agreed, self._prefills = RoundPasses(), 0
         """What all ranks run in this round; nothing where they share no collectives. And prefill passes so far."""
 
+    @property
+    def num_running(self) -> int:
+        """How many requests run."""
+        return len(self.running)
+
     def step(self, admit: Callable[[], None], agreed: RoundPasses | None = None) -> list[tuple[Running, list[int]]]:
         """One round over the running requests.
 

@@ -130,7 +130,7 @@ class TextGenerator:
         """End a request; says whether it was still unfinished."""
         return self.decoder.cancel(request_id)
 
-    def step(self) -> list[Chunk]:
+    def step(self) -> Sequence[Chunk]:
         """One round over all unfinished requests; see `SpeculativeDecoder.step`."""
         with torch.inference_mode():
             return self.decoder.step()

@@ -1,0 +1,118 @@
+"""Rounds that are kept as arrays, against `Running.add` for each request of each round."""
+
+import struct
+from itertools import chain
+
+import pytest
+from drafting.pairs import VOCAB, make_head, make_target
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_prompts import prompt
+
+from specgraph import EngineConfig, Request, SpeculativeDecoder
+from specgraph.decoding import steady_rounds
+from specgraph.decoding.request import Running
+from specgraph.decoding.round_outputs import RoundOutput
+from specgraph.decoding.steady_rounds import RoundChunks, SteadyRounds
+from specgraph.reference import CpuPlatform
+
+
+def _state(index, limit, stops):
+    prompt = [7] * (index % 3 + 1)
+    request = Request(prompt_token_ids=prompt, max_tokens=limit, stop_token_ids=stops)
+    return Running(index, request, [], [*prompt], len(prompt) + limit)
+
+
+@given(data=st.data())
+@settings(max_examples=40, derandomize=True, deadline=None)
+def test_kept_rounds_give_each_request_the_tokens_and_chunks_that_it_would_get_alone(data):
+    """Rows without a request, stop tokens, limits, and rounds of other K; a request that ends leaves its row empty."""
+    limits = data.draw(st.lists(st.integers(1, 300), min_size=1, max_size=5))
+    stops = [data.draw(st.sampled_from([(), (3,), (5, 900)])) for _ in limits]
+    kept = [_state(i, limit, stop) for i, (limit, stop) in enumerate(zip(limits, stops, strict=True))]
+    alone = [_state(i, limit, stop) for i, (limit, stop) in enumerate(zip(limits, stops, strict=True))]
+    rows: list[Running | None] = [*kept]
+    if data.draw(st.booleans()):
+        rows.insert(data.draw(st.integers(0, len(rows))), None)
+    steady, query_len, most_token = SteadyRounds(), 3, data.draw(st.sampled_from([6, 1000]))
+    for number in range(data.draw(st.integers(1, 60))):
+        if not any(rows):
+            break
+        query_len = data.draw(st.sampled_from([query_len] * 6 + [1, 4]))
+        counts = [data.draw(st.integers(1, query_len)) if row else data.draw(st.integers(0, query_len)) for row in rows]
+        tokens = [
+            [data.draw(st.integers(0, most_token)) for _ in range(count)] + [-1] * (query_len - count)
+            for count in counts
+        ]
+        packed = struct.pack(f"{len(rows) * query_len}q", *chain(*tokens))
+        output = RoundOutput(number + 1, packed, counts, is_last=True)
+        live = [row for row, state in enumerate(rows) if state]
+        sampled = {row: tokens[row][: counts[row]] for row in live}
+        expected = [alone[rows[row].index].add(sampled[row]) for row in live]
+        ended = [chunk for chunk in expected if chunk.finish_reason]
+        taken = steady.take([*rows], output, query_len)
+        if taken is None:
+            steady.fold()
+            assert [rows[row].add(sampled[row]) for row in live] == expected
+        else:
+            assert not ended
+            assert taken == [counts[row] for row in live]
+            chunks = RoundChunks([*rows], output, query_len, len(taken))
+            assert len(chunks) == len(expected)
+            assert chunks == expected
+        if data.draw(st.integers(0, 9)) == 0:
+            steady.fold()
+        if steady.left:
+            assert steady.left <= min(state.limit - len(state.token_ids) for state in map(_by(alone), rows) if state)
+        rows = [None if any(state and state.index == chunk.request for chunk in ended) else state for state in rows]
+    steady.fold()
+    assert [state.token_ids for state in kept] == [state.token_ids for state in alone]
+
+
+def _by(states):
+    return lambda state: state and states[state.index]
+
+
+def test_a_round_is_kept_unless_somebody_may_have_ended():
+    """Long requests without stop tokens: every round is kept, and no more than MOST_ROUNDS at one time."""
+    steady, states = SteadyRounds(), [_state(i, 1000, ()) for i in range(3)]
+    for number in range(100):
+        output = RoundOutput(number + 1, struct.pack("9q", *range(9)), [1, 2, 3], is_last=True)
+        assert steady.take([*states], output, 3) == [1, 2, 3]
+        behind = 2 * (number + 1) - (len(states[1].token_ids) - 2)
+        assert behind < 2 * steady_rounds.MOST_ROUNDS
+    steady.fold()
+    assert [state.num_output for state in states] == [100, 200, 300]
+    assert states[1].token_ids[2:6] == [3, 4, 3, 4]
+
+
+@pytest.mark.parametrize("count", [0, 4])
+def test_a_round_with_an_impossible_count_is_not_kept(count):
+    states = [_state(i, 1000, ()) for i in range(2)]
+    assert SteadyRounds().take(states, RoundOutput(1, bytes(48), [1, count], is_last=True), 3) is None
+
+
+def test_generate_touches_no_request_in_rounds_in_which_nobody_joins_or_ends(monkeypatch):
+    """`stream` makes a chunk per request and round, and `generate` gives the same tokens."""
+    target = make_target()
+    config = EngineConfig(
+        num_speculative_tokens=3, max_num_requests=2, max_model_len=72, block_size=4, capture_sizes=[2],
+        prefill_sizes=[8], lowering="round",
+    )  # fmt: skip
+    decoder = SpeculativeDecoder(target, make_head("eagle", target), CpuPlatform(), config)
+    decoder.capture()
+    requests = [
+        Request(prompt_token_ids=[token % VOCAB for token in prompt(8, seed=seed)], max_tokens=60) for seed in (1, 2)
+    ]
+    streamed, chunks = {0: [], 1: []}, 0
+    for chunk in decoder.stream(requests):
+        streamed[chunk.request] += chunk.token_ids
+        chunks += 1
+    calls, add = [], Running.add
+    monkeypatch.setattr(Running, "add", lambda state, tokens: (calls.append(state.index), add(state, tokens))[1])
+    results = decoder.generate(requests)
+    assert [result.token_ids for result in results] == [streamed[0], streamed[1]]
+    assert [(len(result.token_ids), result.finish_reason) for result in results] == [(60, "length")] * 2
+    # The token of the prompt, and rounds with at most 4 tokens to give, of this request or of the other.
+    assert len(calls) <= 2 * (1 + 4 + 4) < 2 * 60 / 4 < chunks
+    decoder.close()
