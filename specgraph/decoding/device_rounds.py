@@ -224,6 +224,7 @@ class DeviceRounds:
             counts = self._steady.take(read.rows, output, query_len)
             if counts is not None:
                 self.metrics.rounds += 1
+                self.metrics.rows_without_block = output.rows_without_block
                 observe_round(self.metrics, self.adaptive, [count - 1 for count in counts], query_len - 1)
                 return RoundChunks(read.rows, output, query_len, len(counts))
         self._steady.fold()
