@@ -2,8 +2,9 @@
 """Paged attention: the work follows the lengths on the device, the grid only the shapes.
 
 The context of each request is cut into the same number of splits, whatever its length, so that the launch never
-depends on a length; each split covers an equal part of the actual context, of a least size, and a second kernel adds
-the parts in order. A result depends on the request's own length and on shapes, not on the other requests.
+depends on a length; each split covers an equal part of the actual context, of a least size (a context of less than two
+such sizes is not cut), and a second kernel adds the parts in order. A result depends on the request's own length and on
+shapes, not on the other requests.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ def attend_kernel(
     HALF is half of head_dim, HALVES the power of two from 16 that holds it. FUSED (one row per request): the query
     comes unrotated, and the first split rotates, stores and attends to the row's own key and value, which never travel
     through the cache here. With `ancestors`, a row sees of the last `tree_len` keys those whose bit it has. UNIFORM:
-    rows of every request; where it is 0, `query_start_loc` says it. A split has SPAN keys or more. With SPAN, a context
-    that one split covers goes to `out` at once (and a sum of -1 to `partial_sum`), and the other splits do nothing.
+    rows of every request; where it is 0, `query_start_loc` says it. With SPAN, a context is cut into as many equal
+    splits as have SPAN keys each; one of less than 2 * SPAN keys, which is not cut, goes to `out` at once (and a sum of
+    -1 to `partial_sum`), and the other splits do nothing.
     """
     if OVERLAP is not None:
         OVERLAP()
@@ -80,7 +82,10 @@ def attend_kernel(
         if fresh:
             visible = tl.where(visible > 0, visible - 1, 0)
     stop = tl.max(visible, axis=0)
-    span = tl.maximum(tl.cdiv(tl.cdiv(stop, SPLITS), KEYS) * KEYS, SPAN)
+    pieces = SPLITS
+    if SPAN:
+        pieces = tl.minimum(tl.maximum(stop // SPAN, 1), SPLITS)
+    span = tl.cdiv(tl.cdiv(stop, pieces), KEYS) * KEYS
     first = split * span
     last = tl.minimum(first + span, stop)
     place = (begin + row).to(tl.int64) * heads + head

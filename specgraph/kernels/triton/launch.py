@@ -56,8 +56,8 @@ class AttentionTile:
     too: with 2 to 4, a program loads the next keys once it has attended to those before; with 5 or 6 while it does, in
     the shared memory of two blocks of keys and values; with 7, three."""
     span: int = 0
-    """The least keys per split, a multiple of `keys`. Where contexts may be long, splits for the longest leave empty
-    ones to the short, and one split has a whole short context, which nothing is left to add to."""
+    """The least keys per split, a multiple of `keys`: a context of less than twice as many is not cut, and nothing is
+    left to add. Where block tables may hold long contexts, splits for the longest leave empty ones to the short."""
 
 
 @dataclass(frozen=True, slots=True)
