@@ -149,12 +149,16 @@ def one_launch(report: dict[str, Any]) -> str:
     for (target, requests), ways in found.items():
         merged, whole = ways["merged"], ways["round"]
         rates = [way["tokens_per_second"] for way in (merged, whole)]
-        hosts = (f"{way['host_us_per_round']:.0f} ({way['host_us_least']:.0f})" for way in (merged, whole))
-        launch, busy = f"{whole['launch_us_per_round']:.0f}", f"{whole['in_graphs'] * 100:.0f} %"
+        hosts = [f"{way['host_us_per_round']:.0f} ({way['host_us_least']:.0f})" for way in (merged, whole)]
+        hosts.append(f"{whole['host_us_least'] / merged['host_us_least']:.2f}")
+        launch, busy = f"{whole['launch_us_least']:.0f}", f"{whole['in_graphs'] * 100:.0f} %"
+        nodes = f"{whole['kernels_per_round']:.0f} + {whole['memsets_per_round']:.0f}"
+        times = [*hosts, launch, f"{whole['host_us_per_round_read']:.0f}", nodes, whole["gap_us"], busy]
         ratio = f"{rates[1] / rates[0]:.3f}"
-        rows.append([target, requests, *(f"{r:.0f}" for r in rates), ratio, *hosts, launch, whole["gap_us"], busy])
+        rows.append([target, requests, *(f"{rate:.0f}" for rate in rates), ratio, *times])
     columns = ["target", "requests", "merged", "round", "round / merged", "host us, merged", "host us, round"]
-    return markdown([*columns, "of it launches", "gap us, round", "in graphs, round"], rows)
+    of_round = ["of leasts", "least launch", "host us, chunks read", "kernels + memsets", "gap us", "in graphs"]
+    return markdown([*columns, *of_round], rows)
 
 
 def kernel_floors(report: dict[str, Any]) -> str:
