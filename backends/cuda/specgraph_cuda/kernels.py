@@ -17,8 +17,8 @@ from specgraph.kernels.triton.implement import register
 from specgraph.kernels.triton.launch import (
     AttentionShape,
     AttentionTile,
-    GatedOfManyRows,
     LaunchOptions,
+    ManyRows,
     Tile,
     attention_splits,
     default_attention,
@@ -132,21 +132,21 @@ def on_its_device(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
-def gated_linear(device: torch.device) -> GatedOfManyRows | None:
-    """The kernel for gated linears of 65 to 384 rows, or None: it needs Hopper, cuda-bindings and NVRTC."""
+def many_rows(device: torch.device) -> ManyRows | None:
+    """Linears of 65 to 384 rows, or None: they need Hopper, cuda-bindings and NVRTC."""
     properties = torch.cuda.get_device_properties(device)
     if (properties.major, properties.minor) != (9, 0) or properties.multi_processor_count < BLOCKS:
         return None
     try:
-        from specgraph_cuda.many_rows import gated_of_many_rows, why_not
+        from specgraph_cuda.many_rows import linears, why_not
 
         reason = why_not()
     except ImportError:
         reason = "cuda-bindings is not installed (pip install cuda-bindings)"
     if reason is not None:
-        _log.info("gated linears of more than 64 rows run in the library's matmul: %s", reason)
+        _log.info("linears of more than 64 rows run in the library's matmul: %s", reason)
         return None
-    return gated_of_many_rows
+    return linears()
 
 
 def register_kernels(device: torch.device) -> str:
@@ -165,7 +165,7 @@ def register_kernels(device: torch.device) -> str:
         overlap=overlap_previous if overlap else None,
         extra={"launch_pdl": True} if overlap else {},
         tile=TileTable(chosen, tuned),
-        gated_of_many_rows=gated_linear(device),
+        many_rows=many_rows(device),
         attention=attention_for if properties.shared_memory_per_block_optin >= 227 << 10 else default_attention,
         compute_units=properties.multi_processor_count,
         float8=(properties.major, properties.minor) >= (8, 9),

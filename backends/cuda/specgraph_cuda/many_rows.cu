@@ -1,10 +1,13 @@
-// silu(gate) * up of (gate | up) = x @ weight.T for 65 to 384 rows in bfloat16, on Hopper.
+// Products x @ weight.T of 65 to 384 rows in bfloat16, on Hopper, and what follows them: see KIND.
 //
 // many_rows.py puts before this text: the functions `multiply` and `keep` (wgmma over COLUMNS weight rows, which takes
 // as many operands as a thread has accumulators), and the constants
+//   KIND      GATED: silu(gate) * up of (gate | up) = x @ weight.T, bfloat16 [rows, columns]
+//             PARTS: float32 [SPLIT, rows, columns], whose sum over the first dimension is x @ weight.T
 //   GROUPS    warpgroups, each of which multiplies 64 rows of x; one thread also loads
-//   COLUMNS   weight rows per block, half of them gates; a multiple of 16, at most 256
+//   COLUMNS   weight rows per block, a multiple of 8, at most 256; half of them gates where GATED (a multiple of 16)
 //   STAGES    tiles of x and weight in flight, 64 input columns each
+//   SPLIT     blocks that share the input columns of one output tile; 1 where GATED
 
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -14,7 +17,7 @@ struct alignas(64) TensorMap { u64 opaque[16]; };
 
 constexpr int ROWS = 64 * GROUPS;
 constexpr int X_BYTES = ROWS * 128, STAGE_BYTES = X_BYTES + COLUMNS * 128;
-constexpr int WRITTEN = COLUMNS / 2;  // output columns of a tile
+constexpr int WRITTEN = KIND == GATED ? COLUMNS / 2 : COLUMNS;  // output columns of a tile
 
 __device__ __forceinline__ u32 address_of(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
 
@@ -81,21 +84,21 @@ __device__ __forceinline__ u32 gated(float gate0, float gate1, float up0, float 
 struct Loads {
     const TensorMap *x_map, *weight_map;
     u32 tiles, full, empty;
-    int row, column, columns, steps;
+    int row, column, columns, first, steps;
     u64 weight_hint;
 
     __device__ __forceinline__ void weight(int i, int stage) const {
         const u32 to = tiles + stage * STAGE_BYTES + X_BYTES, barrier = full + 8 * stage;
-        const int from = i * 64;
+        const int from = (first + i) * 64;
         barrier_expect(barrier, STAGE_BYTES);
         load(to, weight_map, barrier, from, column, weight_hint);
-        load(to + WRITTEN * 128, weight_map, barrier, from, columns + column, weight_hint);
+        if (KIND == GATED) load(to + WRITTEN * 128, weight_map, barrier, from, columns + column, weight_hint);
     }
 
     __device__ __forceinline__ void x(int i, int stage) const {
         const u64 again = 0x14F0000000000000ull;  // stay in L2: every block reads the same x
         const u32 to = tiles + stage * STAGE_BYTES, barrier = full + 8 * stage;
-        const int from = i * 64;
+        const int from = (first + i) * 64;
         load(to, x_map, barrier, from, row, again);
     }
 
@@ -137,35 +140,42 @@ __device__ __forceinline__ void consume(float (&sums)[COLUMNS / 2], const Loads&
     keep(sums);
 }
 
-// Writes 64 rows from the accumulators: a thread has columns 8 j + 2 (lane % 4) and the next of rows lane / 4 and + 8.
+// What is written of 64 rows: a thread has columns 8 j + 2 (lane % 4) and the next of rows lane / 4 and + 8.
 __device__ __forceinline__ void write(
-    const float (&sums)[COLUMNS / 2], u16* out, int row, int column, int rows, int columns) {
+    const float (&sums)[COLUMNS / 2], void* out, int row, int column, int rows, int columns, int part) {
     const int lane = threadIdx.x & 31;
     row += ((threadIdx.x & 127) >> 5) * 16 + (lane >> 2);
     column += 2 * (lane & 3);
 #pragma unroll
     for (int half = 0; half < 2; ++half, row += 8) {
         if (row >= rows) continue;
+        const long long line = (part * (long long)rows + row) * columns;
 #pragma unroll
         for (int j = 0; j < WRITTEN / 8; ++j) {
             const int at = column + 8 * j, i = 4 * j + 2 * half;
             if (at >= columns) continue;
-            const u32 both = gated(sums[i], sums[i + 1], sums[i + COLUMNS / 4], sums[i + COLUMNS / 4 + 1]);
-            *reinterpret_cast<u32*>(out + (long long)row * columns + at) = both;
+            if (KIND == GATED) {
+                const u32 both = gated(sums[i], sums[i + 1], sums[i + COLUMNS / 4], sums[i + COLUMNS / 4 + 1]);
+                *reinterpret_cast<u32*>(static_cast<u16*>(out) + line + at) = both;
+            } else {
+                const float2 both = make_float2(sums[i], sums[i + 1]);
+                *reinterpret_cast<float2*>(static_cast<float*>(out) + line + at) = both;
+            }
         }
     }
 }
 
 extern "C" __global__ void __launch_bounds__(128 * GROUPS, 1) many_rows(
-    const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap weight_map, u16* out, int rows,
+    const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap weight_map, void* out, int rows,
     int columns, int depth, int row_blocks, u64 weight_hint) {
     asm volatile("griddepcontrol.launch_dependents;");
     extern __shared__ unsigned char memory[];
     const u32 tiles = (address_of(memory) + 1023) & ~1023u;
     const u32 full = tiles + STAGES * STAGE_BYTES, empty = full + 8 * STAGES;
-    const int tile = blockIdx.x, group = threadIdx.x / 128, steps = depth / 64;
+    const int part = blockIdx.x % SPLIT, tile = blockIdx.x / SPLIT, group = threadIdx.x / 128;
     const int row = tile % row_blocks * ROWS, column = tile / row_blocks * WRITTEN;
-    const Loads loads = {&x_map, &weight_map, tiles, full, empty, row, column, columns, steps, weight_hint};
+    const int all = depth / 64, first = all * part / SPLIT, steps = all * (part + 1) / SPLIT - first;
+    const Loads loads = {&x_map, &weight_map, tiles, full, empty, row, column, columns, first, steps, weight_hint};
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; ++stage) {
             barrier_init(full + 8 * stage, 1);
@@ -178,5 +188,5 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, 1) many_rows(
     float sums[COLUMNS / 2];
     consume(sums, loads, group);
     asm volatile("griddepcontrol.wait;" ::: "memory");
-    write(sums, out, row + group * 64, column, rows, columns);
+    write(sums, out, row + group * 64, column, rows, columns, part);
 }

@@ -1,9 +1,10 @@
-"""Compiling and launching `many_rows.cu`: gated linears of 65 to 384 rows on GPUs of compute capability 9.0."""
+"""Compiling and launching `many_rows.cu`: linears of 65 to 384 rows on GPUs of compute capability 9.0."""
 
 from __future__ import annotations
 
 import ctypes
 import logging
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from cuda.bindings import driver as cu  # pyright: ignore[reportMissingImports]
 from cuda.bindings import nvrtc  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
-from specgraph_cuda.many_rows_plan import Plan, plan_for
+from specgraph.kernels.triton.launch import ManyRows
+from specgraph_cuda.many_rows_plan import Kind, Plan, plan_for
 from specgraph_cuda.nodes import checked
 
 _log = logging.getLogger(__name__)
@@ -22,19 +24,39 @@ _EVICT_NORMAL, _EVICT_FIRST = 0x1000000000000000, 0x12F0000000000000
 """Cache hints of a tensor copy, as CUTLASS's `TMA::CacheHintSm90` has them."""
 
 
-def gated_of_many_rows(x: Tensor, weight: Tensor) -> Tensor | None:
-    """silu(gate) * up; see `specgraph.kernels.triton.launch.GatedOfManyRows`."""
-    columns = weight.shape[0] // 2
-    plan = plan_for(x.shape[0], columns, x.shape[1])
+ChoosePlan = Callable[[Kind, int, int, int], "Plan | None"]
+"""See `many_rows_plan.plan_for`."""
+
+
+def linears(choose: ChoosePlan = plan_for) -> ManyRows:
+    """The kernel's two kinds; see `specgraph.kernels.triton.launch.ManyRows`."""
+
+    def gated(x: Tensor, weight: Tensor) -> Tensor | None:
+        if (plan := _plan(choose, "GATED", x, weight)) is None:
+            return None
+        out = x.new_empty(x.shape[0], weight.shape[0] // 2)
+        launch(plan, x, weight, out)
+        return out
+
+    def parts(x: Tensor, weight: Tensor) -> Tensor | None:
+        if (plan := _plan(choose, "PARTS", x, weight)) is None:
+            return None
+        out = x.new_empty(plan.split, x.shape[0], weight.shape[0], dtype=torch.float32)
+        launch(plan, x, weight, out)
+        return out
+
+    return ManyRows(gated, parts)
+
+
+def _plan(choose: ChoosePlan, kind: Kind, x: Tensor, weight: Tensor) -> Plan | None:
+    """The plan of one linear, where these tensors are what the kernel takes and it can be loaded."""
+    columns = weight.shape[0] // 2 if kind == "GATED" else weight.shape[0]
+    plan = choose(kind, x.shape[0], columns, x.shape[1])
     if plan is None or x.dtype != torch.bfloat16 or weight.dtype != x.dtype or not _aligned(x):
         return None
-    if not _aligned(weight) or not weight.is_contiguous():
+    if not _aligned(weight) or not weight.is_contiguous() or _loaded(plan, x.device) is None:
         return None
-    if _loaded(plan, x.device) is None:
-        return None
-    out = x.new_empty(x.shape[0], columns)
-    launch(plan, x, weight, out)
-    return out
+    return plan
 
 
 def _aligned(tensor: Tensor) -> bool:
@@ -54,7 +76,8 @@ def why_not() -> str | None:
 def source(plan: Plan) -> str:
     """The CUDA text of one variant."""
     count = plan.columns // 2
-    constants = {"GROUPS": plan.groups, "COLUMNS": plan.columns, "STAGES": plan.stages}
+    constants = {"GATED": 0, "PARTS": 1, "KIND": plan.kind, "GROUPS": plan.groups}
+    constants |= {"COLUMNS": plan.columns, "STAGES": plan.stages, "SPLIT": plan.split}
     sums = ", ".join(f'"+f"(sums[{i}])' for i in range(count))
     multiply = (
         f'asm volatile("{{ .reg .pred add; setp.ne.b32 add, %{count + 2}, 0;\\n'
@@ -101,7 +124,7 @@ def _loaded(plan: Plan, device: torch.device) -> Any | None:
             checked(cu.cuFuncSetAttribute(kernel, most, plan.memory))
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
-        _log.warning("gated linears of more than 64 rows run in the library's matmul, which is slower: %s", reason)
+        _log.warning("linears of more than 64 rows run in the library's matmul, which is slower: %s", reason)
         return None
     return kernel
 
@@ -142,12 +165,12 @@ def launch(plan: Plan, x: Tensor, weight: Tensor, out: Tensor) -> None:
 
     Args:
         x: bfloat16 [T, in]; `in` a multiple of 64, rows at multiples of 16 bytes.
-        weight: [2 * out, in], contiguous, gate rows first.
-        out: [T, out], contiguous; `out` a multiple of 8.
+        weight: [out, in], contiguous; gated [2 * out, in], gate rows first. `out` a multiple of 8.
+        out: contiguous, as `KIND` of many_rows.cu says.
     """
-    rows, columns = out.shape
+    rows, columns = x.shape[0], weight.shape[0] // (2 if plan.kind == "GATED" else 1)
     blocks = -(-rows // plan.rows)
-    maps = _TensorMap(x, plan.rows), _TensorMap(weight, plan.columns // 2)
+    maps = _TensorMap(x, plan.rows), _TensorMap(weight, plan.written)
     held = (
         ctypes.c_void_p(out.data_ptr()),
         *map(ctypes.c_int, (rows, columns, x.shape[1], blocks)),
@@ -159,7 +182,7 @@ def launch(plan: Plan, x: Tensor, weight: Tensor, out: Tensor) -> None:
     overlap.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     overlap.value.programmaticStreamSerializationAllowed = 1
     config = cu.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = blocks * -(-columns * 2 // plan.columns), 1, 1
+    config.gridDimX, config.gridDimY, config.gridDimZ = blocks * -(-columns // plan.written) * plan.split, 1, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = 128 * plan.groups, 1, 1
     config.sharedMemBytes = plan.memory
     config.hStream = torch.cuda.current_stream(x.device).cuda_stream

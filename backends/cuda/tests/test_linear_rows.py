@@ -8,6 +8,9 @@ from interpreted import DEVICE, device, ops
 from torch import Tensor
 from torch.nn import functional
 
+from specgraph.kernels.triton.implement import TritonOps
+from specgraph.kernels.triton.launch import LaunchOptions, ManyRows
+
 __all__ = ["device"]
 
 ROWS = [1, 2, 6, 8, 15, 16, 17, 24, 32, 33, 40, 63, 64]
@@ -48,3 +51,14 @@ def test_heads(rows: int) -> None:
     assert bool((logits.gather(1, token_ids[:, None])[:, 0] >= logits.amax(1) - 4e-3).all())
     assert torch.equal(drafts[:, 0], token_ids)
     assert bool((drafts[:, 1] == -7).all())
+
+
+@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize(("rows", "columns", "split"), [(65, 100, 1), (70, 128, 4), (66, 96, 3)])
+def test_parts_of_a_device_s_own_linear_are_added(rows: int, columns: int, split: int, residual: bool) -> None:
+    torch.manual_seed(rows)
+    parts, x, weight = torch.randn(split, rows, columns).to(DEVICE), make(rows, 32), make(columns, 32)
+    more = make(rows, columns + 8)[:, :columns] if residual else None
+    own = ManyRows(lambda x, weight: None, lambda x, weight: parts)
+    got = TritonOps(LaunchOptions(many_rows=own)).norm_linear(x, None, 0.0, weight, None, more)
+    close(got, parts.double().sum(0) + (0 if more is None else more.double()))

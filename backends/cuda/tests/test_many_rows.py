@@ -1,4 +1,4 @@
-"""Gated linears of many rows: plans fit the device, the kernel compiles, and on a GPU its products are right."""
+"""Linears of many rows: plans fit the device, the kernel compiles, and on a GPU its products are right."""
 
 from __future__ import annotations
 
@@ -9,34 +9,47 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specgraph_cuda.many_rows_plan import BLOCKS, Plan, plan_for
+from specgraph_cuda.many_rows_plan import BLOCKS, Kind, Plan, plan_for
 
 from specgraph.platforms import Platform
 
 PLANS = [Plan(3, 224, 4), Plan(2, 224, 5), Plan(2, 192, 5), Plan(2, 64, 4)]
-"""Those in use, and a smaller one."""
+"""Gated ones in use, and a smaller one."""
+PARTS = [
+    Plan(3, 128, 5, 4, "PARTS"),
+    Plan(2, 128, 7, 4, "PARTS"),
+    Plan(3, 192, 4, 6, "PARTS"),
+    Plan(1, 8, 2, 1, "PARTS"),
+]
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(derandomize=True, deadline=None, max_examples=400)
 @given(
-    rows=st.integers(1, 600), columns=st.sampled_from([14336, 14344, 12288, 4096]), depth=st.sampled_from([4096, 4160])
-)
-def test_a_plan_fits_a_multiprocessor(rows: int, columns: int, depth: int) -> None:
-    plan = plan_for(rows, columns, depth)
+    kind=st.sampled_from(["GATED", "PARTS"]), rows=st.integers(1, 600),
+    columns=st.sampled_from([14336, 14344, 12288, 4096]), depth=st.sampled_from([4096, 4160, 12288, 14336]),
+)  # fmt: skip
+def test_a_plan_fits_a_multiprocessor(kind: Kind, rows: int, columns: int, depth: int) -> None:
+    plan = plan_for(kind, rows, columns, depth)
     if plan is None:
         return
+    assert plan.kind == kind
     assert 64 < rows <= 384
-    assert -(-rows // plan.rows) * -(-columns * 2 // plan.columns) in (BLOCKS, 2 * BLOCKS)
+    row_blocks = -(-rows // plan.rows)
+    assert row_blocks <= 2
+    # Nearly all multiprocessors have a block at once, and none has two of the same rows.
+    assert BLOCKS - 4 < -(-columns // plan.written) * plan.split <= BLOCKS
+    assert plan.split == 1 or kind == "PARTS"
+    assert depth // 64 >= plan.split
     assert plan.memory <= 227 << 10  # bytes of shared memory that a block may have
     assert columns % 8 == 0
     assert depth % 64 == 0
     assert plan.columns <= 256
-    assert plan.columns % 16 == 0
+    assert plan.columns % (16 if kind == "GATED" else 8) == 0
     # The sums, and what it takes to go on adding to them, are in the registers that a thread can have.
     assert plan.columns // 2 + 26 <= min(255, (64 << 10) // (128 * plan.groups) // 8 * 8)
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=str)
+@pytest.mark.parametrize("plan", PLANS + PARTS, ids=str)
 def test_it_compiles(plan: Plan) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
     from specgraph_cuda import many_rows
@@ -78,6 +91,24 @@ def test_products_are_right(hopper: Platform, plan: Plan, rows: int) -> None:
         assert torch.equal(out, again)
 
 
+@pytest.mark.parametrize("rows", [1, 65, 192, 200])
+@pytest.mark.parametrize("plan", PARTS, ids=str)
+def test_parts_add_up_to_the_product(hopper: Platform, plan: Plan, rows: int) -> None:
+    from specgraph_cuda.many_rows import linears
+
+    for columns, depth in ((1000, 512), (4096, 14336), (96, 1088)):
+        x = make(rows, depth + 64)[:, :depth]
+        weight = make(columns, depth, scale=depth**-0.5)
+        own = linears(lambda *shape: plan)
+        parts = own.parts(x, weight)
+        assert parts is not None
+        assert parts.shape == (plan.split, rows, columns)
+        assert off(parts.double().sum(0), x.double() @ weight.double().T) < 1e-4
+        again = own.parts(x, weight)
+        assert again is not None
+        assert torch.equal(parts, again)
+
+
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_a_linear_waits_for_the_one_before(hopper: Platform, plan: Plan) -> None:
     """Each launch starts early and reads what the launch before it writes."""
@@ -102,15 +133,15 @@ def test_gated_linears_of_many_rows_without_bias_take_the_device_s_kernel() -> N
     pytest.importorskip("triton")
     from specgraph.kernels import norm_gate_up
     from specgraph.kernels.triton.implement import TritonOps
-    from specgraph.kernels.triton.launch import LaunchOptions
+    from specgraph.kernels.triton.launch import LaunchOptions, ManyRows
 
     taken: list[int] = []
 
-    def own(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor | None:
+    def gated(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor | None:
         taken.append(x.shape[0])
         return x.new_full((x.shape[0], weight.shape[0] // 2), 7)
 
-    ops = TritonOps(LaunchOptions(gated_of_many_rows=own))
+    ops = TritonOps(LaunchOptions(many_rows=ManyRows(gated, lambda x, weight: None)))
     x, weight = torch.randn(65, 8).bfloat16(), torch.randn(4, 8).bfloat16()
     assert bool((ops.norm_gate_up(x, None, 0.0, weight) == 7).all())
     assert taken == [65]
@@ -119,18 +150,18 @@ def test_gated_linears_of_many_rows_without_bias_take_the_device_s_kernel() -> N
 
 def test_only_hopper_has_the_kernel(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("triton")
-    from specgraph_cuda.kernels import gated_linear
+    from specgraph_cuda.kernels import many_rows
 
     caplog.set_level("INFO")
     for major, minor, units in ((8, 0, 108), (9, 0, 114), (10, 0, 148)):
         found = SimpleNamespace(major=major, minor=minor, multi_processor_count=units)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, found=found: found)
-        assert gated_linear(torch.device("cuda", 0)) is None
+        assert many_rows(torch.device("cuda", 0)) is None
     assert not caplog.messages
     found = SimpleNamespace(major=9, minor=0, multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
     monkeypatch.setitem(sys.modules, "specgraph_cuda.many_rows", None)
-    assert gated_linear(torch.device("cuda", 0)) is None
+    assert many_rows(torch.device("cuda", 0)) is None
     (message,) = caplog.messages
     assert "cuda-bindings is not installed" in message
 
@@ -147,8 +178,8 @@ def test_code_that_the_driver_refuses_is_said_once(
     monkeypatch.setattr(many_rows, "compiled", refused)
     many_rows._loaded.cache_clear()
     x, weight = (torch.empty(rows, 4096, dtype=torch.bfloat16) for rows in (96, 24576))
-    assert many_rows.gated_of_many_rows(x, weight) is None
-    assert many_rows.gated_of_many_rows(x, weight) is None
+    assert many_rows.linears().gated(x, weight) is None
+    assert many_rows.linears().gated(x, weight) is None
     (message,) = (message for message in caplog.messages if "a binary for another driver" in message)
     assert "\n" not in message
     many_rows._loaded.cache_clear()

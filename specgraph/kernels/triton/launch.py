@@ -28,9 +28,18 @@ ChooseTile = Callable[[str, int, int, int], "Tile | None"]
 """(kind of linear, padded rows, output columns, input columns) -> tile; None where a library matmul is faster."""
 
 
-GatedOfManyRows = Callable[[Tensor, Tensor], "Tensor | None"]
-"""(x [T, in], weight [2 * out, in]) -> silu(gate) * up of (gate | up) = x @ weight.T; None where a library matmul is
-faster. It may read the weight before the kernel launched before it has ended, so that one must not write it."""
+@dataclass(frozen=True, slots=True)
+class ManyRows:
+    """A device's own linears of more rows than a tile takes, x [T, in] by a weight in the same dtype.
+
+    Each returns None where a library matmul is faster. It may read the weight before the kernel launched before it has
+    ended, so that one must not write it.
+    """
+
+    gated: Callable[[Tensor, Tensor], Tensor | None]
+    """(x, weight [2 * out, in]) -> silu(gate) * up of (gate | up) = x @ weight.T: [T, out]."""
+    parts: Callable[[Tensor, Tensor], Tensor | None]
+    """(x, weight [out, in]) -> float32 [S, T, out], whose sum over the first dimension is x @ weight.T."""
 
 
 def default_tile(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
@@ -116,8 +125,7 @@ class LaunchOptions:
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Keyword arguments of every launch."""
     tile: ChooseTile = default_tile
-    gated_of_many_rows: GatedOfManyRows | None = None
-    """The device's own gated linear of more rows than a tile takes, if it has one."""
+    many_rows: ManyRows | None = None
     attention: ChooseAttention = default_attention
     compute_units: int = 128
     """Multiprocessors of the device: how far to split attention."""

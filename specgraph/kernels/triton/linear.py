@@ -144,3 +144,27 @@ def gate_kernel(packed, out, columns, packed_stride, COLUMNS: tl.constexpr, OVER
     gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(at + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * columns + column, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def add_parts_kernel(
+    parts, residual, out, rows, columns, residual_stride, SPLIT: tl.constexpr, RESIDUAL: tl.constexpr,
+    WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """out [rows, columns] = the sum of parts [SPLIT, rows, columns], rounded, plus residual; one program per row.
+
+    The parts are added in float32, in order.
+    """
+    if OVERLAP is not None:
+        OVERLAP()
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, WIDTH)
+    inside = column < columns
+    total = tl.load(parts + row * columns + column, mask=inside, other=0.0)
+    for part in tl.static_range(1, SPLIT):
+        total += tl.load(parts + (part * rows + row) * columns + column, mask=inside, other=0.0)
+    rounded = total.to(out.dtype.element_ty)
+    if RESIDUAL:
+        more = tl.load(residual + row * residual_stride + column, mask=inside, other=0.0).to(tl.float32)
+        rounded = (rounded.to(tl.float32) + more).to(out.dtype.element_ty)
+    tl.store(out + row * columns + column, rounded, mask=inside)

@@ -14,7 +14,7 @@ from specgraph import kernels
 from specgraph.kernels.linear import normed
 from specgraph.kernels.triton import linear
 from specgraph.kernels.triton import norm as norm_kernels
-from specgraph.kernels.triton.launch import Tile, ceil_div, contiguous_rows, power_of_two
+from specgraph.kernels.triton.launch import ManyRows, Tile, ceil_div, contiguous_rows, power_of_two
 from specgraph.kernels.triton.sampling_ops import Draws, Picked, SamplingOps, allocate_picked
 
 MAX_ROWS = 64
@@ -38,6 +38,9 @@ class LinearOps(SamplingOps):
         x = self._normed(x, norm, eps)
         tile = self._tile("linear", x, weight, weight.shape[0])
         if tile is None:
+            own = self._own(x, bias)
+            if own is not None and (parts := own.parts(x, weight)) is not None:
+                return self._add_parts(x, parts, residual)
             return kernels.norm_linear.reference(x, None, eps, weight, bias, residual)
         return self._linear(x, weight, bias, residual, tile)
 
@@ -61,14 +64,29 @@ class LinearOps(SamplingOps):
         if tile is None:
             if x.dtype not in _HALVES:
                 return kernels.norm_gate_up.reference(x, None, eps, weight, bias)
-            own = self.options.gated_of_many_rows
-            if own is not None and x.shape[0] > MAX_ROWS and bias is None and (gated := own(x, weight)) is not None:
+            own = self._own(x, bias)
+            if own is not None and (gated := own.gated(x, weight)) is not None:
                 return gated
             return self._gated(kernels.norm_linear.reference(x, None, eps, weight, bias, None))
         out = x.new_empty(x.shape[0], columns)
         linear.gate_up_kernel[(ceil_div(columns, tile.columns),)](
             x, weight, bias, out, x.shape[0], columns, weight.shape[1], x.stride(0), BIASED=bias is not None,
             **self._shape(tile, x),
+        )  # fmt: skip
+        return out
+
+    def _own(self, x: Tensor, bias: Tensor | None) -> ManyRows | None:
+        """The device's own linears, where they may take this one."""
+        return self.options.many_rows if x.shape[0] > MAX_ROWS and bias is None else None
+
+    def _add_parts(self, x: Tensor, parts: Tensor, residual: Tensor | None) -> Tensor:
+        """The sum of parts [S, T, out] in the dtype of x, plus residual."""
+        split, rows, columns = parts.shape
+        out = x.new_empty(rows, columns)
+        residual = None if residual is None else contiguous_rows(residual)
+        linear.add_parts_kernel[(rows,)](
+            parts, residual, out, rows, columns, 0 if residual is None else residual.stride(0), SPLIT=split,
+            RESIDUAL=residual is not None, WIDTH=power_of_two(columns), num_warps=8, **self.common(),
         )  # fmt: skip
         return out
 
