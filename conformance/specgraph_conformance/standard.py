@@ -2,8 +2,8 @@
 
 A report "conforms to drafting 1.0" when every case of that profile is in it and passed, or is absent for a reason that
 the profile allows. The version is apart from those of the packages. A minor version may add cases and parameter sets,
-only a major one may remove or change them. `standard/1.0.json` lists the cases of 1.0, `1.1.json` and `1.2.json` what
-each adds to those before it, so that a report made by an earlier minor version is still judged by its own list.
+only a major one may remove or change them. `standard/1.0.json` lists the cases of 1.0, the file of each later minor
+version what it adds to those before it, so that a report made by an earlier version is still judged by its own list.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from specgraph_conformance.report import CaseResult, Report
 from specgraph_conformance.rig import CORE_ATTENTION
 
-SUITE_VERSION = "1.2"
+SUITE_VERSION = "1.3"
 FOLDER = Path(__file__).parent / "standard"
 ATTENTION = "{attention}"
 """In a parameter set: any attention backend, one of the core's or of the device's own."""

@@ -19,7 +19,7 @@ from specgraph.attention import (
     allocate_metadata,
 )
 from specgraph.graphs import UpdatePlan
-from specgraph.platforms import Graph, Platform
+from specgraph.platforms import Event, Graph, Platform
 from torch import Tensor
 
 from specgraph_conformance.rig import AttentionShape, on_host, supported_shape
@@ -47,6 +47,13 @@ def replayed(platform: Platform, graph: Graph) -> Generator[None]:
         graph.replay()
 
 
+def expect_waiting(done: Event, otherwise: str) -> None:
+    """The work before `done` waits at a gate."""
+    for _ in range(100):
+        torch.zeros(1 << 12).exp()  # some host time for the device to pass the gate, if it is open
+    assert not done.query(), otherwise
+
+
 @dataclass
 class Tasks:
     """A graph of `steps` x `layers` attention ops with one row per request, each in its own task group."""
@@ -54,6 +61,8 @@ class Tasks:
     platform: Platform
     steps: int = 1
     layers: int = 1
+    blocks: int = 0
+    """KV blocks that all requests share, for long contexts; 0 for `BLOCKS` of each request's own."""
     plan: UpdatePlan = field(init=False)
     graph: Graph = field(init=False)
 
@@ -67,9 +76,10 @@ class Tasks:
             return torch.randn(shape, generator=generator).to(device, fits.dtype)
 
         self.layer = AttentionLayer(HEADS, KV_HEADS, fits.dim, fits.dim**-0.5)
-        shape = (1 + REQUESTS * BLOCKS, fits.block, KV_HEADS, fits.dim)
+        shape = (1 + (self.blocks or REQUESTS * BLOCKS), fits.block, KV_HEADS, fits.dim)
         self.caches = [KVCache(random(*shape), random(*shape)) for _ in range(self.layers)]
-        table = torch.arange(1, 1 + REQUESTS * BLOCKS, dtype=torch.int32).view(REQUESTS, BLOCKS).to(device)
+        blocks = torch.arange(1, shape[0], dtype=torch.int32)
+        table = (blocks.repeat(REQUESTS, 1) if self.blocks else blocks.view(REQUESTS, BLOCKS)).to(device)
         self.metadata: AttentionMetadata = allocate_metadata(REQUESTS, 1, table)  # slots are null: nothing is written
         self.query, self.key = random(REQUESTS, HEADS, fits.dim), random(REQUESTS, KV_HEADS, fits.dim)
         self.out = torch.zeros(self.steps, self.layers, REQUESTS, HEADS, fits.dim, dtype=fits.dtype, device=device)

@@ -2,6 +2,7 @@
 
 from mutants import (
     attention,
+    backend_slips,
     draft_ops,
     engine,
     limits,
@@ -19,6 +20,7 @@ from mutants.registry import MUTANTS
 __all__ = [
     "MUTANTS",
     "attention",
+    "backend_slips",
     "draft_ops",
     "engine",
     "limits",

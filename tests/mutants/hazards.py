@@ -602,6 +602,71 @@ HAZARDS: dict[str, Hazard] = {
         "bad drafts, or an error about a finished request, after others have left",
         "hidden states or the host's list of stop tokens are not moved when rows are compacted",
     ),
+    "small-inputs-baked": Hazard(
+        REVIEW,
+        "a number, an index or a condition of the capture in every replay",
+        "small tensors are passed to captured kernels by value",
+    ),
+    "integers-in-32-bits": Hazard(
+        REVIEW,
+        "seeds or positions of many sequences repeat",
+        "integers of captured ops are kept in 32 bits",
+    ),
+    "repeats-on-some-values": Hazard(
+        REVIEW,
+        "a launch ends before its rounds are over, or goes on after them",
+        "the condition of repeating work takes part of its value, another graph's, or has a limit",
+    ),
+    "close-ends-other-platforms": Hazard(
+        REVIEW,
+        "a second drafter of the process fails once the first one is closed",
+        "close() resets the device",
+    ),
+    "capture-moves-the-generator": Hazard(
+        REVIEW,
+        "eager results depend on whether something was captured before",
+        "the default generator is not put back after a capture",
+    ),
+    "mapped-memory-shared": Hazard(
+        REVIEW,
+        "tokens of one decoder appear in another",
+        "one arena of mapped memory for all callers, or memory that comes back as it was",
+    ),
+    "update-in-16-bits": Hazard(
+        REVIEW,
+        "lossless output, and acceptance falls for contexts above 32,767",
+        "lengths of an update are kept in 16 bits",
+    ),
+    "graph-cut-off": Hazard(
+        REVIEW,
+        "the last draft steps of a merged loop keep the tokens of the capture",
+        "a graph with more nodes than the runtime holds is cut without an error",
+    ),
+    "special-values-lost": Hazard(
+        REVIEW,
+        "masked tokens are drawn, or an overflow goes unnoticed",
+        "infinities or NaN become finite in captured ops",
+    ),
+    "update-of-one-list": Hazard(
+        REVIEW,
+        "rows of a prompt or of a tree attend as another request's",
+        "an update rewrites the lengths and keeps the numbers of rows",
+    ),
+    "failed-update-opens-gate": Hazard(
+        REVIEW,
+        "a round with the lengths of the last one after an error that was handled",
+        "the gate opens although the update failed",
+    ),
+    "wait-returns-early": Hazard(
+        REVIEW,
+        "drafts of the last round, or torn ones, under load only",
+        "a wait for long work orders nothing, or names another stream",
+    ),
+    "closed-under-a-replay": Hazard(
+        REVIEW,
+        "torn results of the last round before a drafter is closed",
+        "close() frees a graph that still runs",
+    ),
 }
 
 NOT_PUT_BACK: dict[str, str] = {
@@ -609,5 +674,7 @@ NOT_PUT_BACK: dict[str, str] = {
         "needs a device whose collectives can be captured: the cases of the group `collectives` run where a platform "
         "claims them, and the MUSA backend's policy refuses the combination"
     ),
+    "wait-returns-early": "work of the cpu platform is done when it is issued: put into the asynchronous test device",
+    "closed-under-a-replay": "work of the cpu platform is done when it is issued, before anybody can close its graph",
 }
 """Hazards without a mutant, and why."""

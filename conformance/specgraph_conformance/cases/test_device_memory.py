@@ -49,6 +49,30 @@ def test_mapped(platform: Platform) -> None:
 
 
 @case(
+    "device.mapped-memories-are-apart",
+    "Two pieces of mapped memory do not overlap, and memory that was written and dropped comes back as zeros.",
+    hazard="mapped-memory-shared",
+    cause="one arena for all callers, or memory that is handed out again as it was left",
+    quick=True,
+)
+def test_mapped_apart(platform: Platform) -> None:
+    pieces = [platform.mapped_memory(300, torch.int64) for _ in range(2)]
+    for number, piece in enumerate(pieces, 1):
+        if piece is None:  # the device can't write host memory: results are copied
+            return
+        piece[0].fill_(number)
+    platform.synchronize()
+    seen = [piece[1].unique().tolist() for piece in pieces if piece is not None]
+    assert seen == [[1], [2]], f"the host sees {seen} where 1 was written to one piece of memory and 2 to the other"
+    pieces.clear()
+    piece = None
+    gc.collect()
+    renewed = platform.mapped_memory(300, torch.int64)
+    assert renewed is not None
+    assert not on_host(renewed[0]).any(), "mapped memory begins with what an earlier owner left"
+
+
+@case(
     "replay.closing-frees-what-is-counted",
     "Memory of graphs counts as allocated while they live and not after, also where their pool was closed before them.",
     hazard="pool-closed-before-its-graphs",

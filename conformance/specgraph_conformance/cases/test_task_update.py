@@ -9,7 +9,7 @@ import torch
 from specgraph import kernels
 from specgraph.attention import HostLengths, PagedHostAttention, TaskKey
 from specgraph.errors import SpecgraphError, UnsupportedError, UpdateError
-from specgraph.platforms import Event, Platform
+from specgraph.platforms import Platform
 
 from specgraph_conformance.case import Absent, case
 from specgraph_conformance.rig import expect_equal, expect_refusal, on_host
@@ -21,6 +21,7 @@ from specgraph_conformance.task_rig import (
     KV_HEADS,
     REQUESTS,
     Tasks,
+    expect_waiting,
     host_attention,
     replayed,
 )
@@ -34,13 +35,6 @@ def tasks(platform: Platform) -> Iterator[Tasks]:
     made = Tasks(platform)
     yield made
     made.graph.close()
-
-
-def expect_waiting(done: Event, otherwise: str) -> None:
-    """The work before `done` waits at a gate."""
-    for _ in range(100):
-        torch.zeros(1 << 12).exp()  # some host time for the device to pass the gate, if it is open
-    assert not done.query(), otherwise
 
 
 @case(

@@ -1,0 +1,238 @@
+"""Replays at their edges: inputs of one value, values that end a repetition, other platforms that close."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from specgraph.platforms import Discovered, Graph, Platform
+from torch import Tensor
+
+from specgraph_conformance.case import case
+from specgraph_conformance.rig import captured, expect_equal, on_host
+
+
+@case(
+    "replay.inputs-of-one-value-are-read",
+    "A replay reads tensors of one element as they are now: a number, an index, a condition and a factor without "
+    "dimensions.",
+    hazard="small-inputs-baked",
+    cause="small tensors are passed to the captured kernels by value",
+    quick=True,
+)
+def test_one_value(platform: Platform) -> None:
+    device = platform.device
+    rows = torch.arange(40.0, device=device).view(8, 5)
+    index = torch.zeros(1, dtype=torch.int64, device=device)
+    number, factor = torch.zeros(1, device=device), torch.ones((), device=device)
+    is_negative = torch.zeros(1, dtype=torch.bool, device=device)
+    out = torch.zeros(1, 5, device=device)
+
+    def body() -> None:
+        row = rows.index_select(0, index) * factor + number
+        out.copy_(torch.where(is_negative, -row, row))
+
+    graph = captured(platform, body)
+    for i, n, f, negative in ((3, 0.5, 2.0, False), (7, -4.0, 0.25, True), (0, 8.0, -1.0, False)):
+        index.fill_(i)
+        number.fill_(n)
+        factor.fill_(f)
+        is_negative.fill_(negative)
+        graph.replay()
+        platform.synchronize()
+        row = torch.arange(40.0).view(8, 5)[i : i + 1] * f + n
+        expect_equal(
+            on_host(out), -row if negative else row, "a row chosen, scaled and shifted by tensors of one value"
+        )
+    graph.close()
+
+
+@case(
+    "replay.integers-of-64-bits",
+    "A replay computes int64 values and takes Python integers above 32 bits as they are.",
+    hazard="integers-in-32-bits",
+    cause="integers of captured ops, or their results, are kept in 32 bits",
+    quick=True,
+)
+def test_wide_integers(platform: Platform) -> None:
+    x = torch.zeros(64, dtype=torch.int64, device=platform.device)
+    out, far = torch.zeros_like(x), torch.zeros(64, dtype=torch.bool, device=platform.device)
+
+    def body() -> None:
+        out.copy_((x + (3 << 40)) * 5 - (1 << 33))
+        far.copy_(x == (1 << 36) + 7)
+
+    graph = captured(platform, body)
+    for start in (0, (1 << 36) - 20, -(1 << 45)):
+        x.copy_(torch.arange(start, start + 64))
+        graph.replay()
+        platform.synchronize()
+        values = range(start, start + 64)
+        wanted = torch.tensor([(value + (3 << 40)) * 5 - (1 << 33) for value in values])
+        expect_equal(on_host(out), wanted, "sums and products of int64")
+        expect_equal(on_host(far), torch.tensor([value == (1 << 36) + 7 for value in values]), "comparisons of int64")
+    graph.close()
+
+
+@pytest.mark.parametrize(
+    ("start", "step", "runs"),
+    [(40, -1, 40), (-3, 1, 3), (3 * 256, -256, 3), (2 << 16, -1 << 16, 2), (-(3 << 24), 1 << 24, 3)],
+    ids=["forty", "negative", "bits-8", "bits-16", "bits-24"],
+)
+@case(
+    "replay.repeats-on-any-value",
+    "Work captured with `repeat_while` goes on for every value that is not 0, however often, and for the value of its "
+    "own graph.",
+    hazard="repeats-on-some-values",
+    needs=("conditional_nodes",),
+    cause="the condition is value > 0 or one byte of the value, it is kept for the device instead of the graph, or the "
+    "number of runs has a limit",
+)
+def test_any_value(platform: Platform, start: int, step: int, runs: int) -> None:
+    def counting() -> tuple[Graph, Tensor, Tensor]:
+        seen, left, again = (torch.zeros(1, dtype=torch.int32, device=platform.device) for _ in range(3))
+
+        def body() -> None:
+            seen.add_(1)
+            left.add_(step)
+            again.copy_(left)
+
+        with platform.use(platform.capture_stream):
+            body()
+        platform.synchronize()
+        graph = platform.graph()
+        with graph.capture(repeat_while=again):
+            body()
+        return graph, seen, left
+
+    graphs = [counting(), counting()]
+    for graph, seen, left in graphs:
+        for wanted in (runs, 1, runs):
+            seen.zero_()
+            left.fill_(start if wanted == runs else -step)
+            graph.replay()
+            platform.synchronize()
+            ran = int(on_host(seen))
+            assert ran == wanted, f"work that was to end after {wanted} runs ran {ran} times"
+    for graph, _, _ in graphs:
+        graph.close()
+
+
+@case(
+    "replay.another-platform-closes",
+    "A graph that was captured before another Platform object of the device was opened and closed still replays.",
+    hazard="close-ends-other-platforms",
+    cause="close() resets the device, or destroys graphs, streams or pools that are not its own",
+    quick=True,
+)
+def test_other_closes(backend: Discovered, platform: Platform) -> None:
+    assert backend.backend is not None
+    x, out = torch.ones(256, device=platform.device), torch.zeros(256, device=platform.device)
+    graph = captured(platform, lambda: out.copy_(x * 3 + 1))
+    other = backend.backend.open(0)
+    theirs = captured(other, lambda: out.zero_(), warm_up=False)
+    theirs.close()
+    other.close()
+    for value in (1.0, 2.0):
+        x.fill_(value)
+        graph.replay()
+        platform.synchronize()
+        assert on_host(out).unique().tolist() == [3 * value + 1]
+    graph.close()
+
+
+@case(
+    "capture.leaves-the-generator",
+    "A capture without random numbers, and its replays, leave the default generator of the device as it was.",
+    hazard="capture-moves-the-generator",
+    cause="the generator is advanced, or put back to an earlier state, at the end of a capture or with each replay",
+    quick=True,
+)
+def test_generator(platform: Platform) -> None:
+    x = torch.zeros(64, device=platform.device)
+
+    def draws(between: bool) -> Tensor:
+        torch.manual_seed(23)
+        first = torch.rand(64, device=platform.device)
+        if between:
+            graph = captured(platform, lambda: x.add_(1))
+            graph.replay()
+            platform.synchronize()
+            graph.close()
+        return on_host(torch.stack([first, torch.rand(64, device=platform.device)]))
+
+    expect_equal(draws(True), draws(False), "random numbers drawn before and after a capture")
+
+
+@case(
+    "replay.special-values-pass",
+    "Infinities and NaN pass through replayed ops as through eager ones.",
+    hazard="special-values-lost",
+    cause="results are clamped to finite values, or NaN becomes 0",
+    quick=True,
+)
+def test_special(platform: Platform) -> None:
+    inf, nan = float("inf"), float("nan")
+    x = torch.zeros(6, device=platform.device)
+    sums, largest, chosen = (torch.zeros(6, device=platform.device) for _ in range(3))
+
+    def body() -> None:
+        sums.copy_(x + 1)
+        largest.copy_(torch.maximum(x, torch.zeros_like(x)))
+        chosen.copy_(torch.where(x == x, x.neg(), x * 2))
+
+    graph = captured(platform, body)
+    values = torch.tensor([1.0, inf, -inf, nan, 3e38, 0.0])
+    x.copy_(values)
+    graph.replay()
+    platform.synchronize()
+    zero = torch.zeros(6)
+    wanted = values + 1, torch.maximum(values, zero), torch.where(values == values, values.neg(), values * 2)
+    for name, out, right in zip(("x + 1", "maximum(x, 0)", "where"), (sums, largest, chosen), wanted, strict=True):
+        seen = on_host(out)
+        is_same = torch.where(right.isnan(), seen.isnan(), seen == right)
+        assert is_same.all(), f"{name} of {values.tolist()} is {seen.tolist()} instead of {right.tolist()}"
+    graph.close()
+
+
+@case(
+    "replay.scratch-is-not-given-away",
+    "Memory that a capture allocated and dropped is not handed to eager tensors while its graph lives.",
+    cause="a tensor made in a capture comes from the ordinary allocator, or the pool gives freed blocks back too early",
+)
+def test_scratch(platform: Platform) -> None:
+    x, out = torch.ones(1 << 16, device=platform.device), torch.zeros(1 << 16, device=platform.device)
+
+    def body() -> None:
+        scratch = torch.empty_like(x)
+        scratch.copy_(x)
+        out.copy_(scratch * 2)
+
+    graph = captured(platform, body, warm_up=False)
+    others = [torch.full_like(x, 7.0) for _ in range(8)]
+    for value in (3.0, 5.0):
+        x.fill_(value)
+        graph.replay()
+        platform.synchronize()
+        assert on_host(out).unique().tolist() == [2 * value]
+        assert all(on_host(other).unique().tolist() == [7.0] for other in others), "a replay wrote into an eager tensor"
+    graph.close()
+
+
+@case(
+    "replay.closing-one-graph-leaves-others",
+    "After close() of one graph, a graph with a pool of its own replays right and writes no other tensor.",
+    cause="close() gives the memory of all captures back, not of this one",
+)
+def test_closing_leaves(platform: Platform) -> None:
+    x, out = torch.ones(1 << 16, device=platform.device), torch.zeros(1 << 16, device=platform.device)
+    first = captured(platform, lambda: out.copy_((x * 5).exp() + 1))
+    second = captured(platform, lambda: out.copy_((x * 2 + 1) * 3))
+    first.close()
+    others = [torch.full_like(x, 7.0) for _ in range(8)]
+    for value in (3.0, 5.0):
+        x.fill_(value)
+        second.replay()
+        platform.synchronize()
+        assert on_host(out).unique().tolist() == [(2 * value + 1) * 3]
+        assert all(on_host(other).unique().tolist() == [7.0] for other in others), "a replay wrote into an eager tensor"
+    second.close()

@@ -1,0 +1,108 @@
+"""Work that takes a while: who waits for it, how many ops a graph holds, and a graph that is closed under it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import pytest
+import torch
+from specgraph.platforms import Event, Platform, Stream
+
+from specgraph_conformance.case import case
+from specgraph_conformance.rig import captured, on_host
+
+SIZE, ADDITIONS = 1 << 19, 200
+"""One replay writes 2 MiB two hundred times: longer than the host needs to issue what must wait for it."""
+
+Waits = Callable[[Platform, Stream, Event, Stream], object]
+WAITS: dict[str, Waits] = {
+    # (platform, the stream that works, an event recorded after the work, the stream that reads)
+    "event.wait": lambda platform, works, event, reads: event.wait(reads),
+    "wait_event": lambda platform, works, event, reads: reads.wait_event(event),
+    "wait_stream": lambda platform, works, event, reads: reads.wait_stream(works),
+    "event.synchronize": lambda platform, works, event, reads: event.synchronize(),
+    "stream.synchronize": lambda platform, works, event, reads: works.synchronize(),
+    "platform.synchronize": lambda platform, works, event, reads: platform.synchronize(),
+}
+
+
+@pytest.mark.parametrize("way", WAITS)
+@case(
+    "streams.long-work-is-waited-for",
+    "Each way to wait for a replay on a side stream waits until all of it is done.",
+    hazard="wait-returns-early",
+    cause="the wait orders nothing, names another stream, or asks for the current stream only",
+)
+def test_long_work(platform: Platform, way: str) -> None:
+    x, seen = torch.zeros(SIZE, device=platform.device), torch.zeros(SIZE, device=platform.device)
+    works, reads = platform.stream(), platform.stream()
+
+    def body() -> None:
+        for _ in range(ADDITIONS):
+            x.add_(1)
+
+    graph = captured(platform, body, warm_up=False)
+    for number in (1, 2):
+        with platform.use(works):
+            graph.replay()
+            event = platform.event()
+            event.record()
+        WAITS[way](platform, works, event, reads)
+        with platform.use(reads):
+            seen.copy_(x)
+        reads.synchronize()
+        works.synchronize()
+        platform.synchronize()
+        values, wanted = on_host(seen).unique().tolist(), ADDITIONS * number
+        assert values == [wanted], f"after {way} another stream saw {values} where {wanted} was to be seen"
+    graph.close()
+
+
+@case(
+    "replay.five-thousand-ops",
+    "A graph of 5,000 ops runs all of them.",
+    hazard="graph-cut-off",
+    cause="the runtime holds fewer nodes in a graph and drops the rest without an error",
+)
+def test_many_ops(platform: Platform) -> None:
+    x = torch.zeros(4, dtype=torch.int64, device=platform.device)
+
+    def body() -> None:
+        for _ in range(5_000):
+            x.add_(1)
+
+    graph = captured(platform, body, warm_up=False)
+    for number in (1, 2):
+        graph.replay()
+        platform.synchronize()
+        assert on_host(x).tolist() == [5_000 * number] * 4
+    graph.close()
+
+
+@case(
+    "replay.closed-while-it-runs",
+    "What a replay writes is right, also where its graph is closed, and other memory allocated, before it is done.",
+    hazard="closed-under-a-replay",
+    cause="close() frees the memory of a graph, or the graph itself, without regard to a replay that still runs",
+)
+def test_closed_running(platform: Platform) -> None:
+    x, out = torch.ones(SIZE, device=platform.device), torch.zeros(SIZE, device=platform.device)
+
+    def body() -> None:
+        y = x * 2
+        for _ in range(ADDITIONS):
+            y = y + 1
+        out.copy_(y)
+
+    for number in (1.0, 2.0):
+        graph = captured(platform, body, warm_up=False)
+        x.fill_(number)
+        graph.replay()
+        graph.close()
+        del graph
+        gc.collect()
+        others = [torch.full((SIZE,), -1.0, device=platform.device) for _ in range(4)]
+        platform.synchronize()
+        assert on_host(out).unique().tolist() == [2 * number + ADDITIONS]
+        assert all(on_host(other).unique().tolist() == [-1.0] for other in others)

@@ -1,0 +1,83 @@
+"""The values of a task update: how large they may be, how many rows, and what an update that failed leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from specgraph.attention import HostLengths
+from specgraph.errors import SpecgraphError
+from specgraph.platforms import Platform
+
+from specgraph_conformance.case import case
+from specgraph_conformance.rig import expect_equal
+from specgraph_conformance.task_rig import Tasks, expect_waiting
+
+
+@pytest.fixture
+def tasks(platform: Platform) -> Iterator[Tasks]:
+    """One captured attention op."""
+    made = Tasks(platform)
+    yield made
+    made.graph.close()
+
+
+@case(
+    "task_update.lengths-of-many-keys",
+    "Lengths above 32,767 reach a captured op as they are.",
+    hazard="update-in-16-bits",
+    cause="the parameter block of a captured op keeps lengths in 16 bits",
+    needs=("task_update",),
+)
+def test_many_keys(platform: Platform) -> None:
+    tasks = Tasks(platform, blocks=2100)
+    lengths = tasks.lengths([33_000, 5, 32_768])
+    tasks.replay(lengths)
+    expect_equal(tasks.result(), tasks.eager(lengths), "attention over more than 32,767 keys")
+    tasks.graph.close()
+
+
+@case(
+    "task_update.rows-of-requests-change",
+    "An update rewrites how many rows each request has, too.",
+    hazard="update-of-one-list",
+    cause="an update rewrites the lengths of contexts and keeps the numbers of rows that were captured",
+    needs=("task_update",),
+)
+def test_rows(tasks: Tasks) -> None:
+    for query_lens, seq_lens in (([1, 2, 0], [3, 17, 0]), ([0, 1, 2], [0, 40, 9]), ([3, 0, 0], [5, 0, 0])):
+        lengths = {0: HostLengths(query_lens, seq_lens)}
+        tasks.replay(lengths)
+        expect_equal(tasks.result(), tasks.eager(lengths), f"attention over {query_lens} rows")
+
+
+@case(
+    "task_update.failed-update-opens-no-gate",
+    "After an update whose block raised, a replay without another is an error or waits; the next whole round is right. "
+    "A replay that waited for the failed update may end with the values of the one before.",
+    hazard="failed-update-opens-gate",
+    cause="the gate is opened in a finally, or before the update is known to be whole",
+    needs=("task_update",),
+    timeout=30,
+)
+def test_failed_update(platform: Platform, tasks: Tasks) -> None:
+    first, second = tasks.lengths([3, 17, 40]), tasks.lengths([50, 5, 31])
+    tasks.replay(first)
+    tasks.result()
+    group = next(iter(tasks.plan._tasks.values())).group  # pyright: ignore[reportPrivateUsage]
+    if platform.capabilities.update_order == "during_replay":
+        tasks.graph.replay()
+    with pytest.raises(ZeroDivisionError), platform.task_update(group):
+        raise ZeroDivisionError
+    if platform.capabilities.update_order == "before_replay":
+        done = platform.event()
+        try:
+            tasks.graph.replay()
+            done.record()
+        except SpecgraphError:
+            pass
+        else:
+            expect_waiting(done, "the graph ran after an update that failed")
+            tasks.plan.apply(tasks.plan.for_steps(first))
+    tasks.replay(second)
+    expect_equal(tasks.result(), tasks.eager(second), "the round after a failed update")

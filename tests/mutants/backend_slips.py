@@ -1,0 +1,275 @@
+"""Slips of a backend that suites up to 1.2 passed: values in too few bits, memory handed out twice, state of the device
+instead of the graph."""
+
+# pyright: reportPrivateUsage=false
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from mutants.registry import mutant
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from specgraph.platforms.interface import Platform
+from specgraph.reference.baking import map_tensors, tensors_in
+from specgraph.reference.graph import CpuGraph
+from specgraph.reference.platform import CpuPlatform
+from specgraph.reference.recorder import Recorder
+from specgraph.reference.tasks import Task, UpdateMode
+
+
+def _narrow(value: Any, bits: int) -> Any:
+    """Integers, and those in lists, as a signed number of that many bits holds them."""
+    if isinstance(value, (list, tuple)):
+        return type(value)([_narrow(each, bits) for each in value])
+    if type(value) is int:
+        return (value + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1)
+    return value
+
+
+@mutant("small-inputs-baked", "platform")
+def small_inputs_by_value(patch: pytest.MonkeyPatch) -> None:
+    """Tensors of up to 8 bytes from outside of a capture are passed to its kernels by value."""
+    real = Recorder._append
+
+    def append(self: Any, func: Any, args: Any, kwargs: Any, given: Any, *rest: Any) -> None:
+        def by_value(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.nbytes() > 8 or self._owns(storage) or func._schema.is_mutable:
+                return tensor
+            with _disable_current_modes():
+                self.constants.append(tensor.clone())
+            return self.constants[-1]
+
+        new, options = map_tensors(tuple(args), by_value), {k: map_tensors(v, by_value) for k, v in kwargs.items()}
+        real(self, func, new, options, tensors_in(new, list(options.values())), *rest)
+
+    patch.setattr(Recorder, "_append", append)
+
+
+@mutant("integers-in-32-bits", "platform")
+def integers_of_32_bits(patch: pytest.MonkeyPatch) -> None:
+    """Python integers of captured ops are kept in 32 bits."""
+    real = Task.compile
+
+    def compile(self: Task) -> None:
+        if self.func._schema.name in ("aten::add", "aten::sub", "aten::mul", "aten::eq"):
+            self.args = _narrow(self.args, 32)
+        real(self)
+
+    patch.setattr(Task, "compile", compile)
+
+
+def _repeats_while(patch: pytest.MonkeyPatch, goes_on: Callable[[CpuGraph, int], bool]) -> None:
+    """Work runs again where `goes_on(graph, runs so far)` says so, instead of while its value is not 0."""
+
+    def run(self: Any, captured: Any) -> None:
+        captured.inputs.check()
+        stream, runs = self.platform.current_stream(), 0
+        with torch.inference_mode():
+            while not runs or (self.repeat_while is not None and goes_on(self, runs)):
+                self._run_parts(captured, stream)
+                runs += 1
+        for group in captured.groups:
+            group.is_updated = False
+
+    patch.setattr(CpuGraph, "_run", run)
+
+
+def _value(graph: CpuGraph) -> int:
+    assert graph.repeat_while is not None
+    return int(graph.repeat_while)
+
+
+@mutant("repeats-on-some-values", "platform")
+def repeats_while_positive(patch: pytest.MonkeyPatch) -> None:
+    """Work repeats while its value is above 0."""
+    _repeats_while(patch, lambda graph, runs: _value(graph) > 0)
+
+
+@mutant("repeats-on-some-values-byte", "platform", hazard="repeats-on-some-values")
+def repeats_while_a_byte(patch: pytest.MonkeyPatch) -> None:
+    """Work repeats while the lowest byte of its value is not 0."""
+    _repeats_while(patch, lambda graph, runs: _value(graph) & 255 != 0)
+
+
+@mutant("repeats-on-some-values-limit", "platform", hazard="repeats-on-some-values")
+def repeats_at_most_sixteen_times(patch: pytest.MonkeyPatch) -> None:
+    """Work that repeats runs sixteen times at most."""
+    _repeats_while(patch, lambda graph, runs: runs < 16 and _value(graph) != 0)
+
+
+@mutant("repeats-on-some-values-last", "platform", hazard="repeats-on-some-values")
+def repeats_on_the_last_value(patch: pytest.MonkeyPatch) -> None:
+    """Every graph of the platform repeats on the value that was captured last."""
+    last: list[Tensor] = []
+    real = CpuGraph._begin
+
+    def begin(self: CpuGraph, handle: Any) -> None:
+        if self.repeat_while is not None:
+            last[:] = [self.repeat_while]
+        real(self, handle)
+
+    patch.setattr(CpuGraph, "_begin", begin)
+    _repeats_while(patch, lambda graph, runs: runs < 1000 and int(last[0]) != 0)
+
+
+@mutant("close-ends-other-platforms", "platform")
+def close_resets_the_device(patch: pytest.MonkeyPatch) -> None:
+    """close() of a platform drops what all platforms of its device have captured."""
+    graphs: weakref.WeakSet[CpuGraph] = weakref.WeakSet()
+    end, close = CpuGraph._end, CpuPlatform.close
+
+    def keep(self: CpuGraph) -> None:
+        end(self)
+        graphs.add(self)
+
+    def close_all(self: Platform) -> None:
+        close(self)  # type: ignore[arg-type]
+        for graph in list(graphs):
+            graph.close()
+
+    patch.setattr(CpuGraph, "_end", keep)
+    patch.setattr(CpuPlatform, "close", close_all)
+
+
+@mutant("capture-moves-the-generator", "platform")
+def capture_draws_a_number(patch: pytest.MonkeyPatch) -> None:
+    """The end of a capture advances the default generator."""
+    real = CpuGraph._end
+
+    def end(self: CpuGraph) -> None:
+        real(self)
+        torch.rand(1)
+
+    patch.setattr(CpuGraph, "_end", end)
+
+
+@mutant("mapped-memory-shared", "platform")
+def one_arena_for_all(patch: pytest.MonkeyPatch) -> None:
+    """All mapped memory begins at the start of one arena."""
+    arena = torch.zeros(1 << 16, dtype=torch.int64)
+
+    def mapped(self: CpuPlatform, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        memory = arena.view(dtype)[:size].zero_()
+        return memory, memory
+
+    patch.setattr(CpuPlatform, "mapped_memory", mapped)
+
+
+@mutant("mapped-memory-shared-again", "platform", hazard="mapped-memory-shared")
+def mapped_memory_comes_back_as_it_was(patch: pytest.MonkeyPatch) -> None:
+    """Mapped memory that nobody has any more goes to the next caller with what was written there."""
+    free: dict[tuple[int, torch.dtype], list[Tensor]] = {}
+
+    def mapped(self: CpuPlatform, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        unused = free.setdefault((size, dtype), [])
+        memory = unused.pop() if unused else torch.zeros(size, dtype=dtype)
+        handed = memory[:]
+        weakref.finalize(handed, unused.append, memory).atexit = False
+        return handed, handed
+
+    patch.setattr(CpuPlatform, "mapped_memory", mapped)
+
+
+@mutant("update-in-16-bits", "platform")
+def lengths_of_16_bits(patch: pytest.MonkeyPatch) -> None:
+    """Lists of an update are kept in 16 bits with a sign."""
+    real = UpdateMode.commit
+
+    def narrow(value: Any) -> Any:
+        return _narrow(value, 16) if isinstance(value, list) else value
+
+    def commit(self: Any) -> None:
+        self._new = [
+            (tuple(map(narrow, args)), {name: narrow(value) for name, value in kwargs.items()})
+            for args, kwargs in self._new
+        ]
+        real(self)
+
+    patch.setattr(UpdateMode, "commit", commit)
+
+
+@mutant("graph-cut-off", "platform")
+def nodes_from_4096_dropped(patch: pytest.MonkeyPatch) -> None:
+    """A graph keeps 4,096 nodes and drops the others without an error."""
+    real = Recorder.finish
+
+    def finish(self: Recorder) -> None:
+        real(self)
+        del self.nodes[4096:]
+
+    patch.setattr(Recorder, "finish", finish)
+
+
+@mutant("special-values-lost", "platform")
+def results_are_finite(patch: pytest.MonkeyPatch) -> None:
+    """Results of captured float32 ops are clamped to finite values."""
+    _change_results(patch, lambda result: result.clamp_(*(-3.4028234e38, 3.4028234e38)))
+
+
+@mutant("special-values-lost-nan", "platform", hazard="special-values-lost")
+def nan_becomes_zero(patch: pytest.MonkeyPatch) -> None:
+    """Results of captured float32 ops have 0 for NaN."""
+    _change_results(patch, lambda result: result.masked_fill_(result.isnan(), 0.0))
+
+
+def _change_results(patch: pytest.MonkeyPatch, change: Callable[[Tensor], object]) -> None:
+    """Each recorded op changes its new float32 results after it ran."""
+    real = Task.compile
+
+    def compile(self: Task) -> None:
+        real(self)
+        call, results = self.calls[self.place], [each for _, each in self.outputs if each.dtype == torch.float32]
+
+        def run() -> None:
+            call()
+            for each in results:
+                change(each)
+
+        if results:
+            self.calls[self.place] = run
+
+    patch.setattr(Task, "compile", compile)
+
+
+@mutant("update-of-one-list", "platform")
+def only_the_last_list_is_rewritten(patch: pytest.MonkeyPatch) -> None:
+    """An update rewrites the last list of an op, the lengths of contexts, and leaves the numbers of rows."""
+    real = UpdateMode.commit
+
+    def commit(self: Any) -> None:
+        if len(self._new) == len(self._group.tasks):
+            self._new = [
+                (_last_list_of(args, task.args), kwargs)
+                for (args, kwargs), task in zip(self._new, self._group.tasks, strict=True)
+            ]
+        real(self)
+
+    patch.setattr(UpdateMode, "commit", commit)
+
+
+def _last_list_of(new: tuple[Any, ...], old: tuple[Any, ...]) -> tuple[Any, ...]:
+    lists = [i for i, each in enumerate(new) if isinstance(each, list)]
+    return tuple(old[i] if i in lists[:-1] else each for i, each in enumerate(new))
+
+
+@mutant("failed-update-opens-gate", "platform")
+def failed_update_opens_the_gate(patch: pytest.MonkeyPatch) -> None:
+    """An update opens the gate of its group also where its block raised."""
+    real = CpuPlatform.task_update
+
+    @contextmanager
+    def task_update(self: CpuPlatform, group: Any) -> Generator[None]:
+        try:
+            with real(self, group):
+                yield
+        finally:
+            group.is_updated = True
+
+    patch.setattr(CpuPlatform, "task_update", task_update)
