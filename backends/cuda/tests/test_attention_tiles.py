@@ -72,3 +72,26 @@ def test_every_cut_of_a_context(tile: AttentionTile, rows: int, dtype: torch.dty
     close(got, kernels.rotate_store_attend.reference(*new, *wide, *lengths, **options))
     for part, expected in zip(there[:2], wide, strict=True):
         torch.testing.assert_close(part.cpu().double(), expected, rtol=1e-2, atol=1e-2, equal_nan=True)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="compares bits of two kernels, which a compiler may round differently")
+@pytest.mark.parametrize("rows", [1, 6])
+def test_short_contexts_are_not_cut(rows: int) -> None:
+    """Of less than two spans: the bits of a tile without splits, in one batch with contexts that are cut."""
+    g, dim, lengths = torch.Generator().manual_seed(rows), 32, torch.tensor([63, 6, 33, 64, 130]).int()
+
+    def make(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=g).to(DEVICE)
+
+    blocks = torch.arange(1, 5 * WIDTH + 1).view(5, WIDTH).int().to(DEVICE)
+    cache, starts = [make(5 * WIDTH + 1, BLOCK, KV_HEADS, dim) for _ in range(2)], torch.arange(0, 5 * rows + 1, rows)
+    given = make(5 * rows, HEADS, dim), *cache, blocks, lengths.to(DEVICE), starts.int().to(DEVICE)
+    cut, whole = (
+        TritonOps(LaunchOptions(attention=lambda shape, tile=tile: tile)).paged_attention(
+            *given, query_len=rows, scale=dim**-0.5
+        )
+        for tile in (AttentionTile(32, 16, 4, span=32), AttentionTile(32, 16, 1))
+    )
+    short = 3 * rows
+    assert torch.equal(cut[:short], whole[:short])
+    assert not torch.equal(cut[short:], whole[short:])  # cut, and added in another order
