@@ -44,14 +44,19 @@ class TreeProgram(DraftProgram[DraftHead]):
             UnsupportedError: the attention has no ancestor mask.
         """
         check_trees(stack.backend, head.attention_layers, head.dtype, config.block_size)
-        self.top_k, self.step_keys, self.position_offset = tree.top_k, tree.step_keys, position_offset
-        self.num_later_rows = (tree.num_steps - 1) * tree.top_k
+        self.position_offset = position_offset
         super().__init__(head, stack, config, memory, tree)
 
     @property
+    def shape(self) -> DraftTree:
+        """Of the trees that it draws: S steps, k nodes expanded by each."""
+        assert self.tree is not None
+        return self.tree
+
+    @property
     def later_rows(self) -> int:
-        """k."""
-        return self.top_k
+        """Rows per request of a later step: k. `ModelRunner` captures that step for as many."""
+        return self.shape.top_k
 
     def passes(self, num_speculative_tokens: int) -> int:
         """S."""
@@ -59,11 +64,12 @@ class TreeProgram(DraftProgram[DraftHead]):
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
         """k rows per request after step 0."""
-        return PassRows(query_len, later=self.top_k, carried=self.top_k, tree_keys=self.step_keys)
+        return PassRows(query_len, later=self.shape.top_k, carried=self.shape.top_k, tree_keys=self.shape.step_keys)
 
     def first(self, b: DraftBuffers, make_attend: MakeAttend) -> None:
         """See `DraftProgram.first`."""
-        begin_rows(b, self.config, self.position_offset, self.num_later_rows)
+        later = (self.shape.num_steps - 1) * self.shape.top_k
+        begin_rows(b, self.config, self.position_offset, later)
         hidden = self.head.combine(b.inputs.aux_hidden)
         out = self.head.forward(b.token_ids, hidden, make_attend(b.first, 0), b.last_rows)
         self._grow(b, out.hidden, out.carry, first=True)
@@ -75,7 +81,7 @@ class TreeProgram(DraftProgram[DraftHead]):
             tree.base_lens,
             tree.base_positions,
             b.step.block_table,
-            tree_len=self.step_keys,
+            tree_len=self.shape.step_keys,
             max_model_len=self.config.max_model_len,
             block_size=self.config.block_size,
             seq_lens=b.step.seq_lens,
