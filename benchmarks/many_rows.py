@@ -5,7 +5,7 @@
 Each linear alone runs in a graph over copies of its weights, so many that none is in a cache. Proposes, and rounds of a
 target of Llama-3-8B's shape with an EAGLE-3 head (random weights, K = 5), run with our kernel for the linears that each
 way names. Ways take turns, two captures of each. Rounds come in stretches of half a second, with the energy that they
-took by the GPU's own counter: at its power limit that decides how long they take.
+took by the GPU's own counter, because at its power limit they can take no less time than that.
 """
 
 from __future__ import annotations
