@@ -1,6 +1,8 @@
-"""Linears of any number of rows, against float64: a tile's rows after the last one of x change nothing."""
+"""Linears of any number of rows, against float64: what a tile holds after the last row of x changes nothing."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from interpreted import DEVICE, device, ops
 from torch import Tensor
 from torch.nn import functional
 
+from specgraph.kernels.linear_fp8 import dequantised, quantised
 from specgraph.kernels.triton.implement import TritonOps
 from specgraph.kernels.triton.launch import LaunchOptions, ManyRows
 
@@ -39,6 +42,41 @@ def test_linears(rows: int) -> None:
     close(ops().norm_linear(x, None, 0.0, weight, None, residual), wide + residual.double())
     gate, up = wide.chunk(2, 1)
     close(ops().norm_gate_up(x, None, 0.0, weight), functional.silu(gate) * up)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(3, 2), (6, 10), (17, 20), (40, 100)])
+def test_a_weight_with_few_rows_or_with_nan(rows: int, columns: int) -> None:
+    """A tile is filled up with rows of the weight: there may be fewer than that, and NaN stays in its own column."""
+    torch.manual_seed(rows)
+    x, weight = first_rows(rows, 256), make(2 * columns, 256, scale=1 / 16)
+    weight[columns - 1] = float("nan")
+    wide = x.double() @ weight.double().T
+    kept = [*range(columns - 1), *range(columns, 2 * columns)]
+    got = ops().norm_linear(x, None, 0.0, weight)
+    close(got[:, kept], wide[:, kept])
+    assert bool(got[:, columns - 1].isnan().all())
+    gate, up = wide.chunk(2, 1)
+    close(ops().norm_gate_up(x, None, 0.0, weight)[:, :-1], (functional.silu(gate) * up)[:, :-1])
+
+
+@pytest.fixture
+def empty_is_nan() -> Iterator[None]:
+    """Tensors that nothing has written yet are NaN."""
+    torch.use_deterministic_algorithms(True)
+    assert bool(torch.empty(4, dtype=torch.float16).isnan().all())
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("rows", [1, 6, 16, 24, 63])
+def test_linears_over_fp8(rows: int, empty_is_nan: None) -> None:
+    torch.manual_seed(rows)
+    x, residual = first_rows(rows, 256), make(rows, 100)
+    weight, scale = quantised(make(100, 256, scale=1 / 16))
+    wide = x.double() @ dequantised(weight, scale, torch.float32).double().T
+    close(ops().norm_linear_fp8(x, None, 0.0, weight, scale, None, residual), wide + residual.double())
+    gate, up = wide.chunk(2, 1)
+    close(ops().norm_gate_up_fp8(x, None, 0.0, weight, scale), functional.silu(gate) * up)
 
 
 @pytest.mark.parametrize("rows", ROWS)

@@ -24,6 +24,17 @@ def first_lines(weight, columns, depth, PREFETCH: tl.constexpr):
 
 
 @triton.jit
+def whole_rows(x, weight, row, rows, columns, depth, x_stride):
+    """Where the rows of x begin, and of `weight` for rows of the tile after the last one of x.
+
+    The products of those are not stored. They are read because a mask takes a select per load, in a loop of few warps;
+    rows of the weight, because other programs read these too, and because they are not one line again and again.
+    """
+    other = weight + tl.minimum(row, columns - 1) * depth
+    return tl.where(row < rows, x + row * x_stride, other)
+
+
+@triton.jit
 def linear_kernel(
     x, weight, bias, residual, out, rows, columns, depth, x_stride, residual_stride,
     BIASED: tl.constexpr, RESIDUAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
@@ -38,11 +49,11 @@ def linear_kernel(
     row = tl.arange(0, ROWS)
     live = row < rows
     inner = tl.arange(0, DEPTH)[None, :]
-    x_rows = x + row[:, None] * x_stride + inner
+    x_rows = whole_rows(x, weight, row, rows, columns, depth, x_stride)[:, None] + inner
     w_rows = weight + safe.to(tl.int64)[:, None] * depth + inner
     acc = tl.zeros((ROWS, COLUMNS), tl.float32)
     for k in range(0, depth, DEPTH):
-        a = tl.load(x_rows + k, mask=live[:, None], other=0.0)
+        a = tl.load(x_rows + k)
         acc = tl.dot(a, tl.trans(tl.load(w_rows + k, eviction_policy="evict_first")), acc)
     mask = live[:, None] & (column < columns)[None, :]
     if BIASED:
@@ -69,13 +80,13 @@ def gate_up_kernel(
     row = tl.arange(0, ROWS)
     live = row < rows
     inner = tl.arange(0, DEPTH)[None, :]
-    x_rows = x + row[:, None] * x_stride + inner
+    x_rows = whole_rows(x, weight, row, rows, columns, depth, x_stride)[:, None] + inner
     gate_rows = weight + safe.to(tl.int64)[:, None] * depth + inner
     up_rows = gate_rows + tl.cast(columns, tl.int64) * depth
     gate = tl.zeros((ROWS, COLUMNS), tl.float32)
     up = tl.zeros((ROWS, COLUMNS), tl.float32)
     for k in range(0, depth, DEPTH):
-        a = tl.load(x_rows + k, mask=live[:, None], other=0.0)
+        a = tl.load(x_rows + k)
         gate = tl.dot(a, tl.trans(tl.load(gate_rows + k, eviction_policy="evict_first")), gate)
         up = tl.dot(a, tl.trans(tl.load(up_rows + k, eviction_policy="evict_first")), up)
     if BIASED:
@@ -108,11 +119,11 @@ def head_kernel(
     row = tl.arange(0, ROWS)
     live = row < rows
     inner = tl.arange(0, DEPTH)[None, :]
-    x_rows = x + row[:, None] * x_stride + inner
+    x_rows = whole_rows(x, weight, row, rows, columns, depth, x_stride)[:, None] + inner
     w_rows = weight + safe.to(tl.int64)[:, None] * depth + inner
     acc = tl.zeros((ROWS, COLUMNS), tl.float32)
     for k in range(0, depth, DEPTH):
-        a = tl.load(x_rows + k, mask=live[:, None], other=0.0)
+        a = tl.load(x_rows + k)
         acc = tl.dot(a, tl.trans(tl.load(w_rows + k, eviction_policy="evict_first")), acc)
     rounded = acc.to(x.dtype.element_ty)
     inside = (column < columns)[None, :]

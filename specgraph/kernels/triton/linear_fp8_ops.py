@@ -72,10 +72,13 @@ class Fp8LinearOps(LinearOps):
         return self.norm_linear_fp8(pair, None, eps, weight, scale, bias, None)
 
     def _scaled(self, x: Tensor, norm: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-        """rms_norm(x), or x, as float16 and a factor [T] per row: see `linear_fp8.scaled_kernel`."""
+        """rms_norm(x), or x, as float16 and a factor [T] per row: see `linear_fp8.scaled_kernel`.
+
+        The former has the rows of a whole tile, so that linears read it without a mask; those past T are not written.
+        """
         x = contiguous_rows(x)
         rows, width = x.shape
-        scaled = x.new_empty(rows, width, dtype=torch.float16)
+        scaled = x.new_empty(_padded(rows), width, dtype=torch.float16)
         factors = x.new_empty(rows, dtype=torch.float32)
         linear_fp8.scaled_kernel[(rows,)](
             x, norm, scaled, factors, width, x.stride(0), eps, NORMED=norm is not None, WIDTH=power_of_two(width),
