@@ -24,21 +24,23 @@ def first_lines(weight, columns, depth, PREFETCH: tl.constexpr):
 
 
 @triton.jit
-def whole_rows(x, weight, row, rows, columns, depth, x_stride):
-    """Where the rows of x begin, and of `weight` for rows of the tile after the last one of x.
+def x_row_starts(x, weight, row, rows, columns, depth, x_stride, MASKED: tl.constexpr):
+    """Addresses [ROWS] of the rows of x; without a mask, rows of the tile after x's last one are rows of `weight`.
 
-    The products of those are not stored. They are read because a mask takes a select per load, in a loop of few warps;
-    rows of the weight, because other programs read these too, and because they are not one line again and again.
+    Their products are not stored. Under a mask a loop has a select for each copy, which it may wait for. Rows of the
+    weight are other programs' lines too, and, unlike x's last row again, not the same line for all.
     """
-    other = weight + tl.minimum(row, columns - 1) * depth
-    return tl.where(row < rows, x + row * x_stride, other)
+    start = x + row * x_stride
+    if not MASKED:
+        start = tl.where(row < rows, start, weight + tl.minimum(row, columns - 1) * depth)
+    return start
 
 
 @triton.jit
 def linear_kernel(
     x, weight, bias, residual, out, rows, columns, depth, x_stride, residual_stride,
     BIASED: tl.constexpr, RESIDUAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    OVERLAP: tl.constexpr, PREFETCH: tl.constexpr,
+    OVERLAP: tl.constexpr, PREFETCH: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """out = x @ weight.T + bias + residual."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -49,11 +51,11 @@ def linear_kernel(
     row = tl.arange(0, ROWS)
     live = row < rows
     inner = tl.arange(0, DEPTH)[None, :]
-    x_rows = whole_rows(x, weight, row, rows, columns, depth, x_stride)[:, None] + inner
+    x_rows = x_row_starts(x, weight, row, rows, columns, depth, x_stride, MASKED)[:, None] + inner
     w_rows = weight + safe.to(tl.int64)[:, None] * depth + inner
     acc = tl.zeros((ROWS, COLUMNS), tl.float32)
     for k in range(0, depth, DEPTH):
-        a = tl.load(x_rows + k)
+        a = tl.load(x_rows + k, mask=live[:, None] if MASKED else None, other=0.0 if MASKED else None)
         acc = tl.dot(a, tl.trans(tl.load(w_rows + k, eviction_policy="evict_first")), acc)
     mask = live[:, None] & (column < columns)[None, :]
     if BIASED:
@@ -68,7 +70,7 @@ def linear_kernel(
 def gate_up_kernel(
     x, weight, bias, out, rows, columns, depth, x_stride,
     BIASED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
-    PREFETCH: tl.constexpr,
+    PREFETCH: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """out = silu(gate) * up with gate, up = x @ weight.T; `columns` are those of out."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -80,13 +82,13 @@ def gate_up_kernel(
     row = tl.arange(0, ROWS)
     live = row < rows
     inner = tl.arange(0, DEPTH)[None, :]
-    x_rows = whole_rows(x, weight, row, rows, columns, depth, x_stride)[:, None] + inner
+    x_rows = x_row_starts(x, weight, row, rows, columns, depth, x_stride, MASKED)[:, None] + inner
     gate_rows = weight + safe.to(tl.int64)[:, None] * depth + inner
     up_rows = gate_rows + tl.cast(columns, tl.int64) * depth
     gate = tl.zeros((ROWS, COLUMNS), tl.float32)
     up = tl.zeros((ROWS, COLUMNS), tl.float32)
     for k in range(0, depth, DEPTH):
-        a = tl.load(x_rows + k)
+        a = tl.load(x_rows + k, mask=live[:, None] if MASKED else None, other=0.0 if MASKED else None)
         gate = tl.dot(a, tl.trans(tl.load(gate_rows + k, eviction_policy="evict_first")), gate)
         up = tl.dot(a, tl.trans(tl.load(up_rows + k, eviction_policy="evict_first")), up)
     if BIASED:
@@ -103,7 +105,7 @@ def gate_up_kernel(
 def head_kernel(
     x, weight, logits, best_value, best_index, tops, totals, temperature, seeds, seq_lens, rows, columns, depth,
     x_stride, blocks, SAMPLED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    OVERLAP: tl.constexpr, PREFETCH: tl.constexpr,
+    OVERLAP: tl.constexpr, PREFETCH: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Per block of columns of x @ weight.T, the best logit and its column: best_value, best_index [rows, blocks].
 
@@ -119,11 +121,11 @@ def head_kernel(
     row = tl.arange(0, ROWS)
     live = row < rows
     inner = tl.arange(0, DEPTH)[None, :]
-    x_rows = whole_rows(x, weight, row, rows, columns, depth, x_stride)[:, None] + inner
+    x_rows = x_row_starts(x, weight, row, rows, columns, depth, x_stride, MASKED)[:, None] + inner
     w_rows = weight + safe.to(tl.int64)[:, None] * depth + inner
     acc = tl.zeros((ROWS, COLUMNS), tl.float32)
     for k in range(0, depth, DEPTH):
-        a = tl.load(x_rows + k)
+        a = tl.load(x_rows + k, mask=live[:, None] if MASKED else None, other=0.0 if MASKED else None)
         acc = tl.dot(a, tl.trans(tl.load(w_rows + k, eviction_policy="evict_first")), acc)
     rounded = acc.to(x.dtype.element_ty)
     inside = (column < columns)[None, :]

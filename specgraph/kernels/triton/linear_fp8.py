@@ -72,7 +72,7 @@ def add_product(acc, a, weights, scales, GROUPED: tl.constexpr):
 def linear_fp8_kernel(
     scaled, factors, weight, scale, bias, residual, out, rows, columns, depth, scale_stride, residual_stride,
     BIASED: tl.constexpr, RESIDUAL: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr, PREFETCH: tl.constexpr,
+    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr, PREFETCH: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """out = x @ (weight * scale).T + bias + residual of x as `scaled_kernel` leaves it: scaled [ROWS, depth], of which
     `rows` count; one program per block of COLUMNS. GROUP: input columns that share a scale, 0 for all of them."""
@@ -88,7 +88,7 @@ def linear_fp8_kernel(
     w_rows = weight + safe.to(tl.int64)[:, None] * depth + inner
     acc = tl.zeros((ROWS, COLUMNS), tl.float32)
     for k in range(0, depth, DEPTH):
-        a = tl.load(a_rows + k)
+        a = tl.load(a_rows + k, mask=live[:, None] if MASKED else None, other=0.0 if MASKED else None)
         w = tl.load(w_rows + k, eviction_policy="evict_first")
         at = scale + (k // GROUP if GROUP else 0) * scale_stride + safe
         acc = add_product(acc, a, w, at, GROUP > 0)
@@ -109,7 +109,7 @@ def linear_fp8_kernel(
 def gate_up_fp8_kernel(
     scaled, factors, weight, scale, bias, out, rows, columns, depth, scale_stride,
     BIASED: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr, OVERLAP: tl.constexpr, PREFETCH: tl.constexpr,
+    DEPTH: tl.constexpr, OVERLAP: tl.constexpr, PREFETCH: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """out = silu(gate) * up with gate, up = x @ (weight * scale).T; `columns` are those of out."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -127,7 +127,7 @@ def gate_up_fp8_kernel(
     gate = tl.zeros((ROWS, COLUMNS), tl.float32)
     up = tl.zeros((ROWS, COLUMNS), tl.float32)
     for k in range(0, depth, DEPTH):
-        a = tl.load(a_rows + k)
+        a = tl.load(a_rows + k, mask=live[:, None] if MASKED else None, other=0.0 if MASKED else None)
         at = scale + (k // GROUP if GROUP else 0) * scale_stride + safe
         w = tl.load(gate_rows + k, eviction_policy="evict_first")
         gate = add_product(gate, a, w, at, GROUP > 0)

@@ -38,11 +38,11 @@ class Fp8LinearOps(LinearOps):
         scaled, factors = self._scaled(x, norm, eps)
         out = x.new_empty(x.shape[0], weight.shape[0])
         residual = None if residual is None else contiguous_rows(residual)
-        rows, columns = _padded(x.shape[0]), weight.shape[0]
+        columns = weight.shape[0]
         linear_fp8.linear_fp8_kernel[(ceil_div(columns, tile.columns),)](
             scaled, factors, weight, scale, bias, residual, out, x.shape[0], columns, weight.shape[1], scale.stride(0),
             0 if residual is None else residual.stride(0), BIASED=bias is not None, RESIDUAL=residual is not None,
-            **self._fp8_shape(tile, rows, weight, scale),
+            **self._fp8_shape(tile, x.shape[0], weight, scale),
         )  # fmt: skip
         return out
 
@@ -56,10 +56,10 @@ class Fp8LinearOps(LinearOps):
             dense = self._dequantised(weight, scale, x.dtype)
             return kernels.norm_gate_up.reference(self._normed(x, norm, eps), None, eps, dense, bias)
         scaled, factors = self._scaled(x, norm, eps)
-        out, rows = x.new_empty(x.shape[0], columns), _padded(x.shape[0])
+        out = x.new_empty(x.shape[0], columns)
         linear_fp8.gate_up_fp8_kernel[(ceil_div(columns, tile.columns),)](
             scaled, factors, weight, scale, bias, out, x.shape[0], columns, weight.shape[1], scale.stride(0),
-            BIASED=bias is not None, **self._fp8_shape(tile, rows, weight, scale),
+            BIASED=bias is not None, **self._fp8_shape(tile, x.shape[0], weight, scale),
         )  # fmt: skip
         return out
 
@@ -74,7 +74,8 @@ class Fp8LinearOps(LinearOps):
     def _scaled(self, x: Tensor, norm: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
         """rms_norm(x), or x, as float16 and a factor [T] per row: see `linear_fp8.scaled_kernel`.
 
-        The former has the rows of a whole tile, so that linears read it without a mask; those past T are not written.
+        The former has the rows of a whole tile, so that linears may read it without a mask;
+        those past T are not written.
         """
         x = contiguous_rows(x)
         rows, width = x.shape
@@ -112,10 +113,11 @@ class Fp8LinearOps(LinearOps):
             return None
         return tile if wide == tile.depth else replace(tile, depth=wide)
 
-    def _fp8_shape(self, tile: Tile, rows: int, weight: Tensor, scale: Tensor) -> dict[str, Any]:
+    def _fp8_shape(self, tile: Tile, count: int, weight: Tensor, scale: Tensor) -> dict[str, Any]:
         return {
             "GROUP": _group(weight, scale),
-            "ROWS": rows,
+            "MASKED": not 1 < count <= 32,  # as measured on an H200
+            "ROWS": _padded(count),
             "COLUMNS": tile.columns,
             "DEPTH": tile.depth,
             "PREFETCH": max(tile.prefetch, 128),
