@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from interpreted import DEVICE, device, ops
+from interpreted import DEVICE, INTERPRETED, device, ops
 from torch import Tensor
 from torch.nn import functional
 
@@ -77,6 +77,8 @@ def test_linears_over_fp8(rows: int, empty_is_nan: None) -> None:
     close(ops().norm_linear_fp8(x, None, 0.0, weight, scale, None, residual), wide + residual.double())
     gate, up = wide.chunk(2, 1)
     close(ops().norm_gate_up_fp8(x, None, 0.0, weight, scale), functional.silu(gate) * up)
+    if INTERPRETED:  # the loops read whole tiles: 16, 32 or 64 rows
+        assert ops()._scaled(x, None, 0.0)[0].shape == (max(16, 1 << (rows - 1).bit_length()), 256)
 
 
 @pytest.mark.parametrize("rows", ROWS)
