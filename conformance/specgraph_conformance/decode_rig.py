@@ -45,6 +45,7 @@ def decoder(
             "round_times",
             "synthetic_acceptance",
             "sampling_parameters",
+            "logprobs",
         )
         if name in options
     }

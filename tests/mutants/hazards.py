@@ -667,6 +667,11 @@ HAZARDS: dict[str, Hazard] = {
         "torn results of the last round before a drafter is closed",
         "close() frees a graph that still runs",
     ),
+    "logprobs-of-other-logits": Hazard(
+        REVIEW,
+        "log-probabilities that no target gives, or more of them than tokens",
+        "logits after bias and penalties, rows of other nodes of a tree, or values that a stop token does not cut",
+    ),
 }
 
 NOT_PUT_BACK: dict[str, str] = {
@@ -674,7 +679,7 @@ NOT_PUT_BACK: dict[str, str] = {
         "needs a device whose collectives can be captured: the cases of the group `collectives` run where a platform "
         "claims them, and the MUSA backend's policy refuses the combination"
     ),
-    "wait-returns-early": "work of the cpu platform is done when it is issued: put into the asynchronous test device",
+    "wait-returns-early": "work of the cpu platform is done when it is issued, so that every wait is long enough",
     "closed-under-a-replay": "work of the cpu platform is done when it is issued, before anybody can close its graph",
 }
 """Hazards without a mutant, and why."""

@@ -300,3 +300,21 @@ def list_of_stops_stays(patch: pytest.MonkeyPatch) -> None:
         self._stops = before
 
     patch.setattr(DeviceRounds, "_compact", broken)
+
+
+@mutant("logprobs-of-other-logits", "engine")
+def logprobs_after_the_parameters(patch: pytest.MonkeyPatch) -> None:
+    """Log-probabilities of generated tokens are those of the logits after bias and penalties."""
+    adjusted: list[Tensor] = []
+
+    def keep(real: Any, *args: Any, **options: Any) -> Any:
+        out = real(*args, **options)
+        adjusted[:] = [args[0] if out is None else out]
+        return out
+
+    def other(real: Any, logits: Tensor, *rest: Any) -> None:
+        fits = adjusted and adjusted[0].numel() == logits.numel()
+        real(adjusted[0].view_as(logits) if fits else logits, *rest)
+
+    replace_op(patch, "adjust_logits", keep)
+    replace_op(patch, "emitted_logprobs", other)

@@ -75,6 +75,38 @@ def test_penalties(platform: Platform, way: str, seed: int) -> None:
         expect_best_after_penalties(made, asked, generate(made, asked))
 
 
+@pytest.mark.parametrize("way", WAYS)
+@case(
+    "decoding.logprobs-of-the-target",
+    "Each generated token has a log-probability, that of the target's float64 logits before bias, penalties and "
+    "temperature, also where a stop token cuts a round.",
+    hazard="logprobs-of-other-logits",
+    cause="logits after the parameters, rows of other nodes of a tree, or more values than tokens after a cut",
+)
+def test_logprobs(platform: Platform, way: str, seed: int) -> None:
+    asked = [
+        replace(
+            request,
+            temperature=(0.0, 0.9)[i % 2],
+            frequency_penalty=1.0,
+            logit_bias={i: 2.0},
+            stop_token_ids=[10 * i, 10 * i + 5],
+        )
+        for i, request in enumerate(requests(seed, count=6, tokens=14))
+    ]
+    with decoder(platform, sampled=True, sampling_parameters=True, logprobs=True, **WAYS[way]) as made:
+        results = made.generate(asked)
+        target = made.target.target
+        dtype, head_dim = target.dtype, target.attention_layers[0].head_dim
+    for request, result in zip(asked, results, strict=True):
+        tokens = result.token_ids
+        assert len(result.logprobs) == len(tokens), f"{len(result.logprobs)} values for {len(tokens)} tokens"
+        logits = target_logits(request.prompt_token_ids, tokens[:-1], dtype, head_dim)
+        exact = logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
+        off = (torch.tensor(result.logprobs, dtype=torch.float64) - exact).abs()
+        assert off.max() < TOLERANCE[dtype], f"log-probability {int(off.argmax())} is off by {off.max():.3g}"
+
+
 @pytest.mark.parametrize("way", ["chain", "round"])
 @case(
     "decoding.moved-rows-keep-their-parameters",
