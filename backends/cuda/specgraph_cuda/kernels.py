@@ -66,7 +66,8 @@ def tile_for(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
     if columns <= 32 * 132:
         return _NARROW[rows]
     if columns <= 64 * 132:
-        return _MEDIUM.get(rows)
+        library = rows == 32 and 4096 < depth <= 8192  # qkv of an EAGLE-3 head of 8B
+        return None if library else _MEDIUM.get(rows)
     return _GATE_UP[rows]
 
 
