@@ -26,6 +26,9 @@ from specgraph_conformance.case import Absent
 
 CORE_ATTENTION = ("paged", "paged-host")
 
+LONG_SIZE, LONG_ADDITIONS = 1 << 19, 200
+"""Float32 values of `long_work`'s tensor, 2 MiB, and how often it writes them."""
+
 
 def on_host(tensor: Tensor) -> Tensor:
     """A copy in host memory, also where device memory is host memory."""
@@ -98,6 +101,12 @@ def assert_usable(platform: Platform) -> None:
     platform.synchronize()
     expect_equal(on_host(x), before * 3)
     graph.close()
+
+
+def long_work(x: Tensor) -> None:
+    """Add 1 to `x` LONG_ADDITIONS times: with LONG_SIZE values the host has issued what must wait before this ends."""
+    for _ in range(LONG_ADDITIONS):
+        x.add_(1)
 
 
 def adding(x: Tensor, value: Tensor | float) -> Body:

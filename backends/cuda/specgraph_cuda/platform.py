@@ -74,10 +74,17 @@ class CudaPlatform(Platform):
         return torch.cuda.stream(stream)
 
     def event(self, *, timing: bool = False, external: bool = False) -> Event:
-        """External events can't be timed: their records are nodes of a graph."""
+        """External events can't be timed: their records are nodes of a graph.
+
+        torch makes the CUDA event at its first record, and until then a wait for it orders nothing: captured, it is no
+        node of the graph. An external event is therefore recorded once here, on a stream without work.
+        """
         if external and timing:
             raise UnsupportedError("an external event can't be timed on this platform: ask for one or the other")
         made: Any = torch.cuda.Event(enable_timing=timing, external=external)
+        if external:
+            with torch.cuda.stream(torch.cuda.Stream(self.device)):
+                made.record()
         return made
 
     def is_capturing(self) -> bool:

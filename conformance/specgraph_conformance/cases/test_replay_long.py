@@ -10,10 +10,7 @@ import torch
 from specgraph.platforms import Event, Platform, Stream
 
 from specgraph_conformance.case import case
-from specgraph_conformance.rig import captured, on_host
-
-SIZE, ADDITIONS = 1 << 19, 200
-"""One replay writes 2 MiB two hundred times: longer than the host needs to issue what must wait for it."""
+from specgraph_conformance.rig import LONG_ADDITIONS, LONG_SIZE, captured, long_work, on_host
 
 Waits = Callable[[Platform, Stream, Event, Stream], object]
 WAITS: dict[str, Waits] = {
@@ -35,14 +32,9 @@ WAITS: dict[str, Waits] = {
     cause="the wait orders nothing, names another stream, or asks for the current stream only",
 )
 def test_long_work(platform: Platform, way: str) -> None:
-    x, seen = torch.zeros(SIZE, device=platform.device), torch.zeros(SIZE, device=platform.device)
+    x, seen = torch.zeros(LONG_SIZE, device=platform.device), torch.zeros(LONG_SIZE, device=platform.device)
     works, reads = platform.stream(), platform.stream()
-
-    def body() -> None:
-        for _ in range(ADDITIONS):
-            x.add_(1)
-
-    graph = captured(platform, body, warm_up=False)
+    graph = captured(platform, lambda: long_work(x), warm_up=False)
     for number in (1, 2):
         with platform.use(works):
             graph.replay()
@@ -54,7 +46,7 @@ def test_long_work(platform: Platform, way: str) -> None:
         reads.synchronize()
         works.synchronize()
         platform.synchronize()
-        values, wanted = on_host(seen).unique().tolist(), ADDITIONS * number
+        values, wanted = on_host(seen).unique().tolist(), LONG_ADDITIONS * number
         assert values == [wanted], f"after {way} another stream saw {values} where {wanted} was to be seen"
     graph.close()
 
@@ -87,11 +79,11 @@ def test_many_ops(platform: Platform) -> None:
     cause="close() frees the memory of a graph, or the graph itself, without regard to a replay that still runs",
 )
 def test_closed_running(platform: Platform) -> None:
-    x, out = torch.ones(SIZE, device=platform.device), torch.zeros(SIZE, device=platform.device)
+    x, out = torch.ones(LONG_SIZE, device=platform.device), torch.zeros(LONG_SIZE, device=platform.device)
 
     def body() -> None:
         y = x * 2
-        for _ in range(ADDITIONS):
+        for _ in range(LONG_ADDITIONS):
             y = y + 1
         out.copy_(y)
 
@@ -102,7 +94,7 @@ def test_closed_running(platform: Platform) -> None:
         graph.close()
         del graph
         gc.collect()
-        others = [torch.full((SIZE,), -1.0, device=platform.device) for _ in range(4)]
+        others = [torch.full((LONG_SIZE,), -1.0, device=platform.device) for _ in range(4)]
         platform.synchronize()
-        assert on_host(out).unique().tolist() == [2 * number + ADDITIONS]
+        assert on_host(out).unique().tolist() == [2 * number + LONG_ADDITIONS]
         assert all(on_host(other).unique().tolist() == [-1.0] for other in others)

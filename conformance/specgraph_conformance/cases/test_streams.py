@@ -12,7 +12,7 @@ from specgraph.platforms import Platform
 from torch import Tensor
 
 from specgraph_conformance.case import case
-from specgraph_conformance.rig import captured, on_host
+from specgraph_conformance.rig import LONG_SIZE, captured, long_work, on_host
 
 SIZE = 1 << 18
 
@@ -205,7 +205,10 @@ def test_external_record(platform: Platform) -> None:
     x, y, seen = zeros(platform), zeros(platform), zeros(platform)
     event, side = platform.event(external=True), platform.stream()
 
+    busy = torch.zeros(LONG_SIZE, device=platform.device)
+
     def body() -> None:
+        long_work(busy)
         y.copy_(x * 2)
         event.record()
 
@@ -231,7 +234,7 @@ def test_external_record(platform: Platform) -> None:
     needs=("external_events",),
 )
 def test_external_wait(platform: Platform) -> None:
-    x, y = zeros(platform), zeros(platform)
+    x, y, busy = zeros(platform), zeros(platform), torch.zeros(LONG_SIZE, device=platform.device)
     event, side = platform.event(external=True), platform.stream()
     platform.synchronize()
     graph = platform.graph()
@@ -242,6 +245,7 @@ def test_external_wait(platform: Platform) -> None:
     for i in (3.0, 8.0):
         side.wait_stream(main)
         with platform.use(side):
+            long_work(busy)
             x.fill_(i)
             event.record()
         graph.replay()
