@@ -271,16 +271,7 @@ def test_every_op_is_tried() -> None:
     assert {call.op for call in CALLS} == set(_OPS)
 
 
-@pytest.mark.parametrize("columns", [4096, 8192, 11008, 12288, 14336, 28672])
-def test_gated_linears_are_spread_over_the_multiprocessors(columns: int) -> None:
-    """Tiles of 128 columns make 96 programs of 12288 columns, and a quarter of an H200's 132 multiprocessors idles."""
-    tile = tile_for("gate_up", 16, columns, 4096)
-    assert tile is not None
-    assert -(-columns // tile.columns) >= (104 if columns > 8192 else 32)
-
-
-@pytest.mark.parametrize(("rows", "tile_rows"), [(6, 16)])
-def test_loops_of_linears_have_no_mask(rows: int, tile_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loops_of_linears_have_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a tile that x fills in part too: a mask took a select per copy, and up to 32 % more time on an H200."""
     if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 4):
         pytest.skip("launch_pdl needs Triton 3.4")
@@ -295,7 +286,7 @@ def test_loops_of_linears_have_no_mask(rows: int, tile_rows: int, monkeypatch: p
     monkeypatch.setattr(JITFunction, "run", compiled)
     driver.set_active(Driver(90))
     ops, weight = TritonOps(HOPPER[1]), torch.zeros(4096, 4096, dtype=torch.bfloat16)
-    for count in (rows, tile_rows):
+    for count in (6, 16):
         x = torch.zeros(count, 4096, dtype=torch.bfloat16)
         ops.norm_linear(x, None, 1e-6, weight)
         ops.norm_gate_up(x, None, 1e-6, weight)
