@@ -60,8 +60,9 @@ def _plan(choose: ChoosePlan, kind: Kind, x: Tensor, weight: Tensor) -> Plan | N
 
 
 def _aligned(tensor: Tensor) -> bool:
-    """Whether each row starts at a multiple of 16 bytes, as a tensor copy needs it."""
-    return tensor.stride(1) == 1 and tensor.stride(0) % 8 == 0 and tensor.data_ptr() % 16 == 0
+    """Whether rows do not overlap and each starts at a multiple of 16 bytes, as a tensor copy needs it."""
+    rows = tensor.stride(0)
+    return tensor.stride(1) == 1 and rows >= tensor.shape[1] and rows % 8 == 0 and tensor.data_ptr() % 16 == 0
 
 
 def why_not() -> str | None:

@@ -183,3 +183,15 @@ def test_code_that_the_driver_refuses_is_said_once(
     (message,) = (message for message in caplog.messages if "a binary for another driver" in message)
     assert "\n" not in message
     many_rows._loaded.cache_clear()
+
+
+def test_rows_that_a_tensor_copy_refuses_are_left_to_the_library() -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    from specgraph_cuda.many_rows import _aligned
+
+    rows = torch.empty(96 * 4096 + 8, dtype=torch.bfloat16)
+    whole = rows[:-8].view(96, 4096)
+    assert _aligned(whole)
+    assert _aligned(whole[:, 8:72])
+    for refused in (whole[:, 1:65], whole.view(-1)[:64].expand(96, 64), whole.T, rows[: 95 * 4095].view(95, 4095)):
+        assert not _aligned(refused)
