@@ -244,15 +244,9 @@ def begin_masked(
     draft_rows.copy_((first + torch.arange(steps, device=device)).flatten())
     if rows_without_block is not None:
         count_rows_without_block(
-            rows_without_block,
-            start_positions,
-            num_sampled,
-            block_table,
-            query_len,
-            steps - 1,
-            max_model_len,
+            rows_without_block, start_positions, num_sampled, block_table, query_len, steps - 1, max_model_len,
             block_size,
-        )
+        )  # fmt: skip
 
 
 @op(writes=("positions", "slot_mapping", "seq_lens", "last_row"))

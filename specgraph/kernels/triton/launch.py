@@ -193,6 +193,11 @@ def power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
+def tile_rows(count: int) -> int:
+    """Rows of the tile of a linear of `count` rows: a power of two, at least the 16 that a matrix instruction takes."""
+    return max(16, power_of_two(count))
+
+
 def contiguous_rows(x: Tensor) -> Tensor:
     """x itself if the elements of each row are contiguous, else a copy."""
     return x if x.stride(-1) == 1 else x.contiguous()

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from specgraph import kernels
 from specgraph.kernels.triton import linear_fp8
-from specgraph.kernels.triton.launch import Tile, ceil_div, contiguous_rows, power_of_two
-from specgraph.kernels.triton.linear_ops import LinearOps
+from specgraph.kernels.triton.launch import Tile, ceil_div, contiguous_rows, power_of_two, tile_rows
+from specgraph.kernels.triton.linear_ops import HALVES, LinearOps
 
 MOST_ROWS = 64
 """Above this many rows the weight is dequantised in a kernel of its own, and the library multiplies."""
@@ -79,7 +79,7 @@ class Fp8LinearOps(LinearOps):
         """
         x = contiguous_rows(x)
         rows, width = x.shape
-        scaled = x.new_empty(_padded(rows), width, dtype=torch.float16)
+        scaled = x.new_empty(tile_rows(rows), width, dtype=torch.float16)
         factors = x.new_empty(rows, dtype=torch.float32)
         linear_fp8.scaled_kernel[(rows,)](
             x, norm, scaled, factors, width, x.stride(0), eps, NORMED=norm is not None, WIDTH=power_of_two(width),
@@ -101,9 +101,9 @@ class Fp8LinearOps(LinearOps):
     def _fp8_tile(self, kind: str, x: Tensor, weight: Tensor, scale: Tensor, columns: int) -> Tile | None:
         """None where the weight is dequantised: no rows or too many, another dtype, or columns that no tile divides."""
         depth, whole = weight.shape[1], weight.is_contiguous() and scale.stride(-1) == 1
-        if not 0 < x.shape[0] <= MOST_ROWS or x.dtype not in _HALVES or depth > _WIDEST or not whole:
+        if not 0 < x.shape[0] <= MOST_ROWS or x.dtype not in HALVES or depth > _WIDEST or not whole:
             return None
-        tile = self.options.tile(kind, _padded(x.shape[0]), columns, depth)
+        tile = self.options.tile(kind, tile_rows(x.shape[0]), columns, depth)
         if tile is None:
             return None
         group, wide = depth // scale.shape[0], tile.depth
@@ -117,7 +117,7 @@ class Fp8LinearOps(LinearOps):
         return {
             "GROUP": _group(weight, scale),
             "MASKED": not 1 < count <= 32,  # as measured on an H200
-            "ROWS": _padded(count),
+            "ROWS": tile_rows(count),
             "COLUMNS": tile.columns,
             "DEPTH": tile.depth,
             "PREFETCH": max(tile.prefetch, 128),
@@ -127,13 +127,6 @@ class Fp8LinearOps(LinearOps):
         }
 
 
-_HALVES = (torch.bfloat16, torch.float16)
-
-
 def _group(weight: Tensor, scale: Tensor) -> int:
     """Input columns that share a scale; 0 for all of them."""
     return 0 if scale.shape[0] == 1 else weight.shape[1] // scale.shape[0]
-
-
-def _padded(count: int) -> int:
-    return max(16, power_of_two(count))
