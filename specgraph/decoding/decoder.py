@@ -151,11 +151,9 @@ class SpeculativeDecoder:
         queued, refused = self._queue_all(requests)
         for _ in self._until_done(queued):  # the tokens are in `queued` when a request has ended
             pass
-        results = [Generation(finish_reason="refused", message=refused.get(i, "")) for i in range(len(requests))]
-        for i, state in queued.items():
-            tokens = state.token_ids[len(state.request.prompt_token_ids) :]
-            results[i] = Generation(tokens, state.finish_reason, logprobs=state.output_logprobs)
-        return results
+        results = {i: state.generation() for i, state in queued.items()}
+        results |= {i: Generation(finish_reason="refused", message=why) for i, why in refused.items()}
+        return [results[i] for i in range(len(requests))]
 
     def stream(self, requests: Sequence[Request]) -> Iterator[Chunk]:
         """As `generate`, giving the tokens of each round as they come. `Chunk.request` is the index in `requests`.
@@ -236,7 +234,8 @@ class SpeculativeDecoder:
                     self._waiting.remove(state)
                 else:
                     self.rounds.leave(state, finished=False)
-                self._ended.append(Chunk(request_id, [], 0, "cancelled"))
+                state.finish_reason = "cancelled"
+                self._ended.append(Chunk(request_id, [], 0, state.finish_reason))
                 return True
         return False
 

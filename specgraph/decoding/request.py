@@ -166,6 +166,11 @@ class Running:
         """Tokens generated so far."""
         return len(self.token_ids) - len(self.request.prompt_token_ids)
 
+    def generation(self) -> Generation:
+        """What was generated so far; of an unfinished request without a reason."""
+        tokens = self.token_ids[len(self.request.prompt_token_ids) :]
+        return Generation(tokens, self.finish_reason, logprobs=self.output_logprobs)
+
     def add(self, tokens: list[int]) -> Chunk:
         """Append what a round sampled to `token_ids`, cut at a stop token or the limit; the chunk of it.
 

@@ -58,6 +58,9 @@ class RoundChunks(Sequence[Chunk]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and self._chunks() == list(other)
 
+    def __repr__(self) -> str:
+        return repr(self._chunks())
+
     __hash__ = None  # type: ignore[assignment]
 
 

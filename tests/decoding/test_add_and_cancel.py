@@ -105,3 +105,25 @@ def test_an_open_stream_takes_no_other_request(make_decoder, shadow, alone):
     added = decoder.add(request(SHAPES[1]))
     finish(decoder, tokens, reasons)
     assert tokens == {added: alone[SHAPES[1]]}
+
+
+def test_generate_says_which_request_was_cancelled(make_decoder, shadow, alone, monkeypatch):
+    """By another thread, say, in the middle of it; requests before and behind it are finished or refused."""
+    decoder, steps = make_decoder(shadow, capture_sizes=[4]), []
+    step = decoder.step
+
+    def cancelling():
+        steps.append(len(steps))
+        if len(steps) == 3:
+            assert decoder.cancel(1)
+        return step()
+
+    monkeypatch.setattr(decoder, "step", cancelling)
+    too_long = Request(prompt_token_ids=prompt(10_000, seed=9), max_tokens=1)
+    kept, cancelled, refused = decoder.generate([request((4, 20)), request((1, 17)), too_long])
+    assert (kept.finish_reason, kept.token_ids) == ("length", alone[4, 20])
+    assert cancelled.finish_reason == "cancelled"
+    assert 0 < len(cancelled.token_ids) < 17
+    assert cancelled.token_ids == alone[1, 17][: len(cancelled.token_ids)]
+    assert (refused.finish_reason, refused.token_ids) == ("refused", [])
+    assert "10000" in refused.message

@@ -60,6 +60,7 @@ def test_kept_rounds_give_each_request_the_tokens_and_chunks_that_it_would_get_a
             chunks = RoundChunks([*rows], output, query_len, len(taken))
             assert len(chunks) == len(expected)
             assert chunks == expected
+            assert repr(chunks) == repr(expected)
         if data.draw(st.integers(0, 9)) == 0:
             steady.fold()
         if steady.left:
@@ -116,3 +117,36 @@ def test_generate_touches_no_request_in_rounds_in_which_nobody_joins_or_ends(mon
     # The token of the prompt, and rounds with at most 4 tokens to give, of this request or of the other.
     assert len(calls) <= 2 * (1 + 4 + 4) < 2 * 60 / 4 < chunks
     decoder.close()
+
+
+@pytest.mark.parametrize("rounds_per_launch", [1, 3])
+def test_chunks_may_be_read_after_their_requests_have_ended(rounds_per_launch):
+    """The same arrivals twice, one request cancelled: chunks read at once, and chunks read when all is over."""
+    target = make_target()
+    config = EngineConfig(
+        num_speculative_tokens=3, max_num_requests=3, max_model_len=72, block_size=4, capture_sizes=[1, 3],
+        prefill_sizes=[8], lowering="round", rounds_per_launch=rounds_per_launch,
+    )  # fmt: skip
+    decoder = SpeculativeDecoder(target, make_head("eagle", target), CpuPlatform(), config)
+    decoder.capture()
+
+    def steps():
+        ids = [
+            decoder.add(Request(prompt_token_ids=[token % VOCAB for token in prompt(8, seed=i)], max_tokens=length))
+            for i, length in enumerate([50, 21, 60, 33])
+        ]
+        for number in range(1000):
+            if number == 7:
+                assert decoder.cancel(ids[2])
+            yield ids[0], decoder.step()
+            if not decoder.num_unfinished:
+                return
+
+    def read(first, chunks):
+        return [(chunk.request - first, chunk.token_ids, chunk.finish_reason) for chunk in chunks]
+
+    at_once = [read(first, chunks) for first, chunks in steps()]
+    kept = [*steps()]
+    decoder.close()
+    assert sum(isinstance(chunks, RoundChunks) for _, chunks in kept) > 5
+    assert [read(first, chunks) for first, chunks in kept] == at_once
