@@ -77,7 +77,8 @@ class CudaPlatform(Platform):
         """External events can't be timed: their records are nodes of a graph.
 
         torch makes the CUDA event at its first record, and until then a wait for it orders nothing: captured, it is no
-        node of the graph. An external event is therefore recorded once here, on a stream without work.
+        node of the graph. An external event is therefore recorded once here, on a stream of torch's pool, so make it
+        outside of a capture.
         """
         if external and timing:
             raise UnsupportedError("an external event can't be timed on this platform: ask for one or the other")
