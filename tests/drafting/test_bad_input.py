@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from drafting.pairs import DRAFTERS, VOCAB, make_head, make_target
@@ -175,6 +176,14 @@ def test_a_prompt_pass_that_does_not_fit_its_inputs(arguments, kind, message):
     aux = torch.zeros(shape[0]) if shape else torch.zeros(len(positions), drafter.head.aux_size)
     with pytest.raises(kind, match=message):
         drafter.prefill(prompt, positions, blocks, aux)
+
+
+def test_counts_may_be_integers_of_numpy_and_torch():
+    sizes = torch.zeros(2, 48).shape
+    config = DraftConfig(
+        num_speculative_tokens=np.int64(2), max_num_requests=sizes[0], max_model_len=np.int32(sizes[1])
+    )
+    assert (config.num_speculative_tokens, config.max_num_requests, config.max_model_len) == (2, 2, 48)
 
 
 def test_arguments_of_other_types():
