@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from specgraph.attention import AttentionBackend, KVCache, PagedAttention
@@ -148,9 +149,9 @@ class SpeculativeDecoder:
 
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
         """Generate for all requests, in batches that shrink and grow as requests finish and join."""
-        queued, refused = self._queue_all(requests)
-        for _ in self._until_done(queued):  # the tokens are in `queued` when a request has ended
-            pass
+        with self._only(requests) as (queued, refused):
+            for _ in self._rounds_left():  # the tokens are in `queued` when a request has ended
+                pass
         results = {i: state.generation() for i, state in queued.items()}
         results |= {i: Generation(finish_reason="refused", message=why) for i, why in refused.items()}
         return [results[i] for i in range(len(requests))]
@@ -164,16 +165,20 @@ class SpeculativeDecoder:
             ConfigError: a request is wrong in itself (see `check`); nothing was run.
             CapacityError: this decoder has unfinished requests, of another stream or from `add`.
         """
-        queued, refused = self._queue_all(requests)
-        order = {state.index: i for i, state in queued.items()}
-        yield from (Chunk(index, [], 0, "refused", why) for index, why in refused.items())
-        for chunks in self._until_done(queued):
-            for chunk in chunks:
-                chunk.request = order[chunk.request]
-            yield from chunks
+        with self._only(requests) as (queued, refused):
+            order = {state.index: i for i, state in queued.items()}
+            yield from (Chunk(index, [], 0, "refused", why) for index, why in refused.items())
+            for chunks in self._rounds_left():
+                for chunk in chunks:
+                    chunk.request = order[chunk.request]
+                yield from chunks
 
-    def _queue_all(self, requests: Sequence[Request]) -> tuple[dict[int, Running], dict[int, str]]:
-        """Queue requests that no others may join; by index those that were queued, and why others were refused."""
+    @contextmanager
+    def _only(self, requests: Sequence[Request]) -> Generator[tuple[dict[int, Running], dict[int, str]]]:
+        """Queue requests that no others may join, and cancel at the end those that have not ended.
+
+        Gives the requests that were queued, and why the others were refused, both by index.
+        """
         if self.num_unfinished:
             raise CapacityError(
                 f"this decoder has {self.num_unfinished} unfinished requests, of a stream that is still open or from "
@@ -185,21 +190,22 @@ class SpeculativeDecoder:
                 self.check(request)
             except CapacityError as error:
                 refused[index] = str(error)
-        return {i: self._queue(request) for i, request in enumerate(requests) if i not in refused}, refused
-
-    def _until_done(self, queued: Mapping[int, Running]) -> Iterator[Sequence[Chunk]]:
-        """The chunks of each round until the requests of `_queue_all` have ended."""
+        queued = {i: self._queue(request) for i, request in enumerate(requests) if i not in refused}
         self._stream_open = True
         try:
-            while True:  # at least once: other ranks may have requests
-                yield self.step()
-                if not self.num_unfinished and not self.others_unfinished:
-                    break
+            yield queued, refused
         finally:
             for state in queued.values():
                 self.cancel(state.index)
             self._ended.clear()
             self._stream_open = False
+
+    def _rounds_left(self) -> Iterator[Sequence[Chunk]]:
+        """The chunks of each round until no request is left."""
+        while True:  # at least once: other ranks may have requests
+            yield self.step()
+            if not self.num_unfinished and not self.others_unfinished:
+                break
 
     @property
     def num_unfinished(self) -> int:

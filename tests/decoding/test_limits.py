@@ -70,6 +70,15 @@ def test_a_prompt_of_max_model_len_is_refused_while_others_go_on(make_decoder, s
     assert "73 tokens" in results[2].message
 
 
+def test_a_stream_that_is_closed_at_a_refused_request_leaves_none(make_decoder, shadow):
+    decoder = make_decoder(shadow)
+    stream = decoder.stream([one(MAX_MODEL_LEN, 1), one(4, 5)])
+    assert next(stream).finish_reason == "refused"
+    stream.close()
+    assert decoder.num_unfinished == 0
+    assert [len(result.token_ids) for result in decoder.generate([one(4, 5)])] == [5]
+
+
 @pytest.mark.parametrize("steps", [1, 3, 7])
 def test_generation_ends_after_a_stop_token_and_keeps_it(make_decoder, shadow, unlimited, steps):
     whole = unlimited(one(2, 30), 30)
