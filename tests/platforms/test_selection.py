@@ -15,10 +15,12 @@ from specgraph.platforms import ENV_VAR, discover, open_platform, selection
 
 @pytest.fixture
 def found(plugins):
+    cpu = discover()["cpu"]  # before a plugin takes the name of a backend that is installed here
+
     def make(*backends):
         for kwargs in backends:
             plugins.install_backend(f"plugin-{kwargs['name']}", **kwargs)
-        return {"cpu": discover()["cpu"], **discover(plugins.entries())}
+        return {"cpu": cpu, **discover(plugins.entries())}
 
     return make
 
