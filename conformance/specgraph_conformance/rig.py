@@ -76,7 +76,13 @@ def expect_close(seen: Tensor, wanted: Tensor, tolerance: float, what: str) -> N
     )
 
 
-def captured(platform: Platform, body: Callable[[], Any], pool: GraphPool | None = None, warm_up: bool = True) -> Graph:
+def captured(
+    platform: Platform,
+    body: Callable[[], Any],
+    pool: GraphPool | None = None,
+    warm_up: bool = True,
+    repeat_while: Tensor | None = None,
+) -> Graph:
     """A graph of `body`, which ran once before on the capture stream to warm up; the device is idle around it."""
     platform.synchronize()
     if warm_up:
@@ -84,7 +90,7 @@ def captured(platform: Platform, body: Callable[[], Any], pool: GraphPool | None
             body()
         platform.synchronize()
     graph = platform.graph(pool)
-    with graph.capture():
+    with graph.capture(repeat_while=repeat_while):
         body()
     platform.synchronize()
     return graph

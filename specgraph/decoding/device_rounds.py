@@ -18,7 +18,7 @@ from specgraph.decoding.blocks import BlockAllocator
 from specgraph.decoding.joining import prefill_request, write_requests
 from specgraph.decoding.metrics import AcceptanceMetrics
 from specgraph.decoding.request import Running
-from specgraph.decoding.round_outputs import NO_ROUND, ReadRound, UnreadLaunch, impossible_count
+from specgraph.decoding.round_outputs import NO_ROUND, ReadRound, RoundOutput, UnreadLaunch, impossible_count
 from specgraph.decoding.round_program import MAX_STOP_TOKENS, RoundRunner
 from specgraph.decoding.steady_rounds import RoundChunks, SteadyRounds
 from specgraph.decoding.target import TargetRunner
@@ -223,9 +223,7 @@ class DeviceRounds:
         if not (self._reads_each or read.joined):
             counts = self._steady.take(read.rows, output, query_len)
             if counts is not None:
-                self.metrics.rounds += 1
-                self.metrics.rows_without_block = output.rows_without_block
-                observe_round(self.metrics, self.adaptive, [count - 1 for count in counts], query_len - 1)
+                self._observe(output, [count - 1 for count in counts], query_len)
                 return RoundChunks(read.rows, output, query_len, len(counts))
         self._steady.fold()
         tokens = output.tokens()
@@ -244,15 +242,19 @@ class DeviceRounds:
                 if state is not None:
                     state.logprobs = read.logprobs[row][: state.num_sampled]
         if accepted:
-            self.metrics.rounds += 1
-            self.metrics.rows_without_block = output.rows_without_block
-            observe_round(self.metrics, self.adaptive, accepted, query_len - 1)
+            self._observe(output, accepted, query_len)
         for state, row, token in read.joined:
             state.num_sampled = 1
             if read.logprobs is not None:
                 state.logprobs = read.logprobs[row][:1]
             sampled.append((state, [token]))
         return sampled
+
+    def _observe(self, output: RoundOutput, accepted: list[int], query_len: int) -> None:
+        """Count a round in which requests ran; `accepted`: draft tokens per request."""
+        self.metrics.rounds += 1
+        self.metrics.rows_without_block = output.rows_without_block
+        observe_round(self.metrics, self.adaptive, accepted, query_len - 1)
 
     def _compact(self) -> None:
         """Move requests to the first rows where a smaller graph then holds them, or where lengths come from the host,

@@ -11,6 +11,7 @@ from specgraph.platforms import Discovered, Platform
 from specgraph_conformance.plugin import SESSION
 from specgraph_conformance.rig import CORE_ATTENTION
 from specgraph_conformance.session import tested_attention
+from specgraph_conformance.task_rig import Tasks
 
 
 @pytest.fixture
@@ -42,3 +43,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         session = metafunc.config.stash.get(SESSION, None)
         own = () if session is None else tested_attention(session.platform)
         metafunc.parametrize("attention", (*CORE_ATTENTION, *own))
+
+
+@pytest.fixture
+def tasks(platform: Platform) -> Iterator[Tasks]:
+    """One captured attention op."""
+    made = Tasks(platform)
+    yield made
+    made.graph.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from specgraph.platforms import Discovered, Graph, Platform
@@ -96,13 +98,7 @@ def test_any_value(platform: Platform, start: int, step: int, runs: int) -> None
             left.add_(step)
             again.copy_(left)
 
-        with platform.use(platform.capture_stream):
-            body()
-        platform.synchronize()
-        graph = platform.graph()
-        with graph.capture(repeat_while=again):
-            body()
-        return graph, seen, left
+        return captured(platform, body, repeat_while=again), seen, left
 
     graphs = [counting(), counting()]
     for graph, seen, left in graphs:
@@ -194,6 +190,21 @@ def test_special(platform: Platform) -> None:
     graph.close()
 
 
+def replays_beside_others(
+    platform: Platform, graph: Graph, x: Tensor, out: Tensor, wanted: Callable[[float], float]
+) -> None:
+    """Assert that replays fill `out` with `wanted` of what x is filled with, and write into no tensor made since; close
+    the graph."""
+    others = [torch.full_like(x, 7.0) for _ in range(8)]
+    for value in (3.0, 5.0):
+        x.fill_(value)
+        graph.replay()
+        platform.synchronize()
+        assert on_host(out).unique().tolist() == [wanted(value)]
+        assert all(on_host(other).unique().tolist() == [7.0] for other in others), "a replay wrote into an eager tensor"
+    graph.close()
+
+
 @case(
     "replay.scratch-is-not-given-away",
     "Memory that a capture allocated and dropped is not handed to eager tensors while its graph lives.",
@@ -208,14 +219,7 @@ def test_scratch(platform: Platform) -> None:
         out.copy_(scratch * 2)
 
     graph = captured(platform, body, warm_up=False)
-    others = [torch.full_like(x, 7.0) for _ in range(8)]
-    for value in (3.0, 5.0):
-        x.fill_(value)
-        graph.replay()
-        platform.synchronize()
-        assert on_host(out).unique().tolist() == [2 * value]
-        assert all(on_host(other).unique().tolist() == [7.0] for other in others), "a replay wrote into an eager tensor"
-    graph.close()
+    replays_beside_others(platform, graph, x, out, lambda value: 2 * value)
 
 
 @case(
@@ -228,11 +232,4 @@ def test_closing_leaves(platform: Platform) -> None:
     first = captured(platform, lambda: out.copy_((x * 5).exp() + 1))
     second = captured(platform, lambda: out.copy_((x * 2 + 1) * 3))
     first.close()
-    others = [torch.full_like(x, 7.0) for _ in range(8)]
-    for value in (3.0, 5.0):
-        x.fill_(value)
-        second.replay()
-        platform.synchronize()
-        assert on_host(out).unique().tolist() == [(2 * value + 1) * 3]
-        assert all(on_host(other).unique().tolist() == [7.0] for other in others), "a replay wrote into an eager tensor"
-    second.close()
+    replays_beside_others(platform, second, x, out, lambda value: (2 * value + 1) * 3)

@@ -7,7 +7,7 @@ import torch
 from specgraph.platforms import Platform
 
 from specgraph_conformance.case import case
-from specgraph_conformance.rig import on_host
+from specgraph_conformance.rig import captured, on_host
 
 
 @pytest.mark.parametrize("times", [1, 2, 9])
@@ -27,12 +27,7 @@ def test_repeats(platform: Platform, times: int) -> None:
         left.sub_(1)
         again.copy_(left)
 
-    with platform.use(platform.capture_stream):
-        body()
-    platform.synchronize()
-    graph = platform.graph()
-    with graph.capture(repeat_while=again):
-        body()
+    graph = captured(platform, body, repeat_while=again)
     total = int(on_host(runs))
     for number, wanted in enumerate((times, 1, times)):
         left.fill_(wanted)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -27,14 +27,6 @@ from specgraph_conformance.task_rig import (
 )
 
 NEEDS = ("task_update",)
-
-
-@pytest.fixture
-def tasks(platform: Platform) -> Iterator[Tasks]:
-    """One captured attention op."""
-    made = Tasks(platform)
-    yield made
-    made.graph.close()
 
 
 @case(

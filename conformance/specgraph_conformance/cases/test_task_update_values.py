@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from specgraph.attention import HostLengths
 from specgraph.errors import SpecgraphError, UpdateError
@@ -12,14 +10,6 @@ from specgraph.platforms import Platform
 from specgraph_conformance.case import case
 from specgraph_conformance.rig import expect_equal
 from specgraph_conformance.task_rig import Tasks, expect_waiting
-
-
-@pytest.fixture
-def tasks(platform: Platform) -> Iterator[Tasks]:
-    """One captured attention op."""
-    made = Tasks(platform)
-    yield made
-    made.graph.close()
 
 
 @case(
