@@ -7,7 +7,7 @@
 //   GROUPS    warpgroups, each of which multiplies 64 rows of x; one thread also loads
 //   COLUMNS   weight rows per block, a multiple of 8, at most 256; half of them gates where GATED (a multiple of 16)
 //   STAGES    tiles of x and weight in flight, 64 input columns each
-//   SPLIT     blocks that share the input columns of one output tile; 1 where GATED
+//   SPLIT     blocks that share the input columns of one output tile, at least 64 columns for each; 1 where GATED
 
 typedef unsigned short u16;
 typedef unsigned int u32;

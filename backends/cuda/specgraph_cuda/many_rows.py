@@ -54,9 +54,14 @@ def _plan(choose: ChoosePlan, kind: Kind, x: Tensor, weight: Tensor) -> Plan | N
     plan = choose(kind, x.shape[0], columns, x.shape[1])
     if plan is None or x.dtype != torch.bfloat16 or weight.dtype != x.dtype or not _aligned(x):
         return None
-    if not _aligned(weight) or not weight.is_contiguous() or _loaded(plan, x.device) is None:
+    if not _aligned(weight) or not weight.is_contiguous() or not _fits(plan, x.shape[1]):
         return None
-    return plan
+    return plan if _loaded(plan, x.device) is not None else None
+
+
+def _fits(plan: Plan, depth: int) -> bool:
+    """Whether the input columns are whole tiles of 64, and at least one for each block that shares them."""
+    return depth % 64 == 0 and depth // 64 >= plan.split
 
 
 def _aligned(tensor: Tensor) -> bool:
@@ -165,7 +170,7 @@ def launch(plan: Plan, x: Tensor, weight: Tensor, out: Tensor) -> None:
     """Launch on the current stream. The kernel before must not write the weight, which is read before that one ends.
 
     Args:
-        x: bfloat16 [T, in]; `in` a multiple of 64, rows at multiples of 16 bytes.
+        x: bfloat16 [T, in]; `in` a multiple of 64, at least 64 * plan.split; rows at multiples of 16 bytes.
         weight: [out, in], contiguous; gated [2 * out, in], gate rows first. `out` a multiple of 8.
         out: contiguous, as `KIND` of many_rows.cu says.
     """

@@ -77,16 +77,26 @@ class CudaPlatform(Platform):
         """External events can't be timed: their records are nodes of a graph.
 
         torch makes the CUDA event at its first record, and until then a wait for it orders nothing: captured, it is no
-        node of the graph. An external event is therefore recorded once here, on a stream of torch's pool, so make it
-        outside of a capture.
+        node of the graph. An external event is therefore recorded once here, on a stream that is not being captured.
         """
         if external and timing:
             raise UnsupportedError("an external event can't be timed on this platform: ask for one or the other")
         made: Any = torch.cuda.Event(enable_timing=timing, external=external)
         if external:
-            with torch.cuda.stream(torch.cuda.Stream(self.device)):
+            with torch.cuda.stream(self._stream_outside_captures()):
                 made.record()
         return made
+
+    def _stream_outside_captures(self) -> torch.cuda.Stream:
+        """torch hands out the 32 streams of its pool in turn, those that are being captured too."""
+        for _ in range(32):
+            stream = torch.cuda.Stream(self.device)
+            with torch.cuda.stream(stream):
+                if not self.is_capturing():
+                    return stream
+        raise PlatformError(
+            "all 32 streams of torch's pool are being captured: make external events before the capture"
+        )
 
     def is_capturing(self) -> bool:
         return torch.cuda.is_current_stream_capturing()

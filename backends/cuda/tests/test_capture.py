@@ -12,7 +12,7 @@ import torch
 from specgraph.benchmarking.shapes import SHAPES, random_head
 from specgraph.decoding import allocate_caches
 from specgraph.drafting import DraftConfig, Drafter, ProposeBatch
-from specgraph.errors import CaptureError, HostReadError, PlatformError, UnsupportedError
+from specgraph.errors import CaptureError, HostReadError, PlatformError
 from specgraph.platforms import Platform
 
 
@@ -241,22 +241,6 @@ def test_pool_memory_comes_back(platform: Platform) -> None:
     pool.close()
     torch.cuda.empty_cache()
     assert platform.memory().reserved <= before
-
-
-def test_external_event_orders_a_replay_and_the_host(platform: Platform) -> None:
-    if not platform.capabilities.external_events:
-        pytest.skip(platform.capabilities.external_events.reason)
-    x = torch.zeros(1, device=platform.device)
-    event = platform.event(external=True)
-    graph = platform.graph()
-    with graph.capture():
-        x.add_(1)
-        event.record(platform.current_stream())
-    graph.replay()
-    event.synchronize()
-    assert x.item() == 1
-    with pytest.raises(UnsupportedError):
-        platform.event(external=True, timing=True)
 
 
 def test_random_numbers_advance_as_in_eager(platform: Platform) -> None:

@@ -195,3 +195,17 @@ def test_rows_that_a_tensor_copy_refuses_are_left_to_the_library() -> None:
     assert _aligned(whole[:, 8:72])
     for refused in (whole[:, 1:65], whole.view(-1)[:64].expand(96, 64), whole.T, rows[: 95 * 4095].view(95, 4095)):
         assert not _aligned(refused)
+
+
+def test_a_plan_with_more_splits_than_tiles_is_left_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block without input columns would write sums that it never set."""
+    pytest.importorskip("cuda.bindings.nvrtc")
+    from specgraph_cuda import many_rows
+
+    launched: list[int] = []
+    monkeypatch.setattr(many_rows, "_loaded", lambda plan, device: "a kernel")
+    monkeypatch.setattr(many_rows, "launch", lambda plan, x, weight, out: launched.append(x.shape[1]))
+    own = many_rows.linears(lambda *shape: Plan(2, 128, 7, 4, "PARTS"))
+    for depth in (64, 192, 200, 256, 264, 320):
+        own.parts(torch.empty(96, depth, dtype=torch.bfloat16), torch.empty(64, depth, dtype=torch.bfloat16))
+    assert launched == [256, 320]
