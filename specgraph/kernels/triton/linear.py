@@ -37,6 +37,12 @@ def x_row_starts(x, weight, row, rows, columns, depth, x_stride, MASKED: tl.cons
 
 
 @triton.jit
+def load_rows(at, live, MASKED: tl.constexpr):
+    """x at the addresses `at` [ROWS, DEPTH]; under a mask, zeros in rows that are not `live` [ROWS]."""
+    return tl.load(at, mask=live[:, None] if MASKED else None, other=0.0 if MASKED else None)
+
+
+@triton.jit
 def linear_kernel(
     x, weight, bias, residual, out, rows, columns, depth, x_stride, residual_stride,
     BIASED: tl.constexpr, RESIDUAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
@@ -55,7 +61,7 @@ def linear_kernel(
     w_rows = weight + safe.to(tl.int64)[:, None] * depth + inner
     acc = tl.zeros((ROWS, COLUMNS), tl.float32)
     for k in range(0, depth, DEPTH):
-        a = tl.load(x_rows + k, mask=live[:, None] if MASKED else None, other=0.0 if MASKED else None)
+        a = load_rows(x_rows + k, live, MASKED)
         acc = tl.dot(a, tl.trans(tl.load(w_rows + k, eviction_policy="evict_first")), acc)
     mask = live[:, None] & (column < columns)[None, :]
     if BIASED:
@@ -88,7 +94,7 @@ def gate_up_kernel(
     gate = tl.zeros((ROWS, COLUMNS), tl.float32)
     up = tl.zeros((ROWS, COLUMNS), tl.float32)
     for k in range(0, depth, DEPTH):
-        a = tl.load(x_rows + k, mask=live[:, None] if MASKED else None, other=0.0 if MASKED else None)
+        a = load_rows(x_rows + k, live, MASKED)
         gate = tl.dot(a, tl.trans(tl.load(gate_rows + k, eviction_policy="evict_first")), gate)
         up = tl.dot(a, tl.trans(tl.load(up_rows + k, eviction_policy="evict_first")), up)
     if BIASED:
@@ -125,7 +131,7 @@ def head_kernel(
     w_rows = weight + safe.to(tl.int64)[:, None] * depth + inner
     acc = tl.zeros((ROWS, COLUMNS), tl.float32)
     for k in range(0, depth, DEPTH):
-        a = tl.load(x_rows + k, mask=live[:, None] if MASKED else None, other=0.0 if MASKED else None)
+        a = load_rows(x_rows + k, live, MASKED)
         acc = tl.dot(a, tl.trans(tl.load(w_rows + k, eviction_policy="evict_first")), acc)
     rounded = acc.to(x.dtype.element_ty)
     inside = (column < columns)[None, :]

@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from specgraph.kernels.triton.linear import load_rows
+
 
 @triton.jit
 def scaled_kernel(
@@ -88,7 +90,7 @@ def linear_fp8_kernel(
     w_rows = weight + safe.to(tl.int64)[:, None] * depth + inner
     acc = tl.zeros((ROWS, COLUMNS), tl.float32)
     for k in range(0, depth, DEPTH):
-        a = tl.load(a_rows + k, mask=live[:, None] if MASKED else None, other=0.0 if MASKED else None)
+        a = load_rows(a_rows + k, live, MASKED)
         w = tl.load(w_rows + k, eviction_policy="evict_first")
         at = scale + (k // GROUP if GROUP else 0) * scale_stride + safe
         acc = add_product(acc, a, w, at, GROUP > 0)
@@ -127,7 +129,7 @@ def gate_up_fp8_kernel(
     gate = tl.zeros((ROWS, COLUMNS), tl.float32)
     up = tl.zeros((ROWS, COLUMNS), tl.float32)
     for k in range(0, depth, DEPTH):
-        a = tl.load(a_rows + k, mask=live[:, None] if MASKED else None, other=0.0 if MASKED else None)
+        a = load_rows(a_rows + k, live, MASKED)
         at = scale + (k // GROUP if GROUP else 0) * scale_stride + safe
         w = tl.load(gate_rows + k, eviction_policy="evict_first")
         gate = add_product(gate, a, w, at, GROUP > 0)
