@@ -71,17 +71,19 @@ def run_suite(platform: str, selection: Selection, *, quiet: bool = False) -> Re
     Raises:
         PlatformError, ConfigError: before anything runs: the platform, the declared gaps or the selection are wrong.
     """
-    with tempfile.TemporaryDirectory(prefix="specgraph-conformance-") as folder:
+    with tempfile.TemporaryDirectory(prefix="specgraph-conformance-") as folder, _interruptible() as interruption:
         records = RecordFile(Path(folder) / "records.jsonl")
         command = [sys.executable, "-m", "pytest", *selection.arguments(platform)]
         command += ["--specgraph-records", str(records.path)]
         while True:
             finished = len(records.results())
-            status, tail = _run(command, records, quiet)
+            status, tail = _run(command, records, quiet, interruption)
             planned = _planned(records)
             if planned is None:
+                if interruption.signals:
+                    raise KeyboardInterrupt
                 _explain(platform, selection, tail)
-            if status == pytest.ExitCode.INTERRUPTED:
+            if interruption.signals or status == pytest.ExitCode.INTERRUPTED:
                 return _interrupted(planned, records.results())
             if (case_id := records.unfinished()) is not None:
                 _record_lost(records, planned, case_id, status, tail)
@@ -94,35 +96,57 @@ def run_suite(platform: str, selection: Selection, *, quiet: bool = False) -> Re
                 return _interrupted(planned, results)
 
 
-def _run(command: Sequence[str], records: RecordFile, quiet: bool) -> tuple[int, str]:
+@dataclass(slots=True)
+class _Interruption:
+    """Ctrl-C, or SIGTERM, which the time limits of `timeout` and of CI send: both end a run with its report."""
+
+    signals: int = 0
+    """How many came."""
+    process: subprocess.Popen[str] | None = None
+    """The process that runs cases now; None between two of them."""
+
+    def handle(self, number: int, frame: object) -> None:
+        """Interrupt the process with the cases; a second signal ends it where it is."""
+        self.signals += 1
+        self.pass_on()
+
+    def pass_on(self) -> None:
+        """What has come so far, to the process, if there is one."""
+        if self.signals and self.process is not None:
+            self.process.send_signal(signal.SIGINT if self.signals == 1 else signal.SIGKILL)
+
+
+@contextmanager
+def _interruptible() -> Generator[_Interruption]:
+    """Note signals for as long as the block runs, also while no process with cases does."""
+    interruption = _Interruption()
+    if threading.current_thread() is not threading.main_thread():
+        yield interruption
+        return
+    former = {number: signal.signal(number, interruption.handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield interruption
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def _run(command: Sequence[str], records: RecordFile, quiet: bool, interruption: _Interruption) -> tuple[int, str]:
     """Exit status, and the last lines of the output, which is passed on once cases run."""
     tail: list[str] = []
     # In a session of its own: Ctrl-C and `timeout` signal whole process groups, and it is interrupted once, from here.
     start = functools.partial(subprocess.Popen[str], text=True, errors="replace", start_new_session=True)
-    with _term_interrupts(), start(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as p:
+    with start(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as interruption.process:
+        p = interruption.process
         assert p.stdout is not None
-        try:
-            for line in p.stdout:
-                tail = [*tail[-40:], line]
-                if not quiet and records.path.exists():
-                    sys.stderr.write(line)
-        except KeyboardInterrupt:
-            p.send_signal(signal.SIGINT)
-            tail += p.stdout.readlines()
-        return p.wait(), "".join(tail)
-
-
-@contextmanager
-def _term_interrupts() -> Generator[None]:
-    """SIGTERM, which the time limits of `timeout` and of CI send, ends the run as Ctrl-C does: with its report."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    former = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, former)
+        interruption.pass_on()  # what came before there was a process
+        for line in p.stdout:
+            tail = [*tail[-40:], line]
+            if not quiet and records.path.exists():
+                sys.stderr.write(line)
+        status = p.wait()
+    interruption.process = None
+    return status, "".join(tail)
 
 
 def _planned(records: RecordFile) -> dict[str, Any] | None:

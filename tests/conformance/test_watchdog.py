@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conformance.reports import complete_report
-from specgraph_conformance import watchdog
+from conformance.third_party import install, specgraph
+from specgraph_conformance import run, watchdog
 from specgraph_conformance.records import RecordFile
 from specgraph_conformance.render import verdict
 from specgraph_conformance.report import Subject
-from specgraph_conformance.run import _interrupted, _run
+from specgraph_conformance.run import _interrupted, _interruptible, _record_lost, _run
 
 
 def test_a_block_that_hangs_expires(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,9 +101,31 @@ def test_a_time_limit_from_outside_ends_the_run_as_ctrl_c_does(tmp_path: Path) -
         "os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)"
     )
     former = signal.getsignal(signal.SIGTERM)
-    status, tail = _run([sys.executable, "-c", child], RecordFile(tmp_path / "records.jsonl"), quiet=True)
+    with _interruptible() as interruption:
+        status, tail = _run([sys.executable, "-c", child], RecordFile(tmp_path / "records.jsonl"), True, interruption)
     assert status == -signal.SIGINT
     assert "KeyboardInterrupt" in tail
+    assert signal.getsignal(signal.SIGTERM) is former
+
+
+def test_a_signal_between_two_processes_of_a_run_leaves_its_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a crash nobody runs cases until the next process is started: the signal comes then."""
+    crash = "import os\nPlatform.memory = lambda self: os._exit(11)\n"
+    folder, former = install(tmp_path / "site", extra=crash), signal.getsignal(signal.SIGTERM)
+
+    def record_lost(*args: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        _record_lost(*args)
+
+    monkeypatch.setattr(run, "_record_lost", record_lost)
+    cases = ["--case", "device.memory-figures-agree", "--case", "streams.event-verbs"]
+    done = specgraph(folder, "conformance", "acme", *cases, "--json", str(tmp_path / "r.json"))
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert done.returncode == 1
+    assert [case["outcome"] for case in report["cases"]] == ["failed"]
+    assert report["problems"] == ["interrupted: 1 of 2 selected cases ran"]
     assert signal.getsignal(signal.SIGTERM) is former
 
 

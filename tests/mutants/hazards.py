@@ -667,6 +667,16 @@ HAZARDS: dict[str, Hazard] = {
         "torn results of the last round before a drafter is closed",
         "close() frees a graph that still runs",
     ),
+    "scratch-given-away": Hazard(
+        REVIEW,
+        "values of eager tensors change at a replay",
+        "memory that a capture made and dropped comes from the ordinary allocator, which hands it out again",
+    ),
+    "close-frees-other-graphs": Hazard(
+        REVIEW,
+        "closing a drafter of one model breaks the other's",
+        "close() gives the memory of all captures back",
+    ),
     "logprobs-of-other-logits": Hazard(
         REVIEW,
         "log-probabilities that no target gives, or more of them than tokens",
@@ -679,7 +689,5 @@ NOT_PUT_BACK: dict[str, str] = {
         "needs a device whose collectives can be captured: the cases of the group `collectives` run where a platform "
         "claims them, and the MUSA backend's policy refuses the combination"
     ),
-    "wait-returns-early": "work of the cpu platform is done when it is issued, so that every wait is long enough",
-    "closed-under-a-replay": "work of the cpu platform is done when it is issued, before anybody can close its graph",
 }
 """Hazards without a mutant, and why."""

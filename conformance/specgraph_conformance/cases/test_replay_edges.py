@@ -208,6 +208,7 @@ def replays_beside_others(
 @case(
     "replay.scratch-is-not-given-away",
     "Memory that a capture allocated and dropped is not handed to eager tensors while its graph lives.",
+    hazard="scratch-given-away",
     cause="a tensor made in a capture comes from the ordinary allocator, or the pool gives freed blocks back too early",
 )
 def test_scratch(platform: Platform) -> None:
@@ -225,6 +226,7 @@ def test_scratch(platform: Platform) -> None:
 @case(
     "replay.closing-one-graph-leaves-others",
     "After close() of one graph, a graph with a pool of its own replays right and writes no other tensor.",
+    hazard="close-frees-other-graphs",
     cause="close() gives the memory of all captures back, not of this one",
 )
 def test_closing_leaves(platform: Platform) -> None:
