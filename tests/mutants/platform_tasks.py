@@ -19,6 +19,26 @@ class _Dropped(Exception):
     """Ends an update block so that the real platform rewrites nothing."""
 
 
+class Ungating(WrappedPlatform):
+    """Knows its task groups, and opens the gates of some of them before each replay."""
+
+    class graph_type(WrappedGraph):
+        def replay(self) -> None:
+            for group in self.platform.open_groups(self.platform.groups):
+                group.is_updated = True
+            self.inner.replay()
+
+    def __init__(self, inner: Platform) -> None:
+        super().__init__(inner)
+        self.groups: list[Any] = []
+
+    @contextmanager
+    def task_group(self) -> Iterator[Any]:
+        with self.inner.task_group() as group:
+            self.groups.append(group)
+            yield group
+
+
 @mutant("update-dropped", "platform")
 def update_dropped(patch: pytest.MonkeyPatch) -> None:
     """A task update opens the gate and rewrites nothing."""
@@ -40,24 +60,8 @@ def update_dropped(patch: pytest.MonkeyPatch) -> None:
 def update_missing(patch: pytest.MonkeyPatch) -> None:
     """Nothing gates the captured tasks: a replay without an update runs with the last lengths."""
 
-    class Ungated(WrappedGraph):
-        def replay(self) -> None:
-            for group in self.platform.groups:
-                group.is_updated = True
-            self.inner.replay()
-
-    class Broken(WrappedPlatform):
-        graph_type = Ungated
-
-        def __init__(self, inner: Platform) -> None:
-            super().__init__(inner)
-            self.groups: list[Any] = []
-
-        @contextmanager
-        def task_group(self) -> Iterator[Any]:
-            with self.inner.task_group() as group:
-                self.groups.append(group)
-                yield group
+    class Broken(Ungating):
+        open_groups = staticmethod(lambda groups: groups)
 
     install(patch, Broken)
 
@@ -90,26 +94,6 @@ def update_before_previous_replay_ends(patch: pytest.MonkeyPatch) -> None:
                 pass
 
     install(patch, Broken)
-
-
-class Ungating(WrappedPlatform):
-    """Knows its task groups, and opens the gates of some of them before each replay."""
-
-    class graph_type(WrappedGraph):
-        def replay(self) -> None:
-            for group in self.platform.open_groups(self.platform.groups):
-                group.is_updated = True
-            self.inner.replay()
-
-    def __init__(self, inner: Platform) -> None:
-        super().__init__(inner)
-        self.groups: list[Any] = []
-
-    @contextmanager
-    def task_group(self) -> Iterator[Any]:
-        with self.inner.task_group() as group:
-            self.groups.append(group)
-            yield group
 
 
 @mutant("one-group-not-gated", "platform")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
 from specgraph import kernels
-from specgraph.platforms import Platform
+from specgraph.platforms import Graph, Platform, TaskGroup
 
 
 @contextlib.contextmanager
@@ -24,6 +24,20 @@ def stalled() -> Iterator[None]:
     finally:
         flag.fill_(1)
         torch.cuda.current_stream().synchronize()  # the flag may go
+
+
+def one_group_each(
+    platform: Platform, parts: list[torch.Tensor], work: Callable[[torch.Tensor], object]
+) -> tuple[Graph, list[TaskGroup]]:
+    """A graph that does `work` on each part in a task group of its own."""
+    parts[0].add_(1.0).zero_()
+    graph, groups = platform.graph(), list[TaskGroup]()
+    with graph.capture():
+        for part in parts:
+            with platform.task_group() as group:
+                work(part)
+            groups.append(group)
+    return graph, groups
 
 
 class Stored:

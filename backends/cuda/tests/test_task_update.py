@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from captured_updates import HostAttention, Stored, stalled
+from captured_updates import HostAttention, Stored, one_group_each, stalled
 
 from specgraph.errors import UpdateError
 from specgraph.platforms import Platform
@@ -239,15 +239,7 @@ def test_host_lengths_give_the_bits_of_device_lengths(
 def test_many_groups_in_any_order_of_updates(updating: Platform) -> None:
     x = torch.zeros(24, device=updating.device)
     parts = list(x.unbind())
-    parts[0].add_(1.0).zero_()
-    graph = updating.graph()
-    groups = []
-    with graph.capture():
-        for part in parts:
-            with updating.task_group() as group:
-                part.mul_(2.0)
-                part.add_(1.0)
-            groups.append(group)
+    graph, groups = one_group_each(updating, parts, lambda part: part.mul_(2.0).add_(1.0))
     expected = torch.zeros(24)
     for number in range(1, 6):
         for i in torch.randperm(24).tolist():

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from captured_updates import HostAttention, Stored
+from captured_updates import HostAttention, Stored, one_group_each
 
 from specgraph.errors import CaptureError, UpdateError
 from specgraph.platforms import Platform
@@ -32,14 +32,7 @@ def test_an_update_of_attention_on_other_tensors_is_refused(updating: Platform) 
 def test_updates_of_one_batch_are_all_made_or_none(updating: Platform) -> None:
     x = torch.zeros(3, device=updating.device)
     parts = list(x.unbind())
-    parts[0].add_(1.0).zero_()
-    graph = updating.graph()
-    groups = []
-    with graph.capture():
-        for part in parts:
-            with updating.task_group() as group:
-                part.fill_(1.0)
-            groups.append(group)
+    graph, groups = one_group_each(updating, parts, lambda part: part.fill_(1.0))
 
     def update(number: int, value: float) -> None:
         with updating.task_update(groups[number]):
