@@ -87,6 +87,9 @@ class Capabilities:
 
     shared_pool: Support
     """Several graphs can allocate from one pool."""
+    fork_in_capture: Support = field(default_factory=yes)
+    """In a capture, streams that wait for its work take part in it, and it can wait for them. No drafter or decoder
+    of this package needs it."""
     external_events: Support
     """Events recorded or waited for inside a graph, visible outside of it."""
     collectives_in_graph: Support

@@ -9,7 +9,8 @@ from specgraph_conformance.standard import SUITE_VERSION, expected_ids, listed_c
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NAMES = ("graphs", "merged_loop", "task_update", "shared_pool", "external_events", "collectives_in_graph",
-         "random_in_graph", "host_read_detection", "order_detection", "float8")  # fmt: skip
+         "random_in_graph", "host_read_detection", "order_detection", "float8",
+         "fork_in_capture")  # fmt: skip
 
 
 def source(distribution: str, **changes: Any) -> dict[str, Any]:

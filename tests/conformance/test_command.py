@@ -139,6 +139,33 @@ def test_a_device_that_is_left_capturing_is_replaced(tmp_path: Path) -> None:
     assert outcomes(load(tmp_path / "r.json")) == dict(zip(asked, ["failed", "passed"], strict=True))
 
 
+def test_a_device_whose_captures_have_one_stream(tmp_path: Path) -> None:
+    one_stream = """
+    from dataclasses import replace
+    from specgraph.platforms import no
+    from specgraph.reference.platform import CAPABILITIES
+    from specgraph.reference.stream import CpuEvent
+
+    class Event(CpuEvent):
+        def wait(self, stream=None):
+            if self._captured is not None:
+                raise RuntimeError("events in a capture are not supported")
+            super().wait(stream)
+
+    import specgraph.reference.stream
+    specgraph.reference.stream.CpuEvent = Event
+    Platform.capabilities = replace(CAPABILITIES, fork_in_capture=no("one stream per capture"))
+    """
+    folder = install(tmp_path / "site", extra=one_stream)
+    asked = ["capture.fork-and-join", "capture.unjoined-fork-refused", "capture.fork-refused-if-absent"]
+    options = [word for case in asked for word in ("--case", case)]
+    done = specgraph(folder, "conformance", "acme", *options, "--json", str(tmp_path / "r.json"))
+    assert done.returncode == 0, done.stdout
+    report = load(tmp_path / "r.json")
+    assert outcomes(report) == dict(zip(asked, ["absent", "absent", "passed"], strict=True))
+    assert {case["reason"] for case in report["cases"][:2]} == {"fork_in_capture: one stream per capture"}
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

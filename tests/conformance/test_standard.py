@@ -168,6 +168,16 @@ def test_a_declared_gap_counts_unless_its_capability_is_the_device_s_choice() ->
     assert answers(optional)["graphs"] == ()
 
 
+def test_a_device_whose_captures_have_one_stream_may_leave_out_forks() -> None:
+    able, unable = complete_report(), complete_report(absent=("fork_in_capture",))
+    for id in ("capture.fork-and-join", "capture.unjoined-fork-refused"):
+        reason = "fork_in_capture: why fork_in_capture is so"
+        unable = changed(unable, id, "absent", reason)
+        assert answers(changed(able, id, "absent", reason))["graphs"], "claimed, and absent"
+    assert answers(unable)["graphs"] == answers(unable)["parallel"] == ()
+    assert answers(changed(unable, "capture.fork-refused-if-absent", "failed"))["graphs"]
+
+
 def test_a_partial_run_conforms_to_nothing() -> None:
     report = complete_report()
     part = replace(report, cases=[result for result in report.cases if result.group == "discovery"])

@@ -677,6 +677,11 @@ HAZARDS: dict[str, Hazard] = {
         "closing a drafter of one model breaks the other's",
         "close() gives the memory of all captures back",
     ),
+    "fork-passed-over": Hazard(
+        REVIEW,
+        "work of a second stream runs once, at the capture, and in no replay",
+        "a wait for work of a capture does nothing on a device whose captures have one stream",
+    ),
     "logprobs-of-other-logits": Hazard(
         REVIEW,
         "log-probabilities that no target gives, or more of them than tokens",

@@ -1,12 +1,13 @@
 """Broken graphs and pools: what a capture leaves behind, and whose memory is whose."""
 
-# pyright: reportIncompatibleMethodOverride=false
+# pyright: reportIncompatibleMethodOverride=false, reportPrivateUsage=false
 from __future__ import annotations
 
 import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,9 @@ from mutants.platform_wrapper import WrappedGraph, WrappedPlatform, install
 from mutants.registry import mutant
 
 import specgraph.platforms.graph
-from specgraph.platforms import Graph, GraphPool, Platform
+from specgraph.platforms import Graph, GraphPool, Platform, no
+from specgraph.reference.recorder import Recorder
+from specgraph.reference.stream import CpuEvent
 from specgraph.reference.tasks import Task
 
 
@@ -101,6 +104,31 @@ def pool_clash(patch: pytest.MonkeyPatch) -> None:
         def graph(self, pool: Any = None) -> Any:
             return self.graph_type(self.inner.graph(self.graph_pool()), self)
 
+    install(patch, Broken)
+
+
+@mutant("fork-passed-over", "platform")
+def fork_passed_over(patch: pytest.MonkeyPatch) -> None:
+    """A device that says that captures have one stream passes over waits for their work."""
+
+    class Broken(WrappedPlatform):
+        capabilities = property(
+            lambda self: replace(self.inner.capabilities, fork_in_capture=no("captures have one stream"))
+        )
+
+    wait, record = CpuEvent.wait, Recorder._record
+
+    def wait_outside(self: CpuEvent, stream: Any = None) -> None:
+        if self._platform.recorder is None:
+            wait(self, stream)
+
+    def record_one_stream(self: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        if self.order.clock_of(self._platform.current_stream()) is None:
+            return func(*args, **kwargs)  # runs at once
+        return record(self, func, args, kwargs)
+
+    patch.setattr(CpuEvent, "wait", wait_outside)
+    patch.setattr(Recorder, "_record", record_one_stream)
     install(patch, Broken)
 
 

@@ -10,7 +10,7 @@ from specgraph.errors import CaptureError
 from specgraph.platforms import Graph, Platform
 
 from specgraph_conformance.case import case
-from specgraph_conformance.rig import captured, expect_equal, on_host
+from specgraph_conformance.rig import captured, expect_equal, on_host, require_forks
 
 
 @case(
@@ -128,6 +128,7 @@ def test_capture_stream(platform: Platform) -> None:
     cause="use() inside a capture leaves it, or waits between streams aren't recorded",
 )
 def test_fork(platform: Platform) -> None:
+    require_forks(platform)
     x = torch.arange(8.0, device=platform.device)
     left, right, total = (torch.zeros(8, device=platform.device) for _ in range(3))
     side = platform.stream()

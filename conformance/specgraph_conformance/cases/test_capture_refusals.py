@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from specgraph.errors import CaptureError
+from specgraph.errors import CaptureError, SpecgraphError
 from specgraph.platforms import Platform
 from torch import Tensor
 
 from specgraph_conformance.case import case
-from specgraph_conformance.rig import assert_usable, captured, on_host
+from specgraph_conformance.rig import assert_usable, captured, on_host, require_forks
 
 HOST_READS: dict[str, Callable[[Tensor], Any]] = {
     "item": lambda x: x[0].item(),
@@ -146,6 +146,7 @@ def test_exception(platform: Platform) -> None:
     cause="the vendor's error at the end of the capture isn't turned into CaptureError",
 )
 def test_unjoined(platform: Platform) -> None:
+    require_forks(platform)
     x = torch.zeros(8, device=platform.device)
     side = platform.stream()
     platform.synchronize()
@@ -155,6 +156,28 @@ def test_unjoined(platform: Platform) -> None:
         side.wait_stream(platform.current_stream())
         with platform.use(side):
             x.add_(1)
+    assert_usable(platform)
+
+
+@case(
+    "capture.fork-refused-if-absent",
+    "Without the capability, a stream that waits for work of a capture is refused at the latest when the capture ends, "
+    "and the platform is usable after it.",
+    hazard="fork-passed-over",
+    cause="the wait is passed over: the other stream's work runs at once, or is missing from the graph",
+    unless=("fork_in_capture",),
+    quick=True,
+)
+def test_fork_absent(platform: Platform) -> None:
+    x, side = torch.zeros(8, device=platform.device), platform.stream()
+    platform.synchronize()
+    graph = platform.graph()
+    with pytest.raises((SpecgraphError, RuntimeError)), graph.capture():
+        x.add_(1)
+        side.wait_stream(platform.current_stream())
+        with platform.use(side):
+            x.add_(1)
+        platform.current_stream().wait_stream(side)
     assert_usable(platform)
 
 
