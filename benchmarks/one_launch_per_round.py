@@ -191,10 +191,14 @@ def compare(platform, requests, decoders, prompts, length, rounds, repeats):
     return rows
 
 
-def random_pair(platform, name, requests, dtype, rounds, repeats, cache):
-    """Each way's times with a target of random weights; with 0 repeats its trace."""
+def random_decoders(platform, name, requests, dtype, length, ways, cache):
+    """A decoder of each way for a target of random weights, and prompts for its requests.
+
+    Args:
+        length: max_model_len.
+        cache: keeps the models of the last target.
+    """
     shape, layers, context = TARGETS[name]
-    length = context + ((2 * rounds + LEAD) * repeats + 60) * (K + 1)
     if name not in cache:
         cache.clear()
         most = context + 600 * (K + 1)
@@ -205,7 +209,7 @@ def random_pair(platform, name, requests, dtype, rounds, repeats, cache):
     g = torch.Generator().manual_seed(0)
     prompts = torch.randint(0, target.vocab_size, (requests, context), generator=g).tolist()
     decoders = {}
-    for name_of_way, options in WAYS.items():
+    for name_of_way, options in ways.items():
         config = EngineConfig(
             num_speculative_tokens=K, max_num_requests=requests, max_model_len=length, **options,
             block_size=attention.preferred_block_size, capture_sizes=[requests], prefill_sizes=[min(256, context)],
@@ -213,6 +217,13 @@ def random_pair(platform, name, requests, dtype, rounds, repeats, cache):
         )  # fmt: skip
         decoders[name_of_way] = SpeculativeDecoder(target, head, platform, config, attention=attention)
         decoders[name_of_way].capture()
+    return decoders, prompts
+
+
+def random_pair(platform, name, requests, dtype, rounds, repeats, cache):
+    """Each way's times with a target of random weights; with 0 repeats its trace."""
+    length = TARGETS[name][2] + ((2 * rounds + LEAD) * repeats + 60) * (K + 1)
+    decoders, prompts = random_decoders(platform, name, requests, dtype, length, WAYS, cache)
     rows = compare(platform, requests, decoders, prompts, length, rounds, repeats)
     for decoder in decoders.values():
         decoder.close()

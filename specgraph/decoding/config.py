@@ -10,6 +10,7 @@ from specgraph.decoding.adaptive_k import check_times
 from specgraph.drafting import DraftConfig
 from specgraph.errors import ConfigError
 from specgraph.options import KVCacheDtype
+from specgraph.runner.config import check_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,19 +59,18 @@ class EngineConfig(DraftConfig):
                 )
         if self.round_times is not None:
             check_times(self.round_times, self.sizes, self.k_candidates)
+        check_count("rounds_per_launch", self.rounds_per_launch, 1)
+        if self.prefill_chunk is not None:
+            check_count("prefill_chunk", self.prefill_chunk, 1)
         if self.rounds_ahead not in (0, 1):
             raise ConfigError(f"rounds_ahead must be 0 or 1, got {self.rounds_ahead}")
         if self.rounds_per_launch > 1 and self.logprobs:
             raise ConfigError("logprobs are kept of one round per launch: leave out rounds_per_launch, or logprobs")
-        if self.rounds_per_launch < 1:
-            raise ConfigError(f"rounds_per_launch must be at least 1, got {self.rounds_per_launch}")
         if self.rounds_per_launch > 1 and self.lowering != "round":
             raise ConfigError(
                 f"rounds_per_launch is {self.rounds_per_launch}, and the lowering '{self.lowering}': only the lowering "
                 "'round' has whole rounds in a launch"
             )
-        if self.prefill_chunk is not None and self.prefill_chunk < 1:
-            raise ConfigError(f"prefill_chunk must be at least 1, got {self.prefill_chunk}")
         if self.synthetic_acceptance is not None:
             acceptance_chances(self.synthetic_acceptance, self.num_speculative_tokens)
         if self.synthetic_tree_acceptance is not None:

@@ -98,7 +98,7 @@ class SpeculativeDecoder:
             drafter=self.drafter,
             sampling=asked,
         )
-        self.metrics = AcceptanceMetrics(config.num_speculative_tokens if head is not None else 0)
+        self._metrics = AcceptanceMetrics(config.num_speculative_tokens if head is not None else 0)
         self._waiting: deque[Running] = deque()
         self._ended: list[Chunk] = []
         self._stream_open = False
@@ -115,9 +115,9 @@ class SpeculativeDecoder:
         if self.drafter is not None and config.lowering == "round":
             whole = RoundRunner(self.target, self.drafter, config)
             self.runners = {**self.runners, "round": whole}
-            self.rounds = DeviceRounds(self.target, self.drafter, whole, self.allocator, self.metrics)
+            self.rounds = DeviceRounds(self.target, self.drafter, whole, self.allocator, self._metrics)
         else:
-            self.rounds = Rounds(self.target, self.drafter, self.allocator, self.metrics, self.query_len)
+            self.rounds = Rounds(self.target, self.drafter, self.allocator, self._metrics, self.query_len)
 
     def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Capture all graphs. Call once before generating; nothing is captured at request time.
@@ -146,6 +146,13 @@ class SpeculativeDecoder:
             times = same_times(self._ranks, times)
         self.rounds.adaptive = AdaptiveK(times, self.config.num_speculative_tokens)
         return times
+
+    @property
+    def metrics(self) -> AcceptanceMetrics:
+        """Counts over the rounds that were handed out."""
+        if isinstance(self.rounds, DeviceRounds):
+            self.rounds.fold()
+        return self._metrics
 
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
         """Generate for all requests, in batches that shrink and grow as requests finish and join."""

@@ -18,7 +18,7 @@ from specgraph.decoding.blocks import BlockAllocator
 from specgraph.decoding.joining import prefill_request, write_requests
 from specgraph.decoding.metrics import AcceptanceMetrics
 from specgraph.decoding.request import Running
-from specgraph.decoding.round_outputs import NO_ROUND, ReadRound, RoundOutput, UnreadLaunch, impossible_count
+from specgraph.decoding.round_outputs import NO_ROUND, ReadRound, UnreadLaunch, impossible_count
 from specgraph.decoding.round_program import MAX_STOP_TOKENS, RoundRunner
 from specgraph.decoding.steady_rounds import RoundChunks, SteadyRounds
 from specgraph.decoding.target import TargetRunner
@@ -67,15 +67,19 @@ class DeviceRounds:
         """Rows per request in the last round: how its sampled tokens and hidden states are packed."""
         self._most_tokens = self.config.rounds_per_launch * max(self.config.query_lens)
         """Of a request in one launch."""
-        self._steady = SteadyRounds()
+        self._steady = SteadyRounds(metrics)
         self._reads_each = self.config.logprobs or target.attention.host_parameters
         """Whether the host reads every request of every round."""
 
     @property
     def running(self) -> list[Running]:
         """The requests that run, by row."""
-        self._steady.fold()
+        self.fold()
         return [state for state in self.rows if state is not None]
+
+    def fold(self) -> None:
+        """Bring `Running.token_ids` and the metrics up to date with all rounds that were handed out."""
+        self._steady.fold()
 
     def step(self, admit: Callable[[], None]) -> list[tuple[Running, list[int]]] | RoundChunks:
         """Launch, let requests join, and hand out the oldest round that was not handed out; of a launch with several
@@ -91,7 +95,8 @@ class DeviceRounds:
         sampled: list[tuple[Running, list[int]]] | RoundChunks = []
         while not sampled:
             while not self._ready and len(self._unread) <= self.runner.rounds_ahead:
-                self._vacate()
+                if self._left:
+                    self._vacate()
                 is_enough = self._all_may_end()
                 rows = [] if is_enough else self._launch()
                 admit()
@@ -165,9 +170,8 @@ class DeviceRounds:
         """Make the rows of requests that left inert, before anybody joins there."""
         for row in self._left:
             self.target.round.num_sampled[row].fill_(0)
-        if self._left:
-            self._left.clear()
-            self._compact()
+        self._left.clear()
+        self._compact()
 
     def _launch(self) -> list[Running | None]:
         """Launch one round, or several, over the rows in use; returns who is in them."""
@@ -221,10 +225,12 @@ class DeviceRounds:
         """Give each request of a round its tokens."""
         output, query_len, row = read.output, read.query_len, 0
         if not (self._reads_each or read.joined):
-            counts = self._steady.take(read.rows, output, query_len)
-            if counts is not None:
-                self._observe(output, [count - 1 for count in counts], query_len)
-                return RoundChunks(read.rows, output, query_len, len(counts))
+            accepted = self._steady.take(read.rows, output, query_len)
+            if accepted is not None:
+                if self.adaptive is not None and query_len > 1:
+                    self.adaptive.rates.observe(query_len - 1, accepted)
+                self.metrics.rows_without_block = output.rows_without_block
+                return RoundChunks(read.rows, output, query_len, len(accepted))
         self._steady.fold()
         tokens = output.tokens()
         sampled: list[tuple[Running, list[int]]] = []
@@ -242,19 +248,15 @@ class DeviceRounds:
                 if state is not None:
                     state.logprobs = read.logprobs[row][: state.num_sampled]
         if accepted:
-            self._observe(output, accepted, query_len)
+            self.metrics.rounds += 1
+            self.metrics.rows_without_block = output.rows_without_block
+            observe_round(self.metrics, self.adaptive, accepted, query_len - 1)
         for state, row, token in read.joined:
             state.num_sampled = 1
             if read.logprobs is not None:
                 state.logprobs = read.logprobs[row][:1]
             sampled.append((state, [token]))
         return sampled
-
-    def _observe(self, output: RoundOutput, accepted: list[int], query_len: int) -> None:
-        """Count a round in which requests ran; `accepted`: draft tokens per request."""
-        self.metrics.rounds += 1
-        self.metrics.rows_without_block = output.rows_without_block
-        observe_round(self.metrics, self.adaptive, accepted, query_len - 1)
 
     def _compact(self) -> None:
         """Move requests to the first rows where a smaller graph then holds them, or where lengths come from the host,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from numbers import Integral
 from typing import Literal
 
 from specgraph.errors import ConfigError
@@ -54,7 +55,7 @@ class Request:
     seed: int = 0
     """Sampling repeats for the same seed, whatever the batch. Fits in 64 bits, signed."""
     stop_token_ids: Sequence[int] = ()
-    """Generation ends after one of these."""
+    """Generation ends after one of these. Each fits in 64 bits, signed."""
     top_k: int = 0
     """Sample from this many most likely tokens; 0 for all. This and what follows needs a decoder with
     `sampling_parameters`; `kernels.adjust_logits` says in which order they apply."""
@@ -80,6 +81,9 @@ class Request:
             raise ConfigError(f"temperature must be 0 (greedy) or at least {MIN_TEMPERATURE}, got {self.temperature}")
         if not -(2**63) <= self.seed < 2**63:
             raise ConfigError(f"seed must fit in 64 bits, signed, got {self.seed}")
+        for token in self.stop_token_ids:
+            if not isinstance(token, Integral) or isinstance(token, bool) or not -(2**63) <= token < 2**63:
+                raise ConfigError(f"stop_token_ids must be integers that fit in 64 bits, signed, got {token!r}")
         for name, low, high in PARAMETER_RANGES:
             if not low <= getattr(self, name) <= high:
                 raise ConfigError(f"{name} must be at least {low:g} and at most {high:g}, got {getattr(self, name)}")

@@ -175,7 +175,7 @@ class RoundOutputs:
         """
         index = self._num_read % self.num_slots
         slot = ring.slots[index]
-        lost, number, again = slot.state
+        lost, number, again = slot.state.tolist()
         if number != self._num_read + 1:
             raise SpecgraphError(
                 f"slot {index} of the ring holds round {number} where round {self._num_read + 1} was to be read: more "

@@ -11,12 +11,19 @@ from typing import overload
 
 import numpy as np
 
+from specgraph.decoding.metrics import AcceptanceMetrics
 from specgraph.decoding.request import Chunk, Running
 from specgraph.decoding.round_outputs import RoundOutput
 
-MOST_ROUNDS = 16
-"""Rounds that are taken apart together, at most. It bounds their memory, and how long the host is away for them: of 64
-requests less than a round takes."""
+MOST_KEPT = 1024
+"""Rounds times requests that are taken apart together, at most. It bounds their memory, and how long the host is away
+for them: less than a round of 64 requests takes."""
+
+_MOST_ROWS = 255
+"""Rows per request in rounds that are kept: a count is a byte then."""
+
+_ONE_LESS = bytes([0, *range(_MOST_ROWS)])
+"""Turns counts into accepted drafts, which are one less."""
 
 
 class RoundChunks(Sequence[Chunk]):
@@ -65,19 +72,26 @@ class RoundChunks(Sequence[Chunk]):
 
 
 class SteadyRounds:
-    """The rounds over the same requests that were handed out and are not in `Running.token_ids` yet."""
+    """The rounds over the same requests that were handed out and are not in `Running.token_ids` and the metrics yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: AcceptanceMetrics) -> None:
+        """metrics: count these rounds, once they are taken apart."""
+        self._metrics = metrics
+        self._most = 0
+        """Rounds that are kept, at most."""
         self._rows: list[Running | None] = []
         self._live: list[int] | None = None
         """The rows that have a request; None where all have."""
         self._query_len = 0
+        self._possible = b""
+        """The counts that a request may have: 1 to query_len."""
         self._stops = np.zeros(0, np.int64)
-        self._outputs: list[RoundOutput] = []
+        self._token_ids: list[bytes] = []
+        self._counts: list[bytes] = []
         self.left = 0
         """No request has fewer tokens left than this; 0 where it is not known."""
 
-    def take(self, rows: list[Running | None], output: RoundOutput, query_len: int) -> list[int] | None:
+    def take(self, rows: list[Running | None], output: RoundOutput, query_len: int) -> bytes | None:
         """Keep a round, unless a request may have ended in it or a count is impossible.
 
         Args:
@@ -85,20 +99,26 @@ class SteadyRounds:
             query_len: rows per request: how the tokens are packed.
 
         Returns:
-            The counts of the requests that ran; None where the round was not kept: the caller then calls `fold`, and
-            looks at each request.
+            How many drafts of each request that ran were accepted; None where the round was not kept: the caller then
+            calls `fold`, and looks at each request.
         """
+        if query_len > _MOST_ROWS:
+            return None
         if query_len != self._query_len or rows != self._rows or not self.left:
             self._begin(rows, query_len)
-        counts = output.counts
-        if self._live is not None:
-            counts = [counts[row] for row in self._live]
-        most = max(counts, default=0)
-        if min(counts, default=0) < 1 or most > query_len:
+        try:
+            counts = all_counts = bytes(output.counts)
+        except ValueError:  # less than 0, or more than a byte holds
             return None
+        if self._live is not None:
+            counts = bytes([counts[row] for row in self._live])
+        if counts.translate(None, self._possible):
+            return None
+        most = query_len
         if most >= self.left:
             self.fold()
             self._count_left()
+            most = max(counts, default=0)
         if most >= self.left:
             return None
         if len(self._stops):
@@ -106,19 +126,22 @@ class SteadyRounds:
             if (tokens == self._stops).any():  # there are none of them behind the tokens that were sampled: -1 is
                 return None
         self.left -= most
-        self._outputs.append(output)
-        if len(self._outputs) == MOST_ROUNDS:
+        self._token_ids.append(output.token_ids)
+        self._counts.append(all_counts)
+        if len(self._counts) == self._most:
             self._append()
-        return counts
+        return counts.translate(_ONE_LESS)
 
     def fold(self) -> None:
-        """Bring `Running.token_ids` up to date. Whoever appends to them afterwards ends this run of rounds."""
+        """Bring `Running.token_ids` and the metrics up to date. Whoever appends tokens afterwards ends this run of
+        rounds."""
         self._append()
         self.left = 0
 
     def _begin(self, rows: list[Running | None], query_len: int) -> None:
         self._append()
-        self._rows, self._query_len = rows, query_len
+        self._rows, self._query_len, self._possible = rows, query_len, bytes(range(1, query_len + 1))
+        self._most = max(1, MOST_KEPT // len(rows)) if rows else 1
         self._live = [row for row, state in enumerate(rows) if state is not None] if None in rows else None
         stops = frozenset[int]().union(*(state.stops for state in rows if state is not None))
         self._stops = np.array(sorted(stops), np.int64)[:, None]
@@ -129,17 +152,23 @@ class SteadyRounds:
         self.left = min(left, default=0)
 
     def _append(self) -> None:
-        """Append what the rounds sampled to each request's tokens: one gather over all rounds and requests."""
-        if not self._outputs:
+        """Append what the rounds sampled to each request's tokens, by one gather over all rounds and requests, and
+        count what they accepted."""
+        if not self._counts:
             return
-        q, n, rounds = self._query_len, len(self._rows), len(self._outputs)
-        packed = np.frombuffer(b"".join([output.token_ids for output in self._outputs]), np.int64)
-        tokens = packed.reshape(rounds, n, q).transpose(1, 0, 2)
-        counts = np.array([output.counts for output in self._outputs]).T
-        given = tokens[np.arange(q) < counts[:, :, None]].tolist()
+        q, n, rounds = self._query_len, len(self._rows), len(self._counts)
+        packed = np.frombuffer(b"".join(self._token_ids), np.int64).reshape(rounds, n, q)
+        counts = np.frombuffer(b"".join(self._counts), np.uint8).reshape(rounds, n).T
+        given = packed.transpose(1, 0, 2)[np.arange(q, dtype=np.uint8) < counts[:, :, None]].tolist()
         start = 0
         for state, end in zip(self._rows, counts.sum(axis=1).cumsum().tolist(), strict=True):
             if state is not None:
                 state.token_ids += given[start:end]
             start = end
-        self._outputs.clear()
+        if self._live is not None:
+            counts = counts[self._live]
+        self._metrics.rounds += rounds
+        if q > 1:
+            self._metrics.observe(counts.tobytes().translate(_ONE_LESS), q - 1)
+        self._token_ids.clear()
+        self._counts.clear()

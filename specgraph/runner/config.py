@@ -13,12 +13,12 @@ from specgraph.runner.lowering import GraphMode
 
 
 def check_count(name: str, value: object, least: int) -> None:
-    """Refuse what is no integer, and integers below `least`.
+    """Refuse what is no integer, True and False too, and integers below `least`.
 
     Raises:
         ConfigError: naming the field and its value.
     """
-    if not isinstance(value, Integral):
+    if not isinstance(value, Integral) or isinstance(value, bool):
         raise ConfigError(f"{name} must be an integer, got {value!r} ({type(value).__name__})")
     if value < least:
         raise ConfigError(f"{name} must be at least {least}, got {value}")

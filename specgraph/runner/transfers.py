@@ -39,15 +39,15 @@ class HostCopy:
         self.host = torch.zeros(size, dtype=dtype, device="cpu", pin_memory=pinned) if mapped is None else mapped
         """The memory of every copy, from its beginning."""
         self._platform, self._copied = platform, platform.event()
-        self._result, self._is_waited_for = self.host[:0], True
+        self._result, self._is_waited_for = self.host[:0] if mapped is None else self.host, True
 
     def start(self, tensor: Tensor) -> None:
         """Queue the copy of a tensor, which must have the dtype given to the constructor."""
-        if tensor.shape != self._result.shape:
-            self._result = self.host[: tensor.numel()].view(tensor.shape)
-        self._is_waited_for = False
         if self._mapped is None:
+            if tensor.shape != self._result.shape:
+                self._result = self.host[: tensor.numel()].view(tensor.shape)
             self._result.copy_(tensor, non_blocking=True)
+        self._is_waited_for = False
         self._copied.record(self._platform.current_stream())
 
     def read(self) -> Tensor:

@@ -22,6 +22,13 @@ from specgraph.errors import ConfigError
         ({"temperature": 1e-30}, "at least 1e-05"),
         ({"seed": 2**63}, "64 bits"),
         ({"seed": -(2**63) - 1}, "64 bits"),
+        (
+            {"stop_token_ids": [3, 2**63]},
+            "stop_token_ids must be integers that fit in 64 bits, signed, got 9223372036854775808",
+        ),
+        ({"stop_token_ids": [-(2**63) - 1]}, "stop_token_ids"),
+        ({"stop_token_ids": [2.0]}, "got 2.0"),
+        ({"stop_token_ids": [True]}, "got True"),
     ],
 )
 def test_refused(change, says):
@@ -29,6 +36,15 @@ def test_refused(change, says):
         Request(**({"prompt_token_ids": [1], "max_tokens": 4} | change))
 
 
-@pytest.mark.parametrize("change", [{"temperature": 1e-5}, {"seed": -(2**63)}, {"seed": 2**63 - 1}, {"max_tokens": 1}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"temperature": 1e-5},
+        {"seed": -(2**63)},
+        {"seed": 2**63 - 1},
+        {"max_tokens": 1},
+        {"stop_token_ids": [2**63 - 1]},
+    ],
+)
 def test_the_limits_themselves_are_fine(change):
     Request(**({"prompt_token_ids": [1], "max_tokens": 4} | change))

@@ -194,7 +194,7 @@ def test_acceptance_is_followed_and_counted_by_the_k_of_each_round(ahead, per_la
     policy, order, seen = decoder.rounds.adaptive, [2, 3, 1, 3, 2, 1, 2, 3, 1] * 4, []
     chosen, observe = iter(order), policy.rates.observe
     policy.choose = lambda num_rows: next(chosen)
-    policy.rates.observe = lambda k, accepted: (seen.append((k, accepted)), observe(k, accepted))
+    policy.rates.observe = lambda k, accepted: (seen.append((k, [*accepted])), observe(k, accepted))
     decoder.add(request(5))
     _, *rounds = [chunk for _ in range(len(order)) for chunk in decoder.step()]
     assert [(k, [len(chunk.token_ids) - 1]) for k, chunk in zip(order, rounds[:-1], strict=False)] == seen[:-1]

@@ -11,6 +11,7 @@ from random_prompts import prompt
 
 from specgraph import EngineConfig, Request, SpeculativeDecoder
 from specgraph.decoding import steady_rounds
+from specgraph.decoding.metrics import AcceptanceMetrics
 from specgraph.decoding.request import Running
 from specgraph.decoding.round_outputs import RoundOutput
 from specgraph.decoding.steady_rounds import RoundChunks, SteadyRounds
@@ -34,7 +35,7 @@ def test_kept_rounds_give_each_request_the_tokens_and_chunks_that_it_would_get_a
     rows: list[Running | None] = [*kept]
     if data.draw(st.booleans()):
         rows.insert(data.draw(st.integers(0, len(rows))), None)
-    steady, query_len, most_token = SteadyRounds(), 3, data.draw(st.sampled_from([6, 1000]))
+    steady, query_len, most_token = SteadyRounds(AcceptanceMetrics(3)), 3, data.draw(st.sampled_from([6, 1000]))
     for number in range(data.draw(st.integers(1, 60))):
         if not any(rows):
             break
@@ -56,7 +57,7 @@ def test_kept_rounds_give_each_request_the_tokens_and_chunks_that_it_would_get_a
             assert [rows[row].add(sampled[row]) for row in live] == expected
         else:
             assert not ended
-            assert taken == [counts[row] for row in live]
+            assert [*taken] == [counts[row] - 1 for row in live]
             chunks = RoundChunks([*rows], output, query_len, len(taken))
             assert len(chunks) == len(expected)
             assert chunks == expected
@@ -75,22 +76,26 @@ def _by(states):
 
 
 def test_a_round_is_kept_unless_somebody_may_have_ended():
-    """Long requests without stop tokens: every round is kept, and no more than MOST_ROUNDS at one time."""
-    steady, states = SteadyRounds(), [_state(i, 1000, ()) for i in range(3)]
-    for number in range(100):
+    """Long requests without stop tokens: all rounds are kept, no more than MOST_KEPT of all requests at one time."""
+    metrics, states = AcceptanceMetrics(2), [_state(i, 2000, ()) for i in range(3)]
+    steady = SteadyRounds(metrics)
+    for number in range(500):
         output = RoundOutput(number + 1, struct.pack("9q", *range(9)), [1, 2, 3], is_last=True)
-        assert steady.take([*states], output, 3) == [1, 2, 3]
-        behind = 2 * (number + 1) - (len(states[1].token_ids) - 2)
-        assert behind < 2 * steady_rounds.MOST_ROUNDS
+        assert [*steady.take([*states], output, 3)] == [0, 1, 2]
+        behind = number + 1 - states[0].num_output
+        assert behind == number + 1 - metrics.rounds <= steady_rounds.MOST_KEPT / 3
     steady.fold()
-    assert [state.num_output for state in states] == [100, 200, 300]
+    assert [state.num_output for state in states] == [500, 1000, 1500]
+    assert (metrics.rounds, metrics.num_drafts, metrics.accepted) == (500, 1500, [1000, 500])
     assert states[1].token_ids[2:6] == [3, 4, 3, 4]
 
 
 @pytest.mark.parametrize("count", [0, 4])
 def test_a_round_with_an_impossible_count_is_not_kept(count):
     states = [_state(i, 1000, ()) for i in range(2)]
-    assert SteadyRounds().take(states, RoundOutput(1, bytes(48), [1, count], is_last=True), 3) is None
+    assert (
+        SteadyRounds(AcceptanceMetrics(2)).take(states, RoundOutput(1, bytes(48), [1, count], is_last=True), 3) is None
+    )
 
 
 def test_generate_touches_no_request_in_rounds_in_which_nobody_joins_or_ends(monkeypatch):

@@ -78,6 +78,7 @@ def test_a_prompt_pass_longer_than_the_largest_size():
         ({"mode": "FULLY"}, "unknown graph mode 'FULLY'"),
         ({"num_speculative_tokens": "4"}, r"num_speculative_tokens must be an integer, got '4' \(str\)"),
         ({"max_model_len": 48.0}, r"max_model_len must be an integer, got 48.0 \(float\)"),
+        ({"num_speculative_tokens": True}, r"num_speculative_tokens must be an integer, got True \(bool\)"),
         ({"block_size": 0}, "block_size must be at least 1, got 0"),
         ({"max_num_requests": 9, "capture_sizes": [1, 4]}, "the largest capture size is 4, batches go up to .* = 9"),
     ],
