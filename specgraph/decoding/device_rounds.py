@@ -225,12 +225,12 @@ class DeviceRounds:
         """Give each request of a round its tokens."""
         output, query_len, row = read.output, read.query_len, 0
         if not (self._reads_each or read.joined):
-            accepted = self._steady.take(read.rows, output, query_len)
-            if accepted is not None:
+            kept = self._steady.take(read.rows, output, query_len)
+            if kept is not None:
                 if self.adaptive is not None and query_len > 1:
-                    self.adaptive.rates.observe(query_len - 1, accepted)
+                    self.adaptive.rates.observe(query_len - 1, kept)
                 self.metrics.rows_without_block = output.rows_without_block
-                return RoundChunks(read.rows, output, query_len, len(accepted))
+                return RoundChunks(read.rows, output, query_len, len(kept))
         self._steady.fold()
         tokens = output.tokens()
         sampled: list[tuple[Running, list[int]]] = []

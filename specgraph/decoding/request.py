@@ -82,7 +82,7 @@ class Request:
         if not -(2**63) <= self.seed < 2**63:
             raise ConfigError(f"seed must fit in 64 bits, signed, got {self.seed}")
         for token in self.stop_token_ids:
-            if not isinstance(token, Integral) or isinstance(token, bool) or not -(2**63) <= token < 2**63:
+            if not (_is_integer(token) and -(2**63) <= token < 2**63):
                 raise ConfigError(f"stop_token_ids must be integers that fit in 64 bits, signed, got {token!r}")
         for name, low, high in PARAMETER_RANGES:
             if not low <= getattr(self, name) <= high:
@@ -97,6 +97,10 @@ class Request:
         defaults = {each.name: each.default for each in fields(self)}
         values = {name: getattr(self, name) for name in names}
         return {name: v for name, v in values.items() if (v if name == "logit_bias" else v != defaults[name])}
+
+
+def _is_integer(value: object) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Integral)
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ def check_count(name: str, value: object, least: int) -> None:
     Raises:
         ConfigError: naming the field and its value.
     """
-    if not isinstance(value, Integral) or isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise ConfigError(f"{name} must be an integer, got {value!r} ({type(value).__name__})")
     if value < least:
         raise ConfigError(f"{name} must be at least {least}, got {value}")
