@@ -123,10 +123,12 @@ def expect_oracle(made: DraftRig, batch: HostBatch, reference: Head, rows: Seque
     """Propose for one round; drafts and KV must be those of the head in float64 on the host, up to rounding.
 
     A token may differ from the oracle's only where the two are as good as tied; the oracle goes on with the device's.
+    Of a head with several modules it begins with the rows that the drafter kept of earlier passes.
     """
     tolerance = TOLERANCE[made.head.dtype]
     aux_hidden = batch.aux_hidden.to(made.head.dtype)
     before = [(on_host(cache.key), on_host(cache.value)) for cache in made.caches]
+    past = [made.past_rows(blocks, start) for blocks, start in zip(batch.blocks, batch.start_positions, strict=True)]
     proposed = made.propose(batch)
     drafts = on_host(proposed.token_ids)
     after = [(on_host(cache.key), on_host(cache.value)) for cache in made.caches]
@@ -134,10 +136,12 @@ def expect_oracle(made: DraftRig, batch: HostBatch, reference: Head, rows: Seque
     for r in range(batch.num_requests) if rows is None else rows:
         start, count, blocks = batch.start_positions[r], batch.num_sampled[r], batch.blocks[r]
         room = max(made.config.max_model_len - start - count + 1, 1)  # draft steps with a position of their own
+        past_tokens, past_hidden = past[r]
+        start -= len(past_tokens)
         draft = dense_draft(
             reference,
-            batch.sampled_token_ids[r, :count],
-            aux_hidden[r * q : r * q + count],
+            torch.cat([past_tokens, batch.sampled_token_ids[r, :count]]),
+            torch.cat([past_hidden, aux_hidden[r * q : r * q + count]]),
             start,
             [gather_request(key, blocks, start + offset) for key, _ in before],
             [gather_request(value, blocks, start + offset) for _, value in before],

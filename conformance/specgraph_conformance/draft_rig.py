@@ -10,6 +10,7 @@ import torch
 from specgraph.attention import NULL_BLOCK, KVCache
 from specgraph.decoding import allocate_caches
 from specgraph.drafting import DraftConfig, Drafter, DraftTokens, ProposeBatch
+from specgraph.drafting.past_rows import PastRows
 from specgraph.errors import UnsupportedError
 from specgraph.platforms import Platform
 from torch import Tensor
@@ -230,6 +231,23 @@ class DraftRig:
         carried = self.drafter.buffers.hidden.shape[0] // self.config.max_num_requests
         hidden = on_host(self.drafter.buffers.hidden[: batch.num_requests * carried])
         return Round(on_host(drafts.token_ids), probs, hidden, drafts.dispatch.captured)
+
+    def past_rows(self, blocks: Sequence[int], start: int) -> tuple[Tensor, Tensor]:
+        """What a drafter with several modules kept of the positions before `start` that it computes again, up to K - 1
+        without a gap: the token after each and its hidden state, [n] and [n, aux_size]; none of other drafters."""
+        kept: PastRows | None = getattr(self.drafter.program, "past", None)
+        tokens, states = list[Tensor](), list[Tensor]()
+        for position in range(start - 1, max(start - self.config.num_speculative_tokens, -1), -1):
+            if kept is None:
+                break
+            block, offset = blocks[position // self.config.block_size], position % self.config.block_size
+            entry = block, offset % kept.positions.shape[1]
+            if block == NULL_BLOCK or int(kept.positions[entry]) != position:
+                break
+            tokens.insert(0, on_host(kept.token_ids[entry]))
+            states.insert(0, on_host(kept.hidden[entry]))
+        empty = torch.zeros(0, self.head.aux_size, dtype=self.head.dtype)
+        return (torch.stack(tokens), torch.stack(states)) if tokens else (empty[:, 0].long(), empty)
 
     def host_caches(self) -> list[tuple[Tensor, Tensor]]:
         """The caches without the null block, whose content is undefined."""

@@ -20,6 +20,7 @@ from specgraph.decoding.config import EngineConfig
 from specgraph.decoding.decoder import SpeculativeDecoder
 from specgraph.decoding.text import TextGenerator
 from specgraph.drafting import DraftTree
+from specgraph.drafting.past_rows import past_rows_bytes
 from specgraph.errors import CheckpointError, ConfigError, UnsupportedError
 from specgraph.options import EngineOptions, Fp8Weights, dtype_named
 from specgraph.parallel import WHOLE, ParallelLayout, join_layout, leave_on_error
@@ -152,7 +153,7 @@ def load_models(
         UnsupportedError: the attention that was asked for by name does not support both models, or FP8 was asked for
             and the device has none.
     """
-    engine_config(options, options.max_model_len or MOST_POSITIONS)
+    k = engine_config(options, options.max_model_len or MOST_POSITIONS).num_speculative_tokens
     if not 0 < options.memory_fraction <= 1:
         raise ConfigError(f"memory_fraction must be above 0 and at most 1, got {options.memory_fraction}")
     if options.kv_memory is not None and not 0 < options.kv_memory < float("inf"):
@@ -189,12 +190,15 @@ def load_models(
         memory = int(platform.memory().free * options.memory_fraction)
         if layout is not None:  # all ranks must have the same blocks
             memory = layout.ranks.smallest("the size of the KV cache", memory)
+        kv_bytes = sum(
+            bytes_per_token(m.attention_layers, cache_dtype(options.kv_cache_dtype, m.dtype))
+            for m in (model, head)
+            if m is not None
+        )
+        if head is not None:
+            kv_bytes += -(-past_rows_bytes(head, k, attention.block_size) // attention.block_size)
         cache = size_cache(
-            sum(
-                bytes_per_token(m.attention_layers, cache_dtype(options.kv_cache_dtype, m.dtype))
-                for m in (model, head)
-                if m is not None
-            ),
+            kv_bytes,
             block_size=attention.block_size,
             max_model_len=model.max_model_len,
             max_num_requests=options.max_num_requests,

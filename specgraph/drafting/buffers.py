@@ -24,11 +24,13 @@ class PassRows(NamedTuple):
     """Rows per request in the parts of one propose."""
 
     first: int
-    """Step 0: the rows of the target's round."""
+    """Step 0: the rows of the target's round, and those before it."""
     later: int
     """Each later pass: 1 in a chain, k in a tree, 1 + K in a parallel drafter's block, query_len + K - 1 with masks."""
     carried: int
     """Hidden states that are kept from pass to pass."""
+    past: int = 0
+    """Rows of step 0 before the target's round, which a drafter with several modules computes again."""
     tree_keys: int = 0
     """Keys behind the context that later passes write and mask by ancestors; 0 where none does."""
 
@@ -72,11 +74,11 @@ class DraftBuffers:
     """The same, for this batch: views."""
 
     token_ids: Tensor
-    """int64 [R * query_len]: the input tokens of step 0."""
+    """int64 [R * first rows]: the input tokens of step 0."""
     last_rows: Tensor
     """int64 [R]: the row of each request's last accepted token."""
     first: AttentionMetadata
-    """Metadata of step 0, query_len rows per request."""
+    """Metadata of step 0: the rows of the round, with several modules K - 1 past rows before them."""
     step: AttentionMetadata
     """Metadata of the later passes: one row per request, moved on between steps; in a tree a row per expanded node; or
     a parallel drafter's block; or the round's rows and masked ones."""
@@ -121,7 +123,7 @@ class DraftBuffers:
         drafts = self.draft_token_ids[:n, :k] if parents is None else self.draft_token_ids[:n]
         return DraftBuffers(
             round=self.round,
-            inputs=self.round.sliced(n, rows.first),
+            inputs=self.round.sliced(n, rows.first - rows.past),
             token_ids=self.token_ids[: n * rows.first],
             last_rows=self.last_rows[:n],
             first=self._metadata(self.first, n, rows.first),
@@ -172,7 +174,7 @@ def allocate_buffers(
     probs = zeros(requests, steps, head.draft_vocab_size, dtype=torch.float32) if keeps_probs else None
     return DraftBuffers(
         round=memory,
-        inputs=memory.sliced(requests, rows.first),
+        inputs=memory.sliced(requests, rows.first - rows.past),
         token_ids=zeros(requests * rows.first),
         last_rows=zeros(requests),
         first=allocate_metadata(requests, rows.first, memory.block_table),

@@ -37,10 +37,6 @@ class HostRound:
         tail = [0] * (self.padded - len(self.start_positions))
         return HostLengths(query_lens=[rows] * self.padded, seq_lens=[*seq_lens, *tail])
 
-    def first(self) -> HostLengths:
-        """All rows of the target's pass; accepted counts are not needed."""
-        return self.lengths(self.query_len, [start + self.query_len for start in self.start_positions])
-
     def accepted_ends(self) -> list[int]:
         """One past the position of the last accepted row: rejected tokens of this round do not count."""
         counts = self.num_sampled() if callable(self.num_sampled) else self.num_sampled

@@ -54,8 +54,9 @@ class DraftProgram(ABC, Generic[HeadT]):
         self.head, self.stack, self.config, self.tree = head, stack, config, tree
         most = self.rows(config.query_len, config.num_speculative_tokens)
         lens = config.query_lens  # K + 1 for every K
-        later = {self.rows(after, max(1, k - 1)).later for after in lens for k in lens}
-        self.buffers = allocate_buffers(config, most, {1, *lens, *later}, head, memory, tree)
+        passes = [self.rows(after, max(1, k - 1)) for after in lens for k in lens]
+        counts = {1, *(rows.first for rows in passes), *(rows.later for rows in passes)}
+        self.buffers = allocate_buffers(config, most, counts, head, memory, tree)
 
     @property
     def draws_trees(self) -> bool:

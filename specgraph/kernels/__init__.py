@@ -15,6 +15,7 @@ from specgraph.kernels.paged_attention import (
     rotate_store_attend,
     rotate_store_attend_host,
 )
+from specgraph.kernels.past_rows import begin_modules, keep_rows
 from specgraph.kernels.rejection import verify_greedy, verify_sampled, verify_synthetic
 from specgraph.kernels.round_state import next_verify, publish_round, stop_finished
 from specgraph.kernels.sampling_parameters import adjust_logits, count_tokens, emitted_logprobs
@@ -32,6 +33,7 @@ __all__ = [
     "all_reduce",
     "begin_block",
     "begin_masked",
+    "begin_modules",
     "begin_prefill",
     "begin_propose",
     "begin_tree_verify",
@@ -52,6 +54,7 @@ __all__ = [
     "grow_tree",
     "gumbel_head",
     "implement",
+    "keep_rows",
     "load_round",
     "move_kv",
     "next_verify",

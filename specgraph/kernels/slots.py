@@ -31,7 +31,7 @@ def slots_of(positions: Tensor, block_table: Tensor, valid: Tensor, max_model_le
         int64 [R, query_len], NULL_SLOT where not valid, past max_model_len, or in the null block.
     """
     inside = valid & (positions < max_model_len) & (positions >= 0)
-    block = _blocks_of(positions, block_table, max_model_len, block_size)
+    block = blocks_of(positions, block_table, max_model_len, block_size)
     return torch.where(inside & (block != NULL_BLOCK), block * block_size + positions % block_size, NULL_SLOT)
 
 
@@ -61,11 +61,11 @@ def count_rows_without_block(
     count = torch.where(num_sampled > 0, num_sampled + later_rows, 0)
     position = start_positions[:, None] + offset
     written = (offset < count[:, None]) & (position < max_model_len) & (position >= 0)
-    block = _blocks_of(position, block_table, max_model_len, block_size)
+    block = blocks_of(position, block_table, max_model_len, block_size)
     rows_without_block.add_((written & (block == NULL_BLOCK)).sum())
 
 
-def _blocks_of(positions: Tensor, block_table: Tensor, max_model_len: int, block_size: int) -> Tensor:
+def blocks_of(positions: Tensor, block_table: Tensor, max_model_len: int, block_size: int) -> Tensor:
     index = (positions.clamp(0, max_model_len - 1) // block_size).clamp(max=block_table.shape[1] - 1)
     return block_table.gather(1, index).long()
 

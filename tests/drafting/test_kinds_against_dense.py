@@ -53,29 +53,25 @@ class DenseBlock:
 
 
 class DenseModules:
-    """MTP: each round's accepted rows through each module in turn, tokens moved up by one, drafts filling the end."""
+    """MTP: the whole accepted history through each module in turn, tokens moved up by one, drafts filling the end."""
 
     def __init__(self, head):
-        self.head, self.past, self.rows = head, {}, 0
-
-    def _attend(self, count):
-        return dense_attend(self.head.attention_layers, self.rows + torch.arange(count), self.past)
+        self.head, self.tokens, self.aux = head, [], []
 
     def prefill(self, tokens, aux):
-        hidden = self.head.combine(aux)
-        for module in range(K):
-            ids = torch.cat((tokens[module:], tokens[-1:].expand(module)))[: len(tokens)]
-            hidden = self.head.forward_step(module, ids, hidden, self._attend(len(tokens))).carry
-        self.rows += len(tokens)
+        self.tokens, self.aux = [tokens], [aux]
 
     def propose(self, tokens, aux):
-        hidden, logits = self.head.combine(aux), []
+        self.tokens.append(tokens)
+        self.aux.append(aux)
+        head, tokens, logits = self.head, torch.cat(self.tokens), []
+        hidden = head.combine(torch.cat(self.aux))
         for module in range(K):
-            out = self.head.forward_step(module, tokens, hidden, self._attend(len(tokens)))
+            attend = dense_attend(head.attention_layers, torch.arange(len(tokens)), {})
+            out = head.forward_step(module, tokens, hidden, attend)
             hidden = out.carry
-            logits.append(self.head.logits(out.hidden[-1]))
+            logits.append(head.logits(out.hidden[-1]))
             tokens = torch.cat((tokens[1:], logits[-1].argmax()[None]))
-        self.rows += len(tokens)
         return torch.stack(logits)
 
 

@@ -118,6 +118,15 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
         "draft_block_gumbel": (
             (f32(R * K, DV), OFFSETS, torch.ones(R), i64(R), i64(R), i32(1, 0, 3), drafts, f32(R, K, DV)), {},
         ),
+        "begin_modules": (
+            (i64(R, Q), i32(1, 0, 3), i64(R), TABLE, f32(R * Q, 8)),
+            {"past_token_ids": i64(13, 2), "past_positions": i64(13, 2), "past_hidden": f32(13, 2, 8), **limits,
+             "hidden": f32(R * (Q + 2), 8), **{name: i64(R * (Q + 2)) for name in rows_out() if name != "seq_lens"},
+             "seq_lens": i32(0, 0, 0), "last_rows": i64(R), "step_seq_lens": i32(1, 1, 1), "draft_step": step},
+        ),
+        "keep_rows": (
+            (i64(R * Q), f32(R * Q, 8), i64(R * Q), i64(R * Q) - 1, i64(13, 2), i64(13, 2), f32(13, 2, 8), 4), {},
+        ),
         "shift_token_ids": ((i64(R * Q), torch.tensor([0, 3, 8]), ids, lengths, step), {}),
         "begin_prefill": (
             (i64(1), i64(1) + 2, TABLE[:1]),

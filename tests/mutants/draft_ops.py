@@ -223,6 +223,60 @@ def latest_in_the_last_row(patch: pytest.MonkeyPatch) -> None:
     change_arguments(patch, "shift_token_ids", broken)
 
 
+@mutant("module-past-rows", "kernel")
+def rejected_rows_are_kept(patch: pytest.MonkeyPatch) -> None:
+    """Rows of a round are kept for later rounds whether accepted or not."""
+
+    def broken(real: Any, tokens: Tensor, hidden: Tensor, positions: Tensor, slots: Tensor, *rest: Any) -> None:
+        block_size = rest[-1]
+        after = torch.cat([slots[:1], torch.where(slots[:-1] % block_size < block_size - 1, slots[:-1] + 1, -1)])
+        follows = (slots < 0) & (positions > 0) & (after > 0)
+        real(tokens, hidden, positions, torch.where(follows, after, slots), *rest)
+
+    replace_op(patch, "keep_rows", broken)
+
+
+@mutant("module-past-rows-first", "kernel", hazard="module-past-rows")
+def earlier_rows_stay(patch: pytest.MonkeyPatch) -> None:
+    """A row is kept only where its entry is empty: an entry is not written twice."""
+
+    def broken(real: Any, *args: Any) -> None:
+        kept = args[4:7]
+        before, used = [tensor.clone() for tensor in kept], args[5] >= 0
+        real(*args)
+        for tensor, old in zip(kept, before, strict=True):
+            tensor.copy_(torch.where(used[..., None] if tensor.dim() == 3 else used, old, tensor))
+
+    replace_op(patch, "keep_rows", broken)
+
+
+@mutant("module-past-rows-any", "kernel", hazard="module-past-rows")
+def positions_of_entries_are_not_compared(patch: pytest.MonkeyPatch) -> None:
+    """Past rows take the entry of their place in the block, whatever position it holds."""
+
+    def broken(real: Any, *args: Any, **options: Any) -> None:
+        begin, table = args[2], args[3]
+        wanted, kept = options["past_positions"].clone(), options["past_positions"].shape[1]
+        size, most = options["block_size"], options["token_ids"].shape[0] // begin.shape[0] - args[0].shape[1]
+        for back in range(1, most + 1):
+            position = (begin - back).clamp(min=0)
+            block = table.gather(1, (position // size)[:, None])[:, 0].long()
+            wanted.view(-1).index_put_((block * kept + position % size % kept,), position)
+        real(*args, **options | {"past_positions": wanted})
+
+    replace_op(patch, "begin_modules", broken)
+
+
+@mutant("module-past-rows-none", "kernel", hazard="module-past-rows")
+def past_rows_are_not_found(patch: pytest.MonkeyPatch) -> None:
+    """No row before the round is computed again, so keys that were written with draft tokens stay."""
+
+    def broken(real: Any, *args: Any, **options: Any) -> None:
+        real(*args, **options | {"past_positions": torch.full_like(options["past_positions"], -1)})
+
+    replace_op(patch, "begin_modules", broken)
+
+
 @mutant("synthetic-acceptance", "kernel")
 def first_chance_for_all(patch: pytest.MonkeyPatch) -> None:
     """Synthetic verification accepts every draft token with the chance of the first."""

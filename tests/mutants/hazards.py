@@ -282,6 +282,11 @@ HAZARDS: dict[str, Hazard] = {
         "acceptance of later modules falls where drafts were rejected",
         "the latest token goes to a row that is not selected",
     ),
+    "module-past-rows": Hazard(
+        "TensorRT-LLM #4762",
+        "acceptance of later MTP modules is below what their training gave",
+        "their last keys were written with draft tokens, and what computes them again is kept of other rows",
+    ),
     "synthetic-acceptance": Hazard(
         REVIEW,
         "benchmarks at another acceptance than asked for",
