@@ -47,7 +47,7 @@ def run(decoder: SpeculativeDecoder, requests: int, context: int, seed: int) -> 
         decoder.cancel(one.index)
     decoder.step()
     g = torch.Generator().manual_seed(seed)
-    vocab = decoder.target.target.vocab_size
+    vocab = decoder.target.model.vocab_size
     add_prompts(decoder, torch.randint(0, vocab, (requests, context), generator=g).tolist())
     for _ in range(3):
         decoder.step()

@@ -121,7 +121,7 @@ def expect_targets_tokens(made: SpeculativeDecoder, asked: Sequence[Request], re
 
     A tie is as wide as the rounding of the decoder's dtype.
     """
-    target = made.target.target
+    target = made.target.model
     dtype, head_dim = target.dtype, target.attention_layers[0].head_dim
     for request, tokens in zip(asked, results, strict=True):
         logits = target_logits(request.prompt_token_ids, tokens[:-1], dtype, head_dim)

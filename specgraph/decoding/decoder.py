@@ -286,7 +286,7 @@ class SpeculativeDecoder:
         """
         if self._closed:
             raise ConfigError("this generator is closed: close() has released its graphs; load another one")
-        vocab = self.target.target.vocab_size
+        vocab = self.target.model.vocab_size
         check_request(request, self.config, self.query_len, vocab, self.allocator.capacity)
 
     def close(self) -> None:

@@ -58,6 +58,7 @@ class RoundProgram:
 
     phase: Phase = "round"
     step_kind: StepKind = "together"
+    later_rows = 1
 
     def __init__(
         self,
@@ -85,15 +86,15 @@ class RoundProgram:
         """Every captured size after rounds of every length, largest first."""
         return [replace(batch, phase="round") for batch in self.draft.batches()]
 
-    def bind(self, batch: BatchDescriptor) -> Callable[[Sequence[int], MakeAttend], None]:
+    def work_of(self, batch: BatchDescriptor) -> Callable[[Sequence[int], MakeAttend], None]:
         """Finished requests become inert; propose; the next verify's inputs; verify and accept."""
         n, k, last = batch.num_requests, batch.num_speculative_tokens, self.num_steps(batch) - 1
         before = self.verify.round.sliced(n, batch.query_len)
         verified = self.verify.sliced(n, k + 1)
         buffers = self.draft.buffers
         drafts = buffers.draft_token_ids[:n, : verified.draft_token_ids.shape[1]]
-        propose = self.draft.bind(replace(batch, phase="propose"))
-        verify = self.verify.bind(replace(batch, phase="verify", query_len=self.verify.rows(k + 1)))
+        propose = self.draft.work_of(replace(batch, phase="propose"))
+        verify = self.verify.work_of(replace(batch, phase="verify", query_len=self.verify.rows(k + 1)))
 
         def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
             kernels.stop_finished(
@@ -155,7 +156,7 @@ class RoundRunner(ModelRunner):
         self.config = config
         self.rounds_ahead = 0 if target.attention.host_parameters else config.rounds_ahead
         """Launches whose rounds the host has not read when it launches another one."""
-        layers = len(target.target.attention_layers)
+        layers = len(target.model.attention_layers)
         self.outputs = RoundOutputs(self.platform, target.round, config.rounds_per_launch, self.rounds_ahead + 1)
         self.state = RoundState.allocate(config.max_num_requests, self.platform.device)
         self.round_programs = {
@@ -240,10 +241,10 @@ class _Pair:
 
     @property
     def attention_layers(self) -> list[AttentionLayer]:
-        return [*self.target.target.attention_layers, *self.drafter.head.attention_layers]
+        return [*self.target.model.attention_layers, *self.drafter.head.attention_layers]
 
     def weights(self) -> dict[str, Tensor]:
-        named = {f"target.{name}": tensor for name, tensor in self.target.target.weights().items()}
+        named = {f"target.{name}": tensor for name, tensor in self.target.model.weights().items()}
         return named | {f"drafter.{name}": tensor for name, tensor in self.drafter.head.weights().items()}
 
 

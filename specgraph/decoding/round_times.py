@@ -74,7 +74,7 @@ def _make_live(target: TargetRunner, config: EngineConfig, size: int) -> None:
     memory.block_table[:size, :columns].copy_(table)
     b, g = program.sliced(size, config.query_len), torch.Generator().manual_seed(0)
     for tensor in (b.last_token_ids, b.draft_token_ids, memory.sampled_token_ids):
-        tensor.copy_(torch.randint(0, target.target.vocab_size, tuple(tensor.shape), generator=g))
+        tensor.copy_(torch.randint(0, target.model.vocab_size, tuple(tensor.shape), generator=g))
 
 
 def _two_passes(target: TargetRunner, drafter: Drafter, config: EngineConfig, size: int, k: int) -> Callable[[], None]:

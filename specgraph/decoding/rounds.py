@@ -51,7 +51,7 @@ class Rounds:
         self._logprobs = HostCopy(self.platform, self.target.round.sampled_token_ids.numel(), torch.float32)
         self.draft_rows = torch.zeros(requests, dtype=torch.int64, device=self.platform.device)
         """int64 [R]: written where requests changed their rows, to gather their drafts."""
-        self._rows = query_len
+        self._query_len = query_len
         """Rows per request in the next verify: one more than were drafted last. Without a drafter always the same."""
         self._agreed, self._prefills = RoundPasses(), 0
         """What all ranks run in this round; nothing where they share no collectives. And prefill passes so far."""
@@ -72,7 +72,7 @@ class Rounds:
             Each request with the tokens that its verify, or its prompt's prefill, sampled: accepted drafts, then the
             target's own token.
         """
-        num_drafts, verified, running = self._rows - 1, len(self.running), self.running
+        num_drafts, verified, running = self._query_len - 1, len(self.running), self.running
         self._agreed, self._prefills = agreed or RoundPasses(), 0
         self.verify(running)
         # After the verify, which also writes hidden states of padded rows: a new request needs its own for the propose.
@@ -84,8 +84,8 @@ class Rounds:
         self._prefill_idle()
         if not running:
             if self.drafter is not None and self._agreed.proposed:
-                self._drafts = self.drafter.propose_idle(self._agreed.proposed, self._rows)
-                self._rows = self._drafts.query_len
+                self._drafts = self.drafter.propose_idle(self._agreed.proposed, self._query_len)
+                self._query_len = self._drafts.query_len
             return []
         batch = self._round(len(running))
         self._finished.start(self.target.round.results)
@@ -121,7 +121,7 @@ class Rounds:
 
     def prefill(self, state: Running, row: int) -> None:
         """Target and drafter KV of the prompt, and the first token, as a round that sampled one token."""
-        memory = self.target.round.sliced(row + 1, self._rows)
+        memory = self.target.round.sliced(row + 1, self._query_len)
         at_least = self._agreed.prefill_rows
         self._prefills += prefill_request(self.target, self.drafter, state, memory, row, at_least)
 
@@ -142,10 +142,10 @@ class Rounds:
         )
         if not running:
             if self._agreed.verified:
-                self.target.verify(0, [], self._rows, program, self._agreed.verified)
+                self.target.verify(0, [], self._query_len, program, self._agreed.verified)
                 self.metrics.rounds += 1
             return
-        b = program.sliced(n, self._rows)
+        b = program.sliced(n, self._query_len)
         write(b.last_token_ids, [state.token_ids[-1] for state in running])
         moved = [state.row for state in running] != list(range(n))
         if moved:  # a request's block table, temperature and seed stay where they are as long as its row does
@@ -162,7 +162,7 @@ class Rounds:
                 b.draft_parents.copy_(drafts.parents[rows])
             if b.draft_probs is not None and drafts.probs is not None:
                 b.draft_probs.copy_(drafts.probs[rows])
-        self.target.verify(n, [state.position for state in running], self._rows, program, self._agreed.verified)
+        self.target.verify(n, [state.position for state in running], self._query_len, program, self._agreed.verified)
         self.metrics.rounds += 1
 
     def propose(self, drafter: Drafter, running: Sequence[Running], batch: ProposeBatch) -> None:
@@ -178,7 +178,7 @@ class Rounds:
             copy=False,
             num_speculative_tokens=k,
         )
-        self._rows = self._drafts.query_len
+        self._query_len = self._drafts.query_len
 
     def write_requests(self, running: Sequence[Running], first: int) -> None:
         """See `joining.write_requests`."""
@@ -187,8 +187,8 @@ class Rounds:
     def _round(self, num_requests: int) -> ProposeBatch:
         """The memory of this round: the target's results, and what the drafter reads."""
         if self.drafter is not None:
-            return self.drafter.inputs(num_requests, self._rows, self._agreed.proposed)
-        return self.target.round.sliced(num_requests, self._rows)
+            return self.drafter.inputs(num_requests, self._query_len, self._agreed.proposed)
+        return self.target.round.sliced(num_requests, self._query_len)
 
     def passes(self, joining: Sequence[Running], num_waiting: int) -> RoundPasses:
         """What the next round has to run for the requests here.
@@ -199,7 +199,7 @@ class Rounds:
         running, prompts = len(self.running), [len(state.token_ids) for state in joining]
         longest = chunk_rows(self.config)
         return RoundPasses(
-            query_len=self._rows,
+            query_len=self._query_len,
             verified=running,
             proposed=running + len(joining),
             prefills=sum(-(-length // longest) for length in prompts),
@@ -214,4 +214,4 @@ class Rounds:
 
     def _counts(self) -> list[int]:
         memory, n = self.target.round, len(self.running)
-        return memory.unpacked(self._finished.read(), n, self._rows)[1]
+        return memory.unpacked(self._finished.read(), n, self._query_len)[1]

@@ -51,7 +51,7 @@ class TargetRunner(ModelRunner):
             sampling: what requests ask of sampling besides temperature and seed; None where they may not.
         """
         super().__init__(target, caches, platform, config, attention)
-        self.target, self.config = target, config
+        self.model, self.config = target, config
         if drafter is None:
             self.round = allocate_round(config, query_lens, 0, target.dtype, platform.device)
         else:

@@ -13,7 +13,7 @@ from specgraph.attention import KVCache, allocate_metadata, check_trees, move_ro
 from specgraph.decoding.config import EngineConfig, acceptance_chances
 from specgraph.decoding.verify import VerifyBuffers, VerifyMemory, VerifyProgram
 from specgraph.drafting import Drafter, DraftTree
-from specgraph.drafting.program import sampling
+from specgraph.drafting.program import present
 from specgraph.graphs import AttentionStack, BatchDescriptor, MakeAttend
 from specgraph.models.protocol import Target
 
@@ -97,7 +97,7 @@ class TreeVerifyProgram(VerifyProgram):
         """The buffers."""
         return {**super().named_tensors(), **{f"{self.name}.{key}": tensor for key, tensor in self._tree.items()}}
 
-    def bind(self, batch: BatchDescriptor) -> Callable[[Sequence[int], MakeAttend], None]:
+    def work_of(self, batch: BatchDescriptor) -> Callable[[Sequence[int], MakeAttend], None]:
         """Rows, the target, acceptance, the path's hidden states for the drafter, and its keys and values."""
         b = self.sliced(batch.num_requests, batch.num_speculative_tokens + 1)
         ancestors = b.metadata.ancestors
@@ -130,13 +130,13 @@ class TreeVerifyProgram(VerifyProgram):
         """Write the sampled tokens, their counts, and the path."""
         starts, slots, written = b.round.start_positions, b.metadata.slot_mapping, self._written(b)
         if self.config.synthetic_acceptance is not None:
-            chances, seeds = self._chances[: self.tree.num_steps], sampling(b.round.seeds)
+            chances, seeds = self._chances[: self.tree.num_steps], present(b.round.seeds)
             kernels.verify_tree_synthetic(logits, b.draft_token_ids, chances, seeds, starts, slots, **written)
             return
         temperature, seeds = (b.round.temperature, b.round.seeds) if self.config.sampled else (None, None)
         asked, raw = None if self.sampling is None else self.sampling.sliced(slice(0, starts.shape[0])), logits
         if asked is not None:
-            logits = asked.adjusted(logits, b.draft_token_ids, sampling(b.round.temperature), b.metadata.ancestors)
+            logits = asked.adjusted(logits, b.draft_token_ids, present(b.round.temperature), b.metadata.ancestors)
         kernels.verify_tree(
             logits,
             b.draft_token_ids,

@@ -12,7 +12,7 @@ from specgraph import kernels
 from specgraph.attention import AttentionMetadata, allocate_metadata
 from specgraph.decoding.config import EngineConfig, acceptance_chances
 from specgraph.drafting import Drafter, ProposeBatch, RoundBuffers, SamplingBuffers
-from specgraph.drafting.program import sampling
+from specgraph.drafting.program import present
 from specgraph.graphs import BatchDescriptor, MakeAttend, Phase
 from specgraph.models.protocol import OutputProjection, Target, TargetOutput
 from specgraph.models.split import candidates
@@ -63,6 +63,7 @@ class VerifyProgram:
 
     phase: Phase = "verify"
     step_kind: StepKind = "together"
+    later_rows = 1
     name = "verify"
     """What the names of its tensors begin with."""
     of_trees = False
@@ -158,7 +159,7 @@ class VerifyProgram:
         }
         return named | {key: tensor for key, tensor in optional.items() if tensor is not None}
 
-    def bind(self, batch: BatchDescriptor) -> Callable[[Sequence[int], MakeAttend], None]:
+    def work_of(self, batch: BatchDescriptor) -> Callable[[Sequence[int], MakeAttend], None]:
         """Rows, the target, its hidden states for the drafter, and acceptance."""
         b = self.sliced(batch.num_requests, batch.query_len)
 
@@ -201,7 +202,7 @@ class VerifyProgram:
     def _accept_by_logits(self, b: VerifyBuffers, logits: Tensor) -> None:
         drafts, starts = b.draft_token_ids, b.round.start_positions
         tokens, counts = b.round.sampled_token_ids, b.round.num_sampled
-        temperature, seeds, raw = sampling(b.round.temperature), sampling(b.round.seeds), logits
+        temperature, seeds, raw = present(b.round.temperature), present(b.round.seeds), logits
         asked = None if self.sampling is None else self.sampling.sliced(slice(0, starts.shape[0]))
         if asked is not None:
             logits = asked.adjusted(logits, drafts, temperature)

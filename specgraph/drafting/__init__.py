@@ -1,4 +1,4 @@
-"""The drafter and its draft programs: chain, stepwise and parallel."""
+"""The drafter, what a round hands over, and the draft programs: chain, tree, stepwise, masked and parallel."""
 
 from specgraph.drafting.bound import BoundTensors
 from specgraph.drafting.buffers import DraftBuffers, allocate_buffers

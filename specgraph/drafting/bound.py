@@ -100,7 +100,7 @@ class BoundProgram:
     @property
     def later_rows(self) -> int:
         """As the draft program's."""
-        return getattr(self.program, "later_rows", 1)
+        return self.program.later_rows
 
     def num_steps(self, batch: BatchDescriptor) -> int:
         """As the draft program's."""
@@ -110,9 +110,9 @@ class BoundProgram:
         """Those of the draft program, once more for these tensors."""
         return [replace(batch, binding=self._bound.number) for batch in self.program.batches()]
 
-    def bind(self, batch: BatchDescriptor) -> Work:
+    def work_of(self, batch: BatchDescriptor) -> Work:
         """The copy where step 0 is computed, then the draft program's work."""
-        work, sampled = self.program.bind(batch), self.program.config.keeps_draft_probs
+        work, sampled = self.program.work_of(batch), self.program.config.keeps_draft_probs
         into = self._memory.sliced(batch.num_requests, batch.query_len)
         source = self._bound.sliced(batch.num_requests, batch.query_len)
 

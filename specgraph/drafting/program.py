@@ -64,6 +64,11 @@ class DraftProgram(ABC, Generic[HeadT]):
         return self.tree is not None
 
     @property
+    def later_rows(self) -> int:
+        """Rows per request of a later step: 1."""
+        return 1
+
+    @property
     def prefill_passes(self) -> int:
         """Forward passes with attention in a prefill: the modules that a prompt runs through."""
         return 1
@@ -134,7 +139,7 @@ class DraftProgram(ABC, Generic[HeadT]):
             for query_len in reversed(self.config.query_lens)
         ]
 
-    def bind(self, batch: BatchDescriptor) -> Work:
+    def work_of(self, batch: BatchDescriptor) -> Work:
         """The steps over the first requests of the buffers."""
         k = computed_tokens(batch)
         b = self.buffers.sliced(batch.num_requests, self.rows(batch.query_len, k), k)
@@ -167,7 +172,7 @@ def computed_tokens(batch: BatchDescriptor) -> int:
 def draft_one(head: DraftHead, b: DraftBuffers, hidden: Tensor) -> None:
     """Pick one token per request from hidden states [R, hidden_size], and write it to column `draft_step`."""
     picks = (b.draft_step, b.step_token_ids, b.draft_token_ids)
-    draws = (sampling(b.inputs.temperature), sampling(b.inputs.seeds), b.step.seq_lens)
+    draws = (present(b.inputs.temperature), present(b.inputs.seeds), b.step.seq_lens)
     out: OutputProjection | None = getattr(head, "output_projection", None)  # not by type: a wrapper must not hide it
     if b.sampling is not None:
         column = torch.arange(b.draft_token_ids.shape[1], device=hidden.device)
@@ -200,15 +205,15 @@ def draft_block(head: Head, b: DraftBuffers, hidden: Tensor, tree: DraftTree | N
         kernels.draft_block_tree(logits, head.draft_to_target, tree.top_k, b.draft_token_ids, b.draft_parents)
         return
     if b.sampling is not None:  # no row of the block knows the tokens of those before it
-        logits = b.sampling.adjusted_drafts(logits, head.draft_to_target, sampling(b.inputs.temperature))
+        logits = b.sampling.adjusted_drafts(logits, head.draft_to_target, present(b.inputs.temperature))
     if b.draft_probs is None:
         kernels.draft_block_greedy(logits, head.draft_to_target, b.draft_token_ids)
     else:
         kernels.draft_block_gumbel(
             logits,
             head.draft_to_target,
-            sampling(b.inputs.temperature),
-            sampling(b.inputs.seeds),
+            present(b.inputs.temperature),
+            present(b.inputs.seeds),
             b.inputs.start_positions,
             b.inputs.num_sampled,
             b.draft_token_ids,
@@ -216,8 +221,8 @@ def draft_block(head: Head, b: DraftBuffers, hidden: Tensor, tree: DraftTree | N
         )
 
 
-def sampling(tensor: Tensor | None) -> Tensor:
-    """A tensor that a sampled drafter's own buffers always have."""
+def present(tensor: Tensor | None) -> Tensor:
+    """Temperatures or seeds of a drafter's own memory: always there, where an engine's own batch may lack them."""
     assert tensor is not None
     return tensor
 

@@ -55,7 +55,7 @@ class TreeProgram(DraftProgram[DraftHead]):
 
     @property
     def later_rows(self) -> int:
-        """Rows per request of a later step: k. `ModelRunner` captures that step for as many."""
+        """Rows per request of a later step: k."""
         return self.shape.top_k
 
     def passes(self, num_speculative_tokens: int) -> int:
@@ -92,11 +92,11 @@ class TreeProgram(DraftProgram[DraftHead]):
         out = self.head.forward(b.step_token_ids, b.hidden, make_attend(b.step, step))
         self._grow(b, out.hidden, out.carry, first=False)
 
-    def bind(self, batch: BatchDescriptor) -> Work:
+    def work_of(self, batch: BatchDescriptor) -> Work:
         """The steps, and at the end of each launch the choice of the nodes to verify: the last choice stands."""
         k = computed_tokens(batch)
         b = self.buffers.sliced(batch.num_requests, self.rows(batch.query_len, k), k)
-        tree, parents, grow = _tree(b), b.draft_parents, super().bind(batch)
+        tree, parents, grow = _tree(b), b.draft_parents, super().work_of(batch)
         assert parents is not None
 
         def work(steps: Sequence[int], make_attend: MakeAttend) -> None:

@@ -65,6 +65,11 @@ class Program(Protocol):
         """How its steps may be captured."""
         ...
 
+    @property
+    def later_rows(self) -> int:
+        """Rows per request in each step after the first, where these are alike; else it is not used."""
+        ...
+
     def num_steps(self, batch: BatchDescriptor) -> int:
         """Forward passes with attention, numbered from 0: what host lengths are keyed by."""
         ...
@@ -73,7 +78,7 @@ class Program(Protocol):
         """The padded batches to capture, largest first."""
         ...
 
-    def bind(self, batch: BatchDescriptor) -> Work:
+    def work_of(self, batch: BatchDescriptor) -> Work:
         """The work over views of the program's buffers for this batch."""
         ...
 
@@ -213,8 +218,7 @@ class ModelRunner:
         """The launches of one padded batch, in order."""
         if (known := self._launches.get(batch)) is None:
             steps, kind = program.num_steps(batch), program.step_kind
-            rows = getattr(program, "later_rows", 1)  # of draft programs; the others have no later steps
-            known = self._launches[batch] = launches(self.resolution.lowering, batch, steps, kind, rows)
+            known = self._launches[batch] = launches(self.resolution.lowering, batch, steps, kind, program.later_rows)
         return known
 
     def prepare(self, program: Program, batch: BatchDescriptor, captured: bool = True) -> Pass:
@@ -258,7 +262,7 @@ class ModelRunner:
         Without autograd, whatever the caller's mode: weights that are parameters of torch modules would otherwise have
         every eager pass write its history into the KV caches.
         """
-        work, mode = program.bind(batch), self.pass_mode(program)
+        work, mode = program.work_of(batch), self.pass_mode(program)
 
         @torch.no_grad()
         def body(recording: Recording | None) -> None:

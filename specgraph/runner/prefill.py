@@ -139,6 +139,7 @@ class PrefillProgram:
     """Forward passes with attention in `forward`, numbered from 0."""
     phase: Phase = "prefill"
     step_kind: StepKind = "together"
+    later_rows = 1
 
     def num_steps(self, batch: BatchDescriptor) -> int:
         """The model's forward passes."""
@@ -148,7 +149,7 @@ class PrefillProgram:
         """Every prefill size, largest first."""
         return [BatchDescriptor("prefill", 1, rows, 0) for rows in reversed(self.config.prefill_rows)]
 
-    def bind(self, batch: BatchDescriptor) -> Callable[[Sequence[int], MakeAttend], None]:
+    def work_of(self, batch: BatchDescriptor) -> Callable[[Sequence[int], MakeAttend], None]:
         """Positions, slots and lengths of the rows; then the model."""
         b, config = self.buffers.sliced(batch.query_len), self.config
 

@@ -82,7 +82,7 @@ def test_a_pair_on_a_small_device_runs_with_fewer_positions():
     ]
     small, large = generators
     assert small.decoder.config.max_model_len == 8 * 16
-    assert small.decoder.target.target.attention_layers[0].rotary.shape[0] == 8 * 16
+    assert small.decoder.target.model.attention_layers[0].rotary.shape[0] == 8 * 16
     assert "9 blocks of 16, 128 tokens, 1.0 requests of 128" in small.description
     assert large.decoder.config.max_model_len == 1024
     assert "2.0 requests of 1024" in large.description

@@ -57,7 +57,7 @@ def test_attention_that_cannot_is_refused_by_name():
         def attention_backends(self):
             return {"narrow": lambda platform: PagedAttention("narrow", cache_dtypes=())}
 
-    layers = load_generator(platform="cpu", lowering="eager").decoder.target.target.attention_layers
+    layers = load_generator(platform="cpu", lowering="eager").decoder.target.model.attention_layers
     how = layers, torch.float32, None, False, torch.float8_e4m3fn
     with pytest.raises(UnsupportedError, match=r"'narrow'.*float8_e4m3fn; --attention device"):
         choose_attention("narrow", WithItsOwn(), *how)

@@ -125,7 +125,7 @@ def test_alone(platform: Platform, seed: int) -> None:
     asked = requests(seed, count=3, tokens=9)
     with decoder(platform) as speculative:
         expected = generate(speculative, asked)
-        target, config = speculative.target.target, speculative.config
+        target, config = speculative.target.model, speculative.config
     made = SpeculativeDecoder(target, None, platform, config)
     try:
         made.capture()

@@ -96,7 +96,7 @@ def test_logprobs(platform: Platform, way: str, seed: int) -> None:
     ]
     with decoder(platform, sampled=True, sampling_parameters=True, logprobs=True, **WAYS[way]) as made:
         results = made.generate(asked)
-        target = made.target.target
+        target = made.target.model
         dtype, head_dim = target.dtype, target.attention_layers[0].head_dim
     for request, result in zip(asked, results, strict=True):
         tokens = result.token_ids
@@ -144,7 +144,7 @@ def expect_best_after_penalties(
     made: SpeculativeDecoder, asked: Sequence[Request], results: Sequence[Sequence[int]]
 ) -> None:
     """Each token must be the best one of float64 logits after its request's bias and penalties, up to ties."""
-    target = made.target.target
+    target = made.target.model
     dtype, head_dim = target.dtype, target.attention_layers[0].head_dim
     for request, tokens in zip(asked, results, strict=True):
         logits = target_logits(request.prompt_token_ids, tokens[:-1], dtype, head_dim)
