@@ -64,4 +64,6 @@ def _rules(
         "block 0 is the null block, which no request owns; the tokens so far need a block of the request's own here",
     )
     hidden = batch.aux_hidden.view(batch.num_requests, rows, -1)
-    yield "aux_hidden", (sampled[:, :, None] & ~hidden.isfinite()).flatten(1), "hidden states are finite"
+    # Of the rows behind num_sampled too: their keys are written, masked, and a masked value of NaN is NaN
+    wrong = (live[:, None, None] & ~hidden.isfinite()).flatten(1)
+    yield "aux_hidden", wrong, "hidden states are finite in all rows, also in those behind num_sampled"

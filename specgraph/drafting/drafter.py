@@ -16,6 +16,7 @@ from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.head_checks import check_members, check_passes
 from specgraph.drafting.head_program import check_caches, programs_for
 from specgraph.drafting.host_lengths import Counts, HostRounds
+from specgraph.drafting.kv_history import KVHistory
 from specgraph.drafting.prefill import DraftPrefill
 from specgraph.drafting.program import computed_tokens
 from specgraph.drafting.propose_passes import ProposePasses
@@ -83,7 +84,11 @@ class Drafter(ModelRunner):
             program.buffers = replace(program.buffers, sampling=sampling)
         self.program = self.draft_programs[0]
         self.buffers = self.program.buffers
-        self._prefill = DraftPrefill(head, self.program, config, platform.device, self.position_offset)
+        num_blocks = caches[0].key.shape[0]
+        self._history = KVHistory(config, num_blocks, self.position_offset) if config.debug else None
+        self._prefill = DraftPrefill(
+            head, self.program, config, platform.device, self.position_offset, num_blocks, self._history
+        )
         self.prefill_buffers = self._prefill.buffers
         self.programs += [self._prefill.program, *self.draft_programs]
         self.bound: list[BoundTensors] = []
@@ -209,9 +214,10 @@ class Drafter(ModelRunner):
                 ready.bound.check_addresses()
             if ready.padding is not None:
                 ready.padding.zero_()
-        if self.config.debug:
+        if self._history is not None:
             vocab = self.head.draft_vocab_size if self.head.draft_to_target is None else None
             check_values(ready.inputs, self.config, self.caches[0].key.shape[0], vocab)
+            self._history.check(ready.inputs)
         memory = self.round if ready.bound is None else ready.inputs
         self.run(ready.run, self._host_lengths(ready.run.batch, memory, host_start_positions, host_num_sampled))
         self.num_proposes += 1
@@ -295,6 +301,9 @@ class Drafter(ModelRunner):
         """
         if token_ids.shape[0] == 0:
             return
+        if self._history is not None:
+            self._history.prefilled = True
+            self._history.wrote_slots(metadata.positions, metadata.slot_mapping)
         every = {} if lengths is None else dict.fromkeys(range(self.program.prefill_passes), lengths)
         self.program.prefill(token_ids, aux_hidden, metadata, self.stack.eager(every), None)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from specgraph.drafting.config import DraftConfig
+from specgraph.drafting.kv_history import KVHistory
 from specgraph.drafting.program import DraftProgram
 from specgraph.errors import ConfigError
 from specgraph.graphs import MakeAttend
@@ -21,13 +22,23 @@ class DraftPrefill:
     """Writes the drafter's KV for prompts, chunk by chunk; see `Drafter.prefill`."""
 
     def __init__(
-        self, head: Head, program: DraftProgram[Any], config: DraftConfig, device: torch.device, position_offset: int
+        self,
+        head: Head,
+        program: DraftProgram[Any],
+        config: DraftConfig,
+        device: torch.device,
+        position_offset: int,
+        num_blocks: int,
+        history: KVHistory | None,
     ) -> None:
         """
         Args:
             program: a draft program of the head.
             position_offset: see `Drafter.position_offset`.
+            num_blocks: of each KV cache.
+            history: notes what the passes write.
         """
+        self._num_blocks, self._block_size, self._history = num_blocks, config.block_size, history
         self._position_offset, self._look_ahead = position_offset, program.look_ahead
         self.buffers = allocate_prefill(config, head.aux_size, head.dtype, device, look_ahead=program.look_ahead)
         self.program = PrefillProgram(
@@ -59,9 +70,22 @@ class DraftPrefill:
             states[: len(positions)].copy_(aux_hidden.detach())
         begin, end = positions.start + 1 - offset, min(positions.stop, last + offset) + 1 - offset
         tokens, following = prompt[begin:end], prompt[end : end + self._look_ahead]
+        written = range(positions.start, positions.start + len(tokens))
+        self._check_blocks(written, blocks)
         if tokens or at_least:
             self.program.run(runner, tokens, positions.start, blocks, at_least, following)
+            if self._history is not None:
+                self._history.wrote_prompt(written, blocks)
         return states[last - positions.start] if last in positions else None
+
+    def _check_blocks(self, written: range, blocks: Sequence[int]) -> None:
+        """The blocks of the rows are the request's own: the device would write other memory, or nothing."""
+        for block in blocks[written.start // self._block_size : -(-written.stop // self._block_size)]:
+            if not 0 < block < self._num_blocks:
+                raise ConfigError(
+                    f"prefill of positions {written.start} to {written.stop - 1} into block {block}: a request's "
+                    f"blocks are 1 to {self._num_blocks - 1} in this drafter's caches, block 0 is the null block"
+                )
 
 
 def _check_arguments(prompt: Any, positions: Any, blocks: Any) -> None:

@@ -51,8 +51,9 @@ class RunnerConfig:
     check_inputs: bool = False
     """Compare the addresses of all that a graph reads before every replay; some microseconds per launch."""
     debug: bool = False
-    """Check the values of every batch on the host before a propose, which waits for the device: token ids, counts,
-    positions, block ids, hidden states that are not finite."""
+    """Check every batch on the host before a propose, which waits for the device: the values of token ids, counts,
+    positions, block ids and hidden states; that no two requests write one block; and, once this drafter has prefilled
+    a prompt, that it has written the key of every position before a request's rows."""
 
     def __post_init__(self) -> None:
         for name, least in (("max_num_requests", 1), ("max_model_len", 2), ("block_size", 1)):
