@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from specgraph_conformance.rig import captured, expect_close, expect_equal, on_host
 from specgraph_conformance.shared_experts import run_scenario
+from specgraph_conformance.split_models import SPLIT, run_split
 from specgraph_conformance.watchdog import load_factor
 
 ROWS, WIDTH, REPLAYS = 8, 64, 5
@@ -111,7 +112,7 @@ def run_ranks(platforms: Sequence[str], store: str, seed: int, seconds: float, t
 
 
 def main(platform: str, rank: str, world_size: str, store: str, seed: str, task: str) -> None:
-    """One rank: chains of one, two and eight; or scenarios of `shared_experts`, comma-separated.
+    """One rank: chains of one, two and eight; or scenarios of `shared_experts` and `split_models`, comma-separated.
 
     What went wrong in each scenario goes to the file `store`.RANK.json.
     """
@@ -121,9 +122,13 @@ def main(platform: str, rank: str, world_size: str, store: str, seed: str, task:
             for count in (1, 2, 8):
                 check_chain(opened, ranks, count, int(seed))
         else:
-            found = {name: run_scenario(opened, name, int(seed), RANK_TIMEOUT) for name in task.split(",")}
+            found = {name: _run(name)(opened, name, int(seed), RANK_TIMEOUT) for name in task.split(",")}
             Path(f"{store}.{rank}.json").write_text(json.dumps(found), encoding="utf-8")
     opened.close()
+
+
+def _run(scenario: str) -> Callable[[Platform, str, int, float], str]:
+    return run_split if scenario in SPLIT else run_scenario
 
 
 if __name__ == "__main__":

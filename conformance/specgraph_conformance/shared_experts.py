@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
+from specgraph.decoding import EngineConfig, Generation, Request, SpeculativeDecoder
 from specgraph.errors import RankError
 from specgraph.models.draft_model import DraftModelHead
 from specgraph.models.experts import Experts, ExpertsConfig
@@ -95,27 +95,35 @@ def run_scenario(platform: Platform, name: str, seed: int, timeout: float) -> st
         made = SpeculativeDecoder(target, head, platform, config, layout=layout)
         made.capture()
         asked = asked_of(scenario, layout.ranks.rank, seed)
-        given = [each.token_ids for each in made.generate(asked)]
+        given = made.generate(asked)
         layout.ranks.exchange("the end of the scenario")
         made.close()
     except RankError as error:
         return str(error)
     finally:
         layout.ranks.close()
-    return shortfall(seed, asked, given)
+    return shortfall(make_mixture(seed, torch.device("cpu"), compute=torch.float64), asked, given)
 
 
-def shortfall(seed: int, asked: Sequence[Request], given: Sequence[Sequence[int]]) -> str:
-    """Whether each token is the most likely one of the whole mixture in float64 after those before it, up to ties."""
-    target = make_mixture(seed, torch.device("cpu"), compute=torch.float64)
-    for request, tokens in zip(asked, given, strict=True):
+def shortfall(target: LlamaTarget, asked: Sequence[Request], given: Sequence[Generation]) -> str:
+    """Whether each token is the most likely one of the whole target after those before it, up to ties, and has the
+    target's log-probability, where one is given.
+
+    Args:
+        target: float64, on the host.
+    """
+    for request, generation in zip(asked, given, strict=True):
+        tokens = generation.token_ids
         if len(tokens) != request.max_tokens:
             return f"{len(tokens)} tokens instead of {request.max_tokens}"
         dense, ids = DenseKeys.empty(target.attention_layers), [*request.prompt_token_ids, *tokens[:-1]]
         dense.at(range(len(ids)))
         hidden = target.forward(torch.tensor(ids), dense.attend).hidden[len(request.prompt_token_ids) - 1 :]
-        logits = target.logits(hidden)
-        short = logits.max(-1).values - logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+        logprobs = torch.log_softmax(target.logits(hidden), dim=-1)
+        own = logprobs.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+        short = logprobs.max(-1).values - own
         if short.max() >= TOLERANCE[DTYPE]:
             return f"token {int(short.argmax())} falls {float(short.max()):.3f} short of the best"
+        if generation.logprobs and (off := (torch.tensor(generation.logprobs) - own).abs().max()) >= TOLERANCE[DTYPE]:
+            return f"a log-probability is {float(off):.3f} off"
     return ""

@@ -682,6 +682,16 @@ HAZARDS: dict[str, Hazard] = {
         "closing a drafter of one model breaks the other's",
         "close() gives the memory of all captures back",
     ),
+    "ranks-add-twice": Hazard(
+        REVIEW,
+        "a split model gives other text than the whole one",
+        "every rank adds the residual to its part before the all-reduce",
+    ),
+    "logits-gathered-by-rank": Hazard(
+        REVIEW,
+        "right greedy tokens, wrong sampled ones and log-probabilities, on split targets only",
+        "gathered logits are read as if each row were whole",
+    ),
     "fork-passed-over": Hazard(
         REVIEW,
         "work of a second stream runs once, at the capture, and in no replay",

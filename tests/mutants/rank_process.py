@@ -1,4 +1,4 @@
-"""One rank of the suite's cases between ranks, with a bug of `mutants.ranks` if it is rank 1.
+"""One rank of the suite's cases between ranks, with a bug of `mutants.ranks` if this rank has it.
 
 python -m mutants.rank_process BUG PLATFORM RANK WORLD_SIZE STORE SEED TASK
 """
@@ -13,6 +13,7 @@ from specgraph_conformance.rank import main
 
 if __name__ == "__main__":
     name, platform, number, *rest = sys.argv[1:]
-    if number == "1":
-        BUGS[name](pytest.MonkeyPatch())
+    bug, having = BUGS[name]
+    if number in having:
+        bug(pytest.MonkeyPatch())
     main(platform, number, *rest)

@@ -1,4 +1,4 @@
-"""Ranks that differ: each bug is put into rank 1 of two, where its processes start (`rank_process.py`)."""
+"""Bugs of ranks, put in where their processes start (`rank_process.py`): in rank 1 alone, or in both."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from specgraph.decoding import EngineConfig, SpeculativeDecoder
 from specgraph.decoding.rounds import Rounds
 from specgraph.decoding.target import TargetRunner
 from specgraph.drafting import Drafter
-from specgraph.models import experts
+from specgraph.models import experts, layers, llama, split
 
 Bug = Callable[[pytest.MonkeyPatch], None]
-BUGS: dict[str, Bug] = {}
+BUGS: dict[str, tuple[Bug, tuple[str, ...]]] = {}
+"""By name, with the ranks that have it."""
 
 
-def of_rank_1(name: str, hazard: str = "") -> Callable[[Bug], Bug]:
-    """Register a mutant that patches the process of rank 1 alone."""
+def of_ranks(name: str, *having: str, hazard: str = "") -> Callable[[Bug], Bug]:
+    """Register a mutant that patches the processes of the ranks `having` it."""
 
     def register(bug: Bug) -> Bug:
         def start(patch: pytest.MonkeyPatch) -> None:
@@ -32,7 +33,7 @@ def of_rank_1(name: str, hazard: str = "") -> Callable[[Bug], Bug]:
             patch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
             patch.setattr(rank, "COMMAND", (sys.executable, "-u", "-m", "mutants.rank_process", name))
 
-        BUGS[name] = bug
+        BUGS[name] = bug, having
         start.__doc__ = bug.__doc__
         mutant(name, "engine", hazard)(start)
         return bug
@@ -40,7 +41,7 @@ def of_rank_1(name: str, hazard: str = "") -> Callable[[Bug], Bug]:
     return register
 
 
-@of_rank_1("collective-order-differs")
+@of_ranks("collective-order-differs", "1")
 def gathers_instead(patch: pytest.MonkeyPatch) -> None:
     """One rank adds up the experts' results of all ranks by a gather, where the others all-reduce."""
     real = experts.add_experts
@@ -53,13 +54,13 @@ def gathers_instead(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(experts, "add_experts", gathered)
 
 
-@of_rank_1("rank-captures-other-size")
+@of_ranks("rank-captures-other-size", "1")
 def sizes(patch: pytest.MonkeyPatch) -> None:
     """One rank captures every size up to the largest, the others a ladder."""
     patch.setattr(EngineConfig, "sizes", property(lambda self: tuple(range(1, self.max_num_requests + 1))))
 
 
-@of_rank_1("rank-captures-other-size-dispatch", hazard="rank-captures-other-size")
+@of_ranks("rank-captures-other-size-dispatch", "1", hazard="rank-captures-other-size")
 def pads_for_itself(patch: pytest.MonkeyPatch) -> None:
     """One rank pads its verify for its own batch, not for the largest of all ranks."""
     real = TargetRunner.verify
@@ -72,21 +73,46 @@ def pads_for_itself(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TargetRunner, "verify", verify)
 
 
-@of_rank_1("idle-rank-skips-round")
+@of_ranks("idle-rank-skips-round", "1")
 def returns_early(patch: pytest.MonkeyPatch) -> None:
     """A rank without requests returns from `step` at once."""
     real = SpeculativeDecoder.step
     patch.setattr(SpeculativeDecoder, "step", lambda self: real(self) if self.num_unfinished else [])
 
 
-@of_rank_1("ranks-differ-in-k")
+@of_ranks("ranks-differ-in-k", "1")
 def own_k(patch: pytest.MonkeyPatch) -> None:
     """One rank drafts as many tokens as its own batch asks for."""
     real = Drafter.inputs
     patch.setattr(Drafter, "inputs", lambda self, n, query_len=None, at_least=0: real(self, n, query_len))
 
 
-@of_rank_1("dummy-run-skips-collectives")
+@of_ranks("dummy-run-skips-collectives", "1")
 def no_inert_prompts(patch: pytest.MonkeyPatch) -> None:
     """A rank without a prompt leaves out the passes over those of other ranks."""
     patch.setattr(Rounds, "_prefill_idle", lambda self: None)
+
+
+@of_ranks("ranks-add-twice", "0", "1")
+def residual_on_every_rank(patch: pytest.MonkeyPatch) -> None:
+    """Every rank adds the residual to its partial sum."""
+
+    def row_parallel(x: Any, weight: Any, bias: Any, residual: Any, ranks: Any, scale: Any = None) -> Any:
+        out = split.norm_linear(x, None, 0.0, weight, bias, residual, scale)
+        if ranks.size > 1:
+            kernels.all_reduce(out, ranks.group)
+        return out
+
+    patch.setattr(layers, "row_parallel", row_parallel)
+
+
+@of_ranks("logits-gathered-by-rank", "0", "1")
+def logits_by_rank(patch: pytest.MonkeyPatch) -> None:
+    """Logits gathered rank by rank are read row by row."""
+
+    def whole_logits(logits: Any, ranks: Any, vocab_size: int) -> Any:
+        if ranks.size == 1:
+            return logits
+        return kernels.all_gather(logits, ranks.group, ranks.size).view(-1, vocab_size)
+
+    patch.setattr(llama, "whole_logits", whole_logits)

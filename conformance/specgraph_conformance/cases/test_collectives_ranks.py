@@ -1,4 +1,4 @@
-"""Two data parallel ranks that share the experts of a mixture, with requests that differ: all passes must agree.
+"""Two ranks that share a model: the experts of a mixture, with requests that differ, or all of its matrices.
 
 Where ranks disagree, devices wait for ever inside a collective, and the `cpu` platform names the first difference.
 """
@@ -14,6 +14,7 @@ from specgraph_conformance.case import Absent, case
 from specgraph_conformance.plugin import SESSION
 from specgraph_conformance.rank import run_ranks
 from specgraph_conformance.shared_experts import SCENARIOS
+from specgraph_conformance.split_models import SPLIT
 
 NEEDS = ("collectives_in_graph",)
 Outcomes = dict[str, str]
@@ -33,7 +34,7 @@ def outcomes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         places = [found.name] * 2  # processes share the host
     store = tmp_path_factory.mktemp("ranks") / "store"
     selected = {item.name for item in request.session.items}
-    task = ",".join(name for name in SCENARIOS if f"test_{name}" in selected)
+    task = ",".join(name for name in (*SCENARIOS, *SPLIT) if f"test_{name}" in selected)
     run_ranks(places, str(store), session.seed, seconds=150, task=task)
     every: list[Outcomes] = [json.loads(Path(f"{store}.{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
     return {name: every[0][name] or every[1][name] for name in every[0]}
@@ -104,3 +105,29 @@ def test_k(outcomes: Outcomes | str) -> None:
 )
 def test_prompts(outcomes: Outcomes | str) -> None:
     expect(outcomes, "prompts")
+
+
+@case(
+    "collectives.split-target-and-drafter",
+    "Two ranks that split target and drafter decode the tokens of float64, and a drafter with the target's own weights "
+    "has all drafts accepted.",
+    hazard="ranks-add-twice",
+    cause="every rank adds the residual, a rank's part is another one's, or token ids are not moved by its place",
+    needs=NEEDS,
+    timeout=180,
+)
+def test_split(outcomes: Outcomes | str) -> None:
+    expect(outcomes, "split")
+
+
+@case(
+    "collectives.logits-of-all-ranks",
+    "Where logits are gathered from two ranks that split the vocabulary, tokens and log-probabilities are those of "
+    "float64.",
+    hazard="logits-gathered-by-rank",
+    cause="the gather is rank by rank, and rows are read from it as if it were row by row",
+    needs=NEEDS,
+    timeout=180,
+)
+def test_split_logits(outcomes: Outcomes | str) -> None:
+    expect(outcomes, "split_logits")

@@ -1,0 +1,105 @@
+"""A target and its drafter split over two ranks with the same requests, and what must come of it.
+
+Each rank holds some heads, inner columns and tokens of the vocabulary, cut here from the whole tensors as
+`specgraph.parallel.TensorParallel` describes; the core cuts checkpoints while it reads them. The tokens must be those
+of the whole target in float64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from specgraph.decoding import EngineConfig, SpeculativeDecoder
+from specgraph.errors import RankError
+from specgraph.models.draft_model import DraftModelHead
+from specgraph.models.eagle import EagleHead
+from specgraph.models.layers import DecoderLayer
+from specgraph.models.llama import LlamaTarget
+from specgraph.parallel import TensorParallel, join_layout
+from specgraph.platforms import Platform
+from torch import Tensor
+
+from specgraph_conformance.shared_experts import CHUNK, LENGTH, Scenario, asked_of, shortfall
+from specgraph_conformance.tiny_models import CONFIG, HIDDEN, make_head, make_target
+
+PROMPTS = (5, 2 * CHUNK - 3)
+SPLIT = ("split", "split_logits")
+"""Scenarios. `split`: greedy tokens from each rank's most likely ones, and a drafter with the target's own weights,
+which must agree with it. `split_logits`: an EAGLE head, and log-probabilities, for which logits are gathered."""
+
+
+def run_split(platform: Platform, name: str, seed: int, timeout: float) -> str:
+    """One of SPLIT, on every rank together.
+
+    Returns:
+        What went wrong; empty where nothing did.
+    """
+    layout = join_layout(platform.device, tensor_parallel=2, timeout=timeout)
+    try:
+        ranks, device = layout.tensor_parallel, platform.device
+        target = split_target(seed, device, ranks)
+        is_same = name == "split"
+        head = (
+            DraftModelHead(split_target(seed, device, ranks), HIDDEN) if is_same else split_eagle(seed, device, ranks)
+        )
+        config = EngineConfig(
+            num_speculative_tokens=3, max_num_requests=2, max_model_len=LENGTH, capture_sizes=(2,),
+            prefill_sizes=(CHUNK,), lowering="merged", mode="FULL", logprobs=not is_same,
+        )  # fmt: skip
+        made = SpeculativeDecoder(target, head, platform, config, layout=layout)
+        made.capture()
+        asked = asked_of(Scenario((PROMPTS, PROMPTS)), 0, seed)
+        given = made.generate(asked)
+        length = made.metrics.mean_acceptance_length
+        layout.ranks.exchange("the end of the scenario")
+        made.close()
+    except RankError as error:
+        return str(error)
+    finally:
+        layout.ranks.close()
+    if is_same and length != config.num_speculative_tokens + 1:
+        return f"the target as its own drafter has a mean acceptance length of {length:.2f}"
+    return shortfall(make_target(seed, torch.device("cpu"), compute=torch.float64), asked, given)
+
+
+def split_target(seed: int, device: torch.device, ranks: TensorParallel) -> LlamaTarget:
+    """This rank's part of `make_target`."""
+    whole = make_target(seed, device)
+    layers = [_layer(layer, ranks) for layer in whole.layers]
+    embed, head = _rows(whole.embed_tokens, ranks), _rows(whole.lm_head, ranks)
+    return LlamaTarget(whole.config.split(ranks), embed, layers, whole.norm, head)
+
+
+def split_eagle(seed: int, device: torch.device, ranks: TensorParallel) -> EagleHead:
+    """This rank's part of `make_head("eagle")`."""
+    whole = make_head("eagle", seed, device)
+    assert isinstance(whole, EagleHead)
+    tensors = replace(
+        whole.tensors,
+        embed_tokens=_rows(whole.tensors.embed_tokens, ranks),
+        lm_head=_rows(whole.tensors.lm_head, ranks),
+    )
+    return EagleHead(whole.config.split(ranks), tensors, [_layer(layer, ranks) for layer in whole.layers])
+
+
+def _rows(matrix: Tensor, ranks: TensorParallel) -> Tensor:
+    """This rank's rows of [n, columns], as many on every rank."""
+    return matrix.chunk(ranks.size)[ranks.rank].contiguous()
+
+
+def _columns(matrix: Tensor, ranks: TensorParallel) -> Tensor:
+    return matrix.chunk(ranks.size, dim=1)[ranks.rank].contiguous()
+
+
+def _layer(layer: DecoderLayer, ranks: TensorParallel) -> DecoderLayer:
+    heads, kv_heads, dim = CONFIG.num_heads, CONFIG.num_kv_heads, CONFIG.head_dim
+    qkv = layer.qkv.split([heads * dim, kv_heads * dim, kv_heads * dim])
+    return replace(
+        layer,
+        qkv=torch.cat([_rows(part, ranks) for part in qkv]),
+        output=_columns(layer.output, ranks),
+        gate_up=torch.cat([_rows(part, ranks) for part in layer.gate_up.chunk(2)]),
+        down=_columns(layer.down, ranks),
+        tensor_parallel=ranks,
+    )
