@@ -119,11 +119,13 @@ def load_drafter(
     Raises:
         CheckpointError: unknown format; a part that is missing, misshapen, or that no reader knows; a drafter made for
             another target.
-        ConfigError: num_modules for a drafter that has none, or below 1.
+        ConfigError: num_modules for a drafter that has none, or below 1; a dtype that a shared tensor does not have.
     """
     folder = Path(folder)
     source = read_config(folder)
-    if isinstance(target, str | Path | torch.nn.Module):
+    if isinstance(target, str | Path):
+        target = target_shape(target, dtype=dtype)
+    elif isinstance(target, torch.nn.Module):
         target = target_shape(target)
     stored = quantisation(source)
     checkpoint = open_checkpoint(folder, target.embed_tokens.device, dtype or target.dtype, stored, keep_fp8)
@@ -139,4 +141,16 @@ def load_drafter(
     announce(stored, str(folder), checkpoint.dtype, len(checkpoint.kept_fp8))
     checkpoint.refuse_unused()
     check_keys(source)
+    _check_shared_dtypes(head, target, checkpoint.dtype)
     return head
+
+
+def _check_shared_dtypes(head: DraftHead | ParallelHead, target: DraftedTarget, dtype: torch.dtype) -> None:
+    """What a head shares with its target must have the dtype of the head's own weights."""
+    taken = {tensor.data_ptr() for tensor in (target.embed_tokens, target.lm_head)}
+    for name, weight in head.weights().items():
+        if weight.dtype != dtype and weight.data_ptr() in taken:
+            raise ConfigError(
+                f"a drafter of dtype {dtype} shares '{name}' with its target, where it is {weight.dtype}: leave dtype "
+                f"out, or give the target's tensors in {dtype}"
+            )

@@ -159,8 +159,10 @@ def _shared_names(names: Sequence[str], tied: bool, where: str) -> tuple[str, st
     embeddings, heads = ([n for n in names if pattern.fullmatch(n)] for pattern in (_EMBEDDING, _LM_HEAD))
     for what, found in (("embed_tokens.weight", embeddings), ("lm_head.weight", heads)):
         if len(found) > 1 or (not found and (found is embeddings or not tied)):
+            tied = not found and found is heads
+            hint = "; where lm_head is the embedding, give its tensor under 'lm_head.weight' too" if tied else ""
             raise CheckpointError(
                 f"{where} has {len(found)} tensors named like {what}, and a drafter takes its target's: give the whole "
-                f"language model (it has {len(names)} tensors, such as {shown(names[0]) if names else 'none'})"
+                f"language model (it has {len(names)} tensors, such as {shown(names[0]) if names else 'none'}){hint}"
             )
     return embeddings[0], heads[0] if heads else None

@@ -38,6 +38,8 @@ class KVHistory:
         self.prefilled = False
         """Whether this drafter has written a prompt. Until then prompts are written by others (an engine's own drafter,
         say), and nothing is known of them."""
+        self._drafted: dict[tuple[int, int], list[int]] = {}
+        """The last drafts, by block and place in it of the position that their verify begins at."""
 
     def wrote(self, positions: Tensor, blocks: Sequence[int]) -> None:
         """Note rows of one request.
@@ -70,12 +72,14 @@ class KVHistory:
         self.wrote(torch.arange(positions.start, positions.stop), blocks)
 
     def check(self, batch: ProposeBatch) -> None:
-        """Refuse a round whose requests share a block that one of them writes, or lack keys; else note what it writes.
+        """Refuse a round whose requests share a block that one of them writes, lack keys, or accept what was not
+        drafted for them; else note what it writes.
 
         Raises:
-            ConfigError: naming the request, and the position or the block.
+            ConfigError: naming the request, and the position, the block or the tokens.
         """
         counts, starts = batch.num_sampled.tolist(), batch.start_positions.tolist()
+        sampled = batch.sampled_token_ids.tolist()
         table = batch.block_table.tolist()
         live = [request for request, count in enumerate(counts) if count > 0]
         self._check_blocks(live, starts, batch.query_len, table)
@@ -83,7 +87,31 @@ class KVHistory:
             begin = starts[request] + self._offset
             if self.prefilled:
                 self._check_keys(request, starts[request], begin, table[request])
+            self._check_accepted(request, starts[request], sampled[request][: counts[request] - 1], table[request])
             self.wrote(torch.arange(begin, begin + counts[request]), table[request])
+
+    def drafted(self, batch: ProposeBatch, token_ids: Tensor) -> None:
+        """Note the drafts, int64 [n, K], that followed a round."""
+        counts, starts, table = batch.num_sampled.tolist(), batch.start_positions.tolist(), batch.block_table.tolist()
+        for request, tokens in enumerate(token_ids.tolist()):
+            place = self._place(starts[request] + counts[request], table[request])
+            if counts[request] and place is not None:
+                self._drafted[place] = tokens
+
+    def _place(self, position: int, blocks: Sequence[int]) -> tuple[int, int] | None:
+        column, at = divmod(position, self._config.block_size)
+        return (blocks[column], at) if column < len(blocks) and blocks[column] else None
+
+    def _check_accepted(self, request: int, start: int, accepted: list[int], blocks: Sequence[int]) -> None:
+        """Where the last propose drafted for this position, the tokens before the target's own one are its drafts."""
+        place = self._place(start, blocks)
+        drafts = None if place is None else self._drafted.get(place)
+        if drafts and accepted[: len(drafts)] != drafts[: len(accepted)]:
+            raise ConfigError(
+                f"sampled_token_ids of request {request} begin with {accepted}, accepted drafts by num_sampled, and "
+                f"the last propose drafted {drafts} at position {start}: they begin with the first accepted draft, not "
+                "with the verify's first input, and belong to the same request as the drafts"
+            )
 
     def _check_blocks(self, live: Sequence[int], starts: Sequence[int], rows: int, table: list[list[int]]) -> None:
         """Each block that a request writes in this round belongs to it alone."""

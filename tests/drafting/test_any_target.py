@@ -107,7 +107,7 @@ def test_a_target_that_does_not_say_enough_is_refused(mixture, head_folder):
     state = mixture.state_dict()
     with pytest.raises(ConfigError, match="give max_model_len"):
         target_shape(state)
-    with pytest.raises(CheckpointError, match=r"0 tensors named like lm_head\.weight"):
+    with pytest.raises(CheckpointError, match=r"0 tensors named like lm_head\.weight.*under 'lm_head.weight' too"):
         target_shape({name: t for name, t in state.items() if name != "lm_head.weight"}, max_model_len=64)
     with pytest.raises(CheckpointError, match=r"Linear lacks config, get_input_embeddings"):
         load_drafter(head_folder, torch.nn.Linear(2, 2))
@@ -115,6 +115,16 @@ def test_a_target_that_does_not_say_enough_is_refused(mixture, head_folder):
         TargetShape(num_layers=1, max_model_len=8, embed_tokens=torch.zeros(4, 2), lm_head=torch.zeros(5, 2))
     with pytest.raises(ConfigError, match="max_model_len 0"):
         TargetShape(num_layers=1, max_model_len=0, embed_tokens=torch.zeros(4, 2), lm_head=torch.zeros(4, 2))
+
+
+def test_a_dtype_that_shared_tensors_lack_is_refused():
+    """The head's weights would be float32, and the embedding that it shares float16."""
+    target, draft = shipped_pair()
+    with pytest.raises(
+        ConfigError, match=r"dtype torch.float32 shares 'embed_tokens' .* torch.float16: leave dtype out"
+    ):
+        load_drafter(draft, load_target(target), dtype=torch.float32)
+    assert load_drafter(draft, target, dtype=torch.float32).dtype == torch.float32  # a folder is read in that dtype
 
 
 def test_a_head_for_another_target_is_refused(mixture, tmp_path):
