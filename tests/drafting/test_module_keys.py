@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specgraph.drafting import ProposeBatch
+from specgraph.drafting.past_rows import past_rows_bytes
 
 LENGTH, BLOCK = 64, 4
 
@@ -119,3 +120,42 @@ def check_keys(drafter, oracle, tokens, aux, blocks):
         for name, wanted in zip(("key", "value"), past[module], strict=True):
             stored = getattr(drafter.caches[module], name).flatten(0, 1)[slots]
             torch.testing.assert_close(stored.double(), wanted, atol=1e-4, rtol=1e-4, msg=f"module {module} {name}")
+
+
+def test_a_request_that_shares_the_blocks_of_a_prefix():
+    """Prefix caching: its past rows lie in a block that another request wrote, in a batch of its own."""
+    g = torch.Generator().manual_seed(3)
+    head, oracle = make_head("mtp-modules", make_target()), make_head("mtp-modules", make_target(torch.float64))
+    drafter = make_drafter(
+        head, "merged", "device", num_speculative_tokens=4, max_num_requests=1, max_model_len=LENGTH, prefill_sizes=[8]
+    )
+    text, aux = torch.randint(0, VOCAB, (12,), generator=g), torch.randn(12, head.aux_size, generator=g)
+    drafter.prefill(text[:8].tolist(), range(8), [1, 2], aux[:8])
+    drafter.prefill(text[:6].tolist(), range(BLOCK, 6), [1, 3], aux[BLOCK:6])
+    known = 5
+    for count in (1, 2, 3):
+        round_aux = torch.randn(5, head.aux_size, generator=g)
+        round_aux[:count] = aux[known : known + count]
+        tokens = torch.zeros(1, 5, dtype=torch.int64)
+        tokens[0, :count] = text[known + 1 : known + 1 + count]
+        drafter.propose(
+            ProposeBatch(
+                sampled_token_ids=tokens,
+                num_sampled=torch.tensor([count], dtype=torch.int32),
+                start_positions=torch.tensor([known]),
+                aux_hidden=round_aux,
+                block_table=torch.tensor([[1, 3, 4, 5]], dtype=torch.int32),
+            )
+        )
+        known += count
+        check_keys(drafter, oracle, text[1 : known + 1], aux[:known], [1, 3, 4, 5])
+    drafter.close()
+
+
+def test_what_is_kept_takes_the_memory_that_a_generator_counts():
+    head = make_head("mtp-modules", make_target())
+    drafter = make_drafter(head, "eager", "device", num_speculative_tokens=4, max_num_requests=1, max_model_len=LENGTH)
+    kept = [tensor for name, tensor in drafter.read_set().items() if name.startswith("past_rows.")]
+    blocks = drafter.caches[0].key.shape[0]
+    assert sum(tensor.nbytes for tensor in kept) == blocks * past_rows_bytes(head, 4, BLOCK) > 0
+    assert past_rows_bytes(make_head("mtp", make_target()), 4, BLOCK) == 0
