@@ -3,7 +3,8 @@
 deepseek      model.layers.{n + i}.{enorm, hnorm, eh_proj, shared_head.norm} beside the layer's own tensors, n layers
               in the target (DeepSeek-V3, GLM)
 mimo          model.mtp_layers.{i}.{token_layernorm, hidden_layernorm, input_proj, final_layernorm}; hidden first
-qwen          mtp.{pre_fc_norm_embedding, pre_fc_norm_hidden, fc, norm}, mtp.layers.0 (Qwen3-Next): one module
+qwen          mtp.{pre_fc_norm_embedding, pre_fc_norm_hidden, fc, norm}, mtp.layers.0 (names of Qwen3-Next, whose
+              own modules are refused: see OFFSET_NORMS): one module
 speculators   mtp_layers.{i}, named as mimo's; embedding first
 """
 
@@ -79,6 +80,10 @@ FAMILIES = (
 )
 
 
+OFFSET_NORMS = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "step3p5", "step3p7")
+"""Values of `model_type` whose norms multiply by 1 + weight: in transformers 5.23, Step-3.5's in SGLang
+(step3p5_mtp.py). Their attention has gates too. Read as DeepSeek's, such modules would draft other tokens."""
+
 MOST_MODULES = 64
 """Modules that are looked for; the largest published number is 3."""
 
@@ -120,6 +125,11 @@ def load_mtp(opened: DrafterFolder, target: DraftedTarget) -> MtpHead:
     names = mtp_family(folder)
     if names is None:
         raise CheckpointError(f"{folder.folder} has no MTP projection in the names of {', '.join(_families())}")
+    if (kind := layers.string("model_type", "")) in OFFSET_NORMS:
+        raise layers.fail(
+            "model_type", f"is {kind}: its MTP modules have norms that multiply by 1 + weight and gates in attention, "
+            "which specgraph does not compute; use another drafter, or a head of your own (StepwiseHead, DraftHead)"
+        )  # fmt: skip
     config = drafter_config(layers, target, target.architecture, absent_keys=True)
     require_full_attention(config, layers.name)
     check_same("hidden size", config.hidden_size, target.hidden_size, layers.name)

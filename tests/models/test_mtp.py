@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specgraph.checkpoints import drafter_format, load_drafter, load_target
+from specgraph.checkpoints.mtp import OFFSET_NORMS
 from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
 from specgraph.errors import CheckpointError, ConfigError
 from specgraph.reference import CpuPlatform
@@ -154,6 +155,28 @@ def test_truncated_module(reference, tmp_path):
     save_file(tensors, path)
     with pytest.raises(CheckpointError, match=r"no tensor 'model\.layers\.5\.shared_head\.norm\.weight'"):
         load_drafter(tmp_path / "target", load_target(tmp_path / "target"))
+
+
+@pytest.mark.parametrize("model_type", OFFSET_NORMS)
+def test_norms_that_add_one_are_refused(model_type, reference, tmp_path):
+    """Named as DeepSeek's: they would load, and draft other tokens."""
+    add_modules(tmp_path / "target", reference[1], "deepseek", 1)
+    target = load_target(tmp_path / "target")
+    path = tmp_path / "target" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": model_type}))
+    with pytest.raises(CheckpointError, match=rf"model_type.*is {model_type}.*1 \+ weight"):
+        load_drafter(tmp_path / "target", target)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_next", "qwen3_5", "qwen3_5_moe", "llama", "deepseek_v3", "glm4_moe"])
+def test_which_norms_add_one(model_type):
+    """As transformers' own norm computes them with weights of 0.25."""
+    modeling = pytest.importorskip(f"transformers.models.{model_type}.modeling_{model_type}")
+    (kind,) = {each for name, each in vars(modeling).items() if name.endswith("RMSNorm") and "Gated" not in name}
+    norm, x = kind(4), torch.tensor([[1.0, -1.0, 1.0, -1.0]])
+    with torch.no_grad():
+        norm.weight.fill_(0.25)
+        assert bool((norm(x).abs() > 1).all()) == (model_type in OFFSET_NORMS)
 
 
 def test_layers_that_are_not_dense(reference, tmp_path):

@@ -109,7 +109,7 @@ def page() -> str:
     for reader in READERS:
         own = {
             "dflash": "authors", "eagle3": "authors", "eagle": "authors", "peagle": "authors",
-            "mtp": "DeepSeek and GLM, MiMo, Qwen3-Next", "draft_model": "transformers",
+            "mtp": "DeepSeek and GLM, MiMo, Qwen3-Next's names", "draft_model": "transformers",
         }[reader.algorithm]  # fmt: skip
         lines.append(f"| `{reader.algorithm}` | {'yes' if reader.speculators else 'no'} | {own} |")
     lines += [
