@@ -77,5 +77,8 @@ def contexts_of(name: str, requests: int) -> tuple[list[int], int]:
         lengths = [200 + 3800 * i // max(requests - 1, 1) for i in range(requests)]
         random.Random(1).shuffle(lengths)
         return lengths, 4096
-    length, longest = {"even": (1024, 1280), "fp8": (1024, 1280), "wide": (1024, 4096), "long": (32768, 32768)}[name]
+    length, longest = {
+        "even": (1024, 1280), "fp8": (1024, 1280), "wide": (1024, 4096), "wider": (1100, 4096), "widest": (1024, 16384),
+        "long": (32768, 32768),
+    }[name]  # fmt: skip
     return [length] * requests, longest
