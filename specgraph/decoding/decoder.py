@@ -7,21 +7,19 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from specgraph.attention import AttentionBackend, KVCache, PagedAttention
+from specgraph.attention import AttentionBackend, PagedAttention
 from specgraph.decoding.adaptive_k import AdaptiveK, RoundTimes
 from specgraph.decoding.admission import blocks_needed, check_request, that_fit
 from specgraph.decoding.agreement import agree, check_sharing, compare_captures, same_times
-from specgraph.decoding.blocks import BlockAllocator, allocate_caches, cache_dtype
+from specgraph.decoding.blocks import BlockAllocator
 from specgraph.decoding.config import EngineConfig
 from specgraph.decoding.device_rounds import DeviceRounds
 from specgraph.decoding.metrics import AcceptanceMetrics
 from specgraph.decoding.request import Chunk, Generation, Request, Running
-from specgraph.decoding.round_program import RoundRunner
 from specgraph.decoding.round_times import measure_round_times
 from specgraph.decoding.rounds import Rounds
+from specgraph.decoding.runners import make_runners
 from specgraph.decoding.steady_rounds import RoundChunks
-from specgraph.decoding.target import TargetRunner
-from specgraph.drafting import Drafter, SamplingBuffers, allocate_sampling
 from specgraph.errors import CapacityError, ConfigError
 from specgraph.models.protocol import DraftHead, ParallelHead, Target
 from specgraph.parallel import ParallelLayout
@@ -80,24 +78,18 @@ class SpeculativeDecoder:
         per_request = -(-(config.max_model_len + config.scratch_tokens) // config.block_size)
         enough = 1 + per_request * config.max_num_requests
         self.allocator = BlockAllocator(enough if config.num_blocks is None else config.num_blocks)
-        backend = attention or PagedAttention()
-        self.drafter: Drafter | None = None
-        asked: SamplingBuffers | None = None
-        if config.sampling_parameters:
-            asked = allocate_sampling(config.max_num_requests, target.vocab_size, platform.device)
-        if head is not None:
-            caches = self._caches(head)
-            self.drafter = Drafter(head, caches, platform, config, attention=backend, sampling=asked)
-        self.target = TargetRunner(
+        made = make_runners(
             target,
-            self._caches(target),
+            head,
             platform,
             config,
-            attention=backend,
-            query_lens=(self.query_len,) if head is None else config.query_lens,
-            drafter=self.drafter,
-            sampling=asked,
+            query_len=self.query_len,
+            num_blocks=self.allocator.num_blocks,
+            attention=attention or PagedAttention(),
         )
+        self.target, self.drafter = made.target, made.drafter
+        self.runners: Mapping[str, ModelRunner] = made.by_name()
+        """What holds captured graphs, by name."""
         self._metrics = AcceptanceMetrics(config.num_speculative_tokens if head is not None else 0)
         self._waiting: deque[Running] = deque()
         self._ended: list[Chunk] = []
@@ -106,18 +98,12 @@ class SpeculativeDecoder:
         self._closed = False
         self.others_unfinished = False
         """Whether any data parallel rank had requests at the last `step`: then all ranks call it again."""
-        self.runners: Mapping[str, ModelRunner] = {"target": self.target}
-        """What holds captured graphs, by name."""
         self.rounds: Rounds | DeviceRounds
         """The running requests."""
-        if self.drafter is not None:
-            self.runners = {"target": self.target, "drafter": self.drafter}
-        if self.drafter is not None and config.lowering == "round":
-            whole = RoundRunner(self.target, self.drafter, config)
-            self.runners = {**self.runners, "round": whole}
-            self.rounds = DeviceRounds(self.target, self.drafter, whole, self.allocator, self._metrics)
+        if made.drafter is not None and made.whole is not None:
+            self.rounds = DeviceRounds(made.target, made.drafter, made.whole, self.allocator, self._metrics)
         else:
-            self.rounds = Rounds(self.target, self.drafter, self.allocator, self._metrics, self.query_len)
+            self.rounds = Rounds(made.target, made.drafter, self.allocator, self._metrics, self.query_len)
 
     def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Capture all graphs. Call once before generating; nothing is captured at request time.
@@ -294,12 +280,6 @@ class SpeculativeDecoder:
         self._closed = True
         for runner in self.runners.values():
             runner.close()
-
-    def _caches(self, model: Target | DraftHead | ParallelHead) -> list[KVCache]:
-        c = self.config
-        blocks = self.allocator.num_blocks
-        dtype = cache_dtype(c.kv_cache_dtype, model.dtype)
-        return allocate_caches(model.attention_layers, blocks, c.block_size, dtype, self.platform.device)
 
     def _queue(self, request: Request) -> Running:
         request_id, self._next_id = self._next_id, self._next_id + 1
