@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from specgraph.errors import UnsupportedError
-from specgraph_sglang.config import ALGORITHMS, unsupported_arguments
+from specgraph_sglang.config import ALGORITHMS, RELEASES, unsupported_arguments
 from specgraph_sglang.worker import draft_worker_class, worker_class
 
 RESERVE = "sglang.srt.mem_cache.allocation_sizing.get_alloc_reserve_per_decode"
@@ -22,7 +22,11 @@ _OWN = ("create_worker", "register", "from_string")
 
 
 def register() -> None:
-    """Add the algorithms to SGLang's registry, and reserve the KV slots that drafting at a round's tail needs."""
+    """Add the algorithms to SGLang's registry, and reserve the KV slots that drafting at a round's tail needs.
+
+    In a release that is not served nothing is hooked: SGLang calls this wherever the plugin is installed, also for
+    algorithms of its own, and its functions have other parameters there.
+    """
     spec_info: Any = importlib.import_module("sglang.srt.speculative.spec_info")
     registry: Any = importlib.import_module("sglang.srt.speculative.spec_registry")
     hooks: Any = importlib.import_module("sglang.srt.plugins.hook_registry")
@@ -34,6 +38,8 @@ def register() -> None:
             validate_server_args=check_arguments,
             spec_class=answering_as(registry.CustomSpecAlgo, algorithm, own),
         )(make_worker_class)
+    if importlib.import_module("sglang").__version__ not in RELEASES:
+        return  # `check_arguments` refuses the algorithms; everything else stays as it is
     runtime: Any = importlib.import_module("sglang.srt.runtime_context")
     for target in (RESERVE, ROW_HEADROOM):
         hooks.HookRegistry.register(target, more_slots(runtime.get_server_args), hooks.HookType.AROUND)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import enum
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sglang_objects import server_args
+from specgraph_sglang import plugin
 from specgraph_sglang.config import unsupported_arguments
-from specgraph_sglang.plugin import answering_as, more_slots
+from specgraph_sglang.plugin import RESERVE, ROW_HEADROOM, answering_as, more_slots
 
 
 @pytest.mark.parametrize(
@@ -94,6 +96,27 @@ def test_every_slot_that_a_propose_reaches_is_reserved(k, page, prompt, accepted
         last_written = max(start + k, start + sampled + k - 2)
         assert last_written < given_to_it
         known, length = start, start + sampled
+
+
+@pytest.mark.parametrize(("version", "hooked"), [("0.5.17", [RESERVE, ROW_HEADROOM]), ("0.5.99", [])])
+def test_only_a_release_that_is_served_is_hooked(version, hooked, monkeypatch) -> None:
+    """Both algorithms are known in every release, so that they are refused by name; SGLang's own stay as they are."""
+    known, hooks = [], []
+    algorithm = SimpleNamespace(register=lambda name, **_: lambda factory: known.append(name))
+    modules = {
+        "sglang": SimpleNamespace(__version__=version),
+        "sglang.srt.speculative.spec_info": SimpleNamespace(SpeculativeAlgorithm=algorithm),
+        "sglang.srt.speculative.spec_registry": SimpleNamespace(CustomSpecAlgo=Custom),
+        "sglang.srt.runtime_context": SimpleNamespace(get_server_args=server_args),
+        "sglang.srt.plugins.hook_registry": SimpleNamespace(
+            HookRegistry=SimpleNamespace(register=lambda target, hook, kind: hooks.append(target)),
+            HookType=SimpleNamespace(AROUND="around"),
+        ),
+    }
+    monkeypatch.setattr(plugin, "importlib", SimpleNamespace(import_module=modules.__getitem__))
+    plugin.register()
+    assert known == ["SPECGRAPH", "SPECGRAPH_EAGLE"]
+    assert hooks == hooked
 
 
 def test_other_algorithms_keep_sglangs_reserve() -> None:
