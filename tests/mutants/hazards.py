@@ -682,6 +682,11 @@ HAZARDS: dict[str, Hazard] = {
         "closing a drafter of one model breaks the other's",
         "close() gives the memory of all captures back",
     ),
+    "cancelled-request-lives-on": Hazard(
+        REVIEW,
+        "rows of a long prompt are overwritten after others were cancelled",
+        "the device goes on with a cancelled request, in KV blocks that another one has by now",
+    ),
     "ranks-add-twice": Hazard(
         REVIEW,
         "a split model gives other text than the whole one",

@@ -139,3 +139,9 @@ def runs_on(patch: pytest.MonkeyPatch) -> None:
         real(results, sampled, counts.clamp(min=1), left + 1000, stops * 0 - 1, *rest, **by)
 
     replace_op(patch, "publish_round", broken)
+
+
+@mutant("cancelled-request-lives-on", "engine")
+def row_stays_live(patch: pytest.MonkeyPatch) -> None:
+    """The row of a cancelled request goes on drafting and verifying until somebody takes it."""
+    patch.setattr(DeviceRounds, "_vacate", lambda self: self._left.clear())

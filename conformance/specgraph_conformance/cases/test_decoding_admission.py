@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from specgraph.platforms import Platform
 
 from specgraph_conformance.case import case
 from specgraph_conformance.decode_rig import decoder, generate, requests
-from specgraph_conformance.rig import expect_refusal
+from specgraph_conformance.rig import expect_refusal, on_host
 from specgraph_conformance.tiny_models import VOCAB
 
 
@@ -49,6 +50,38 @@ def test_cancel(platform: Platform, seed: int) -> None:
                 assert tokens == alone[number], f"request {number}, which nobody cancelled, got other tokens than alone"
         free, capacity = made.allocator.num_free, made.allocator.capacity
         assert free == capacity, f"{free} of {capacity} KV blocks are free after every request has ended"
+
+
+@pytest.mark.parametrize("lowering", ["merged", "round"])
+@case(
+    "decoding.cancelled-requests-write-nothing",
+    "Once the KV blocks of cancelled requests are free, no round writes them.",
+    hazard="cancelled-request-lives-on",
+    cause="the host forgets a cancelled request and the device goes on with its row: others get its blocks meanwhile",
+)
+def test_cancelled_blocks(platform: Platform, lowering: str, seed: int) -> None:
+    asked = [replace(request, max_tokens=60) for request in requests(seed, count=3)]
+    with decoder(platform, lowering=lowering, max_model_len=128) as made:
+        ids = [made.add(request) for request in asked]
+        for _ in range(3):
+            made.step()
+        free = made.allocator.num_free
+        blocks = [block for state in made.rounds.running if state.index in ids[1:] for block in state.blocks]
+        assert all(made.cancel(each) for each in ids[1:])  # a row between others, and the last one
+        while made.allocator.num_free < free + len(blocks):
+            assert made.step(), "the first request ended before the blocks of the others were free"
+        assert made.drafter is not None
+        caches = [
+            tensor for cache in (*made.target.caches, *made.drafter.caches) for tensor in (cache.key, cache.value)
+        ]
+        platform.synchronize()
+        for cache in caches:
+            cache[blocks] = 7.0
+        for _ in range(3):
+            made.step()
+        platform.synchronize()
+        for number, cache in enumerate(caches):
+            assert (on_host(cache)[blocks] == 7.0).all(), f"KV tensor {number}: freed blocks were written"
 
 
 @pytest.mark.parametrize("prompt", [8, 14, 15, 22])
