@@ -108,7 +108,8 @@ def make_head(
         kind: one of HEADS. `eagle3` has a vocabulary of its own and three auxiliary hidden states; `mtp` reuses its
             one module at every step, `mtp-modules` has one per step; `dflash` fills blocks of up to MODULES masks,
             `peagle` drafts from masked rows of one causal pass;
-            `draft-model` is a whole small model. Besides them `mtp-two-modules`, for at most two draft tokens.
+            `draft-model` is a whole small model. Besides them `mtp-two-modules`, for at most two draft tokens, and
+            `draft-model-of-context`, whose tokens follow from the context more than from the last token.
         compute: dtype of the tensors, holding values rounded to `dtype`.
         head_dim: of queries, keys and values.
     """
@@ -182,11 +183,15 @@ def _dflash(draw: Draw) -> DFlashHead:
     return DFlashHead(config, tensors, [_layer(w, HIDDEN, gain=4) for _ in range(2)])
 
 
-def _draft_model(draw: Draw) -> DraftModelHead:
+def _draft_model(draw: Draw, gain: float = 0.8) -> DraftModelHead:
     embed, lm_head = _vocabulary(draw(0))
     w = draw(6)
-    model = LlamaTarget(w.config, embed, [_layer(w, HIDDEN, gain=0.8)], w.place(torch.ones(HIDDEN)), lm_head)
+    model = LlamaTarget(w.config, embed, [_layer(w, HIDDEN, gain)], w.place(torch.ones(HIDDEN)), lm_head)
     return DraftModelHead(model, HIDDEN)
+
+
+def _draft_model_of_context(draw: Draw) -> DraftModelHead:
+    return _draft_model(draw, gain=6)
 
 
 _HEADS: dict[str, Callable[[Draw], Head]] = {
@@ -198,6 +203,7 @@ _HEADS: dict[str, Callable[[Draw], Head]] = {
     "dflash": _dflash,
     "peagle": _peagle,
     "draft-model": _draft_model,
+    "draft-model-of-context": _draft_model_of_context,
 }
 
 

@@ -15,6 +15,7 @@ import specgraph.drafting.buffers
 import specgraph.drafting.program
 import specgraph.runner.config
 import specgraph.runner.model_runner
+from specgraph import kernels
 from specgraph.drafting import Drafter, DraftTokens, RoundBuffers
 from specgraph.drafting.chain import ChainProgram
 from specgraph.drafting.host_lengths import HostRound
@@ -287,3 +288,22 @@ def dynamic_k_negative(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(BatchDescriptor, "__hash__", lambda self: hash(key(self)))
     patch.setattr(BatchDescriptor, "__eq__", lambda self, other: key(self) == key(other))
+
+
+@mutant("unsampled-counted", "engine")
+def unsampled_counted(patch: pytest.MonkeyPatch) -> None:
+    """A verify counts the places after its sampled tokens as token 0."""
+    real = kernels.count_tokens
+    patch.setattr(kernels, "count_tokens", lambda tokens, counts: real(tokens.clamp(min=0), counts))
+
+
+@mutant("draft-length-without-offset", "engine")
+def own_row_left_out(patch: pytest.MonkeyPatch) -> None:
+    """Host lengths of a draft model's later steps leave out the row itself."""
+    real = ChainProgram.host_lengths
+
+    def host_lengths(self: Any, step: int, host_round: Any) -> Any:
+        lengths, offset = real(self, step, host_round), self.position_offset if step else 0
+        return replace(lengths, seq_lens=[max(length - offset, 0) for length in lengths.seq_lens])
+
+    patch.setattr(ChainProgram, "host_lengths", host_lengths)

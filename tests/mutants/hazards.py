@@ -687,6 +687,21 @@ HAZARDS: dict[str, Hazard] = {
         "rows of a long prompt are overwritten after others were cancelled",
         "the device goes on with a cancelled request, in KV blocks that another one has by now",
     ),
+    "draft-length-without-offset": Hazard(
+        REVIEW,
+        "a draft model's later tokens are worse than its own text, with host lengths only",
+        "the length of a later step leaves out the key of its own row",
+    ),
+    "unsampled-counted": Hazard(
+        REVIEW,
+        "token 0 is penalised although it was never given",
+        "the -1 after the sampled tokens of a round counts as a token",
+    ),
+    "stops-of-one-request": Hazard(
+        REVIEW,
+        "a request of a batch runs past its stop token, or the decoder ends with an error",
+        "several rounds are handed out whole after a look for some of the batch's stop tokens",
+    ),
     "ranks-add-twice": Hazard(
         REVIEW,
         "a split model gives other text than the whole one",

@@ -11,6 +11,7 @@ from mutants.registry import mutant
 from specgraph.decoding.device_rounds import DeviceRounds
 from specgraph.decoding.round_outputs import RoundOutputs
 from specgraph.decoding.round_program import RoundRunner
+from specgraph.decoding.steady_rounds import SteadyRounds
 
 
 @mutant("round-copy-overwritten", "engine")
@@ -145,3 +146,15 @@ def runs_on(patch: pytest.MonkeyPatch) -> None:
 def row_stays_live(patch: pytest.MonkeyPatch) -> None:
     """The row of a cancelled request goes on drafting and verifying until somebody takes it."""
     patch.setattr(DeviceRounds, "_vacate", lambda self: self._left.clear())
+
+
+@mutant("stops-of-one-request", "engine")
+def one_stop_token(patch: pytest.MonkeyPatch) -> None:
+    """Rounds that are handed out whole are looked through for one stop token of the batch."""
+    real = SteadyRounds._begin
+
+    def begin(self: Any, rows: Any, query_len: int) -> None:
+        real(self, rows, query_len)
+        self._stops = self._stops[:1]
+
+    patch.setattr(SteadyRounds, "_begin", begin)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from specgraph.attention import AttentionMetadata
@@ -97,6 +99,29 @@ def test_stop(platform: Platform, seed: int) -> None:
         (result,) = made.generate([stopping])
         assert result.token_ids == full[: full.index(stop) + 1]
         assert result.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("lowering", ["merged", "round"])
+@case(
+    "decoding.each-request-has-its-stops",
+    "Requests of one batch with different stop tokens each end at the first of their own, and at no other request's.",
+    hazard="stops-of-one-request",
+    cause="the batch is looked through for the stop tokens of one request only, or for those of all",
+)
+def test_own_stops(platform: Platform, lowering: str, seed: int) -> None:
+    asked = requests(seed, count=3, tokens=24)
+    with decoder(platform, lowering=lowering) as made:
+        texts = generate(made, asked)
+        wanted = list[list[int]]()
+        for number, place in enumerate((12, 7, 2)):
+            others = texts[(number + 1) % 3][-4:]  # these stop this request alone, which gives none of them
+            stop = texts[number][place]
+            stops = [stop, *(token for token in others if token not in texts[number])]
+            asked[number] = replace(asked[number], stop_token_ids=stops)
+            wanted.append(texts[number][: texts[number].index(stop) + 1])
+        results = made.generate(asked)
+    for number, (result, tokens) in enumerate(zip(results, wanted, strict=True)):
+        assert (result.token_ids, result.finish_reason) == (tokens, "stop"), f"request {number} ended at another token"
 
 
 @case(

@@ -77,6 +77,20 @@ def test_penalties(platform: Platform, way: str, seed: int) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @case(
+    "decoding.rejected-drafts-are-not-counted",
+    "Where token 0 is the best one until its penalty has grown, it is given as often as float64 says: what a round did "
+    "not sample counts for no token.",
+    hazard="unsampled-counted",
+    cause="the places after the sampled tokens of a round, -1, are counted as token 0",
+)
+def test_counts(platform: Platform, way: str, seed: int) -> None:
+    asked = [replace(each, frequency_penalty=1.5, logit_bias={0: 12.0}) for each in requests(seed, count=6, tokens=14)]
+    with decoder(platform, sampling_parameters=True, **WAYS[way]) as made:
+        expect_best_after_penalties(made, asked, generate(made, asked))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@case(
     "decoding.logprobs-of-the-target",
     "Each generated token has a log-probability, that of the target's float64 logits before bias, penalties and "
     "temperature, also where a stop token cuts a round.",

@@ -71,6 +71,16 @@ def test_two_modules(platform: Platform, attention: str, seed: int) -> None:
     follow_oracle(platform, make_config(lowering="auto", k=2), attention, seed, [2], "mtp-two-modules")
 
 
+@case(
+    "drafting.draft-model-reads-all-keys",
+    "Every draft token of a draft model follows from all tokens before it, as in float64, where the context decides.",
+    hazard="draft-length-without-offset",
+    cause="lengths of later steps that leave out the row itself: a draft model's rows are one position further",
+)
+def test_context(platform: Platform, attention: str, seed: int) -> None:
+    follow_oracle(platform, make_config(lowering="auto", k=4), attention, seed, [3, 1, 2], "draft-model-of-context")
+
+
 @pytest.mark.parametrize("kind", PROGRAMS)
 @case(
     "drafting.k-follows-the-batch",
