@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from changed_folders import FIXTURES
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -24,6 +26,16 @@ def rotated(x: Tensor, layer: AttentionLayer, positions: Tensor) -> Tensor:
     turned, rest = x.split((2 * cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]), dim=-1)
     a, b = turned.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1)
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Callable[[str], Path]:
+    """`copied(name)`: a fixture's folder, to be changed."""
+
+    def copy(name: str) -> Path:
+        return Path(shutil.copytree(FIXTURES / name, tmp_path / name))
+
+    return copy
 
 
 @pytest.fixture

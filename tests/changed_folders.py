@@ -1,0 +1,31 @@
+"""Changing copies of the tests' checkpoint folders, and expecting that they are refused."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from specgraph.errors import CheckpointError
+
+FIXTURES = Path(__file__).parent / "models/speculators_fixtures"
+
+
+def change_config(folder, *path, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    section = config
+    for key in path:
+        section = section.setdefault(key, {})
+    section.update(changes)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def change_tensors(folder, change):
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+
+
+def refused(*words):
+    return pytest.raises(CheckpointError, match=".*".join(re.escape(word) for word in words))
