@@ -102,6 +102,14 @@ def shifted(engine: Engine) -> None:
     engine.starts[1] += 1
 
 
+def shifted_in_blocks_that_were_another_s(engine: Engine) -> None:
+    engine.join(1, 20)
+    before = list(engine.blocks[1])
+    engine.join(1, 13)
+    assert engine.blocks[1] == before[: len(engine.blocks[1])]
+    engine.starts[1] += 1
+
+
 def counts_without_the_target_s_token(engine: Engine) -> None:
     engine.counts[1] = 2
     engine.propose()
@@ -162,6 +170,7 @@ def finished_and_not_inert(engine: Engine) -> None:
     ("mistake", "message"),
     [
         (shifted, r"start_positions of request 1 is 13, .*never wrote the key of position 12 into"),
+        (shifted_in_blocks_that_were_another_s, r"request 1 is 13, .*position 12 into"),
         (counts_without_the_target_s_token, r"request 1 is 15, .*position 14 into"),
         (last_chunk_only, r"request 1 is 19, .*position 0 and 15 more"),
         (prompt_so_far, r"request 1 is 19, .*position 7 and 1 more"),
