@@ -27,5 +27,6 @@ def change_tensors(folder, change):
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
 
 
-def refused(*words):
-    return pytest.raises(CheckpointError, match=".*".join(re.escape(word) for word in words))
+def refused(*words, error=CheckpointError):
+    """Expects an error whose message has these words in this order."""
+    return pytest.raises(error, match=".*".join(re.escape(word) for word in words))
