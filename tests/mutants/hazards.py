@@ -702,6 +702,16 @@ HAZARDS: dict[str, Hazard] = {
         "a request of a batch runs past its stop token, or the decoder ends with an error",
         "several rounds are handed out whole after a look for some of the batch's stop tokens",
     ),
+    "bound-tensors-read-elsewhere": Hazard(
+        REVIEW,
+        "poor drafts of an engine that writes its own tensors, with changing K",
+        "a shorter round reads other columns of bound tensors than the first ones",
+    ),
+    "stale-padding-in-place": Hazard(
+        REVIEW,
+        "KV of requests that left a batch in place is overwritten",
+        "not all requests behind a batch in place are made inert",
+    ),
     "ranks-add-twice": Hazard(
         REVIEW,
         "a split model gives other text than the whole one",

@@ -17,6 +17,8 @@ import specgraph.runner.lowering
 from specgraph.decoding import Request, SpeculativeDecoder
 from specgraph.decoding.metrics import AcceptanceMetrics
 from specgraph.drafting import RoundBuffers
+from specgraph.drafting.bound import BoundTensors
+from specgraph.drafting.propose_passes import ProposePasses
 from specgraph.errors import ConfigError
 from specgraph.runner.prefill import PrefillProgram
 
@@ -133,3 +135,27 @@ def missing_updates_are_overlooked(patch: pytest.MonkeyPatch) -> None:
         return real(lowering, capabilities, () if lowering == "step" else host_parameters)
 
     patch.setattr(specgraph.runner.lowering, "refusal", refusal)
+
+
+@mutant("stale-padding-in-place", "engine")
+def last_padded_request_stays(patch: pytest.MonkeyPatch) -> None:
+    """The last padded request of a batch in place stays as it was."""
+    real = ProposePasses._make
+
+    def make(self: Any, *args: Any) -> Any:
+        made = real(self, *args)
+        return made if made.padding is None else replace(made, padding=made.padding[:-1])
+
+    patch.setattr(ProposePasses, "_make", make)
+
+
+@mutant("bound-tensors-read-elsewhere", "engine")
+def last_columns_of_bound_tensors(patch: pytest.MonkeyPatch) -> None:
+    """A shorter round reads the last columns of the bound sampled tokens."""
+    real = BoundTensors.sliced
+
+    def sliced(self: Any, num_requests: int, query_len: int) -> Any:
+        tokens = self._of.sampled_token_ids[:num_requests, -query_len:]
+        return replace(real(self, num_requests, query_len), sampled_token_ids=tokens)
+
+    patch.setattr(BoundTensors, "sliced", sliced)

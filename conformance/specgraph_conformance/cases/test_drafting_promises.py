@@ -196,6 +196,42 @@ def test_bound_k(platform: Platform, lowering: str, seed: int) -> None:
     expect_equal(drafts[1], drafts[0], "drafts of bound tensors after a round of two rows")
 
 
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@case(
+    "drafting.engines-write-their-own-bound-tensors",
+    "A propose reads the first columns and the first packed rows of the tensors themselves that an engine bound, also "
+    "after rounds of fewer rows than the largest.",
+    hazard="bound-tensors-read-elsewhere",
+    cause="columns or rows of the largest round, which a view from `inputs` hides: it is written where it is read",
+)
+def test_bound_written(platform: Platform, lowering: str, seed: int) -> None:
+    config = make_config(lowering=lowering, k=3, draft_schedule={2: 3, 4: 1})
+    head = make_head("eagle", 1, platform.device)
+    (batch,) = make_batches(make_config(k=1), head.aux_size, seed, [3])
+    handed, drafts = batch.on(platform.device, head.dtype), list[torch.Tensor]()
+    for binds in (False, True):
+        made = _drafter(head, random_caches(head, config, platform.device, seed), platform, config)
+        given = handed
+        if binds:
+            own = made.inputs(config.max_num_requests)
+            names = ("sampled_token_ids", "num_sampled", "start_positions", "aux_hidden", "block_table")
+            engines = ProposeBatch(**{name: getattr(own, name).clone() for name in names})
+            bound = made.bind(engines)
+            made.capture()
+            given = made.inputs(3, 2, bound=bound)
+            engines.block_table.zero_()
+            engines.sampled_token_ids.fill_(1)
+            engines.aux_hidden.zero_()
+            for name in names:
+                values = getattr(handed, name)
+                getattr(engines, name)[tuple(map(slice, values.shape))] = values
+        else:
+            made.capture()
+        drafts.append(on_host(made.propose(given).token_ids))
+        made.close()
+    expect_equal(drafts[1], drafts[0], "drafts of tensors that the engine wrote itself")
+
+
 @pytest.mark.parametrize("what", ["unnamed scalar", "reshaped"])
 @case(
     "faults.small-tensors-are-guarded",
