@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from interpreted import device, expect
+from interpreted import DEVICE, device, expect, run
 from torch import Tensor
+
+from specgraph import kernels
 
 __all__ = ["device"]  # the fixture
 
@@ -48,6 +50,41 @@ def test_rows_of_a_chain_a_block_and_a_verify(requests: int, query_len: int) -> 
     drafts, starts = round_[0] - 3, round_[2] - 2  # -1 and less: no draft token, an inert request
     written = rows(requests * (query_len + 1), requests)
     expect("begin_verify", starts.abs(), drafts, starts, round_[3], **LIMITS, written=written)
+
+
+@pytest.mark.parametrize(("requests", "past", "block_size"), [(1, 1, 16), (5, 3, 16), (9, 6, 4), (4, 2, 1)])
+def test_rows_of_a_drafter_with_modules(requests: int, past: int, block_size: int) -> None:
+    """Past rows that are kept, of another position, and in the null block; then what is kept of the pass."""
+    g = torch.Generator().manual_seed(requests)
+    limits, (sampled, counts, starts, table) = {"max_model_len": 70, "block_size": block_size}, rounds(requests, 4, 3)
+    table = torch.randint(0, 9, (requests, 96 // block_size), generator=g).int()
+    kept, length, size = min(past, block_size), past + 4, 2100
+    positions = torch.full((9, kept), -1)
+    for r in range(requests):
+        for position in range(max(int(starts[r]) - past, 0), int(starts[r])):
+            positions[table[r, position // block_size], position % block_size % kept] = position
+    ring = {"past_token_ids": torch.randint(0, 99, (9, kept), generator=g), "past_positions": positions}
+    ring |= {"past_hidden": torch.randn(9, kept, size, generator=g)}
+    written = rows(requests * length, requests) | {"hidden": torch.zeros(requests * length, size)}
+    written |= {"last_rows": torch.zeros(requests).long(), "step_seq_lens": torch.zeros(requests).int()}
+    written |= {"draft_step": torch.ones(1).long(), "rows_without_block": torch.tensor([5])}
+    states = torch.randn(requests * 4, size, generator=g)
+    there = {name: tensor.to(DEVICE) for name, tensor in ring.items()}  # read, and not copied by `expect`
+    seen = run("begin_modules", sampled, counts, starts, table, states, **there, **limits, written=written)
+    wanted = {name: tensor.clone() for name, tensor in written.items()}
+    kernels.begin_modules.reference(sampled, counts, starts, table, states, **ring, **limits, **wanted)
+    for name, tensor in wanted.items():
+        assert torch.equal(seen[name], tensor), name
+    assert ((wanted["slot_mapping"] >= 0) & (wanted["positions"] < starts.repeat_interleave(length))).any()
+    slots = wanted["slot_mapping"].clone()
+    for r in range(1, requests):  # a block of two requests would be written by both
+        own, before = slots[r * length : (r + 1) * length], slots[: r * length]
+        own[torch.isin(own // block_size, before // block_size)] = -1
+    passed = (wanted["token_ids"], wanted["hidden"], wanted["positions"], slots)
+    expect("keep_rows", *passed, block_size=block_size, written=ring)
+    latest, shifted = torch.arange(100, 100 + requests), {name: wanted[name] for name in ("token_ids", "draft_step")}
+    lengths = {"seq_lens": wanted["step_seq_lens"]}
+    expect("shift_token_ids", last_rows=wanted["last_rows"], latest=latest, written=shifted | lengths)
 
 
 @pytest.mark.parametrize("columns", [4, 6])

@@ -97,6 +97,14 @@ def _head(op: str, *more: Any) -> Call:
     return Call(op, lambda x: ((x(3, 256), x(256), 1e-6, x(1000, 256), None, *more), {}))
 
 
+def _modules(x: Callable[..., Tensor]) -> dict[str, Tensor]:
+    """What begin_modules reads and writes besides the round: 2 past rows and 4 of the round for 2 requests."""
+    kept = {"past_token_ids": i64(9, 2), "past_positions": i64(9, 2), "past_hidden": x(9, 2, 64)}
+    rows = {name: i64(12) for name in ("token_ids", "positions", "slot_mapping")}
+    ends = {"seq_lens": i32(2), "step_seq_lens": i32(2), "last_rows": i64(2), "draft_step": i64(1)}
+    return {**kept, **rows, **ends, "hidden": x(12, 64)}
+
+
 def _pair(width: int, hidden: int) -> Call:
     def make(x: Callable[..., Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (i64(3), x(100, width), x(width), x(3, hidden), x(hidden), 1e-6, x(512, width + hidden)), {}
@@ -226,6 +234,14 @@ CALLS = [
         lambda x: ((i64(9), i64(2, 4), i32(2), i64(2), i64(2, 16), i64(3, 11), i64(2), i32(1), 4), {}),
     ),
     Call("next_verify", lambda x: ((i64(2, 4), i32(2), i64(2, 3), i64(2), i64(2), i64(2, 3)), {})),
+    *[
+        Call(
+            "begin_modules", lambda x, count=count: ((*ROUND, i32(2, 3), x(8, 64)), {**LIMITS, **_modules(x), **count})
+        )
+        for count in ({}, {"rows_without_block": i64(1)})
+    ],
+    Call("keep_rows", lambda x: ((i64(12), x(12, 64), i64(12), i64(12), i64(9, 2), i64(9, 2), x(9, 2, 64), 16), {})),
+    Call("shift_token_ids", lambda x: ((i64(12), i64(2), i64(2), i32(2), i64(1)), {})),
     Call("begin_block", lambda x: ((*ROUND, i32(2, 3)), {**LIMITS, **ROWS, **CONTEXT})),
     Call("begin_block", lambda x: ((*ROUND, i32(2, 3)), {**LIMITS, **ROWS, **CONTEXT, "rows_without_block": i64(1)})),
 ]

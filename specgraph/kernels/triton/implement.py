@@ -13,6 +13,7 @@ from specgraph.kernels.library import implement
 from specgraph.kernels.triton.attention_ops import AttentionOps
 from specgraph.kernels.triton.launch import LaunchOptions
 from specgraph.kernels.triton.linear_fp8_ops import Fp8LinearOps
+from specgraph.kernels.triton.past_rows_ops import PastRowOps
 from specgraph.kernels.triton.row_ops import RowOps
 from specgraph.kernels.triton.sampling_parameters_ops import SamplingParameterOps
 from specgraph.kernels.triton.tree_ops import TreeOps
@@ -20,7 +21,7 @@ from specgraph.kernels.triton.verify_ops import VerifyOps
 
 
 @dataclass(frozen=True, slots=True)
-class TritonOps(Fp8LinearOps, AttentionOps, RowOps, VerifyOps, TreeOps, SamplingParameterOps):
+class TritonOps(Fp8LinearOps, AttentionOps, RowOps, PastRowOps, VerifyOps, TreeOps, SamplingParameterOps):
     """One device's Triton ops. Every launch depends only on shapes, so equal shapes give equal bits."""
 
 
@@ -32,6 +33,7 @@ _OPS = (
     "advance",
     "advance_tree",
     "begin_block",
+    "begin_modules",
     "begin_propose",
     "begin_tree_verify",
     "begin_verify",
@@ -44,6 +46,7 @@ _OPS = (
     "greedy_head",
     "grow_tree",
     "gumbel_head",
+    "keep_rows",
     "load_round",
     "move_kv",
     "next_verify",
@@ -54,6 +57,7 @@ _OPS = (
     "publish_round",
     "rotate_and_store",
     "rotate_store_attend",
+    "shift_token_ids",
     "stop_finished",
     "take_rows",
     "tree_attention",
