@@ -82,9 +82,9 @@ def test_rows_of_a_drafter_with_modules(requests: int, past: int, block_size: in
         own[torch.isin(own // block_size, before // block_size)] = -1
     passed = (wanted["token_ids"], wanted["hidden"], wanted["positions"], slots)
     expect("keep_rows", *passed, block_size=block_size, written=ring)
-    latest, shifted = torch.arange(100, 100 + requests), {name: wanted[name] for name in ("token_ids", "draft_step")}
-    lengths = {"seq_lens": wanted["step_seq_lens"]}
-    expect("shift_token_ids", last_rows=wanted["last_rows"], latest=latest, written=shifted | lengths)
+    shifted = {name: wanted[name] for name in ("token_ids", "last_rows", "draft_step")}
+    shifted |= {"latest": torch.arange(100, 100 + requests), "seq_lens": wanted["step_seq_lens"]}
+    expect("shift_token_ids", written=shifted)
 
 
 @pytest.mark.parametrize("columns", [4, 6])
