@@ -11,8 +11,7 @@ for a copy, of which `launch_us_per_round` is spent in graph launches; nobody re
 `host_wall_us_per_round`, `launch_wall_us_per_round` and `wait_us_per_round` are by the clock. `launches_per_round`,
 `uploads_per_round`, `waits_per_round`, `kernels_per_round`, `memsets_per_round` and `gap_us` (median time between the
 last kernel of a graph and the first one of the next, on the device) are from a profiler's trace, on CUDA only, which is
-taken when all times are. `joins` are whole requests of 16 tokens, 8 at a time: the time of a join on the host, and
-of what it does besides the prefill passes.
+taken when all times are.
 """
 
 from __future__ import annotations
@@ -36,9 +35,6 @@ from specgraph.attention import choose_attention
 from specgraph.benchmarking.decoding import PROMPTS
 from specgraph.benchmarking.rounds import random_target
 from specgraph.benchmarking.shapes import SHAPES, random_head
-from specgraph.decoding.device_rounds import DeviceRounds
-from specgraph.decoding.target import TargetRunner
-from specgraph.drafting import Drafter
 from specgraph.graphs import GraphRunner
 from specgraph.runner import HostCopy
 
@@ -56,8 +52,7 @@ TARGETS = {"llama-1b": (ONE_B, 16, 256), "llama3-8b": (EIGHT_B, 32, 512)}
 LEAD = 8
 """Steps before each timed stretch: those of two launches."""
 spent = Counter()
-"""Nanoseconds so far in waits for copies, graph launches, joins and prefill passes, by the clock; with `_cpu` of the
-thread's CPU time."""
+"""Nanoseconds so far in waits for copies and graph launches, by the clock; with `_cpu` of the thread's CPU time."""
 
 
 def time_calls(owner, method, name):
@@ -276,27 +271,6 @@ def shipped_pair(platform, requests, rounds, repeats):
     return rows
 
 
-def short_requests(platform, requests=8, count=400):
-    """Whole requests of 16 tokens with the shipped pair: what joins cost the host, of all the time."""
-    with load_generator(
-        platform=platform, num_speculative_tokens=K, max_num_requests=requests, lowering="round"
-    ) as generator:
-        asked = [generator.request(PROMPTS[i % len(PROMPTS)], max_tokens=16) for i in range(count)]
-        generator.generate(asked[: 4 * requests])
-        spent.clear()
-        start = time.perf_counter_ns()
-        tokens = sum(len(each.token_ids) for each in generator.generate(asked))
-        wall = time.perf_counter_ns() - start
-    return {
-        "requests": requests,
-        "tokens_per_second": round(tokens / wall * 1e9, 1),
-        "us_per_request": round(wall / count / 1e3, 1),
-        "join_us": round(spent["join"] / count / 1e3, 1),
-        "join_us_besides_passes": round((spent["join"] - spent["prefill"]) / count / 1e3, 1),
-        "wait_us_per_request": round(spent["wait"] / count / 1e3, 1),
-    }
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--platform", default=None)
@@ -313,9 +287,6 @@ def main():
     dtype = torch.bfloat16 if platform.device.type == "cuda" else torch.float32
     time_calls(HostCopy, "read", "wait")
     time_calls(GraphRunner, "replay", "launch")
-    time_calls(DeviceRounds, "join", "join")
-    for owner in (TargetRunner, Drafter):
-        time_calls(owner, "prefill", "prefill")
     info = platform.info
     report = {"command": " ".join(["python", *sys.argv]), "device": info.device_name, "versions": dict(info.versions)}
     report |= {"rows": []}
@@ -347,8 +318,6 @@ def main():
             print(f"{time.perf_counter() - start:.0f} s {name}, {requests} requests: {found}", flush=True)
 
     measure(asked.repeats)
-    report["joins"] = short_requests(platform)
-    keep()
     if platform.device.type == "cuda":
         measure(0)  # last: a profiler that ran once makes all later graph launches 5 to 20 times as long
     report["seconds"] = round(time.perf_counter() - start)

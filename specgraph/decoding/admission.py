@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from specgraph.decoding.config import EngineConfig
+from specgraph.decoding.join_program import MAX_STOP_TOKENS
 from specgraph.decoding.request import Request, Running
-from specgraph.decoding.round_program import MAX_STOP_TOKENS
 from specgraph.errors import CapacityError, ConfigError
 
 

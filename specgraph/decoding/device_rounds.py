@@ -15,11 +15,12 @@ import torch
 
 from specgraph.decoding.adaptive_k import AdaptiveK, observe_round
 from specgraph.decoding.blocks import BlockAllocator
-from specgraph.decoding.joining import prefill_request, write_requests
+from specgraph.decoding.joining import prefill_passes
 from specgraph.decoding.metrics import AcceptanceMetrics
 from specgraph.decoding.request import Running
 from specgraph.decoding.round_outputs import NO_ROUND, ReadRound, UnreadLaunch, impossible_count
-from specgraph.decoding.round_program import MAX_STOP_TOKENS, RoundRunner
+from specgraph.decoding.round_program import RoundRunner
+from specgraph.decoding.sampling_requests import write_sampling
 from specgraph.decoding.steady_rounds import RoundChunks, SteadyRounds
 from specgraph.decoding.target import TargetRunner
 from specgraph.drafting import Drafter
@@ -59,8 +60,6 @@ class DeviceRounds:
         self._ready: deque[ReadRound] = deque()
         self._joined: list[tuple[Running, int]] = []
         """Requests that joined since the last launch, and their row."""
-        self._stops: list[tuple[int, ...]] = [()] * self.config.max_num_requests
-        """The stop tokens that the device has, by row."""
         self._left: list[int] = []
         """Rows to make inert before the next launch."""
         self._query_len = self.config.query_len
@@ -117,16 +116,11 @@ class DeviceRounds:
         self._joined.append((state, row))
         self.num_running += 1
         state.row = row
-        batch = self.target.round.sliced(row + 1, self._query_len)
-        prefill_request(self.target, self.drafter, state, batch, row)
-        self.outputs.first_token_ids[row].copy_(batch.sampled_token_ids[row, 0])
-        write_requests(self.target.round, self.config, [state], row)
-        self.target.round.start_positions[row].fill_(state.position)
-        own, stops = self.runner.state, tuple(state.request.stop_token_ids)
-        own.remaining[row].fill_(state.limit - len(state.token_ids))
-        if stops != self._stops[row]:
-            write(own.stop_token_ids[row], [*stops, *[-1] * (MAX_STOP_TOKENS - len(stops))])
-            self._stops[row] = stops
+        starts = prefill_passes(self.target, self.drafter, state)
+        sampling = self.target.verify_program.sampling
+        if sampling is not None:
+            write_sampling(sampling, [state], row)
+        self.runner.join(state, row, state.position - starts[-1], self._query_len)
 
     def leave(self, state: Running, *, finished: bool) -> None:
         """Take a request out. Its KV blocks are given back once no launched round can write them: at once where it
@@ -281,6 +275,5 @@ class DeviceRounds:
             tensor[:m].copy_(tensor[order])
         memory.num_sampled[m:].zero_()
         self.rows = list(self.running)
-        self._stops = [*(self._stops[row] for row in kept), *self._stops[m:]]
         for row, state in enumerate(self.running):
             state.row = row

@@ -11,7 +11,7 @@ from specgraph.attention import NULL_BLOCK
 from specgraph.decoding.config import EngineConfig
 from specgraph.decoding.request import Running
 from specgraph.decoding.sampling_requests import write_sampling
-from specgraph.decoding.target import TargetRunner, sample_token
+from specgraph.decoding.target import TargetRunner, first_token
 from specgraph.drafting import Drafter, ProposeBatch, RoundBuffers
 from specgraph.runner import write
 
@@ -35,6 +35,29 @@ def chunk_rows(config: EngineConfig) -> int:
     return min(config.prefill_chunk or config.prefill_rows[-1], config.prefill_rows[-1])
 
 
+def prefill_passes(target: TargetRunner, drafter: Drafter | None, state: Running, at_least: int = 0) -> range:
+    """Target and drafter KV of a prompt, chunk by chunk.
+
+    Afterwards the target has the last row's logits (`prompt_logits`), and the drafter its hidden state, in the row of
+    `DraftPrefill.buffers` that the last token had in its chunk.
+
+    Args:
+        at_least: rows that each pass is padded for at least.
+
+    Returns:
+        The position that each pass of the target began at.
+    """
+    prompt, length = state.token_ids, chunk_rows(target.config)
+    starts = range(0, len(prompt), length)
+    for start in starts:
+        chunk = prompt[start : start + length]
+        target.prefill(chunk, start, state.blocks, at_least)
+        if drafter is not None:
+            positions = range(start, start + len(chunk))
+            drafter.prefill(prompt, positions, state.blocks, at_least=at_least)
+    return starts
+
+
 def prefill_request(
     target: TargetRunner,
     drafter: Drafter | None,
@@ -53,29 +76,27 @@ def prefill_request(
     Returns:
         Passes of the target that were run.
     """
-    prompt, request = state.token_ids, state.request
-    length = chunk_rows(target.config)
-    starts = range(0, len(prompt), length)
-    logits = hidden = None
-    for start in starts:
-        chunk = prompt[start : start + length]
-        logits = target.prefill(chunk, start, state.blocks, at_least)
-        if drafter is not None:
-            positions = range(start, start + len(chunk))
-            hidden = drafter.prefill(prompt, positions, state.blocks, at_least=at_least)
-    assert logits is not None
-    program, adjusted = target.verify_program, logits
+    prompt, request, program = state.token_ids, state.request, target.verify_program
+    starts = prefill_passes(target, drafter, state, at_least)
+    adjusted = logits = target.prompt_logits
+
+    def number(value: float, dtype: torch.dtype) -> torch.Tensor:
+        return torch.full((1,), value, dtype=dtype, device=logits.device)
+
+    temperature = number(request.temperature, torch.float32)
     own = None if program.sampling is None else program.sampling.sliced(slice(row, row + 1))
     if own is not None and program.sampling is not None:
         write_sampling(program.sampling, [state], row)
-        temperature = torch.full((1,), request.temperature, device=logits.device)
-        no_drafts = torch.zeros(1, 0, dtype=torch.int64, device=logits.device)
-        adjusted = own.adjusted(logits[None], no_drafts, temperature)[0]
-    token = sample_token(adjusted, request.temperature, request.seed, len(prompt))
+        adjusted = own.adjusted(logits, temperature.new_zeros((1, 0), dtype=torch.int64), temperature)
+    token = adjusted.argmax(-1)
+    if request.temperature:
+        at = number(len(prompt), torch.int64)
+        token = first_token(adjusted, temperature, number(request.seed, torch.int64), at)
     if own is not None:
-        kernels.count_tokens(token.view(1, 1), own.output_counts)
-    memory.join(row, token, hidden)
+        kernels.count_tokens(token[None], own.output_counts)
+    hidden = None if drafter is None else drafter.prefill_buffers.aux_hidden[len(prompt) - 1 - starts[-1]]
+    memory.join(row, token[0], hidden)
     logprobs = program.logprobs(*memory.sampled_token_ids.shape)
     if logprobs is not None:
-        kernels.emitted_logprobs(logits[None], token.view(1, 1), logprobs[row : row + 1, :1])
+        kernels.emitted_logprobs(logits, token[None], logprobs[row : row + 1, :1])
     return len(starts)

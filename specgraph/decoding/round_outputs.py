@@ -111,7 +111,8 @@ class RoundOutputs:
         mapped = platform.mapped_memory(size, torch.int64)
         written, on_host = (torch.zeros(size, dtype=torch.int64, device=device), None) if mapped is None else mapped
         self._words, self._written = words, written
-        self._first_token_ids = written[self.num_slots * (words + 2) :].view(num_in_flight, requests)
+        self.first_token_ids = written[self.num_slots * (words + 2) :].view(num_in_flight, requests)
+        """int64 [launches in flight, R]: the tokens after the prompts of requests that joined, by row."""
         self.ring = written[: self.num_slots * (words + 2)].view(self.num_slots, words + 2)
         """int64 [slots, words + 2]; see `kernels.publish_round`."""
         self.progress = torch.zeros(2, dtype=torch.int64, device=device)
@@ -137,7 +138,7 @@ class RoundOutputs:
         words, behind = self._words + 2, memory.sampled_token_ids.shape[0]
         numbers = copy.host.numpy().data
         slots = [numbers[start : start + words] for start in range(0, self.num_slots * words, words)]
-        places, requests = self._first_token_ids.shape
+        places, requests = self.first_token_ids.shape
         first = numbers[self.num_slots * words :]
         return HostRing(
             copy,
@@ -152,10 +153,10 @@ class RoundOutputs:
         self._num_sent += 1
         return ring
 
-    @property
-    def first_token_ids(self) -> Tensor:
-        """int64 [R]: the tokens after the prompts of requests that join before the next `send`, by row."""
-        return self._first_token_ids[self._num_sent % self._first_token_ids.shape[0]]
+    def place(self, row: int) -> int:
+        """Where in `first_token_ids`, flat, a request's token goes that joins before the next `send`."""
+        places, requests = self.first_token_ids.shape
+        return self._num_sent % places * requests + row
 
     def receive(self, ring: HostRing) -> None:
         """Wait for what was sent, before `round` and `first_tokens`. Overwritten from the next launch on."""
@@ -165,7 +166,7 @@ class RoundOutputs:
 
     def first_tokens(self, ring: HostRing) -> list[int]:
         """[R]: the first tokens by row, in what was received last."""
-        return ring.first_token_ids[(self._num_received - 1) % self._first_token_ids.shape[0]].tolist()
+        return ring.first_token_ids[(self._num_received - 1) % self.first_token_ids.shape[0]].tolist()
 
     def round(self, ring: HostRing, num_requests: int, query_len: int) -> RoundOutput:
         """The next round that was not read, of what was received last.

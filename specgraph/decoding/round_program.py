@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from specgraph import kernels
 from specgraph.attention import Attend, AttentionLayer, AttentionMetadata, HostLengths
 from specgraph.decoding.config import EngineConfig
+from specgraph.decoding.join_program import JoinProgram, RoundState
+from specgraph.decoding.request import Running
 from specgraph.decoding.round_outputs import RoundOutputs
 from specgraph.decoding.target import TargetRunner
 from specgraph.decoding.tree_verify import TreeVerifyBuffers
@@ -29,25 +30,6 @@ from specgraph.drafting.program import DraftProgram, computed_tokens
 from specgraph.errors import UnsupportedError
 from specgraph.graphs import BatchDescriptor, Dispatch, MakeAttend, Phase, dispatch, padded_size
 from specgraph.runner import ModelRunner, Pass, StepKind
-
-MAX_STOP_TOKENS = 16
-"""Stop tokens that a request may have when the device looks for them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundState:
-    """What a round knows of R requests besides `RoundBuffers`; the host writes it when a request joins."""
-
-    remaining: Tensor
-    """int64 [R]: tokens that the request may still give."""
-    stop_token_ids: Tensor
-    """int64 [R, MAX_STOP_TOKENS], filled up with -1."""
-
-    @classmethod
-    def allocate(cls, num_requests: int, device: torch.device) -> RoundState:
-        """Of requests that may give no token."""
-        stops = torch.full((num_requests, MAX_STOP_TOKENS), -1, dtype=torch.int64, device=device)
-        return cls(remaining=torch.zeros(num_requests, dtype=torch.int64, device=device), stop_token_ids=stops)
 
 
 class RoundProgram:
@@ -128,8 +110,8 @@ class RoundProgram:
 
     def named_tensors(self) -> Mapping[str, Tensor]:
         """The buffers of both programs and the state."""
-        own = {"round.remaining": self.state.remaining, "round.stop_token_ids": self.state.stop_token_ids}
-        return {**self.draft.named_tensors(), **self.verify.named_tensors(), **own, **self.outputs.named_tensors()}
+        own = {**self.state.named_tensors(), **self.outputs.named_tensors()}
+        return {**self.draft.named_tensors(), **self.verify.named_tensors(), **own}
 
     def host_lengths(self, step: int, batch: BatchDescriptor, host_round: HostRound) -> HostLengths:
         """The same numbers as the device metadata has at `step`.
@@ -166,7 +148,8 @@ class RoundRunner(ModelRunner):
             if draft.draws_trees == verify.of_trees
         }
         """Of chains, of trees, or both, by whether they are of trees."""
-        self.programs += self.round_programs.values()
+        self._join = JoinProgram(target, drafter, config, self.state, self.outputs)
+        self.programs += [self._join, *self.round_programs.values()]
         self._found: dict[tuple[int, int, int | None], Dispatch] = {}
         self._passes: dict[BatchDescriptor, Pass] = {}
         if config.rounds_per_launch > 1 and (reason := self._launches_one_round()):
@@ -195,7 +178,8 @@ class RoundRunner(ModelRunner):
 
     def repeat_while(self, batch: BatchDescriptor) -> Tensor | None:
         """See `ModelRunner.repeat_while`."""
-        return self.outputs.again if self.round_programs[batch.tree].rounds_per_launch(batch) > 1 else None
+        repeats = batch.phase == "round" and self.round_programs[batch.tree].rounds_per_launch(batch) > 1
+        return self.outputs.again if repeats else None
 
     def dispatch(self, num_rows: int, query_len: int, num_speculative_tokens: int | None = None) -> Dispatch:
         """The padded round over the first `num_rows` rows of the round's memory.
@@ -230,6 +214,19 @@ class RoundRunner(ModelRunner):
         if (ready := self._passes.get(batch)) is None:
             ready = self._passes[batch] = self.prepare(self.round_programs[batch.tree], batch, found.captured)
         self.run(ready, lengths)
+
+    def join(self, state: Running, row: int, hidden_row: int, query_len: int) -> None:
+        """Give a request whose prompt was just prefilled its row, as `ProposeBatch.join` does, by one launch.
+
+        Args:
+            hidden_row: of the prompt's last token, in the last prefill pass.
+            query_len: rows per request in the round before.
+        """
+        self._join.load(state, row, self.outputs.place(row), hidden_row)
+        batch = BatchDescriptor("join", 1, query_len, 0)
+        if (ready := self._passes.get(batch)) is None:
+            ready = self._passes[batch] = self.prepare(self._join, batch)
+        self.run(ready)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,15 +69,16 @@ class TargetRunner(ModelRunner):
         self.verify_program = self.verify_programs[0]
         shared = None if drafter is None else drafter.prefill_buffers.aux_hidden
         buffers = allocate_prefill(config, 0, target.dtype, platform.device, aux_hidden=shared)
-        self._logits = torch.zeros(1, target.vocab_size, dtype=target.dtype, device=platform.device)
+        self.prompt_logits = torch.zeros(1, target.vocab_size, dtype=target.dtype, device=platform.device)
+        """[1, vocab]: of the last row of the last prefill pass."""
         self._prefill = PrefillProgram(
-            buffers=buffers, config=config, forward=partial(_prefill_rows, self.verify_program, self._logits)
+            buffers=buffers, config=config, forward=partial(_prefill_rows, self.verify_program, self.prompt_logits)
         )
         self.programs += [self._prefill, *self.verify_programs]
 
     def read_set(self) -> dict[str, Tensor]:
         """Every persistent tensor that a target graph may touch, by name."""
-        return super().read_set() | {"prefill.logits": self._logits}
+        return super().read_set() | {"prefill.logits": self.prompt_logits}
 
     def verify(
         self,
@@ -124,7 +125,7 @@ class TargetRunner(ModelRunner):
             CapacityError: more tokens than the largest prefill size; nothing was run.
         """
         self._prefill.run(self, token_ids, first_position, blocks, at_least)
-        return self._logits[0]
+        return self.prompt_logits[0]
 
 
 def _prefill_rows(program: VerifyProgram, logits: Tensor, b: PrefillBuffers, make_attend: MakeAttend) -> None:
@@ -133,21 +134,20 @@ def _prefill_rows(program: VerifyProgram, logits: Tensor, b: PrefillBuffers, mak
     logits.copy_(program.target.logits(out.hidden[b.last_row]))
 
 
-def sample_token(logits: Tensor, temperature: float, seed: int, position: int) -> Tensor:
+def first_token(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     """The token after a prompt: one draw from softmax(logits / temperature), since no draft is there to be verified.
 
     The noise is the noise with which a verify would resample that position.
 
     Args:
-        logits: [vocab].
-        temperature: 0 is argmax.
-        position: of the token.
+        logits: [1, vocab].
+        temperature: float32 [1]; 0 is argmax.
+        seeds, positions: int64 [1], the position that of the token.
 
     Returns:
-        int64 scalar tensor.
+        int64 [1].
     """
-    if temperature == 0:
-        return logits.argmax()
-    at = torch.full((1,), position, dtype=torch.int64, device=logits.device)
-    seeds = torch.full((1,), seed, dtype=torch.int64, device=logits.device)
-    return (logits.float() / temperature + noise.gumbel(seeds, at, noise.RESAMPLE, logits.shape[-1])[0]).argmax()
+    hot = temperature > 0
+    scaled = logits.float() / torch.where(hot, temperature, 1.0)[:, None]
+    drawn = scaled + noise.gumbel(seeds, positions, noise.RESAMPLE, logits.shape[-1])
+    return torch.where(hot, drawn.argmax(-1), logits.argmax(-1))

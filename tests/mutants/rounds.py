@@ -34,7 +34,7 @@ def one_first_token(patch: pytest.MonkeyPatch) -> None:
 
     def init(self: Any, *args: Any) -> None:
         real(self, *args)
-        self._first_token_ids = self._first_token_ids[:1]
+        self.first_token_ids = self.first_token_ids[:1]
 
     patch.setattr(RoundOutputs, "__init__", init)
 

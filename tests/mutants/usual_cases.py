@@ -289,15 +289,15 @@ def hidden_states_stay(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutant("round-rows-compacted-stops", "engine", hazard="round-rows-compacted")
-def list_of_stops_stays(patch: pytest.MonkeyPatch) -> None:
-    """In the lowering `round`, the host's list of the stop tokens in each row stays as it was when rows are
-    compacted."""
+def stop_tokens_stay(patch: pytest.MonkeyPatch) -> None:
+    """In the lowering `round`, stop tokens stay behind when rows are compacted."""
     real = DeviceRounds._compact
 
     def broken(self: DeviceRounds) -> None:
-        before = self._stops
+        stops = self.runner.state.stop_token_ids
+        before = stops.clone()
         real(self)
-        self._stops = before
+        stops.copy_(before)
 
     patch.setattr(DeviceRounds, "_compact", broken)
 

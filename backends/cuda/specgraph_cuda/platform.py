@@ -35,6 +35,8 @@ class CudaPlatform(Platform):
             raise PlatformError(f"{properties.name} has compute capability {capability}, 7.0 or newer is needed")
         device = torch.device("cuda", index)
         super().__init__(PlatformInfo("cuda", device, properties.name, probe.versions(device), "GPU"))
+        self._streams: dict[int, torch.cuda.Stream] = {}
+        """Those that were current, by the driver's handle."""
         self._total = int(properties.total_memory)
         self.tasks: TaskUpdates | None = None
         """None without cuda.bindings, or where the trial of task updates failed."""
@@ -66,7 +68,11 @@ class CudaPlatform(Platform):
         return torch.cuda.Stream(self.device)
 
     def current_stream(self) -> Stream:
-        return torch.cuda.current_stream(self.device.index)  # an index is found faster
+        raw = torch._C._cuda_getCurrentRawStream(self.device.index)  # pyright: ignore[reportPrivateUsage]
+        found = self._streams.get(raw)
+        if found is None:  # torch.cuda.current_stream takes 3 us to make one
+            found = self._streams[raw] = torch.cuda.current_stream(self.device.index)
+        return found
 
     def use(self, stream: Stream) -> AbstractContextManager[None]:
         if not isinstance(stream, torch.cuda.Stream):
