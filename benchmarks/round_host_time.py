@@ -33,7 +33,7 @@ from specgraph.benchmarking.decoding import PROMPTS
 from specgraph.decoding.device_rounds import DeviceRounds
 from specgraph.decoding.steady_rounds import SteadyRounds
 from specgraph.graphs import GraphRunner
-from specgraph.runner import HostCopy
+from specgraph.runner import HostCopy, write
 
 LEAD, ROUNDS = 12, 24
 """Rounds before a timed stretch, and in it."""
@@ -103,10 +103,13 @@ def device_calls(platform):
         found[f"{nodes} nodes: Graph.replay behind another one"] = repeated(graph.replay, 100, behind)
         idle()
         graph.close()
+    words, numbers = torch.zeros(96, dtype=torch.int64, device=platform.device), list(range(96))
     ready, raw = platform.event(), ctypes.c_void_p(event.cuda_event)
     ready.record(stream)
     idle()
     found |= {
+        "write of 96 numbers": repeated(lambda: write(words, numbers), before=idle),
+        "fill_ of a view": repeated(lambda: words[3].fill_(1), before=idle),
         "current_stream": repeated(platform.current_stream),
         "event.record(stream)": repeated(lambda: event.record(stream), before=idle),
         "event.record, ctypes": repeated(lambda: driver.cuEventRecord(raw, handle), before=idle),

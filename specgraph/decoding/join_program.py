@@ -57,6 +57,7 @@ class JoinProgram:
 
     phase: Phase = "join"
     step_kind: StepKind = "together"
+    later_rows = 1
 
     def __init__(
         self, target: TargetRunner, drafter: Drafter, config: EngineConfig, state: RoundState, outputs: RoundOutputs
@@ -101,7 +102,7 @@ class JoinProgram:
         ]  # fmt: skip
         write(self.inputs, numbers)
 
-    def bind(self, batch: BatchDescriptor) -> Callable[[Sequence[int], MakeAttend], None]:
+    def work_of(self, batch: BatchDescriptor) -> Callable[[Sequence[int], MakeAttend], None]:
         """Sample the first token; write the row."""
         memory, state, query_len, fields = self.memory.round, self.state, batch.query_len, len(_FIELDS)
         own = dict(zip(_FIELDS, self.inputs[:fields].split(1), strict=True))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from numbers import Integral
 from typing import Literal
 
@@ -140,7 +142,7 @@ class Running:
     blocks: list[int]
     """KV blocks; none while it waits."""
     token_ids: list[int]
-    """Prompt and output. The KV of the last token is not in the cache yet."""
+    """Prompt and output, but for those in `late_token_ids`. The KV of the last token is not in the cache yet."""
     limit: int
     """The length of `token_ids` at which it ends."""
     row: int = 0
@@ -158,11 +160,24 @@ class Running:
     finish_reason: FinishReason | None = None
     """Why it ended; None while it goes on."""
 
+    late_token_ids: array[int] = field(default_factory=partial(array, "q"))
+    """Output that follows `token_ids`, of rounds that were handed out whole: an array grows faster than a list."""
+
     stops: frozenset[int] = field(init=False)
     """Its stop tokens."""
 
     def __post_init__(self) -> None:
         self.stops = frozenset(self.request.stop_token_ids)
+
+    @property
+    def num_left(self) -> int:
+        """Tokens that it may still give."""
+        return self.limit - len(self.token_ids) - len(self.late_token_ids)
+
+    def settle(self) -> None:
+        """Bring `token_ids` up to date."""
+        self.token_ids.extend(self.late_token_ids)
+        del self.late_token_ids[:]
 
     @property
     def position(self) -> int:

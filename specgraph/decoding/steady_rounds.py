@@ -116,7 +116,7 @@ class SteadyRounds:
             return None
         most = query_len
         if most >= self.left:
-            self.fold()
+            self._append()
             self._count_left()
             most = max(counts, default=0)
         if most >= self.left:
@@ -136,10 +136,13 @@ class SteadyRounds:
         """Bring `Running.token_ids` and the metrics up to date. Whoever appends tokens afterwards ends this run of
         rounds."""
         self._append()
+        for state in self._rows:
+            if state is not None and state.late_token_ids:
+                state.settle()
         self.left = 0
 
     def _begin(self, rows: list[Running | None], query_len: int) -> None:
-        self._append()
+        self.fold()
         self._rows, self._query_len, self._possible = rows, query_len, bytes(range(1, query_len + 1))
         self._most = max(1, MOST_KEPT // len(rows)) if rows else 1
         self._live = [row for row, state in enumerate(rows) if state is not None] if None in rows else None
@@ -148,22 +151,21 @@ class SteadyRounds:
         self._count_left()
 
     def _count_left(self) -> None:
-        left = (state.limit - len(state.token_ids) for state in self._rows if state is not None)
-        self.left = min(left, default=0)
+        self.left = min((state.num_left for state in self._rows if state is not None), default=0)
 
     def _append(self) -> None:
-        """Append what the rounds sampled to each request's tokens, by one gather over all rounds and requests, and
+        """Append what the rounds sampled to each request's late tokens, by one gather over all rounds and requests, and
         count what they accepted."""
         if not self._counts:
             return
         q, n, rounds = self._query_len, len(self._rows), len(self._counts)
         packed = np.frombuffer(b"".join(self._token_ids), np.int64).reshape(rounds, n, q)
         counts = np.frombuffer(b"".join(self._counts), np.uint8).reshape(rounds, n).T
-        given = packed.transpose(1, 0, 2)[np.arange(q, dtype=np.uint8) < counts[:, :, None]].tolist()
+        given = packed.transpose(1, 0, 2)[np.arange(q, dtype=np.uint8) < counts[:, :, None]].tobytes()
         start = 0
-        for state, end in zip(self._rows, counts.sum(axis=1).cumsum().tolist(), strict=True):
+        for state, end in zip(self._rows, (8 * counts.sum(axis=1).cumsum()).tolist(), strict=True):
             if state is not None:
-                state.token_ids += given[start:end]
+                state.late_token_ids.frombytes(given[start:end])
             start = end
         if self._live is not None:
             counts = counts[self._live]
