@@ -157,6 +157,47 @@ def test_k_follows_the_batch_while_rounds_are_in_flight(ahead, per_launch):
     assert used == {0, 1, 3}
 
 
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_a_joining_request_has_its_row_and_nobody_elses(kind):
+    """Row 1 of 3, between rows of other requests, against what the request says and its prompt's passes left."""
+    decoder = make_decoder(kind, "round", sampled=True, capture_sizes=[4])
+    rounds, memory = decoder.rounds, decoder.target.round
+    others = [request(5, 0.7, (9,)), request(3), request(0)]
+    for each in others:
+        decoder.add(each)
+    for _ in range(3):
+        decoder.step()
+    rounds.leave(rounds.rows[1], finished=False)
+    tensors = {**rounds.runner.state.named_tensors(), **memory.named_tensors()}
+    tensors = {name.removeprefix("round."): tensor for name, tensor in tensors.items()}
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    hidden, rows = decoder.drafter.prefill_buffers.aux_hidden, rounds._query_len
+    asked, added = request(2, 0.8, (5, 11)), decoder.runners["round"].launches["join"]
+    decoder.add(asked)
+    decoder._admit()
+    joined, length = rounds.rows[1], len(asked.prompt_token_ids)
+    assert decoder.runners["round"].launches["join"] == added + 1
+    blocks = [*joined.blocks, *[0] * (memory.block_table.shape[1] - len(joined.blocks))]
+    expected = {
+        "remaining": [asked.max_tokens],
+        "stop_token_ids": [5, 11, *[-1] * 14],
+        "block_table": blocks,
+        "temperature": [torch.tensor(0.8).item()],
+        "seeds": [asked.seed],
+        "start_positions": [length - 1],
+        "num_sampled": [1],
+        "aux_hidden": [*hidden[(length - 1) % 8].tolist(), *[0.0] * (rows - 1) * hidden.shape[1]],
+        "sampled_token_ids": [alone(kind, 2, 0.8)[0]],
+    }
+    for name, values in expected.items():
+        per_row = rows if name in ("aux_hidden", "sampled_token_ids") else 1
+        first = tensors[name][per_row : per_row + len(values) // max(tensors[name][0].numel(), 1) or 1]
+        assert first.flatten().tolist() == values, name
+        untouched = before[name].clone()
+        untouched[per_row : per_row + first.shape[0]] = first
+        assert torch.equal(tensors[name], untouched), name
+
+
 @pytest.mark.parametrize(("count", "cause"), [(0, "the row was another request's"), (5, "that K is another round's")])
 def test_a_count_that_no_running_request_can_have_is_named_with_its_round(monkeypatch, count, cause):
     decoder, read = make_decoder("eagle", "round"), RoundOutputs.round
