@@ -15,7 +15,7 @@ from specgraph.decoding.metrics import AcceptanceMetrics
 from specgraph.decoding.request import Chunk, Running
 from specgraph.decoding.round_outputs import RoundOutput
 
-MOST_KEPT = 1024
+MOST_KEPT = 2048
 """Rounds times requests that are taken apart together, at most. It bounds their memory, and how long the host is away
 for them: less than a round of 64 requests takes."""
 
@@ -159,9 +159,10 @@ class SteadyRounds:
         if not self._counts:
             return
         q, n, rounds = self._query_len, len(self._rows), len(self._counts)
-        packed = np.frombuffer(b"".join(self._token_ids), np.int64).reshape(rounds, n, q)
+        packed = np.frombuffer(b"".join(self._token_ids), np.int64).reshape(rounds, n, q).transpose(1, 0, 2)
         counts = np.frombuffer(b"".join(self._counts), np.uint8).reshape(rounds, n).T
-        given = packed.transpose(1, 0, 2)[np.arange(q, dtype=np.uint8) < counts[:, :, None]].tobytes()
+        is_token = np.arange(q, dtype=np.uint8) < np.ascontiguousarray(counts)[:, :, None]
+        given = np.ascontiguousarray(packed)[is_token].tobytes()
         start = 0
         for state, end in zip(self._rows, (8 * counts.sum(axis=1).cumsum()).tolist(), strict=True):
             if state is not None:

@@ -605,7 +605,7 @@ HAZARDS: dict[str, Hazard] = {
     "round-rows-compacted": Hazard(
         REVIEW,
         "bad drafts, or an error about a finished request, after others have left",
-        "hidden states or the host's list of stop tokens are not moved when rows are compacted",
+        "hidden states are not moved when rows are compacted, or a row keeps the stop tokens of its last request",
     ),
     "small-inputs-baked": Hazard(
         REVIEW,

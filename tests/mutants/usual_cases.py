@@ -12,7 +12,9 @@ from mutants.draft_ops import change_arguments, replace_op
 from mutants.registry import mutant
 from torch import Tensor
 
+from specgraph.decoding import join_program
 from specgraph.decoding.device_rounds import DeviceRounds
+from specgraph.decoding.join_program import MAX_STOP_TOKENS, JoinProgram
 from specgraph.decoding.rounds import Rounds
 from specgraph.drafting import BoundTensors, DraftProgram
 from specgraph.drafting.host_lengths import HostRounds
@@ -289,17 +291,17 @@ def hidden_states_stay(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutant("round-rows-compacted-stops", "engine", hazard="round-rows-compacted")
-def stop_tokens_stay(patch: pytest.MonkeyPatch) -> None:
-    """In the lowering `round`, stop tokens stay behind when rows are compacted."""
-    real = DeviceRounds._compact
+def old_stop_tokens(patch: pytest.MonkeyPatch) -> None:
+    """In the lowering `round`, a request without stop tokens keeps those of the last request in its row."""
+    real = JoinProgram.load
 
-    def broken(self: DeviceRounds) -> None:
-        stops = self.runner.state.stop_token_ids
-        before = stops.clone()
-        real(self)
-        stops.copy_(before)
+    def load(self: JoinProgram, state: Any, row: int, *args: Any) -> None:
+        real(self, state, row, *args)
+        if not state.request.stop_token_ids:
+            first = len(join_program._FIELDS)
+            self.inputs[first : first + MAX_STOP_TOKENS] = self.state.stop_token_ids[row]
 
-    patch.setattr(DeviceRounds, "_compact", broken)
+    patch.setattr(JoinProgram, "load", load)
 
 
 @mutant("logprobs-of-other-logits", "engine")

@@ -68,7 +68,7 @@ def test_company(platform: Platform, way: str, seed: int) -> None:
     "Where requests leave and others move to lower rows, those draft what a float64 drafter drafts from their own "
     "hidden states, and requests that come later end at their own stop tokens only.",
     hazard="round-rows-compacted",
-    cause="hidden states, or the host's list of the stop tokens in each row, that stay behind when rows are compacted",
+    cause="hidden states that stay behind when rows are compacted, or stop tokens that a row keeps of its last request",
     timeout=120,
 )
 def test_compacted(platform: Platform, seed: int) -> None:
