@@ -11,6 +11,7 @@ from interpreted import DEVICE, INTERPRETED, device
 from torch import Tensor
 
 from specgraph import kernels
+from specgraph.kernels.triton import attention_ops
 from specgraph.kernels.triton.implement import TritonOps
 from specgraph.kernels.triton.launch import AttentionTile, LaunchOptions
 
@@ -23,6 +24,7 @@ TILES = [
     AttentionTile(64, 32, 2, stages=5),
     AttentionTile(64, 16, 4, stages=7, span=32),
     AttentionTile(16, 16, 8, span=64),  # more than one tile of 16 rows
+    AttentionTile(64, 16, 8, span=16),
 ]
 
 
@@ -95,3 +97,29 @@ def test_short_contexts_are_not_cut(rows: int) -> None:
     short = 3 * rows
     assert torch.equal(cut[:short], whole[:short])
     assert not torch.equal(cut[short:], whole[short:])  # cut, and added in another order
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="compares bits of two kernels, which a compiler may round differently")
+@pytest.mark.parametrize("rows", [1, 6])
+def test_the_order_in_which_splits_start_changes_no_bit(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of contexts that are equal, inert, cut and not cut."""
+    g, dim, lengths = torch.Generator().manual_seed(rows), 32, torch.tensor([63, 0, 130, 33, 64, 130, 97]).int()
+    requests = len(lengths)
+
+    def make(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=g).to(DTYPES[-1]).to(DEVICE)
+
+    blocks = torch.arange(1, requests * WIDTH + 1).view(requests, WIDTH).int().to(DEVICE)
+    cache = [make(requests * WIDTH + 1, BLOCK, KV_HEADS, dim) for _ in range(2)]
+    starts = torch.arange(0, requests * rows + 1, rows).int().to(DEVICE)
+    query, outs = make(requests * rows, HEADS, dim), list[Tensor]()
+    ops = TritonOps(LaunchOptions(attention=lambda shape: AttentionTile(16, 16, 4, span=32)))
+    for most in (0, 32):
+        monkeypatch.setattr(attention_ops, "MOST_LISTED", most)
+        outs.append(
+            ops.paged_attention(
+                query, *cache, blocks, lengths.to(DEVICE), starts, query_len=rows, scale=dim**-0.5, causal=rows < 6
+            )
+        )
+    assert torch.equal(*outs)
+    assert outs[0][:rows].any()

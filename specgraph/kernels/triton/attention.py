@@ -31,14 +31,32 @@ def store_rows(out, place, left, right, total, wanted, HALF: tl.constexpr, HALVE
 
 
 @triton.jit
+def listed_split(seq_lens, n, requests, REQUESTS: tl.constexpr, SPLITS: tl.constexpr, SPAN: tl.constexpr):
+    """Request and split that are number n of all splits with keys, the longest first, and how many its request has.
+
+    The request is -1 where there are fewer. REQUESTS: the power of two that holds `requests`.
+    """
+    of = tl.arange(0, REQUESTS)
+    length = tl.load(seq_lens + of, mask=of < requests, other=0)
+    pieces = tl.where(of < requests, tl.minimum(tl.maximum(length // SPAN, 1), SPLITS), 0)
+    order = length // tl.maximum(pieces, 1) * REQUESTS - of
+    start = tl.sum(tl.where(order[None, :] > order[:, None], pieces[None, :], 0), axis=1)
+    chosen = (start <= n) & (n < start + pieces)
+    request = tl.sum(tl.where(chosen, of + 1, 0), axis=0) - 1
+    split = tl.sum(tl.where(chosen, n - start, 0), axis=0)
+    return request, split, tl.sum(tl.where(chosen, pieces, 0), axis=0)
+
+
+@triton.jit
 def attend_kernel(
     query, new_key, new_value, rotary, positions, slot_mapping, key_cache, value_cache, block_table, seq_lens,
     query_start_loc, ancestors, out, partial_out, partial_max, partial_sum, query_stride, new_stride, rotary_stride,
-    table_stride, table_width, heads, scale, tree_len,
+    table_stride, table_width, heads, scale, tree_len, requests,
     GROUP: tl.constexpr, HALF: tl.constexpr, HALVES: tl.constexpr, BLOCK: tl.constexpr, BLOCK_STRIDE: tl.constexpr,
     KEY_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr, ROWS: tl.constexpr,
     KEYS: tl.constexpr, SPLITS: tl.constexpr, SPAN: tl.constexpr, TILES: tl.constexpr, CAUSAL: tl.constexpr,
-    FUSED: tl.constexpr, ROTATED: tl.constexpr, PRECISION: tl.constexpr, UNIFORM: tl.constexpr, OVERLAP: tl.constexpr,
+    FUSED: tl.constexpr, ROTATED: tl.constexpr, PRECISION: tl.constexpr, UNIFORM: tl.constexpr,
+    REQUESTS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program: a tile of one request's rows times the query heads of one KV head, over one split of the context.
 
@@ -48,6 +66,9 @@ def attend_kernel(
     rows of every request; where it is 0, `query_start_loc` says it. With SPAN, a context is cut into as many equal
     splits as have SPAN keys each; one of less than 2 * SPAN keys, which is not cut, goes to `out` at once (and a sum of
     -1 to `partial_sum`), and the other splits do nothing.
+
+    With REQUESTS (and SPAN), a program's number does not name its split: those with keys come first, the longest before
+    the others, so that programs without keys start last. The parts and their order are the same.
     """
     if OVERLAP is not None:
         OVERLAP()
@@ -56,6 +77,11 @@ def attend_kernel(
     split = tl.program_id(1)
     request = tl.program_id(2) // TILES
     tile = tl.program_id(2) % TILES
+    listed = SPLITS
+    if REQUESTS:
+        request, split, listed = listed_split(seq_lens, request * SPLITS + split, requests, REQUESTS, SPLITS, SPAN)
+        if request < 0:
+            return
     if UNIFORM:
         begin = request * UNIFORM
         count = UNIFORM
@@ -97,6 +123,11 @@ def attend_kernel(
                 empty = tl.full((ROWS,), float("-inf"), tl.float32)
                 tl.store(partial_max + place * SPLITS + split, empty, mask=live)
             return
+        if REQUESTS and (split == 0) & (not whole):
+            other = tl.arange(0, SPLITS)[None, :]
+            absent = live[:, None] & (other >= listed)
+            at = partial_max + place[:, None] * SPLITS + other
+            tl.store(at, tl.full((ROWS, SPLITS), float("-inf"), tl.float32), mask=absent)
 
     half = tl.arange(0, HALVES)
     known = half < HALF

@@ -14,6 +14,9 @@ from specgraph.kernels.linear_fp8 import FP8
 from specgraph.kernels.triton import attention, rows
 from specgraph.kernels.triton.launch import AttentionShape, Launcher, ceil_div, power_of_two
 
+MOST_LISTED = 32
+"""Requests whose splits start in the order of their keys. Each program compares the lengths of all with each other."""
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionOps(Launcher):
@@ -131,11 +134,12 @@ class AttentionOps(Launcher):
             query, key, value, rotary, positions, slot_mapping, key_cache, value_cache, block_table, seq_lens,
             query_start_loc, ancestors, out, partial, top, total, query.stride(0),
             0 if key is None else key.stride(0), 0 if rotary is None else rotary.stride(0), block_table.stride(0),
-            block_table.shape[1], heads, scale, tree_len,
+            block_table.shape[1], heads, scale, tree_len, requests,
             GROUP=group, HALF=dim // 2, HALVES=power_of_two(max(dim // 2, 16)), **cache_layout(key_cache),
             ROWS=tile.rows, KEYS=tile.keys, SPLITS=splits, SPAN=span,
             TILES=tiles, CAUSAL=causal, FUSED=key is not None, ROTATED=rotary is not None,
             PRECISION="ieee" if wide else "tf32", UNIFORM=query_len if query_start_loc is None else 0,
+            REQUESTS=power_of_two(requests) if span and requests <= MOST_LISTED else 0,
             num_warps=tile.warps, num_stages=tile.stages, **self.common(),
         )  # fmt: skip
         if splits > 1:
