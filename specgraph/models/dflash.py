@@ -18,7 +18,7 @@ from specgraph.models.config import ModelConfig
 from specgraph.models.layers import (
     DecoderLayer,
     attention_layers,
-    decoder_block,
+    decoder_blocks,
     linear,
     norm_linear,
     rms_norm,
@@ -97,9 +97,8 @@ class DFlashHead:
         """token_ids int64 [R * (1 + K)] -> [R * (1 + K), hidden_size]."""
         eps = self.config.model.rms_norm_eps
         x = embedding(token_ids, self.tensors.embed_tokens, self.tensor_parallel, self.config.model.vocab_size)
-        for index, layer in enumerate(self.layers):
-            x = decoder_block(x, layer, self.attention_layers[index], index, attend, eps)
-        return x  # the final norm is part of `logits`, where it is fused with the projection
+        # The final norm is part of `logits`, where it is fused with the projection.
+        return decoder_blocks(x, self.layers, self.attention_layers, attend, eps)[-1]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, draft_vocab_size]."""

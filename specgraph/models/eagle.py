@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specgraph.attention import Attend
 from specgraph.models.config import ModelConfig
-from specgraph.models.layers import DecoderLayer, attention_layers, decoder_block, linear, pair_linear
+from specgraph.models.layers import DecoderLayer, attention_layers, decoder_blocks, linear, pair_linear
 from specgraph.models.protocol import DraftOutput, OutputProjection
 from specgraph.models.split import table_rows, whole_logits
 
@@ -60,9 +60,7 @@ class EagleHead:
         tensors, eps = self.tensors, self.config.rms_norm_eps
         ids, table = table_rows(token_ids, tensors.embed_tokens, self.tensor_parallel, self.config.vocab_size)
         x = pair_linear(ids, table, None, hidden, None, eps, tensors.fc, tensors.fc_bias, tensors.fc_scale)
-        for index, layer in enumerate(self.layers):
-            last = index == len(self.layers) - 1
-            x = decoder_block(x, layer, self.attention_layers[index], index, attend, eps, rows if last else None)
+        x = decoder_blocks(x, self.layers, self.attention_layers, attend, eps, rows)[-1]
         return DraftOutput(x, x)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -22,9 +22,8 @@ from specgraph.attention import Attend
 from specgraph.models.config import ModelConfig
 from specgraph.models.layers import (
     DecoderLayer,
-    attention_and_mlp,
     attention_layers,
-    decoder_block,
+    decoder_blocks,
     linear,
     norm_linear,
     pair_linear,
@@ -112,10 +111,7 @@ class Eagle3Head:
         qkv = pair_linear(
             ids, table, first.input_norm, hidden, hidden_norm, eps, first.qkv, first.qkv_bias, first.qkv_scale
         )
-        last = len(self.layers) - 1
-        x = attention_and_mlp(hidden, qkv, first, shapes[0], 0, attend, eps, rows if last == 0 else None)
-        for index, layer in enumerate(self.layers[1:], start=1):
-            x = decoder_block(x, layer, shapes[index], index, attend, eps, rows if index == last else None)
+        x = decoder_blocks(hidden, self.layers, shapes, attend, eps, rows, qkv)[-1]
         # The final norm is part of `logits`, where it is fused with the projection.
         return DraftOutput(x, rms_norm(x, tensors.norm, eps) if self.config.norm_output else x)
 

@@ -5,6 +5,7 @@ Where `specgraph.kernels` has a fused op, it is used, so a device's own kernels 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -23,9 +24,8 @@ from specgraph.parallel import WHOLE, TensorParallel
 
 __all__ = [
     "DecoderLayer",
-    "attention_and_mlp",
     "attention_layers",
-    "decoder_block",
+    "decoder_blocks",
     "embedding",
     "linear",
     "norm_linear",
@@ -128,21 +128,37 @@ def attention_layers(
     )
 
 
-def decoder_block(
+def decoder_blocks(
     x: Tensor,
-    layer: DecoderLayer,
-    shape: AttentionLayer,
-    index: int,
+    layers: Sequence[DecoderLayer],
+    shapes: Sequence[AttentionLayer],
     attend: Attend,
     eps: float,
     rows: Tensor | None = None,
-) -> Tensor:
-    """The residual stream x [T, hidden_size] through one layer; `rows` as in `attention_and_mlp`."""
-    qkv = norm_linear(x, layer.input_norm, eps, layer.qkv, layer.qkv_bias, scale=layer.qkv_scale)
-    return attention_and_mlp(x, qkv, layer, shape, index, attend, eps, rows)
+    first_qkv: Tensor | None = None,
+    first_index: int = 0,
+) -> list[Tensor]:
+    """The residual stream x [T, hidden_size] through layers one after the other: what leaves each of them.
+
+    Args:
+        rows: int64 [R]: compute only these rows after the last layer's attention, when only some rows of its output are
+            read; keys and values are written for all T rows.
+        first_qkv: the packed projection of the first layer [T, rows of `DecoderLayer.qkv`], where the head computes it.
+        first_index: the layer index, in `attend`, of the first layer.
+    """
+    leaving = list[Tensor]()
+    qkv = first_qkv
+    for place, (layer, shape) in enumerate(zip(layers, shapes, strict=True)):
+        if qkv is None:
+            qkv = norm_linear(x, layer.input_norm, eps, layer.qkv, layer.qkv_bias, scale=layer.qkv_scale)
+        following = layers[place + 1] if place + 1 < len(layers) else None
+        chosen = rows if following is None else None
+        x, qkv = _attention_and_mlp(x, qkv, layer, shape, first_index + place, attend, eps, chosen, following)
+        leaving.append(x)
+    return leaving
 
 
-def attention_and_mlp(
+def _attention_and_mlp(
     residual: Tensor,
     qkv: Tensor,
     layer: DecoderLayer,
@@ -150,14 +166,10 @@ def attention_and_mlp(
     index: int,
     attend: Attend,
     eps: float,
-    rows: Tensor | None = None,
-) -> Tensor:
-    """A layer after its packed projection `qkv` [T, rows of `DecoderLayer.qkv`]: attention and MLP.
-
-    `rows` (int64 [R]): compute only these rows after attention. Used in the last layer when only some rows of its
-    output are read; keys and values are written for all T rows.
-    """
-    ranks = layer.tensor_parallel
+    rows: Tensor | None,
+    following: DecoderLayer | None,
+) -> tuple[Tensor, Tensor | None]:
+    """A layer after its packed projection; and the projection of the layer that follows, where one op computes it."""
     if layer.latent is None:
         query, key, value = split_heads(qkv, layer, shape, eps)
         attended = attend(index, query, key, value).reshape(residual.shape[0], -1)
@@ -166,6 +178,27 @@ def attention_and_mlp(
         attended = latent_values(attend(index, query, key, key), layer.latent)
     if rows is not None:
         attended, residual = take_rows(attended, rows), take_rows(residual, rows)
+    if _is_plain(layer):
+        output = layer.output, layer.output_bias
+        mlp = layer.post_norm, eps, layer.gate_up, layer.gate_up_bias
+        residual, inner = kernels.linear_norm_gate_up(attended, *output, residual, *mlp)
+        if following is not None and following.input_norm is not None and following.qkv_scale is None:
+            projection = following.input_norm, eps, following.qkv, following.qkv_bias
+            return kernels.linear_norm_linear(inner, layer.down, layer.down_bias, residual, *projection)
+        return norm_linear(inner, None, 0.0, layer.down, layer.down_bias, residual), None
+    return _general_mlp(attended, residual, layer, eps), None
+
+
+def _is_plain(layer: DecoderLayer) -> bool:
+    """Whether nothing but a residual sum and a norm lies between attention, MLP and the next layer."""
+    scales = layer.output_scale, layer.gate_up_scale, layer.down_scale
+    others = layer.attention_norm, layer.mlp_norm, layer.experts, *scales
+    return layer.activation == "silu" and layer.tensor_parallel.size == 1 and all(other is None for other in others)
+
+
+def _general_mlp(attended: Tensor, residual: Tensor, layer: DecoderLayer, eps: float) -> Tensor:
+    """A layer after its attention, with whatever lies between its linears."""
+    ranks = layer.tensor_parallel
     if layer.attention_norm is None:
         residual = row_parallel(attended, layer.output, layer.output_bias, residual, ranks, layer.output_scale)
     else:

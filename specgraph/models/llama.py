@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specgraph.attention import Attend, AttentionLayer
 from specgraph.models.config import ModelConfig
-from specgraph.models.layers import DecoderLayer, attention_layers, decoder_block, linear, rms_norm
+from specgraph.models.layers import DecoderLayer, attention_layers, decoder_blocks, linear, rms_norm
 from specgraph.models.protocol import OutputProjection, TargetOutput
 from specgraph.models.split import embedding, whole_logits
 from specgraph.parallel import TensorParallel
@@ -98,10 +98,8 @@ class LlamaTarget:
         entering = [
             x
         ]  # the residual stream that enters each layer; then what leaves the last layer, and the final norm
-        for index, layer in enumerate(self.layers):
-            x = decoder_block(x, layer, self._attention_layers[index], index, attend, eps)
-            entering.append(x)
-        hidden = rms_norm(x, self.norm, eps)
+        entering += decoder_blocks(x, self.layers, self._attention_layers, attend, eps)
+        hidden = rms_norm(entering[-1], self.norm, eps)
         entering.append(hidden)
         if not aux_layers:
             return TargetOutput(hidden, hidden)

@@ -20,7 +20,7 @@ from specgraph.models.config import ModelConfig
 from specgraph.models.layers import (
     DecoderLayer,
     attention_layers,
-    decoder_block,
+    decoder_blocks,
     linear,
     pair_linear,
     rms_norm,
@@ -102,7 +102,8 @@ class MtpHead:
         ids, table = table_rows(token_ids, self.embed_tokens, self.tensor_parallel, self.config.vocab_size)
         norms, projection = (module.embed_norm, module.hidden_norm), module.projection
         x = pair_linear(ids, table, norms[0], hidden, norms[1], eps, projection, scale=module.projection_scale)
-        x = decoder_block(x, module.layer, self.attention_layers[step], step, attend, eps, rows)
+        shape = self.attention_layers[step]
+        x = decoder_blocks(x, [module.layer], [shape], attend, eps, rows, first_index=step)[-1]
         normed = rms_norm(x, module.norm, eps)
         return DraftOutput(normed, normed)
 

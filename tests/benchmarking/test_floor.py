@@ -30,8 +30,15 @@ MADE = {kind: random_head(shape, torch.device("cpu"), torch.float32, 64) for kin
 
 
 OPS = torch.ops.specgraph
-WEIGHT = {OPS.norm_linear: 3, OPS.norm_gate_up: 3, OPS.greedy_head: 3, OPS.pair_linear: 6}
-"""Which argument of each op is the weight; the first one has a row for each row of the product."""
+WEIGHTS = {
+    OPS.norm_linear: [3],
+    OPS.norm_gate_up: [3],
+    OPS.linear_norm_linear: [1, 6],
+    OPS.linear_norm_gate_up: [1, 6],
+    OPS.greedy_head: [3],
+    OPS.pair_linear: [6],
+}
+"""Which arguments of each op are weights; the first argument has a row for each row of the products."""
 
 
 def counted(call) -> tuple[int, list[tuple[int, int]]]:
@@ -39,17 +46,17 @@ def counted(call) -> tuple[int, list[tuple[int, int]]]:
     weight and its operations."""
     products: list[tuple[int, int]] = []
 
-    def product(place):
+    def product(places):
         def count(*tensors, out_val=None, **named) -> int:
-            weight, flops = tensors[place], 2 * tensors[0].shape[0] * tensors[place].numel()
-            again = weight.storage_offset() > 0  # a part of a weight that another product reads whole
-            products.append((0 if again else weight.nbytes, flops))
-            return flops
+            for weight in (tensors[place] for place in places):
+                again = weight.storage_offset() > 0  # a part of a weight that another product reads whole
+                products.append((0 if again else weight.nbytes, 2 * tensors[0].shape[0] * weight.numel()))
+            return sum(flops for _, flops in products[-len(places) :])
 
         count._get_raw = True  # it is given tensors, not shapes
         return count
 
-    formulas = {op: product(place) for op, place in WEIGHT.items()}
+    formulas = {op: product(places) for op, places in WEIGHTS.items()}
     with torch.inference_mode(), FlopCounterMode(display=False, custom_mapping=formulas) as counter:
         call()
     return counter.get_total_flops(), products

@@ -193,6 +193,14 @@ CALLS = [
     Call("norm_gate_up", lambda x: ((x(3, 256), x(256), 1e-6, x(1024, 256)), {})),
     *[Call("norm_linear", lambda x, n=n: ((x(n, 512), None, 1e-6, x(512, 512)), {})) for n in (3, 40)],
     *[Call("norm_gate_up", lambda x, n=n: ((x(n, 512), None, 1e-6, x(1024, 512)), {})) for n in (3, 40)],
+    *[
+        Call(
+            op,
+            lambda x, n=n: ((x(n, 512), x(512, 512), None, x(n, 512), x(512), 1e-6, x(1024, 512)), {}),
+        )
+        for op in ("linear_norm_linear", "linear_norm_gate_up")
+        for n in (3, 40, 65)
+    ],
     _pair(256, 256),
     _pair(64, 128),
     _head("greedy_head", i64(1), i64(3), i64(3, 4)),

@@ -90,6 +90,54 @@ def test_linears(platform: Platform, way: str, dtype: torch.dtype, seed: int) ->
         check(seen, gate * torch.sigmoid(gate) * up, f"norm_gate_up {'with' if bias_ is not None else 'without'} bias")
 
 
+@pytest.mark.parametrize("rows", [5, 40, ROWS])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=["fp32", "bf16"])
+@case(
+    "kernels.two-linears",
+    "Two linears with the residual sum and the norm between them, with and without biases, are within rounding of "
+    "float64 in rows of every magnitude.",
+    hazard="fused-linears",
+    cause="linear_norm_linear or linear_norm_gate_up: the residual or a bias left out, a baked eps, or a root mean "
+    "square of other rows or of a part of the columns",
+)
+def test_two_linears(platform: Platform, way: str, dtype: torch.dtype, rows: int, seed: int) -> None:
+    size, width, inner = 64, 80, 24
+    x, residual = _random((rows, size), dtype, seed), _rows(width, dtype, seed + 1)[:rows]
+    norm = (1 + _random((width,), torch.float32, seed + 2) / 8).to(dtype)
+    weight, bias = _random((width, size), dtype, seed + 3, 1 / 20), _random((width,), dtype, seed + 4, 1 / 20)
+    following, next_bias = _random((2 * inner, width), dtype, seed + 5, 1 / 9), _random((2 * inner,), dtype, seed + 6)
+    tensors = (x, residual, norm, weight, bias, following, next_bias)
+    a, r, n, w, b, w2, b2 = (each.to(platform.device) for each in tensors)
+    out = [
+        torch.zeros(rows, columns, dtype=dtype, device=platform.device) for columns in (width, 2 * inner, width, inner)
+    ]
+
+    for biases in (True, False):
+        first, second = (b, b2) if biases else (None, None)
+
+        def run(first: Tensor | None = first, second: Tensor | None = second) -> None:
+            results = (
+                *kernels.linear_norm_linear(a, w, first, r, n, EPS, w2, second),
+                *kernels.linear_norm_gate_up(a, w, first, r, n, EPS, w2, second),
+            )
+            for into, result in zip(out, results, strict=True):
+                into.copy_(result)
+
+        run_op(platform, way, run, out)
+        total = x.double() @ weight.double().T + residual.double() + (bias.double() if biases else 0)
+        product = _normed(total, norm) @ following.double().T + (next_bias.double() if biases else 0)
+        gate, up = product.chunk(2, dim=-1)
+        wanted = total, product, total, gate * torch.sigmoid(gate) * up
+        names = "sum", "second product", "sum before the gate", "gated product"
+        for seen, values, name in zip(out, wanted, names, strict=True):
+            for magnitude in range(3):  # small rows count as much as large ones
+                some = values[magnitude::3]
+                scaled = some.abs().max().clamp(min=1e-3)
+                found = on_host(seen)[magnitude::3].double() / scaled
+                expect_close(found, some / scaled, TOLERANCE[dtype], f"{name} with{'' if biases else 'out'} biases")
+
+
 @pytest.mark.parametrize("way", WAYS)
 @case(
     "kernels.heads-of-many-requests",

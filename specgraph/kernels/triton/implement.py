@@ -17,11 +17,12 @@ from specgraph.kernels.triton.past_rows_ops import PastRowOps
 from specgraph.kernels.triton.row_ops import RowOps
 from specgraph.kernels.triton.sampling_parameters_ops import SamplingParameterOps
 from specgraph.kernels.triton.tree_ops import TreeOps
+from specgraph.kernels.triton.two_linears_ops import TwoLinearOps
 from specgraph.kernels.triton.verify_ops import VerifyOps
 
 
 @dataclass(frozen=True, slots=True)
-class TritonOps(Fp8LinearOps, AttentionOps, RowOps, PastRowOps, VerifyOps, TreeOps, SamplingParameterOps):
+class TritonOps(TwoLinearOps, Fp8LinearOps, AttentionOps, RowOps, PastRowOps, VerifyOps, TreeOps, SamplingParameterOps):  # noqa: E501
     """One device's Triton ops. Every launch depends only on shapes, so equal shapes give equal bits."""
 
 
@@ -47,6 +48,8 @@ _OPS = (
     "grow_tree",
     "gumbel_head",
     "keep_rows",
+    "linear_norm_gate_up",
+    "linear_norm_linear",
     "load_round",
     "move_kv",
     "next_verify",

@@ -43,12 +43,28 @@ def load_rows(at, live, MASKED: tl.constexpr):
 
 
 @triton.jit
+def load_squares(squares, row, live, parts, PARTS: tl.constexpr):
+    """squares [rows, parts], whose sums over parts are those of each row's squared elements: [ROWS, PARTS]."""
+    part = tl.arange(0, PARTS)
+    return tl.load(
+        squares + row[:, None] * parts + part[None, :], mask=live[:, None] & (part < parts)[None, :], other=0.0
+    )
+
+
+@triton.jit
 def linear_kernel(
-    x, weight, bias, residual, out, rows, columns, depth, x_stride, residual_stride,
-    BIASED: tl.constexpr, RESIDUAL: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    OVERLAP: tl.constexpr, PREFETCH: tl.constexpr, MASKED: tl.constexpr,
+    x, weight, bias, residual, out, norm, scaled_out, squares_out, squares, rows, columns, depth, x_stride,
+    residual_stride, parts, eps,
+    BIASED: tl.constexpr, RESIDUAL: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr, OVERLAP: tl.constexpr, PREFETCH: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """out = x @ weight.T + bias + residual."""
+    """out = x @ weight.T + bias + residual.
+
+    Between two linears rows are normalised in parts. With `norm`, this is the first: scaled_out = out * norm, and
+    squares_out [rows, programs] has the sums of the squares of each program's columns of out. With `squares`
+    [rows, parts], this is the second: x is such a scaled_out, and rows are divided by their root mean square after
+    the product.
+    """
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     safe = tl.minimum(column, columns - 1)
     if OVERLAP is not None:
@@ -60,25 +76,39 @@ def linear_kernel(
     x_rows = x_row_starts(x, weight, row, rows, columns, depth, x_stride, MASKED)[:, None] + inner
     w_rows = weight + safe.to(tl.int64)[:, None] * depth + inner
     acc = tl.zeros((ROWS, COLUMNS), tl.float32)
+    if squares is not None:
+        square = load_squares(squares, row, live, parts, PARTS)
+        if ROWS > 16:  # too many to hold until the product is there
+            square = tl.sum(square, axis=1, keep_dims=True)
     for k in range(0, depth, DEPTH):
         a = load_rows(x_rows + k, live, MASKED)
         acc = tl.dot(a, tl.trans(tl.load(w_rows + k, eviction_policy="evict_first")), acc)
+    if squares is not None:
+        acc *= tl.rsqrt(tl.sum(square, axis=1) / depth + eps)[:, None]
     mask = live[:, None] & (column < columns)[None, :]
+    at = row[:, None] * columns + column[None, :]
     if BIASED:
         acc += tl.load(bias + safe)[None, :].to(tl.float32)
     if RESIDUAL:
         acc = acc.to(out.dtype.element_ty).to(tl.float32)
         acc += tl.load(residual + row[:, None] * residual_stride + column[None, :], mask=mask, other=0.0).to(tl.float32)
-    tl.store(out + row[:, None] * columns + column[None, :], acc.to(out.dtype.element_ty), mask=mask)
+    result = acc.to(out.dtype.element_ty)
+    tl.store(out + at, result, mask=mask)
+    if norm is not None:
+        total = tl.where(mask, result.to(tl.float32), 0.0)
+        weighted = total * tl.load(norm + safe)[None, :].to(tl.float32)
+        tl.store(scaled_out + at, weighted.to(out.dtype.element_ty), mask=mask)
+        to = squares_out + row * tl.num_programs(0) + tl.program_id(0)
+        tl.store(to, tl.sum(total * total, axis=1), mask=live)
 
 
 @triton.jit
 def gate_up_kernel(
-    x, weight, bias, out, rows, columns, depth, x_stride,
-    BIASED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, OVERLAP: tl.constexpr,
-    PREFETCH: tl.constexpr, MASKED: tl.constexpr,
+    x, weight, bias, out, squares, rows, columns, depth, x_stride, parts, eps,
+    BIASED: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    OVERLAP: tl.constexpr, PREFETCH: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """out = silu(gate) * up with gate, up = x @ weight.T; `columns` are those of out."""
+    """out = silu(gate) * up with gate, up = x @ weight.T; `columns` are those of out; squares as in `linear_kernel`."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     safe = tl.minimum(column, columns - 1)
     if OVERLAP is not None:
@@ -93,10 +123,18 @@ def gate_up_kernel(
     up_rows = gate_rows + tl.cast(columns, tl.int64) * depth
     gate = tl.zeros((ROWS, COLUMNS), tl.float32)
     up = tl.zeros((ROWS, COLUMNS), tl.float32)
+    if squares is not None:
+        square = load_squares(squares, row, live, parts, PARTS)
+        if ROWS > 16:
+            square = tl.sum(square, axis=1, keep_dims=True)
     for k in range(0, depth, DEPTH):
         a = load_rows(x_rows + k, live, MASKED)
         gate = tl.dot(a, tl.trans(tl.load(gate_rows + k, eviction_policy="evict_first")), gate)
         up = tl.dot(a, tl.trans(tl.load(up_rows + k, eviction_policy="evict_first")), up)
+    if squares is not None:
+        factor = tl.rsqrt(tl.sum(square, axis=1) / depth + eps)[:, None]
+        gate *= factor
+        up *= factor
     if BIASED:
         gate += tl.load(bias + safe)[None, :].to(tl.float32)
         up += tl.load(bias + columns + safe)[None, :].to(tl.float32)
@@ -167,19 +205,19 @@ def gate_kernel(packed, out, columns, packed_stride, COLUMNS: tl.constexpr, OVER
 
 @triton.jit
 def add_parts_kernel(
-    parts, residual, out, rows, columns, residual_stride, SPLIT: tl.constexpr, RESIDUAL: tl.constexpr,
-    WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
+    parts, residual, out, norm, normed, rows, columns, residual_stride, eps, SPLIT: tl.constexpr,
+    RESIDUAL: tl.constexpr, WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """out [rows, columns] = the sum of parts [SPLIT, rows, columns], rounded, plus residual; one program per row.
 
-    The parts are added in float32, in order.
+    The parts are added in float32, in order. With `norm`, normed [rows, columns] = rms_norm(out).
     """
     if OVERLAP is not None:
         OVERLAP()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDTH)
     inside = column < columns
-    total = tl.load(parts + row * columns + column, mask=inside, other=0.0)
+    total = tl.load(parts + row * columns + column, mask=inside, other=0.0).to(tl.float32)
     for part in tl.static_range(1, SPLIT):
         total += tl.load(parts + (part * rows + row) * columns + column, mask=inside, other=0.0)
     rounded = total.to(out.dtype.element_ty)
@@ -187,3 +225,8 @@ def add_parts_kernel(
         more = tl.load(residual + row * residual_stride + column, mask=inside, other=0.0).to(tl.float32)
         rounded = (rounded.to(tl.float32) + more).to(out.dtype.element_ty)
     tl.store(out + row * columns + column, rounded, mask=inside)
+    if norm is not None:
+        wide = rounded.to(tl.float32)
+        wide *= tl.rsqrt(tl.sum(wide * wide, axis=0) / columns + eps)
+        wide *= tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
+        tl.store(normed + row * columns + column, wide.to(out.dtype.element_ty), mask=inside)

@@ -41,17 +41,38 @@ class LinearOps(SamplingOps):
         if tile is None:
             own = self._own(x, bias)
             if own is not None and (parts := own.parts(x, weight)) is not None:
-                return self._add_parts(x, parts, residual)
+                return self._add_parts(x, parts, residual)[0]
             return kernels.norm_linear.reference(x, None, eps, weight, bias, residual)
         return self._linear(x, weight, bias, residual, tile)
 
-    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, tile: Tile) -> Tensor:
+    def _linear(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, tile: Tile,
+        squares: Tensor | None = None, eps: float = 0.0,
+    ) -> Tensor:  # fmt: skip
+        """squares: float32 [T, parts] where rows of x are still to be divided; see `linear.linear_kernel`."""
+        return self._launch_linear(x, weight, bias, residual, tile, None, None, None, squares, eps)
+
+    def _linear_squared(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, tile: Tile, norm: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The linear, its product with the norm's weight, and the squares that the linear after it takes."""
+        scaled = x.new_empty(x.shape[0], weight.shape[0])
+        squares = x.new_empty(x.shape[0], ceil_div(weight.shape[0], tile.columns), dtype=torch.float32)
+        out = self._launch_linear(x, weight, bias, residual, tile, norm, scaled, squares, None, 0.0)
+        return out, scaled, squares
+
+    def _launch_linear(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, tile: Tile, norm: Tensor | None,
+        scaled_out: Tensor | None, squares_out: Tensor | None, squares: Tensor | None, eps: float,
+    ) -> Tensor:  # fmt: skip
+        x = contiguous_rows(x)
         out = x.new_empty(x.shape[0], weight.shape[0])
         residual = None if residual is None else contiguous_rows(residual)
-        programs = ceil_div(weight.shape[0], tile.columns)
+        programs, parts = ceil_div(weight.shape[0], tile.columns), 0 if squares is None else squares.shape[1]
         linear.linear_kernel[(programs,)](
-            x, weight, bias, residual, out, x.shape[0], weight.shape[0], weight.shape[1], x.stride(0),
-            0 if residual is None else residual.stride(0), BIASED=bias is not None, RESIDUAL=residual is not None,
+            x, weight, bias, residual, out, norm, scaled_out, squares_out, squares, x.shape[0], weight.shape[0],
+            weight.shape[1], x.stride(0), 0 if residual is None else residual.stride(0), parts, eps,
+            BIASED=bias is not None, RESIDUAL=residual is not None, PARTS=power_of_two(parts),
             **self._shape(tile, x, programs),
         )  # fmt: skip
         return out
@@ -70,10 +91,19 @@ class LinearOps(SamplingOps):
             if own is not None and (gated := own.gated(x, weight)) is not None:
                 return gated
             return self._gated(kernels.norm_linear.reference(x, None, eps, weight, bias, None))
+        return self._gate_up(x, weight, bias, tile)
+
+    def _gate_up(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile, squares: Tensor | None = None,
+        eps: float = 0.0,
+    ) -> Tensor:  # fmt: skip
+        """squares: as in `_linear`."""
+        columns = weight.shape[0] // 2
         out, programs = x.new_empty(x.shape[0], columns), ceil_div(columns, tile.columns)
+        parts = 0 if squares is None else squares.shape[1]
         linear.gate_up_kernel[(programs,)](
-            x, weight, bias, out, x.shape[0], columns, weight.shape[1], x.stride(0), BIASED=bias is not None,
-            **self._shape(tile, x, programs),
+            x, weight, bias, out, squares, x.shape[0], columns, weight.shape[1], x.stride(0), parts, eps,
+            BIASED=bias is not None, PARTS=power_of_two(parts), **self._shape(tile, x, programs),
         )  # fmt: skip
         return out
 
@@ -81,16 +111,19 @@ class LinearOps(SamplingOps):
         """The device's own linears, where they may take this one."""
         return self.options.many_rows if x.shape[0] > MAX_ROWS and bias is None else None
 
-    def _add_parts(self, x: Tensor, parts: Tensor, residual: Tensor | None) -> Tensor:
-        """The sum of parts [S, T, out] in the dtype of x, plus residual."""
+    def _add_parts(
+        self, x: Tensor, parts: Tensor, residual: Tensor | None, norm: Tensor | None = None, eps: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
+        """The sum of parts [S, T, out] in the dtype of x, plus residual; and its rms_norm, if there is a norm."""
         split, rows, columns = parts.shape
         out = x.new_empty(rows, columns)
+        normed = out if norm is None else x.new_empty(rows, columns)
         residual = None if residual is None else contiguous_rows(residual)
         linear.add_parts_kernel[(rows,)](
-            parts, residual, out, rows, columns, 0 if residual is None else residual.stride(0), SPLIT=split,
-            RESIDUAL=residual is not None, WIDTH=power_of_two(columns), num_warps=8, **self.common(),
+            parts, residual, out, norm, normed, rows, columns, 0 if residual is None else residual.stride(0), eps,
+            SPLIT=split, RESIDUAL=residual is not None, WIDTH=power_of_two(columns), num_warps=8, **self.common(),
         )  # fmt: skip
-        return out
+        return out, normed
 
     def _gated(self, packed: Tensor) -> Tensor:
         rows, columns = packed.shape[0], packed.shape[1] // 2

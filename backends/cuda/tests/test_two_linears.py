@@ -1,0 +1,59 @@
+"""Two linears with the residual sum and the norm between them, against float64 and against the single ops."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from interpreted import DEVICE, INTERPRETED, device, ops
+from torch import Tensor
+from torch.nn import functional
+
+from specgraph.kernels.triton import two_linears_ops
+
+__all__ = ["device"]
+
+ROWS = {
+    torch.bfloat16: [1, 6, 17, 40, 65],
+    torch.float16: [6, 65],
+    torch.float32: [6],
+}
+EPS = 0.02
+
+
+def make(*shape: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+    return (torch.randn(*shape) * scale).to(dtype).to(DEVICE)
+
+
+def close(got: Tensor, want: Tensor) -> None:
+    most = {torch.bfloat16: 8e-3, torch.float16: 1e-3, torch.float32: 3e-6}[got.dtype]
+    assert float((got.double() - want).norm() / want.norm()) < most  # NaN fails too
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("dtype", "rows"), [(dtype, rows) for dtype in ROWS for rows in ROWS[dtype]])
+def test_two_linears(dtype: torch.dtype, rows: int, biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if INTERPRETED and dtype == torch.bfloat16:  # which the interpreter multiplies as integers
+        dtype = torch.float16
+        monkeypatch.setattr(two_linears_ops, "WIDE", (torch.float16,))
+    torch.manual_seed(rows)
+    size, depth, inner = 200, 128, 40
+    # Rows of very different magnitude: each is divided by its own root mean square.
+    magnitude = torch.tensor([0.1, 1.0, 30.0]).repeat(rows)[:rows, None].to(DEVICE)
+    x = make(rows + 64, depth, dtype=dtype)[:rows]
+    residual = (make(rows, size + 8, dtype=torch.float32) * magnitude).to(dtype)[:, :size]
+    weight, norm = make(size, depth, dtype=dtype, scale=1 / 16), make(size, dtype=dtype)
+    following = make(2 * inner, size, dtype=dtype, scale=1 / 14)
+    bias = make(size, dtype=dtype) if biased else None
+    next_bias = make(2 * inner, dtype=dtype) if biased else None
+    wide = x.double() @ weight.double().T + residual.double() + (0 if bias is None else bias.double())
+    normed = wide * (wide.square().mean(1, keepdim=True) + EPS).rsqrt() * norm.double()
+    product = normed @ following.double().T + (0 if next_bias is None else next_bias.double())
+    total, got = ops().linear_norm_linear(x, weight, bias, residual, norm, EPS, following, next_bias)
+    close(total, wide)
+    for part in range(min(rows, 3)):  # each magnitude for itself
+        close(got[part::3], product[part::3])
+    again, gated = ops().linear_norm_gate_up(x, weight, bias, residual, norm, EPS, following, next_bias)
+    assert torch.equal(again, total)
+    assert torch.equal(total, ops().norm_linear(x, None, 0.0, weight, bias, residual))
+    gate, up = product.chunk(2, 1)
+    close(gated, functional.silu(gate) * up)

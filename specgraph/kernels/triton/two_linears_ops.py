@@ -1,0 +1,77 @@
+"""Launching two linears with a residual sum and a norm between them."""
+
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
+# pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from specgraph import kernels
+from specgraph.kernels.triton.linear_ops import HALVES, LinearOps
+
+WIDE = (torch.bfloat16,)
+"""Dtypes of which total * norm overflows no sooner than total: float16's range may end before it is normalised."""
+
+
+class Summed(NamedTuple):
+    """The first of the two, and what the second takes."""
+
+    total: Tensor
+    """[T, size]: the product and the residual."""
+    x: Tensor
+    """[T, size]: rms_norm(total), or total * norm where `squares` is given."""
+    squares: Tensor | None
+    """float32 [T, parts]: sums of the squares of total, see `linear.linear_kernel`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TwoLinearOps(LinearOps):
+    """Implementations of the ops in `specgraph.kernels.two_linears`."""
+
+    def linear_norm_linear(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm: Tensor, eps: float,
+        next_weight: Tensor, next_bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """See `specgraph.kernels.linear_norm_linear`."""
+        first = self._summed(x, weight, bias, residual, norm, eps, "linear", next_weight, next_weight.shape[0])
+        if first.squares is None:
+            return first.total, self.norm_linear(first.x, None, 0.0, next_weight, next_bias)
+        tile = self._tile("linear", first.x, next_weight, next_weight.shape[0])
+        return first.total, self._linear(first.x, next_weight, next_bias, None, tile, first.squares, eps)
+
+    def linear_norm_gate_up(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm: Tensor, eps: float,
+        gate_up: Tensor, gate_up_bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """See `specgraph.kernels.linear_norm_gate_up`."""
+        columns = gate_up.shape[0] // 2
+        first = self._summed(x, weight, bias, residual, norm, eps, "gate_up", gate_up, columns)
+        if first.squares is None:
+            return first.total, self.norm_gate_up(first.x, None, 0.0, gate_up, gate_up_bias)
+        tile = self._tile("gate_up", first.x, gate_up, columns)
+        return first.total, self._gate_up(first.x, gate_up, gate_up_bias, tile, first.squares, eps)
+
+    def _summed(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm: Tensor, eps: float, kind: str,
+        next_weight: Tensor, next_columns: int,
+    ) -> Summed:  # fmt: skip
+        """The first linear with the residual, and its norm as far as the second, of `kind`, needs it."""
+        tile = self._tile("linear", x, weight, weight.shape[0])
+        if tile is not None:
+            if x.dtype in WIDE and self._tile(kind, x, next_weight, next_columns) is not None:
+                return Summed(*self._linear_squared(x, weight, bias, residual, tile, norm))
+            total = self._linear(x, weight, bias, residual, tile)
+        elif x.dtype in HALVES and x.shape[0]:
+            own = self._own(x, bias)
+            parts = None if own is None else own.parts(x, weight)
+            if parts is None:
+                parts = functional.linear(x, weight, bias)[None]
+            return Summed(*self._add_parts(x, parts, residual, norm, eps), None)
+        else:
+            total = kernels.norm_linear.reference(x, None, 0.0, weight, bias, residual)
+        return Summed(total, self._normed(total, norm, eps), None)
