@@ -51,6 +51,7 @@ def main() -> None:
         alone = SpeculativeDecoder(target, None, platform, config, query_len=a.steps + 1)
         texts = [[*r.prompt_token_ids, *generate(alone, r)] for r in requests]
         now: list[int] = []
+        chain.ChainProgram.joined_steps = lambda program: None  # each token is picked by `draft_one` below
         for k in map(int, a.top_k.split(",")):
             decoder = SpeculativeDecoder(target, head, platform, config)
 

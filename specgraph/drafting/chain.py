@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Sequence
 from typing import cast
 
 from torch import Tensor
 
+from specgraph import kernels
 from specgraph.attention import AdvancingAttention, HostLengths, advance
 from specgraph.drafting.buffers import DraftBuffers, PassRows
 from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.host_lengths import HostRound
-from specgraph.drafting.program import DraftProgram, begin_rows, draft_one
+from specgraph.drafting.program import DraftProgram, begin_rows, computed_tokens, draft_one
 from specgraph.drafting.round import RoundBuffers
-from specgraph.graphs import AttentionStack, MakeAttend
-from specgraph.models.protocol import DraftHead
+from specgraph.graphs import AttentionStack, BatchDescriptor, MakeAttend
+from specgraph.models.protocol import DraftHead, DraftOutput, OutputProjection, PairHead, PairInput, ProjectionHead
+from specgraph.runner import Work
 
 
 class ChainProgram(DraftProgram[DraftHead]):
@@ -36,11 +40,72 @@ class ChainProgram(DraftProgram[DraftHead]):
 
     def first(self, b: DraftBuffers, make_attend: MakeAttend) -> Tensor:
         """See `DraftProgram.first`."""
-        begin_rows(b, self.config, self.position_offset, b.draft_token_ids.shape[1] - 1)
-        hidden = self.head.combine(b.inputs.aux_hidden)
-        out = self.head.forward(b.token_ids, hidden, make_attend(b.first, 0), b.last_rows)
+        out = self._first_rows(b, make_attend)
         draft_one(self.head, b, out.hidden)
         return out.carry
+
+    def _first_rows(self, b: DraftBuffers, make_attend: MakeAttend) -> DraftOutput:
+        begin_rows(b, self.config, self.position_offset, b.draft_token_ids.shape[1] - 1)
+        hidden = self.head.combine(b.inputs.aux_hidden)
+        return self.head.forward(b.token_ids, hidden, make_attend(b.first, 0), b.last_rows)
+
+    def bind(self, batch: BatchDescriptor) -> Work:
+        """The steps; where all are in one launch, one op ends a step and begins the next."""
+        apart, following = super().bind(batch), self.joined_steps()
+        if following is None:
+            return apart
+        head, pair = following
+        k = computed_tokens(batch)
+        b = self.buffers.sliced(batch.num_requests, self.rows(batch.query_len, k), k)
+
+        def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
+            if len(steps) == 1:
+                apart(steps, make_attend)
+                return
+            out = self._first_rows(b, make_attend)
+            for step in steps[1:]:
+                taken = self._next_step(b, pair, out)
+                out = head.forward(b.step_token_ids, out.carry, make_attend(b.step, step), pair=taken)
+            draft_one(head, b, out.hidden)
+
+        return work
+
+    def joined_steps(self) -> tuple[PairHead, PairInput] | None:
+        """The head, and what its first linear takes, where one op may prepare it; None where single ops do."""
+        pair: PairInput | None = getattr(self.head, "pair_input", None)
+        out: OutputProjection | None = getattr(self.head, "output_projection", None)
+        takes = "pair" in inspect.signature(self.head.forward).parameters  # a wrapper may not
+        sampled = self.buffers.draft_probs is not None or self.buffers.sampling is not None
+        if pair is None or not takes or out is None or out.is_split or sampled:
+            return None
+        if hasattr(self.stack.backend, "after_advance"):
+            return None
+        return cast(PairHead, self.head), pair
+
+    def _next_step(self, b: DraftBuffers, pair: PairInput, out: DraftOutput) -> Tensor:
+        """Pick a token per request and move one on: the input of the next step's first linear [R, E + hidden_size]."""
+        logits: OutputProjection = cast(ProjectionHead, self.head).output_projection
+        return kernels.greedy_next_step(
+            out.hidden,
+            logits.norm,
+            logits.eps,
+            logits.weight,
+            self.head.draft_to_target,
+            b.draft_step,
+            b.step_token_ids,
+            b.draft_token_ids,
+            b.step.seq_lens,
+            b.step.positions,
+            b.step.slot_mapping,
+            b.step.block_table,
+            self.config.max_model_len,
+            self.config.block_size,
+            pair.table,
+            pair.table_norm,
+            out.carry,
+            pair.hidden_norm,
+            pair.eps,
+        )
 
     def step(self, b: DraftBuffers, make_attend: MakeAttend, step: int) -> Tensor:
         """See `DraftProgram.step`."""

@@ -9,6 +9,7 @@ from specgraph.kernels.kv_cache import rotate_and_store
 from specgraph.kernels.library import implement
 from specgraph.kernels.linear import greedy_head, gumbel_head, norm_gate_up, norm_linear, pair_linear
 from specgraph.kernels.linear_fp8 import norm_gate_up_fp8, norm_linear_fp8, pair_linear_fp8
+from specgraph.kernels.next_step import greedy_next_step
 from specgraph.kernels.paged_attention import (
     paged_attention,
     paged_attention_host,
@@ -52,6 +53,7 @@ __all__ = [
     "emitted_logprobs",
     "expert_mlp",
     "greedy_head",
+    "greedy_next_step",
     "grow_tree",
     "gumbel_head",
     "implement",

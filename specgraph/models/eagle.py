@@ -15,7 +15,7 @@ from torch import Tensor
 from specgraph.attention import Attend
 from specgraph.models.config import ModelConfig
 from specgraph.models.layers import DecoderLayer, attention_layers, decoder_blocks, linear, pair_linear
-from specgraph.models.protocol import DraftOutput, OutputProjection
+from specgraph.models.protocol import DraftOutput, OutputProjection, PairInput
 from specgraph.models.split import table_rows, whole_logits
 
 
@@ -55,13 +55,24 @@ class EagleHead:
         """[T, hidden_size], unchanged."""
         return aux_hidden
 
-    def forward(self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None) -> DraftOutput:
+    def forward(
+        self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None, pair: Tensor | None = None
+    ) -> DraftOutput:
         """token_ids int64 [T] (the token after each row's position), hidden [T, hidden_size]."""
         tensors, eps = self.tensors, self.config.rms_norm_eps
-        ids, table = table_rows(token_ids, tensors.embed_tokens, self.tensor_parallel, self.config.vocab_size)
-        x = pair_linear(ids, table, None, hidden, None, eps, tensors.fc, tensors.fc_bias, tensors.fc_scale)
+        if pair is None:
+            ids, table = table_rows(token_ids, tensors.embed_tokens, self.tensor_parallel, self.config.vocab_size)
+            x = pair_linear(ids, table, None, hidden, None, eps, tensors.fc, tensors.fc_bias, tensors.fc_scale)
+        else:
+            x = linear(pair, tensors.fc, tensors.fc_bias)
         x = decoder_blocks(x, self.layers, self.attention_layers, attend, eps, rows)[-1]
         return DraftOutput(x, x)
+
+    @property
+    def pair_input(self) -> PairInput | None:
+        """See `PairHead`."""
+        whole = self.tensor_parallel.size == 1 and self.tensors.fc_scale is None
+        return PairInput(self.tensors.embed_tokens, None, None, self.config.rms_norm_eps) if whole else None
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, vocab_size]."""

@@ -29,7 +29,7 @@ from specgraph.models.layers import (
     pair_linear,
     rms_norm,
 )
-from specgraph.models.protocol import DraftOutput, OutputProjection
+from specgraph.models.protocol import DraftOutput, OutputProjection, PairInput
 from specgraph.models.split import table_rows, whole_logits
 
 
@@ -101,19 +101,32 @@ class Eagle3Head:
             )
         return aux_hidden if tensors.fc is None else linear(aux_hidden, tensors.fc, tensors.fc_bias, tensors.fc_scale)
 
-    def forward(self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None) -> DraftOutput:
-        """token_ids int64 [T], the token after each row's position; see `DraftHead.forward`."""
+    def forward(
+        self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None, pair: Tensor | None = None
+    ) -> DraftOutput:
+        """token_ids int64 [T], the token after each row's position; see `PairHead.forward`."""
         tensors, eps, shapes = self.tensors, self.config.model.rms_norm_eps, self.attention_layers
         first, hidden_norm = self.layers[0], tensors.hidden_norm
         if self.config.norm_before_residual:
             hidden, hidden_norm = rms_norm(hidden, hidden_norm, eps), None
-        ids, table = table_rows(token_ids, tensors.embed_tokens, self.tensor_parallel, self.config.model.vocab_size)
-        qkv = pair_linear(
-            ids, table, first.input_norm, hidden, hidden_norm, eps, first.qkv, first.qkv_bias, first.qkv_scale
-        )
+        if pair is None:
+            ids, table = table_rows(token_ids, tensors.embed_tokens, self.tensor_parallel, self.config.model.vocab_size)
+            qkv = pair_linear(
+                ids, table, first.input_norm, hidden, hidden_norm, eps, first.qkv, first.qkv_bias, first.qkv_scale
+            )
+        else:
+            qkv = linear(pair, first.qkv, first.qkv_bias)
         x = decoder_blocks(hidden, self.layers, shapes, attend, eps, rows, qkv)[-1]
         # The final norm is part of `logits`, where it is fused with the projection.
         return DraftOutput(x, rms_norm(x, tensors.norm, eps) if self.config.norm_output else x)
+
+    @property
+    def pair_input(self) -> PairInput | None:
+        """See `PairHead`."""
+        tensors, first = self.tensors, self.layers[0]
+        if self.config.norm_before_residual or self.tensor_parallel.size > 1 or first.qkv_scale is not None:
+            return None
+        return PairInput(tensors.embed_tokens, first.input_norm, tensors.hidden_norm, self.config.model.rms_norm_eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, draft_vocab_size]."""

@@ -25,7 +25,7 @@ from specgraph.models.layers import (
     pair_linear,
     rms_norm,
 )
-from specgraph.models.protocol import DraftOutput, OutputProjection
+from specgraph.models.protocol import DraftOutput, OutputProjection, PairInput
 from specgraph.models.split import table_rows, whole_logits
 
 
@@ -89,23 +89,44 @@ class MtpHead:
         """[T, hidden_size], unchanged."""
         return aux_hidden
 
-    def forward(self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None) -> DraftOutput:
+    def forward(
+        self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None, pair: Tensor | None = None
+    ) -> DraftOutput:
         """The first module: token_ids int64 [T] (the token after each row's position), hidden [T, hidden_size]."""
-        return self._module(0, token_ids, hidden, attend, rows)
+        return self._module(0, token_ids, hidden, attend, rows, pair)
 
     def forward_step(self, step: int, token_ids: Tensor, hidden: Tensor, attend: Attend) -> DraftOutput:
         """Module `step`; see `StepwiseHead.forward_step`."""
         return self._module(step, token_ids, hidden, attend, None)
 
-    def _module(self, step: int, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None) -> DraftOutput:
+    def _module(
+        self,
+        step: int,
+        token_ids: Tensor,
+        hidden: Tensor,
+        attend: Attend,
+        rows: Tensor | None,
+        pair: Tensor | None = None,
+    ) -> DraftOutput:
         module, eps = self.modules[step], self.config.rms_norm_eps
-        ids, table = table_rows(token_ids, self.embed_tokens, self.tensor_parallel, self.config.vocab_size)
-        norms, projection = (module.embed_norm, module.hidden_norm), module.projection
-        x = pair_linear(ids, table, norms[0], hidden, norms[1], eps, projection, scale=module.projection_scale)
+        if pair is None:
+            ids, table = table_rows(token_ids, self.embed_tokens, self.tensor_parallel, self.config.vocab_size)
+            norms, projection = (module.embed_norm, module.hidden_norm), module.projection
+            x = pair_linear(ids, table, norms[0], hidden, norms[1], eps, projection, scale=module.projection_scale)
+        else:
+            x = linear(pair, module.projection)
         shape = self.attention_layers[step]
         x = decoder_blocks(x, [module.layer], [shape], attend, eps, rows, first_index=step)[-1]
         normed = rms_norm(x, module.norm, eps)
         return DraftOutput(normed, normed)
+
+    @property
+    def pair_input(self) -> PairInput | None:
+        """See `PairHead`; of the first module."""
+        module = self.modules[0]
+        if self.tensor_parallel.size > 1 or module.projection_scale is not None:
+            return None
+        return PairInput(self.embed_tokens, module.embed_norm, module.hidden_norm, self.config.rms_norm_eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, vocab_size]."""

@@ -117,6 +117,35 @@ class DraftHead(Head, Protocol):
         ...
 
 
+class PairInput(NamedTuple):
+    """What the first linear of a head takes: cat(rms_norm(table[token]), rms_norm(hidden))."""
+
+    table: Tensor
+    """[vocab, E]"""
+    table_norm: Tensor | None
+    """[E]; None for no norm."""
+    hidden_norm: Tensor | None
+    """[hidden_size]; None for no norm."""
+    eps: float
+    """Of both norms."""
+
+
+@runtime_checkable
+class PairHead(DraftHead, Protocol):
+    """A `DraftHead` whose later steps may get the input of their first linear, made by the op that picked the token."""
+
+    @property
+    def pair_input(self) -> PairInput | None:
+        """None where the input is made in another way: of a split table, or for a linear over FP8 weights."""
+        ...
+
+    def forward(
+        self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None, pair: Tensor | None = None
+    ) -> DraftOutput:
+        """See `DraftHead.forward`. pair: [T, E + hidden_size], what `pair_input` says of these tokens and `hidden`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class OutputProjection:
     """The linear that gives a model's logits: rms_norm(hidden) @ weight.T."""

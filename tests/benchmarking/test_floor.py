@@ -36,6 +36,7 @@ WEIGHTS = {
     OPS.linear_norm_linear: [1, 6],
     OPS.linear_norm_gate_up: [1, 6],
     OPS.greedy_head: [3],
+    OPS.greedy_next_step: [3],
     OPS.pair_linear: [6],
 }
 """Which arguments of each op are weights; the first argument has a row for each row of the products."""

@@ -100,6 +100,10 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
             (f32(R, 8), torch.tensor([[0, 2], [3, 1], [2, 0]]), f32(R, 2), f32(4, 12, 8), f32(4, 8, 6), f32(4, 12),
              f32(4, 8), 1.7, 7.0, 1), {},
         ),
+        "greedy_next_step": (
+            (f32(R, 8), f32(8), 1e-5, f32(DV, 8), OFFSETS, step, ids, drafts, lengths, i64(R), i64(R), TABLE,
+             *limits.values(), f32(V, 6), f32(6), f32(R, 8), f32(8), 1e-5), {},
+        ),
         "linear_norm_linear": ((f32(R, 8), f32(5, 8), f32(5), f32(R, 5), f32(5), 1e-5, f32(6, 5), f32(6)), {}),
         "linear_norm_gate_up": ((f32(R, 8), f32(5, 8), f32(5), f32(R, 5), f32(5), 1e-5, f32(6, 5), f32(6)), {}),
         "pair_linear": ((i64(R), f32(9, 6), f32(6), f32(R, 8), f32(8), 1e-5, f32(5, 14), f32(5)), {}),

@@ -201,6 +201,33 @@ CALLS = [
         for op in ("linear_norm_linear", "linear_norm_gate_up")
         for n in (3, 40, 65)
     ],
+    Call(
+        "greedy_next_step",
+        lambda x: (
+            (
+                x(3, 512),
+                x(512),
+                1e-6,
+                x(1000, 512),
+                i64(1000),
+                i64(1),
+                i64(3),
+                i64(3, 4),
+                i32(3),
+                i64(3),
+                i64(3),
+                i32(3, 8),
+                100,
+                16,
+                x(50, 256),
+                x(256),
+                x(3, 512),
+                None,
+                1e-6,
+            ),
+            {},
+        ),
+    ),
     _pair(256, 256),
     _pair(64, 128),
     _head("greedy_head", i64(1), i64(3), i64(3, 4)),

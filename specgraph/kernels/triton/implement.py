@@ -14,6 +14,7 @@ from specgraph.kernels.triton.attention_ops import AttentionOps
 from specgraph.kernels.triton.launch import LaunchOptions
 from specgraph.kernels.triton.linear_fp8_ops import Fp8LinearOps
 from specgraph.kernels.triton.past_rows_ops import PastRowOps
+from specgraph.kernels.triton.next_step_ops import NextStepOps
 from specgraph.kernels.triton.row_ops import RowOps
 from specgraph.kernels.triton.sampling_parameters_ops import SamplingParameterOps
 from specgraph.kernels.triton.tree_ops import TreeOps
@@ -22,7 +23,9 @@ from specgraph.kernels.triton.verify_ops import VerifyOps
 
 
 @dataclass(frozen=True, slots=True)
-class TritonOps(TwoLinearOps, Fp8LinearOps, AttentionOps, RowOps, PastRowOps, VerifyOps, TreeOps, SamplingParameterOps):  # noqa: E501
+class TritonOps(
+    TwoLinearOps, NextStepOps, Fp8LinearOps, AttentionOps, RowOps, PastRowOps, VerifyOps, TreeOps, SamplingParameterOps
+):
     """One device's Triton ops. Every launch depends only on shapes, so equal shapes give equal bits."""
 
 
@@ -45,6 +48,7 @@ _OPS = (
     "draft_greedy",
     "draft_gumbel",
     "greedy_head",
+    "greedy_next_step",
     "grow_tree",
     "gumbel_head",
     "keep_rows",

@@ -147,14 +147,15 @@ def gate_up_kernel(
 
 @triton.jit
 def head_kernel(
-    x, weight, logits, best_value, best_index, tops, totals, temperature, seeds, seq_lens, rows, columns, depth,
-    x_stride, blocks, SAMPLED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    OVERLAP: tl.constexpr, PREFETCH: tl.constexpr, MASKED: tl.constexpr,
+    x, weight, logits, best_value, best_index, tops, totals, temperature, seeds, seq_lens, draft_step, draft_column,
+    rows, columns, depth, x_stride, blocks, SAMPLED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr, OVERLAP: tl.constexpr, PREFETCH: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Per block of columns of x @ weight.T, the best logit and its column: best_value, best_index [rows, blocks].
 
     Logits are rounded to the model's dtype before they are compared, as if they had been stored. With SAMPLED,
     logits [rows, columns] are stored, and best_value, best_index, tops, totals are what `best_by_gumbel` returns.
+    `draft_column` gets the value of `draft_step`, for a kernel that writes it.
     """
     block = tl.program_id(0)
     column = block * COLUMNS + tl.arange(0, COLUMNS)
@@ -167,6 +168,8 @@ def head_kernel(
     inner = tl.arange(0, DEPTH)[None, :]
     x_rows = x_row_starts(x, weight, row, rows, columns, depth, x_stride, MASKED)[:, None] + inner
     w_rows = weight + safe.to(tl.int64)[:, None] * depth + inner
+    if draft_column is not None:
+        tl.store(draft_column, tl.load(draft_step, mask=block == 0, other=0), mask=block == 0)
     acc = tl.zeros((ROWS, COLUMNS), tl.float32)
     for k in range(0, depth, DEPTH):
         a = load_rows(x_rows + k, live, MASKED)

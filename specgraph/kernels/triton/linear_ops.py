@@ -194,8 +194,14 @@ class LinearOps(SamplingOps):
         picked = self._head(x, norm, eps, weight, Draws(temperature, seeds, seq_lens))
         self.finish_sampled(picked, draft_to_target, temperature, draft_step, token_ids, draft_token_ids, draft_probs)
 
-    def _head(self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, draws: Draws | None) -> Picked:
-        """The best token of each block of columns of rms_norm(x) @ weight.T."""
+    def _head(
+        self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, draws: Draws | None,
+        step: tuple[Tensor | None, Tensor | None] = (None, None),
+    ) -> Picked:  # fmt: skip
+        """The best token of each block of columns of rms_norm(x) @ weight.T.
+
+        step: `draft_step`, and int64 [1] that its value is copied to where a tile computes the product.
+        """
         x = self._normed(x, norm, eps)
         tile = self._tile("head", x, weight, weight.shape[0])
         if tile is None:
@@ -208,7 +214,7 @@ class LinearOps(SamplingOps):
         temperature, seeds, positions = (None, None, None) if draws is None else draws[:3]
         linear.head_kernel[(picked.blocks,)](
             x, weight, logits, picked.value, picked.index, picked.top, picked.total, temperature, seeds, positions,
-            count, columns, weight.shape[1], x.stride(0), picked.blocks, SAMPLED=draws is not None,
+            *step, count, columns, weight.shape[1], x.stride(0), picked.blocks, SAMPLED=draws is not None,
             **self._shape(tile, x, picked.blocks),
         )  # fmt: skip
         return picked

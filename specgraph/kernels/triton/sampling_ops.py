@@ -112,7 +112,7 @@ class SamplingOps(Launcher):
         draft_token_ids: Tensor,
     ) -> None:  # fmt: skip
         """Write the best token of each row; see `sampling.write_token`."""
-        _require_rows(token_ids, draft_token_ids)
+        require_rows(token_ids, draft_token_ids)
         sampling.finish_greedy_kernel[(picked.value.shape[0],)](
             picked.value, picked.index, draft_to_target, draft_step, token_ids, draft_token_ids, picked.blocks,
             1 if draft_step is not None else draft_token_ids.shape[1], draft_token_ids.stride(0),
@@ -124,7 +124,7 @@ class SamplingOps(Launcher):
         token_ids: Tensor | None, draft_token_ids: Tensor, draft_probs: Tensor,
     ) -> None:  # fmt: skip
         """Write the sampled token of each row, and its distribution."""
-        _require_rows(token_ids, draft_token_ids, draft_probs)
+        require_rows(token_ids, draft_token_ids, draft_probs)
         count, vocab = picked.logits.shape
         sampling.finish_sampled_kernel[(count, ceil_div(vocab, _PROBS_COLUMNS))](
             picked.logits, picked.value, picked.index, picked.top, picked.total, draft_to_target, temperature,
@@ -135,6 +135,11 @@ class SamplingOps(Launcher):
         )  # fmt: skip
 
 
-def _require_rows(token_ids: Tensor | None, *written: Tensor) -> None:
+def require_rows(token_ids: Tensor | None, *written: Tensor) -> None:
+    """Refuse result tensors that the kernels cannot write.
+
+    Raises:
+        ValueError: token_ids, or a row of another tensor, is not contiguous.
+    """
     if (token_ids is not None and not token_ids.is_contiguous()) or any(t.stride(-1) != 1 for t in written):
         raise ValueError("token_ids, and the rows of draft_token_ids and draft_probs, must be contiguous")

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from specgraph import kernels
+from specgraph.kernels.triton.launch import Tile
 from specgraph.kernels.triton.linear_ops import HALVES, LinearOps
 
 WIDE = (torch.bfloat16,)
@@ -27,6 +28,8 @@ class Summed(NamedTuple):
     """[T, size]: rms_norm(total), or total * norm where `squares` is given."""
     squares: Tensor | None
     """float32 [T, parts]: sums of the squares of total, see `linear.linear_kernel`."""
+    tile: Tile | None
+    """That of the second, where `squares` is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +42,9 @@ class TwoLinearOps(LinearOps):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """See `specgraph.kernels.linear_norm_linear`."""
         first = self._summed(x, weight, bias, residual, norm, eps, "linear", next_weight, next_weight.shape[0])
-        if first.squares is None:
+        if first.tile is None:
             return first.total, self.norm_linear(first.x, None, 0.0, next_weight, next_bias)
-        tile = self._tile("linear", first.x, next_weight, next_weight.shape[0])
-        return first.total, self._linear(first.x, next_weight, next_bias, None, tile, first.squares, eps)
+        return first.total, self._linear(first.x, next_weight, next_bias, None, first.tile, first.squares, eps)
 
     def linear_norm_gate_up(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm: Tensor, eps: float,
@@ -51,10 +53,9 @@ class TwoLinearOps(LinearOps):
         """See `specgraph.kernels.linear_norm_gate_up`."""
         columns = gate_up.shape[0] // 2
         first = self._summed(x, weight, bias, residual, norm, eps, "gate_up", gate_up, columns)
-        if first.squares is None:
+        if first.tile is None:
             return first.total, self.norm_gate_up(first.x, None, 0.0, gate_up, gate_up_bias)
-        tile = self._tile("gate_up", first.x, gate_up, columns)
-        return first.total, self._gate_up(first.x, gate_up, gate_up_bias, tile, first.squares, eps)
+        return first.total, self._gate_up(first.x, gate_up, gate_up_bias, first.tile, first.squares, eps)
 
     def _summed(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm: Tensor, eps: float, kind: str,
@@ -63,15 +64,16 @@ class TwoLinearOps(LinearOps):
         """The first linear with the residual, and its norm as far as the second, of `kind`, needs it."""
         tile = self._tile("linear", x, weight, weight.shape[0])
         if tile is not None:
-            if x.dtype in WIDE and self._tile(kind, x, next_weight, next_columns) is not None:
-                return Summed(*self._linear_squared(x, weight, bias, residual, tile, norm))
+            second = self._tile(kind, x, next_weight, next_columns) if x.dtype in WIDE else None
+            if second is not None:
+                return Summed(*self._linear_squared(x, weight, bias, residual, tile, norm), second)
             total = self._linear(x, weight, bias, residual, tile)
         elif x.dtype in HALVES and x.shape[0]:
             own = self._own(x, bias)
             parts = None if own is None else own.parts(x, weight)
             if parts is None:
                 parts = functional.linear(x, weight, bias)[None]
-            return Summed(*self._add_parts(x, parts, residual, norm, eps), None)
+            return Summed(*self._add_parts(x, parts, residual, norm, eps), None, None)
         else:
             total = kernels.norm_linear.reference(x, None, 0.0, weight, bias, residual)
-        return Summed(total, self._normed(total, norm, eps), None)
+        return Summed(total, self._normed(total, norm, eps), None, None)

@@ -1,0 +1,54 @@
+"""What lies between two greedy draft steps: against its plain torch reference, and again for the next step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from interpreted import DEVICE, device, ops
+from torch import Tensor
+
+from specgraph import kernels
+
+__all__ = ["device"]
+
+LIMIT, BLOCK = 40, 4
+
+
+def whole(*shape: int) -> Tensor:
+    """Small integers in float16: products are exact in any order of the sums, so equal logits are equal everywhere."""
+    return torch.randint(-2, 3, shape).to(torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("requests", "normed", "mapped"), [(1, True, True), (5, True, False), (33, False, True), (70, True, True)]
+)
+def test_three_steps(requests: int, normed: bool, mapped: bool) -> None:
+    torch.manual_seed(requests)
+    size, width, vocab, blocks = 128, 96, 300, LIMIT // BLOCK
+    weight = whole(vocab // 2, size)
+    weight = torch.cat((weight, weight))  # every logit twice: the lowest id counts
+    offsets = torch.randint(0, 50, (vocab,)) if mapped else None
+    table = torch.randn(vocab + 50, width).to(torch.float16)
+    norms = [torch.randn(n).to(torch.float16) if normed else None for n in (width, size)]
+    lens = torch.randint(1, LIMIT + 1, (requests,)).int()
+    lens[::4] = 0  # inert
+    lens[1::4] = LIMIT - 1  # the last position, then past it
+    blocks_of = torch.randint(0, 3, (requests, blocks)).int()  # block 0 is the null block
+    places = {
+        "draft_step": torch.tensor([0]), "token_ids": torch.full((requests,), -7),
+        "draft_token_ids": torch.full((requests, 4), -7), "seq_lens": lens, "positions": torch.full((requests,), -7),
+        "slot_mapping": torch.full((requests,), -7),
+    }  # fmt: skip
+    there = {name: tensor.clone().to(DEVICE) for name, tensor in places.items()}
+    fixed = {"weight": weight, "draft_to_target": offsets, "block_table": blocks_of, "table": table}
+    fixed |= {"table_norm": norms[0], "hidden_norm": norms[1]}
+    limits = {"norm": None, "eps": 0.0, "max_model_len": LIMIT, "block_size": BLOCK, "hidden_eps": 0.01}
+    for _ in range(3):
+        x, hidden = whole(requests, size), torch.randn(requests, size + 8).to(torch.float16)[:, :size]
+        wanted = kernels.greedy_next_step.reference(**places, **fixed, **limits, x=x, hidden=hidden)
+        moved = {name: None if t is None else t.to(DEVICE) for name, t in fixed.items()}
+        pair = ops().greedy_next_step(**there, **moved, **limits, x=x.to(DEVICE), hidden=hidden.to(DEVICE))
+        for name, expected in places.items():
+            assert torch.equal(there[name].cpu(), expected), name
+        torch.testing.assert_close(pair.cpu().float(), wanted.float(), rtol=4e-3, atol=4e-3)
+    assert places["draft_step"].item() == 3
