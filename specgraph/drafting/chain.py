@@ -49,9 +49,9 @@ class ChainProgram(DraftProgram[DraftHead]):
         hidden = self.head.combine(b.inputs.aux_hidden)
         return self.head.forward(b.token_ids, hidden, make_attend(b.first, 0), b.last_rows)
 
-    def bind(self, batch: BatchDescriptor) -> Work:
+    def work_of(self, batch: BatchDescriptor) -> Work:
         """The steps; where all are in one launch, one op ends a step and begins the next."""
-        apart, following = super().bind(batch), self.joined_steps()
+        apart, following = super().work_of(batch), self.joined_steps()
         if following is None:
             return apart
         head, pair = following

@@ -8,7 +8,7 @@ from specgraph import kernels
 from specgraph.platforms import Platform
 
 from specgraph_conformance.case import case
-from specgraph_conformance.rig import WAYS, expect_close, expect_equal, on_host, run_op
+from specgraph_conformance.rig import WAYS, expect_close, expect_equal, on_host, run_op, slot_of
 
 LIMIT, BLOCK, VOCAB, EPS = 48, 16, 90, 0.03
 LENGTHS = [15, 16, 47, 0, 1, 31, 32, 46, 48]
@@ -77,7 +77,7 @@ def test_next_step(platform: Platform, way: str, requests: int, seed: int) -> No
                     states,
                     n1,
                     EPS,
-                )  # fmt: skip
+                )
             ),
             written,
         )
@@ -90,14 +90,8 @@ def test_next_step(platform: Platform, way: str, requests: int, seed: int) -> No
         expect_equal(on_host(seq_lens), torch.tensor(lengths, dtype=torch.int32), f"lengths after step {number}")
         wanted = torch.tensor([min(max(n - 1, 0), LIMIT - 1) for n in lengths])
         expect_equal(on_host(positions), wanted, f"positions after step {number}")
-        wanted = torch.tensor([_slot(n - 1, row) for n, row in zip(lengths, blocks, strict=True)])
+        wanted = torch.tensor([slot_of(n - 1, row, LIMIT, BLOCK) for n, row in zip(lengths, blocks, strict=True)])
         expect_equal(on_host(slots), wanted, f"slots after step {number}")
         assert on_host(step).tolist() == [number + 1]
         expected = torch.cat((_normed(table[tokens], norms[0]), _normed(hidden, norms[1])), dim=-1)
         expect_close(on_host(pair), expected, 1e-4, f"the input of the step after {number}")
-
-
-def _slot(position: int, blocks: list[int]) -> int:
-    if not 0 <= position < LIMIT or blocks[position // BLOCK] == 0:
-        return -1
-    return blocks[position // BLOCK] * BLOCK + position % BLOCK
