@@ -24,8 +24,8 @@ def make(*shape: int, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
     return (torch.randn(*shape) * scale).to(dtype).to(DEVICE)
 
 
-def close(got: Tensor, want: Tensor) -> None:
-    most = {torch.bfloat16: 8e-3, torch.float16: 1e-3, torch.float32: 3e-6}[got.dtype]
+def close(got: Tensor, want: Tensor, roundings: int = 1) -> None:
+    most = {torch.bfloat16: 8e-3, torch.float16: 1e-3, torch.float32: 3e-6}[got.dtype] * roundings
     assert float((got.double() - want).norm() / want.norm()) < most  # NaN fails too
 
 
@@ -56,4 +56,4 @@ def test_two_linears(dtype: torch.dtype, rows: int, biased: bool, monkeypatch: p
     assert torch.equal(again, total)
     assert torch.equal(total, ops().norm_linear(x, None, 0.0, weight, bias, residual))
     gate, up = product.chunk(2, 1)
-    close(gated, functional.silu(gate) * up)
+    close(gated, functional.silu(gate) * up, roundings=2)  # gate and up are rounded, then their product
