@@ -13,8 +13,8 @@ from specgraph.kernels.library import implement
 from specgraph.kernels.triton.attention_ops import AttentionOps
 from specgraph.kernels.triton.launch import LaunchOptions
 from specgraph.kernels.triton.linear_fp8_ops import Fp8LinearOps
-from specgraph.kernels.triton.past_rows_ops import PastRowOps
 from specgraph.kernels.triton.next_step_ops import NextStepOps
+from specgraph.kernels.triton.past_rows_ops import PastRowOps
 from specgraph.kernels.triton.row_ops import RowOps
 from specgraph.kernels.triton.sampling_parameters_ops import SamplingParameterOps
 from specgraph.kernels.triton.tree_ops import TreeOps
