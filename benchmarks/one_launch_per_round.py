@@ -6,8 +6,9 @@ Rows: the shipped pair, and targets of a 1B and an 8B Llama's shape with EAGLE-3
 acceptance 0.7; K = 5; the ways in turns in one run, medians over stretches of 20 rounds in which nobody joins or ends.
 `round_us` is the time of such a round. `tokens_per_second` is the expected tokens of a round over it; of the shipped
 pair it is measured over whole requests. `host_us_per_round` is the CPU time of the thread in `step` outside of waits
-for a copy, of which `launch_us_per_round` is spent in graph launches; nobody reads the chunks of these rounds, as in
-`generate`, and `host_us_per_round_read` is the time where they are read, as by a caller who streams.
+for a copy, with what brings the requests' tokens up to date; nobody reads the chunks of these rounds, as in `generate`.
+`host_us_per_round_read` is the time where they are read, as by a caller who streams, of which `launch_us_per_round` is
+spent in graph launches.
 `host_wall_us_per_round`, `launch_wall_us_per_round` and `wait_us_per_round` are by the clock. `launches_per_round`,
 `uploads_per_round`, `waits_per_round`, `kernels_per_round`, `memsets_per_round` and `gap_us` (median time between the
 last kernel of a graph and the first one of the next, on the device) are from a profiler's trace, on CUDA only, which is
@@ -23,12 +24,14 @@ import statistics
 import sys
 import time
 from collections import Counter
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from operator import mul
 from pathlib import Path
 
 import torch
+from round_trace import trace
 
 from specgraph import EngineConfig, Request, SpeculativeDecoder, load_generator, open_platform
 from specgraph.attention import choose_attention
@@ -55,56 +58,65 @@ spent = Counter()
 """Nanoseconds so far in waits for copies and graph launches, by the clock; with `_cpu` of the thread's CPU time."""
 
 
-def time_calls(owner, method, name):
-    """From now on the time in this method is added to `spent`."""
-    real = getattr(owner, method)
+@contextmanager
+def timed(owner, method, name):
+    """In this block the time in the method is added to `spent`."""
+    real, cpu_name = getattr(owner, method), f"{name}_cpu"
 
-    def timed(*args, **options):
+    def call(*args, **options):
         start, cpu = time.perf_counter_ns(), time.thread_time_ns()
         result = real(*args, **options)
-        spent[f"{name}_cpu"] += time.thread_time_ns() - cpu
+        spent[cpu_name] += time.thread_time_ns() - cpu
         spent[name] += time.perf_counter_ns() - start
         return result
 
-    setattr(owner, method, timed)
+    setattr(owner, method, call)
+    yield
+    setattr(owner, method, real)
 
 
 def stretch(decoder, rounds, *, lead=LEAD, reads=False):
-    """Take `rounds` steps; times of a round in microseconds.
+    """Take `rounds` steps; times of a round in microseconds. The requests' tokens are brought up to date at the end.
 
     Rounds that ran ahead, while another decoder was timed, are stepped over before the clock starts (`lead`).
 
     Args:
         reads: read the chunks of each round, as a caller does who streams; `generate` reads none of rounds in which
-            nobody joins or ends.
+            nobody joins or ends. Launches are timed too, which takes some microseconds.
     """
     for _ in range(lead):
         decoder.step()
     launched = decoder.rounds.num_rounds
     spent.clear()
-    start, cpu = time.perf_counter_ns(), time.thread_time_ns()
-    for _ in range(rounds):
-        chunks = decoder.step()
-        if reads:
-            for _chunk in chunks:
-                pass
-    cpu, wall = time.thread_time_ns() - cpu, time.perf_counter_ns() - start
+    with timed(HostCopy, "read", "wait"), timed(GraphRunner, "replay", "launch") if reads else nullcontext():
+        start, cpu = time.perf_counter_ns(), time.thread_time_ns()
+        for _ in range(rounds):
+            chunks = decoder.step()
+            if reads:
+                for _chunk in chunks:
+                    pass
+        decoder.rounds.running  # noqa: B018
+        cpu, wall = time.thread_time_ns() - cpu, time.perf_counter_ns() - start
     launched = decoder.rounds.num_rounds - launched
-    return {
+    found = {
         "round_us": wall / rounds / 1e3,
         "host_us_per_round": (cpu - spent["wait_cpu"]) / launched / 1e3,
         "host_wall_us_per_round": (wall - spent["wait"]) / launched / 1e3,
-        "launch_us_per_round": spent["launch_cpu"] / launched / 1e3,
-        "launch_wall_us_per_round": spent["launch"] / launched / 1e3,
         "wait_us_per_round": spent["wait"] / launched / 1e3,
     }
+    launch = {
+        "launch_us_per_round": spent["launch_cpu"] / launched / 1e3,
+        "launch_wall_us_per_round": spent["launch"] / launched / 1e3,
+    }
+    return {**found, **launch} if reads else found
 
 
 def both_stretches(decoder, rounds):
-    """Times of rounds whose chunks nobody reads, and the host's time of as many, and no more than 16, that are read."""
-    found = stretch(decoder, rounds)
-    read = stretch(decoder, min(rounds, 16), lead=0, reads=True)
-    return {**found, "host_us_per_round_read": read["host_us_per_round"]}
+    """Times of rounds whose chunks nobody reads, and the host's time and launches of as many, and no more than 16, that
+    are read."""
+    read = stretch(decoder, min(rounds, 16), reads=True)
+    launch = {name: value for name, value in read.items() if name.startswith("launch")}
+    return {**stretch(decoder, rounds, lead=0), **launch, "host_us_per_round_read": read["host_us_per_round"]}
 
 
 def medians(stretches):
@@ -113,55 +125,6 @@ def medians(stretches):
     for name in ("host", "launch"):
         found[f"{name}_us_least"] = round(min(each[f"{name}_us_per_round"] for each in stretches), 1)
     return {**found, "round_us_of_stretches": [round(each["round_us"], 1) for each in stretches]}
-
-
-def count_launches(decoder):
-    """Graph launches so far, by the runners' own count."""
-    return sum(runner.launches.total() for runner in decoder.runners.values())
-
-
-def trace(decoder, rounds=12):
-    """Counts per round and the gap between graphs, from a profiler's trace of some rounds. With several rounds per
-    launch the launches are the runners' own count, and there is no gap: the trace does not show such launches."""
-    from torch.profiler import ProfilerActivity, profile
-
-    launched, launches = decoder.rounds.num_rounds, count_launches(decoder)
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
-        for _ in range(rounds):  # three launches of four rounds
-            decoder.step()
-        torch.cuda.synchronize()
-    launched = decoder.rounds.num_rounds - launched
-    calls, work = Counter(), {}
-    for event in profiled.profiler.kineto_results.events():
-        name, start = event.name(), event.start_ns()
-        if event.device_type() == torch.autograd.DeviceType.CPU:
-            calls[name] += name.startswith("cu")
-        else:
-            calls["HtoD"] += "HtoD" in name
-            calls["Memset"] += "Memset" in name
-            calls["DtoH"] += "DtoH" in name
-            if "Mem" not in name:
-                calls["kernels"] += 1
-                work.setdefault(event.correlation_id(), []).append((start, start + event.duration_ns()))
-    graphs = sorted((min(s for s, _ in spans), max(e for _, e in spans)) for spans in work.values() if len(spans) > 5)
-    gaps = [(after[0] - before[1]) / 1e3 for before, after in pairwise(graphs)]
-    outside = calls["cudaLaunchKernel"] + calls["cudaLaunchKernelExC"] + calls["cuLaunchKernelEx"]
-    busy = sum(end - start for start, end in graphs) / max(graphs[-1][1] - graphs[0][0], 1) if graphs else 0
-    waits = sum(count for name, count in calls.items() if "Synchronize" in name) - 1  # the last one is the trace's own
-    counted = calls["cudaGraphLaunch"] / launched
-    if decoder.config.rounds_per_launch > 1:  # not in the trace: the driver is called; and one launch has many rounds
-        counted, gaps, busy = (count_launches(decoder) - launches) / launched, [], float("nan")
-    return {
-        "launches_per_round": round(counted, 2),
-        "kernels_outside_graphs_per_round": round(outside / launched, 2),
-        "kernels_per_round": round(calls["kernels"] / launched, 1),
-        "memsets_per_round": round(calls["Memset"] / launched, 1),
-        "uploads_per_round": round(calls["HtoD"] / launched, 2),
-        "copies_to_host_per_round": round(calls["DtoH"] / launched, 2),
-        "waits_per_round": round(waits / launched, 2),
-        "gap_us": round(statistics.median(gaps), 1) if gaps else None,
-        "in_graphs": round(busy, 3) if busy == busy else None,
-    }  # fmt: skip
 
 
 def compare(platform, requests, decoders, prompts, length, rounds, repeats):
@@ -285,8 +248,6 @@ def main():
         del WAYS["round, 4 per launch"]
     platform = open_platform(asked.platform)
     dtype = torch.bfloat16 if platform.device.type == "cuda" else torch.float32
-    time_calls(HostCopy, "read", "wait")
-    time_calls(GraphRunner, "replay", "launch")
     info = platform.info
     report = {"command": " ".join(["python", *sys.argv]), "device": info.device_name, "versions": dict(info.versions)}
     report |= {"rows": []}
