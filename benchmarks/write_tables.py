@@ -146,7 +146,8 @@ def one_launch(report: dict[str, Any]) -> str:
     for row in report["rows"]:
         found.setdefault((row["target"], row["requests"]), {})[row["lowering"]] = row
     rows: list[list[Any]] = []
-    for (target, requests), ways in found.items():
+    targets = [target for target, _ in found]
+    for (target, requests), ways in sorted(found.items(), key=lambda item: (targets.index(item[0][0]), item[0][1])):
         merged, whole = ways["merged"], ways["round"]
         rates = [way["tokens_per_second"] for way in (merged, whole)]
         hosts = [f"{way['host_us_per_round']:.0f} ({way['host_us_least']:.0f})" for way in (merged, whole)]
