@@ -221,8 +221,8 @@ class Drafter(ModelRunner):
         memory = self.round if ready.bound is None else ready.inputs
         self.run(ready.run, self._host_lengths(ready.run.batch, memory, host_start_positions, host_num_sampled))
         self.num_proposes += 1
-        if self._history is not None and ready.drafts.parents is None:
-            self._history.drafted(ready.inputs, ready.drafts.token_ids)
+        if self._history is not None:
+            self._history.drafted(ready.inputs, ready.drafts)
         return ready.drafts.clone() if copy else ready.drafts
 
     def propose_idle(self, num_requests: int = 1, query_len: int | None = None) -> DraftTokens:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specgraph.drafting.config import DraftConfig
-from specgraph.drafting.round import ProposeBatch
+from specgraph.drafting.round import DraftTokens, ProposeBatch
 from specgraph.errors import ConfigError
 
 NO_POSITION = -1
@@ -90,13 +90,13 @@ class KVHistory:
             self._check_accepted(request, starts[request], sampled[request][: counts[request] - 1], table[request])
             self.wrote(torch.arange(begin, begin + counts[request]), table[request])
 
-    def drafted(self, batch: ProposeBatch, token_ids: Tensor) -> None:
-        """Note the drafts, int64 [n, K], that followed a round."""
+    def drafted(self, batch: ProposeBatch, drafts: DraftTokens) -> None:
+        """Note the drafts that followed a round. Of trees nothing is known: which path is verified, the engine says."""
         counts, starts, table = batch.num_sampled.tolist(), batch.start_positions.tolist(), batch.block_table.tolist()
-        for request, tokens in enumerate(token_ids.tolist()):
+        for request, tokens in enumerate(drafts.token_ids.tolist()):
             place = self._place(starts[request] + counts[request], table[request])
             if counts[request] and place is not None:
-                self._drafted[place] = tokens
+                self._drafted[place] = tokens if drafts.parents is None else []
 
     def _place(self, position: int, blocks: Sequence[int]) -> tuple[int, int] | None:
         column, at = divmod(position, self._config.block_size)

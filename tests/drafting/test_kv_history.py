@@ -11,7 +11,7 @@ from drafting.pairs import make_head, make_target
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specgraph import ConfigError, DraftConfig, Drafter, ProposeBatch, allocate_caches
+from specgraph import ConfigError, DraftConfig, Drafter, DraftTree, ProposeBatch, allocate_caches
 from specgraph.reference import CpuPlatform
 
 K, BLOCK, MAX_LEN, REQUESTS, NUM_BLOCKS = 3, 8, 48, 2, 14
@@ -96,6 +96,26 @@ def test_blocks_that_a_prefill_wrote_may_be_shared():
     engine.propose()
     engine.join(1, 20, shared=engine.blocks[0][:2])
     engine.propose()
+
+
+def test_what_was_drafted_as_a_chain_says_nothing_of_a_tree():
+    """Batches of one draft trees, where another request had drafted a chain at the same place of the same block."""
+    tree = DraftTree(num_steps=2, top_k=2, num_draft_tokens=4)
+    engine = Engine(draft_schedule={1: "tree", REQUESTS: K}, tree=tree)
+    engine.join(0, 12)
+    engine.join(1, 6)
+    engine.propose()
+    chain, before = engine.drafts[0].tolist(), list(engine.blocks[0])
+    engine.leave(1)
+    engine.join(0, 12)
+    assert engine.blocks[0] == before
+    for start, tokens in ((11, [1]), (12, [(chain[0] + 1) % 40, 1])):  # its last prompt position, then a path of a tree
+        batch = engine.drafter.inputs(1)
+        batch.sampled_token_ids[0, : len(tokens)] = torch.tensor(tokens)
+        batch.num_sampled[0], batch.start_positions[0] = len(tokens), start
+        batch.aux_hidden.normal_()
+        batch.block_table[0, : len(before)] = torch.tensor(before)
+        assert engine.drafter.propose(batch).parents is not None
 
 
 def shifted(engine: Engine) -> None:
