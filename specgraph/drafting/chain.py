@@ -67,6 +67,7 @@ class ChainProgram(DraftProgram[DraftHead]):
                 taken = self._next_step(b, pair, out)
                 out = head.forward(b.step_token_ids, out.carry, make_attend(b.step, step), pair=taken)
             draft_one(head, b, out.hidden)
+            kernels.take_rows(out.carry, None, b.hidden)
 
         return work
 
