@@ -203,7 +203,7 @@ def test_step_ladder_overpadding(run_script):
         def overpadded(self, buffers, make_attend, step):
             rows = buffers.hidden.repeat_interleave(4, 0), buffers.step_token_ids.repeat_interleave(4, 0)
             self.head.forward(rows[1], rows[0], make_attend(buffers.first, step))
-        ChainProgram.step = overpadded
+        ChainProgram.step, ChainProgram.joined_steps = overpadded, lambda self: None
         npu = NpuPlatform(0)
         drafter = make_drafter(npu, make_attention(npu, "fia"), "merged", 3)
         batch = on_device(rounds_for(drafter, 0).next(num_requests=2), npu.device, late=False)
