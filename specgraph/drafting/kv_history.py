@@ -110,7 +110,8 @@ class KVHistory:
             raise ConfigError(
                 f"sampled_token_ids of request {request} begin with {accepted}, accepted drafts by num_sampled, and "
                 f"the last propose drafted {drafts} at position {start}: they begin with the first accepted draft, not "
-                "with the verify's first input, and belong to the same request as the drafts"
+                "with the verify's first input, and belong to the same request as the drafts (if another proposer "
+                "drafted for this verify, n-gram lookup say, leave debug off)"
             )
 
     def _check_blocks(self, live: Sequence[int], starts: Sequence[int], rows: int, table: list[list[int]]) -> None:
