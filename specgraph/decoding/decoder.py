@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -252,7 +253,8 @@ class SpeculativeDecoder:
             self.others_unfinished = agreed.unfinished > 0
             sampled = self.rounds.step(self._admit, agreed) if agreed.unfinished else []
         else:
-            sampled = self.rounds.step(self._admit) if self._waiting or self.rounds.num_running else []
+            rounds, admit = self.rounds, self._admit if self._waiting else None
+            sampled = rounds.step(admit) if rounds.num_running or admit is not None else []
         if isinstance(sampled, RoundChunks):
             return [*chunks, *sampled] if chunks else sampled
         for state, tokens in sampled:
@@ -283,7 +285,7 @@ class SpeculativeDecoder:
 
     def _queue(self, request: Request) -> Running:
         request_id, self._next_id = self._next_id, self._next_id + 1
-        prompt = list(request.prompt_token_ids)
+        prompt = array("q", list(request.prompt_token_ids))
         limit = min(len(prompt) + request.max_tokens, self.config.max_model_len)
         self._waiting.append(Running(request_id, request, [], prompt, limit))
         return self._waiting[-1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -18,7 +18,7 @@ from specgraph.decoding.blocks import BlockAllocator
 from specgraph.decoding.joining import prefill_passes
 from specgraph.decoding.metrics import AcceptanceMetrics
 from specgraph.decoding.request import Running
-from specgraph.decoding.round_outputs import NO_ROUND, ReadRound, UnreadLaunch, impossible_count
+from specgraph.decoding.round_outputs import ReadRound, UnreadLaunch, impossible_count
 from specgraph.decoding.round_program import RoundRunner
 from specgraph.decoding.sampling_requests import write_sampling
 from specgraph.decoding.steady_rounds import RoundChunks, SteadyRounds
@@ -47,7 +47,7 @@ class DeviceRounds:
         self.config, self.platform = target.config, target.platform
         self.allocator, self.metrics = allocator, metrics
         self.rows: list[Running | None] = []
-        """Who is in which row; as long as the last row in use."""
+        """Who is in which row; as long as the last row in use. Replaced and not written, since launches keep it."""
         self.num_running = 0
         """How many requests run."""
         self.num_rounds = 0
@@ -67,7 +67,8 @@ class DeviceRounds:
         self._most_tokens = self.config.rounds_per_launch * max(self.config.query_lens)
         """Of a request in one launch."""
         self._steady = SteadyRounds(metrics)
-        self._reads_each = self.config.logprobs or target.attention.host_parameters
+        self._rounds_ahead, self._host_lengths = runner.rounds_ahead, target.attention.host_parameters
+        self._reads_each = self.config.logprobs or self._host_lengths
         """Whether the host reads every request of every round."""
 
     @property
@@ -80,39 +81,31 @@ class DeviceRounds:
         """Bring `Running.token_ids` and the metrics up to date with all rounds that were handed out."""
         self._steady.fold()
 
-    def step(self, admit: Callable[[], None]) -> list[tuple[Running, list[int]]] | RoundChunks:
+    def step(self, admit: Callable[[], None] | None) -> Sequence[tuple[Running, list[int]]] | RoundChunks:
         """Launch, let requests join, and hand out the oldest round that was not handed out; of a launch with several
         rounds the later ones are handed out by the next calls, which launch nothing.
 
         Args:
-            admit: calls `join` for each request that joins.
+            admit: calls `join` for each request that joins; None where nobody waits.
 
         Returns:
             Each request with the tokens that it sampled in that round: accepted drafts, then the target's own token; or
             the token after its prompt. Chunks where nobody joined or ended.
         """
-        sampled: list[tuple[Running, list[int]]] | RoundChunks = []
-        while not sampled:
-            while not self._ready and len(self._unread) <= self.runner.rounds_ahead:
-                if self._left:
-                    self._vacate()
-                is_enough = self._all_may_end()
-                rows = [] if is_enough else self._launch()
-                admit()
-                if not self.rows or (is_enough and not self._joined):
-                    break
-                self._send(rows)
+        while True:
             if not self._ready:
+                self._launch_ahead(admit)
                 if not self._unread:
-                    break
+                    return ()
                 self._receive()
             sampled = self._hand_out(self._ready.popleft())
-        return sampled
+            if sampled is not None:
+                return sampled
 
     def join(self, state: Running) -> None:
         """Prefill a request, which has its KV blocks, and let it take part in the next round."""
         row = next((row for row, other in enumerate(self.rows) if other is None), len(self.rows))
-        self.rows[row : row + 1] = [state]
+        self.rows = [*self.rows[:row], state, *self.rows[row + 1 :]]
         self._joined.append((state, row))
         self.num_running += 1
         state.row = row
@@ -126,19 +119,18 @@ class DeviceRounds:
         """Take a request out. Its KV blocks are given back once no launched round can write them: at once where it
         finished, because it is inert in every round after that; else when the rounds in flight were read."""
         self._steady.fold()
-        self.rows[state.row] = None
+        self.rows = _without(self.rows, state)
         self.num_running -= 1
         self._left.append(state.row)
-        blocks = state.blocks
+        blocks: Sequence[int] = state.blocks
         for unread in self._unread:
             if state in unread.rows:
-                unread.rows[unread.rows.index(state)] = None
+                unread.rows = _without(unread.rows, state)
                 if unread is self._unread[-1] and not finished:
-                    unread.blocks += blocks
-                    blocks = []
-            unread.joined = [(other, row) for other, row in unread.joined if other is not state]
+                    unread.blocks, blocks = [*unread.blocks, *blocks], ()
+            unread.joined = [joined for joined in unread.joined if joined[0] is not state]
         for read in self._ready:
-            read.rows = [None if other is state else other for other in read.rows]
+            read.rows = _without(read.rows, state)
             read.joined = [joined for joined in read.joined if joined[0] is not state]
         self.allocator.free(blocks)
         while self.rows and self.rows[-1] is None:
@@ -148,12 +140,25 @@ class DeviceRounds:
                 self._receive()
             self._ready.clear()
 
+    def _launch_ahead(self, admit: Callable[[], None] | None) -> None:
+        """Launch, and let requests join, until as many launches are unread as may be; see `step`."""
+        while len(self._unread) <= self._rounds_ahead:
+            if self._left:
+                self._vacate()
+            is_enough = self._steady.left <= len(self._unread) * self._most_tokens and self._all_may_end()
+            rows = [] if is_enough else self.rows
+            if rows:
+                self._launch(len(rows))
+            if admit is not None:
+                admit()
+            if not self.rows or (is_enough and not self._joined):
+                break
+            self._send(rows)
+
     def _all_may_end(self) -> bool:
         """Whether every request ends, by its length, in what is in flight if that gives as many tokens as rounds gave
         so far: a further round would then be for nothing, and the host reads first."""
         if not self._unread or not self.rows:
-            return False
-        if self._steady.left > len(self._unread) * self._most_tokens:
             return False
         self._steady.fold()
         of_a_launch = math.ceil(self.config.rounds_per_launch * self.metrics.mean_acceptance_length)
@@ -167,72 +172,71 @@ class DeviceRounds:
         self._left.clear()
         self._compact()
 
-    def _launch(self) -> list[Running | None]:
-        """Launch one round, or several, over the rows in use; returns who is in them."""
-        if not self.rows:
-            return []
-        k = None if self.adaptive is None else self.adaptive.choose(len(self.rows))
-        found = self.runner.dispatch(len(self.rows), self._query_len, k)
-        if self.target.attention.host_parameters:
+    def _launch(self, num_rows: int) -> None:
+        """Launch one round, or several, over the rows in use."""
+        k = None if self.adaptive is None else self.adaptive.choose(num_rows)
+        ready = self.runner.dispatch(num_rows, self._query_len, k)
+        if self._host_lengths:
             running = self.running
             counts = [state.num_sampled for state in running]
-            self.runner.launch(found, [state.position - state.num_sampled for state in running], counts)
+            self.runner.launch(ready, [state.position - state.num_sampled for state in running], counts)
         else:
-            self.runner.launch(found)
+            self.runner.launch(ready)
         self.num_rounds += 1
-        self._query_len = found.descriptor.num_speculative_tokens + 1
-        return list(self.rows)
+        self._query_len = ready.batch.num_speculative_tokens + 1
 
     def _send(self, rows: list[Running | None]) -> None:
         """Queue what the host will read of a launch over `rows`, and of the requests that joined after it."""
-        ring, logprobs = self.outputs.send(), None
-        values = self.target.verify_program.logprobs(len(self.rows), self._query_len) if self.config.logprobs else None
-        if values is not None:
-            logprobs = self._free_logprobs.pop()
-            logprobs.start(values)
-        self._unread.append(UnreadLaunch(ring, logprobs, self._query_len, rows, self._joined))
-        self._joined = []
+        launch = UnreadLaunch(self.outputs.send(), self._query_len, rows)
+        if self.config.logprobs:
+            values = self.target.verify_program.logprobs(len(self.rows), self._query_len)
+            assert values is not None
+            launch.logprobs = self._free_logprobs.pop()
+            launch.logprobs.start(values)
+        if self._joined:
+            launch.joined, self._joined = self._joined, []
+        self._unread.append(launch)
 
     def _receive(self) -> None:
         """Wait for the oldest launch that was not read, and read its rounds and the first tokens after it."""
         launch = self._unread.popleft()
         self.outputs.receive(launch.ring)
-        logprobs = None
-        if launch.logprobs is not None:
-            logprobs = launch.logprobs.read().tolist()
-            self._free_logprobs.append(launch.logprobs)
         if launch.blocks:
             self.allocator.free(launch.blocks)
-        is_last, count = not launch.rows, 0
-        while not is_last:
-            output = self.outputs.round(launch.ring, len(launch.rows), launch.query_len)
-            self._ready.append(ReadRound(output, launch.query_len, launch.rows, logprobs))
-            is_last, count = output.is_last, count + 1
-        self.num_rounds += max(count - 1, 0)
-        if not count:
-            self._ready.append(ReadRound(NO_ROUND, 1, [], logprobs))
+        if launch.rows:
+            read = self.outputs.round(launch)
+            self._ready.append(read)
+            while not read.is_last:
+                read = self.outputs.round(launch)
+                self._ready.append(read)
+                self.num_rounds += 1
+        else:
+            read = ReadRound(0, [], 1, b"", b"", is_last=True)
+            self._ready.append(read)
+        if launch.logprobs is not None:
+            read.logprobs = launch.logprobs.read().tolist()
+            self._free_logprobs.append(launch.logprobs)
         if launch.joined:
             tokens = self.outputs.first_tokens(launch.ring)
-            self._ready[-1].joined = [(state, row, tokens[row]) for state, row in launch.joined]
+            read.joined = [(state, row, tokens[row]) for state, row in launch.joined]
 
-    def _hand_out(self, read: ReadRound) -> list[tuple[Running, list[int]]] | RoundChunks:
-        """Give each request of a round its tokens."""
-        output, query_len, row = read.output, read.query_len, 0
+    def _hand_out(self, read: ReadRound) -> Sequence[tuple[Running, list[int]]] | RoundChunks | None:
+        """Give each request of a round its tokens; None where it has none for anybody."""
         if not (self._reads_each or read.joined):
-            kept = self._steady.take(read.rows, output, query_len)
-            if kept is not None:
-                if self.adaptive is not None and query_len > 1:
-                    self.adaptive.rates.observe(query_len - 1, kept)
-                self.metrics.rows_without_block = output.rows_without_block
-                return RoundChunks(read.rows, output, query_len, len(kept))
-        self._steady.fold()
-        tokens = output.tokens()
+            counts = self._steady.take(read)
+            if counts is not None:
+                if self.adaptive is not None and read.query_len > 1:
+                    self.adaptive.rates.observe(read.query_len - 1, [count - 1 for count in counts])
+                self.metrics.rows_without_block = read.rows_without_block
+                return RoundChunks(read, len(counts))
+        self._steady.end()
+        tokens, query_len, row = read.tokens(), read.query_len, 0
         sampled: list[tuple[Running, list[int]]] = []
         accepted: list[int] = []
-        for state, count in zip(read.rows, output.counts, strict=True):
+        for state, count in zip(read.rows, read.num_sampled(), strict=True):
             if state is not None:
                 if not 0 < count <= query_len:  # with 0, stepping on would never end
-                    raise SpecgraphError(impossible_count(output.number, row // query_len, state, count, query_len))
+                    raise SpecgraphError(impossible_count(read.number, row // query_len, state, count, query_len))
                 state.num_sampled = count
                 accepted.append(count - 1)
                 sampled.append((state, tokens[row : row + count]))
@@ -243,14 +247,14 @@ class DeviceRounds:
                     state.logprobs = read.logprobs[row][: state.num_sampled]
         if accepted:
             self.metrics.rounds += 1
-            self.metrics.rows_without_block = output.rows_without_block
+            self.metrics.rows_without_block = read.rows_without_block
             observe_round(self.metrics, self.adaptive, accepted, query_len - 1)
         for state, row, token in read.joined:
             state.num_sampled = 1
             if read.logprobs is not None:
                 state.logprobs = read.logprobs[row][:1]
             sampled.append((state, [token]))
-        return sampled
+        return sampled or None
 
     def _compact(self) -> None:
         """Move requests to the first rows where a smaller graph then holds them, or where lengths come from the host,
@@ -274,6 +278,10 @@ class DeviceRounds:
         for tensor in (*per_row, self.target.round.temperature, self.target.round.seeds, *asked):
             tensor[:m].copy_(tensor[order])
         memory.num_sampled[m:].zero_()
-        self.rows = list(self.running)
+        self.rows = [*self.running]
         for row, state in enumerate(self.running):
             state.row = row
+
+
+def _without(rows: list[Running | None], state: Running) -> list[Running | None]:
+    return [None if other is state else other for other in rows]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial
 from numbers import Integral
 from typing import Literal
 
@@ -141,8 +140,8 @@ class Running:
     request: Request
     blocks: list[int]
     """KV blocks; none while it waits."""
-    token_ids: list[int]
-    """Prompt and output, but for those in `late_token_ids`. The KV of the last token is not in the cache yet."""
+    token_ids: array[int]
+    """Prompt and output, int64: it grows faster than a list. The KV of the last token is not in the cache yet."""
     limit: int
     """The length of `token_ids` at which it ends."""
     row: int = 0
@@ -160,9 +159,6 @@ class Running:
     finish_reason: FinishReason | None = None
     """Why it ended; None while it goes on."""
 
-    late_token_ids: array[int] = field(default_factory=partial(array, "q"))
-    """Output that follows `token_ids`, of rounds that were handed out whole: an array grows faster than a list."""
-
     stops: frozenset[int] = field(init=False)
     """Its stop tokens."""
 
@@ -172,12 +168,7 @@ class Running:
     @property
     def num_left(self) -> int:
         """Tokens that it may still give."""
-        return self.limit - len(self.token_ids) - len(self.late_token_ids)
-
-    def settle(self) -> None:
-        """Bring `token_ids` up to date."""
-        self.token_ids.extend(self.late_token_ids)
-        del self.late_token_ids[:]
+        return self.limit - len(self.token_ids)
 
     @property
     def position(self) -> int:
@@ -191,7 +182,7 @@ class Running:
 
     def generation(self) -> Generation:
         """What was generated so far; of an unfinished request without a reason."""
-        tokens = self.token_ids[len(self.request.prompt_token_ids) :]
+        tokens = self.token_ids[len(self.request.prompt_token_ids) :].tolist()
         return Generation(tokens, self.finish_reason, logprobs=self.output_logprobs)
 
     def add(self, tokens: list[int]) -> Chunk:

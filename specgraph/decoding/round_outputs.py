@@ -6,7 +6,9 @@ device memory, and one copy follows each launch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,30 +22,39 @@ from specgraph.runner import HostCopy
 
 
 @dataclass(slots=True)
-class RoundOutput:
-    """One round that the host has read."""
+class ReadRound:
+    """A round whose tokens the host has."""
 
     number: int
-    """Counted from 1 over all rounds of the decoder; 0 is none."""
+    """Counted from 1 over all rounds of the decoder; 0 where requests joined without a round."""
+    rows: list[Running | None]
+    """Who was in which row at its launch; None where nobody was, or who has left since. Never written: launches and
+    rounds share it."""
+    query_len: int
+    """Rows per request: how its tokens are packed."""
     token_ids: bytes
-    """int64 [n * query_len]: what each request sampled, of which the first `counts` are tokens; -1 after them."""
-    counts: list[int]
-    """[n]; 0 for requests that were inert."""
+    """int64 [rows * query_len]: what each request sampled, of which the first `counts` are tokens; -1 after them."""
+    counts: bytes
+    """int32 [rows]; 0 for requests that were inert."""
     is_last: bool
     """No further round of the same launch follows."""
     rows_without_block: int = 0
     """See `Drafter.rows_without_block`."""
+    logprobs: list[list[float]] | None = None
+    """[rows][query_len]: of the tokens; None unless they are asked for."""
+    joined: Sequence[tuple[Running, int, int]] = ()
+    """Requests that joined after it, with their row and their first token."""
 
     def tokens(self) -> list[int]:
         """`token_ids` as numbers."""
         return memoryview(self.token_ids).cast("q").tolist()
 
+    def num_sampled(self) -> list[int]:
+        """`counts` as numbers."""
+        return memoryview(self.counts).cast("i").tolist()
 
-NO_ROUND = RoundOutput(0, b"", [], is_last=True)
 
-
-@dataclass(frozen=True, slots=True)
-class _Slot:
+class _Slot(NamedTuple):
     """The memory of one round on the host; memoryviews, whose numbers are read faster than those of tensors."""
 
     token_ids: memoryview[int]
@@ -67,31 +78,17 @@ class UnreadLaunch:
     """A launch, or requests that joined without one, of which the host has not read everything."""
 
     ring: HostRing
-    logprobs: HostCopy | None
-    """Of the tokens in `ring`; None where the decoder keeps none."""
     query_len: int
     """Rows per request in its rounds: how their tokens are packed."""
     rows: list[Running | None]
-    """Who was in which row at the launch; None where nobody was, or who has left since. Empty without a launch."""
-    joined: list[tuple[Running, int]]
+    """As `ReadRound.rows`. Empty without a launch."""
+    logprobs: HostCopy | None = None
+    """Of the tokens in `ring`; None where the decoder keeps none."""
+    joined: Sequence[tuple[Running, int]] = ()
     """Requests that joined after it, and their row then: their token comes from the prompt, and no draft was
     verified."""
-    blocks: list[int] = field(default_factory=list[int])
+    blocks: Sequence[int] = ()
     """KV blocks of requests that left while it may still write them."""
-
-
-@dataclass(slots=True)
-class ReadRound:
-    """A round whose tokens the host has, and has not handed out."""
-
-    output: RoundOutput
-    query_len: int
-    rows: list[Running | None]
-    """As those of its launch."""
-    logprobs: list[list[float]] | None
-    """[rows][query_len]: of the tokens; None unless they are asked for."""
-    joined: list[tuple[Running, int, int]] = field(default_factory=list[tuple[Running, int, int]])
-    """Requests that joined after it, with their row and their first token."""
 
 
 class RoundOutputs:
@@ -168,23 +165,24 @@ class RoundOutputs:
         """[R]: the first tokens by row, in what was received last."""
         return ring.first_token_ids[(self._num_received - 1) % self.first_token_ids.shape[0]].tolist()
 
-    def round(self, ring: HostRing, num_requests: int, query_len: int) -> RoundOutput:
-        """The next round that was not read, of what was received last.
+    def round(self, launch: UnreadLaunch) -> ReadRound:
+        """The next round that was not read, of the launch that was received last.
 
         Raises:
             SpecgraphError: a later round has overwritten it.
         """
-        index = self._num_read % self.num_slots
-        slot = ring.slots[index]
-        lost, number, again = slot.state.tolist()
-        if number != self._num_read + 1:
+        index, rows, query_len = self._num_read % self.num_slots, launch.rows, launch.query_len
+        token_ids, counts, state = launch.ring.slots[index]
+        lost, number, again = state.tolist()
+        self._num_read += 1
+        if number != self._num_read:
             raise SpecgraphError(
-                f"slot {index} of the ring holds round {number} where round {self._num_read + 1} was to be read: more "
+                f"slot {index} of the ring holds round {number} where round {self._num_read} was to be read: more "
                 "rounds were launched than the ring has slots; a bug of specgraph"
             )
-        self._num_read += 1
-        tokens, counts = bytes(slot.token_ids[: num_requests * query_len]), slot.counts[:num_requests].tolist()
-        return RoundOutput(number, tokens, counts, not again, lost)
+        num_rows = len(rows)
+        packed, sampled = token_ids[: num_rows * query_len].tobytes(), counts[:num_rows].tobytes()
+        return ReadRound(number, rows, query_len, packed, sampled, not again, lost)
 
 
 def impossible_count(number: int, row: int, state: Running, count: int, query_len: int) -> str:

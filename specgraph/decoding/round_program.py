@@ -28,7 +28,7 @@ from specgraph.drafting import Drafter
 from specgraph.drafting.host_lengths import HostRound
 from specgraph.drafting.program import DraftProgram, computed_tokens
 from specgraph.errors import UnsupportedError
-from specgraph.graphs import BatchDescriptor, Dispatch, MakeAttend, Phase, dispatch, padded_size
+from specgraph.graphs import BatchDescriptor, MakeAttend, Phase, dispatch, padded_size
 from specgraph.runner import ModelRunner, Pass, StepKind
 
 
@@ -150,8 +150,8 @@ class RoundRunner(ModelRunner):
         """Of chains, of trees, or both, by whether they are of trees."""
         self._join = JoinProgram(target, drafter, config, self.state, self.outputs)
         self.programs += [self._join, *self.round_programs.values()]
-        self._found: dict[tuple[int, int, int | None], Dispatch] = {}
-        self._passes: dict[BatchDescriptor, Pass] = {}
+        self._rounds: dict[tuple[int, int, int | None], Pass] = {}
+        self._joins: dict[int, Pass] = {}
         if config.rounds_per_launch > 1 and (reason := self._launches_one_round()):
             raise UnsupportedError(
                 f"rounds_per_launch is {config.rounds_per_launch}, and a launch here runs one round: {reason}"
@@ -181,7 +181,7 @@ class RoundRunner(ModelRunner):
         repeats = batch.phase == "round" and self.round_programs[batch.tree].rounds_per_launch(batch) > 1
         return self.outputs.again if repeats else None
 
-    def dispatch(self, num_rows: int, query_len: int, num_speculative_tokens: int | None = None) -> Dispatch:
+    def dispatch(self, num_rows: int, query_len: int, num_speculative_tokens: int | None = None) -> Pass:
         """The padded round over the first `num_rows` rows of the round's memory.
 
         Args:
@@ -189,30 +189,30 @@ class RoundRunner(ModelRunner):
             num_speculative_tokens: K, one of `EngineConfig.k_candidates`; what the config says by default.
         """
         key = num_rows, query_len, num_speculative_tokens
-        if (known := self._found.get(key)) is None:
+        if (known := self._rounds.get(key)) is None:
             size = padded_size(num_rows, self.config.sizes) or num_rows
             k, tree = self.config.shape(size)
             k = k if num_speculative_tokens is None else num_speculative_tokens
-            known = self._found[key] = dispatch("round", num_rows, query_len, k, self.config.sizes, tree)
+            found = dispatch("round", num_rows, query_len, k, self.config.sizes, tree)
+            known = self.prepare(self.round_programs[tree], found.descriptor, found.captured)
+            self._rounds[key] = known
         return known
 
     def launch(
-        self, found: Dispatch, start_positions: Sequence[int] | None = None, num_sampled: Sequence[int] = ()
+        self, ready: Pass, start_positions: Sequence[int] | None = None, num_sampled: Sequence[int] = ()
     ) -> None:
         """Launch a round over the requests in the round's memory.
 
         Args:
+            ready: from `dispatch`.
             start_positions, num_sampled: of each request, as `Drafter.propose` takes them; for attention with host
                 parameters.
         """
-        batch, lengths = found.descriptor, None
-        if self.attention.host_parameters:
-            assert start_positions is not None
-            k = computed_tokens(batch)
+        lengths = None
+        if start_positions is not None:
+            batch, k = ready.batch, computed_tokens(ready.batch)
             before = HostRound(start_positions, num_sampled, batch.query_len, k, batch.num_requests)
             lengths = partial(self.round_programs[batch.tree].host_lengths, batch=batch, host_round=before)
-        if (ready := self._passes.get(batch)) is None:
-            ready = self._passes[batch] = self.prepare(self.round_programs[batch.tree], batch, found.captured)
         self.run(ready, lengths)
 
     def join(self, state: Running, row: int, hidden_row: int, query_len: int) -> None:
@@ -223,9 +223,8 @@ class RoundRunner(ModelRunner):
             query_len: rows per request in the round before.
         """
         self._join.load(state, row, self.outputs.place(row), hidden_row)
-        batch = BatchDescriptor("join", 1, query_len, 0)
-        if (ready := self._passes.get(batch)) is None:
-            ready = self._passes[batch] = self.prepare(self._join, batch)
+        if (ready := self._joins.get(query_len)) is None:
+            ready = self._joins[query_len] = self.prepare(self._join, BatchDescriptor("join", 1, query_len, 0))
         self.run(ready)
 
 

@@ -61,11 +61,14 @@ class Rounds:
         """How many requests run."""
         return len(self.running)
 
-    def step(self, admit: Callable[[], None], agreed: RoundPasses | None = None) -> list[tuple[Running, list[int]]]:
+    def step(
+        self, admit: Callable[[], None] | None, agreed: RoundPasses | None = None
+    ) -> list[tuple[Running, list[int]]]:
         """One round over the running requests.
 
         Args:
-            admit: calls `join` for each request that joins; called when the verify is launched.
+            admit: calls `join` for each request that joins; called when the verify is launched. None where nobody
+                waits.
             agreed: the passes that all ranks run in this round, where they share collectives.
 
         Returns:
@@ -76,7 +79,8 @@ class Rounds:
         self._agreed, self._prefills = agreed or RoundPasses(), 0
         self.verify(running)
         # After the verify, which also writes hidden states of padded rows: a new request needs its own for the propose.
-        admit()
+        if admit is not None:
+            admit()
         if len(running) > verified:
             joined = running[verified:]
             write(self.target.round.start_positions[verified : len(running)], [state.position for state in joined])

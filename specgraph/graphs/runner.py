@@ -105,14 +105,6 @@ class Captured:
     updates: UpdatePlan
     inputs: Fingerprint
 
-    @property
-    def plain_graph(self) -> Graph | None:
-        """The graph of a body that was captured whole and needs no updates: a replay of it is one call."""
-        first = self.pieces[0]
-        if isinstance(first, Graph) and len(self.pieces) == 1 and not self.updates.keys:
-            return first
-        return None
-
 
 class GraphRunner:
     """Owns the graphs of one model on one platform, all in one pool."""
@@ -127,7 +119,6 @@ class GraphRunner:
         self._platform, self._reads, self._check_inputs = platform, reads, check_inputs
         self._pool = platform.graph_pool()
         self._captured: dict[BatchDescriptor, Captured] = {}
-        self._plain: dict[BatchDescriptor, Graph] = {}
         self._closed = False
         self.launches = 0
         """Graph launches so far."""
@@ -148,6 +139,15 @@ class GraphRunner:
     def graph_count(self) -> int:
         """Live graphs."""
         return sum(captured.num_graphs for captured in self._captured.values())
+
+    def plain_graph(self, descriptor: BatchDescriptor) -> Graph | None:
+        """The graph of a body that was captured whole and needs no updates: its `replay` is all that a launch of
+        `descriptor` is, and the caller counts it in `launches`. None for every other body, and with `check_inputs`."""
+        captured = self._captured.get(descriptor)
+        if captured is None or captured.updates.keys or self._check_inputs:
+            return None
+        first, *others = captured.pieces
+        return first if isinstance(first, Graph) and not others else None
 
     def capture(self, descriptor: BatchDescriptor, body: Body, repeat_while: Tensor | None = None) -> None:
         """Run `body(None)` once for warm-up on the platform's capture stream, then capture `body(recording)`.
@@ -185,9 +185,7 @@ class GraphRunner:
         inputs = fingerprint(named, guard.touched)
         pieces = tuple(recording.pieces)
         num_graphs = sum(isinstance(piece, Graph) for piece in pieces)
-        captured = self._captured[descriptor] = Captured(pieces, num_graphs, recording.updates, inputs)
-        if (graph := captured.plain_graph) is not None and not self._check_inputs:
-            self._plain[descriptor] = graph
+        self._captured[descriptor] = Captured(pieces, num_graphs, recording.updates, inputs)
 
     def _record(self, recording: Recording, body: Body) -> None:
         try:
@@ -214,10 +212,6 @@ class GraphRunner:
             StaleInputError: with `check_inputs`, a tensor it reads was reassigned or moved.
             UpdateError: `lengths` does not fit; nothing was launched.
         """
-        if (graph := self._plain.get(descriptor)) is not None and not lengths:
-            graph.replay()
-            self.launches += 1
-            return 1
         captured = self._captured.get(descriptor)
         if self._closed:
             raise CaptureError(f"{descriptor}: these graphs are closed; make and capture a new drafter or generator")
@@ -250,5 +244,4 @@ class GraphRunner:
                 if isinstance(piece, Graph):
                     piece.close()
         self._captured.clear()
-        self._plain.clear()
         self._pool.close()

@@ -141,7 +141,8 @@ class Graph:
         if not self.is_captured:
             state = "closed" if self.is_closed else "empty: capture it first"
             raise CaptureError(f"replay of a graph that is {state}")
-        if self.platform.captures.is_here:
+        captures = self.platform.captures
+        if captures.graph is not None and captures.is_here:
             raise CaptureError("replay of a graph inside the capture of another: replay it before, or after")
         self._launch()
 

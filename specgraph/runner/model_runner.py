@@ -30,7 +30,7 @@ from specgraph.graphs import (
     Recording,
     StepLengths,
 )
-from specgraph.platforms import Platform
+from specgraph.platforms import Graph, Platform
 from specgraph.runner.config import RunnerConfig
 from specgraph.runner.lowering import GraphMode, Launch, StepKind, launches, resolve
 
@@ -99,6 +99,8 @@ class Pass:
     batch: BatchDescriptor
     launches: tuple[Launch, ...]
     from_graphs: bool
+    graph: Graph | None = None
+    """Replaying it is the whole pass; None where there is more to do (`GraphRunner.plain_graph`)."""
 
 
 @dataclass(frozen=True)
@@ -228,7 +230,10 @@ class ModelRunner:
             captured: False where no captured size holds the batch; it then runs eagerly.
         """
         from_graphs = captured and self.pass_mode(program) != "eager"
-        return Pass(program, batch, self.launches_of(program, batch), from_graphs)
+        launches, graph = self.launches_of(program, batch), None
+        if from_graphs and self.graphs is not None and len(launches) == 1:
+            graph = self.graphs.plain_graph(launches[0].descriptor)
+        return Pass(program, batch, launches, from_graphs, graph)
 
     def run(self, ready: Pass, lengths: LengthsAt | None = None) -> None:
         """Run a pass over the rows that are in the program's buffers.
@@ -240,6 +245,11 @@ class ModelRunner:
             CaptureError: a graph of the batch should have been captured, and was not.
         """
         graphs = self.graphs if ready.from_graphs else None
+        if ready.graph is not None and graphs is not None:
+            ready.graph.replay()
+            graphs.launches += 1
+            self.launches[ready.batch.phase] += 1
+            return
         for launch in ready.launches:
             now: StepLengths = {}
             if lengths is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from dataclasses import replace
 from functools import cache
@@ -201,7 +202,7 @@ def test_a_joining_request_has_its_row_and_nobody_elses(kind):
 @pytest.mark.parametrize(("count", "cause"), [(0, "the row was another request's"), (5, "that K is another round's")])
 def test_a_count_that_no_running_request_can_have_is_named_with_its_round(monkeypatch, count, cause):
     decoder, read = make_decoder("eagle", "round"), RoundOutputs.round
-    monkeypatch.setattr(RoundOutputs, "round", lambda *args: replace(read(*args), counts=[count]))
+    monkeypatch.setattr(RoundOutputs, "round", lambda *args: replace(read(*args), counts=struct.pack("i", count)))
     seen = (
         f"round 1, read with K 3, has {count} tokens in row 0 for request 0, which has 1 of at most 9 tokens: {cause}"
     )

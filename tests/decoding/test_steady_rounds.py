@@ -1,6 +1,7 @@
 """Rounds that are kept as arrays, against `Running.add` for each request of each round."""
 
 import struct
+from array import array
 from itertools import chain
 
 import pytest
@@ -13,7 +14,7 @@ from specgraph import EngineConfig, Request, SpeculativeDecoder
 from specgraph.decoding import steady_rounds
 from specgraph.decoding.metrics import AcceptanceMetrics
 from specgraph.decoding.request import Running
-from specgraph.decoding.round_outputs import RoundOutput
+from specgraph.decoding.round_outputs import ReadRound
 from specgraph.decoding.steady_rounds import RoundChunks, SteadyRounds
 from specgraph.reference import CpuPlatform
 
@@ -21,7 +22,11 @@ from specgraph.reference import CpuPlatform
 def _state(index, limit, stops):
     prompt = [7] * (index % 3 + 1)
     request = Request(prompt_token_ids=prompt, max_tokens=limit, stop_token_ids=stops)
-    return Running(index, request, [], [*prompt], len(prompt) + limit)
+    return Running(index, request, [], array("q", prompt), len(prompt) + limit)
+
+
+def _read(number, rows, query_len, token_ids, counts):
+    return ReadRound(number, rows, query_len, token_ids, struct.pack(f"{len(counts)}i", *counts), is_last=True)
 
 
 @given(data=st.data())
@@ -46,19 +51,19 @@ def test_kept_rounds_give_each_request_the_tokens_and_chunks_that_it_would_get_a
             for count in counts
         ]
         packed = struct.pack(f"{len(rows) * query_len}q", *chain(*tokens))
-        output = RoundOutput(number + 1, packed, counts, is_last=True)
+        read = _read(number + 1, rows, query_len, packed, counts)
         live = [row for row, state in enumerate(rows) if state]
         sampled = {row: tokens[row][: counts[row]] for row in live}
         expected = [alone[rows[row].index].add(sampled[row]) for row in live]
         ended = [chunk for chunk in expected if chunk.finish_reason]
-        taken = steady.take([*rows], output, query_len)
+        taken = steady.take(read)
         if taken is None:
-            steady.fold()
+            steady.end()
             assert [rows[row].add(sampled[row]) for row in live] == expected
         else:
             assert not ended
-            assert [*taken] == [counts[row] - 1 for row in live]
-            chunks = RoundChunks([*rows], output, query_len, len(taken))
+            assert [*taken] == [counts[row] for row in live]
+            chunks = RoundChunks(read, len(taken))
             assert len(chunks) == len(expected)
             assert chunks == expected
             assert repr(chunks) == repr(expected)
@@ -66,7 +71,8 @@ def test_kept_rounds_give_each_request_the_tokens_and_chunks_that_it_would_get_a
             steady.fold()
         if steady.left:
             assert steady.left <= min(state.limit - len(state.token_ids) for state in map(_by(alone), rows) if state)
-        rows = [None if any(state and state.index == chunk.request for chunk in ended) else state for state in rows]
+        if ended:
+            rows = [None if any(state and state.index == chunk.request for chunk in ended) else state for state in rows]
     steady.fold()
     assert [state.token_ids for state in kept] == [state.token_ids for state in alone]
 
@@ -80,22 +86,20 @@ def test_a_round_is_kept_unless_somebody_may_have_ended():
     metrics, states = AcceptanceMetrics(2), [_state(i, 2000, ()) for i in range(3)]
     steady = SteadyRounds(metrics)
     for number in range(500):
-        output = RoundOutput(number + 1, struct.pack("9q", *range(9)), [1, 2, 3], is_last=True)
-        assert [*steady.take([*states], output, 3)] == [0, 1, 2]
+        read = _read(number + 1, states, 3, struct.pack("9q", 0, -1, -1, 3, 4, -1, 6, 7, 8), [1, 2, 3])
+        assert [*steady.take(read)] == [1, 2, 3]
         behind = number + 1 - (2000 - states[0].num_left)
         assert behind == number + 1 - metrics.rounds <= steady_rounds.MOST_KEPT / 3
     steady.fold()
     assert [state.num_output for state in states] == [500, 1000, 1500]
     assert (metrics.rounds, metrics.num_drafts, metrics.accepted) == (500, 1500, [1000, 500])
-    assert states[1].token_ids[2:6] == [3, 4, 3, 4]
+    assert states[1].token_ids[2:6].tolist() == [3, 4, 3, 4]
 
 
-@pytest.mark.parametrize("count", [0, 4])
+@pytest.mark.parametrize("count", [0, 4, -1, 257, 1 << 16 | 1])
 def test_a_round_with_an_impossible_count_is_not_kept(count):
     states = [_state(i, 1000, ()) for i in range(2)]
-    assert (
-        SteadyRounds(AcceptanceMetrics(2)).take(states, RoundOutput(1, bytes(48), [1, count], is_last=True), 3) is None
-    )
+    assert SteadyRounds(AcceptanceMetrics(2)).take(_read(1, states, 3, bytes(48), [1, count])) is None
 
 
 def test_generate_touches_no_request_in_rounds_in_which_nobody_joins_or_ends(monkeypatch):

@@ -106,7 +106,7 @@ def rows_of_its_own_k(patch: pytest.MonkeyPatch) -> None:
 
     def dispatch(self: Any, num_rows: int, query_len: int, num_speculative_tokens: int | None = None) -> Any:
         found = real(self, num_rows, query_len, num_speculative_tokens)
-        return real(self, num_rows, found.descriptor.num_speculative_tokens + 1, num_speculative_tokens)
+        return real(self, num_rows, found.batch.num_speculative_tokens + 1, num_speculative_tokens)
 
     patch.setattr(RoundRunner, "dispatch", dispatch)
 
