@@ -200,7 +200,7 @@ class DeviceRounds:
     def _receive(self) -> None:
         """Wait for the oldest launch that was not read, and read its rounds and the first tokens after it."""
         launch = self._unread.popleft()
-        self.outputs.receive(launch.ring)
+        launch.ring.copy.read()
         if launch.blocks:
             self.allocator.free(launch.blocks)
         if launch.rows:

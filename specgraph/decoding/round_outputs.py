@@ -65,12 +65,14 @@ class _Slot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HostRing:
-    """The ring on the host, and what waits for it."""
+    """The ring on the host, as one launch in flight left it, and what waits for it."""
 
+    number: int
+    """Launches in flight have these in turn."""
     copy: HostCopy
     slots: list[_Slot]
     first_token_ids: list[memoryview[int]]
-    """By launch in flight: of requests that joined, by row."""
+    """By `number`: of requests that joined, by row."""
 
 
 @dataclass(slots=True)
@@ -115,10 +117,9 @@ class RoundOutputs:
         self.progress = torch.zeros(2, dtype=torch.int64, device=device)
         self.again = torch.zeros(1, dtype=torch.int32, device=device)
         """int32 [1]: whether the launch under way has another round."""
-        self._free = [
-            self._host_ring(HostCopy(platform, size, torch.int64, on_host), memory) for _ in range(num_in_flight)
-        ]
-        self._num_read = self._num_sent = self._num_received = 0
+        copies = [HostCopy(platform, size, torch.int64, on_host) for _ in range(num_in_flight)]
+        self._rings = [self._host_ring(number, copy, memory) for number, copy in enumerate(copies)]
+        self._num_read = self._num_sent = 0
 
     def named_tensors(self) -> dict[str, Tensor]:
         """What the rounds' graphs touch, by name."""
@@ -131,23 +132,25 @@ class RoundOutputs:
             self.progress, self.again, rounds_per_launch,
         )  # fmt: skip
 
-    def _host_ring(self, copy: HostCopy, memory: RoundBuffers) -> HostRing:
+    def _host_ring(self, number: int, copy: HostCopy, memory: RoundBuffers) -> HostRing:
         words, behind = self._words + 2, memory.sampled_token_ids.shape[0]
         numbers = copy.host.numpy().data
         slots = [numbers[start : start + words] for start in range(0, self.num_slots * words, words)]
         places, requests = self.first_token_ids.shape
         first = numbers[self.num_slots * words :]
         return HostRing(
+            number,
             copy,
             [_Slot(slot[:behind], slot[behind:-3].cast("B").cast("i"), slot[-3:]) for slot in slots],
             [first[place * requests : (place + 1) * requests] for place in range(places)],
         )
 
     def send(self) -> HostRing:
-        """Queue, after a launch and the requests that joined after it, what the host will wait for."""
-        ring = self._free.pop()
-        ring.copy.start(self._written)
+        """Queue, after a launch and the requests that joined after it, what the host will wait for: `HostRing.copy`,
+        before `round` and `first_tokens`. It is overwritten from the next launch on."""
+        ring = self._rings[self._num_sent % len(self._rings)]
         self._num_sent += 1
+        ring.copy.start(self._written)
         return ring
 
     def place(self, row: int) -> int:
@@ -155,18 +158,12 @@ class RoundOutputs:
         places, requests = self.first_token_ids.shape
         return self._num_sent % places * requests + row
 
-    def receive(self, ring: HostRing) -> None:
-        """Wait for what was sent, before `round` and `first_tokens`. Overwritten from the next launch on."""
-        ring.copy.read()
-        self._free.append(ring)
-        self._num_received += 1
-
     def first_tokens(self, ring: HostRing) -> list[int]:
-        """[R]: the first tokens by row, in what was received last."""
-        return ring.first_token_ids[(self._num_received - 1) % self.first_token_ids.shape[0]].tolist()
+        """[R]: the first tokens by row."""
+        return ring.first_token_ids[ring.number % self.first_token_ids.shape[0]].tolist()
 
     def round(self, launch: UnreadLaunch) -> ReadRound:
-        """The next round that was not read, of the launch that was received last.
+        """The next round that was not read, of a launch that was waited for.
 
         Raises:
             SpecgraphError: a later round has overwritten it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import warnings
+from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,10 @@ class CudaGraph(Graph):
     def __init__(self, platform: CudaPlatform, pool: CudaGraphPool, *, owns_pool: bool = False) -> None:
         super().__init__(platform, pool, owns_pool=owns_pool)
         self._graph: Any = None
+        self._by_driver: Callable[[int], None] | None = None
+        """Launches on a stream, given by its handle, once torch's first replay has shown that this is enough."""
+        self._draws_numbers = False
+        """Whether that replay moved torch's random generator on."""
         self._loop: Loop | None = None
         """What is launched in place of the captured graph where that repeats."""
         self.groups: list[CudaTaskGroup] = []
@@ -66,7 +71,7 @@ class CudaGraph(Graph):
         return int(self._graph.raw_cuda_graph_exec())
 
     def _begin(self, handle: Any) -> None:
-        self.groups, self.broken = [], ""
+        self.groups, self.broken, self._by_driver, self._draws_numbers = [], "", None, False
         # Updates name the nodes of the graph that was captured, so it is kept beside the executable one.
         self._graph = torch.cuda.CUDAGraph(keep_graph=self.platform.tasks is not None)
         self._graph.capture_begin(pool=handle, capture_error_mode="thread_local")
@@ -97,10 +102,26 @@ class CudaGraph(Graph):
     def _launch(self) -> None:
         if self.groups and self.platform.tasks is not None:
             self.platform.tasks.require_updates(self)
-        if self._loop is None:
+        index = self.platform.device.index
+        if self._by_driver is not None and torch._C._cuda_getDevice() == index:  # pyright: ignore[reportPrivateUsage]
+            self._by_driver(torch._C._cuda_getCurrentRawStream(index))  # pyright: ignore[reportPrivateUsage]
+        elif self._loop is not None:
+            self._loop.launch()
+        elif self._by_driver is not None or self._draws_numbers or self.platform.tasks is None:
             self._graph.replay()
         else:
-            self._loop.launch()
+            self._launch_first(index)
+
+    def _launch_first(self, index: int) -> None:
+        """torch's replay moves its random generator on, where the graph draws numbers, and then calls the driver. All
+        other graphs are launched without it from now on: it takes 2 us longer."""
+        from specgraph_cuda.nodes import launcher
+
+        before = torch.cuda.get_rng_state(index)
+        self._graph.replay()
+        self._draws_numbers = not torch.equal(before, torch.cuda.get_rng_state(index))
+        if not self._draws_numbers:
+            self._by_driver = launcher(self.executable())
 
     def _can_repeat(self) -> bool:
         return self.platform.tasks is not None  # captured graphs are kept, and cuda.bindings is there
@@ -112,6 +133,7 @@ class CudaGraph(Graph):
         loop, self._loop = self._loop, None
         if loop is not None:
             loop.close()
+        self._by_driver = None
         graph, self._graph = self._graph, None  # its destructor tells torch's random generator
         if graph is not None:
             graph.reset()

@@ -1,8 +1,8 @@
-"""Nodes of CUDA graphs: what a capture added, what a node is, and setting its parameters in an executable graph."""
+"""CUDA graphs by the driver: what a capture added, what a node is, setting its parameters, and the launch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cuda.bindings import driver as cu  # pyright: ignore[reportMissingImports]
@@ -73,6 +73,18 @@ def rewrite(executable: Any, node: Any, new: Any) -> None:
         checked(cu.cuGraphExecMemcpyNodeSetParams(executable, node, new, checked(cu.cuCtxGetCurrent())))
     else:
         checked(cu.cuGraphExecMemsetNodeSetParams(executable, node, new, checked(cu.cuCtxGetCurrent())))
+
+
+def launcher(executable: int) -> Callable[[int], None]:
+    """What launches an executable graph on a stream; both are given as the driver's handles."""
+    graph = cu.CUgraphExec(executable)
+
+    def launch(stream: int) -> None:
+        (status,) = cu.cuGraphLaunch(graph, stream)
+        if status:
+            checked((status,))
+
+    return launch
 
 
 def checked(answer: tuple[Any, ...]) -> Any:

@@ -290,3 +290,33 @@ def test_strangers_are_refused(platform: Platform) -> None:
         platform.graph(Pool())
     with pytest.raises(PlatformError, match="no stream of"):
         platform.use(object())  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("draws", [False, True])
+def test_a_graph_is_launched_by_the_driver_unless_it_draws_random_numbers(platform: Platform, draws: bool) -> None:
+    """Launched behind other work of two streams, four times each."""
+    x, graph = torch.zeros(1 << 16, device=platform.device), platform.graph()
+
+    def work() -> None:
+        x.mul_(3).add_(torch.rand_like(x) if draws else 1)
+
+    with platform.use(platform.capture_stream):
+        work()
+    platform.synchronize()
+    with graph.capture():
+        work()
+    found: list[torch.Tensor] = []
+    for run in (work, graph.replay):
+        torch.cuda.manual_seed(5)
+        x.zero_()
+        for number in range(8):
+            stream = platform.capture_stream if number >= 4 else platform.current_stream()
+            stream.wait_stream(platform.current_stream())
+            with platform.use(stream):
+                x.mul_(2)
+                run()
+        platform.synchronize()
+        found.append(x.clone())
+    assert torch.equal(*found)
+    assert (vars(graph)["_by_driver"] is None) == draws
+    graph.close()
