@@ -38,7 +38,7 @@ from specgraph.attention import choose_attention
 from specgraph.benchmarking.decoding import PROMPTS
 from specgraph.benchmarking.rounds import random_target
 from specgraph.benchmarking.shapes import SHAPES, random_head
-from specgraph.graphs import GraphRunner
+from specgraph.platforms import Graph
 from specgraph.runner import HostCopy
 
 K, ACCEPTANCE = 5, 0.7
@@ -88,7 +88,7 @@ def stretch(decoder, rounds, *, lead=LEAD, reads=False):
         decoder.step()
     launched = decoder.rounds.num_rounds
     spent.clear()
-    with timed(HostCopy, "read", "wait"), timed(GraphRunner, "replay", "launch") if reads else nullcontext():
+    with timed(HostCopy, "read", "wait"), timed(Graph, "replay", "launch") if reads else nullcontext():
         start, cpu = time.perf_counter_ns(), time.thread_time_ns()
         for _ in range(rounds):
             chunks = decoder.step()
