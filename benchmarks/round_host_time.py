@@ -35,8 +35,8 @@ from specgraph.decoding.steady_rounds import SteadyRounds
 from specgraph.platforms import Graph
 from specgraph.runner import HostCopy
 
-LEAD, ROUNDS = 12, 24
-"""Rounds before a timed stretch, and in it."""
+LEAD, ROUNDS, STRETCHES = 12, 24, 3
+"""Rounds after requests have joined that are not timed, rounds of a timed stretch, and such stretches."""
 PARTS = (
     (Graph, "replay"), (HostCopy, "start"), (HostCopy, "read"), (DeviceRounds, "_launch"), (DeviceRounds, "_send"),
     (DeviceRounds, "_receive"), (DeviceRounds, "_hand_out"), (SteadyRounds, "take"), (SteadyRounds, "fold"),
@@ -129,13 +129,13 @@ def part(decoder, owner, name, steps=32):
     return {**spread(found), "per step": round(len(found) / steps, 2)} if found else None
 
 
-def measure(decoders, prompts, stretches, parts):
-    """The times of each decoder, in turns; requests join anew for each two stretches. Parts of the first decoder."""
+def measure(decoders, prompts, joins, parts):
+    """The times of each decoder, in turns; requests join anew each time. With `parts` those of the first decoder."""
     found, first = {name: [] for name in decoders}, next(iter(decoders))
-    for _ in range(stretches):
+    for _ in range(joins):
         for name in random.sample(list(decoders), len(decoders)):
             with running(decoders[name], prompts):
-                found[name] += [stretch(decoders[name], ROUNDS) for _ in range(2)]
+                found[name] += [stretch(decoders[name], ROUNDS) for _ in range(STRETCHES)]
     rows = {}
     for name, all_of in found.items():
         times = all_of[0][0] if all_of else ()
@@ -153,7 +153,7 @@ def measure(decoders, prompts, stretches, parts):
 @contextmanager
 def running(decoder, prompts):
     """A request for each prompt, of which none ends within; some rounds have run."""
-    tokens = (LEAD + 2 * ROUNDS + 12) * (K + 1)
+    tokens = (LEAD + STRETCHES * ROUNDS + 12) * (K + 1)
     ids = [decoder.add(Request(prompt_token_ids=prompt, max_tokens=tokens)) for prompt in prompts]
     for _ in range(LEAD):
         decoder.step()
@@ -182,7 +182,7 @@ def main():
     parser.add_argument("--platform")
     parser.add_argument("--cases", default="shipped:1,shipped:8,shipped:32,shipped:64,llama-1b:8,llama3-8b:1")
     parser.add_argument("--launches", default="1,2,4", help="rounds per launch")
-    parser.add_argument("--stretches", type=int, default=5, help="twice as many are timed; 0: only captures")
+    parser.add_argument("--joins", type=int, default=3, help="how often requests join anew; 0: only captures")
     parser.add_argument("--parts", default="", help="cases whose parts are timed too")
     parser.add_argument("--no-calls", dest="calls", action="store_false", help="only rounds")
     parser.add_argument("--json", type=Path)
@@ -215,9 +215,9 @@ def main():
             if name == "shipped":
                 decoders, prompts = shipped(platform, int(requests), launches)
             else:
-                length = TARGETS[name][2] + (LEAD + 2 * ROUNDS + 60) * (K + 1)
+                length = TARGETS[name][2] + (LEAD + STRETCHES * ROUNDS + 60) * (K + 1)
                 decoders, prompts = random_decoders(platform, name, int(requests), dtype, length, ways, cache)
-            keep(case, measure(decoders, prompts, asked.stretches, case in asked.parts.split(",")))
+            keep(case, measure(decoders, prompts, asked.joins, case in asked.parts.split(",")))
             for decoder in decoders.values():
                 decoder.close()
 

@@ -244,12 +244,12 @@ class ModelRunner:
         Raises:
             CaptureError: a graph of the batch should have been captured, and was not.
         """
-        graphs = self.graphs if ready.from_graphs else None
-        if ready.graph is not None and graphs is not None:
+        if ready.graph is not None and self.graphs is not None:
             ready.graph.replay()
-            graphs.launches += 1
+            self.graphs.launches += 1
             self.launches[ready.batch.phase] += 1
             return
+        graphs = self.graphs if ready.from_graphs else None
         for launch in ready.launches:
             now: StepLengths = {}
             if lengths is not None:
