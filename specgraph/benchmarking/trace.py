@@ -19,7 +19,7 @@ from specgraph.decoding.request import Request
 from specgraph.graphs import BatchDescriptor
 from specgraph.graphs.update_plan import UpdatePlan
 from specgraph.platforms import Graph, Platform
-from specgraph.runner.transfers import HostCopy
+from specgraph.runner import HostCopy, Pass
 
 _MARK = "specgraph|"
 _HOST, _DEVICE = 1, 2
@@ -97,12 +97,15 @@ def _marked(decoder: SpeculativeDecoder) -> Generator[None]:
     """Within the block, calls that a reader knows from ARCHITECTURE.md are ranges of the profiler."""
     with ExitStack() as undo:
 
-        def mark(owner: Any, name: str, track: str, title: str | Callable[..., str]) -> None:
+        def mark(owner: Any, name: str, track: str, title: str | Callable[..., str | None]) -> None:
+            """title: the range's, or what gives it for a call's arguments; None for no range."""
             call = getattr(owner, name)
 
             @wraps(call)
             def marked(*args: Any, **kwargs: Any) -> Any:
                 shown = title if isinstance(title, str) else title(*args)
+                if shown is None:
+                    return call(*args, **kwargs)
                 with record_function(f"{_MARK}{track}|{shown}"):
                     return call(*args, **kwargs)
 
@@ -115,6 +118,7 @@ def _marked(decoder: SpeculativeDecoder) -> Generator[None]:
                 if hasattr(runner, method):
                     shown = f"{name}: round" if method == "launch" else f"{name}: {method}"
                     mark(runner, method, "passes", shown)
+            mark(runner, "run", "launches", partial(_one_launch, name))
             if runner.graphs is not None:
                 mark(runner.graphs, "replay", "launches", partial(_launched, name))
         mark(Graph, "replay", "graphs", "graph")
@@ -126,6 +130,10 @@ def _marked(decoder: SpeculativeDecoder) -> Generator[None]:
 
 def _launched(model: str, batch: BatchDescriptor, *_: Any) -> str:
     return f"{model}: {batch}"
+
+
+def _one_launch(model: str, ready: Pass, *_: Any) -> str | None:
+    return None if ready.graph is None else _launched(model, ready.batch)
 
 
 def _updated(plan: UpdatePlan, *_: Any) -> str:
