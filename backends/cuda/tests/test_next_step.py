@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from interpreted import DEVICE, device, ops
@@ -19,10 +21,32 @@ def whole(*shape: int) -> Tensor:
     return torch.randint(-2, 3, shape).to(torch.float16)
 
 
+def plain(table: Tensor) -> Tensor:
+    return table
+
+
+def part_of_rows(table: Tensor) -> Tensor:
+    """The same values, in rows that are longer than that."""
+    return torch.cat((table, table[:, :32]), dim=1)[:, : table.shape[1]]
+
+
+def column_by_column(table: Tensor) -> Tensor:
+    """The same values, those of a column one after the other."""
+    return table.t().contiguous().t()
+
+
 @pytest.mark.parametrize(
-    ("requests", "normed", "mapped"), [(1, True, True), (5, True, False), (33, False, True), (70, True, True)]
+    ("requests", "normed", "mapped", "stored"),
+    [
+        (1, True, True, plain),
+        (5, True, False, part_of_rows),
+        (6, True, True, column_by_column),
+        (33, False, True, plain),
+        (70, True, True, part_of_rows),
+        (70, True, False, column_by_column),
+    ],
 )
-def test_three_steps(requests: int, normed: bool, mapped: bool) -> None:
+def test_three_steps(requests: int, normed: bool, mapped: bool, stored: Callable[[Tensor], Tensor]) -> None:
     torch.manual_seed(requests)
     size, width, vocab, blocks = 128, 96, 300, LIMIT // BLOCK
     weight = whole(vocab // 2, size)
@@ -47,6 +71,7 @@ def test_three_steps(requests: int, normed: bool, mapped: bool) -> None:
         x, hidden = whole(requests, size), torch.randn(requests, size + 8).to(torch.float16)[:, :size]
         wanted = kernels.greedy_next_step.reference(**places, **fixed, **limits, x=x, hidden=hidden)
         moved = {name: None if t is None else t.to(DEVICE) for name, t in fixed.items()}
+        moved["table"] = stored(moved["table"])
         pair = ops().greedy_next_step(**there, **moved, **limits, x=x.to(DEVICE), hidden=hidden.to(DEVICE))
         for name, expected in places.items():
             assert torch.equal(there[name].cpu(), expected), name

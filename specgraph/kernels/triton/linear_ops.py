@@ -147,15 +147,17 @@ class LinearOps(SamplingOps):
         hidden_norm: Tensor | None, eps: float,
     ) -> Tensor:  # fmt: skip
         """cat(rms_norm(table[token_ids]), rms_norm(hidden)): [T, E + H]."""
-        hidden, table = contiguous_rows(hidden), table.contiguous()
+        if table.stride(1) != 1:  # a copy of the whole table would be made at every call
+            token_ids, table = torch.arange(token_ids.shape[0], device=table.device), table[token_ids]
+        hidden = contiguous_rows(hidden)
         rows_, width, hidden_width = hidden.shape[0], table.shape[1], hidden.shape[1]
         pair = hidden.new_empty(rows_, width + hidden_width)
         if rows_:
             norm_kernels.pair_kernel[(rows_, 2)](
-                token_ids.contiguous(), table, table_norm, hidden, hidden_norm, pair, width, hidden_width,
-                hidden.stride(0), eps, TABLE_NORMED=table_norm is not None, HIDDEN_NORMED=hidden_norm is not None,
-                WIDTH=power_of_two(width), HIDDEN_WIDTH=power_of_two(hidden_width), num_warps=8,
-                **self.common(),
+                token_ids.contiguous(), table, table_norm, hidden, hidden_norm, pair, table.stride(0), width,
+                hidden_width, hidden.stride(0), eps, TABLE_NORMED=table_norm is not None,
+                HIDDEN_NORMED=hidden_norm is not None, WIDTH=power_of_two(width),
+                HIDDEN_WIDTH=power_of_two(hidden_width), num_warps=8, **self.common(),
             )  # fmt: skip
         return pair
 

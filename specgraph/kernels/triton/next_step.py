@@ -14,8 +14,8 @@ from specgraph.kernels.triton.sampling import best_token
 @triton.jit
 def next_step_kernel(
     best_value, best_index, column, draft_to_target, draft_step, token_ids, draft_token_ids, seq_lens, positions,
-    slot_mapping, block_table, table, table_norm, hidden, hidden_norm, out, blocks, draft_stride, table_stride,
-    table_width, max_model_len, width, hidden_width, hidden_stride, eps,
+    slot_mapping, block_table, table, table_norm, hidden, hidden_norm, out, blocks, draft_stride, own_stride,
+    own_blocks, max_model_len, table_stride, width, hidden_width, hidden_stride, eps,
     BLOCKS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, HIDDEN_WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Two programs per request: one for its token and embedding, one for its place and hidden state.
@@ -33,7 +33,7 @@ def next_step_kernel(
             token += tl.load(draft_to_target + token)
         tl.store(token_ids + row, token)
         tl.store(draft_token_ids + row * draft_stride + tl.load(column), token)
-        embedded = normed_row(table + token * width, table_norm, width, eps, table_norm is not None, WIDTH)
+        embedded = normed_row(table + token * table_stride, table_norm, width, eps, table_norm is not None, WIDTH)
         left = tl.arange(0, WIDTH)
         tl.store(to + left, embedded.to(out.dtype.element_ty), mask=left < width)
     else:
@@ -42,8 +42,8 @@ def next_step_kernel(
         length += live.to(tl.int32)
         tl.store(seq_lens + row, length)
         position = length.to(tl.int64) - 1
-        own = block_table + row * table_stride
-        tl.store(slot_mapping + row, slots_of(position, own, live, table_stride, table_width, max_model_len, BLOCK))
+        own = block_table + row * own_stride
+        tl.store(slot_mapping + row, slots_of(position, own, live, own_stride, own_blocks, max_model_len, BLOCK))
         tl.store(positions + row, tl.minimum(tl.maximum(position, 0), max_model_len - 1))
         if row == 0:
             tl.store(draft_step, tl.load(column) + 1)

@@ -26,21 +26,22 @@ class NextStepOps(LinearOps, RowOps):
         table_norm: Tensor | None, hidden: Tensor, hidden_norm: Tensor | None, hidden_eps: float,
     ) -> Tensor:  # fmt: skip
         """See `specgraph.kernels.greedy_next_step`: one kernel after the linear of the head."""
-        if self._tile("head", x, weight, weight.shape[0]) is None:
+        if self._tile("head", x, weight, weight.shape[0]) is None or table.stride(1) != 1:
             self.greedy_head(x, norm, eps, weight, draft_to_target, draft_step, token_ids, draft_token_ids)
             self.advance(seq_lens, positions, slot_mapping, draft_step, block_table, max_model_len, block_size)
             return self._pair(token_ids, table, table_norm, hidden, hidden_norm, hidden_eps)
         require_rows(token_ids, draft_token_ids)
         column = draft_step.new_empty(1)
         picked = self._head(x, norm, eps, weight, None, (draft_step, column))
-        hidden, table = contiguous_rows(hidden), table.contiguous()
+        hidden = contiguous_rows(hidden)
         rows, width, hidden_width = hidden.shape[0], table.shape[1], hidden.shape[1]
         pair = hidden.new_empty(rows, width + hidden_width)
         next_step.next_step_kernel[(rows, 2)](
             picked.value, picked.index, column, draft_to_target, draft_step, token_ids, draft_token_ids, seq_lens,
             positions, slot_mapping, block_table, table, table_norm, hidden, hidden_norm, pair, picked.blocks,
-            draft_token_ids.stride(0), block_table.stride(0), block_table.shape[1], max_model_len, width,
-            hidden_width, hidden.stride(0), hidden_eps, BLOCKS=power_of_two(picked.blocks), BLOCK=block_size,
-            WIDTH=power_of_two(width), HIDDEN_WIDTH=power_of_two(hidden_width), num_warps=8, **self.common(),
+            draft_token_ids.stride(0), block_table.stride(0), block_table.shape[1], max_model_len,
+            table.stride(0), width, hidden_width, hidden.stride(0), hidden_eps, BLOCKS=power_of_two(picked.blocks),
+            BLOCK=block_size, WIDTH=power_of_two(width), HIDDEN_WIDTH=power_of_two(hidden_width), num_warps=8,
+            **self.common(),
         )  # fmt: skip
         return pair

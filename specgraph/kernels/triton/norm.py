@@ -32,7 +32,7 @@ def norm_kernel(x, norm, out, size, stride, eps, WIDTH: tl.constexpr, OVERLAP: t
 
 @triton.jit
 def pair_kernel(
-    token_ids, table, table_norm, hidden, hidden_norm, out, width, hidden_width, hidden_stride, eps,
+    token_ids, table, table_norm, hidden, hidden_norm, out, table_stride, width, hidden_width, hidden_stride, eps,
     TABLE_NORMED: tl.constexpr, HIDDEN_NORMED: tl.constexpr, WIDTH: tl.constexpr, HIDDEN_WIDTH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -43,7 +43,8 @@ def pair_kernel(
     to = out + row * (width + hidden_width)
     # Names differ between the branches: Triton takes one type per name, and the widths may differ.
     if tl.program_id(1) == 0:
-        embedded = normed_row(table + tl.load(token_ids + row) * width, table_norm, width, eps, TABLE_NORMED, WIDTH)
+        chosen = table + tl.load(token_ids + row) * table_stride
+        embedded = normed_row(chosen, table_norm, width, eps, TABLE_NORMED, WIDTH)
         left = tl.arange(0, WIDTH)
         tl.store(to + left, embedded.to(out.dtype.element_ty), mask=left < width)
     else:
