@@ -12,7 +12,11 @@ from torch import Tensor
 
 from specgraph_conformance.attention_rows import Rows
 from specgraph_conformance.case import case
+from specgraph_conformance.linear_oracles import TOLERANCE, gated, norm_weight, normed, random
 from specgraph_conformance.rig import WAYS, expect_close, expect_equal, on_host, run_op, slot_of
+
+EPS = 1e-6
+DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=["fp32", "fp16", "bf16"])
 
 
 @pytest.mark.parametrize("rows", [1, 4, 17])
@@ -23,30 +27,11 @@ from specgraph_conformance.rig import WAYS, expect_close, expect_equal, on_host,
     cause="norm_linear on this device: the sum of squares or the product in the narrow type",
 )
 def test_norm_linear(platform: Platform, rows: int, dtype: torch.dtype, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, 256, generator=generator).to(dtype)
-    norm = (1 + torch.randn(256, generator=generator) / 8).to(dtype)
-    weight = (torch.randn(384, 256, generator=generator) / 16).to(dtype)
+    x, norm = random((rows, 256), dtype, seed), norm_weight(256, dtype, seed + 1)
+    weight = random((384, 256), dtype, seed + 2, 1 / 16)
     there = [t.to(platform.device) for t in (x, norm, weight)]
-    seen = on_host(kernels.norm_linear(there[0], there[1], 1e-6, there[2])).double()
-    normed = x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-6).rsqrt() * norm.double()
-    tolerance = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 6e-2}[dtype]
-    expect_close(seen, normed @ weight.double().T, tolerance, "norm_linear")
-
-
-TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 6e-2}
-DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=["fp32", "fp16", "bf16"])
-
-
-def random(shape: tuple[int, ...], dtype: torch.dtype, seed: int, scale: float = 1.0) -> Tensor:
-    """Normal values times `scale`, in host memory."""
-    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype)
-
-
-def rms_norm(x: Tensor, norm: Tensor) -> Tensor:
-    """In float64."""
-    x = x.double()
-    return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * norm.double()
+    seen = on_host(kernels.norm_linear(there[0], there[1], EPS, there[2])).double()
+    expect_close(seen, normed(x, norm, EPS) @ weight.double().T, TOLERANCE[dtype], "norm_linear")
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -58,13 +43,12 @@ def rms_norm(x: Tensor, norm: Tensor) -> Tensor:
     cause="norm_gate_up: gate and up exchanged, the bias or the norm left out, or sums in the narrow type",
 )
 def test_norm_gate_up(platform: Platform, way: str, dtype: torch.dtype, seed: int) -> None:
-    x, norm = random((9, 128), dtype, seed), (1 + random((128,), torch.float32, seed + 1) / 8).to(dtype)
+    x, norm = random((9, 128), dtype, seed), norm_weight(128, dtype, seed + 1)
     weight, bias = random((2 * 96, 128), dtype, seed + 2, 1 / 11), random((2 * 96,), dtype, seed + 3)
     rows, scale, w, b = (t.to(platform.device) for t in (x, norm, weight, bias))
     out = torch.zeros(9, 96, dtype=dtype, device=platform.device)
-    run_op(platform, way, lambda: out.copy_(kernels.norm_gate_up(rows, scale, 1e-6, w, b)), [out])
-    gate, up = (rms_norm(x, norm) @ weight.double().T + bias.double()).chunk(2, dim=-1)
-    wanted = gate * torch.sigmoid(gate) * up
+    run_op(platform, way, lambda: out.copy_(kernels.norm_gate_up(rows, scale, EPS, w, b)), [out])
+    wanted = gated(normed(x, norm, EPS) @ weight.double().T + bias.double())
     expect_close(on_host(out), wanted, 2 * TOLERANCE[dtype], "norm_gate_up")
 
 
@@ -79,14 +63,14 @@ def test_norm_gate_up(platform: Platform, way: str, dtype: torch.dtype, seed: in
 def test_pair_linear(platform: Platform, way: str, dtype: torch.dtype, seed: int) -> None:
     table, hidden = random((50, 64), dtype, seed), random((9, 96), dtype, seed + 1)
     ids = torch.tensor([0, 49, 3, 3, 17, 8, 30, 2, 41])
-    norms = [(1 + random((n,), torch.float32, seed + 2) / 8).to(dtype) for n in (64, 96)]
+    norms = [norm_weight(n, dtype, seed + 2) for n in (64, 96)]
     weight, bias = random((80, 160), dtype, seed + 3, 1 / 12), random((80,), dtype, seed + 4)
     tensors = (ids, table, norms[0], hidden, norms[1], weight, bias)
     first, embedding, embedding_norm, state, state_norm, w, b = (t.to(platform.device) for t in tensors)
     before = first, embedding, embedding_norm, state, state_norm
     out = torch.zeros(9, 80, dtype=dtype, device=platform.device)
-    run_op(platform, way, lambda: out.copy_(kernels.pair_linear(*before, 1e-6, w, b)), [out])
-    both = torch.cat((rms_norm(table[ids], norms[0]), rms_norm(hidden, norms[1])), dim=-1)
+    run_op(platform, way, lambda: out.copy_(kernels.pair_linear(*before, EPS, w, b)), [out])
+    both = torch.cat((normed(table[ids], norms[0], EPS), normed(hidden, norms[1], EPS)), dim=-1)
     wanted = both @ weight.double().T + bias.double()
     expect_close(on_host(out), wanted, TOLERANCE[dtype], "pair_linear")
 
@@ -109,8 +93,8 @@ def test_greedy_head(platform: Platform, way: str, seed: int) -> None:
     token_ids, drafts = torch.full((requests,), -7, device=device), torch.full((requests, 4), -7, device=device)
     step = torch.tensor([2], device=device)
     rest = there[2], there[3], step, token_ids, drafts
-    run_op(platform, way, lambda: kernels.greedy_head(there[0], there[1], 1e-6, *rest), [token_ids, drafts])
-    wanted = (rms_norm(x, norm) @ weight.double().T).argmax(-1) * 2
+    run_op(platform, way, lambda: kernels.greedy_head(there[0], there[1], EPS, *rest), [token_ids, drafts])
+    wanted = (normed(x, norm, EPS) @ weight.double().T).argmax(-1) * 2
     expect_equal(on_host(token_ids), wanted, "the next step's tokens")
     untouched = torch.full((requests,), -7)
     expect_equal(on_host(drafts), torch.stack([untouched, untouched, wanted, untouched], 1), "the draft tokens")

@@ -9,9 +9,11 @@ from specgraph.platforms import Platform
 from torch import Tensor
 
 from specgraph_conformance.case import case
+from specgraph_conformance.linear_oracles import TOLERANCE, gated, normed
 from specgraph_conformance.rig import WAYS, expect_close, on_host, run_op
 
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 6e-2}
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+EPS = 1e-6
 
 
 def _weights(rows: int, columns: int, groups: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -23,13 +25,8 @@ def _weights(rows: int, columns: int, groups: int, seed: int) -> tuple[Tensor, T
     return values, scale, wide.reshape(rows, columns)
 
 
-def _normed(x: Tensor, norm: Tensor) -> Tensor:
-    x = x.double()
-    return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * norm.double()
-
-
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=["fp32", "bf16"])
+@DTYPES
 @pytest.mark.parametrize("groups", [1, 3])
 @case(
     "kernels.linears-fp8",
@@ -49,15 +46,14 @@ def test_linears_fp8(platform: Platform, way: str, groups: int, dtype: torch.dty
     results = [torch.zeros(rows, width, dtype=dtype, device=platform.device) for width in (out, out // 2, out)]
 
     def work() -> None:
-        results[0].copy_(kernels.norm_linear_fp8(a, n, 1e-6, v, s, b, r))
-        results[1].copy_(kernels.norm_gate_up_fp8(a, n, 1e-6, v, s, b))
-        results[2].copy_(kernels.pair_linear_fp8(i, t, n[:128], a[:, 128:], None, 1e-6, v, s, b))
+        results[0].copy_(kernels.norm_linear_fp8(a, n, EPS, v, s, b, r))
+        results[1].copy_(kernels.norm_gate_up_fp8(a, n, EPS, v, s, b))
+        results[2].copy_(kernels.pair_linear_fp8(i, t, n[:128], a[:, 128:], None, EPS, v, s, b))
 
     run_op(platform, way, work, results)
-    plain = _normed(x, norm) @ wide.T + bias.double()
-    gate, up = plain.chunk(2, dim=-1)
-    pair = torch.cat((_normed(table[ids], norm[:128]), x[:, 128:].double()), dim=-1) @ wide.T + bias.double()
-    wanted = (plain + residual.double(), gate * torch.sigmoid(gate) * up, pair)
+    plain = normed(x, norm, EPS) @ wide.T + bias.double()
+    pair = torch.cat((normed(table[ids], norm[:128], EPS), x[:, 128:].double()), dim=-1) @ wide.T + bias.double()
+    wanted = (plain + residual.double(), gated(plain), pair)
     for got, want, name in zip(
         results, wanted, ("norm_linear_fp8", "norm_gate_up_fp8", "pair_linear_fp8"), strict=True
     ):
@@ -66,7 +62,7 @@ def test_linears_fp8(platform: Platform, way: str, groups: int, dtype: torch.dty
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=["fp32", "bf16"])
+@DTYPES
 @case(
     "kernels.fp8-cache",
     "A cache in e4m3 holds the nearest values, the largest one for those beyond it, and attention over it is within "

@@ -9,32 +9,26 @@ from specgraph.platforms import Platform
 from torch import Tensor
 
 from specgraph_conformance.case import case
+from specgraph_conformance.linear_oracles import (
+    EPS,
+    TOLERANCE,
+    expect_magnitudes,
+    expect_rows,
+    gated,
+    norm_weight,
+    normed,
+    random,
+    uneven_rows,
+)
 from specgraph_conformance.rig import WAYS, expect_close, expect_equal, on_host, run_op
 
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 6e-2}
-EPS = 0.04
-"""Of the norms here: as large as the mean square of the smallest rows, so that another one shows."""
 ROWS = 133
 """More than a tile of 128 rows, and no multiple of one."""
-
-
-def _random(shape: tuple[int, ...], dtype: torch.dtype, seed: int, scale: float = 1.0) -> Tensor:
-    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype)
-
-
-def _rows(size: int, dtype: torch.dtype, seed: int) -> Tensor:
-    """[ROWS, size]: rows of magnitude 0.2, 1 and 5 in turns."""
-    magnitude = torch.tensor([0.2, 1.0, 5.0])[torch.arange(ROWS) % 3]
-    return (_random((ROWS, size), torch.float32, seed) * magnitude[:, None]).to(dtype)
-
-
-def _normed(x: Tensor, norm: Tensor | None) -> Tensor:
-    x = x.double()
-    return x if norm is None else x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt() * norm.double()
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=["fp32", "bf16"])
+@DTYPES
 @case(
     "kernels.linears-of-many-rows",
     "Linears over 133 rows of different magnitude, with every choice of norm, bias and residual and a large eps, are "
@@ -44,11 +38,11 @@ def _normed(x: Tensor, norm: Tensor | None) -> Tensor:
 )
 def test_linears(platform: Platform, way: str, dtype: torch.dtype, seed: int) -> None:
     size, width, tokens = 64, 48, 50
-    x, hidden, residual = _rows(size, dtype, seed), _rows(size, dtype, seed + 1), _rows(width, dtype, seed + 2)
-    norms = [(1 + _random((size,), torch.float32, seed + i) / 8).to(dtype) for i in (3, 4)]
-    weight, bias = _random((width, size), dtype, seed + 5, 1 / 8), _random((width,), dtype, seed + 6)
-    both = _random((width, 2 * size), dtype, seed + 7, 1 / 11)
-    table = _random((tokens, size), dtype, seed + 8)
+    x, hidden, residual = (uneven_rows(ROWS, n, dtype, seed + i) for i, n in enumerate((size, size, width)))
+    norms = [norm_weight(size, dtype, seed + i) for i in (3, 4)]
+    weight, bias = random((width, size), dtype, seed + 5, 1 / 8), random((width,), dtype, seed + 6)
+    both = random((width, 2 * size), dtype, seed + 7, 1 / 11)
+    table = random((tokens, size), dtype, seed + 8)
     ids = torch.arange(ROWS) % tokens
     tensors = (x, hidden, residual, *norms, weight, bias, both, table, ids)
     a, h, r, n0, n1, w, b, w2, t, i = (each.to(platform.device) for each in tensors)
@@ -56,43 +50,37 @@ def test_linears(platform: Platform, way: str, dtype: torch.dtype, seed: int) ->
     pairs = [(first, second) for first in (None, n0) for second in (None, n1)]
     gates = [None, b]
     out = [torch.zeros(ROWS, width, dtype=dtype, device=platform.device) for _ in (*plain, *pairs)]
-    gated = [torch.zeros(ROWS, width // 2, dtype=dtype, device=platform.device) for _ in gates]
+    halves = [torch.zeros(ROWS, width // 2, dtype=dtype, device=platform.device) for _ in gates]
 
     def work() -> None:
         for into, (norm, bias_, added) in zip(out, plain, strict=False):
             into.copy_(kernels.norm_linear(a, norm, EPS, w, bias_, added))
         for into, (first, second) in zip(out[len(plain) :], pairs, strict=True):
             into.copy_(kernels.pair_linear(i, t, first, h, second, EPS, w2, b))
-        for into, bias_ in zip(gated, gates, strict=True):
+        for into, bias_ in zip(halves, gates, strict=True):
             into.copy_(kernels.norm_gate_up(a, n0, EPS, w, bias_))
 
-    run_op(platform, way, work, [*out, *gated])
-
-    def check(seen: Tensor, wanted: Tensor, what: str) -> None:
-        """Relative to each row's size: rows have different magnitudes."""
-        size = wanted.abs().amax(-1, keepdim=True).clamp(min=1.0)
-        expect_close(on_host(seen).double() / size, wanted / size, TOLERANCE[dtype], what)
+    run_op(platform, way, work, [*out, *halves])
 
     for seen, (norm, bias_, added) in zip(out, plain, strict=False):
-        product = _normed(x, None if norm is None else norms[0]) @ weight.double().T
+        product = normed(x, None if norm is None else norms[0]) @ weight.double().T
         wanted = product + (0 if bias_ is None else bias.double()) + (0 if added is None else residual.double())
         parts = [name for name, part in (("norm", norm), ("bias", bias_), ("residual", added)) if part is not None]
-        check(seen, wanted, f"norm_linear with {' and '.join(parts) or 'nothing'}")
+        expect_rows(seen, wanted, f"norm_linear with {' and '.join(parts) or 'nothing'}")
     for seen, (first, second) in zip(out[len(plain) :], pairs, strict=True):
-        embedded = _normed(table[ids], None if first is None else norms[0])
-        states = _normed(hidden, None if second is None else norms[1])
+        embedded = normed(table[ids], None if first is None else norms[0])
+        states = normed(hidden, None if second is None else norms[1])
         wanted = torch.cat((embedded, states), dim=-1) @ both.double().T + bias.double()
-        normed = [name for name, norm in (("embedding", first), ("hidden state", second)) if norm is not None]
-        check(seen, wanted, f"pair_linear with a norm of {' and '.join(normed) or 'neither'}")
-    for seen, bias_ in zip(gated, gates, strict=True):
-        product = _normed(x, norms[0]) @ weight.double().T + (0 if bias_ is None else bias.double())
-        gate, up = product.chunk(2, dim=-1)
-        check(seen, gate * torch.sigmoid(gate) * up, f"norm_gate_up {'with' if bias_ is not None else 'without'} bias")
+        parts = [name for name, norm in (("embedding", first), ("hidden state", second)) if norm is not None]
+        expect_rows(seen, wanted, f"pair_linear with a norm of {' and '.join(parts) or 'neither'}")
+    for seen, bias_ in zip(halves, gates, strict=True):
+        product = normed(x, norms[0]) @ weight.double().T + (0 if bias_ is None else bias.double())
+        expect_rows(seen, gated(product), f"norm_gate_up {'with' if bias_ is not None else 'without'} bias")
 
 
 @pytest.mark.parametrize("rows", [5, 40, ROWS])
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=["fp32", "bf16"])
+@DTYPES
 @case(
     "kernels.two-linears",
     "Two linears with the residual sum and the norm between them, with and without biases, are within rounding of "
@@ -103,10 +91,10 @@ def test_linears(platform: Platform, way: str, dtype: torch.dtype, seed: int) ->
 )
 def test_two_linears(platform: Platform, way: str, dtype: torch.dtype, rows: int, seed: int) -> None:
     size, width, inner = 64, 80, 24
-    x, residual = _random((rows, size), dtype, seed), _rows(width, dtype, seed + 1)[:rows]
-    norm = (1 + _random((width,), torch.float32, seed + 2) / 8).to(dtype)
-    weight, bias = _random((width, size), dtype, seed + 3, 1 / 20), _random((width,), dtype, seed + 4, 1 / 20)
-    following, next_bias = _random((2 * inner, width), dtype, seed + 5, 1 / 9), _random((2 * inner,), dtype, seed + 6)
+    x, residual = random((rows, size), dtype, seed), uneven_rows(rows, width, dtype, seed + 1)
+    norm = norm_weight(width, dtype, seed + 2)
+    weight, bias = random((width, size), dtype, seed + 3, 1 / 20), random((width,), dtype, seed + 4, 1 / 20)
+    following, next_bias = random((2 * inner, width), dtype, seed + 5, 1 / 9), random((2 * inner,), dtype, seed + 6)
     tensors = (x, residual, norm, weight, bias, following, next_bias)
     a, r, n, w, b, w2, b2 = (each.to(platform.device) for each in tensors)
     out = [
@@ -126,16 +114,11 @@ def test_two_linears(platform: Platform, way: str, dtype: torch.dtype, rows: int
 
         run_op(platform, way, run, out)
         total = x.double() @ weight.double().T + residual.double() + (bias.double() if biases else 0)
-        product = _normed(total, norm) @ following.double().T + (next_bias.double() if biases else 0)
-        gate, up = product.chunk(2, dim=-1)
-        wanted = total, product, total, gate * torch.sigmoid(gate) * up
+        product = normed(total, norm) @ following.double().T + (next_bias.double() if biases else 0)
+        wanted = total, product, total, gated(product)
         names = "sum", "second product", "sum before the gate", "gated product"
         for seen, values, name in zip(out, wanted, names, strict=True):
-            for magnitude in range(3):  # small rows count as much as large ones
-                some = values[magnitude::3]
-                scaled = some.abs().max().clamp(min=1e-3)
-                found = on_host(seen)[magnitude::3].double() / scaled
-                expect_close(found, some / scaled, TOLERANCE[dtype], f"{name} with{'' if biases else 'out'} biases")
+            expect_magnitudes(seen, values, f"{name} with{'' if biases else 'out'} biases")
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -159,8 +142,8 @@ def test_heads(platform: Platform, way: str, seed: int) -> None:
     best = torch.tensor([row.index(max(row)) for row in (x.double() @ weight.double().T).tolist()])
     expect_equal(on_host(ids), best, "the tokens of equal logits")
     expect_equal(on_host(drafts)[:, 1], best, "the column of the step")
-    x, norm = _rows(size, torch.float32, seed + 2), 1 + _random((size,), torch.float32, seed + 3) / 4
-    weight = _random((9, size), torch.float32, seed + 4, 0.3)
+    x, norm = uneven_rows(ROWS, size, torch.float32, seed + 2), 1 + random((size,), torch.float32, seed + 3) / 4
+    weight = random((9, size), torch.float32, seed + 4, 0.3)
     probs = torch.zeros(ROWS, 2, 9, device=device)
     tensors = x, norm, weight, torch.full((ROWS,), 0.7), torch.arange(ROWS), torch.arange(ROWS).int() + 1
     rows, scale, matrix, temperature, seeds, lengths = (t.to(device) for t in tensors)
@@ -173,12 +156,12 @@ def test_heads(platform: Platform, way: str, seed: int) -> None:
         ),
         written,
     )
-    wanted = ((_normed(x, norm) @ weight.double().T) / 0.7).softmax(-1)
+    wanted = ((normed(x, norm) @ weight.double().T) / 0.7).softmax(-1)
     expect_close(on_host(probs)[:, 1], wanted, 1e-4, "the distributions of the fused sampling")
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=["fp32", "bf16"])
+@DTYPES
 @case(
     "kernels.expert-mlp-clamped",
     "Experts with biases and the clamped activation of gpt-oss, four per row and some chosen by no row, give float64's "
@@ -207,4 +190,4 @@ def test_expert_mlp(platform: Platform, way: str, dtype: torch.dtype, seed: int)
             gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
             result = down[expert].double() @ (gate * torch.sigmoid(alpha * gate) * (up + 1))
             wanted[row] += weight * (result + down_bias[expert].double())
-    expect_close(on_host(out).double(), wanted, {torch.float32: 1e-3, torch.bfloat16: 6e-2}[dtype], "expert_mlp")
+    expect_close(on_host(out).double(), wanted, TOLERANCE[dtype], "expert_mlp")

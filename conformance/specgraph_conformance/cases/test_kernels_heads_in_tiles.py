@@ -1,0 +1,132 @@
+"""Heads and FP8 linears of the sizes for which devices have kernels of their own: half precision, 512 input columns."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from specgraph import kernels
+from specgraph.platforms import Platform
+from torch import Tensor
+
+from specgraph_conformance.case import case
+from specgraph_conformance.cases.test_kernels_noise import DRAFT, TEMPERATURE, drawn
+from specgraph_conformance.linear_oracles import (
+    EPS,
+    expect_magnitudes,
+    gated,
+    head_of_ties,
+    norm_weight,
+    normed,
+    random,
+    small_integers,
+    uneven_rows,
+)
+from specgraph_conformance.rig import WAYS, expect_close, expect_equal, on_host, run_op
+
+SIZE = 512
+HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+
+
+@pytest.mark.parametrize("rows", [1, 16, 24, 64])
+@pytest.mark.parametrize("way", WAYS)
+@HALVES
+@case(
+    "kernels.greedy-head-in-tiles",
+    "With 512 input columns and 3,000 tokens in half precision the fused head takes the lowest of the most likely "
+    "tokens, with and without a norm, as the target's id.",
+    hazard="heads-in-tiles",
+    cause="greedy_head: blocks of the vocabulary merged wrongly, the last of equals, the norm left out, or a row past "
+    "the tile",
+)
+def test_greedy(platform: Platform, way: str, dtype: torch.dtype, rows: int, seed: int) -> None:
+    device, vocab = platform.device, 3000
+    x = small_integers((rows, SIZE), seed)
+    weight, norm = head_of_ties(x, vocab, seed + 1), norm_weight(SIZE, dtype, seed + 3)
+    offsets = torch.arange(vocab) * 2
+    a, w, n, d2t = (t.to(device) for t in (x.to(dtype), weight.to(dtype), norm, offsets))
+    ids = [torch.full((rows,), -7, device=device) for _ in range(2)]
+    drafts = [torch.full((rows, 3), -7, device=device) for _ in range(2)]
+    step = torch.tensor([1], device=device)
+
+    def work() -> None:
+        kernels.greedy_head(a, None, EPS, w, d2t, step, ids[0], drafts[0])
+        kernels.greedy_head(a, n, EPS, w, d2t, step, ids[1], drafts[1])
+
+    run_op(platform, way, work, [*ids, *drafts])
+    for token_ids, columns, scale, what in zip(ids, drafts, (None, norm), ("without", "with"), strict=True):
+        logits = normed(x, scale) @ weight.double().T
+        best = torch.tensor([row.index(max(row)) for row in logits[:, : vocab // 2].tolist()])  # its twin is later
+        expect_equal(on_host(token_ids), best * 3, f"the tokens {what} a norm")
+        expect_equal(on_host(columns)[:, 1], best * 3, f"the column of the step {what} a norm")
+        assert on_host(columns)[:, [0, 2]].unique().tolist() == [-7], "other columns were written"
+
+
+@pytest.mark.parametrize("rows", [1, 20, 40])
+@pytest.mark.parametrize("way", WAYS)
+@HALVES
+@case(
+    "kernels.gumbel-head-in-tiles",
+    "With 512 input columns in half precision the fused head draws the token that the noise of its request's seed and "
+    "position picks, from the distribution that it writes.",
+    hazard="heads-in-tiles",
+    cause="gumbel_head: noise of another block of the vocabulary or of another row, or a softmax over a part of it",
+)
+def test_gumbel(platform: Platform, way: str, dtype: torch.dtype, rows: int, seed: int) -> None:
+    device, vocab = platform.device, 300
+    x, norm = uneven_rows(rows, SIZE, dtype, seed), norm_weight(SIZE, dtype, seed + 1)
+    weight = random((vocab, SIZE), dtype, seed + 2, 2 * SIZE**-0.5)
+    seeds = torch.randint(-(1 << 62), 1 << 62, (rows,), generator=torch.Generator().manual_seed(seed))
+    lengths = (torch.arange(rows) * 37 + 5).int()
+    tensors = x, norm, weight, torch.full((rows,), TEMPERATURE), seeds, lengths
+    a, n, w, temperature, numbers, seen = (t.to(device) for t in tensors)
+    ids, drafts = torch.full((rows,), -7, device=device), torch.full((rows, 2), -7, device=device)
+    probs, step = torch.zeros(rows, 2, vocab, device=device), torch.tensor([1], device=device)
+    rest = temperature, numbers, seen, step, ids, drafts, probs
+    run_op(platform, way, lambda: kernels.gumbel_head(a, n, EPS, w, None, *rest), rest[4:])
+    logits = normed(x, norm) @ weight.double().T
+    expect_close(on_host(probs)[:, 1], (logits / TEMPERATURE).softmax(-1), 0.02, "the distributions")
+    expect_equal(on_host(drafts)[:, 1], on_host(ids), "the column of the step")
+    compared = 0
+    for r in range(rows):
+        wanted, lead = drawn(logits[r], int(seeds[r]), int(lengths[r]) + 1, DRAFT)
+        if lead > 0.15:  # else the rounding of a logit may decide
+            compared += 1
+            assert int(ids[r]) == wanted, f"request {r} draws token {int(ids[r])} instead of {wanted}"
+    assert compared >= rows // 2
+
+
+@pytest.mark.parametrize("rows", [1, 24, 64, 70])
+@pytest.mark.parametrize("way", WAYS)
+@HALVES
+@case(
+    "kernels.linears-fp8-in-tiles",
+    "Linears of 512 input columns over FP8 weights, with scales for all columns of a row or for each 256, 128 or 64 of "
+    "them, are within rounding of float64's products with the dequantised weights.",
+    hazard="linears-in-tiles",
+    cause="a scale of another row or block of columns, a tile that is wider than a block, or rows past a tile",
+    needs=("float8",),
+)
+def test_fp8(platform: Platform, way: str, dtype: torch.dtype, rows: int, seed: int) -> None:
+    device, width = platform.device, 328
+    x, residual = uneven_rows(rows, SIZE, dtype, seed), uneven_rows(rows, width, dtype, seed + 1)
+    norm, bias = norm_weight(SIZE, dtype, seed + 2), random((width,), dtype, seed + 3)
+    values = random((width, SIZE), torch.float32, seed + 4, 60.0).to(torch.float8_e4m3fn)
+    a, r, n, b, v = (t.to(device) for t in (x, residual, norm, bias, values))
+    groups = (1, 2, 4, 8)
+    generator = torch.Generator().manual_seed(seed)
+    scales = [(0.5 + torch.rand(g, width, generator=generator)) / (60 * SIZE**0.5) for g in groups]
+    there = [scale.to(device) for scale in scales]
+    out = [torch.zeros(rows, n, dtype=dtype, device=device) for n in (width, width // 2) * len(groups)]
+
+    def work() -> None:
+        for i, scale in enumerate(there):
+            out[2 * i].copy_(kernels.norm_linear_fp8(a, n, EPS, v, scale, b, r))
+            out[2 * i + 1].copy_(kernels.norm_gate_up_fp8(a, n, EPS, v, scale, b))
+
+    run_op(platform, way, work, out)
+    for i, (group, scale) in enumerate(zip(groups, scales, strict=True)):
+        columns = values.double().view(width, group, SIZE // group)
+        wide: Tensor = (columns * scale.double().t()[:, :, None]).flatten(1)
+        product = normed(x, norm) @ wide.T + bias.double()
+        expect_magnitudes(out[2 * i], product + residual.double(), f"norm_linear_fp8 with {group} scales per row")
+        expect_magnitudes(out[2 * i + 1], gated(product), f"norm_gate_up_fp8 with {group} scales per row")

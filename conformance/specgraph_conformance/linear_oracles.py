@@ -1,0 +1,72 @@
+"""The oracle of linears: parts of them in float64 on the host, and comparisons in which small rows count too."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specgraph_conformance.rig import expect_close, on_host
+
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 6e-2}
+"""Of a linear's results, absolute plus relative, by dtype."""
+EPS = 0.04
+"""Of norms: as large as the mean square of the smallest rows of `uneven_rows`, so that another one shows."""
+
+
+def random(shape: tuple[int, ...], dtype: torch.dtype, seed: int, scale: float = 1.0) -> Tensor:
+    """Normal values times `scale`, in host memory."""
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype)
+
+
+def small_integers(shape: tuple[int, ...], seed: int) -> Tensor:
+    """Float32 values from -3 to 3: sums of their products are exact in float32, so equal in every order."""
+    return torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(seed)).float()
+
+
+def head_of_ties(x: Tensor, vocab: int, seed: int) -> Tensor:
+    """The projection [vocab, size] of a head, small integers, whose best token for each row of x, also small integers,
+    is there twice: once in each half of the vocabulary. Its logit leads by more than half precision rounds."""
+    half = torch.randint(-1, 2, (vocab // 2, x.shape[1]), generator=torch.Generator().manual_seed(seed)).float()
+    tokens = torch.randperm(vocab // 2, generator=torch.Generator().manual_seed(seed + 1))[: len(x)]
+    half[tokens] = x.sign()[: len(tokens)]
+    return torch.cat((half, half.flip(0)))
+
+
+def uneven_rows(rows: int, size: int, dtype: torch.dtype, seed: int) -> Tensor:
+    """[rows, size]: rows of magnitude 0.2, 1 and 5 in turns."""
+    magnitude = torch.tensor([0.2, 1.0, 5.0])[torch.arange(rows) % 3]
+    return (random((rows, size), torch.float32, seed) * magnitude[:, None]).to(dtype)
+
+
+def norm_weight(size: int, dtype: torch.dtype, seed: int) -> Tensor:
+    """[size]: values around 1."""
+    return (1 + random((size,), torch.float32, seed) / 8).to(dtype)
+
+
+def normed(x: Tensor, norm: Tensor | None, eps: float = EPS) -> Tensor:
+    """rms_norm(x) in float64; x itself without a norm."""
+    x = x.double()
+    return x if norm is None else x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * norm.double()
+
+
+def gated(packed: Tensor) -> Tensor:
+    """silu(gate) * up of (gate | up)."""
+    gate, up = packed.chunk(2, dim=-1)
+    return gate * torch.sigmoid(gate) * up
+
+
+def expect_rows(seen: Tensor, wanted: Tensor, what: str) -> None:
+    """`seen`, on the device, is within rounding of `wanted` in each row, relative to the row's largest value where that
+    is above 1."""
+    size = wanted.abs().amax(-1, keepdim=True).clamp(min=1.0)
+    expect_close(on_host(seen).double() / size, wanted / size, TOLERANCE[seen.dtype], what)
+
+
+def expect_magnitudes(seen: Tensor, wanted: Tensor, what: str) -> None:
+    """`seen`, on the device, is within rounding of `wanted` relative to the largest value of each magnitude of
+    `uneven_rows`, so that small rows count as much as large ones."""
+    for magnitude in range(min(3, len(wanted))):
+        some = wanted[magnitude::3]
+        scaled = some.abs().max().clamp(min=1e-3)
+        found = on_host(seen)[magnitude::3].double() / scaled
+        expect_close(found, some / scaled, TOLERANCE[seen.dtype], what)
