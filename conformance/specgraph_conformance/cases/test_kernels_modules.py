@@ -38,14 +38,18 @@ TABLE = [
     quick=True,
 )
 def test_begin(platform: Platform, way: str, past: str, seed: int) -> None:
-    device, w, q = platform.device, PAST[past], 3
+    _begin(platform, way, PAST[past], WIDTH, seed)
+
+
+def _begin(platform: Platform, way: str, w: int, width: int, seed: int) -> None:
+    device, q = platform.device, 3
     generator = torch.Generator().manual_seed(seed)
     counts, starts = [3, 0, 1, 2, 1], [6, 5, 39, 10, 2]
     n, rows, kept = len(counts), q + w, min(w, BLOCK)
     tokens = torch.randint(0, 90, (n, q), generator=generator)
-    states = torch.randn(n * q, WIDTH, generator=generator)
+    states = torch.randn(n * q, width, generator=generator)
     past_tokens = torch.randint(100, 190, (21, kept), generator=generator)
-    past_states = torch.randn(21, kept, WIDTH, generator=generator)
+    past_states = torch.randn(21, kept, width, generator=generator)
     past_positions = torch.full((21, kept), -1)
     for r, start in enumerate(starts):
         for position in range(max(start - w, 0), start):
@@ -56,7 +60,7 @@ def test_begin(platform: Platform, way: str, past: str, seed: int) -> None:
         return torch.full((n,), -77, dtype=dtype, device=device)
 
     out: dict[str, Any] = {"token_ids": full(n * rows), "positions": full(n * rows), "slot_mapping": full(n * rows)}
-    out |= {"hidden": torch.full((n * rows, WIDTH), -7.0, device=device), "last_rows": full(n), "draft_step": full(1)}
+    out |= {"hidden": torch.full((n * rows, width), -7.0, device=device), "last_rows": full(n), "draft_step": full(1)}
     out |= {"seq_lens": full(n, torch.int32), "step_seq_lens": full(n, torch.int32)}
     out["rows_without_block"] = torch.ones(1, dtype=torch.int64, device=device)
     inputs = (
@@ -117,18 +121,34 @@ def test_begin(platform: Platform, way: str, past: str, seed: int) -> None:
     quick=True,
 )
 def test_keep(platform: Platform, way: str, past: str, seed: int) -> None:
-    device, kept = platform.device, min(PAST[past], BLOCK)
+    _keep(platform, way, PAST[past], WIDTH, seed)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@case(
+    "kernels.modules-of-wide-rows",
+    "Past rows of 5,000 values are kept, and taken again, with every value.",
+    hazard="wide-rows",
+    cause="begin_modules or keep_rows: values past a chunk of a row are left out",
+)
+def test_wide(platform: Platform, way: str, seed: int) -> None:
+    _begin(platform, way, 3, 5000, seed)
+    _keep(platform, way, 3, 5000, seed)
+
+
+def _keep(platform: Platform, way: str, past: int, width: int, seed: int) -> None:
+    device, kept = platform.device, min(past, BLOCK)
     generator = torch.Generator().manual_seed(seed)
     spans = [(2, 0, 15, 13), (0, 5, 3, 3), (1, 3, 4, 1), (3, 11, 1, 0), (4, 0, 1, 1)]  # request, first, rows, with slot
     places = [(r, first + i, i < slots) for r, first, rows, slots in spans for i in range(rows)]
     wanted: dict[str, Tensor] = {
         "past_token_ids": torch.randint(0, 9, (21, kept), generator=generator),
         "past_positions": torch.full((21, kept), -1),
-        "past_hidden": torch.randn(21, kept, WIDTH, generator=generator),
+        "past_hidden": torch.randn(21, kept, width, generator=generator),
     }
     into = {name: tensor.to(device) for name, tensor in wanted.items()}
     tokens = torch.randint(10, 90, (len(places),), generator=generator)
-    states = torch.randn(len(places), WIDTH, generator=generator)
+    states = torch.randn(len(places), width, generator=generator)
     slots = [slot_of(position, TABLE[r], LIMIT, BLOCK) if real else NULL_SLOT for r, position, real in places]
     for row, ((_, position, _), slot) in enumerate(zip(places, slots, strict=True)):
         if slot != NULL_SLOT:

@@ -1,4 +1,4 @@
-"""Ops that fill the rows of a pass or copy into buffers, against plain Python loops, eagerly and in a graph."""
+"""Ops that fill the rows of a pass, against plain Python loops, eagerly and in a graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specgraph.platforms import Platform
 from torch import Tensor
 
 from specgraph_conformance.case import case
-from specgraph_conformance.rig import WAYS, expect_equal, on_host, run_op, slot_of
+from specgraph_conformance.rig import WAYS, on_host, run_op, slot_of
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -233,63 +233,6 @@ def test_begin_prefill(platform: Platform, way: str, first: int, real: int) -> N
     length = first + rows if real else 0
     assert int(on_host(seq_lens)) == length, f"length {int(on_host(seq_lens))} for {real} rows of {rows}, not {length}"
     assert int(on_host(last_row)) == max(real - 1, 0), "the last real row"
-
-
-@pytest.mark.parametrize("way", WAYS)
-@case(
-    "kernels.load-round",
-    "A smaller round written over a larger one leaves nothing of it: later requests are inert, and block tables end in "
-    "null blocks.",
-    hazard="stale-block-table",
-    cause="load_round copies the new columns of the block table, or the new requests, and leaves the tail as it was",
-    quick=True,
-)
-def test_load_round(platform: Platform, way: str, seed: int) -> None:
-    device, requests, q, aux, width = platform.device, 11, 3, 8, 6
-    generator = torch.Generator().manual_seed(seed)
-    held = {
-        "to_sampled_token_ids": torch.full((requests, q), 77),
-        "to_num_sampled": torch.full((requests,), 7, dtype=torch.int32),
-        "to_start_positions": torch.full((requests,), 77),
-        "to_aux_hidden": torch.full((requests * q, aux), 7.0),
-        "to_block_table": torch.full((requests, width), 77, dtype=torch.int32),
-    }
-    out = {name: tensor.to(device) for name, tensor in held.items()}
-    n, columns = 9, 4
-    given = (
-        torch.randint(0, 60, (n, q), generator=generator),
-        torch.randint(1, q + 1, (n,), generator=generator).int(),
-        torch.randint(0, 60, (n,), generator=generator),
-        torch.randn(n * q, aux, generator=generator),
-        torch.randint(1, 60, (n, columns), generator=generator).int(),
-    )
-    there = [tensor.to(device) for tensor in given]
-    run_op(platform, way, lambda: kernels.load_round(*there, **out), out.values())
-    for (name, tensor), source in zip(out.items(), given, strict=True):
-        seen = on_host(tensor)
-        wanted = seen[: source.shape[0]] if source.dim() == 1 else seen[: source.shape[0], : source.shape[1]]
-        expect_equal(wanted, source, name)
-    assert on_host(out["to_num_sampled"])[n:].unique().tolist() == [0], "requests after the round are not inert"
-    tail = on_host(out["to_block_table"])[:n, columns:].unique().tolist()
-    assert tail == [0], f"block tables end in blocks {tail} of an earlier round instead of the null block"
-
-
-@pytest.mark.parametrize("way", WAYS)
-@case(
-    "kernels.take-rows",
-    "take_rows copies the selected rows, or all rows without a selection, bit for bit.",
-    cause="take_rows: rows counted from the wrong request, or the selection ignored",
-)
-def test_take_rows(platform: Platform, way: str, seed: int) -> None:
-    source = torch.randn(17, 24, generator=torch.Generator().manual_seed(seed))
-    rows = torch.tensor([16, 0, 3, 3, 9, 11, 1, 2, 15])
-    there, out, copy = source.to(platform.device), torch.zeros(9, 24).to(platform.device), torch.zeros(17, 24)
-    copy = copy.to(platform.device)
-    selected = rows.to(platform.device)
-    run_op(platform, way, lambda: kernels.take_rows(there, selected, out), [out])
-    run_op(platform, way, lambda: kernels.take_rows(there, None, copy), [copy])
-    expect_equal(on_host(out), source[rows], "the selected rows")
-    expect_equal(on_host(copy), source, "the copy of all rows")
 
 
 @pytest.mark.parametrize("way", WAYS)

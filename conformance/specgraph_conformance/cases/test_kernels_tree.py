@@ -1,9 +1,6 @@
-"""The ops of draft trees against plain Python loops and float64, eagerly and in a graph."""
+"""The ops that place and verify draft trees against plain Python loops and float64, eagerly and in a graph."""
 
 from __future__ import annotations
-
-from itertools import product
-from operator import itemgetter
 
 import pytest
 import torch
@@ -71,86 +68,6 @@ def test_tree_attention(platform: Platform, way: str, seed: int) -> None:
                 group = head // (heads // kv_heads)
                 weights = (keys[own, group] @ query[r * rows + row, head].double() * 0.2).softmax(0)
                 expect_close(seen[r, row, head], weights @ values[own, group], 1e-3, f"row {row} of request {r}")
-
-
-@pytest.mark.parametrize("way", WAYS)
-@case(
-    "kernels.grow-tree",
-    "Candidates, expanded nodes and chosen nodes are those of a host search; ties go to the lower id, then to the node "
-    "that was drawn first.",
-    hazard="node-ties-differ",
-    cause="grow_tree or choose_nodes: a top-k or a sort that leaves the order of equal scores open, or a wrong parent",
-)
-def test_grow_tree(platform: Platform, way: str, seed: int) -> None:
-    requests, k, steps, nodes, vocab = 3, 2, 3, 7, 9
-    g = torch.Generator().manual_seed(seed)
-    logits = [torch.randn(requests, 1 if s == 0 else k, vocab, generator=g) for s in range(steps)]
-    for each in logits:
-        each[1] = each[1, :1]  # request 1: the rows of a step are alike, and three tokens of each are the best
-        each[1, :, [7, 2, 5]] = 4.0
-        each[2] = 0.0
-    offsets, size = torch.arange(vocab), k + (steps - 1) * k * k
-    device = platform.device
-    node = {"node_scores": full(platform, requests, size, dtype=torch.float32)}
-    node |= {name: full(platform, requests, size) for name in ("node_token_ids", "node_parents")}
-    beam = {"beam_scores": full(platform, requests, k, dtype=torch.float32), "beam_nodes": full(platform, requests, k)}
-    beam |= {name: full(platform, requests * k) for name in ("beam_rows", "token_ids", "ancestors")}
-    tokens, parents = full(platform, requests, nodes), full(platform, requests, nodes)
-    there = [each.flatten(0, 1).to(device) for each in logits]
-    numbers, mapped = [torch.tensor([s], device=device) for s in range(steps)], offsets.to(device)
-
-    def body() -> None:
-        for s in range(steps):
-            kernels.grow_tree(there[s], mapped, numbers[s], first=s == 0, **node, **beam)
-        kernels.choose_nodes(node["node_scores"], node["node_token_ids"], node["node_parents"], tokens, parents)
-
-    run_op(platform, way, body, [*node.values(), *beam.values(), tokens, parents])
-    for r in range(requests):
-        drawn: list[tuple[float, int, int]] = []  # score, token, parent's number
-        beams = [(0.0, -1)]
-        for each in logits:
-            first = len(drawn)
-            for b, (score, number) in enumerate(beams):
-                row = each[r, b].double().log_softmax(0).tolist()
-                best = sorted(range(vocab), key=lambda t: (-each[r, b, t].item(), t))[:k]
-                drawn += [(score + row[t], t, number) for t in best]
-            order = sorted(range(first, len(drawn)), key=lambda i: (-round(drawn[i][0], 4), i))
-            beams = [(drawn[i][0], i) for i in order[:k]]
-        chosen = sorted(sorted(range(len(drawn)), key=lambda i: (-round(drawn[i][0], 4), i))[:nodes])
-        assert on_host(tokens)[r].tolist() == [2 * drawn[i][1] for i in chosen], f"tokens of request {r}"
-        rows = [0 if drawn[i][2] < 0 else 1 + chosen.index(drawn[i][2]) for i in chosen]
-        assert on_host(parents)[r].tolist() == rows, f"parents of request {r}"
-
-
-@pytest.mark.parametrize("way", WAYS)
-@case(
-    "kernels.draft-block-tree",
-    "The tree of a drafter that drafts all positions in one pass holds the best of all paths, by a host search; among "
-    "equals the shorter path, then the one of likelier first tokens, and the lower id within a position.",
-    hazard="node-ties-differ",
-    cause="draft_block_tree: an order of equal scores that is left open, paths left out too early, or a wrong parent",
-    quick=True,
-)
-def test_draft_block_tree(platform: Platform, way: str, seed: int) -> None:
-    requests, k, steps, nodes, vocab = 3, 3, 3, 11, 9
-    logits = torch.randn(requests, steps, vocab, generator=torch.Generator().manual_seed(seed))
-    logits[1, :, [7, 2, 5]] = 4.0
-    logits[2] = 0.0
-    tokens, parents = full(platform, requests, nodes), full(platform, requests, nodes)
-    there, mapped = logits.flatten(0, 1).to(platform.device), torch.arange(vocab, device=platform.device)
-    run_op(platform, way, lambda: kernels.draft_block_tree(there, mapped, k, tokens, parents), [tokens, parents])
-    for r in range(requests):
-        scores = logits[r].double().log_softmax(-1).tolist()
-        rows: list[list[float]] = logits[r].tolist()
-        best = [[t for _, t in sorted((-value, t) for t, value in enumerate(row))][:k] for row in rows]
-        paths = [path for length in range(1, steps + 1) for path in product(range(k), repeat=length)]
-        total = {path: sum(scores[i][best[i][j]] for i, j in enumerate(path)) for path in paths}
-        ranked = sorted((-round(total[path], 4), len(path), path) for path in paths)
-        chosen = [path for _, _, path in sorted(ranked[:nodes], key=itemgetter(1, 2))]
-        wanted = [2 * best[len(p) - 1][p[-1]] for p in chosen]
-        assert on_host(tokens)[r].tolist() == wanted, f"tokens of request {r}"
-        follows = [1 + chosen.index(p[:-1]) if len(p) > 1 else 0 for p in chosen]
-        assert on_host(parents)[r].tolist() == follows, f"parents of request {r}"
 
 
 @pytest.mark.parametrize("way", WAYS)
