@@ -121,7 +121,7 @@ def test_rotation(platform: Platform, way: str, dtype: torch.dtype, seed: int) -
     "In bfloat16, with four query heads per key head and up to 5,000 keys, each request of a small or a large batch "
     "attends to all of its keys and to no others.",
     hazard="attention-many-keys",
-    cause="splits of the keys that are left out or added twice, or lengths of other requests where their number is large",
+    cause="splits of the keys that are left out or added twice, or lengths of other requests where there are many",
 )
 def test_long_half(platform: Platform, attention: str, rows: int, requests: int, seed: int) -> None:
     lengths = [5000, rows + 3, 0, 700] if requests == 4 else [0 if r % 9 == 4 else 20 + 67 * r for r in range(requests)]
