@@ -732,9 +732,78 @@ HAZARDS: dict[str, Hazard] = {
         "log-probabilities that no target gives, or more of them than tokens",
         "logits after bias and penalties, rows of other nodes of a tree, or values that a stop token does not cut",
     ),
+    "linears-in-tiles": Hazard(
+        OWN,
+        "poor drafts and wrong text with models of real sizes, none with small ones",
+        "a kernel that a device takes for half precision, some rows and some columns only",
+    ),
+    "heads-in-tiles": Hazard(
+        OWN,
+        "poor acceptance, or draws that repeat nowhere else, in half precision only",
+        "the fused head of real sizes: blocks of the vocabulary, noise, equal logits",
+    ),
+    "wide-rows": Hazard(
+        OWN,
+        "poor drafts of models whose hidden states are wider than a chunk",
+        "a copy ends with the first chunk of a row",
+    ),
+    "many-in-one-program": Hazard(
+        OWN,
+        "requests from some number on stand still, or keys of a path are lost in large batches",
+        "one program for all requests, or moves that are made in parts",
+    ),
+    "large-trees": Hazard(
+        OWN,
+        "trees without the tokens of high ids",
+        "the best tokens of blocks of the vocabulary merged wrongly",
+    ),
+    "rows-without-block-uncounted": Hazard(
+        REVIEW,
+        "an engine that hands over short block tables gets no warning, only poor drafts",
+        "rows of some kind are left out of the count",
+    ),
+    "query-before-the-work": Hazard(
+        REVIEW,
+        "results are read before they are written, now and then",
+        "query() that is true while work is left",
+    ),
+    "event-of-the-current-stream": Hazard(
+        REVIEW,
+        "a wait for another stream's work waits for nothing",
+        "record_event() of a stream records on the current one",
+    ),
+    "one-pool-for-all": Hazard(
+        REVIEW,
+        "wrong results where two graphs run at the same time",
+        "graphs that were given no pool share the memory that their captures dropped",
+    ),
+    "sums-in-half": Hazard(
+        REVIEW,
+        "norms and means of long rows are too small",
+        "sums are kept in the dtype of their terms",
+    ),
+    "order-of-equals": Hazard(
+        REVIEW,
+        "target and drafter choose differently among equal tokens",
+        "a sort that leaves the order of equal values open",
+    ),
+    "drafts-not-penalised": Hazard(
+        REVIEW,
+        "drafts repeat tokens that the target's penalties forbid: acceptance falls",
+        "logits of later draft steps do not know the drafts before them",
+    ),
+    "waiting-request-overtaken": Hazard(
+        REVIEW,
+        "a long request waits for as long as short ones come",
+        "the batch is filled with whatever fits",
+    ),
 }
 
 NOT_PUT_BACK: dict[str, str] = {
+    "one-pool-for-all": (
+        "needs two replays at the same time: with it, the accelerator backend on its test device fails "
+        "`replay.two-graphs-at-once`"
+    ),
     "merged-chain-collectives": (
         "needs a device whose collectives can be captured: the cases of the group `collectives` run where a platform "
         "claims them, and the MUSA backend's policy refuses the combination"

@@ -110,6 +110,31 @@ def test_fits(platform: Platform, prompt: int, seed: int) -> None:
         assert small.num_unfinished == 0
 
 
+@pytest.mark.parametrize("what", ["rows", "blocks"])
+@case(
+    "decoding.who-waits-longest-joins",
+    "Waiting requests join in the order in which they were added, also where a later one would fit and the first of "
+    "them does not.",
+    hazard="waiting-request-overtaken",
+    cause="the batch is filled with whatever fits: a long request waits for as long as short ones come",
+)
+def test_order(platform: Platform, what: str, seed: int) -> None:
+    first, long, *rest = requests(seed, count=6, tokens=12)
+    first, long = replace(first, max_tokens=14), replace(long, max_tokens=60)
+    options: dict[str, Any] = {}
+    if what == "blocks":  # for the long one alone, or for two of the others
+        with decoder(platform) as roomy:
+            block, rows = roomy.config.block_size, roomy.query_len
+        options["num_blocks"] = 1 + -(-(len(long.prompt_token_ids) + long.max_tokens + 2 * rows) // block)
+    with decoder(platform, max_model_len=128, **options) as made:
+        ids = [made.add(request) for request in (first, long, *rest)]
+        seen: list[int] = []
+        while made.num_unfinished:
+            seen += [chunk.request for chunk in made.step() if chunk.token_ids and chunk.request not in seen]
+    assert sorted(seen) == sorted(ids), "a request ended without a token"
+    assert seen == ids, f"requests {ids} were added in this order, and had their first tokens in the order {seen}"
+
+
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "empty-prompt": ({"prompt_token_ids": []}, "no tokens"),
     "token-past-the-vocabulary": ({"prompt_token_ids": [1, VOCAB, 2]}, rf"\b{VOCAB}\b"),

@@ -22,6 +22,19 @@ def test_quick(platform: Platform, seed: int) -> None:
     compare(platform, make_config(lowering="auto"), "paged", seed, sizes=[3, 4, 1])
 
 
+@case(
+    "drafting.quick-check-of-steps",
+    "A graph per draft step gives the bits of eager, and drafts that are float64's, for a head whose later steps go on "
+    "from the ones before.",
+    hazard="acceptance-hidden",
+    cause="an op between two draft steps, which one graph of the whole loop may not have",
+    quick=True,
+)
+def test_quick_steps(platform: Platform, attention: str, seed: int) -> None:
+    compare(platform, make_config(lowering="step"), attention, seed, sizes=[3, 1])
+    follow_oracle(platform, make_config(lowering="step"), attention, seed, [3])
+
+
 @pytest.mark.parametrize("k", [1, 2, 3, 5, 7])
 @pytest.mark.parametrize("lowering", CAPTURED)
 @case(

@@ -144,6 +144,32 @@ def test_penalties(platform: Platform, lowering: str, seed: int) -> None:
     made.close()
 
 
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@case(
+    "drafting.penalties-count-earlier-drafts",
+    "A token that a bias makes the likeliest of all is drafted once where its penalty for a second time is larger.",
+    hazard="drafts-not-penalised",
+    cause="logits of later draft steps without penalties of the drafts before them: they are rejected by a target that "
+    "has them, which shows in the acceptance only",
+)
+def test_earlier_drafts(platform: Platform, lowering: str, seed: int) -> None:
+    config = replace(make_config(lowering=lowering, k=4), sampled=True, draft_sampling="greedy")
+    head = make_head("eagle", 1, platform.device)
+    asked = allocate_sampling(config.max_num_requests, VOCAB, platform.device)
+    wanted = torch.tensor([7, 19, 30, 52])
+    asked.bias[torch.arange(4), wanted] = 500.0
+    asked.presence_penalty.fill_(900.0)
+    made = _drafter(head, random_caches(head, config, platform.device, seed), platform, config, sampling=asked)
+    made.capture()
+    (batch,) = make_batches(config, head.aux_size, seed, [4])
+    numbers: dict[str, Any] = {"host_start_positions": batch.start_positions, "host_num_sampled": batch.num_sampled}
+    drafts = on_host(made.propose(batch.on(platform.device, head.dtype), **numbers).token_ids)
+    expect_equal(drafts[:, 0], wanted, "the first drafts, to which a bias was given")
+    again = (drafts[:, 1:] == wanted[:, None]).nonzero().tolist()
+    assert not again, f"request {again[0][0]} drafts token {int(wanted[again[0][0]])} again in spite of its penalty"
+    made.close()
+
+
 @case(
     "drafting.moved-bound-tensor-refused",
     "A propose over bound tensors is refused where one of them has other memory than at `bind`.",

@@ -146,7 +146,7 @@ def _keep(platform: Platform, way: str, past: int, width: int, seed: int) -> Non
         "past_positions": torch.full((21, kept), -1),
         "past_hidden": torch.randn(21, kept, width, generator=generator),
     }
-    into = {name: tensor.to(device) for name, tensor in wanted.items()}
+    into = {name: tensor.to(device, copy=True) for name, tensor in wanted.items()}
     tokens = torch.randint(10, 90, (len(places),), generator=generator)
     states = torch.randn(len(places), width, generator=generator)
     slots = [slot_of(position, TABLE[r], LIMIT, BLOCK) if real else NULL_SLOT for r, position, real in places]

@@ -1,0 +1,157 @@
+"""Bugs of kernels that devices take for some sizes only: passed by suite 1.3, whose sizes reach plain torch there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from mutants.draft_ops import change_arguments, replace_op
+from mutants.registry import mutant
+from torch import Tensor
+
+HALVES = (torch.bfloat16, torch.float16)
+
+
+def _in_tiles(x: Tensor) -> bool:
+    return x.dtype in HALVES and x.shape[1] % 128 == 0
+
+
+@mutant("linears-in-tiles", "kernel")
+def without_eps(patch: pytest.MonkeyPatch) -> None:
+    """The kernel of two linears in half precision has no eps in the norm between them."""
+
+    def change(x: Tensor, weight: Any, bias: Any, residual: Any, norm: Any, eps: float, *rest: Any) -> tuple[Any, ...]:
+        return x, weight, bias, residual, norm, 0.0 if _in_tiles(x) else eps, *rest
+
+    change_arguments(patch, "linear_norm_linear", change)
+
+
+@mutant("linears-in-tiles-columns", "kernel", hazard="linears-in-tiles")
+def columns_past_the_tiles(patch: pytest.MonkeyPatch) -> None:
+    """A gated linear of more than 13,312 columns leaves out those past them."""
+
+    def broken(real: Any, x: Tensor, *rest: Any) -> Tensor:
+        out = real(x, *rest)
+        out[:, 13312:] = 0
+        return out
+
+    replace_op(patch, "norm_gate_up", broken)
+
+
+@mutant("linears-in-tiles-rows", "kernel", hazard="linears-in-tiles")
+def rows_past_the_blocks(patch: pytest.MonkeyPatch) -> None:
+    """A linear over more than 64 rows of more than 8,192 columns leaves out rows past the 192nd."""
+
+    def broken(real: Any, x: Tensor, *rest: Any) -> Tensor:
+        out = real(x, *rest)
+        if x.shape[1] > 8192:
+            out[192:] = 0
+        return out
+
+    replace_op(patch, "norm_linear", broken)
+
+
+@mutant("linears-in-tiles-scales", "kernel", hazard="linears-in-tiles")
+def scales_of_128_columns(patch: pytest.MonkeyPatch) -> None:
+    """A linear over FP8 weights takes one scale for each 128 columns, where there are more of them."""
+
+    def broken(real: Any, x: Any, norm: Any, eps: Any, weight: Tensor, scale: Tensor, *rest: Any) -> Tensor:
+        most = max(weight.shape[1] // 128, 1)
+        if scale.shape[0] > most:
+            scale = scale[:: scale.shape[0] // most]
+        return real(x, norm, eps, weight, scale, *rest)
+
+    replace_op(patch, "norm_linear_fp8", broken)
+
+
+@mutant("heads-in-tiles", "kernel")
+def last_of_equals(patch: pytest.MonkeyPatch) -> None:
+    """The head in half precision takes the last of equal tokens."""
+
+    def broken(real: Any, x: Tensor, norm: Any, eps: Any, weight: Tensor, ids: Any, *rest: Any) -> None:
+        if not _in_tiles(x):
+            real(x, norm, eps, weight, ids, *rest)
+            return
+        last = weight.shape[0] - 1
+        offsets = torch.zeros(last + 1, dtype=torch.int64) if ids is None else ids
+        back = torch.arange(last, -1, -1)
+        real(x, norm, eps, weight.flip(0), offsets.flip(0) + 2 * back - last, *rest)
+
+    replace_op(patch, "greedy_head", broken)
+
+
+@mutant("heads-in-tiles-noise", "kernel", hazard="heads-in-tiles")
+def noise_of_the_first_row(patch: pytest.MonkeyPatch) -> None:
+    """The sampling head in half precision draws the noise of request 0 for the rows of its tile."""
+
+    def change(x: Tensor, norm: Any, eps: Any, weight: Any, ids: Any, warm: Any, seeds: Tensor, *rest: Any) -> Any:
+        return x, norm, eps, weight, ids, warm, seeds[:1].expand_as(seeds) if _in_tiles(x) else seeds, *rest
+
+    change_arguments(patch, "gumbel_head", change)
+
+
+@mutant("wide-rows", "kernel")
+def first_chunk_of_a_row(patch: pytest.MonkeyPatch) -> None:
+    """Rows are copied up to their 8,192nd value."""
+
+    def broken(real: Any, source: Tensor, rows: Any, out: Tensor) -> None:
+        real(source[:, :8192], rows, out[:, :8192])
+
+    replace_op(patch, "take_rows", broken)
+
+
+@mutant("wide-rows-kept", "kernel", hazard="wide-rows")
+def first_chunk_of_a_kept_row(patch: pytest.MonkeyPatch) -> None:
+    """Of a past row 2,048 values are kept."""
+
+    def broken(real: Any, *args: Any) -> None:
+        kept: Tensor = args[6]
+        old = kept[..., 2048:].clone()
+        real(*args)
+        kept[..., 2048:] = old
+
+    replace_op(patch, "keep_rows", broken)
+
+
+@mutant("many-in-one-program", "kernel")
+def first_tile_of_requests(patch: pytest.MonkeyPatch) -> None:
+    """The first 256 requests of a batch move on."""
+
+    def broken(
+        real: Any, lengths: Tensor, positions: Tensor, slots: Tensor, step: Any, table: Tensor, *rest: Any
+    ) -> None:
+        real(lengths[:256], positions[:256], slots[:256], step, table[:256], *rest)
+
+    replace_op(patch, "advance", broken)
+
+
+@mutant("many-in-one-program-moves", "kernel", hazard="many-in-one-program")
+def moves_in_parts(patch: pytest.MonkeyPatch) -> None:
+    """Keys and values move 256 at a time, so that a later part reads what an earlier one wrote."""
+
+    def broken(real: Any, keys: Any, values: Any, source: Tensor, to: Tensor) -> None:
+        for a, b in zip(source.split(256), to.split(256), strict=True):
+            real(keys, values, a, b)
+
+    replace_op(patch, "move_kv", broken)
+
+
+@mutant("large-trees", "kernel")
+def two_blocks_of_a_vocabulary(patch: pytest.MonkeyPatch) -> None:
+    """A tree draws from the first 8,192 tokens."""
+
+    def broken(real: Any, logits: Tensor, *rest: Any, **options: Any) -> None:
+        real(torch.cat((logits[:, :8192], torch.full_like(logits[:, 8192:], -100.0)), 1), *rest, **options)
+
+    replace_op(patch, "grow_tree", broken)
+
+
+@mutant("rows-without-block-uncounted", "kernel")
+def sampled_rows_only(patch: pytest.MonkeyPatch) -> None:
+    """Rows of drafts after the sampled tokens are not counted where they have no KV block."""
+
+    def broken(real: Any, *args: Any, later_rows: int = 0, **options: Any) -> None:
+        real(*args, later_rows=0, **options)
+
+    replace_op(patch, "begin_propose", broken)

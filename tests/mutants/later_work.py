@@ -1,0 +1,97 @@
+"""Bugs that show where work runs later than it is issued, in torch's own ops, and in who waits: passed by suite 1.3."""
+
+# pyright: reportPrivateUsage=false
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+from mutants.platform_lifetimes import LaterLaunches
+from mutants.registry import mutant
+from torch import Tensor
+
+from specgraph.decoding import admission, decoder
+from specgraph.decoding.request import Running
+from specgraph.drafting.sampling_buffers import SamplingBuffers
+from specgraph.reference.stream import CpuEvent, CpuStream
+
+
+@mutant("query-before-the-work", "platform")
+def queries_are_true(patch: pytest.MonkeyPatch) -> None:
+    """query() of streams and events is always true."""
+    LaterLaunches(patch)
+
+
+@mutant("query-before-the-work-stream", "platform", hazard="query-before-the-work")
+def stream_query_is_true(patch: pytest.MonkeyPatch) -> None:
+    """query() of a stream is always true, that of an event is not."""
+    later = LaterLaunches(patch)
+    patch.setattr(CpuEvent, "query", lambda self: not later.waiting)
+
+
+@mutant("event-of-the-current-stream", "platform")
+def current_stream_recorded(patch: pytest.MonkeyPatch) -> None:
+    """record_event() of a stream records on the current one."""
+    real = CpuStream.record_event
+
+    def record_event(self: CpuStream, event: Any = None) -> Any:
+        return real(self._platform.current_stream(), event)
+
+    patch.setattr(CpuStream, "record_event", record_event)
+
+
+@mutant("sums-in-half", "platform")
+def sums_in_the_dtype(patch: pytest.MonkeyPatch) -> None:
+    """Sums of bfloat16 values are kept in bfloat16."""
+    real = Tensor.sum
+
+    def broken(self: Tensor, *args: Any, **options: Any) -> Tensor:
+        if self.dtype != torch.bfloat16 or args != (-1,):
+            return real(self, *args, **options)
+        total = torch.zeros_like(self[..., 0])
+        for i in range(self.shape[-1]):
+            total = total + self[..., i]
+        return total
+
+    patch.setattr(Tensor, "sum", broken)
+
+
+@mutant("order-of-equals", "platform")
+def descending_is_reversed(patch: pytest.MonkeyPatch) -> None:
+    """A descending sort is an ascending one from its end."""
+    real = Tensor.sort
+
+    def broken(self: Tensor, dim: int = -1, descending: bool = False, **options: Any) -> tuple[Tensor, Tensor]:
+        values, order = real(self, dim=dim, **options)
+        return (values.flip(dim), order.flip(dim)) if descending else (values, order)
+
+    patch.setattr(Tensor, "sort", broken)
+
+
+@mutant("drafts-not-penalised", "engine")
+def earlier_drafts_uncounted(patch: pytest.MonkeyPatch) -> None:
+    """Logits of later draft steps have no penalties of the drafts before them."""
+    real = SamplingBuffers.adjusted_drafts
+
+    def broken(self: SamplingBuffers, logits: Any, ids: Any, temperature: Any, drafted: Any = None) -> Tensor:
+        return real(self, logits, ids, temperature, None)
+
+    patch.setattr(SamplingBuffers, "adjusted_drafts", broken)
+
+
+def _joining(waiting: Iterable[Running], config: Any, query_len: int, num_rows: int, num_blocks: int) -> list[Running]:
+    joining: list[Running] = []
+    for state in waiting:
+        needed = admission.blocks_needed(state.request, config, query_len)
+        if needed <= num_blocks and len(joining) < num_rows:
+            num_blocks -= needed
+            joining.append(state)
+    return joining
+
+
+@mutant("waiting-request-overtaken", "engine")
+def whatever_fits(patch: pytest.MonkeyPatch) -> None:
+    """Requests behind one that does not fit join before it."""
+    patch.setattr(decoder, "that_fit", _joining)
