@@ -65,6 +65,60 @@ def scales_of_128_columns(patch: pytest.MonkeyPatch) -> None:
     replace_op(patch, "norm_linear_fp8", broken)
 
 
+@mutant("linears-in-tiles-state", "kernel", hazard="linears-in-tiles")
+def counter_left_behind(patch: pytest.MonkeyPatch) -> None:
+    """The first call of few rows after one of many finds a counter, and its row 0 is wrong."""
+    many = [False]
+
+    def broken(real: Any, x: Tensor, *rest: Any) -> Tensor:
+        out = real(x, *rest)
+        if many[0] and x.shape[0] <= 64:
+            out[0] = 0
+        many[0] = x.shape[0] > 64
+        return out
+
+    replace_op(patch, "norm_linear", broken)
+
+
+@mutant("linears-in-tiles-sums", "kernel", hazard="linears-in-tiles")
+def parts_in_half(patch: pytest.MonkeyPatch) -> None:
+    """Sums of more than 2,048 columns are added from parts of 64 columns in half precision."""
+
+    def broken(real: Any, x: Tensor, norm: Any, eps: float, weight: Tensor, *rest: Any) -> Tensor:
+        if x.shape[1] <= 2048 or norm is not None:
+            return real(x, norm, eps, weight, *rest)
+        out = real(x[:, :64], None, eps, weight[:, :64], *rest)
+        for part in range(64, x.shape[1], 64):
+            out = out + x[:, part : part + 64] @ weight[:, part : part + 64].T
+        return out
+
+    replace_op(patch, "norm_linear", broken)
+
+
+@mutant("drafts-past-a-number", "kernel")
+def eight_drafts(patch: pytest.MonkeyPatch) -> None:
+    """Rejection sampling takes drafts past the eighth for none."""
+
+    def broken(real: Any, logits: Any, drafts: Tensor, *rest: Any) -> None:
+        taken = drafts.clone()
+        taken[:, 8:] = -1
+        real(logits, taken, *rest)
+
+    replace_op(patch, "verify_sampled", broken)
+
+
+@mutant("large-vocabulary-columns", "kernel", hazard="large-vocabulary")
+def columns_past_131072(patch: pytest.MonkeyPatch) -> None:
+    """Rejection sampling leaves out tokens from 131,072 on."""
+
+    def change(logits: Tensor, *rest: Any) -> tuple[Any, ...]:
+        logits = logits.clone()
+        logits[:, 131_072:] = float("-inf")
+        return logits, *rest
+
+    change_arguments(patch, "verify_sampled", change)
+
+
 @mutant("heads-in-tiles", "kernel")
 def last_of_equals(patch: pytest.MonkeyPatch) -> None:
     """The head in half precision takes the last of equal tokens."""

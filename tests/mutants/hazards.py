@@ -752,6 +752,11 @@ HAZARDS: dict[str, Hazard] = {
         "requests from some number on stand still, or keys of a path are lost in large batches",
         "one program for all requests, or moves that are made in parts",
     ),
+    "drafts-past-a-number": Hazard(
+        REVIEW,
+        "acceptance ends at the eighth draft; the text is right",
+        "a tile of rows, or a mask, that is too small for K",
+    ),
     "large-trees": Hazard(
         OWN,
         "trees without the tokens of high ids",

@@ -1,6 +1,7 @@
 """Writes docs/hazards.md: each failure of the field, the bug put back, and the case that fails it.
 
-python tests/mutants/write_hazards.py        (runs all mutants on `cpu`, some minutes)
+python tests/mutants/write_hazards.py          runs all mutants on `cpu`, ten minutes or more
+python tests/mutants/write_hazards.py --new    runs those that the document does not have, and keeps its other rows
 """
 
 from __future__ import annotations
@@ -38,19 +39,24 @@ def main() -> int:
     from mutants.hazards import HAZARDS, NOT_PUT_BACK
     from mutants.run import judge_all
 
-    verdicts = {name: future.result() for name, future in judge_all(list(MUTANTS)).items()}
+    path, known = ROOT / "docs" / "hazards.md", dict[str, str]()
+    if "--new" in sys.argv[1:]:
+        rows = [line.strip("| ").split(" | ") for line in path.read_text(encoding="utf-8").splitlines()]
+        known = {row[0]: row[3] for row in rows if len(row) == 4 and row[3].startswith("`")}
+    judged = judge_all([name for name in MUTANTS if name not in known])
+    killers = {name: future.result().killed_by for name, future in judged.items()}
+    killers = {name: f"`{killer}`" if killer else "**survives**" for name, killer in killers.items()} | known
     text = HEAD
     for hazard in HAZARDS:
         for name, mutant in MUTANTS.items():
             if mutant.hazard == hazard:
-                killer = f"`{verdicts[name].killed_by}`" if verdicts[name].killed_by else "**survives**"
-                text += f"| {name} | {mutant.part} | {mutant.bug} | {killer} |\n"
+                text += f"| {name} | {mutant.part} | {mutant.bug} | {killers[name]} |\n"
         if hazard in NOT_PUT_BACK:
             text += f"| {hazard} | - | not put back: {NOT_PUT_BACK[hazard]} | - |\n"
     text += FIELD + "".join(f"| {name} | {h.seen} | {h.symptom} | {h.cause} |\n" for name, h in HAZARDS.items())
-    (ROOT / "docs" / "hazards.md").write_text(text, encoding="utf-8")
-    survivors = [name for name, verdict in verdicts.items() if not verdict.killed_by]
-    print(f"{len(verdicts)} mutants, survivors: {', '.join(survivors) or 'none'}")
+    path.write_text(text, encoding="utf-8")
+    survivors = [name for name in judged if not killers[name].startswith("`")]
+    print(f"{len(judged)} mutants, survivors: {', '.join(survivors) or 'none'}")
     return len(survivors)
 
 

@@ -25,6 +25,8 @@ class Load(NamedTuple):
     """Columns of the buffer's block table."""
     columns: int
     """Columns of the round's block table."""
+    spare: int = 0
+    """Auxiliary values of the tensor that the round's are a part of."""
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -41,7 +43,7 @@ def test_load_round(platform: Platform, way: str, seed: int) -> None:
 
 
 def _load(platform: Platform, way: str, of: Load, seed: int) -> None:
-    device, (requests, n, q, aux, width, columns) = platform.device, of
+    device, (requests, n, q, aux, width, columns, spare) = platform.device, of
     generator = torch.Generator().manual_seed(seed)
     held = {
         "to_sampled_token_ids": torch.full((requests, q), 77),
@@ -55,7 +57,7 @@ def _load(platform: Platform, way: str, of: Load, seed: int) -> None:
         torch.randint(0, 60, (n, q), generator=generator),
         torch.randint(1, q + 1, (n,), generator=generator).int(),
         torch.randint(0, 60, (n,), generator=generator),
-        torch.randn(n * q, aux, generator=generator),
+        torch.randn(n * q, aux + spare, generator=generator)[:, spare // 2 : aux + spare // 2],
         torch.randint(1, 60, (n, columns), generator=generator).int(),
     )
     there = [tensor.to(device) for tensor in given]
@@ -73,13 +75,19 @@ def _load(platform: Platform, way: str, of: Load, seed: int) -> None:
 @case(
     "kernels.copies-of-wide-rows",
     "A round of 70 requests with 12,288 auxiliary values per row and 130 blocks each is loaded bit for bit; rows of "
-    "that width are taken from and into parts of wider tensors.",
+    "that width, and of 77 values, are taken from and into parts of wider tensors.",
     hazard="wide-rows",
     cause="load_round or take_rows: values past a chunk, rows counted by their width instead of their stride",
 )
 def test_wide(platform: Platform, way: str, seed: int) -> None:
     size = 12_288
-    _load(platform, way, Load(requests=80, taken=70, query_len=2, aux_size=size, width=300, columns=130), seed)
+    _load(platform, way, Load(80, 70, 2, size, width=300, columns=130), seed)
+    _load(platform, way, Load(5, 3, 4, 77, width=40, columns=2, spare=12), seed)
+    for width in (size, 77):
+        _take(platform, way, width, seed)
+
+
+def _take(platform: Platform, way: str, size: int, seed: int) -> None:
     wide = torch.randn(17, size + 40, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
     rows = torch.tensor([16, 0, 3, 3, 9, 11, 1, 2, 15])
     there, selected = wide.to(platform.device), rows.to(platform.device)

@@ -23,11 +23,28 @@ BEST = torch.tensor([[69_999, 65_536, 17], [66_000, 3, 69_000], [65_535, 68_123,
     cause="a token id in 16 bits, a vocabulary cut at a fixed number of tiles, or their results merged wrongly",
 )
 def test_vocabulary(platform: Platform, way: str, seed: int) -> None:
+    _pick(platform, way, VOCAB, BEST, seed)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@case(
+    "kernels.vocabulary-of-262-thousand",
+    "Drafting, verifying and log-probabilities are exact for token ids up to 262,143.",
+    hazard="large-vocabulary",
+    cause="a vocabulary cut at a fixed number of tiles, or their results merged wrongly",
+)
+def test_262_thousand(platform: Platform, way: str, seed: int) -> None:
+    best = torch.tensor([[262_143, 131_072, 17], [199_000, 131_071, 262_142], [65_536, 151_935, 262_143]])
+    _pick(platform, way, 1 << 18, best, seed)
+
+
+def _pick(platform: Platform, way: str, vocab: int, best: torch.Tensor, seed: int) -> None:
+    """`best`: the most likely token of each row of each request, far above the others."""
     device, n = platform.device, REQUESTS * (K + 1)
-    logits = torch.randn(n, VOCAB, generator=torch.Generator().manual_seed(seed))
-    logits[torch.arange(n), BEST.flatten()] = 60.0  # far above what noise can change
+    logits = torch.randn(n, vocab, generator=torch.Generator().manual_seed(seed))
+    logits[torch.arange(n), best.flatten()] = 60.0  # far above what noise can change
     there = logits.to(device)
-    first, block = there.view(REQUESTS, K + 1, VOCAB)[:, 0].contiguous(), there[: REQUESTS * K]
+    first, block = there.view(REQUESTS, K + 1, vocab)[:, 0].contiguous(), there[: REQUESTS * K]
     step = torch.zeros(1, dtype=torch.int64, device=device)
     temperature = torch.tensor([0.0, 0.8, 1.0]).to(device)
     seeds, starts = (torch.tensor(each, device=device) for each in ([5, 6, 7], [9, 10, 11]))
@@ -37,18 +54,18 @@ def test_vocabulary(platform: Platform, way: str, seed: int) -> None:
         return torch.full(shape, -7, dtype=dtype, device=device)
 
     ids = {name: full(REQUESTS) for name in ("draft_greedy", "draft_gumbel", "draft_best")}
-    columns, probs = full(REQUESTS, K), full(REQUESTS, K, VOCAB, dtype=torch.float32)
+    columns, probs = full(REQUESTS, K), full(REQUESTS, K, vocab, dtype=torch.float32)
     blocks = {name: full(REQUESTS, K) for name in ("draft_block_greedy", "draft_block_gumbel")}
     sampled = {name: full(REQUESTS, K + 1) for name in ("verify_greedy", "verify_sampled")}
     num, logprobs = full(REQUESTS, dtype=torch.int32), full(REQUESTS, K + 1, dtype=torch.float32)
-    accepted = BEST[:, :K].clone()
+    accepted = best[:, :K].clone()
     accepted[1, 1] -= 1  # rejected
     drafts = accepted.to(device)
 
     def work() -> None:
         kernels.draft_greedy(first, None, step, ids["draft_greedy"], columns)
         kernels.draft_gumbel(first, None, temperature, seeds, lengths, step, ids["draft_gumbel"], columns, probs)
-        half = VOCAB // 2
+        half = vocab // 2
         parts = [kernels.best_tokens(first[:, b : b + half].contiguous(), b) for b in (0, half)]
         kernels.draft_best(torch.stack(parts), None, step, ids["draft_best"], columns)
         kernels.draft_block_greedy(block, None, blocks["draft_block_greedy"])
@@ -59,14 +76,14 @@ def test_vocabulary(platform: Platform, way: str, seed: int) -> None:
 
     run_op(platform, way, work, [*ids.values(), columns, probs, *blocks.values(), *sampled.values(), num, logprobs])
     for name, tensor in ids.items():
-        expect_equal(on_host(tensor), BEST[:, 0], f"tokens of {name}")
+        expect_equal(on_host(tensor), best[:, 0], f"tokens of {name}")
     for name, tensor in blocks.items():
-        expect_equal(on_host(tensor), BEST.flatten()[: REQUESTS * K].view(REQUESTS, K), f"tokens of {name}")
-    wanted = BEST.clone()
+        expect_equal(on_host(tensor), best.flatten()[: REQUESTS * K].view(REQUESTS, K), f"tokens of {name}")
+    wanted = best.clone()
     wanted[1, 2] = -1
     for name, tensor in sampled.items():
         expect_equal(on_host(tensor), wanted, f"tokens of {name}")
-    exact = torch.log_softmax(logits.double(), -1).view(REQUESTS, K + 1, VOCAB).gather(2, BEST[..., None])[..., 0]
+    exact = torch.log_softmax(logits.double(), -1).view(REQUESTS, K + 1, vocab).gather(2, best[..., None])[..., 0]
     exact[1, 2] = 0.0
     expect_close(on_host(logprobs), exact, 1e-4, "log-probabilities")
 

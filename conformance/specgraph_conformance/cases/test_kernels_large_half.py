@@ -85,9 +85,10 @@ def test_half(platform: Platform, way: str, dtype: torch.dtype, seed: int) -> No
 @HALVES
 @case(
     "kernels.parameters-of-a-large-vocabulary",
-    "Over 131,072 tokens top_k, top_p and min_p keep the tokens that a host sort keeps, the lower ids among equals.",
+    "Over 131,072 tokens top_k, top_p and min_p keep the tokens that a host sort keeps, the lower ids among equals, "
+    "with penalties of tokens that were given up to 70,000 times.",
     hazard="large-vocabulary",
-    cause="adjust_logits: equals at the cut of several blocks, a candidate that is collected twice, or a sort by block",
+    cause="adjust_logits: equals at the cut of several blocks, a sort by block, or counts in few bits",
 )
 def test_parameters(platform: Platform, way: str, dtype: torch.dtype, seed: int) -> None:
     device, vocab = platform.device, 131_072
@@ -97,17 +98,21 @@ def test_parameters(platform: Platform, way: str, dtype: torch.dtype, seed: int)
     top_k, top_p, min_p = [40, 25, 0, 300], [1.0, 1.0, 0.4, 0.8], [0.0, 0.0, 0.0, 0.02]
     none, ones = torch.zeros(4), torch.ones(4)
     warm = torch.tensor([0.7, 1.0, 0.6, 0.5])
+    counts = torch.zeros(4, vocab, dtype=torch.int32)
+    counts[:, 100:3000] = torch.tensor([1, 255, 256, 70_000], dtype=torch.int32)[:, None]
+    frequency = torch.tensor([0.0, 0.01, 0.01, 1e-4])
     arguments = [
         logits, torch.zeros(4, 0, dtype=torch.int64), warm, torch.tensor(top_k), torch.tensor(top_p),
-        torch.tensor(min_p), ones, none, none, torch.zeros(4, vocab), torch.zeros(4, vocab, dtype=torch.int32),
+        torch.tensor(min_p), ones, none, frequency, torch.zeros(4, vocab), counts,
         torch.zeros(4, vocab, dtype=torch.bool),
     ]  # fmt: skip
     there = [tensor.to(device) for tensor in arguments]
     out = torch.zeros(4, vocab, device=device)
     run_op(platform, way, lambda: out.copy_(kernels.adjust_logits(*there)), [out])
+    adjusted = logits.double() - frequency[:, None].double() * counts
     for r in range(4):
-        p = (logits[r].double() / float(warm[r])).softmax(-1)
-        order = torch.sort(-logits[r].double(), stable=True).indices  # the lower id first among equals
+        p = (adjusted[r] / float(warm[r])).softmax(-1)
+        order = torch.sort(-adjusted[r].float(), stable=True).indices  # the lower id first among equals
         order = order[p[order] >= min_p[r] * p.max()][: top_k[r] or vocab]
         share = p[order]
         before = share.cumsum(0) - share
@@ -118,4 +123,4 @@ def test_parameters(platform: Platform, way: str, dtype: torch.dtype, seed: int)
         allowed = 2 if top_p[r] < 1 else 0
         assert len(differ) <= allowed, f"row {r} keeps {len(now)} tokens instead of {len(kept)}; {len(differ)} differ"
         both = kept[out[r].cpu()[kept] > -1e29]
-        expect_close(on_host(out)[r][both], logits[r][both].double(), 1e-5, f"logits kept in row {r}")
+        expect_close(on_host(out)[r][both], adjusted[r][both], 1e-5, f"logits kept in row {r}")

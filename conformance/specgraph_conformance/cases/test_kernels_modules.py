@@ -136,6 +136,33 @@ def test_wide(platform: Platform, way: str, seed: int) -> None:
     _keep(platform, way, 3, 5000, seed)
 
 
+@pytest.mark.parametrize("way", WAYS)
+@case(
+    "kernels.rows-of-a-long-pass",
+    "Of a pass of 600 rows the last three of each KV block are kept.",
+    hazard="many-in-one-program",
+    cause="keep_rows: rows past a tile, or a later row of an entry that is looked for in part of the pass",
+)
+def test_long_pass(platform: Platform, way: str, seed: int) -> None:
+    device, kept, rows, block = platform.device, 3, 600, 16
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(rows // block + 2, generator=generator) + 1
+    positions = torch.arange(rows) + 9
+    slots = order[positions // block] * block + positions % block
+    slots[500:520] = NULL_SLOT
+    tokens, states = torch.randint(0, 90, (rows,), generator=generator), torch.randn(rows, WIDTH, generator=generator)
+    entries = torch.zeros(len(order) + 1, kept, dtype=torch.int64)
+    into = entries.to(device, copy=True), entries.to(device, copy=True) - 1
+    held = torch.zeros(len(order) + 1, kept, WIDTH, device=device)
+    there = [tensor.to(device) for tensor in (tokens, states, positions, slots)]
+    run_op(platform, way, lambda: kernels.keep_rows(*there, *into, held, block), [*into, held])
+    wanted = {(int(slots[i]) // block, int(slots[i]) % block % kept): i for i in range(rows) if slots[i] >= 0}
+    for (place, entry), row in wanted.items():
+        assert int(on_host(into[1])[place, entry]) == positions[row], f"row {row} is not kept"
+        assert int(on_host(into[0])[place, entry]) == tokens[row], f"token of row {row}"
+        expect_equal(on_host(held)[place, entry], states[row], f"hidden state of row {row}")
+
+
 def _keep(platform: Platform, way: str, past: int, width: int, seed: int) -> None:
     device, kept = platform.device, min(past, BLOCK)
     generator = torch.Generator().manual_seed(seed)

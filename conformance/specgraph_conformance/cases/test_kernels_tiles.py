@@ -23,7 +23,7 @@ from specgraph_conformance.linear_oracles import (
     random,
     uneven_rows,
 )
-from specgraph_conformance.rig import WAYS, run_op
+from specgraph_conformance.rig import WAYS, on_host, run_op
 
 HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 
@@ -154,6 +154,49 @@ def test_mlp(platform: Platform, way: str, inner: int, rows: int, seed: int) -> 
     wanted = gate, total, total, normed(total, norm) @ last.double().T
     for (name, seen), values in zip(out.items(), wanted, strict=True):
         expect_magnitudes(seen, values, f"the {name} of {rows} rows")
+
+
+@case(
+    "kernels.few-rows-after-many",
+    "Linears over few rows after some over many, in turns, are within rounding of float64 each time.",
+    hazard="linears-in-tiles",
+    cause="a counter or a workspace of the larger call that the smaller one finds",
+)
+def test_after_many(platform: Platform, seed: int) -> None:
+    dtype, size, width, device = torch.bfloat16, 512, 256, platform.device
+    x, norm = uneven_rows(300, size, dtype, seed), norm_weight(size, dtype, seed + 1)
+    weight = random((2 * width, size), dtype, seed + 2, size**-0.5)
+    square = random((size, size), dtype, seed + 3, size**-0.5)
+    a, n, w, s = (t.to(device) for t in (x, norm, weight, square))
+    product = normed(x, norm) @ weight.double().T
+    total = x.double() @ square.double().T + x.double()
+    for rows in (300, 3, 130, 1, 64, 2, 300, 17):
+        part = a[:rows]
+        expect_rows(kernels.norm_linear(part, n, EPS, w), product[:rows], f"norm_linear of {rows} rows")
+        expect_rows(kernels.norm_gate_up(part, n, EPS, w), gated(product[:rows]), f"norm_gate_up of {rows} rows")
+        sums, second = kernels.linear_norm_linear(part, s, None, part, n, EPS, w)
+        expect_rows(sums, total[:rows], f"sum of {rows} rows")
+        expect_rows(second, normed(total[:rows], norm) @ weight.double().T, f"linear_norm_linear of {rows} rows")
+
+
+@case(
+    "kernels.sums-round-once",
+    "Linears over 14,336 input columns in half precision are off by a rounding or two of the result, not by more.",
+    hazard="linears-in-tiles",
+    cause="parts of a sum that are added, or handed over, in half precision",
+)
+def test_sums(platform: Platform, seed: int) -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        for rows in (2, 40, 100):
+            x, weight = random((rows, 14336), dtype, seed), random((64, 14336), dtype, seed + 1, 14336**-0.5)
+            wanted = x.double() @ weight.double().T
+            there = x.to(platform.device), weight.to(platform.device)
+            seen = on_host(kernels.norm_linear(there[0], None, EPS, there[1])).double()
+            error, limit = float((seen - wanted).square().mean().sqrt()), torch.finfo(dtype).eps
+            assert error < limit * float(wanted.square().mean().sqrt()), (
+                f"{rows} rows in {dtype}: the root mean square of the error is {error:.2g}, more than "
+                f"{limit:.2g} of the result's"
+            )
 
 
 def _repeated(columns: int, size: int, seed: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:

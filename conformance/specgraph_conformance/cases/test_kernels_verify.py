@@ -38,6 +38,49 @@ def test_verify_greedy(platform: Platform, way: str, seed: int) -> None:
         assert on_host(sampled)[r].tolist() == wanted + [-1] * (k + 1 - count)
 
 
+@pytest.mark.parametrize("k", [9, 20])
+@pytest.mark.parametrize("way", WAYS)
+@case(
+    "kernels.many-drafts-verified",
+    "Of 9 and of 20 drafts per request as many are accepted as the target agrees with, from none to all, greedily, "
+    "sampled and synthetically.",
+    hazard="drafts-past-a-number",
+    cause="verify_greedy, verify_sampled or verify_synthetic: drafts past a fixed number, or rows past a tile",
+)
+def test_many_drafts(platform: Platform, way: str, k: int, seed: int) -> None:
+    device, requests, vocab = platform.device, k + 1, 40
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(requests * (k + 1), vocab, generator=generator)
+    best = torch.randint(0, vocab, (requests, k + 1), generator=generator)
+    logits[torch.arange(len(logits)), best.flatten()] = 60.0  # far above what noise can change
+    drafts = best[:, :k].clone()
+    for r in range(k):  # request r accepts r drafts, the last one all of them
+        drafts[r, r] = (drafts[r, r] + 1) % vocab
+    probs = torch.full((requests, k, vocab), 1 / vocab)
+    tensors = logits, drafts, torch.arange(requests) * 7, torch.ones(requests), torch.arange(requests) * 3
+    there, given, starts, warm, seeds = (t.to(device) for t in tensors)
+    chances = torch.ones(k, device=device)
+    uniform = probs.to(device)
+    sampled = [torch.full((requests, k + 1), -9, device=device) for _ in range(4)]
+    counts = [torch.full((requests,), -9, dtype=torch.int32, device=device) for _ in range(4)]
+
+    def work() -> None:
+        kernels.verify_greedy(there, given, starts, sampled[0], counts[0])
+        kernels.verify_sampled(there, given, None, None, warm, seeds, starts, sampled[1], counts[1])
+        kernels.verify_sampled(there, given, uniform, None, warm, seeds, starts, sampled[2], counts[2])
+        kernels.verify_synthetic(there, given, chances, seeds, starts, sampled[3], counts[3])
+
+    run_op(platform, way, work, [*sampled, *counts])
+    names = "verify_greedy", "verify_sampled without distributions", "verify_sampled"
+    for name, tokens, count in zip(names, sampled, counts, strict=False):
+        for r in range(requests):
+            wanted = [*best[r, : r + 1].tolist(), *[-1] * (k - r)]
+            seen = on_host(tokens)[r].tolist()
+            assert seen == wanted, f"{name}: request {r} of {k} drafts is given {seen} instead of {wanted}"
+        assert on_host(count).tolist() == list(range(1, requests + 1)), f"counts of {name}"
+    assert on_host(counts[3]).tolist() == [k + 1] * requests, "verify_synthetic with chances of 1"
+
+
 @pytest.mark.parametrize("way", WAYS)
 @case(
     "kernels.verify-sampled",
