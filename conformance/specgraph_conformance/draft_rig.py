@@ -234,7 +234,11 @@ class DraftRig:
 
     def past_rows(self, blocks: Sequence[int], start: int) -> tuple[Tensor, Tensor]:
         """What a drafter with several modules kept of the positions before `start` that it computes again, up to K - 1
-        without a gap: the token after each and its hidden state, [n] and [n, aux_size]; none of other drafters."""
+        without a gap: the token after each and its hidden state, [n] and [n, aux_size]; none of other drafters.
+
+        These are the drafter's own rows: an oracle that begins with them does not show that they are the text's. For
+        that there are `kernels.keep-rows` and `drafting.rounds-leave-the-keys-of-the-text`.
+        """
         kept: PastRows | None = getattr(self.drafter.program, "past", None)
         tokens, states = list[Tensor](), list[Tensor]()
         for position in range(start - 1, max(start - self.config.num_speculative_tokens, -1), -1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from specgraph.drafting import DraftConfig, Drafter, DraftTree, ProposeBatch, al
 from specgraph.errors import ReadSetError, SpecgraphError, StaleInputError, UnsupportedError
 from specgraph.graphs import BatchDescriptor, GraphRunner, Recording
 from specgraph.platforms import LOWERINGS, Platform
+from torch import Tensor
 
 from specgraph_conformance.case import Absent, case
 from specgraph_conformance.draft_comparison import CAPTURED, rig
@@ -198,28 +200,13 @@ def test_moved(platform: Platform, seed: int) -> None:
     cause="hidden states of bound tensors read by the rows of the largest round instead of the round at hand",
 )
 def test_bound_k(platform: Platform, lowering: str, seed: int) -> None:
-    config = make_config(lowering=lowering, k=3, draft_schedule={2: 3, 4: 1})
-    head = make_head("eagle", 1, platform.device)
-    (batch,) = make_batches(make_config(k=1), head.aux_size, seed, [3])
-    handed, drafts = batch.on(platform.device, head.dtype), list[torch.Tensor]()
-    names = ("sampled_token_ids", "num_sampled", "start_positions", "aux_hidden", "block_table")
-    for binds in (False, True):
-        made = _drafter(head, random_caches(head, config, platform.device, seed), platform, config)
-        given = handed
-        if binds:
-            own = made.inputs(config.max_num_requests)
-            bound = made.bind(ProposeBatch(**{name: getattr(own, name).clone() for name in names}))
-            given = made.inputs(3, 2, bound=bound)
-        made.capture()
-        if binds:
-            given.block_table.zero_()
-            for name in names:
-                values = getattr(handed, name)
-                into = getattr(given, name)
-                (into[:, : values.shape[1]] if name == "block_table" else into).copy_(values)
-        drafts.append(on_host(made.propose(given).token_ids))
-        made.close()
-    expect_equal(drafts[1], drafts[0], "drafts of bound tensors after a round of two rows")
+    def write(into: ProposeBatch, engines: ProposeBatch, values: dict[str, Tensor]) -> None:
+        into.block_table.zero_()
+        for name, tensor in values.items():
+            view = getattr(into, name)
+            (view[:, : tensor.shape[1]] if name == "block_table" else view).copy_(tensor)
+
+    _compare_bound(platform, lowering, write, "drafts of bound tensors after a round of two rows", seed)
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
@@ -231,31 +218,47 @@ def test_bound_k(platform: Platform, lowering: str, seed: int) -> None:
     cause="columns or rows of the largest round, which a view from `inputs` hides: it is written where it is read",
 )
 def test_bound_written(platform: Platform, lowering: str, seed: int) -> None:
+    def write(into: ProposeBatch, engines: ProposeBatch, values: dict[str, Tensor]) -> None:
+        engines.block_table.zero_()
+        engines.sampled_token_ids.fill_(1)
+        engines.aux_hidden.zero_()
+        for name, tensor in values.items():
+            getattr(engines, name)[tuple(map(slice, tensor.shape))] = tensor
+
+    _compare_bound(platform, lowering, write, "drafts of tensors that the engine wrote itself", seed)
+
+
+def _compare_bound(
+    platform: Platform,
+    lowering: str,
+    write: Callable[[ProposeBatch, ProposeBatch, dict[str, Tensor]], None],
+    what: str,
+    seed: int,
+) -> None:
+    """Drafts of a round of two rows, handed over and through bound tensors whose largest round has four.
+
+    Args:
+        write: (view of the bound tensors for this round, the tensors that were bound, the round's values by name).
+    """
     config = make_config(lowering=lowering, k=3, draft_schedule={2: 3, 4: 1})
     head = make_head("eagle", 1, platform.device)
     (batch,) = make_batches(make_config(k=1), head.aux_size, seed, [3])
-    handed, drafts = batch.on(platform.device, head.dtype), list[torch.Tensor]()
+    handed, drafts = batch.on(platform.device, head.dtype), list[Tensor]()
+    names = ("sampled_token_ids", "num_sampled", "start_positions", "aux_hidden", "block_table")
     for binds in (False, True):
         made = _drafter(head, random_caches(head, config, platform.device, seed), platform, config)
         given = handed
         if binds:
             own = made.inputs(config.max_num_requests)
-            names = ("sampled_token_ids", "num_sampled", "start_positions", "aux_hidden", "block_table")
             engines = ProposeBatch(**{name: getattr(own, name).clone() for name in names})
-            bound = made.bind(engines)
+            given = made.inputs(3, 2, bound=made.bind(engines))
             made.capture()
-            given = made.inputs(3, 2, bound=bound)
-            engines.block_table.zero_()
-            engines.sampled_token_ids.fill_(1)
-            engines.aux_hidden.zero_()
-            for name in names:
-                values = getattr(handed, name)
-                getattr(engines, name)[tuple(map(slice, values.shape))] = values
+            write(given, engines, {name: getattr(handed, name) for name in names})
         else:
             made.capture()
         drafts.append(on_host(made.propose(given).token_ids))
         made.close()
-    expect_equal(drafts[1], drafts[0], "drafts of tensors that the engine wrote itself")
+    expect_equal(drafts[1], drafts[0], what)
 
 
 @pytest.mark.parametrize("what", ["unnamed scalar", "reshaped"])
