@@ -100,7 +100,7 @@ def _grow(platform: Platform, way: str, of: Search, seed: int) -> None:
             first = len(drawn)
             for b, (score, number) in enumerate(beams):
                 row, values = each[r, b].double().log_softmax(0).tolist(), each[r, b].tolist()
-                best = sorted(range(vocab), key=lambda t: (-values[t], t))[:k]
+                best = [t for _, t in sorted((-value, t) for t, value in enumerate(values))][:k]
                 drawn += [(score + row[t], t, number) for t in best]
             order = sorted(range(first, len(drawn)), key=lambda i: (-round(drawn[i][0], 4), i))
             beams = [(drawn[i][0], i) for i in order[:k]]

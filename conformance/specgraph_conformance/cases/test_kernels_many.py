@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from specgraph import kernels
@@ -36,7 +38,7 @@ def test_places(platform: Platform, way: str, seed: int) -> None:
     tree = {name: torch.full((requests * k,), -77, device=device) for name in ("positions", "slot_mapping")}
     tree |= {"seq_lens": torch.full((requests,), -77, dtype=torch.int32, device=device)}
     tree |= {"draft_step": torch.tensor([2], device=device)}
-    limits = {"tree_len": tree_len, "max_model_len": LIMIT, "block_size": BLOCK}
+    limits: dict[str, Any] = {"tree_len": tree_len, "max_model_len": LIMIT, "block_size": BLOCK}
 
     def work() -> None:
         kernels.advance(seq_lens, positions, slots, step, table, LIMIT, BLOCK)

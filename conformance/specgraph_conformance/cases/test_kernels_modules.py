@@ -154,8 +154,9 @@ def test_long_pass(platform: Platform, way: str, seed: int) -> None:
     entries = torch.zeros(len(order) + 1, kept, dtype=torch.int64)
     into = entries.to(device, copy=True), entries.to(device, copy=True) - 1
     held = torch.zeros(len(order) + 1, kept, WIDTH, device=device)
-    there = [tensor.to(device) for tensor in (tokens, states, positions, slots)]
-    run_op(platform, way, lambda: kernels.keep_rows(*there, *into, held, block), [*into, held])
+    ids, hidden, at, to = (tensor.to(device) for tensor in (tokens, states, positions, slots))
+    given = ids, hidden, at, to, *into, held
+    run_op(platform, way, lambda: kernels.keep_rows(*given, block), given[4:])
     wanted = {(int(slots[i]) // block, int(slots[i]) % block % kept): i for i in range(rows) if slots[i] >= 0}
     for (place, entry), row in wanted.items():
         assert int(on_host(into[1])[place, entry]) == positions[row], f"row {row} is not kept"
