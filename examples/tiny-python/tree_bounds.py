@@ -55,7 +55,7 @@ def main() -> None:
         for k in map(int, a.top_k.split(",")):
             decoder = SpeculativeDecoder(target, head, platform, config)
 
-            def knowing(own: DraftHead, b: DraftBuffers, hidden: torch.Tensor, *_: object, k: int = k) -> None:
+            def knowing(own: DraftHead, b: DraftBuffers, hidden: torch.Tensor, k: int = k) -> None:
                 logits = own.logits(hidden)[0].float()
                 known = to_target_ids(logits.topk(k).indices, own.draft_to_target).tolist()
                 step = int(b.draft_step)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 from torch import Tensor
 
 from specgraph import kernels
-from specgraph.attention import AdvancingAttention, Attend, HostLengths, advance
+from specgraph.attention import AdvancingAttention, HostLengths, advance
 from specgraph.drafting.buffers import DraftBuffers, PassRows
 from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.host_lengths import HostRound
-from specgraph.drafting.program import DraftProgram, argmax_input, begin_rows, computed_tokens, draft_one
+from specgraph.drafting.program import DraftProgram, begin_rows, computed_tokens, draft_one
 from specgraph.drafting.round import RoundBuffers
 from specgraph.graphs import AttentionStack, BatchDescriptor, MakeAttend
-from specgraph.models.protocol import DraftHead, DraftOutput, OutputProjection, PairInput, ProjectionHead
+from specgraph.models.protocol import DraftHead, DraftOutput, OutputProjection, PairHead, PairInput, ProjectionHead
 from specgraph.runner import Work
 
 
@@ -29,7 +29,6 @@ class ChainProgram(DraftProgram[DraftHead]):
         """position_offset: how much further than the target's rows the head's rows are (`OffsetHead`)."""
         super().__init__(head, stack, config, memory)
         self.position_offset = position_offset
-        self._for_argmax = not self._draws and "for_argmax" in inspect.signature(head.forward).parameters
 
     def passes(self, num_speculative_tokens: int) -> int:
         """K."""
@@ -42,30 +41,20 @@ class ChainProgram(DraftProgram[DraftHead]):
     def first(self, b: DraftBuffers, make_attend: MakeAttend) -> Tensor:
         """See `DraftProgram.first`."""
         out = self._first_rows(b, make_attend)
-        draft_one(self.head, b, out.hidden, out.unscaled)
+        draft_one(self.head, b, out.hidden)
         return out.carry
 
     def _first_rows(self, b: DraftBuffers, make_attend: MakeAttend) -> DraftOutput:
         begin_rows(b, self.config, self.position_offset, b.draft_token_ids.shape[1] - 1)
         hidden = self.head.combine(b.inputs.aux_hidden)
-        return self._forward(b.token_ids, hidden, make_attend(b.first, 0), b.last_rows)
-
-    def _forward(self, token_ids: Tensor, hidden: Tensor, attend: Attend, *rows: Tensor, **pair: Tensor) -> DraftOutput:
-        """A pass of the head, see `DraftHead.forward`; where it can leave the logits' norm to the argmax, it does."""
-        forward: Callable[..., DraftOutput] = self.head.forward
-        options = {"for_argmax": True} if self._for_argmax else {}
-        return forward(token_ids, hidden, attend, *rows, **pair, **options)
-
-    @property
-    def _draws(self) -> bool:
-        """Whether tokens depend on more than the largest logit."""
-        return self.buffers.draft_probs is not None or self.buffers.sampling is not None
+        return self.head.forward(b.token_ids, hidden, make_attend(b.first, 0), b.last_rows)
 
     def work_of(self, batch: BatchDescriptor) -> Work:
         """The steps; where all are in one launch, one op ends a step and begins the next."""
-        apart, pair = super().work_of(batch), self.joined_steps()
-        if pair is None:
+        apart, following = super().work_of(batch), self.joined_steps()
+        if following is None:
             return apart
+        head, pair = following
         k = computed_tokens(batch)
         b = self.buffers.sliced(batch.num_requests, self.rows(batch.query_len, k), k)
 
@@ -76,26 +65,31 @@ class ChainProgram(DraftProgram[DraftHead]):
             out = self._first_rows(b, make_attend)
             for step in steps[1:]:
                 taken = self._next_step(b, pair, out)
-                out = self._forward(b.step_token_ids, out.carry, make_attend(b.step, step), pair=taken)
-            draft_one(self.head, b, out.hidden, out.unscaled)
+                out = head.forward(b.step_token_ids, out.carry, make_attend(b.step, step), pair=taken)
+            draft_one(head, b, out.hidden)
             kernels.take_rows(out.carry, None, b.hidden)
 
         return work
 
-    def joined_steps(self) -> PairInput | None:
-        """What the head's first linear takes, where one op may prepare it; None where single ops do (`PairHead`)."""
+    def joined_steps(self) -> tuple[PairHead, PairInput] | None:
+        """The head, and what its first linear takes, where one op may prepare it; None where single ops do."""
         pair: PairInput | None = getattr(self.head, "pair_input", None)
         out: OutputProjection | None = getattr(self.head, "output_projection", None)
         takes = "pair" in inspect.signature(self.head.forward).parameters  # a wrapper may not
-        if pair is None or not takes or out is None or out.is_split or self._draws:
+        sampled = self.buffers.draft_probs is not None or self.buffers.sampling is not None
+        if pair is None or not takes or out is None or out.is_split or sampled:
             return None
-        return None if hasattr(self.stack.backend, "after_advance") else pair
+        if hasattr(self.stack.backend, "after_advance"):
+            return None
+        return cast(PairHead, self.head), pair
 
     def _next_step(self, b: DraftBuffers, pair: PairInput, out: DraftOutput) -> Tensor:
         """Pick a token per request and move one on: the input of the next step's first linear [R, E + hidden_size]."""
         logits: OutputProjection = cast(ProjectionHead, self.head).output_projection
         return kernels.greedy_next_step(
-            *argmax_input(logits, out.hidden, out.unscaled),
+            out.hidden,
+            logits.norm,
+            logits.eps,
             logits.weight,
             self.head.draft_to_target,
             b.draft_step,
@@ -120,8 +114,8 @@ class ChainProgram(DraftProgram[DraftHead]):
         attention = self.stack.backend
         if hasattr(attention, "after_advance"):  # an attribute, not the type: a wrapper must not hide it
             cast(AdvancingAttention, attention).after_advance(b.step, b.draft_step)
-        out = self._forward(b.step_token_ids, b.hidden, make_attend(b.step, step))
-        draft_one(self.head, b, out.hidden, out.unscaled)
+        out = self.head.forward(b.step_token_ids, b.hidden, make_attend(b.step, step))
+        draft_one(self.head, b, out.hidden)
         return out.carry
 
     def host_lengths(self, step: int, host_round: HostRound) -> HostLengths:

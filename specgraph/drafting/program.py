@@ -169,12 +169,8 @@ def computed_tokens(batch: BatchDescriptor) -> int:
     return max(1, batch.num_speculative_tokens)
 
 
-def draft_one(head: DraftHead, b: DraftBuffers, hidden: Tensor, unscaled: Tensor | None = None) -> None:
-    """Pick one token per request from hidden states [R, hidden_size], and write it to column `draft_step`.
-
-    Args:
-        hidden, unscaled: see `DraftOutput`; `unscaled` is taken where one op computes the logits and their argmax.
-    """
+def draft_one(head: DraftHead, b: DraftBuffers, hidden: Tensor) -> None:
+    """Pick one token per request from hidden states [R, hidden_size], and write it to column `draft_step`."""
     picks = (b.draft_step, b.step_token_ids, b.draft_token_ids)
     draws = (present(b.inputs.temperature), present(b.inputs.seeds), b.step.seq_lens)
     out: OutputProjection | None = getattr(head, "output_projection", None)  # not by type: a wrapper must not hide it
@@ -190,22 +186,15 @@ def draft_one(head: DraftHead, b: DraftBuffers, hidden: Tensor, unscaled: Tensor
         part = kernels.norm_linear(hidden, out.norm, out.eps, out.weight)
         kernels.draft_best(candidates(part, out.tensor_parallel), head.draft_to_target, *picks)
     elif out is not None and not out.is_split:
+        logits = (hidden, out.norm, out.eps, out.weight, head.draft_to_target)
         if b.draft_probs is None:
-            kernels.greedy_head(*argmax_input(out, hidden, unscaled), out.weight, head.draft_to_target, *picks)
+            kernels.greedy_head(*logits, *picks)
         else:
-            logits = (hidden, out.norm, out.eps, out.weight, head.draft_to_target)
             kernels.gumbel_head(*logits, *draws, *picks, b.draft_probs)
     elif b.draft_probs is None:
         kernels.draft_greedy(head.logits(hidden), head.draft_to_target, *picks)
     else:
         kernels.draft_gumbel(head.logits(hidden), head.draft_to_target, *draws, *picks, b.draft_probs)
-
-
-def argmax_input(
-    logits: OutputProjection, hidden: Tensor, unscaled: Tensor | None
-) -> tuple[Tensor, Tensor | None, float]:
-    """What `greedy_head` takes as x, norm and eps: `unscaled`, where the head computed it, needs no norm any more."""
-    return (hidden, logits.norm, logits.eps) if unscaled is None else (unscaled, None, 0.0)
 
 
 def draft_block(head: Head, b: DraftBuffers, hidden: Tensor, tree: DraftTree | None = None) -> None:

@@ -24,7 +24,7 @@ from specgraph.kernels.slots import advance, shift_token_ids
 from specgraph.kernels.tree import advance_tree, choose_nodes, draft_block_tree, grow_tree
 from specgraph.kernels.tree_attention import tree_attention
 from specgraph.kernels.tree_verify import begin_tree_verify, move_kv, verify_tree, verify_tree_synthetic
-from specgraph.kernels.two_linears import linear_norm_gate_up, linear_norm_linear, linear_norm_unscaled
+from specgraph.kernels.two_linears import linear_norm_gate_up, linear_norm_linear
 from specgraph.kernels.windowed_attention import windowed_attention, windowed_attention_host
 
 __all__ = [
@@ -60,7 +60,6 @@ __all__ = [
     "keep_rows",
     "linear_norm_gate_up",
     "linear_norm_linear",
-    "linear_norm_unscaled",
     "load_round",
     "move_kv",
     "next_verify",

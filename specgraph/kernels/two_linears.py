@@ -1,8 +1,8 @@
-"""A linear of a decoder layer with the residual sum and the norm after it, and the linear after that, if any.
+"""Two linears of a decoder layer with the residual sum and the norm that lie between them.
 
 Each reference is the composition of the single ops in `specgraph.kernels.linear`. As one op a device may add and
 normalise without a kernel of its own: rows that are divided by their root mean square after the second product do not
-wait for it before, and rows of which only the largest logit counts need not be divided at all.
+wait for it before.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from specgraph.kernels.library import op
-from specgraph.kernels.linear import norm_gate_up, norm_linear, normed
+from specgraph.kernels.linear import norm_gate_up, norm_linear
 
 
 def _linear_fake(
@@ -78,26 +78,3 @@ def linear_norm_gate_up(
     """
     total = norm_linear.reference(x, None, 0.0, weight, bias, residual)
     return total, norm_gate_up.reference(total, norm, eps, gate_up, gate_up_bias)
-
-
-def _unscaled_fake(x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape[0], weight.shape[0]), x.new_empty(x.shape[0], weight.shape[0])
-
-
-@op(fake=_unscaled_fake)
-def linear_norm_unscaled(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    """total = x @ weight.T + bias + residual, and rms_norm(total) times any positive number per row.
-
-    The second is for an argmax: it is the same for a linear without a bias of either. The number is 1 here; a device
-    may leave out the division by the root mean square.
-
-    Args:
-        x, weight, bias, residual, norm, eps: as in `linear_norm_linear`.
-
-    Returns:
-        Both [T, size], in the dtype of x.
-    """
-    total = norm_linear.reference(x, None, 0.0, weight, bias, residual)
-    return total, normed(total, norm, eps)

@@ -23,7 +23,6 @@ from specgraph.models.config import ModelConfig
 from specgraph.models.layers import (
     DecoderLayer,
     attention_layers,
-    blocks_before_argmax,
     decoder_blocks,
     linear,
     norm_linear,
@@ -103,16 +102,9 @@ class Eagle3Head:
         return aux_hidden if tensors.fc is None else linear(aux_hidden, tensors.fc, tensors.fc_bias, tensors.fc_scale)
 
     def forward(
-        self,
-        token_ids: Tensor,
-        hidden: Tensor,
-        attend: Attend,
-        rows: Tensor | None = None,
-        pair: Tensor | None = None,
-        *,
-        for_argmax: bool = False,
+        self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None, pair: Tensor | None = None
     ) -> DraftOutput:
-        """token_ids int64 [T], the token after each row's position; see `PairHead.forward`, `ArgmaxHead.forward`."""
+        """token_ids int64 [T], the token after each row's position; see `PairHead.forward`."""
         tensors, eps, shapes = self.tensors, self.config.model.rms_norm_eps, self.attention_layers
         first, hidden_norm = self.layers[0], tensors.hidden_norm
         if self.config.norm_before_residual:
@@ -124,14 +116,9 @@ class Eagle3Head:
             )
         else:
             qkv = linear(pair, first.qkv, first.qkv_bias)
-        blocks = hidden, self.layers, shapes, attend, eps, rows, qkv
-        if for_argmax and not self.config.norm_output:
-            x, unscaled = blocks_before_argmax(*blocks, tensors.norm)
-            return DraftOutput(x, x, unscaled)
-        x = decoder_blocks(*blocks)[-1]
+        x = decoder_blocks(hidden, self.layers, shapes, attend, eps, rows, qkv)[-1]
         # The final norm is part of `logits`, where it is fused with the projection.
-        carry = rms_norm(x, tensors.norm, eps) if self.config.norm_output else x
-        return DraftOutput(x, carry, carry if for_argmax else None)
+        return DraftOutput(x, rms_norm(x, tensors.norm, eps) if self.config.norm_output else x)
 
     @property
     def pair_input(self) -> PairInput | None:

@@ -25,7 +25,6 @@ from specgraph.parallel import WHOLE, TensorParallel
 __all__ = [
     "DecoderLayer",
     "attention_layers",
-    "blocks_before_argmax",
     "decoder_blocks",
     "embedding",
     "linear",
@@ -147,47 +146,16 @@ def decoder_blocks(
         first_qkv: the packed projection of the first layer [T, rows of `DecoderLayer.qkv`], where the head computes it.
         first_index: the layer index, in `attend`, of the first layer.
     """
-    return _blocks(x, layers, shapes, attend, eps, rows, first_qkv, first_index, None)[0]
-
-
-def blocks_before_argmax(
-    x: Tensor,
-    layers: Sequence[DecoderLayer],
-    shapes: Sequence[AttentionLayer],
-    attend: Attend,
-    eps: float,
-    rows: Tensor | None,
-    first_qkv: Tensor | None,
-    norm: Tensor,
-) -> tuple[Tensor, Tensor | None]:
-    """What leaves the last of the layers, as `decoder_blocks` computes it, and `DraftOutput.unscaled` for the norm
-    [hidden_size] of the logits; None where no op computes it."""
-    leaving, unscaled = _blocks(x, layers, shapes, attend, eps, rows, first_qkv, 0, norm)
-    return leaving[-1], unscaled
-
-
-def _blocks(
-    x: Tensor,
-    layers: Sequence[DecoderLayer],
-    shapes: Sequence[AttentionLayer],
-    attend: Attend,
-    eps: float,
-    rows: Tensor | None,
-    first_qkv: Tensor | None,
-    first_index: int,
-    last_norm: Tensor | None,
-) -> tuple[list[Tensor], Tensor | None]:
-    """What leaves each layer, and what the last makes for `last_norm`; see `_attention_and_mlp`."""
     leaving = list[Tensor]()
-    made = first_qkv
+    qkv = first_qkv
     for place, (layer, shape) in enumerate(zip(layers, shapes, strict=True)):
-        if made is None:
-            made = norm_linear(x, layer.input_norm, eps, layer.qkv, layer.qkv_bias, scale=layer.qkv_scale)
-        is_last = place + 1 == len(layers)
-        chosen, following = (rows, last_norm) if is_last else (None, layers[place + 1])
-        x, made = _attention_and_mlp(x, made, layer, shape, first_index + place, attend, eps, chosen, following)
+        if qkv is None:
+            qkv = norm_linear(x, layer.input_norm, eps, layer.qkv, layer.qkv_bias, scale=layer.qkv_scale)
+        following = layers[place + 1] if place + 1 < len(layers) else None
+        chosen = rows if following is None else None
+        x, qkv = _attention_and_mlp(x, qkv, layer, shape, first_index + place, attend, eps, chosen, following)
         leaving.append(x)
-    return leaving, made
+    return leaving
 
 
 def _attention_and_mlp(
@@ -199,10 +167,9 @@ def _attention_and_mlp(
     attend: Attend,
     eps: float,
     rows: Tensor | None,
-    following: DecoderLayer | Tensor | None,
+    following: DecoderLayer | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """A layer after its packed projection, and where one op computes it too: the projection of the layer that follows,
-    or if a norm follows, the normalised output times any positive number per row."""
+    """A layer after its packed projection; and the projection of the layer that follows, where one op computes it."""
     if layer.latent is None:
         query, key, value = split_heads(qkv, layer, shape, eps)
         attended = attend(index, query, key, value).reshape(residual.shape[0], -1)
@@ -215,13 +182,10 @@ def _attention_and_mlp(
         output = layer.output, layer.output_bias
         mlp = layer.post_norm, eps, layer.gate_up, layer.gate_up_bias
         residual, inner = kernels.linear_norm_gate_up(attended, *output, residual, *mlp)
-        down = layer.down, layer.down_bias
-        if isinstance(following, Tensor):
-            return kernels.linear_norm_unscaled(inner, *down, residual, following, eps)
         if following is not None and following.input_norm is not None and following.qkv_scale is None:
             projection = following.input_norm, eps, following.qkv, following.qkv_bias
-            return kernels.linear_norm_linear(inner, *down, residual, *projection)
-        return norm_linear(inner, None, 0.0, *down, residual), None
+            return kernels.linear_norm_linear(inner, layer.down, layer.down_bias, residual, *projection)
+        return norm_linear(inner, None, 0.0, layer.down, layer.down_bias, residual), None
     return _general_mlp(attended, residual, layer, eps), None
 
 

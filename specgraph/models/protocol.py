@@ -61,9 +61,6 @@ class DraftOutput(NamedTuple):
     """[T, hidden_size]: what `logits` takes."""
     carry: Tensor
     """[T, hidden_size]: what the next step takes as `hidden`."""
-    unscaled: Tensor | None = None
-    """[T, hidden_size]: what the argmax of the logits may take, instead of `hidden` and the norm of `OutputProjection`:
-    the normalised hidden state, times any positive number per row. See `ArgmaxHead`; None elsewhere."""
 
 
 class Head(Protocol):
@@ -146,17 +143,6 @@ class PairHead(DraftHead, Protocol):
         self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None, pair: Tensor | None = None
     ) -> DraftOutput:
         """See `DraftHead.forward`. pair: [T, E + hidden_size], what `pair_input` says of these tokens and `hidden`."""
-        ...
-
-
-@runtime_checkable
-class ArgmaxHead(DraftHead, Protocol):
-    """A `DraftHead` that can prepare its output for an argmax of the logits, which needs no division of its rows."""
-
-    def forward(
-        self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None, *, for_argmax: bool = False
-    ) -> DraftOutput:
-        """See `DraftHead.forward`. for_argmax: compute `DraftOutput.unscaled`, where that takes no kernel more."""
         ...
 
 

@@ -35,7 +35,6 @@ WEIGHTS = {
     OPS.norm_gate_up: [3],
     OPS.linear_norm_linear: [1, 6],
     OPS.linear_norm_gate_up: [1, 6],
-    OPS.linear_norm_unscaled: [1],
     OPS.greedy_head: [3],
     OPS.greedy_next_step: [3],
     OPS.pair_linear: [6],

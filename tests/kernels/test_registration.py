@@ -105,7 +105,6 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
              *limits.values(), f32(V, 6), f32(6), f32(R, 8), f32(8), 1e-5), {},
         ),
         "linear_norm_linear": ((f32(R, 8), f32(5, 8), f32(5), f32(R, 5), f32(5), 1e-5, f32(6, 5), f32(6)), {}),
-        "linear_norm_unscaled": ((f32(R, 8), f32(5, 8), f32(5), f32(R, 5), f32(5), 1e-5), {}),
         "linear_norm_gate_up": ((f32(R, 8), f32(5, 8), f32(5), f32(R, 5), f32(5), 1e-5, f32(6, 5), f32(6)), {}),
         "pair_linear": ((i64(R), f32(9, 6), f32(6), f32(R, 8), f32(8), 1e-5, f32(5, 14), f32(5)), {}),
         "greedy_head": ((f32(R, 8), f32(8), 1e-5, f32(DV, 8), OFFSETS, step, ids, drafts), {}),

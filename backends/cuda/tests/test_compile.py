@@ -201,10 +201,6 @@ CALLS = [
         for op in ("linear_norm_linear", "linear_norm_gate_up")
         for n in (3, 40, 65)
     ],
-    *[
-        Call("linear_norm_unscaled", lambda x, n=n: ((x(n, 512), x(512, 512), None, x(n, 512), x(512), 1e-6), {}))
-        for n in (3, 40, 65)
-    ],
     Call(
         "greedy_next_step",
         lambda x: (

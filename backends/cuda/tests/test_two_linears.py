@@ -1,4 +1,4 @@
-"""Linears with a residual sum and a norm after them, against float64 and against the single ops."""
+"""Two linears with the residual sum and the norm between them, against float64 and against the single ops."""
 
 from __future__ import annotations
 
@@ -29,42 +29,24 @@ def close(got: Tensor, want: Tensor, roundings: int = 1) -> None:
     assert float((got.double() - want).norm() / want.norm()) < most  # NaN fails too
 
 
-def computed(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
-    """float16 in place of bfloat16 in the interpreter, which multiplies the latter as integers."""
-    if not INTERPRETED or dtype != torch.bfloat16:
-        return dtype
-    monkeypatch.setattr(two_linears_ops, "WIDE", (torch.float16,))
-    return torch.float16
-
-
-def first_linear(rows: int, dtype: torch.dtype, biased: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]:
-    """x, weight, bias, residual and norm; rows have very different magnitudes, and x and residual are strided."""
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("dtype", "rows"), [(dtype, rows) for dtype in ROWS for rows in ROWS[dtype]])
+def test_two_linears(dtype: torch.dtype, rows: int, biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if INTERPRETED and dtype == torch.bfloat16:  # which the interpreter multiplies as integers
+        dtype = torch.float16
+        monkeypatch.setattr(two_linears_ops, "WIDE", (torch.float16,))
     torch.manual_seed(rows)
-    size, depth = 256, 128  # a multiple of a tile's depth, else the norm is a kernel of its own
+    size, depth, inner = 256, 128, 40  # a multiple of a tile's depth, else the norm is a kernel of its own
+    # Rows of very different magnitude: each is divided by its own root mean square.
     magnitude = torch.tensor([0.1, 1.0, 30.0]).repeat(rows)[:rows, None].to(DEVICE)
     x = make(rows + 64, depth, dtype=dtype)[:rows]
     residual = (make(rows, size + 8, dtype=torch.float32) * magnitude).to(dtype)[:, :size]
     weight, norm = make(size, depth, dtype=dtype, scale=1 / 16), make(size, dtype=dtype)
-    return x, weight, make(size, dtype=dtype) if biased else None, residual, norm
-
-
-def sum_and_norm(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The first linear with its residual, and the norm of that, in float64."""
-    wide = x.double() @ weight.double().T + residual.double() + (0 if bias is None else bias.double())
-    return wide, wide * (wide.square().mean(1, keepdim=True) + EPS).rsqrt() * norm.double()
-
-
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize(("dtype", "rows"), [(dtype, rows) for dtype in ROWS for rows in ROWS[dtype]])
-def test_two_linears(dtype: torch.dtype, rows: int, biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    dtype = computed(dtype, monkeypatch)
-    x, weight, bias, residual, norm = first_linear(rows, dtype, biased)
-    size, inner = weight.shape[0], 40
     following = make(2 * inner, size, dtype=dtype, scale=1 / 14)
+    bias = make(size, dtype=dtype) if biased else None
     next_bias = make(2 * inner, dtype=dtype) if biased else None
-    wide, normed = sum_and_norm(x, weight, bias, residual, norm)
+    wide = x.double() @ weight.double().T + residual.double() + (0 if bias is None else bias.double())
+    normed = wide * (wide.square().mean(1, keepdim=True) + EPS).rsqrt() * norm.double()
     product = normed @ following.double().T + (0 if next_bias is None else next_bias.double())
     total, got = ops().linear_norm_linear(x, weight, bias, residual, norm, EPS, following, next_bias)
     close(total, wide)
@@ -75,16 +57,3 @@ def test_two_linears(dtype: torch.dtype, rows: int, biased: bool, monkeypatch: p
     assert torch.equal(total, ops().norm_linear(x, None, 0.0, weight, bias, residual))
     gate, up = product.chunk(2, 1)
     close(gated, functional.silu(gate) * up, roundings=2)  # gate and up are rounded, then their product
-
-
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize(("dtype", "rows"), [(dtype, rows) for dtype in ROWS for rows in ROWS[dtype]])
-def test_norm_without_its_scale(dtype: torch.dtype, rows: int, biased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, weight, bias, residual, norm = first_linear(rows, computed(dtype, monkeypatch), biased)
-    wide, normed = sum_and_norm(x, weight, bias, residual, norm)
-    total, unscaled = ops().linear_norm_unscaled(x, weight, bias, residual, norm, EPS)
-    close(total, wide)
-    assert torch.equal(total, ops().norm_linear(x, None, 0.0, weight, bias, residual))
-    factors = unscaled.double().norm(dim=1) / normed.norm(dim=1)
-    for row in range(rows):
-        close(unscaled[row], normed[row] * factors[row])

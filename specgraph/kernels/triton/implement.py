@@ -54,7 +54,6 @@ _OPS = (
     "keep_rows",
     "linear_norm_gate_up",
     "linear_norm_linear",
-    "linear_norm_unscaled",
     "load_round",
     "move_kv",
     "next_verify",

@@ -61,9 +61,9 @@ def linear_kernel(
     """out = x @ weight.T + bias + residual.
 
     Between two linears rows are normalised in parts. With `norm`, this is the first: scaled_out = out * norm, and
-    `squares_out` [rows, programs], unless it is None, has the sums of the squares of each program's columns of out.
-    With `squares` [rows, parts], this is the second: x is such a scaled_out, and rows are divided by their root mean
-    square after the product.
+    squares_out [rows, programs] has the sums of the squares of each program's columns of out. With `squares`
+    [rows, parts], this is the second: x is such a scaled_out, and rows are divided by their root mean square after
+    the product.
     """
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     safe = tl.minimum(column, columns - 1)
@@ -98,9 +98,8 @@ def linear_kernel(
         total = tl.where(mask, result.to(tl.float32), 0.0)
         weighted = total * tl.load(norm + safe)[None, :].to(tl.float32)
         tl.store(scaled_out + at, weighted.to(out.dtype.element_ty), mask=mask)
-        if squares_out is not None:
-            to = squares_out + row * tl.num_programs(0) + tl.program_id(0)
-            tl.store(to, tl.sum(total * total, axis=1), mask=live)
+        to = squares_out + row * tl.num_programs(0) + tl.program_id(0)
+        tl.store(to, tl.sum(total * total, axis=1), mask=live)
 
 
 @triton.jit

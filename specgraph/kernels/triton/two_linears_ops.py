@@ -1,4 +1,4 @@
-"""Launching linears with a residual sum and a norm after them."""
+"""Launching two linears with a residual sum and a norm between them."""
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
@@ -57,41 +57,23 @@ class TwoLinearOps(LinearOps):
             return first.total, self.norm_gate_up(first.x, None, 0.0, gate_up, gate_up_bias)
         return first.total, self._gate_up(first.x, gate_up, gate_up_bias, first.tile, first.squares, eps)
 
-    def linear_norm_unscaled(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        """See `specgraph.kernels.linear_norm_unscaled`: total * norm where a tile takes the linear."""
-        tile = self._tile("linear", x, weight, weight.shape[0])
-        if tile is None or x.dtype not in WIDE:
-            return self._total_and_normed(x, weight, bias, residual, tile, norm, eps)
-        scaled = x.new_empty(x.shape[0], weight.shape[0])
-        return self._launch_linear(x, weight, bias, residual, tile, norm, scaled, None, None, 0.0), scaled
-
     def _summed(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm: Tensor, eps: float, kind: str,
         next_weight: Tensor, next_columns: int,
     ) -> Summed:  # fmt: skip
         """The first linear with the residual, and its norm as far as the second, of `kind`, needs it."""
         tile = self._tile("linear", x, weight, weight.shape[0])
-        if tile is not None and x.dtype in WIDE:
-            second = self._tile(kind, x, next_weight, next_columns)
+        if tile is not None:
+            second = self._tile(kind, x, next_weight, next_columns) if x.dtype in WIDE else None
             if second is not None:
                 return Summed(*self._linear_squared(x, weight, bias, residual, tile, norm), second)
-        return Summed(*self._total_and_normed(x, weight, bias, residual, tile, norm, eps), None, None)
-
-    def _total_and_normed(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, tile: Tile | None, norm: Tensor,
-        eps: float,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """x @ weight.T + bias + residual, by `tile` or the library, and its rms_norm."""
-        if tile is not None:
             total = self._linear(x, weight, bias, residual, tile)
         elif x.dtype in HALVES and x.shape[0]:
             own = self._own(x, bias)
             parts = None if own is None else own.parts(x, weight)
             if parts is None:
                 parts = functional.linear(x, weight, bias)[None]
-            return self._add_parts(x, parts, residual, norm, eps)
+            return Summed(*self._add_parts(x, parts, residual, norm, eps), None, None)
         else:
             total = kernels.norm_linear.reference(x, None, 0.0, weight, bias, residual)
-        return total, self._normed(total, norm, eps)
+        return Summed(total, self._normed(total, norm, eps), None, None)
