@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from specgraph.decoding.metrics import AcceptanceMetrics
 from specgraph.decoding.request import Chunk, Running
 from specgraph.decoding.round_outputs import ReadRound
+from specgraph.errors import SpecgraphError
 
 MOST_KEPT = 2048
 """Rounds times requests that are taken apart together, at most. It bounds their memory, and how long the host is away
@@ -142,8 +143,11 @@ class SteadyRounds:
         self.left = min((state.num_left for state in self._rows if state is not None), default=0)
 
     def fold(self) -> None:
-        """Bring `Running.token_ids` and the metrics up to date: one gather over all rounds and requests that are
-        kept."""
+        """Bring `Running.token_ids` and the metrics up to date: one gather over all rounds and requests that are kept.
+
+        Raises:
+            SpecgraphError: a round has more or fewer tokens than its counts say.
+        """
         if not self._counts:
             return
         q, n, rounds = self._query_len, len(self._rows), len(self._counts)
@@ -152,8 +156,13 @@ class SteadyRounds:
         given = by_request.compress(by_request >= 0).view(np.uint8).data
         all_counts = b"".join(self._counts)
         counts = np.frombuffer(all_counts, np.uint8).reshape(rounds, n)
-        start = 0
-        for state, count in zip(self._rows, np.add.reduce(counts, 0, np.int64).tolist(), strict=True):
+        sampled, start = np.add.reduce(counts, 0, np.int64).tolist(), 0
+        if len(given) != 8 * sum(sampled):
+            raise SpecgraphError(
+                f"{rounds} rounds of {n} requests have {len(given) // 8} tokens, and by their counts {sum(sampled)}: "
+                "something else than -1 follows the tokens of a request; a bug of specgraph or of the backend's kernels"
+            )
+        for state, count in zip(self._rows, sampled, strict=True):
             end = start + 8 * count
             if state is not None:
                 state.token_ids.frombytes(given[start:end])

@@ -16,6 +16,7 @@ from specgraph.decoding.metrics import AcceptanceMetrics
 from specgraph.decoding.request import Running
 from specgraph.decoding.round_outputs import ReadRound
 from specgraph.decoding.steady_rounds import RoundChunks, SteadyRounds
+from specgraph.errors import SpecgraphError
 from specgraph.reference import CpuPlatform
 
 
@@ -100,6 +101,15 @@ def test_a_round_is_kept_unless_somebody_may_have_ended():
 def test_a_round_with_an_impossible_count_is_not_kept(count):
     states = [_state(i, 1000, ()) for i in range(2)]
     assert SteadyRounds(AcceptanceMetrics(2)).take(_read(1, states, 3, bytes(48), [1, count])) is None
+
+
+def test_tokens_behind_those_that_were_sampled_are_an_error_and_go_to_nobody():
+    states = [_state(i, 1000, ()) for i in range(2)]
+    steady = SteadyRounds(AcceptanceMetrics(2))
+    assert steady.take(_read(1, states, 3, struct.pack("6q", 3, 4, -1, 5, -1, -1), [1, 1])) is not None
+    with pytest.raises(SpecgraphError, match="1 rounds of 2 requests have 3 tokens, and by their counts 2: something"):
+        steady.fold()
+    assert [state.num_output for state in states] == [0, 0]
 
 
 def test_generate_touches_no_request_in_rounds_in_which_nobody_joins_or_ends(monkeypatch):
