@@ -119,7 +119,8 @@ class GraphRunner:
         self._platform, self._reads, self._check_inputs = platform, reads, check_inputs
         self._pool = platform.graph_pool()
         self._captured: dict[BatchDescriptor, Captured] = {}
-        self._closed = False
+        self.is_closed = False
+        """True once `close()` was called."""
         self.launches = 0
         """Graph launches so far."""
 
@@ -213,7 +214,7 @@ class GraphRunner:
             UpdateError: `lengths` does not fit; nothing was launched.
         """
         captured = self._captured.get(descriptor)
-        if self._closed:
+        if self.is_closed:
             raise CaptureError(f"{descriptor}: these graphs are closed; make and capture a new drafter or generator")
         if captured is None:
             captured_are = ", ".join(map(str, self._captured)) or "none: call capture() first"
@@ -238,7 +239,7 @@ class GraphRunner:
 
     def close(self) -> None:
         """Release the graphs and their pool."""
-        self._closed = True
+        self.is_closed = True
         for captured in self._captured.values():
             for piece in captured.pieces:
                 if isinstance(piece, Graph):

@@ -244,12 +244,12 @@ class ModelRunner:
         Raises:
             CaptureError: a graph of the batch should have been captured, and was not.
         """
-        if ready.graph is not None and self.graphs is not None:
+        graphs = self.graphs if ready.from_graphs else None
+        if ready.graph is not None and graphs is not None and not graphs.is_closed:
             ready.graph.replay()
-            self.graphs.launches += 1
+            graphs.launches += 1
             self.launches[ready.batch.phase] += 1
             return
-        graphs = self.graphs if ready.from_graphs else None
         for launch in ready.launches:
             now: StepLengths = {}
             if lengths is not None:
