@@ -35,7 +35,9 @@ def test_places(platform: Platform, way: str, seed: int) -> None:
     seq_lens, step = lengths.int().to(device), torch.tensor([1], device=device)
     positions, slots = (torch.full((requests,), -77, device=device) for _ in range(2))
     base = lengths.int().to(device), (lengths - 1).clamp(min=0).to(device)
-    tree = {name: torch.full((requests * k,), -77, device=device) for name in ("positions", "slot_mapping")}
+    tree: dict[str, Any] = {
+        name: torch.full((requests * k,), -77, device=device) for name in ("positions", "slot_mapping")
+    }
     tree |= {"seq_lens": torch.full((requests,), -77, dtype=torch.int32, device=device)}
     tree |= {"draft_step": torch.tensor([2], device=device)}
     limits: dict[str, Any] = {"tree_len": tree_len, "max_model_len": LIMIT, "block_size": BLOCK}
