@@ -203,8 +203,9 @@ class DraftRig:
         except UnsupportedError as error:
             raise Absent(str(error)) from error
 
-    def propose(self, batch: HostBatch, *, host_numbers: bool = True) -> DraftTokens:
-        """Draft for one round; `host_numbers` False leaves out the numbers as the host knows them."""
+    def propose(self, batch: HostBatch, *, host_numbers: bool = True, k: int | None = None) -> DraftTokens:
+        """Draft for one round, `k` tokens where it is given; `host_numbers` False leaves out the numbers as the host
+        knows them."""
         handed = batch.on(self.platform.device, self.head.dtype)
         if self._bound is not None:
             inputs = self.drafter.inputs(batch.num_requests, bound=self._bound)
@@ -217,6 +218,7 @@ class DraftRig:
             handed,
             host_start_positions=batch.start_positions if host_numbers else None,
             host_num_sampled=batch.num_sampled if host_numbers else None,
+            num_speculative_tokens=k,
         )
 
     def prefill(self, tokens: Sequence[int], positions: range, blocks: Sequence[int], aux_hidden: Tensor) -> None:

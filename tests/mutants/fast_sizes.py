@@ -180,6 +180,20 @@ def first_tile_of_requests(patch: pytest.MonkeyPatch) -> None:
     replace_op(patch, "advance", broken)
 
 
+@mutant("many-in-one-program-end", "kernel", hazard="many-in-one-program")
+def last_slot_past_the_end(patch: pytest.MonkeyPatch) -> None:
+    """A row past max_model_len has the slot of the last position instead of none."""
+
+    def broken(
+        real: Any, lengths: Tensor, positions: Any, slots: Tensor, step: Any, table: Tensor, most: int, block: int
+    ) -> None:
+        real(lengths, positions, slots, step, table, most, block)
+        last = table[:, (most - 1) // block].long() * block + (most - 1) % block
+        slots.copy_(torch.where((lengths > most) & (last >= block), last, slots))
+
+    replace_op(patch, "advance", broken)
+
+
 @mutant("many-in-one-program-moves", "kernel", hazard="many-in-one-program")
 def moves_in_parts(patch: pytest.MonkeyPatch) -> None:
     """Keys and values move 256 at a time, so that a later part reads what an earlier one wrote."""

@@ -18,6 +18,7 @@ from specgraph.decoding.join_program import MAX_STOP_TOKENS, JoinProgram
 from specgraph.decoding.rounds import Rounds
 from specgraph.drafting import BoundTensors, DraftProgram
 from specgraph.drafting.host_lengths import HostRounds
+from specgraph.drafting.stepwise import StepwiseProgram
 from specgraph.graphs.read_set import ReadSetGuard
 from specgraph.platforms import GraphPool
 from specgraph.reference.graph import CpuGraph
@@ -302,6 +303,26 @@ def old_stop_tokens(patch: pytest.MonkeyPatch) -> None:
             self.inputs[first : first + MAX_STOP_TOKENS] = self.state.stop_token_ids[row]
 
     patch.setattr(JoinProgram, "load", load)
+
+
+@mutant("round-rows-compacted-own-stops", "engine", hazard="round-rows-compacted")
+def stop_tokens_stay(patch: pytest.MonkeyPatch) -> None:
+    """In the lowering `round`, stop tokens stay behind when rows are compacted."""
+    real = DeviceRounds._compact
+
+    def broken(self: DeviceRounds) -> None:
+        stops = self.runner.state.stop_token_ids
+        before = stops.clone()
+        real(self)
+        stops.copy_(before)
+
+    patch.setattr(DeviceRounds, "_compact", broken)
+
+
+@mutant("module-past-rows-k", "engine", hazard="module-past-rows")
+def modules_up_to_k(patch: pytest.MonkeyPatch) -> None:
+    """A propose runs as many modules as it drafts tokens."""
+    patch.setattr(StepwiseProgram, "passes", lambda self, num_speculative_tokens: num_speculative_tokens)
 
 
 @mutant("logprobs-of-other-logits", "engine")

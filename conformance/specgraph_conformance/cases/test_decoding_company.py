@@ -89,6 +89,31 @@ def test_compacted(platform: Platform, seed: int) -> None:
         assert _checked(made, asked[4:]) == expected[4:], "requests that joined after the others had left"
 
 
+@case(
+    "decoding.round-rows-take-their-stops",
+    "Requests that move to lower rows end where they would alone, whatever stop tokens the requests had that left.",
+    hazard="round-rows-compacted",
+    cause="stop tokens that stay behind when rows are compacted: another request's end this one on the device",
+    timeout=120,
+)
+def test_stops_move(platform: Platform, seed: int) -> None:
+    limits = [3, 20, 3, 20]
+    asked = [replace(each, max_tokens=n) for each, n in zip(requests(seed, count=4), limits, strict=True)]
+    with decoder(platform, lowering="round", rounds_ahead=0, max_num_requests=4, capture_sizes=(2, 4)) as made:
+        expected = generate(made, asked)
+        early = {token for tokens in (expected[0], expected[2]) for token in tokens}
+        late = list(dict.fromkeys(t for i in (1, 3) for t in expected[i][8:-1] if t not in early))[:16]
+        assert late, "the requests sample the same tokens: choose another seed"
+        stopping = [replace(each, stop_token_ids=() if i % 2 else late) for i, each in enumerate(asked)]
+        ids = [made.add(request) for request in stopping]
+        tokens: dict[int, list[int]] = {each: [] for each in ids}
+        for _ in range(60):  # a request that the device has ended gives nothing any more
+            for chunk in made.step() if made.num_unfinished else ():
+                tokens[chunk.request] += chunk.token_ids
+        assert [tokens[each] for each in ids] == expected
+        assert made.num_unfinished == 0, "a request that has room for more tokens gets none"
+
+
 @pytest.mark.parametrize("lowering", ["merged", "round"])
 @case(
     "decoding.penalties-from-the-first-token",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from specgraph.models.mtp import MtpHead
@@ -10,13 +12,17 @@ from specgraph.platforms import Platform
 from specgraph_conformance.case import case
 from specgraph_conformance.draft_comparison import TOLERANCE, float64_head, rig
 from specgraph_conformance.draft_oracles import dense_prompt
-from specgraph_conformance.draft_rig import HostBatch, make_config
+from specgraph_conformance.draft_rig import DraftRig, HostBatch, make_config
 from specgraph_conformance.oracles import DenseKeys, gather_request
 from specgraph_conformance.rig import expect_close, on_host
 from specgraph_conformance.tiny_models import VOCAB
 
+K = 3
 ACCEPTED = ((1, 1), (4, 2), (1, 0), (2, 4), (3, 1))
 """Accepted + 1 of two requests, round by round; the first samples after the prompts."""
+OTHER_K = (1, K, 1, K, K)
+"""Drafts of each round where K changes."""
+ACCEPTED_OF_OTHER_K = ((1, 1), (2, 1), (4, 2), (1, 2), (4, 1))
 
 
 @pytest.mark.parametrize("mixed", ["alone", "exchanged"])
@@ -28,7 +34,37 @@ ACCEPTED = ((1, 1), (4, 2), (1, 0), (2, 4), (3, 1))
     cause="past rows: kept of rejected rows or of the batch's row instead of the block, or not computed again",
 )
 def test_rounds(platform: Platform, attention: str, mixed: str, seed: int) -> None:
-    made = rig(platform, make_config(lowering="auto"), attention, "mtp-modules")
+    made = rig(platform, make_config(lowering="auto", k=K), attention, "mtp-modules")
+    _follow_text(platform, made, mixed, ACCEPTED, (None,) * len(ACCEPTED), seed)
+
+
+@case(
+    "drafting.rounds-of-other-k-leave-the-keys-of-the-text",
+    "Where K changes from round to round, every module's keys are those of the text after each round, also of modules "
+    "past the K at hand: later rounds draft with them.",
+    hazard="module-past-rows",
+    cause="a propose of fewer tokens runs fewer modules, whose keys then lack the rows of that round",
+)
+def test_other_k(platform: Platform, attention: str, seed: int) -> None:
+    config = make_config(lowering="auto", k=K, k_candidates=(1, K))
+    made = rig(platform, config, attention, "mtp-modules")
+    _follow_text(platform, made, "alone", ACCEPTED_OF_OTHER_K, OTHER_K, seed)
+
+
+def _follow_text(
+    platform: Platform,
+    made: DraftRig,
+    mixed: str,
+    accepted_counts: Sequence[tuple[int, int]],
+    ks: Sequence[int | None],
+    seed: int,
+) -> None:
+    """Rounds of two requests, and the keys and values of every module after each.
+
+    Args:
+        accepted_counts: accepted + 1 of the requests, by round.
+        ks: drafts of each round; None for the drafter's own K.
+    """
     reference, modules = float64_head(made, "mtp-modules"), made.config.num_speculative_tokens
     assert isinstance(reference, MtpHead)
     generator, q, size = torch.Generator().manual_seed(seed), made.config.query_len, made.head.aux_size
@@ -40,7 +76,7 @@ def test_rounds(platform: Platform, attention: str, mixed: str, seed: int) -> No
         for first in range(0, len(text), made.config.prefill_rows[-1]):
             rows = range(first, min(first + made.config.prefill_rows[-1], len(text)))
             made.drafter.prefill(text.tolist(), rows, own, aux[first : rows.stop].to(platform.device))
-    for number, accepted in enumerate(ACCEPTED):
+    for number, (accepted, k) in enumerate(zip(accepted_counts, ks, strict=True)):
         order = [1, 0] if mixed == "exchanged" and number % 2 else [0, 1]
         tokens = torch.randint(0, VOCAB, (2, q), generator=generator)
         aux = (3 * torch.randn(2, q, size, generator=generator)).to(made.head.dtype)  # rejected rows too
@@ -53,7 +89,8 @@ def test_rounds(platform: Platform, attention: str, mixed: str, seed: int) -> No
             texts[r] = torch.cat([texts[r], tokens[i, : accepted[r]]])
         cold, seeds = torch.zeros(2), torch.zeros(2, dtype=torch.int64)
         counts, own = [accepted[r] for r in order], [blocks[r] for r in order]
-        made.propose(HostBatch(tokens, counts, starts, aux.flatten(0, 1), own, cold, seeds))
+        made.propose(HostBatch(tokens, counts, starts, aux.flatten(0, 1), own, cold, seeds), k=k)
+        q = made.config.query_len if k is None else k + 1
         for r in range(2):
             dense = DenseKeys.empty(reference.attention_layers)
             known = len(texts[r]) - 1
