@@ -10,6 +10,7 @@ from specgraph import kernels
 from specgraph.platforms import Platform
 from torch import Tensor
 
+from specgraph_conformance import oracles
 from specgraph_conformance.attention_rows import Rows
 from specgraph_conformance.case import case
 from specgraph_conformance.cases.test_kernels_models import windowed_forward
@@ -135,3 +136,58 @@ def test_long_half(platform: Platform, attention: str, rows: int, requests: int,
             for cache in (made.value_cache, made.cache.value):
                 cache[block] += (len(blocks) if place % 2 else -len(blocks)) / 4
     made.check()
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@case(
+    "attention.own-keys-of-long-contexts",
+    "With contexts of a multiple of 64 and one to three more, up to 4,099 keys, each row sees the last of its keys.",
+    hazard="attention-many-keys",
+    cause="a last split, or a last part of one, that is left out where it has few keys",
+)
+def test_own_keys(platform: Platform, attention: str, rows: int, seed: int) -> None:
+    lengths = [64 * n + extra for n in (1, 2, 4, 8, 16, 32, 64) for extra in (1, 3)]
+    made = Rows(platform, attention, [rows] * len(lengths), lengths, (4, 2), seed=seed)
+    # The values of a pass's rows are so large that a missing one of them shows among thousands of others.
+    for value in (made.value, made.device_rows[2]):
+        for number, length in enumerate(lengths):
+            value[number * rows : (number + 1) * rows] *= length
+    made.check()
+
+
+@pytest.mark.parametrize("heads", [(6, 2), (14, 2), (9, 3), (20, 4)], ids=lambda h: f"{h[0]}x{h[1]}")
+@case(
+    "attention.groups-of-any-size",
+    "With 3, 5 and 7 query heads per key head each head has float64's output, in decode and verify passes.",
+    hazard="attention-many-blocks",
+    cause="groups of query heads that are no power of two, matched to the key heads the wrong way round",
+)
+def test_groups(platform: Platform, attention: str, heads: tuple[int, int], seed: int) -> None:
+    for rows in (1, 4):
+        Rows(platform, attention, [rows] * 3, [rows, 37, 70], heads, seed=seed).check()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@case(
+    "kernels.rotation-of-late-positions",
+    "Positions up to 40,000 are rotated by their own angles.",
+    hazard="part-of-the-head-rotated",
+    cause="rotate_and_store: a table of fewer rows, whose last one is taken for all positions past it",
+)
+def test_late(platform: Platform, way: str, seed: int) -> None:
+    heads, dim, positions = 2, 64, torch.tensor([0, 2047, 2048, 4095, 4096, 8192, 16_385, 32_767, 32_768, 39_999])
+    g, rows = torch.Generator().manual_seed(seed), len(positions)
+    query, key, value = (torch.randn(rows, heads, dim, generator=g) for _ in range(3))
+    angles = torch.rand(40_000, dim // 2, generator=g) * 6
+    table = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    tensors = (query, key, value, table, positions, torch.arange(16, 16 + rows))
+    q, k, v, rotary, at, to = (t.to(platform.device) for t in tensors)
+    keys, values = (torch.zeros(3, 16, heads, dim, device=platform.device) for _ in range(2))
+    out = torch.zeros_like(q)
+    run_op(
+        platform, way, lambda: out.copy_(kernels.rotate_and_store(q, k, v, rotary, at, to, keys, values)),
+        [out, keys, values],
+    )  # fmt: skip
+    stored = on_host(keys).flatten(0, 1)[16 : 16 + rows]
+    for name, seen, x in (("queries", on_host(out), query), ("keys", stored, key)):
+        expect_close(seen, oracles.rotate(x.double(), table, positions), 1e-5, f"{name} at {positions.tolist()}")
