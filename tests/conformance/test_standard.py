@@ -58,6 +58,7 @@ FROZEN = {
     "1.1": "d9fdaa924c7f88bd0a162e6c7662ff6dfe89d71655db5e4ef45eb34c684cbadf",
     "1.2": "39eece31203a5c51fb64981c5d131e5127efdc6a71e1343e345cdb149371322d",
     "1.3": "009384887c2f38997e91c0ad13ff3f6ee974e8ac58675a013361a06e66dc2583",
+    "1.4": "0d1ba731b0922a939fe36da16afc4358eff03c8508bf0dfa1225fb188117765c",
 }
 """SHA-256 of the lists of the versions that others have reports of."""
 
