@@ -37,7 +37,7 @@ def new_backend(
         typer.echo(f"  {path}")
     typer.echo(
         f"\nNext:\n  pip install --no-deps -e {target}\n  specgraph platforms\n"
-        f"  specgraph conformance {name}\nand begin with the first failing case."
+        f"  specgraph conformance {name} --quick\nand begin with the first failing case."
     )
 
 

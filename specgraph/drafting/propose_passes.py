@@ -127,7 +127,11 @@ class ProposePasses:
         size = padded_size(num_requests, self._config.sizes) or num_requests
         k, tree = self._config.shape(size) if asked is None else DraftShape(asked)
         if (k, tree) not in self._config.shapes_at(size):
-            raise ConfigError(f"K {k} is none that this drafter has at {size} requests: name it in k_candidates")
+            there = [str(each.num_speculative_tokens) for each in self._config.shapes_at(size) if not each.tree]
+            raise ConfigError(
+                f"K {k} is none of those for batches of {size} requests ({', '.join(there) or 'they draft trees'}): "
+                "list each K in k_candidates when you make the drafter"
+            )
         found = dispatch("propose", num_requests, query_len, k, self._config.sizes, tree)
         if not found.captured and self._config.fallback == "error" and has_graphs:
             raise CapacityError(f"{found.reason}, and fallback is 'error'")

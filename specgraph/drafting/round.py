@@ -57,8 +57,19 @@ class ProposeBatch:
 
         Args:
             token_id: int64 scalar: the first token after the prompt.
-            aux_hidden: [aux_size], from `Drafter.prefill`: the hidden state of the prompt's last row.
+            aux_hidden: [aux_size], from the `Drafter.prefill` of the prompt's last chunk: the hidden state of the last
+                row. None only where `self.aux_hidden` has no columns: in a target's round without a drafter.
+
+        Raises:
+            ConfigError: this batch has no such row, or the hidden state is missing; nothing was written.
         """
+        if not 0 <= row < self.num_requests:
+            raise ConfigError(f"join: row {row} of a batch of {self.num_requests} requests: call inputs() with more")
+        if aux_hidden is None and self.aux_hidden.shape[1]:
+            raise ConfigError(
+                f"join: row {row} has no hidden state: Drafter.prefill returns it with the chunk that holds the "
+                "prompt's last position, and None before; give it to join"
+            )
         own = self.aux_hidden[row * self.query_len : (row + 1) * self.query_len]
         own.zero_()  # rows without a token write KV past the request's end: the same values in every mode
         if aux_hidden is not None:

@@ -217,8 +217,9 @@ class GraphRunner:
         if self.is_closed:
             raise CaptureError(f"{descriptor}: these graphs are closed; make and capture a new drafter or generator")
         if captured is None:
-            captured_are = ", ".join(map(str, self._captured)) or "none: call capture() first"
-            raise CaptureError(f"{descriptor} was never captured; captured are: {captured_are}")
+            if not self._captured:
+                raise CaptureError(f"{descriptor} was never captured, and no other batch was: call capture() first")
+            raise CaptureError(f"{descriptor} was never captured; captured are: {', '.join(map(str, self._captured))}")
         if self._check_inputs:
             captured.inputs.check(self._reads(), str(descriptor))
         updates, lengths = captured.updates, lengths or {}

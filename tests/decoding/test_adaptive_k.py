@@ -189,5 +189,5 @@ def test_refusals(make_decoder, shadow, changes, words):
 
 def test_a_propose_of_a_k_that_was_not_captured(make_decoder, shadow):
     drafter = make_decoder(shadow, **AUTO).drafter
-    with pytest.raises(ConfigError, match=r"K 4 is none .* k_candidates"):
+    with pytest.raises(ConfigError, match=r"K 4 is none of those .* 1 requests \([\d, ]+\): .* k_candidates"):
         drafter.propose(drafter.inputs(1), num_speculative_tokens=4)

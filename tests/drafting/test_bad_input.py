@@ -41,6 +41,20 @@ def test_rounds_of_a_length_that_no_k_makes():
     assert drafter.num_proposes == 0
 
 
+@pytest.mark.parametrize(
+    ("row", "has_hidden", "message"),
+    [(1, True, "row 1 of a batch of 1 requests"), (-1, True, "row -1 of a batch"), (0, False, "has no hidden state")],
+)
+def test_a_join_that_would_draft_from_something_else(row, has_hidden, message):
+    """Without its hidden state a request would enter with zeros, and only be drafted worse."""
+    head = make_head("eagle", make_target())
+    batch = make_drafter(head, "merged", "device", num_speculative_tokens=4, **LIMITS).inputs(1)
+    batch.aux_hidden.fill_(7)
+    with pytest.raises(ConfigError, match=message):
+        batch.join(row, torch.tensor(3), torch.ones(head.aux_size) if has_hidden else None)
+    assert torch.equal(batch.aux_hidden, torch.full_like(batch.aux_hidden, 7))
+
+
 def test_every_k_of_a_schedule_is_captured_at_start_up():
     """Whatever rounds follow one another, nothing is captured at request time, and K is never other than asked."""
     schedule = {1: 4, 2: 2}

@@ -90,7 +90,7 @@ def test_the_body_is_run_once_for_warm_up_and_captured_once(runner, model):
 
 
 def test_a_batch_that_was_never_captured_is_refused_not_captured_at_request_time(runner, model):
-    with pytest.raises(CaptureError, match=r"captured are: none: call capture\(\) first"):
+    with pytest.raises(CaptureError, match=r"no other batch was: call capture\(\) first"):
         runner.replay(descriptor(4))
     runner.capture(descriptor(4), model.body(4))
     with pytest.raises(CaptureError, match=r"propose\[2 x 4, K=3\] was never captured; captured are: propose\[4 x 4"):
