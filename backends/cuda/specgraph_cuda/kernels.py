@@ -142,7 +142,8 @@ def many_rows(device: torch.device) -> ManyRows | None:
     if (properties.major, properties.minor) != (9, 0) or properties.multi_processor_count < BLOCKS:
         return None
     try:
-        from specgraph_cuda.many_rows import linears, why_not
+        from specgraph_cuda.hopper import why_not
+        from specgraph_cuda.many_rows import linears
 
         reason = why_not()
     except ImportError:
@@ -165,11 +166,17 @@ def register_kernels(device: torch.device) -> str:
     chosen, shipped = tile_for, "those tuned on an NVIDIA H200"
     if properties.shared_memory_per_block_optin < 163 << 10:  # GeForce and RTX, A10, L4, L40S: 99 KiB
         chosen, shipped = default_tile, "small ones that nobody tuned"
+    two_linears, own = None, many_rows(device)
+    if own is not None:  # what that needs is there
+        from specgraph_cuda.two_linears import two_linears_in_one
+
+        two_linears = two_linears_in_one()
     options = LaunchOptions(
         overlap=overlap_previous if overlap else None,
         extra={"launch_pdl": True} if overlap else {},
         tile=TileTable(chosen, tuned),
-        many_rows=many_rows(device),
+        many_rows=own,
+        two_linears=two_linears,
         attention=attention_for if properties.shared_memory_per_block_optin >= 227 << 10 else default_attention,
         compute_units=properties.multi_processor_count,
         float8=(properties.major, properties.minor) >= (8, 9),

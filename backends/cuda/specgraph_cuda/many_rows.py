@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cuda.bindings import driver as cu  # pyright: ignore[reportMissingImports]
-from cuda.bindings import nvrtc  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 from specgraph.kernels.triton.launch import ManyRows
+from specgraph_cuda.hopper import TensorMap, compiled, is_aligned, launch_early, loaded
 from specgraph_cuda.many_rows_plan import Kind, Plan, plan_for
-from specgraph_cuda.nodes import checked
 
 _log = logging.getLogger(__name__)
 
@@ -52,9 +50,9 @@ def _plan(choose: ChoosePlan, kind: Kind, x: Tensor, weight: Tensor) -> Plan | N
     """The plan of one linear, where these tensors are what the kernel takes and it can be loaded."""
     columns = weight.shape[0] // 2 if kind == "GATED" else weight.shape[0]
     plan = choose(kind, x.shape[0], columns, x.shape[1])
-    if plan is None or x.dtype != torch.bfloat16 or weight.dtype != x.dtype or not _aligned(x):
+    if plan is None or x.dtype != torch.bfloat16 or weight.dtype != x.dtype or not is_aligned(x):
         return None
-    if not _aligned(weight) or not weight.is_contiguous() or not _fits(plan, x.shape[1]):
+    if not is_aligned(weight) or not weight.is_contiguous() or not _fits(plan, x.shape[1]):
         return None
     return plan if _loaded(plan, x.device) is not None else None
 
@@ -62,21 +60,6 @@ def _plan(choose: ChoosePlan, kind: Kind, x: Tensor, weight: Tensor) -> Plan | N
 def _fits(plan: Plan, depth: int) -> bool:
     """Whether the input columns are whole tiles of 64, and at least one for each block that shares them."""
     return depth % 64 == 0 and depth // 64 >= plan.split
-
-
-def _aligned(tensor: Tensor) -> bool:
-    """Whether rows do not overlap and each starts at a multiple of 16 bytes, as a tensor copy needs it."""
-    rows = tensor.stride(0)
-    return tensor.stride(1) == 1 and rows >= tensor.shape[1] and rows % 8 == 0 and tensor.data_ptr() % 16 == 0
-
-
-def why_not() -> str | None:
-    """Why the kernel can't be compiled here, or None."""
-    try:
-        checked(nvrtc.nvrtcVersion())
-    except Exception as error:  # cuda-bindings has exceptions of its own for a library that it doesn't find
-        return f"NVRTC is not there: {type(error).__name__}"
-    return None
 
 
 def source(plan: Plan) -> str:
@@ -98,24 +81,10 @@ def source(plan: Plan) -> str:
             *(f"#define {name} {value}" for name, value in constants.items()),
             f"__device__ __forceinline__ void multiply({product}) {{ {multiply} }}",
             f'__device__ __forceinline__ void keep({given}) {{ asm volatile("" : {sums} :: "memory"); }}',
+            (Path(__file__).parent / "hopper.cuh").read_text(),
             (Path(__file__).parent / "many_rows.cu").read_text(),
         ]
     )
-
-
-def compiled(text: str) -> bytes:
-    """Machine code for compute capability 9.0."""
-    program = checked(nvrtc.nvrtcCreateProgram(text.encode(), b"many_rows.cu", 0, [], []))
-    options = [b"--gpu-architecture=sm_90a", b"--std=c++17"]
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-    if int(status):
-        message = b" " * checked(nvrtc.nvrtcGetProgramLogSize(program))
-        checked(nvrtc.nvrtcGetProgramLog(program, message))
-        raise RuntimeError(f"many_rows.cu does not compile: {message.decode()}")
-    binary = b" " * checked(nvrtc.nvrtcGetCUBINSize(program))
-    checked(nvrtc.nvrtcGetCUBIN(program, binary))
-    checked(nvrtc.nvrtcDestroyProgram(program))
-    return binary
 
 
 @cache
@@ -123,47 +92,11 @@ def _loaded(plan: Plan, device: torch.device) -> Any | None:
     """The kernel of one variant in the context of a device; None where it can't be compiled or loaded, and why is
     logged: a driver older than NVRTC refuses its code."""
     try:
-        binary = compiled(source(plan))
-        with torch.cuda.device(device):
-            kernel = checked(cu.cuModuleGetFunction(checked(cu.cuModuleLoadData(binary)), b"many_rows"))
-            most = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            checked(cu.cuFuncSetAttribute(kernel, most, plan.memory))
+        return loaded(compiled(source(plan), "many_rows.cu"), "many_rows", plan.memory, device)
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         _log.warning("linears of more than 64 rows run in the library's matmul, which is slower: %s", reason)
         return None
-    return kernel
-
-
-class _TensorMap:
-    """A tensor map of rows that are read in boxes of 64 columns, 128 bytes, swizzled.
-
-    Made without cuda-bindings, whose tensor maps lie at addresses that are not aligned as the driver wants them.
-    """
-
-    def __init__(self, tensor: Tensor, box_rows: int) -> None:
-        self._memory = (ctypes.c_char * 256)()
-        self.address = -(-ctypes.addressof(self._memory) // 128) * 128
-        status = _driver().cuTensorMapEncodeTiled(
-            ctypes.c_void_p(self.address),
-            int(cu.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16),
-            2,
-            ctypes.c_void_p(tensor.data_ptr()),
-            (ctypes.c_uint64 * 2)(tensor.shape[1], tensor.shape[0]),
-            (ctypes.c_uint64 * 1)(tensor.stride(0) * tensor.itemsize),
-            (ctypes.c_uint32 * 2)(64, box_rows),
-            (ctypes.c_uint32 * 2)(1, 1),
-            int(cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE),
-            int(cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B),
-            int(cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B),
-            int(cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
-        )
-        checked((cu.CUresult(status),))
-
-
-@cache
-def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
 
 
 def launch(plan: Plan, x: Tensor, weight: Tensor, out: Tensor) -> None:
@@ -176,23 +109,11 @@ def launch(plan: Plan, x: Tensor, weight: Tensor, out: Tensor) -> None:
     """
     rows, columns = x.shape[0], weight.shape[0] // (2 if plan.kind == "GATED" else 1)
     blocks = -(-rows // plan.rows)
-    maps = _TensorMap(x, plan.rows), _TensorMap(weight, plan.written)
+    maps = TensorMap(x, plan.rows), TensorMap(weight, plan.written)
     held = (
         ctypes.c_void_p(out.data_ptr()),
         *map(ctypes.c_int, (rows, columns, x.shape[1], blocks)),
         ctypes.c_uint64(_EVICT_NORMAL if blocks > 1 else _EVICT_FIRST),  # other rows come after these, or none
     )
-    addresses = [each.address for each in maps] + [ctypes.addressof(value) for value in held]
-    pointers = (ctypes.c_void_p * len(addresses))(*addresses)
-    overlap = cu.CUlaunchAttribute()
-    overlap.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-    overlap.value.programmaticStreamSerializationAllowed = 1
-    config = cu.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = blocks * -(-columns // plan.written) * plan.split, 1, 1
-    config.blockDimX, config.blockDimY, config.blockDimZ = 128 * plan.groups, 1, 1
-    config.sharedMemBytes = plan.memory
-    config.hStream = torch.cuda.current_stream(x.device).cuda_stream
-    config.attrs = [overlap]
-    config.numAttrs = 1
-    kernel = _loaded(plan, x.device)
-    checked(cu.cuLaunchKernelEx(config, kernel, ctypes.addressof(pointers), 0))
+    grid = blocks * -(-columns // plan.written) * plan.split
+    launch_early(_loaded(plan, x.device), grid, 128 * plan.groups, plan.memory, x.device, maps, held)

@@ -52,11 +52,11 @@ def test_a_plan_fits_a_multiprocessor(kind: Kind, rows: int, columns: int, depth
 @pytest.mark.parametrize("plan", PLANS + PARTS, ids=str)
 def test_it_compiles(plan: Plan) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
-    from specgraph_cuda import many_rows
+    from specgraph_cuda import hopper, many_rows
 
-    if (reason := many_rows.why_not()) is not None:
+    if (reason := hopper.why_not()) is not None:
         pytest.skip(reason)
-    assert many_rows.compiled(many_rows.source(plan))
+    assert hopper.compiled(many_rows.source(plan), "many_rows.cu")
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_code_that_the_driver_refuses_is_said_once(
     pytest.importorskip("cuda.bindings.nvrtc")
     from specgraph_cuda import many_rows
 
-    def refused(text: str) -> bytes:
+    def refused(text: str, name: str) -> bytes:
         raise RuntimeError("a binary for another driver\nand a log of many lines")
 
     monkeypatch.setattr(many_rows, "compiled", refused)
@@ -187,14 +187,14 @@ def test_code_that_the_driver_refuses_is_said_once(
 
 def test_rows_that_a_tensor_copy_refuses_are_left_to_the_library() -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
-    from specgraph_cuda.many_rows import _aligned
+    from specgraph_cuda.hopper import is_aligned
 
     rows = torch.empty(96 * 4096 + 8, dtype=torch.bfloat16)
     whole = rows[:-8].view(96, 4096)
-    assert _aligned(whole)
-    assert _aligned(whole[:, 8:72])
+    assert is_aligned(whole)
+    assert is_aligned(whole[:, 8:72])
     for refused in (whole[:, 1:65], whole.view(-1)[:64].expand(96, 64), whole.T, rows[: 95 * 4095].view(95, 4095)):
-        assert not _aligned(refused)
+        assert not is_aligned(refused)
 
 
 def test_a_plan_with_more_splits_than_tiles_is_left_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,14 @@ class ManyRows:
     """(x, weight [out, in]) -> float32 [S, T, out], whose sum over the first dimension is x @ weight.T."""
 
 
+TwoLinears = Callable[[Tensor, Tensor, Tensor, Tensor, float, Tensor, bool], "tuple[Tensor, Tensor] | None"]
+"""A device's own `linear_norm_linear` or, if the last argument is True, `linear_norm_gate_up`, of few rows.
+
+(x, weight, residual, norm, eps, next weight, gated) -> what the op returns without biases, or None where two kernels
+are as fast. It may read the weights before the kernel launched before it has ended, so that one must not write them.
+"""
+
+
 def default_tile(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
     """Tiles for a device that nobody tuned for: three stages in flight fit 99 KiB of shared memory."""
     if kind.endswith("_fp8"):
@@ -126,6 +134,7 @@ class LaunchOptions:
     """Keyword arguments of every launch."""
     tile: ChooseTile = default_tile
     many_rows: ManyRows | None = None
+    two_linears: TwoLinears | None = None
     attention: ChooseAttention = default_attention
     compute_units: int = 128
     """Multiprocessors of the device: how far to split attention."""

@@ -41,6 +41,10 @@ class TwoLinearOps(LinearOps):
         next_weight: Tensor, next_bias: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """See `specgraph.kernels.linear_norm_linear`."""
+        if (own := self.options.two_linears) is not None and bias is None and next_bias is None:
+            both = own(x, weight, residual, norm, eps, next_weight, False)
+            if both is not None:
+                return both
         first = self._summed(x, weight, bias, residual, norm, eps, "linear", next_weight, next_weight.shape[0])
         if first.tile is None:
             return first.total, self.norm_linear(first.x, None, 0.0, next_weight, next_bias)
@@ -51,6 +55,10 @@ class TwoLinearOps(LinearOps):
         gate_up: Tensor, gate_up_bias: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """See `specgraph.kernels.linear_norm_gate_up`."""
+        if (own := self.options.two_linears) is not None and bias is None and gate_up_bias is None:
+            both = own(x, weight, residual, norm, eps, gate_up, True)
+            if both is not None:
+                return both
         columns = gate_up.shape[0] // 2
         first = self._summed(x, weight, bias, residual, norm, eps, "gate_up", gate_up, columns)
         if first.tile is None:

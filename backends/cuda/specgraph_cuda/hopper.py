@@ -1,0 +1,110 @@
+"""Compiling, loading and launching CUDA kernels for GPUs of compute capability 9.0."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from cuda.bindings import driver as cu  # pyright: ignore[reportMissingImports]
+from cuda.bindings import nvrtc  # pyright: ignore[reportMissingImports]
+from torch import Tensor
+
+from specgraph_cuda.nodes import checked
+
+
+def why_not() -> str | None:
+    """Why the kernel can't be compiled here, or None."""
+    try:
+        checked(nvrtc.nvrtcVersion())
+    except Exception as error:  # cuda-bindings has exceptions of its own for a library that it doesn't find
+        return f"NVRTC is not there: {type(error).__name__}"
+    return None
+
+
+def compiled(text: str, name: str) -> bytes:
+    """Machine code of a CUDA text, whose `name` messages give, for compute capability 9.0."""
+    program = checked(nvrtc.nvrtcCreateProgram(text.encode(), name.encode(), 0, [], []))
+    options = [b"--gpu-architecture=sm_90a", b"--std=c++17"]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    if int(status):
+        message = b" " * checked(nvrtc.nvrtcGetProgramLogSize(program))
+        checked(nvrtc.nvrtcGetProgramLog(program, message))
+        raise RuntimeError(f"{name} does not compile: {message.decode()}")
+    binary = b" " * checked(nvrtc.nvrtcGetCUBINSize(program))
+    checked(nvrtc.nvrtcGetCUBIN(program, binary))
+    checked(nvrtc.nvrtcDestroyProgram(program))
+    return binary
+
+
+def loaded(binary: bytes, name: str, memory: int, device: torch.device) -> Any:
+    """A kernel of a binary in the context of a device, with so many bytes of shared memory."""
+    with torch.cuda.device(device):
+        kernel = checked(cu.cuModuleGetFunction(checked(cu.cuModuleLoadData(binary)), name.encode()))
+        most = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        checked(cu.cuFuncSetAttribute(kernel, most, memory))
+    return kernel
+
+
+def is_aligned(tensor: Tensor) -> bool:
+    """Whether rows do not overlap and each starts at a multiple of 16 bytes, as a tensor copy needs it."""
+    rows = tensor.stride(0)
+    return tensor.stride(1) == 1 and rows >= tensor.shape[1] and rows % 8 == 0 and tensor.data_ptr() % 16 == 0
+
+
+class TensorMap:
+    """A tensor map of rows that are read in boxes of 64 columns, 128 bytes, swizzled.
+
+    Made without cuda-bindings, whose tensor maps lie at addresses that are not aligned as the driver wants them.
+    """
+
+    def __init__(self, tensor: Tensor, box_rows: int) -> None:
+        self._memory = (ctypes.c_char * 256)()
+        self.address = -(-ctypes.addressof(self._memory) // 128) * 128
+        status = _driver().cuTensorMapEncodeTiled(
+            ctypes.c_void_p(self.address),
+            int(cu.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16),
+            2,
+            ctypes.c_void_p(tensor.data_ptr()),
+            (ctypes.c_uint64 * 2)(tensor.shape[1], tensor.shape[0]),
+            (ctypes.c_uint64 * 1)(tensor.stride(0) * tensor.itemsize),
+            (ctypes.c_uint32 * 2)(64, box_rows),
+            (ctypes.c_uint32 * 2)(1, 1),
+            int(cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE),
+            int(cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B),
+            int(cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B),
+            int(cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+        )
+        checked((cu.CUresult(status),))
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def launch_early(
+    kernel: Any, blocks: int, threads: int, memory: int, device: torch.device, maps: Sequence[TensorMap],
+    arguments: Sequence[Any],
+) -> None:  # fmt: skip
+    """Launch on the current stream; the kernel may start before the kernel before it has ended.
+
+    Args:
+        memory: bytes of shared memory per block.
+        maps, arguments: the kernel's arguments in order, the latter of ctypes.
+    """
+    addresses = [each.address for each in maps] + [ctypes.addressof(value) for value in arguments]
+    pointers = (ctypes.c_void_p * len(addresses))(*addresses)
+    overlap = cu.CUlaunchAttribute()
+    overlap.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    overlap.value.programmaticStreamSerializationAllowed = 1
+    config = cu.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes = memory
+    config.hStream = torch.cuda.current_stream(device).cuda_stream
+    config.attrs = [overlap]
+    config.numAttrs = 1
+    checked(cu.cuLaunchKernelEx(config, kernel, ctypes.addressof(pointers), 0))

@@ -1,0 +1,142 @@
+"""Compiling and launching `two_linears.cu`: two linears with a norm between them in one kernel on Hopper."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specgraph.kernels.triton.launch import TwoLinears
+from specgraph_cuda.hopper import TensorMap, compiled, is_aligned, launch_early, loaded
+from specgraph_cuda.two_linears_plan import Plan, plan_for
+
+_log = logging.getLogger(__name__)
+
+ChoosePlan = Callable[[bool, int, int, int, int], "Plan | None"]
+"""See `two_linears_plan.plan_for`."""
+
+_ENTRIES, _ENTRY = 4096, 192
+"""Launches that memory is kept for at a time, and int32 elements of each: `Progress` of two_linears.cu."""
+
+
+@dataclass(slots=True)
+class ProgressMemory:
+    """Zeroed memory in which the blocks of a launch tell each other what they have written; they leave zeros.
+
+    Launches that may run at once need memory of their own, so that each captured launch has some for good, and others
+    share that of their stream.
+    """
+
+    free: dict[torch.device, list[Tensor]] = field(default_factory=dict[torch.device, list[Tensor]])
+    of_streams: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+
+    def take(self, device: torch.device) -> Tensor | None:
+        """Memory for one launch on the current stream; None in a capture if none is left, as it can't be made there."""
+        free = self.free.setdefault(device, [])
+        stream = torch.cuda.current_stream(device)
+        if torch.cuda.is_current_stream_capturing():
+            return free.pop() if free else None
+        if len(free) < _ENTRIES // 2:
+            made = torch.zeros(_ENTRIES, _ENTRY, dtype=torch.int32, device=device)
+            torch.cuda.synchronize(device)  # other streams use it
+            free.extend(made.unbind())
+        if stream.cuda_stream not in self.of_streams:
+            self.of_streams[stream.cuda_stream] = free.pop()
+        return self.of_streams[stream.cuda_stream]
+
+
+class _First(ctypes.Structure):
+    """`First` of two_linears.cu."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "residual", "norm", "total", "scaled", "squares")),
+        *((name, ctypes.c_int) for name in ("rows", "depth", "size", "x_stride", "residual_stride")),
+    ]
+
+
+def two_linears_in_one(choose: ChoosePlan = plan_for) -> TwoLinears:
+    """The kernel's launch; see `specgraph.kernels.triton.launch.TwoLinears`."""
+    memory = ProgressMemory()
+
+    def launched(
+        x: Tensor, weight: Tensor, residual: Tensor, norm: Tensor, eps: float, following: Tensor, gated: bool
+    ) -> tuple[Tensor, Tensor] | None:
+        columns = following.shape[0] // 2 if gated else following.shape[0]
+        plan = choose(gated, x.shape[0], x.shape[1], weight.shape[0], columns)
+        if plan is None or not _takes(plan, x, weight, residual, norm, following):
+            return None
+        if _loaded(plan, x.device) is None or (progress := memory.take(x.device)) is None:
+            return None
+        return launch(plan, x, weight, residual, norm, eps, following, progress)
+
+    return launched
+
+
+def _takes(plan: Plan, x: Tensor, weight: Tensor, residual: Tensor, norm: Tensor, following: Tensor) -> bool:
+    """Whether the kernel can read these tensors: weights and norm contiguous, tiles whole."""
+    whole = weight.shape[1] % (64 * plan.first_tiles) == 0 and weight.shape[0] % (64 * plan.second_tiles) == 0
+    tensors = x, weight, residual, norm, following
+    kept = all(tensor.dtype == torch.bfloat16 for tensor in tensors) and norm.is_contiguous()
+    contiguous = weight.is_contiguous() and following.is_contiguous() and residual.stride(1) == 1
+    aligned = is_aligned(x) and is_aligned(weight) and is_aligned(following)
+    return whole and kept and contiguous and aligned and following.shape[0] % (2 * plan.halves) == 0
+
+
+def source(plan: Plan) -> str:
+    """The CUDA text of one variant."""
+    names = "rows", "first", "second", "halves", "first_tiles", "second_tiles", "stages", "stage_bytes", "window"
+    constants = {name: getattr(plan, name) for name in (*names, "ahead", "late")}
+    files = [Path(__file__).parent / name for name in ("hopper.cuh", "few_rows.cuh", "two_linears.cu")]
+    defined = [f"#define {name.upper()} {value}" for name, value in constants.items()]
+    return "\n".join([*defined, *(file.read_text() for file in files)])
+
+
+@cache
+def _loaded(plan: Plan, device: torch.device) -> Any | None:
+    """The kernel of one variant in the context of a device; None where it can't be compiled or loaded, and why is
+    logged."""
+    try:
+        return loaded(compiled(source(plan), "two_linears.cu"), "two_linears", plan.memory, device)
+    except RuntimeError as error:
+        _log.warning("two linears run in two kernels, which is slower: %s", str(error).partition("\n")[0])
+        return None
+
+
+def launch(
+    plan: Plan, x: Tensor, weight: Tensor, residual: Tensor, norm: Tensor, eps: float, following: Tensor,
+    progress: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Launch on the current stream. The kernel before must not write the weights, which are read before that one ends.
+
+    Args:
+        x: bfloat16 [T, in], T at most plan.rows; rows at multiples of 16 bytes.
+        weight: [size, in]; residual: [T, size]; norm: [size].
+        following: [out, size]; where plan.halves is 2, [2 * out, size], gate rows first.
+        progress: see `ProgressMemory`.
+
+    Returns:
+        total [T, size] and the second product [T, out].
+    """
+    rows, size, columns = x.shape[0], weight.shape[0], following.shape[0] // plan.halves
+    total, scaled, out = x.new_empty(rows, size), x.new_empty(rows, size), x.new_empty(rows, columns)
+    squares = x.new_empty(rows, -(-size // plan.first), dtype=torch.float32)
+    first = _First(
+        *(tensor.data_ptr() for tensor in (x, weight, residual, norm, total, scaled, squares)),
+        *(rows, x.shape[1], size, x.stride(0), residual.stride(0)),
+    )
+    maps = (
+        *(TensorMap(x, plan.rows), TensorMap(weight, plan.first)),
+        *(TensorMap(scaled, plan.rows), TensorMap(following, plan.second)),
+    )
+    pointers = ctypes.c_void_p(out.data_ptr()), ctypes.c_void_p(progress.data_ptr())
+    arguments = first, *pointers, ctypes.c_int(columns), ctypes.c_float(eps)
+    blocks = plan.blocks(size, columns)
+    launch_early(_loaded(plan, x.device), blocks, 224, plan.memory, x.device, maps, arguments)
+    return total, out

@@ -1,0 +1,71 @@
+"""Which pairs of linears `two_linears.cu` takes, and how they are cut into blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specgraph_cuda.many_rows_plan import BLOCKS
+
+_MOST_BYTES = (227 << 10) - 16
+"""Of shared memory that a launch may ask for on Hopper: what a block may have, less what the kernel declares."""
+
+_GATED = {(4096, 4096, 14336): 16, (4096, 4096, 12288): 16, (2048, 2048, 8192): 8}
+_PLAIN = {(14336, 4096, 6144): 8, (12288, 4096, 6144): 8}
+"""(input columns, output columns of the first linear, of the second) -> the most rows that it was faster for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How two linears are cut into blocks; `two_linears.cu` says what each number means."""
+
+    rows: int
+    first: int
+    second: int
+    halves: int
+    first_tiles: int = 2
+    second_tiles: int = 1
+    window: int = 64 << 10
+    ahead: int = 3
+    late: int = 0
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of one stage of the ring."""
+        first, second = self.first_tiles * (self.first + self.rows), self.second_tiles * (self.second + self.rows)
+        return 128 * max(first, second)
+
+    @property
+    def stages(self) -> int:
+        """As many as there is memory for; each has three barriers."""
+        return (_MOST_BYTES - 1024 - self._beside) // (self.stage_bytes + 24)
+
+    @property
+    def memory(self) -> int:
+        """Bytes of shared memory that a launch asks for, 1 KiB of it to align the ring."""
+        return 1024 + self.stages * (self.stage_bytes + 24) + self._beside
+
+    @property
+    def _beside(self) -> int:
+        """Bytes of the first linear's sums and the factors of the rows."""
+        return 16 * self.rows * (self.first + 4) + 64
+
+    def blocks(self, size: int, columns: int) -> int:
+        """Blocks of a launch: [size, in] is the first weight, `columns` are those of the output."""
+        return max(-(-size // self.first), -(-columns // self.second))
+
+
+def plan_for(gated: bool, rows: int, depth: int, size: int, columns: int) -> Plan | None:
+    """How a pair of linears is cut; None where two kernels are as fast, or where nobody has measured.
+
+    Args:
+        depth: input columns of the first; size: its output columns, and the input columns of the second.
+        columns: output columns of the second; where it is gated, its weight has twice as many rows.
+    """
+    most = (_GATED if gated else _PLAIN).get((depth, size, columns), 0)
+    return cut(gated, rows, size, columns) if 0 < rows <= most else None
+
+
+def cut(gated: bool, rows: int, size: int, columns: int) -> Plan:
+    """The plan of any sizes up to 16 rows: one block per multiprocessor, and a stage of 8 to 16 KiB."""
+    first, second = (-(-length // (16 * BLOCKS)) * 16 for length in (size, columns))
+    return Plan(8 if rows <= 8 else 16, first, second, 1 + gated, 2, 2 if second <= 64 else 1)
