@@ -21,6 +21,7 @@ from specgraph.kernels.triton.launch import (
     ManyRows,
     Tile,
     attention_splits,
+    ceil_div,
     default_attention,
     default_tile,
 )
@@ -83,7 +84,7 @@ def attention_for(shape: AttentionShape) -> AttentionTile:
     usual = default_attention(shape)
     if shape.rows <= 16:  # of a draft step
         if shape.pairs > 16:
-            return usual
+            return replace(usual, stages=5) if usual.splits == 1 and _between_waves(shape) else usual
         return AttentionTile(rows=16, keys=128, splits=attention_splits(shape, 16, 128, per_unit=1), stages=5)
     if shape.rows > 32:  # prompts, draft trees, blocks of a parallel drafter
         return usual if usual.splits > 8 else replace(usual, stages=5)
@@ -92,10 +93,19 @@ def attention_for(shape: AttentionShape) -> AttentionTile:
     tile = AttentionTile(
         rows=32, keys=128 if few else 64, splits=attention_splits(shape, 32, 128, per_unit=1), stages=5
     )
-    span = 512 if few else 1024
+    span = 512 if tile.splits > 1 else 1024
     if tile.splits > 4 or shape.context < 4 * span:
         return tile
     return replace(tile, splits=4, span=span)  # so that the longest of uneven contexts is not the work of one program
+
+
+def _between_waves(shape: AttentionShape) -> bool:
+    """Whether the programs of a draft step, four at once per multiprocessor, leave more of their last wave empty than
+    two at once do, each with the next keys loaded ahead. On an H200 both take as long where both fill it."""
+    if shape.head_dim <= 64:  # not measured: shared memory holds more of them
+        return False
+    four, two = (ceil_div(shape.pairs, count) * count for count in (4 * shape.compute_units, 2 * shape.compute_units))
+    return two < four
 
 
 def _attention_over_fp8(shape: AttentionShape) -> AttentionTile:
