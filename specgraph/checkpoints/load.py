@@ -105,7 +105,7 @@ def load_drafter(
     num_modules: int | None = None,
     keep_fp8: bool = False,
 ) -> DraftHead | ParallelHead:
-    """Read a drafter for `target`, onto the device of the target's embedding.
+    """Read a drafter for `target`, onto the device of the target's embedding; the CPU where `target` is a folder.
 
     Args:
         folder: the drafter's folder, or the target's own where that holds MTP modules; its format is detected.

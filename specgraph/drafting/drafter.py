@@ -68,12 +68,15 @@ class Drafter(ModelRunner):
 
         Raises:
             ConfigError: the head or the attention backend lacks a member of its protocol, the caches do not fit the
-                head or the config, or the head cannot draft K tokens or has too few positions.
+                head, the config or the device, the head cannot draft K tokens or has too few positions, or `platform`
+                is a name.
             UnsupportedError: the lowering that was asked for is not possible on this platform.
         """
         attention = attention or PagedAttention()
+        if isinstance(platform, str):
+            raise ConfigError(f"platform is the name '{platform}': give what open_platform('{platform}') returns")
         check_members(head, attention)
-        check_caches(head, caches, config)
+        check_caches(head, caches, config, platform.device)
         super().__init__(head, caches, platform, config, attention)
         self.head, self.config = head, config
         self.round = allocate_round(config, config.query_lens, head.aux_size, head.dtype, platform.device)

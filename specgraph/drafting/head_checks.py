@@ -100,7 +100,10 @@ def check_passes(head: Any, rows: int, device: torch.device) -> None:
     for key, tensor in head.weights().items():
         if not isinstance(tensor, Tensor) or tensor.device.type != device.type:
             where = tensor.device if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise ConfigError(f"{name}.weights()['{key}'] is on {where}; the platform's device is {device}")
+            raise ConfigError(
+                f"{name}.weights()['{key}'] is on {where}; the platform's device is {device} (load_drafter reads a "
+                "head to where its target is: target_shape(folder, device=...) for a target's folder)"
+            )
     if head.draft_to_target is not None:
         expect("draft_to_target", head.draft_to_target, head.draft_vocab_size, dtype=torch.int64)
     if hasattr(head, "mask_hidden"):

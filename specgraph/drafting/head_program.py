@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+import torch
+
 from specgraph.attention import KVCache
 from specgraph.drafting.chain import ChainProgram
 from specgraph.drafting.config import DraftConfig
@@ -70,11 +72,13 @@ def programs_for(
     return programs
 
 
-def check_caches(head: DraftHead | ParallelHead, caches: Sequence[KVCache], config: DraftConfig) -> None:
-    """Refuse KV caches that do not fit the head or the config.
+def check_caches(
+    head: DraftHead | ParallelHead, caches: Sequence[KVCache], config: DraftConfig, device: torch.device
+) -> None:
+    """Refuse KV caches that do not fit the head, the config or the platform's device.
 
     Raises:
-        ConfigError: their number or shapes, or the head has too few positions.
+        ConfigError: their number, shapes or device, or the head has too few positions.
     """
     if len(caches) != len(head.attention_layers):
         raise ConfigError(
@@ -94,4 +98,8 @@ def check_caches(head: DraftHead | ParallelHead, caches: Sequence[KVCache], conf
                 raise ConfigError(
                     f"the drafter's {name} cache is {list(tensor.shape)}; needed is [num_blocks, block_size, "
                     f"num_kv_heads, head_dim] = [*, {', '.join(map(str, wanted))}]"
+                )
+            if tensor.device.type != device.type:
+                raise ConfigError(
+                    f"the drafter's {name} cache is on {tensor.device}; allocate it on the platform's device, {device}"
                 )

@@ -11,6 +11,7 @@ from drafting.pairs import DRAFTERS, VOCAB, make_head, make_target
 from drafting.rounds import Rounds
 from drafting.test_drafters_bit_equal import make_drafter
 
+from specgraph.attention import KVCache
 from specgraph.drafting import DraftConfig, Drafter
 from specgraph.errors import CapacityError, CaptureError, ConfigError, UnsupportedError
 from specgraph.platforms import no
@@ -39,6 +40,16 @@ def test_rounds_of_a_length_that_no_k_makes():
         drafter.propose(batch)
     assert torch.equal(drafter.buffers.round.num_sampled, before)
     assert drafter.num_proposes == 0
+
+
+def test_a_platforms_name_and_caches_elsewhere():
+    head = make_head("eagle", make_target())
+    drafter = make_drafter(head, "merged", "device", num_speculative_tokens=4, **LIMITS)
+    with pytest.raises(ConfigError, match=r"platform is the name 'cpu': give what open_platform\('cpu'\) returns"):
+        Drafter(head, drafter.caches, "cpu", drafter.config)  # type: ignore[arg-type]
+    elsewhere = [KVCache(cache.key.to("meta"), cache.value.to("meta")) for cache in drafter.caches]
+    with pytest.raises(ConfigError, match="key cache is on meta; allocate it on the platform's device, cpu"):
+        Drafter(head, elsewhere, drafter.platform, drafter.config)
 
 
 @pytest.mark.parametrize(
