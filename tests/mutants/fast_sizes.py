@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ from mutants.registry import mutant
 from torch import Tensor
 
 HALVES = (torch.bfloat16, torch.float16)
+PAGED: Any = import_module("specgraph.kernels.paged_attention")
+"""The module: `specgraph.kernels` has an op of its name."""
 
 
 def _in_tiles(x: Tensor) -> bool:
@@ -223,3 +227,69 @@ def sampled_rows_only(patch: pytest.MonkeyPatch) -> None:
         real(*args, later_rows=0, **options)
 
     replace_op(patch, "begin_propose", broken)
+
+
+@mutant("wide-rows-cleared", "kernel", hazard="wide-rows")
+def eight_columns_cleared(patch: pytest.MonkeyPatch) -> None:
+    """Behind a round's block table eight columns are cleared."""
+
+    def broken(real: Any, *args: Any, to_block_table: Tensor, **options: Any) -> None:
+        n, columns = args[4].shape
+        stale = to_block_table[:n, columns + 8 :].clone()
+        real(*args, to_block_table=to_block_table, **options)
+        to_block_table[:n, columns + 8 :] = stale
+
+    replace_op(patch, "load_round", broken)
+
+
+@mutant("many-in-one-program-kept", "kernel", hazard="many-in-one-program")
+def first_rows_of_a_pass(patch: pytest.MonkeyPatch) -> None:
+    """Of a pass the first 256 rows are kept."""
+
+    def change(tokens: Tensor, hidden: Tensor, at: Tensor, to: Tensor, *rest: Any) -> tuple[Any, ...]:
+        return tokens[:256], hidden[:256], at[:256], to[:256], *rest
+
+    change_arguments(patch, "keep_rows", change)
+
+
+def _attending(patch: pytest.MonkeyPatch, change: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
+    """Attention of the CPU over `change(query, keys, values)` of each request."""
+    real = PAGED.attend_request
+
+    def broken(query: Tensor, keys: Tensor, values: Tensor, *rest: Any) -> Tensor:
+        return real(query, *change(query, keys, values), *rest)
+
+    patch.setattr(PAGED, "attend_request", broken)
+
+
+@mutant("attention-many-keys-last-split", "attention", hazard="attention-many-keys")
+def split_of_one_key(patch: pytest.MonkeyPatch) -> None:
+    """A last split of one key is passed over, where splits have 256 keys and the context more than 1,024."""
+
+    def change(query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        if len(keys) > 1024 and len(keys) % 256 == 1:
+            values = torch.cat((values[:-1], torch.zeros_like(values[-1:])))
+        return keys, values
+
+    _attending(patch, change)
+
+
+@mutant("attention-many-blocks-groups", "attention", hazard="attention-many-blocks")
+def groups_reversed(patch: pytest.MonkeyPatch) -> None:
+    """Groups of query heads that are no power of two are matched to the key heads from the last one on."""
+
+    def change(query: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        group = query.shape[1] // keys.shape[1]
+        return (keys.flip(1), values) if group & (group - 1) else (keys, values)
+
+    _attending(patch, change)
+
+
+@mutant("part-of-the-head-rotated-late", "kernel", hazard="part-of-the-head-rotated")
+def table_of_4096_rows(patch: pytest.MonkeyPatch) -> None:
+    """Positions past 4,095 are rotated as that one."""
+
+    def change(query: Any, key: Any, value: Any, rotary: Any, positions: Tensor, *rest: Any) -> tuple[Any, ...]:
+        return query, key, value, rotary, positions.clamp(max=4095), *rest
+
+    change_arguments(patch, "rotate_and_store", change)
