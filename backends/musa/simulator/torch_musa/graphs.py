@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_musa import simulated
 from torch_musa.device import current_device, synchronize
@@ -43,7 +44,8 @@ class Generator:
         self.tensors.fill_(0)
 
     def replay_prologue(self):
-        self.tensors.fill_(0)
+        with _disable_current_modes():  # the runtime's own memory: two replays at once may both write it
+            self.tensors.fill_(0)
         if self.is_capturing:
             raise RuntimeError("Offset increment outside graph capture encountered unexpectedly. (simulated)")
 
