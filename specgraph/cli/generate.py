@@ -206,10 +206,7 @@ def _report(
     return {
         **(rows[0] if len(rows) == 1 else {"results": rows, "num_tokens": tokens}),
         "num_speculative_tokens": positions,
-        # tokens per verify; the first token of each output comes from its prefill
-        "mean_acceptance_length": (tokens - sum(bool(result.tokens) for result in results)) / len(accepted)
-        if accepted
-        else None,
+        "mean_acceptance_length": 1 + sum(accepted) / len(accepted) if accepted else None,
         "acceptance_per_position": [
             sum(count > place for count in accepted) / len(accepted) if accepted else None for place in range(positions)
         ],

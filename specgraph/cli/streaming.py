@@ -30,7 +30,7 @@ class Result:
     finish_reason: str | None = None
     """None if it was interrupted."""
     accepted: list[int] = field(default_factory=list[int])
-    """Accepted draft tokens of every verify, as far as they are in the output."""
+    """As `TextStream.accepted`."""
     seconds: float = 0.0
     """Until its last token: waiting for a place in the batch and prefill included, capture not."""
 

@@ -112,7 +112,7 @@ class Chunk:
     """The request: its id from `add`, or its index in the call of `stream`."""
     token_ids: list[int]
     num_accepted: int
-    """The first `num_accepted` tokens were draft tokens; the rest came from the target."""
+    """Draft tokens that the target accepted: the first of `token_ids`, and any that a stop token or the limit cut off."""
     finish_reason: FinishReason | None = None
     message: str = ""
     """Why a request was refused."""
@@ -205,4 +205,4 @@ class Running:
                 break
         self.finish_reason, cut = reason, len(tokens) - kept
         del ids[len(ids) - cut :], self.output_logprobs[len(self.output_logprobs) - cut :]
-        return Chunk(self.index, tokens[:kept], min(len(tokens) - 1, kept), reason, "", self.logprobs[:kept])
+        return Chunk(self.index, tokens[:kept], len(tokens) - 1, reason, "", self.logprobs[:kept])

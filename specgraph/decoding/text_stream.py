@@ -122,7 +122,7 @@ class TextStream:
         self.finish_reason: FinishReason | None = None
         """`stop` after a stop token or a stop string, `length` at a limit; None while it goes on."""
         self.accepted: list[int] = []
-        """Accepted draft tokens of every verify so far, without those that a limit cut off."""
+        """Accepted draft tokens of every verify so far, with those that a stop token or the limit cut off."""
         self._chunks, self._stop = iter(()) if chunks is None else chunks, StopStrings(stop)
         self._detokenizer = Detokenizer(tokenizer, request.prompt_token_ids)
         self._marks: deque[tuple[int, bool]] = deque()

@@ -20,7 +20,7 @@ def test_chunks_add_up_to_generate(make_decoder, requests, shadow):
         result = results[chunk.request]
         assert result.finish_reason is None  # nothing comes after the last chunk
         assert 1 <= len(chunk.token_ids) <= 4
-        assert 0 <= chunk.num_accepted <= len(chunk.token_ids)
+        assert 0 <= chunk.num_accepted <= 3
         if not result.token_ids:
             assert (len(chunk.token_ids), chunk.num_accepted) == (1, 0)  # from the prefill
         else:
@@ -32,7 +32,7 @@ def test_chunks_add_up_to_generate(make_decoder, requests, shadow):
         result.finish_reason = chunk.finish_reason
     assert results == wanted
     assert decoder.metrics.num_drafts == verified
-    assert 0 < accepted <= sum(decoder.metrics.accepted)
+    assert accepted == sum(decoder.metrics.accepted) > 0
 
 
 def test_accepted_tokens_are_the_drafts(make_decoder, shadow):
@@ -40,7 +40,8 @@ def test_accepted_tokens_are_the_drafts(make_decoder, shadow):
     before = None
     for chunk in decoder.stream([Request(prompt_token_ids=prompt(2), max_tokens=30)]):
         if before is not None:
-            assert chunk.token_ids[: chunk.num_accepted] == before[: chunk.num_accepted]
+            kept = chunk.token_ids[: chunk.num_accepted]
+            assert kept == before[: len(kept)]
         before = decoder.drafter.buffers.draft_token_ids[0].tolist()
     assert decoder.metrics.accepted[2] > 0
 
