@@ -106,7 +106,7 @@ def recognise_eagle3(source: ConfigSource, checkpoint: CheckpointFolder) -> Draf
     """By its architecture's name, else by the authors' name for the first layer."""
     for name in source.strings("architectures"):
         if "eagle3" in name.lower():
-            return DrafterFormat("eagle3", "authors", f"architectures names {name}")
+            return DrafterFormat("eagle3", "authors", f"architecture {name}")
     for name in ("midlayer.mlp.down_proj.weight", "model.midlayer.mlp.down_proj.weight"):
         if name in checkpoint:
             return DrafterFormat("eagle3", "authors", f"tensor {name}")

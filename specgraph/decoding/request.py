@@ -112,7 +112,7 @@ class Chunk:
     """The request: its id from `add`, or its index in the call of `stream`."""
     token_ids: list[int]
     num_accepted: int
-    """Draft tokens that the target accepted: the first of `token_ids`, and any that a stop token or the limit cut off."""
+    """Draft tokens that the target accepted: the first of `token_ids`, and those that a stop token or the limit cut."""
     finish_reason: FinishReason | None = None
     message: str = ""
     """Why a request was refused."""

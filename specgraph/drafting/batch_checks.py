@@ -1,7 +1,7 @@
-"""The values of a batch, checked on the host before a propose: `DraftConfig.debug`.
+"""What a batch is made of, checked before a propose that copies it; its values, with `DraftConfig.debug`.
 
 A kernel can't refuse a token id beyond the vocabulary or a block that is not in the cache: it reads other memory, and
-the drafts are merely never accepted. The checks wait for the device.
+the drafts are merely never accepted. The checks of values wait for the device.
 """
 
 from __future__ import annotations
@@ -9,11 +9,44 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.round import ProposeBatch
 from specgraph.errors import ConfigError
+from specgraph.models.protocol import Head, PairHead
+
+_TENSORS = ("sampled_token_ids", "num_sampled", "start_positions", "aux_hidden", "block_table")
+"""What every batch has."""
+
+
+def vocabulary_size(head: Head) -> int | None:
+    """How many token ids the target has, as far as its head tells; None where it doesn't."""
+    if head.draft_to_target is None:
+        return head.draft_vocab_size
+    pair = head.pair_input if isinstance(head, PairHead) else None
+    return None if pair is None else pair.table.shape[0]
+
+
+def check_types(batch: Any, device: torch.device) -> None:
+    """Refuse what is no batch of tensors on the drafter's device.
+
+    Raises:
+        ConfigError: naming what was given.
+    """
+    if not isinstance(batch, ProposeBatch):
+        raise ConfigError(f"propose takes a ProposeBatch, got a {type(batch).__name__}: see Drafter.inputs")
+    for name in _TENSORS:
+        value: Any = getattr(batch, name)
+        if not isinstance(value, Tensor):
+            raise ConfigError(f"{name} of a propose is a {type(value).__name__}: give a tensor on {device}")
+        if value.device != device:
+            raise ConfigError(f"{name} of a propose is on {value.device}: give a tensor on {device}")
+    if (ids := batch.sampled_token_ids).dim() != 2:
+        raise ConfigError(f"sampled_token_ids is {list(ids.shape)}, expected [requests, K + 1]")
+    if (counts := batch.num_sampled).dim() != 1:
+        raise ConfigError(f"num_sampled is {list(counts.shape)}, expected [requests]")
 
 
 def check_values(batch: ProposeBatch, config: DraftConfig, num_blocks: int, vocab_size: int | None) -> None:
@@ -21,7 +54,7 @@ def check_values(batch: ProposeBatch, config: DraftConfig, num_blocks: int, voca
 
     Args:
         num_blocks: of each KV cache.
-        vocab_size: of the target, where it is known.
+        vocab_size: see `vocabulary_size`.
 
     Raises:
         ConfigError: naming the tensor, the request and the value.

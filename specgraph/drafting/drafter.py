@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specgraph.attention import AttentionBackend, AttentionMetadata, HostLengths, KVCache, PagedAttention
-from specgraph.drafting.batch_checks import check_values
+from specgraph.drafting.batch_checks import check_types, check_values, vocabulary_size
 from specgraph.drafting.bound import BoundProgram, BoundTensors
 from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.head_checks import check_members, check_passes
@@ -202,14 +202,16 @@ class Drafter(ModelRunner):
             num_speculative_tokens: K, one of `DraftConfig.k_candidates`; what the config says by default.
 
         Raises:
-            ConfigError: a tensor of the batch has the wrong shape; both shapes are named. With `debug`, a value that
-                no round can have. K is none of those that were captured.
+            ConfigError: what should be a tensor on the drafter's device is something else, or has the wrong shape;
+                both shapes are named. With `debug`, a value that no round can have. K is none of those that were
+                captured.
             CapacityError: the batch is larger than max_num_requests, or than every captured size with fallback
                 'error'. Nothing was run.
             StaleInputError: the memory of a bound tensor was exchanged. Nothing was run.
         """
         ready = self._passes.in_place(batch, num_speculative_tokens)
         if ready is None:
+            check_types(batch, self.round.num_sampled.device)
             ready = self._passes.find(batch.num_requests, batch.query_len, 0, num_speculative_tokens)
             self.round.load(batch, ready.inputs, self.config.keeps_draft_probs)
         else:
@@ -218,8 +220,7 @@ class Drafter(ModelRunner):
             if ready.padding is not None:
                 ready.padding.zero_()
         if self._history is not None:
-            vocab = self.head.draft_vocab_size if self.head.draft_to_target is None else None
-            check_values(ready.inputs, self.config, self.caches[0].key.shape[0], vocab)
+            check_values(ready.inputs, self.config, self.caches[0].key.shape[0], vocabulary_size(self.head))
             self._history.check(ready.inputs)
         memory = self.round if ready.bound is None else ready.inputs
         self.run(ready.run, self._host_lengths(ready.run.batch, memory, host_start_positions, host_num_sampled))
@@ -286,7 +287,8 @@ class Drafter(ModelRunner):
         Raises:
             CapacityError: more rows than the largest prefill size, or more than `blocks` hold; nothing was run.
             ConfigError: positions outside of the prompt or with gaps, `aux_hidden` of another shape, a tensor for
-                numbers that the host reads; nothing was run.
+                numbers that the host reads, a token id outside of the vocabulary, where the head tells its size;
+                nothing was run.
         """
         return self._prefill.run(self, prompt, positions, blocks, aux_hidden, at_least)
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specgraph.drafting.batch_checks import vocabulary_size
 from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.kv_history import KVHistory
 from specgraph.drafting.program import DraftProgram
@@ -40,6 +41,7 @@ class DraftPrefill:
         """
         self._num_blocks, self._block_size, self._history = num_blocks, config.block_size, history
         self._position_offset, self._look_ahead = position_offset, program.look_ahead
+        self._vocab_size = vocabulary_size(head)
         self.buffers = allocate_prefill(config, head.aux_size, head.dtype, device, look_ahead=program.look_ahead)
         self.program = PrefillProgram(
             buffers=self.buffers,
@@ -58,7 +60,7 @@ class DraftPrefill:
         at_least: int,
     ) -> Tensor | None:
         """See `Drafter.prefill`. `runner`: of the head; `program` is one of its programs."""
-        _check_arguments(prompt, positions, blocks)
+        _check_arguments(prompt, positions, blocks, aux_hidden)
         self.program.dispatch(max(len(positions), at_least))
         states, last, offset = self.buffers.aux_hidden, len(prompt) - 1, self._position_offset
         if positions.start < 0 or positions.stop > len(prompt) or positions.step != 1:
@@ -67,16 +69,25 @@ class DraftPrefill:
             expected = [len(positions), states.shape[1]]
             if list(aux_hidden.shape) != expected:
                 raise ConfigError(f"aux_hidden of a prefill is {list(aux_hidden.shape)}, expected {expected}")
-            states[: len(positions)].copy_(aux_hidden.detach())
         begin, end = positions.start + 1 - offset, min(positions.stop, last + offset) + 1 - offset
         tokens, following = prompt[begin:end], prompt[end : end + self._look_ahead]
         written = range(positions.start, positions.start + len(tokens))
+        self._check_tokens([*tokens, *following])
         self._check_blocks(written, blocks)
+        if aux_hidden is not None:
+            states[: len(positions)].copy_(aux_hidden.detach())
         if tokens or at_least:
             self.program.run(runner, tokens, positions.start, blocks, at_least, following)
             if self._history is not None:
                 self._history.wrote_prompt(written, blocks)
         return states[last - positions.start] if last in positions else None
+
+    def _check_tokens(self, tokens: Sequence[int]) -> None:
+        """The ids are in the vocabulary: the device would read memory outside of the embedding."""
+        least, most = min(tokens, default=0), max(tokens, default=0)
+        if least < 0 or (self._vocab_size is not None and most >= self._vocab_size):
+            allowed = "at least 0" if self._vocab_size is None else f"0 to {self._vocab_size - 1}"
+            raise ConfigError(f"token {least if least < 0 else most} in the prompt of a prefill: ids are {allowed}")
 
     def _check_blocks(self, written: range, blocks: Sequence[int]) -> None:
         """The blocks of the rows are the request's own: the device would write other memory, or nothing."""
@@ -88,12 +99,14 @@ class DraftPrefill:
                 )
 
 
-def _check_arguments(prompt: Any, positions: Any, blocks: Any) -> None:
+def _check_arguments(prompt: Any, positions: Any, blocks: Any, aux_hidden: Any) -> None:
     for name, value in (("prompt", prompt), ("blocks", blocks)):
         if isinstance(value, Tensor):
             raise ConfigError(f"{name} of a prefill is a tensor, it is read on the host: give {name}.tolist()")
     if not isinstance(positions, range):
         raise ConfigError(f"positions of a prefill are a {type(positions).__name__}: give a range")
+    if aux_hidden is not None and not isinstance(aux_hidden, Tensor):
+        raise ConfigError(f"aux_hidden of a prefill is a {type(aux_hidden).__name__}: give a tensor")
 
 
 def _rows(program: DraftProgram[Any], b: PrefillBuffers, make_attend: MakeAttend) -> None:

@@ -221,8 +221,47 @@ def test_arguments_of_other_types():
         drafter.prefill(ids.tolist(), range(4), torch.tensor([1]))
     with pytest.raises(ConfigError, match="positions of a prefill are a list: give a range"):
         drafter.prefill(ids.tolist(), [0, 1], [1])
+    with pytest.raises(ConfigError, match="aux_hidden of a prefill is a list: give a tensor"):
+        drafter.prefill(ids.tolist(), range(4), [1], [[0.0]])
     with pytest.raises(ConfigError, match=r"caches\[0\] is a Tensor; give a specgraph.KVCache"):
         Drafter(drafter.head, [drafter.caches[0].key], drafter.platform, drafter.config)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sampled_token_ids": [[1, 2, 3]]}, "sampled_token_ids of a propose is a list: give a tensor on cpu"),
+        ({"block_table": [[1]]}, "block_table of a propose is a list"),
+        ({"num_sampled": torch.ones(1, dtype=torch.int32, device="meta")}, "num_sampled of a propose is on meta"),
+        ({"num_sampled": torch.tensor(1, dtype=torch.int32)}, r"num_sampled is \[\], expected \[requests\]"),
+        (
+            {"sampled_token_ids": torch.zeros(3, dtype=torch.int64)},
+            r"sampled_token_ids is \[3\], expected \[requests, K",
+        ),
+    ],
+)
+def test_a_batch_of_something_else(change, message):
+    drafter = make_drafter(make_head("eagle", make_target()), "eager", "device", num_speculative_tokens=2, **LIMITS)
+    batch = drafter.inputs(1)
+    with pytest.raises(ConfigError, match=message):
+        drafter.propose(replace(batch, **change))
+    with pytest.raises(ConfigError, match="propose takes a ProposeBatch, got a dict"):
+        drafter.propose({"num_sampled": 1})
+    assert drafter.num_proposes == 0
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+@pytest.mark.parametrize(("token", "chunk"), [(VOCAB, 0), (-1, 1)])
+def test_a_prompt_token_outside_of_the_vocabulary(kind, token, chunk):
+    """EAGLE-3 drafts from a smaller vocabulary than the target's."""
+    settings = {"num_speculative_tokens": 2, "prefill_sizes": [8], **LIMITS}
+    drafter = make_drafter(make_head(kind, make_target()), "merged", "device", **settings)
+    prompt, aux = [VOCAB - 1] * 16, torch.ones(8, drafter.head.aux_size)
+    prompt[9 * chunk + 4] = token
+    before = drafter.prefill_buffers.aux_hidden.clone()
+    with pytest.raises(ConfigError, match=f"token {token} in the prompt of a prefill: ids are 0 to {VOCAB - 1}"):
+        drafter.prefill(prompt, range(8 * chunk, 8 * chunk + 8), [1, 2, 3, 4], aux)
+    assert torch.equal(drafter.prefill_buffers.aux_hidden, before)
 
 
 @pytest.mark.parametrize("lowering", ["eager", "merged"])

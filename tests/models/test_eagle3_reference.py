@@ -144,4 +144,4 @@ def test_embedding_is_shared_unless_it_differs(tmp_path, random_model, write_eag
 
 def test_format_says_what_it_found(tmp_path, write_eagle3):
     write_eagle3(tmp_path)
-    assert str(drafter_format(tmp_path)) == "eagle3, authors layout (architectures names LlamaForCausalLMEagle3)"
+    assert str(drafter_format(tmp_path)) == "eagle3, authors layout (architecture LlamaForCausalLMEagle3)"
