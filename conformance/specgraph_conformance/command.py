@@ -9,13 +9,15 @@ from pathlib import Path
 from specgraph.errors import ConfigError
 
 from specgraph_conformance.case import GROUPS
+from specgraph_conformance.merge import merge, shard_problems
 from specgraph_conformance.render import as_json, check_writable, print_report, profile_lines, verdict, write_report
 from specgraph_conformance.report import Report
 from specgraph_conformance.run import Selection, run_suite
+from specgraph_conformance.shards import parse_shard
 from specgraph_conformance.standard import PROFILES, conformance
 from specgraph_conformance.verify import problems_of, read_report
 
-__all__ = ["Selection", "run_command", "verify_command"]
+__all__ = ["Selection", "merge_command", "run_command", "verify_command"]
 
 
 def run_command(
@@ -47,18 +49,51 @@ def run_command(
         raise ConfigError(f"there is no group {', '.join(unknown)}; groups are {', '.join(GROUPS)}")
     if selection.timeout is not None and selection.timeout <= 0:
         raise ConfigError(f"timeout {selection.timeout:g} is not a number of seconds that a case can take")
+    if selection.shard is not None:
+        parse_shard(selection.shard)
+    paths = _writable(json, markdown, badge)
+    selection.open(platform).platform.close()
+    report = run_suite(platform, selection)
+    _show(report, json, paths)
+    return report.is_green and _conforms(report, profile)
+
+
+def merge_command(
+    paths: Sequence[Path],
+    *,
+    profile: str | None = None,
+    json: str | None = None,
+    markdown: Path | None = None,
+    badge: Path | None = None,
+) -> bool:
+    """Join the reports of shards into one, and show and write it as `run_command` does; nothing runs.
+
+    Raises:
+        ConfigError: the files are not all shards of one run of the suite, or a path can't be written.
+    """
+    _check_profile(profile)
+    files = _writable(json, markdown, badge)
+    report = merge(paths)
+    _show(report, json, files)
+    return report.is_green and _conforms(report, profile)
+
+
+def _writable(json: str | None, markdown: Path | None, badge: Path | None) -> list[tuple[Path, str]]:
+    """(path, form) of the files to write, each of which can be written."""
     files = {".json": None if json in (None, "-") else Path(str(json)), ".md": markdown, ".svg": badge}
     paths = [(path, suffix) for suffix, path in files.items() if path is not None]
     for path, suffix in paths:
         check_writable(path, suffix)
-    selection.open(platform).platform.close()
-    report = run_suite(platform, selection)
+    return paths
+
+
+def _show(report: Report, json: str | None, paths: Sequence[tuple[Path, str]]) -> None:
+    """The table, on standard error where the JSON goes to standard output; then the files."""
     print_report(report, file=sys.stderr if json == "-" else sys.stdout)
     if json == "-":
         print(as_json(report), end="")
     for path, suffix in paths:
         write_report(report, path, suffix)
-    return report.is_green and _conforms(report, profile)
 
 
 def _check_profile(profile: str | None) -> None:
@@ -88,7 +123,7 @@ def verify_command(paths: Sequence[Path], *, profile: str | None = None, checkou
     verified = True
     for path in paths:
         report, data = read_report(path)
-        problems = problems_of(report, data, checkout)
+        problems = problems_of(report, data, checkout) + shard_problems(report)
         if not _conforms(report, profile):
             problems.append(f"it does not conform to {profile}")
         verified = verified and not problems

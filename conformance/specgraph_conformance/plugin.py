@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import hashlib
 import os
 import sys
 from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from specgraph_conformance.case import GROUPS, MARKER, Absent, Case
 from specgraph_conformance.watchdog import import_heavy_modules, limited
 
+if TYPE_CHECKING:
+    from specgraph_conformance.report import Shard
+
 PLATFORM_OPTION = "--specgraph-platform"
+Selected = list[tuple[pytest.Item, Case]]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,6 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--specgraph-group", action="append", default=[], choices=GROUPS, help="only this group")
     group.addoption("--specgraph-hazard", action="append", metavar="ID", default=[], help="only cases of this hazard")
     group.addoption("--specgraph-suite", metavar="VERSION", help="the cases of this version; default: the newest")
+    group.addoption("--specgraph-shard", metavar="I/N", help="only the cases of the I-th of N shards")
     group.addoption("--specgraph-quick", action="store_true", help="the quick selection")
     group.addoption("--specgraph-seed", type=int, default=0, metavar="N", help="seed of all generated inputs")
     group.addoption("--specgraph-timeout", type=float, metavar="SECONDS", help="for every case, not its own limit")
@@ -107,16 +113,45 @@ class Plugin:
         selected = [(item, found) for item, found in cases if item in kept and self._is_selected(found)]
         if not selected:
             raise pytest.UsageError("no case is selected: no case of the suite meets all that was asked for")
+        selected, shard = self._shard(selected)
         done = self.session.finished
         chosen = [pair for pair in selected if pair[1].id not in done]
         for item, found in chosen:
             item.stash[CASE] = found
             if (xfail := self.session.xfail_of(found.id)) is not None:
                 item.add_marker(pytest.mark.xfail(reason=f"{xfail.reason} ({xfail.owner}) {xfail.link}", strict=True))
-        self.session.plan([found for _, found in selected])
+        self.session.plan([found for _, found in selected], shard)
         running = [item for item, _ in chosen]
         config.hook.pytest_deselected(items=[item for item in items if item not in running])
         items[:] = running
+
+    def _shard(self, selected: Selected) -> tuple[Selected, Shard | None]:
+        """The cases of the shard that was asked for, and what it is; all cases where none was."""
+        from specgraph.errors import SpecgraphError
+
+        from specgraph_conformance.shards import from_ranges, parse_shard, take
+
+        option: Any = self.config.getoption
+        if (text := option("--specgraph-shard")) is None:
+            return selected, None
+        try:
+            index, count = parse_shard(text)
+        except SpecgraphError as error:
+            raise pytest.UsageError(str(error)) from error
+        ids, suite = [found.id for _, found in selected], self.session.subject.suite
+        shard = take(ids, index, count, suite, self._options())
+        if not shard.selected:
+            raise pytest.UsageError(f"no case is selected: none of the {len(ids)} that were asked for is in {text}")
+        return [selected[place] for place in from_ranges(shard.places)], shard
+
+    def _options(self) -> dict[str, Any]:
+        """Options that choose cases or change how they run, as far as they were given."""
+        option: Any = self.config.getoption
+        names = ("case", "group", "hazard", "quick", "timeout", "attention")
+        given = {name: option(f"--specgraph-{name}") for name in names} | {"k": option("-k")}
+        if (path := option("--specgraph-xfails")) is not None:
+            given["xfails"] = hashlib.sha256(path.read_bytes()).hexdigest()
+        return {name: value for name, value in given.items() if value}
 
     def _is_selected(self, found: Case) -> bool:
         option = self.config.getoption

@@ -1,6 +1,7 @@
 """The records file of a running suite: one JSON object per line, written at once; a crash or a hang loses nothing.
 
-{"event": "session", ...Subject, "problems": [...], "planned": [{"id", "property", ..., "xfail": reason | null}]}
+{"event": "session", ...Subject, "problems": [...], "shard": {...} | null,
+ "planned": [{"id", "property", ..., "xfail": reason | null}]}
 {"event": "start", "id": ...}
 {"event": "result", ...CaseResult}
 {"event": "expired", "id": ..., "seconds": ...}        this case passed its time limit

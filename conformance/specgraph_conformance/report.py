@@ -54,6 +54,29 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
+class Shard:
+    """One shard of a run; of a merged report: what it keeps of that shard's own report."""
+
+    index: int
+    """From 1 to `count`."""
+    count: int
+    """How many shards the suite was split into."""
+    selected: int
+    """Cases that this shard was to run."""
+    total: int
+    """Cases that all shards were to run."""
+    places: str = ""
+    """Where the cases of this shard's report are among all `total`, from 0: such as "0-3 7 9-12"."""
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Options of the run that choose cases or change how they run."""
+    date: str = ""
+    """Day of the run; only in a merged report, as the two fields below."""
+    problems: Sequence[str] = ()
+    digest: str = ""
+    """Of the shard's own report."""
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """One run of the suite."""
 
@@ -61,6 +84,8 @@ class Report:
     cases: Sequence[CaseResult]
     problems: Sequence[str] = field(default_factory=tuple)
     """Errors that belong to no case: entries of xfails.toml that match no case."""
+    shards: Sequence[Shard] = ()
+    """The shards that it was merged from; one for the report of a shard; none for a run in one piece."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -90,7 +115,9 @@ class Report:
                 data["rerun"] = self.rerun_command(result)
             else:
                 del data["cause"]
-        data = {**asdict(self.subject), "counts": self.counts, "problems": list(self.problems), "cases": cases}
+        shards = {"shards": [asdict(shard) for shard in self.shards]} if self.shards else {}
+        counted = {"counts": self.counts, "problems": list(self.problems)}
+        data = {**asdict(self.subject), **shards, **counted, "cases": cases}
         return {**data, "digest": digest_of(data)}
 
 
@@ -108,4 +135,4 @@ def from_json(data: Mapping[str, Any]) -> Report:
     """
     subject = Subject(**{field.name: data[field.name] for field in fields(Subject)})
     cases = [CaseResult(**{name: v for name, v in case.items() if name != "rerun"}) for case in data["cases"]]
-    return Report(subject, cases, data["problems"])
+    return Report(subject, cases, data["problems"], [Shard(**shard) for shard in data.get("shards", ())])

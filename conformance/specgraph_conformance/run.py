@@ -19,8 +19,9 @@ from specgraph.errors import ConfigError, SpecgraphError
 
 from specgraph_conformance.plugin import UNHEALTHY
 from specgraph_conformance.records import RecordFile
-from specgraph_conformance.report import CaseResult, Report, Subject
+from specgraph_conformance.report import CaseResult, Report, Shard, Subject
 from specgraph_conformance.session import Session, open_session
+from specgraph_conformance.shards import ran
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,8 @@ class Selection:
     """`NAME=MODULE:FUNCTION` each: attention backends to test as if they were the platform's own."""
     suite: str | None = None
     """The version of the suite whose cases run; None for the newest."""
+    shard: str | None = None
+    """I/N: the cases of the I-th of N shards (`shards.py`)."""
     pytest_args: Sequence[str] = ("-q", "--no-header", "-rN")
 
     def open(self, platform: str) -> Session:
@@ -59,6 +62,7 @@ class Selection:
         out += ["-k", self.keyword] if self.keyword else []
         out += ["--specgraph-timeout", str(self.timeout)] if self.timeout else []
         out += ["--specgraph-suite", self.suite] if self.suite else []
+        out += ["--specgraph-shard", self.shard] if self.shard else []
         out += ["--specgraph-quick"] if self.quick else []
         out += ["--specgraph-xfails", str(self.xfails)] if self.xfails else []
         traceback = "short" if self.cases else "no"  # the report says what failed; one case is looked into
@@ -178,7 +182,8 @@ def _record_lost(records: RecordFile, planned: dict[str, Any], case_id: str, sta
 def _report(planned: dict[str, Any], results: dict[str, CaseResult]) -> Report:
     order = [case["id"] for case in planned["planned"]]
     cases = [results[case_id] for case_id in order if case_id in results]
-    return Report(Subject(**planned["subject"]), cases, planned["problems"])
+    shards = [ran(Shard(**planned["shard"]), order, results)] if planned["shard"] else []
+    return Report(Subject(**planned["subject"]), cases, planned["problems"], shards)
 
 
 def _interrupted(planned: dict[str, Any], results: dict[str, CaseResult]) -> Report:

@@ -14,6 +14,7 @@ from pathlib import Path
 from specgraph.errors import ConfigError
 
 from specgraph_conformance.case import GROUPS
+from specgraph_conformance.merge import shard_problems
 from specgraph_conformance.render import said
 from specgraph_conformance.report import OUTCOMES
 from specgraph_conformance.standard import PROFILES, conformance
@@ -53,9 +54,10 @@ def scoreboard(paths: Sequence[Path]) -> str:
 
 def _verified(path: Path) -> str:
     try:
-        problems = problems_of(*read_report(path))
+        report, data = read_report(path)
     except ConfigError:
         return "no: made before suite 1.0"
+    problems = problems_of(report, data) + shard_problems(report)
     return f"no: {problems[0]}" if problems else "yes"
 
 

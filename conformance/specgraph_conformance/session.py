@@ -18,8 +18,9 @@ from specgraph.platforms import Discovered, Platform, discover, open_platform
 from specgraph_conformance.case import Case
 from specgraph_conformance.records import RecordFile
 from specgraph_conformance.render import check_writable, write_report
-from specgraph_conformance.report import UNSTATED, CaseResult, Outcome, Report, Subject
+from specgraph_conformance.report import UNSTATED, CaseResult, Outcome, Report, Shard, Subject
 from specgraph_conformance.rig import CORE_ATTENTION
+from specgraph_conformance.shards import ran
 from specgraph_conformance.sources import Source, source_of
 from specgraph_conformance.standard import SUITE_VERSION, expected_ids, known_versions, listed_cases
 from specgraph_conformance.xfails import Xfail, entry_module, find_xfails, read_xfails, unmatched
@@ -45,6 +46,7 @@ class Session:
         self._ids = None if cases is None else frozenset(expected_ids(cases, self.subject.attention))
         self.problems: list[str] = []
         self._planned: list[Case] = []
+        self._shard: Shard | None = None
         self._results: dict[str, CaseResult] = {} if records is None else records.results()
         self.finished = frozenset(self._results)
 
@@ -68,16 +70,19 @@ class Session:
         supports = self.platform.capabilities.supports()
         return next((xfail for xfail in self._xfails if xfail.matches(case_id) and xfail.applies(supports)), None)
 
-    def plan(self, cases: Sequence[Case]) -> None:
-        """Note all selected cases, in order, including those that an earlier process finished."""
-        self._planned = list(cases)
+    def plan(self, cases: Sequence[Case], shard: Shard | None = None) -> None:
+        """Note all selected cases, in order, including those that an earlier process finished.
+
+        Args:
+            shard: the shard that they are, with the places of all of them.
+        """
+        self._planned, self._shard = list(cases), shard
         if self._records is not None:
             planned = [
                 {**asdict(case), "xfail": None if (x := self.xfail_of(case.id)) is None else x.reason} for case in cases
             ]
-            self._records.write(
-                "session", {"subject": asdict(self.subject), "problems": self.problems, "planned": planned}
-            )
+            plan = {"subject": asdict(self.subject), "problems": self.problems, "planned": planned}
+            self._records.write("session", {**plan, "shard": None if shard is None else asdict(shard)})
 
     def absent(self, case: Case) -> str | None:
         """Why a case does not apply to this platform; None if it does."""
@@ -130,7 +135,9 @@ class Session:
     def report(self) -> Report:
         """The report of the cases that have a result."""
         order = [case.id for case in self._planned]
-        return Report(self.subject, [self._results[id] for id in order if id in self._results], self.problems)
+        cases = [self._results[id] for id in order if id in self._results]
+        shards = () if self._shard is None else (ran(self._shard, order, self._results),)
+        return Report(self.subject, cases, self.problems, shards)
 
     def write_reports(self) -> None:
         """Write the files named by `--specgraph-report`."""

@@ -42,6 +42,9 @@ def _check_types(report: Report, data: dict[str, Any]) -> None:
     for name, kind in (("digest", str), ("counts", dict), ("problems", list), ("cases", list)):
         if not isinstance(data[name], kind):
             raise TypeError(f"field '{name}' must be a {kind.__name__}, got {type(data[name]).__name__}")
+    for shard in data.get("shards", ()):
+        if not all(isinstance(shard[name], int) for name in ("index", "count", "selected", "total")):
+            raise TypeError(f"index, count, selected and total of a shard must be whole numbers, got {shard!r}")
     for result in report.cases:
         if result.outcome not in OUTCOMES:
             raise TypeError(f"case {result.id} has the outcome {result.outcome!r}; there are {', '.join(OUTCOMES)}")

@@ -51,8 +51,8 @@ def _is_in_bad_fork() -> bool:
 
 
 def get_device_name(device: int = 0) -> str:
-    """What the device is, in words."""
-    return f"threads of the CPU (asynccpu:{device})"
+    """What the device is, in words; the same for all of them."""
+    return "threads of the CPU (asynccpu)"
 
 
 def manual_seed_all(seed: int) -> None:
