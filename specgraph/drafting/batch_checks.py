@@ -7,6 +7,7 @@ the drafts are merely never accepted. The checks of values wait for the device.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -17,8 +18,8 @@ from specgraph.drafting.round import ProposeBatch
 from specgraph.errors import ConfigError
 from specgraph.models.protocol import Head, PairHead
 
-_TENSORS = ("sampled_token_ids", "num_sampled", "start_positions", "aux_hidden", "block_table")
-"""What every batch has."""
+_TENSORS = tuple(field.name for field in fields(ProposeBatch))
+_OPTIONAL = ("temperature", "seeds")
 
 
 def vocabulary_size(head: Head) -> int | None:
@@ -29,20 +30,25 @@ def vocabulary_size(head: Head) -> int | None:
     return None if pair is None else pair.table.shape[0]
 
 
-def check_types(batch: Any, device: torch.device) -> None:
+def check_types(call: str, batch: Any, device: torch.device) -> None:
     """Refuse what is no batch of tensors on the drafter's device.
+
+    Args:
+        call: that was given the batch, for the error.
 
     Raises:
         ConfigError: naming what was given.
     """
     if not isinstance(batch, ProposeBatch):
-        raise ConfigError(f"propose takes a ProposeBatch, got a {type(batch).__name__}: see Drafter.inputs")
+        raise ConfigError(f"{call} takes a ProposeBatch, got a {type(batch).__name__}")
     for name in _TENSORS:
         value: Any = getattr(batch, name)
+        if value is None and name in _OPTIONAL:
+            continue
         if not isinstance(value, Tensor):
-            raise ConfigError(f"{name} of a propose is a {type(value).__name__}: give a tensor on {device}")
+            raise ConfigError(f"{call}: {name} is a {type(value).__name__}: give a tensor on {device}")
         if value.device != device:
-            raise ConfigError(f"{name} of a propose is on {value.device}: give a tensor on {device}")
+            raise ConfigError(f"{call}: {name} is on {value.device}: give a tensor on {device}")
     if (ids := batch.sampled_token_ids).dim() != 2:
         raise ConfigError(f"sampled_token_ids is {list(ids.shape)}, expected [requests, K + 1]")
     if (counts := batch.num_sampled).dim() != 1:

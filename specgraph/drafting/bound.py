@@ -35,7 +35,7 @@ class BoundTensors:
             config: of the drafter.
 
         Raises:
-            ConfigError: a tensor is missing, or has the wrong shape, dtype or device.
+            ConfigError: a tensor is missing, or has the wrong shape or dtype.
         """
         self.number = number
         self._of = _checked(tensors, memory.sliced(config.max_num_requests, config.query_len), config.keeps_draft_probs)
@@ -134,7 +134,7 @@ class BoundProgram:
 
 
 def _checked(tensors: ProposeBatch, wanted: ProposeBatch, sampled: bool) -> ProposeBatch:
-    """The tensors that a propose reads, each of the shape, dtype and device of the drafter's own."""
+    """The tensors that a propose reads, each of the shape and dtype of the drafter's own."""
     if not sampled:
         tensors = replace(tensors, temperature=None, seeds=None)
     for field in fields(wanted):
@@ -147,9 +147,9 @@ def _checked(tensors: ProposeBatch, wanted: ProposeBatch, sampled: bool) -> Prop
         shape = list(own.shape)
         if field.name == "block_table" and given.dim() == 2 and given.shape[1] < own.shape[1]:
             shape[1] = given.shape[1]
-        if list(given.shape) != shape or given.dtype != own.dtype or given.device != own.device:
+        if list(given.shape) != shape or given.dtype != own.dtype:
             raise ConfigError(
-                f"bind: {field.name} is {list(given.shape)} {given.dtype} on {given.device}, expected {shape} "
-                f"{own.dtype} on {own.device}: tensors of the largest batch"
+                f"bind: {field.name} is {list(given.shape)} {given.dtype}, expected {shape} {own.dtype}: tensors of "
+                "the largest batch"
             )
     return tensors

@@ -68,8 +68,8 @@ class Drafter(ModelRunner):
 
         Raises:
             ConfigError: the head or the attention backend lacks a member of its protocol, the caches do not fit the
-                head, the config or the device, the head cannot draft K tokens or has too few positions, or `platform`
-                is a name.
+                head, the config or the device, `sampling` is for fewer requests or another vocabulary, the head cannot
+                draft K tokens or has too few positions, or `platform` is a name.
             UnsupportedError: the lowering that was asked for is not possible on this platform.
         """
         attention = attention or PagedAttention()
@@ -83,6 +83,8 @@ class Drafter(ModelRunner):
         """What the target's rounds leave: the memory of `inputs`."""
         self.draft_programs = programs_for(head, self.stack, config, self.round, self.position_offset)
         """Of chains, of trees, or both."""
+        if sampling is not None:
+            sampling.check(config.max_num_requests, vocabulary_size(head))
         for program in self.draft_programs:
             program.buffers = replace(program.buffers, sampling=sampling)
         self.program = self.draft_programs[0]
@@ -122,6 +124,7 @@ class Drafter(ModelRunner):
             raise CaptureError("bind: the graphs are captured already, and read other memory; bind before capture()")
         if self.resolution.lowering == "round":
             raise UnsupportedError("bind: lowering 'round' launches no propose of its own; use 'merged'")
+        check_types("bind", tensors, self.round.num_sampled.device)
         made = BoundTensors(len(self.bound) + 1, tensors, self.round, self.config)
         programs = [BoundProgram(program, made, self.round) for program in self.draft_programs]
         self.bound.append(made)
@@ -211,7 +214,7 @@ class Drafter(ModelRunner):
         """
         ready = self._passes.in_place(batch, num_speculative_tokens)
         if ready is None:
-            check_types(batch, self.round.num_sampled.device)
+            check_types("propose", batch, self.round.num_sampled.device)
             ready = self._passes.find(batch.num_requests, batch.query_len, 0, num_speculative_tokens)
             self.round.load(batch, ready.inputs, self.config.keeps_draft_probs)
         else:

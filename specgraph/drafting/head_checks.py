@@ -24,11 +24,14 @@ _ATTENTION = ("name", "host_parameters", "forward", "named_tensors")
 
 
 def check_members(head: Any, attention: Any) -> None:
-    """Refuse a head or an attention backend that lacks members of its protocol.
+    """Refuse a head or an attention backend that is a class, or lacks members of its protocol.
 
     Raises:
         ConfigError: naming the object, what it lacks, and the protocol.
     """
+    for what, thing in (("head", head), ("attention backend", attention)):
+        if isinstance(thing, type):
+            raise ConfigError(f"the {what} is the class {thing.__name__}: give an object of it")
     if hasattr(head, "store_context"):
         protocol, members = "ParallelHead", _PARALLEL
     elif hasattr(head, "mask_hidden") or hasattr(head, "mask_token_id"):

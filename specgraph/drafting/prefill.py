@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ from specgraph.drafting.batch_checks import vocabulary_size
 from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.kv_history import KVHistory
 from specgraph.drafting.program import DraftProgram
-from specgraph.errors import ConfigError
+from specgraph.errors import ConfigError, first_line
 from specgraph.graphs import MakeAttend
 from specgraph.models.protocol import Head
 from specgraph.runner import ModelRunner, PrefillBuffers, PrefillProgram, allocate_prefill
@@ -61,6 +62,7 @@ class DraftPrefill:
     ) -> Tensor | None:
         """See `Drafter.prefill`. `runner`: of the head; `program` is one of its programs."""
         _check_arguments(prompt, positions, blocks, aux_hidden)
+        _integers("blocks", blocks)
         self.program.dispatch(max(len(positions), at_least))
         states, last, offset = self.buffers.aux_hidden, len(prompt) - 1, self._position_offset
         if positions.start < 0 or positions.stop > len(prompt) or positions.step != 1:
@@ -72,7 +74,7 @@ class DraftPrefill:
         begin, end = positions.start + 1 - offset, min(positions.stop, last + offset) + 1 - offset
         tokens, following = prompt[begin:end], prompt[end : end + self._look_ahead]
         written = range(positions.start, positions.start + len(tokens))
-        self._check_tokens([*tokens, *following])
+        self._check_tokens(_integers("prompt", [*tokens, *following]))
         self._check_blocks(written, blocks)
         if aux_hidden is not None:
             states[: len(positions)].copy_(aux_hidden.detach())
@@ -107,6 +109,13 @@ def _check_arguments(prompt: Any, positions: Any, blocks: Any, aux_hidden: Any) 
         raise ConfigError(f"positions of a prefill are a {type(positions).__name__}: give a range")
     if aux_hidden is not None and not isinstance(aux_hidden, Tensor):
         raise ConfigError(f"aux_hidden of a prefill is a {type(aux_hidden).__name__}: give a tensor")
+
+
+def _integers(name: str, values: Sequence[int]) -> Sequence[int]:
+    try:
+        return array("q", values)
+    except (TypeError, OverflowError) as error:
+        raise ConfigError(f"{name} of a prefill: give a list of integers ({first_line(error)})") from None
 
 
 def _rows(program: DraftProgram[Any], b: PrefillBuffers, make_attend: MakeAttend) -> None:

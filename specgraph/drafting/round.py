@@ -61,7 +61,8 @@ class ProposeBatch:
                 row. None only where `self.aux_hidden` has no columns: in a target's round without a drafter.
 
         Raises:
-            ConfigError: this batch has no such row, or the hidden state is missing; nothing was written.
+            ConfigError: this batch has no such row, or the hidden state is missing or of another shape; nothing was
+                written.
         """
         if not 0 <= row < self.num_requests:
             raise ConfigError(f"join: row {row} of a batch of {self.num_requests} requests: call inputs() with more")
@@ -70,6 +71,9 @@ class ProposeBatch:
                 f"join: row {row} has no hidden state: Drafter.prefill returns it with the chunk that holds the "
                 "prompt's last position, and None before; give it to join"
             )
+        columns = self.aux_hidden.shape[1]
+        if aux_hidden is not None and aux_hidden.shape != (columns,):
+            raise ConfigError(f"join: the hidden state is {list(aux_hidden.shape)}, expected [{columns}]: one row's")
         own = self.aux_hidden[row * self.query_len : (row + 1) * self.query_len]
         own.zero_()  # rows without a token write KV past the request's end: the same values in every mode
         if aux_hidden is not None:
@@ -180,8 +184,11 @@ class RoundBuffers:
             raise ConfigError(f"sampled_token_ids is {list(seen)}, expected {list(expected)}")
         if needs_sampling:
             for name in ("temperature", "seeds"):
-                if getattr(batch, name) is None:
+                given, own = getattr(batch, name), getattr(into, name)
+                if given is None:
                     raise ConfigError(f"a sampled drafter needs {name} with every batch")
+                if given.shape != own.shape:
+                    raise ConfigError(f"{name} is {list(given.shape)}, expected {list(own.shape)}")
         if aux.requires_grad:  # of a target that is called with autograd: its history must not stay in this memory
             batch = replace(batch, aux_hidden=aux.detach())
         copy_round(kernels.load_round.on(table.device), batch, into, self, needs_sampling)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specgraph import kernels
+from specgraph.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,23 @@ class SamplingBuffers:
     def named_tensors(self) -> dict[str, Tensor]:
         """Every tensor by name, for the read-set."""
         return {f"sampling.{field.name}": getattr(self, field.name) for field in fields(self)}
+
+    def check(self, requests: int, vocab_size: int | None) -> None:
+        """Refuse buffers for fewer requests, or for another vocabulary, than a drafter's.
+
+        Args:
+            vocab_size: the target's; None where it is unknown.
+
+        Raises:
+            ConfigError: naming both sizes.
+        """
+        rows, columns = self.bias.shape
+        if rows < requests or (vocab_size is not None and columns != vocab_size):
+            wanted = f"{requests} requests" + ("" if vocab_size is None else f" and {vocab_size} tokens")
+            raise ConfigError(
+                f"sampling is for {rows} requests and {columns} tokens, the drafter's batches have {wanted}: call "
+                "allocate_sampling(max_num_requests, vocab_size, device) with the target's vocabulary"
+            )
 
     def sliced(self, rows: slice) -> SamplingBuffers:
         """Those requests: views."""

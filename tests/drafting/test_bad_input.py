@@ -12,7 +12,7 @@ from drafting.rounds import Rounds
 from drafting.test_drafters_bit_equal import make_drafter
 
 from specgraph.attention import KVCache
-from specgraph.drafting import DraftConfig, Drafter
+from specgraph.drafting import DraftConfig, Drafter, allocate_sampling
 from specgraph.errors import CapacityError, CaptureError, ConfigError, UnsupportedError
 from specgraph.platforms import no
 from specgraph.reference import CpuPlatform
@@ -53,16 +53,21 @@ def test_a_platforms_name_and_caches_elsewhere():
 
 
 @pytest.mark.parametrize(
-    ("row", "has_hidden", "message"),
-    [(1, True, "row 1 of a batch of 1 requests"), (-1, True, "row -1 of a batch"), (0, False, "has no hidden state")],
+    ("row", "hidden_rows", "message"),
+    [
+        (1, 1, "row 1 of a batch of 1 requests"),
+        (-1, 1, "row -1 of a batch"),
+        (0, 0, "has no hidden state"),
+        (0, 2, r"the hidden state is \[2, \d+\], expected \[\d+\]: one row's"),
+    ],
 )
-def test_a_join_that_would_draft_from_something_else(row, has_hidden, message):
+def test_a_join_that_would_draft_from_something_else(row, hidden_rows, message):
     """Without its hidden state a request would enter with zeros, and only be drafted worse."""
     head = make_head("eagle", make_target())
     batch = make_drafter(head, "merged", "device", num_speculative_tokens=4, **LIMITS).inputs(1)
     batch.aux_hidden.fill_(7)
     with pytest.raises(ConfigError, match=message):
-        batch.join(row, torch.tensor(3), torch.ones(head.aux_size) if has_hidden else None)
+        batch.join(row, torch.tensor(3), [None, torch.ones(head.aux_size), torch.ones(2, head.aux_size)][hidden_rows])
     assert torch.equal(batch.aux_hidden, torch.full_like(batch.aux_hidden, 7))
 
 
@@ -124,6 +129,19 @@ def test_only_a_sampled_drafter_needs_temperatures_and_seeds(missing):
         assert torch.equal(greedy.propose(without).token_ids, greedy.propose(batch).token_ids)
     with pytest.raises(ConfigError, match=f"a sampled drafter needs {missing} with every batch"):
         sampled.propose(without)
+
+
+def test_sampling_of_other_sizes():
+    head, settings = make_head("eagle", make_target()), {"num_speculative_tokens": 2, "sampled": True, **LIMITS}
+    drafter = make_drafter(head, "eager", "device", **settings)
+    batch = Rounds(drafter.config, head.aux_size, VOCAB, head.dtype, seed=2).next(2)
+    for name in ("temperature", "seeds"):
+        with pytest.raises(ConfigError, match=rf"{name} is \[1\], expected \[2\]"):
+            drafter.propose(replace(batch, **{name: getattr(batch, name)[:1]}))
+    for requests, vocab in ((1, VOCAB), (2, VOCAB + 1)):
+        sampling = allocate_sampling(requests, vocab, torch.device("cpu"))
+        with pytest.raises(ConfigError, match=f"sampling is for {requests} requests and {vocab} tokens, the drafter's"):
+            Drafter(head, drafter.caches, drafter.platform, drafter.config, sampling=sampling)
 
 
 @pytest.mark.parametrize("mode", ["FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"])
@@ -223,6 +241,11 @@ def test_arguments_of_other_types():
         drafter.prefill(ids.tolist(), [0, 1], [1])
     with pytest.raises(ConfigError, match="aux_hidden of a prefill is a list: give a tensor"):
         drafter.prefill(ids.tolist(), range(4), [1], [[0.0]])
+    for prompt, blocks in ((["a"] * 4, [1]), ([0.5] * 4, [1]), ([0] * 4, None), ([0] * 4, ["1"])):
+        with pytest.raises(ConfigError, match="of a prefill: give a list of integers"):
+            drafter.prefill(prompt, range(4), blocks)
+    with pytest.raises(ConfigError, match="the head is the class EagleHead: give an object of it"):
+        Drafter(type(drafter.head), drafter.caches, drafter.platform, drafter.config)
     with pytest.raises(ConfigError, match=r"caches\[0\] is a Tensor; give a specgraph.KVCache"):
         Drafter(drafter.head, [drafter.caches[0].key], drafter.platform, drafter.config)
 
@@ -230,9 +253,9 @@ def test_arguments_of_other_types():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"sampled_token_ids": [[1, 2, 3]]}, "sampled_token_ids of a propose is a list: give a tensor on cpu"),
-        ({"block_table": [[1]]}, "block_table of a propose is a list"),
-        ({"num_sampled": torch.ones(1, dtype=torch.int32, device="meta")}, "num_sampled of a propose is on meta"),
+        ({"sampled_token_ids": [[1, 2, 3]]}, "propose: sampled_token_ids is a list: give a tensor on cpu"),
+        ({"block_table": [[1]]}, "propose: block_table is a list"),
+        ({"num_sampled": torch.ones(1, dtype=torch.int32, device="meta")}, "propose: num_sampled is on meta"),
         ({"num_sampled": torch.tensor(1, dtype=torch.int32)}, r"num_sampled is \[\], expected \[requests\]"),
         (
             {"sampled_token_ids": torch.zeros(3, dtype=torch.int64)},
@@ -248,6 +271,10 @@ def test_a_batch_of_something_else(change, message):
     with pytest.raises(ConfigError, match="propose takes a ProposeBatch, got a dict"):
         drafter.propose({"num_sampled": 1})
     assert drafter.num_proposes == 0
+    with pytest.raises(ConfigError, match="bind takes a ProposeBatch, got a NoneType"):
+        drafter.bind(None)
+    with pytest.raises(ConfigError, match="bind: num_sampled is a list: give a tensor on cpu"):
+        drafter.bind(replace(drafter.inputs(2), num_sampled=[1, 1]))
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
