@@ -20,6 +20,7 @@ from specgraph.models.protocol import Head, PairHead
 
 _TENSORS = tuple(field.name for field in fields(ProposeBatch))
 _OPTIONAL = ("temperature", "seeds")
+_FLOATS = ("temperature", "aux_hidden")
 
 
 def vocabulary_size(head: Head) -> int | None:
@@ -31,7 +32,7 @@ def vocabulary_size(head: Head) -> int | None:
 
 
 def check_types(call: str, batch: Any, device: torch.device) -> None:
-    """Refuse what is no batch of tensors on the drafter's device.
+    """Refuse what is no batch of tensors on the drafter's device, or has fractions where integers belong.
 
     Args:
         call: that was given the batch, for the error.
@@ -49,6 +50,8 @@ def check_types(call: str, batch: Any, device: torch.device) -> None:
             raise ConfigError(f"{call}: {name} is a {type(value).__name__}: give a tensor on {device}")
         if value.device != device:
             raise ConfigError(f"{call}: {name} is on {value.device}: give a tensor on {device}")
+        if value.is_floating_point() and name not in _FLOATS:
+            raise ConfigError(f"{call}: {name} is {value.dtype}: give integers, as ProposeBatch has them")
     if (ids := batch.sampled_token_ids).dim() != 2:
         raise ConfigError(f"sampled_token_ids is {list(ids.shape)}, expected [requests, K + 1]")
     if (counts := batch.num_sampled).dim() != 1:
