@@ -242,7 +242,7 @@ def _with_tile(ops: TritonOps, tile: Tile | None) -> TritonOps:
     def always(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
         return tile
 
-    return type(ops)(replace(ops.options, tile=always))
+    return type(ops)(replace(ops.options, tile=always, few_rows=None))
 
 
 def _timed(

@@ -176,17 +176,19 @@ def register_kernels(device: torch.device) -> str:
     chosen, shipped = tile_for, "those tuned on an NVIDIA H200"
     if properties.shared_memory_per_block_optin < 163 << 10:  # GeForce and RTX, A10, L4, L40S: 99 KiB
         chosen, shipped = default_tile, "small ones that nobody tuned"
-    two_linears, own = None, many_rows(device)
+    two_linears, few, own = None, None, many_rows(device)
     if own is not None:  # what that needs is there
+        from specgraph_cuda.few_rows import few_rows
         from specgraph_cuda.two_linears import two_linears_in_one
 
-        two_linears = two_linears_in_one()
+        two_linears, few = two_linears_in_one(), few_rows()
     options = LaunchOptions(
         overlap=overlap_previous if overlap else None,
         extra={"launch_pdl": True} if overlap else {},
         tile=TileTable(chosen, tuned),
         many_rows=own,
         two_linears=two_linears,
+        few_rows=few,
         attention=attention_for if properties.shared_memory_per_block_optin >= 227 << 10 else default_attention,
         compute_units=properties.multi_processor_count,
         float8=(properties.major, properties.minor) >= (8, 9),

@@ -50,6 +50,22 @@ are as fast. It may read the weights before the kernel launched before it has en
 """
 
 
+@dataclass(frozen=True, slots=True)
+class FewRows:
+    """A device's own linears of few rows, x [T, in] by a weight in the same dtype.
+
+    Each returns None where a tile is as fast. It may read the weight before the kernel launched before it has ended, so
+    that one must not write it.
+    """
+
+    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor | None]
+    """(x, weight [out, in], residual [T, out]) -> x @ weight.T, plus residual where there is one."""
+    best: Callable[[Tensor, Tensor, Tensor | None, Tensor | None], tuple[Tensor, Tensor] | None]
+    """(x, weight [out, in], step, copy) -> per part of the columns of x @ weight.T, rounded to the dtype of x, the largest
+    of each row, float32 [T, parts], and its column, int32 [T, parts], the first of equals. The value of `step`, int64
+    [1], is copied to `copy`."""
+
+
 def default_tile(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
     """Tiles for a device that nobody tuned for: three stages in flight fit 99 KiB of shared memory."""
     if kind.endswith("_fp8"):
@@ -135,6 +151,7 @@ class LaunchOptions:
     tile: ChooseTile = default_tile
     many_rows: ManyRows | None = None
     two_linears: TwoLinears | None = None
+    few_rows: FewRows | None = None
     attention: ChooseAttention = default_attention
     compute_units: int = 128
     """Multiprocessors of the device: how far to split attention."""

@@ -37,6 +37,9 @@ class LinearOps(SamplingOps):
     ) -> Tensor:  # fmt: skip
         """See `specgraph.kernels.norm_linear`."""
         x = self._normed(x, norm, eps)
+        few = self.options.few_rows
+        if few is not None and bias is None and (out := few.linear(x, weight, residual)) is not None:
+            return out
         tile = self._tile("linear", x, weight, weight.shape[0])
         if tile is None:
             own = self._own(x, bias)
@@ -205,6 +208,9 @@ class LinearOps(SamplingOps):
         step: `draft_step`, and int64 [1] that its value is copied to where a tile computes the product.
         """
         x = self._normed(x, norm, eps)
+        few = self.options.few_rows
+        if few is not None and draws is None and (found := few.best(x, weight, *step)) is not None:
+            return Picked(*found, None, None, None)
         tile = self._tile("head", x, weight, weight.shape[0])
         if tile is None:
             return self.pick(kernels.norm_linear.reference(x, None, eps, weight, None, None), draws)

@@ -1,0 +1,107 @@
+"""Compiling and launching `few_rows.cu`: a linear of up to 16 rows on Hopper."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specgraph.kernels.triton.launch import FewRows
+from specgraph_cuda.few_rows_plan import Plan, plan_for
+from specgraph_cuda.hopper import TensorMap, compiled, is_aligned, launch_early, loaded
+
+_log = logging.getLogger(__name__)
+
+ChoosePlan = Callable[[bool, int, int, int], "Plan | None"]
+"""See `few_rows_plan.plan_for`."""
+
+
+class _Output(ctypes.Structure):
+    """`Output` of few_rows.cu."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("residual", "out", "best", "best_column", "step", "step_copy")),
+        *((name, ctypes.c_int) for name in ("rows", "depth", "columns", "residual_stride")),
+    ]
+
+
+def few_rows(choose: ChoosePlan = plan_for) -> FewRows:
+    """The kernel's two kinds; see `specgraph.kernels.triton.launch.FewRows`."""
+
+    def linear(x: Tensor, weight: Tensor, residual: Tensor | None) -> Tensor | None:
+        if (plan := _plan(choose, False, x, weight)) is None or weight.shape[0] % 2:
+            return None
+        if residual is not None and not (residual.dtype == x.dtype and _holds_pairs(residual)):
+            return None
+        out = x.new_empty(x.shape[0], weight.shape[0])
+        _launch(plan, x, weight, residual=residual, out=out)
+        return out
+
+    def best(x: Tensor, weight: Tensor, step: Tensor | None, copy: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        if (plan := _plan(choose, True, x, weight)) is None:
+            return None
+        shape = x.shape[0], plan.parts(weight.shape[0])
+        value, column = x.new_empty(shape, dtype=torch.float32), x.new_empty(shape, dtype=torch.int32)
+        _launch(plan, x, weight, best=value, best_column=column, step=step, step_copy=copy)
+        return value, column
+
+    return FewRows(linear, best)
+
+
+def _plan(choose: ChoosePlan, best: bool, x: Tensor, weight: Tensor) -> Plan | None:
+    """The plan of one linear, where these tensors are what the kernel takes and it can be loaded."""
+    plan = choose(best, x.shape[0], x.shape[1], weight.shape[0])
+    if plan is None or x.dtype != torch.bfloat16 or weight.dtype != x.dtype or x.shape[1] % (64 * plan.stage_tiles):
+        return None
+    if not is_aligned(x) or not is_aligned(weight) or not weight.is_contiguous():
+        return None
+    return plan if _loaded(plan, x.device) is not None else None
+
+
+def _holds_pairs(rows: Tensor) -> bool:
+    """Whether two columns of a row can be read at once."""
+    return rows.stride(1) == 1 and rows.stride(0) % 2 == 0 and rows.data_ptr() % 4 == 0
+
+
+def source(plan: Plan) -> str:
+    """The CUDA text of one variant."""
+    names = "rows", "columns", "stage_tiles", "best", "stages", "stage_bytes", "window"
+    defined = [f"#define {name.upper()} {getattr(plan, name)}" for name in names]
+    files = [Path(__file__).parent / name for name in ("hopper.cuh", "few_rows.cuh", "few_rows.cu")]
+    return "\n".join([*defined, "#define AHEAD 0", *(file.read_text() for file in files)])
+
+
+@cache
+def _loaded(plan: Plan, device: torch.device) -> Any | None:
+    """The kernel of one variant in the context of a device; None where it can't be compiled or loaded, and why is
+    logged."""
+    try:
+        return loaded(compiled(source(plan), "few_rows.cu"), "few_rows", plan.memory, device)
+    except RuntimeError as error:
+        _log.warning("linears of few rows run in Triton's kernel, which is slower: %s", str(error).partition("\n")[0])
+        return None
+
+
+def _launch(plan: Plan, x: Tensor, weight: Tensor, **tensors: Tensor | None) -> None:
+    """Launch on the current stream. The kernel before must not write the weight, which is read before that one ends.
+
+    Args:
+        x: bfloat16 [T, in], T at most plan.rows; rows at multiples of 16 bytes.
+        weight: [out, in], contiguous.
+        tensors: fields of `Output` in few_rows.cu.
+    """
+    residual = tensors.get("residual")
+    output = _Output(
+        **{name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None},
+        rows=x.shape[0], depth=x.shape[1], columns=weight.shape[0],
+        residual_stride=0 if residual is None else residual.stride(0),
+    )  # fmt: skip
+    maps = TensorMap(x, plan.rows), TensorMap(weight, plan.columns)
+    blocks = plan.blocks(weight.shape[0])
+    launch_early(_loaded(plan, x.device), blocks, 192, plan.memory, x.device, maps, (output,))

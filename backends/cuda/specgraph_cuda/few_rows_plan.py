@@ -1,0 +1,73 @@
+"""Which linears of up to 16 rows `few_rows.cu` takes, and how they are cut into parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MULTIPROCESSORS = 132
+"""Of an H100 or H200; with fewer, some blocks run after the others."""
+
+_MOST_BYTES = 227 << 10
+"""Of shared memory that a launch may ask for on Hopper."""
+
+_LEAST_DEPTH, _LEAST_BLOCKS = 2048, 96
+"""Of the linears that were timed: each was faster than Triton's kernel, see benchmarks/NOTES-h200.md."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a linear is cut into parts; `few_rows.cu` says what each number means."""
+
+    rows: int
+    columns: int
+    stage_tiles: int
+    best: int
+    window: int = 64 << 10
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of one stage of the ring."""
+        return 128 * self.stage_tiles * (self.columns + self.rows)
+
+    @property
+    def stages(self) -> int:
+        """As many as there is memory for; each has three barriers."""
+        return (_MOST_BYTES - 1024 - self._sums) // (self.stage_bytes + 24)
+
+    @property
+    def memory(self) -> int:
+        """Bytes of shared memory that a launch asks for, 1 KiB of it to align the ring."""
+        return 1024 + self.stages * (self.stage_bytes + 24) + self._sums
+
+    @property
+    def _sums(self) -> int:
+        """Bytes of the sums of one part."""
+        return 16 * self.rows * (self.columns + 4)
+
+    def parts(self, columns: int) -> int:
+        """Parts that so many output columns are cut into."""
+        return -(-columns // self.columns)
+
+    def blocks(self, columns: int) -> int:
+        """Blocks of a launch: no more than run at once, each with as many parts as the others or one less."""
+        parts = self.parts(columns)
+        return -(-parts // -(-parts // MULTIPROCESSORS))
+
+
+def plan_for(best: bool, rows: int, depth: int, columns: int) -> Plan | None:
+    """How a linear is cut; None where it is smaller than those that were timed.
+
+    Args:
+        best: only the largest of each row is wanted.
+        depth: input columns; columns: of the output.
+    """
+    plan = cut(best, rows, columns)
+    large = depth >= _LEAST_DEPTH and plan.blocks(columns) >= _LEAST_BLOCKS
+    return plan if 0 < rows <= 16 and large else None
+
+
+def cut(best: bool, rows: int, columns: int) -> Plan:
+    """The plan of any size up to 16 rows: parts of at most 128 columns, and stages of 8 to 16 KiB."""
+    parts_each = -(-columns // (128 * MULTIPROCESSORS))
+    width = -(-columns // (16 * parts_each * MULTIPROCESSORS)) * 16
+    return Plan(8 if rows <= 8 else 16, width, 4 if width <= 32 else 2 if width <= 64 else 1, int(best))
