@@ -61,9 +61,9 @@ class FewRows:
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor | None]
     """(x, weight [out, in], residual [T, out]) -> x @ weight.T, plus residual where there is one."""
     best: Callable[[Tensor, Tensor, Tensor | None, Tensor | None], tuple[Tensor, Tensor] | None]
-    """(x, weight [out, in], step, copy) -> per part of the columns of x @ weight.T, rounded to the dtype of x, the largest
-    of each row, float32 [T, parts], and its column, int32 [T, parts], the first of equals. The value of `step`, int64
-    [1], is copied to `copy`."""
+    """(x, weight [out, in], step, copy) -> per part of the columns of x @ weight.T, rounded to the dtype of x, the
+    largest of each row, float32 [T, parts], and its column, int32 [T, parts], the first of equals. The value of `step`,
+    int64 [1], is copied to `copy`."""
 
 
 def default_tile(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
