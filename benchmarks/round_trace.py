@@ -16,8 +16,9 @@ def count_launches(decoder):
 
 
 def trace(decoder, rounds=12):
-    """Counts per round and the gap between graphs, from a profiler's trace of some rounds. With several rounds per
-    launch the launches are the runners' own count, and there is no gap: the trace does not show such launches."""
+    """Counts per round and the gap between graphs, from a profiler's trace of some rounds. Graph launches are the
+    runners' own count: the trace does not show those by the driver's call. With several rounds per launch there is no
+    gap."""
     launched, launches = decoder.rounds.num_rounds, count_launches(decoder)
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
         for _ in range(rounds):  # three launches of four rounds
@@ -41,9 +42,9 @@ def trace(decoder, rounds=12):
     outside = calls["cudaLaunchKernel"] + calls["cudaLaunchKernelExC"] + calls["cuLaunchKernelEx"]
     busy = sum(end - start for start, end in graphs) / max(graphs[-1][1] - graphs[0][0], 1) if graphs else 0
     waits = sum(count for name, count in calls.items() if "Synchronize" in name) - 1  # the last one is the trace's own
-    counted = calls["cudaGraphLaunch"] / launched
-    if decoder.config.rounds_per_launch > 1:  # not in the trace: the driver is called; and one launch has many rounds
-        counted, gaps, busy = (count_launches(decoder) - launches) / launched, [], float("nan")
+    counted = (count_launches(decoder) - launches) / launched
+    if decoder.config.rounds_per_launch > 1:
+        gaps, busy = [], float("nan")
     return {
         "launches_per_round": round(counted, 2),
         "kernels_outside_graphs_per_round": round(outside / launched, 2),
