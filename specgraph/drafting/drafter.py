@@ -212,16 +212,7 @@ class Drafter(ModelRunner):
                 'error'. Nothing was run.
             StaleInputError: the memory of a bound tensor was exchanged. Nothing was run.
         """
-        ready = self._passes.in_place(batch, num_speculative_tokens)
-        if ready is None:
-            check_types("propose", batch, self.round.num_sampled.device)
-            ready = self._passes.find(batch.num_requests, batch.query_len, 0, num_speculative_tokens)
-            self.round.load(batch, ready.inputs, self.config.keeps_draft_probs)
-        else:
-            if ready.bound is not None:
-                ready.bound.check_addresses()
-            if ready.padding is not None:
-                ready.padding.zero_()
+        ready = self._passes.hand_over(batch, num_speculative_tokens)
         if self._history is not None:
             check_values(ready.inputs, self.config, self.caches[0].key.shape[0], vocabulary_size(self.head))
             self._history.check(ready.inputs)
@@ -309,13 +300,7 @@ class Drafter(ModelRunner):
             metadata: T rows; with several MTP modules, rows of one request.
             lengths: for attention with host parameters.
         """
-        if token_ids.shape[0] == 0:
-            return
-        if self._history is not None:
-            self._history.prefilled = True
-            self._history.wrote_slots(metadata.positions, metadata.slot_mapping)
-        every = {} if lengths is None else dict.fromkeys(range(self.program.prefill_passes), lengths)
-        self.program.prefill(token_ids, aux_hidden, metadata, self.stack.eager(every), None)
+        self._prefill.run_ragged(self, token_ids, aux_hidden, metadata, lengths)
 
     def _host_lengths(
         self,

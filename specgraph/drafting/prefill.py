@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specgraph.attention import AttentionMetadata, HostLengths
 from specgraph.drafting.batch_checks import vocabulary_size
 from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.kv_history import KVHistory
@@ -42,7 +43,7 @@ class DraftPrefill:
         """
         self._num_blocks, self._block_size, self._history = num_blocks, config.block_size, history
         self._position_offset, self._look_ahead = position_offset, program.look_ahead
-        self._vocab_size = vocabulary_size(head)
+        self._vocab_size, self._rows_of = vocabulary_size(head), program.prefill
         self.buffers = allocate_prefill(config, head.aux_size, head.dtype, device, look_ahead=program.look_ahead)
         self.program = PrefillProgram(
             buffers=self.buffers,
@@ -83,6 +84,23 @@ class DraftPrefill:
             if self._history is not None:
                 self._history.wrote_prompt(written, blocks)
         return states[last - positions.start] if last in positions else None
+
+    def run_ragged(
+        self,
+        runner: ModelRunner,
+        token_ids: Tensor,
+        aux_hidden: Tensor,
+        metadata: AttentionMetadata,
+        lengths: HostLengths | None,
+    ) -> None:
+        """See `Drafter.prefill_ragged`. `runner`: of the head."""
+        if token_ids.shape[0] == 0:
+            return
+        if self._history is not None:
+            self._history.prefilled = True
+            self._history.wrote_slots(metadata.positions, metadata.slot_mapping)
+        every = {} if lengths is None else dict.fromkeys(range(self.program.num_passes), lengths)
+        self._rows_of(token_ids, aux_hidden, metadata, runner.stack.eager(every), None)
 
     def _check_tokens(self, tokens: Sequence[int]) -> None:
         """The ids are in the vocabulary: the device would read memory outside of the embedding."""

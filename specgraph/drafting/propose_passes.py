@@ -9,6 +9,7 @@ from weakref import ref
 
 from torch import Tensor
 
+from specgraph.drafting.batch_checks import check_types
 from specgraph.drafting.bound import BoundProgram, BoundTensors
 from specgraph.drafting.config import DraftConfig
 from specgraph.drafting.program import DraftProgram
@@ -53,6 +54,20 @@ class ProposePasses:
         self._inputs: dict[tuple[int, int, int, int], ProposeBatch] = {}
         self._in_place: dict[int, tuple[int, BoundTensors | None]] = {}
         """Of these `_inputs`, by id: requests that their propose is padded for at least, and whose tensors they are."""
+
+    def hand_over(self, batch: ProposeBatch, num_speculative_tokens: int | None) -> ProposePass:
+        """Bring a batch to where its pass reads it, with the requests behind it inert; see `Drafter.propose`."""
+        ready = self.in_place(batch, num_speculative_tokens)
+        if ready is None:
+            check_types("propose", batch, self._memory.num_sampled.device)
+            ready = self.find(batch.num_requests, batch.query_len, 0, num_speculative_tokens)
+            self._memory.load(batch, ready.inputs, self._config.keeps_draft_probs)
+            return ready
+        if ready.bound is not None:
+            ready.bound.check_addresses()
+        if ready.padding is not None:
+            ready.padding.zero_()
+        return ready
 
     def in_place(self, batch: ProposeBatch, num_speculative_tokens: int | None) -> ProposePass | None:
         """The pass that reads this batch where it is, if it is the `inputs` of one; None where its tensors are handed
