@@ -216,20 +216,25 @@ def add_parts_kernel(
     The parts are added in float32, in order. With `norm`, normed [rows, columns] = rms_norm(out).
     """
     if OVERLAP is not None:
-        OVERLAP()
+        OVERLAP(WAIT=False)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDTH)
     inside = column < columns
+    if norm is not None:  # a weight, which the kernels that may still run do not write
+        scale = tl.load(norm + column, mask=inside, other=0.0)
+    if OVERLAP is not None:
+        OVERLAP(START=False)
+    if RESIDUAL:
+        more = tl.load(residual + row * residual_stride + column, mask=inside, other=0.0).to(tl.float32)
     total = tl.load(parts + row * columns + column, mask=inside, other=0.0).to(tl.float32)
     for part in tl.static_range(1, SPLIT):
         total += tl.load(parts + (part * rows + row) * columns + column, mask=inside, other=0.0)
     rounded = total.to(out.dtype.element_ty)
     if RESIDUAL:
-        more = tl.load(residual + row * residual_stride + column, mask=inside, other=0.0).to(tl.float32)
         rounded = (rounded.to(tl.float32) + more).to(out.dtype.element_ty)
     tl.store(out + row * columns + column, rounded, mask=inside)
     if norm is not None:
         wide = rounded.to(tl.float32)
         wide *= tl.rsqrt(tl.sum(wide * wide, axis=0) / columns + eps)
-        wide *= tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
+        wide *= scale.to(tl.float32)
         tl.store(normed + row * columns + column, wide.to(out.dtype.element_ty), mask=inside)
