@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specgraph.platforms import Platform
 
+EPS = 0.02
 SHAPES = [(8192, 6144), (4096, 32000), (14336, 4096), (2048, 3072), (512, 1000), (256, 40)]
 """Input and output columns: four in use, two of which the last part is not full."""
 
@@ -158,3 +159,25 @@ def test_the_device_s_kernel_is_asked_first_and_not_for_a_bias() -> None:
     assert torch.equal(ops.norm_linear(x, None, 0.0, weight, weight[0]), product + weight[0])
     assert len(asked) == 3
     assert asked[1] is weight
+
+
+def test_two_linears_with_a_norm_between_them_are_asked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    from specgraph.kernels.linear import normed
+    from specgraph.kernels.triton.implement import TritonOps
+    from specgraph.kernels.triton.launch import FewRows, LaunchOptions
+
+    def linear(x: Tensor, weight: Tensor, residual: Tensor | None) -> Tensor:
+        product = x @ weight.T
+        return 2 * (product if residual is None else product + residual)
+
+    monkeypatch.setattr(TritonOps, "_normed", staticmethod(normed))  # its kernel needs a GPU
+    ops = TritonOps(LaunchOptions(few_rows=FewRows(linear, lambda *_: None)))
+    x, weight, following = torch.randn(2, 8).double(), torch.randn(6, 8).double(), torch.randn(4, 6).double()
+    residual, norm = torch.randn(2, 6).double(), torch.randn(6).double()
+    total, out = ops.linear_norm_linear(x, weight, None, residual, norm, EPS, following)
+    assert torch.equal(total, linear(x, weight, residual))
+    between = total * (total.square().mean(1, keepdim=True) + EPS).rsqrt() * norm
+    assert torch.allclose(out, 2 * between @ following.T)
+    biased = ops.linear_norm_linear(x, weight, weight[:, 0], residual, norm, EPS, following)
+    assert torch.allclose(biased[0], x @ weight.T + weight[:, 0] + residual)

@@ -45,6 +45,9 @@ class TwoLinearOps(LinearOps):
             both = own(x, weight, residual, norm, eps, next_weight, False)
             if both is not None:
                 return both
+        few = self.options.few_rows  # reads weights ahead while the norm's kernel runs
+        if few is not None and bias is None and (total := few.linear(x, weight, residual)) is not None:
+            return total, self.norm_linear(total, norm, eps, next_weight, next_bias)
         first = self._summed(x, weight, bias, residual, norm, eps, "linear", next_weight, next_weight.shape[0])
         if first.tile is None:
             return first.total, self.norm_linear(first.x, None, 0.0, next_weight, next_bias)
