@@ -95,7 +95,7 @@ def page() -> str:
         f"Stored dtypes: {stored}. Weights and activations run in float32, float16 or bfloat16 (`--dtype`);",
         "comparisons with transformers are made in float32. FP8 and MXFP4 weights are turned into floating point",
         "at load; FP8 matrices of dense layers may stay FP8",
-        "(`tests/models/test_quantised.py`).",
+        "(`tests/models/test_quantised.py`, `test_mxfp4.py`).",
         "",
         "## Drafters",
         "",

@@ -17,6 +17,12 @@ def platform():
     return CpuPlatform()
 
 
+@pytest.fixture
+def side(platform):
+    """A second stream."""
+    return platform.stream()
+
+
 @dataclass
 class PagedDecoder:
     """A small decoder with a paged KV cache: the oracle's program, in plain torch, one token per request."""
