@@ -87,7 +87,10 @@ def make_target(
     head_dim: int = CONFIG.head_dim,
 ) -> LlamaTarget:
     """A two-layer Llama-shaped target; arguments as in `make_head`."""
-    draw = _draw(seed, device, dtype, compute, head_dim)
+    return _target(_draw(seed, device, dtype, compute, head_dim))
+
+
+def _target(draw: Draw) -> LlamaTarget:
     embed, lm_head = _vocabulary(draw(0))
     w = draw(1)
     layers = [_layer(w, HIDDEN, gain=1.2) for _ in range(w.config.num_layers)]
@@ -108,8 +111,9 @@ def make_head(
         kind: one of HEADS. `eagle3` has a vocabulary of its own and three auxiliary hidden states; `mtp` reuses its
             one module at every step, `mtp-modules` has one per step; `dflash` fills blocks of up to MODULES masks,
             `peagle` drafts from masked rows of one causal pass;
-            `draft-model` is a whole small model. Besides them `mtp-two-modules`, for at most two draft tokens, and
-            `draft-model-of-context`, whose tokens follow from the context more than from the last token.
+            `draft-model` is a whole small model. Besides them `mtp-two-modules`, for at most two draft tokens,
+            `eagle3-norm-output`, whose steps pass on normalised states, `draft-model-of-context`, whose tokens follow
+            from the context more than from the last token, and `target`, the target itself, which always agrees.
         compute: dtype of the tensors, holding values rounded to `dtype`.
         head_dim: of queries, keys and values.
     """
@@ -125,6 +129,12 @@ def _eagle(draw: Draw) -> DraftHead:
 
 def _eagle3(draw: Draw) -> Eagle3Head:
     return Eagle3Head(*_eagle3_parts(draw, 3), [_layer(draw(7), 2 * HIDDEN, gain=1.5)])
+
+
+def _eagle3_norm_output(draw: Draw) -> Eagle3Head:
+    head, w = _eagle3(draw), draw(9)
+    tensors = replace(head.tensors, norm=w.place(1 + 0.5 * torch.randn(HIDDEN, generator=w.generator)))
+    return Eagle3Head(replace(head.config, norm_output=True), tensors, head.layers)
 
 
 def _peagle(draw: Draw) -> PEagleHead:
@@ -194,9 +204,14 @@ def _draft_model_of_context(draw: Draw) -> DraftModelHead:
     return _draft_model(draw, gain=6)
 
 
+def _target_itself(draw: Draw) -> DraftModelHead:
+    return DraftModelHead(_target(draw), HIDDEN)
+
+
 _HEADS: dict[str, Callable[[Draw], Head]] = {
     "eagle": _eagle,
     "eagle3": _eagle3,
+    "eagle3-norm-output": _eagle3_norm_output,
     "mtp": _mtp,
     "mtp-modules": _mtp_modules,
     "mtp-two-modules": _mtp_two_modules,
@@ -204,6 +219,7 @@ _HEADS: dict[str, Callable[[Draw], Head]] = {
     "peagle": _peagle,
     "draft-model": _draft_model,
     "draft-model-of-context": _draft_model_of_context,
+    "target": _target_itself,
 }
 
 

@@ -174,6 +174,13 @@ def drafts_of_another_row(engine: Engine) -> None:
     engine.accept(1, 1)
 
 
+def second_draft_of_another_row(engine: Engine) -> None:
+    engine.propose()
+    engine.accept(0, 0)
+    engine.accept(1, 2)
+    engine.sampled[1, 1] = (engine.sampled[1, 1] + 1) % 40
+
+
 def same_block(engine: Engine) -> None:
     engine.blocks[1][1:] = engine.blocks[0][1:]
 
@@ -197,6 +204,7 @@ def finished_and_not_inert(engine: Engine) -> None:
         (cached_prefix_without_keys, r"request 1 is 19, .*position 0 and 15 more"),
         (tokens_from_the_verify_s_input_on, r"sampled_token_ids of request 1 begin with \[.*drafted \[.* position 13"),
         (drafts_of_another_row, r"sampled_token_ids of request 1 begin with \[.*drafted \[.* position 13"),
+        (second_draft_of_another_row, r"sampled_token_ids of request 1 begin with \[.*drafted \[.* position 13"),
         (same_block, r"requests 0 and 1 both have block \d+, which this round writes for request 0"),
         (finished_and_not_inert, r"requests 0 and 1 both have block \d+"),
     ],

@@ -201,6 +201,24 @@ def test_matrices_of_which_one_is_not_fp8_are_turned(tmp_path, random_model):
     assert layers[0].qkv_scale is not None
 
 
+@torch.no_grad()
+def test_an_fp8_layer_after_one_that_is_not(tmp_path, random_model, dense_attend):
+    """A plain layer's last linear may compute the next one's projection too, which in FP8 has scales."""
+    random_model("Llama", tmp_path)
+    products = quantise(tmp_path, compressed("channel"), "scale")
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in [name for name in products if name.startswith("model.layers.0.")]:
+        del tensors[f"{name}_scale"]
+        tensors[name] = products[name].float()
+    save_file(tensors, tmp_path / "model.safetensors")
+    model, plain = load_target(tmp_path, keep_fp8=True), load_target(tmp_path)
+    assert [layer.qkv_scale is None for layer in model.layers[:2]] == [True, False]
+    tokens = torch.randint(0, 120, (30,), generator=torch.Generator().manual_seed(1))
+    attend = dense_attend(model.attention_layers, torch.arange(30))
+    hidden, wanted = (m.forward(tokens, attend).hidden for m in (model, plain))
+    torch.testing.assert_close(model.logits(hidden), plain.logits(wanted), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize(("what", "words"), [("weight", r"up_proj.*not finite"), ("scale", r"up_proj.*not finite")])
 def test_fp8_that_is_not_finite_is_refused(what, words, tmp_path, random_model):
     random_model("Llama", tmp_path)

@@ -802,6 +802,31 @@ HAZARDS: dict[str, Hazard] = {
         "a long request waits for as long as short ones come",
         "the batch is filled with whatever fits",
     ),
+    "update-of-lengths-only": Hazard(
+        REVIEW,
+        "attention with the scale, the window or the flags of the capture",
+        "a task update rewrites lists or positional arguments only, and says nothing of the others",
+    ),
+    "carry-before-the-norm": Hazard(
+        REVIEW,
+        "acceptance of EAGLE 3.1 heads falls from the second draft on, in merged graphs only",
+        "the op between two draft steps takes the hidden states before the head's output norm",
+    ),
+    "noise-of-the-chunk": Hazard(
+        REVIEW,
+        "a sampled request gives another text when its prompt is prefilled in chunks",
+        "the position of the first token is counted within the last chunk",
+    ),
+    "path-hidden-not-taken": Hazard(
+        REVIEW,
+        "acceptance with trees falls after accepted drafts; the text is right",
+        "the drafter is given hidden states of other rows than those of the accepted path",
+    ),
+    "tree-without-room": Hazard(
+        REVIEW,
+        "wrong last tokens, or log-probabilities, of requests that end at max_model_len with trees",
+        "no KV block for the nodes of a tree behind the last position",
+    ),
 }
 
 NOT_PUT_BACK: dict[str, str] = {

@@ -66,6 +66,26 @@ def test_first_drafts(platform: Platform, chunks: str, seed: int) -> None:
         )
 
 
+@case(
+    "decoding.first-tokens-are-one-noise",
+    "The first token after a prompt is drawn by the noise of its own position, in however many chunks the prompt was "
+    "prefilled.",
+    hazard="noise-of-the-chunk",
+    cause="the position of the first token is counted within the prompt's last chunk",
+)
+def test_first_noise(platform: Platform, seed: int) -> None:
+    drawn: list[list[int]] = []
+    for chunks in CHUNKS.values():
+        with decoder(platform, k=K, sampled=True, **chunks) as made:
+            # So hot that logits do not matter: what is drawn is the noise of seed and position.
+            asked = [
+                Request(prompt_token_ids=prompt, max_tokens=1, temperature=1e6, seed=number)
+                for number, prompt in enumerate(prompts(seed, REQUESTS))
+            ]
+            drawn.append([result.token_ids[0] for result in made.generate(asked)])
+    assert drawn[0] == drawn[1], f"first tokens {drawn[1]} in several chunks, {drawn[0]} in one"
+
+
 def reads_hidden_states(head: Any) -> None:
     """Make an EAGLE head's drafts depend on the hidden states as much as on the tokens, in place."""
     head.tensors.fc[:, HIDDEN:] *= 3

@@ -72,6 +72,16 @@ def test_two_modules(platform: Platform, attention: str, seed: int) -> None:
 
 
 @case(
+    "drafting.norm-output-follows-float64",
+    "A head whose steps pass on hidden states after its final norm (EAGLE 3.1) drafts as a dense float64 one.",
+    hazard="carry-before-the-norm",
+    cause="the next step takes the hidden states before the norm, where one op ends a step and begins the next",
+)
+def test_norm_output(platform: Platform, attention: str, seed: int) -> None:
+    follow_oracle(platform, make_config(lowering="auto", k=4), attention, seed, [3, 1], "eagle3-norm-output")
+
+
+@case(
     "drafting.draft-model-reads-all-keys",
     "Every draft token of a draft model follows from all tokens before it, as in float64, where the context decides.",
     hazard="draft-length-without-offset",

@@ -109,29 +109,47 @@ def test_shrinking(platform: Platform, lowering: str, seed: int) -> None:
     cause="the requests behind a batch in place are those of the last one, and not all of them are made inert",
 )
 def test_shrinking_in_place(platform: Platform, lowering: str, seed: int) -> None:
+    _shrink_in_place(platform, lowering, seed, times=1)
+
+
+@case(
+    "drafting.smaller-batches-in-place",
+    "Each of several smaller batches in place, with a larger one before it, drafts what it drafts alone, and writes no "
+    "KV of the others.",
+    hazard="stale-padding-in-place",
+    cause="the requests behind a batch in place are made inert once, or only where the last batch was in place too",
+)
+def test_shrinking_again(platform: Platform, seed: int) -> None:
+    _shrink_in_place(platform, "auto", seed, times=3)
+
+
+def _shrink_in_place(platform: Platform, lowering: str, seed: int, times: int) -> None:
     config = make_config(lowering=lowering, capture_sizes=(4,))
     made, alone = rig(platform, config, "paged"), rig(platform, config, "paged")
     full, small = make_batches(config, made.head.aux_size, seed, [4, 1])
+    fresh = [tuple(tensor[small.blocks[0]].clone() for tensor in cache) for cache in alone.caches]
     wanted = alone.round(small).token_ids
-    made.round(full)
-    for mine, other in zip(made.caches, alone.caches, strict=True):
-        for tensor, fresh in zip(mine, other, strict=True):
-            tensor[1:] = 7.0  # the same rows once more would write what is there
-            tensor[small.blocks[0]] = fresh[small.blocks[0]]
-    before, handed = made.host_caches(), small.on(platform.device, made.head.dtype)
-    inputs = made.drafter.inputs(1)
-    inputs.block_table.fill_(NULL_BLOCK)
-    for name in ("sampled_token_ids", "num_sampled", "start_positions", "aux_hidden", "block_table"):
-        values = getattr(handed, name)
-        getattr(inputs, name)[tuple(map(slice, values.shape))] = values
-    drafts = made.drafter.propose(
-        inputs, host_start_positions=small.start_positions, host_num_sampled=small.num_sampled
-    )
-    expect_equal(on_host(drafts.token_ids), wanted, "the drafts of a small batch in place after a larger one")
     others = [block for block in range(num_blocks(config) - 1) if block + 1 not in small.blocks[0]]
-    for (key, value), (old_key, old_value) in zip(made.host_caches(), before, strict=True):
-        expect_equal(key[others], old_key[others], "keys in blocks of no request of the small batch")
-        expect_equal(value[others], old_value[others], "values in blocks of no request of the small batch")
+    for time in range(times):
+        made.round(full)
+        for mine, kept in zip(made.caches, fresh, strict=True):
+            for tensor, values in zip(mine, kept, strict=True):
+                tensor[1:] = 7.0  # the same rows once more would write what is there
+                tensor[small.blocks[0]] = values
+        before, handed = made.host_caches(), small.on(platform.device, made.head.dtype)
+        inputs = made.drafter.inputs(1)
+        inputs.block_table.fill_(NULL_BLOCK)
+        for name in ("sampled_token_ids", "num_sampled", "start_positions", "aux_hidden", "block_table"):
+            values = getattr(handed, name)
+            getattr(inputs, name)[tuple(map(slice, values.shape))] = values
+        drafts = made.drafter.propose(
+            inputs, host_start_positions=small.start_positions, host_num_sampled=small.num_sampled
+        )
+        what = f"batch {time} in place after a larger one"
+        expect_equal(on_host(drafts.token_ids), wanted, f"the drafts of {what}")
+        for (key, value), (old_key, old_value) in zip(made.host_caches(), before, strict=True):
+            expect_equal(key[others], old_key[others], f"keys in blocks of no request of {what}")
+            expect_equal(value[others], old_value[others], f"values in blocks of no request of {what}")
     made.close()
     alone.close()
 

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 import torch
-from specgraph import kernels
-from specgraph.attention import HostLengths, PagedHostAttention, TaskKey
+from specgraph.attention import HostLengths, TaskKey
 from specgraph.errors import SpecgraphError, UnsupportedError, UpdateError
 from specgraph.platforms import Platform
 
-from specgraph_conformance.case import Absent, case
+from specgraph_conformance.case import case
 from specgraph_conformance.rig import expect_equal, expect_refusal, on_host
-from specgraph_conformance.task_rig import (
-    BLOCK,
-    BLOCKS,
-    DIM,
-    HEADS,
-    KV_HEADS,
-    REQUESTS,
-    Tasks,
-    expect_waiting,
-    host_attention,
-    replayed,
-)
+from specgraph_conformance.task_rig import REQUESTS, Tasks, expect_waiting, replayed
 
 NEEDS = ("task_update",)
 
@@ -113,46 +99,6 @@ def test_each_gated(platform: Platform, left_out: int) -> None:
         tasks.update_only({missing: values[missing]})
     expect_equal(tasks.result(), tasks.eager(second), "the replay after the missing update")
     tasks.graph.close()
-
-
-@case(
-    "task_update.several-ops-in-a-group",
-    "An update rewrites every op of a group, each with its own lengths.",
-    hazard="group-partly-rewritten",
-    cause="task_update() rewrites the first or the last op of the group only",
-    needs=NEEDS,
-)
-def test_several_ops(platform: Platform) -> None:
-    if not isinstance(host_attention(platform), PagedHostAttention):
-        raise Absent("attention of the device's own issues one op per task group")
-    device, generator, ops = platform.device, torch.Generator().manual_seed(17), 3
-    query = torch.randn(REQUESTS, HEADS, DIM, generator=generator).to(device)
-    shape = (1 + REQUESTS * BLOCKS, BLOCK, KV_HEADS, DIM)
-    caches = [torch.randn(shape, generator=generator).to(device) for _ in range(ops)]
-    table = torch.arange(1, 1 + REQUESTS * BLOCKS, dtype=torch.int32).view(REQUESTS, BLOCKS).to(device)
-    out = torch.zeros(ops, REQUESTS, HEADS, DIM, device=device)
-
-    def issue(lengths: Sequence[Sequence[int]]) -> None:
-        for cache, rows, seq_lens in zip(caches, out, lengths, strict=True):
-            kernels.paged_attention_host(
-                query, cache, cache, table, [1] * REQUESTS, list(seq_lens), scale=DIM**-0.5, out=rows
-            )
-
-    issue([[1, 1, 1]] * ops)
-    platform.synchronize()
-    graph = platform.graph()
-    with graph.capture(), platform.task_group() as group:
-        issue([[1, 1, 1]] * ops)
-    for lengths in ([[3, 17, 40], [64, 1, 16], [5, 6, 7]], [[9, 2, 33], [8, 60, 4], [31, 30, 29]]):
-        with replayed(platform, graph), platform.task_update(group):
-            issue(lengths)
-        platform.synchronize()
-        seen = on_host(out)
-        issue(lengths)
-        platform.synchronize()
-        for number, (mine, eager) in enumerate(zip(seen, on_host(out), strict=True)):
-            expect_equal(mine, eager, f"op {number} of the {ops} in the group, after the update")
-    graph.close()
 
 
 @case(

@@ -12,8 +12,10 @@ from specgraph.models.protocol import DraftHead
 from specgraph.platforms import LOWERINGS, Platform
 
 from specgraph_conformance.case import case
-from specgraph_conformance.decode_rig import decoder, expect_targets_tokens, generate, requests
-from specgraph_conformance.draft_comparison import CAPTURED, away_from_the_end, compare, float64_head, rig
+from specgraph_conformance.cases.test_decoding_first_propose import float64_pair, reads_hidden_states
+from specgraph_conformance.decode_rig import decoder, expect_targets_tokens, generate, requests, target_logits
+from specgraph_conformance.dense_models import short_of_best
+from specgraph_conformance.draft_comparison import CAPTURED, TOLERANCE, away_from_the_end, compare, float64_head, rig
 from specgraph_conformance.draft_oracles import one_pass_logits
 from specgraph_conformance.draft_rig import make_batches, make_config
 from specgraph_conformance.oracles import gather_request
@@ -131,6 +133,55 @@ def test_lossless(platform: Platform, lowering: str, kind: str, seed: int) -> No
         expect_targets_tokens(made, asked, generate(made, asked))
         if kind == "eagle":
             assert made.metrics.accepted[1] > 0, "paths of two nodes must be accepted"
+
+
+@case(
+    "decoding.trees-up-to-max-model-len",
+    "With draft trees, tokens and their log-probabilities are the target's own up to max_model_len, the end of a KV "
+    "block.",
+    hazard="tree-without-room",
+    cause="no KV block for the nodes of a tree that reaches past max_model_len: their keys are lost",
+)
+def test_end(platform: Platform, seed: int) -> None:
+    asked = [replace(request, max_tokens=50) for request in requests(seed, count=6)]
+    with decoder(platform, kind="target", k=4, tree=TREE, max_model_len=48, logprobs=True) as made:
+        assert 48 % made.config.block_size == 0
+        results = made.generate(asked)
+        expect_targets_tokens(made, asked, [result.token_ids for result in results])
+        target = made.target.model
+        dtype, head_dim = target.dtype, target.attention_layers[0].head_dim
+    for request, result in zip(asked, results, strict=True):
+        assert len(request.prompt_token_ids) + len(result.token_ids) == 48
+        logits = target_logits(request.prompt_token_ids, result.token_ids[:-1], dtype, head_dim)
+        exact = logits.log_softmax(-1).gather(1, torch.tensor(result.token_ids)[:, None])[:, 0]
+        off = (torch.tensor(result.logprobs, dtype=torch.float64) - exact).abs()
+        assert off.max() < TOLERANCE[dtype], f"log-probability {int(off.argmax())} is off by {off.max():.3g}"
+
+
+@case(
+    "decoding.trees-after-a-path",
+    "After each round, the best first node of a request's next tree is the token that a float64 drafter drafts from "
+    "the hidden states of the accepted path.",
+    hazard="path-hidden-not-taken",
+    cause="after a tree's verify the drafter is given the hidden states of other nodes than those of the path",
+)
+def test_after_path(platform: Platform, seed: int) -> None:
+    target, head = float64_pair()
+    reads_hidden_states(head)
+    accepted = 0
+    with decoder(platform, lowering="merged", k=4, tree=TREE) as made:
+        assert made.drafter is not None
+        reads_hidden_states(made.drafter.head)
+        for request in requests(seed, count=3):
+            made.add(request)
+        while made.num_unfinished:
+            accepted += sum(chunk.num_accepted for chunk in made.step())
+            first = on_host(made.drafter.buffers.draft_token_ids)[:, 0].tolist()
+            for state in made.rounds.running:
+                known = state.token_ids
+                (short,) = short_of_best(target, head, known[:-1], [first[state.row]])
+                assert short < 0.02, f"after {len(known)} tokens the first node is {short:.2f} short of the best"
+    assert accepted > 0, "no path was accepted"
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)

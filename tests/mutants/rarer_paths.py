@@ -1,0 +1,127 @@
+"""Bugs on paths that few models, batches or devices take: passed by suite 1.4."""
+
+# pyright: reportPrivateUsage=false
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from mutants.registry import mutant
+
+from specgraph import kernels
+from specgraph.decoding import admission, decoder, joining, tree_verify
+from specgraph.decoding.tree_verify import TreeVerifyProgram
+from specgraph.drafting.chain import ChainProgram
+from specgraph.drafting.propose_passes import ProposePasses
+from specgraph.models.protocol import DraftOutput
+from specgraph.reference.tasks import UpdateMode
+
+
+@mutant("group-partly-rewritten-table", "platform", hazard="group-partly-rewritten")
+def only_sixteen(patch: pytest.MonkeyPatch) -> None:
+    """A task update rewrites the first sixteen ops of a group; those behind them keep old values."""
+    real = UpdateMode.commit
+
+    def commit(self: UpdateMode) -> None:
+        for place, task in list(enumerate(self._group.tasks))[16 : len(self._new)]:
+            self._new[place] = task.args, task.kwargs
+        real(self)
+
+    patch.setattr(UpdateMode, "commit", commit)
+
+
+@mutant("update-of-lengths-only", "platform")
+def keyword_arguments_stay(patch: pytest.MonkeyPatch) -> None:
+    """A task update rewrites positional arguments only: keyword arguments stay as captured."""
+    real = UpdateMode.commit
+
+    def commit(self: UpdateMode) -> None:
+        self._new = [(args, task.kwargs) for (args, _), task in zip(self._new, self._group.tasks, strict=False)]
+        real(self)
+
+    patch.setattr(UpdateMode, "commit", commit)
+
+
+@mutant("carry-before-the-norm", "engine")
+def joined_steps_carry_hidden(patch: pytest.MonkeyPatch) -> None:
+    """Where one op joins two draft steps, the next step takes the hidden states before the output norm."""
+    real = ChainProgram._next_step
+
+    def next_step(self: ChainProgram, b: Any, pair: Any, out: DraftOutput) -> Any:
+        return real(self, b, pair, DraftOutput(out.hidden, out.hidden))
+
+    patch.setattr(ChainProgram, "_next_step", next_step)
+
+
+@mutant("stale-padding-in-place-once", "engine", hazard="stale-padding-in-place")
+def inert_the_first_time(patch: pytest.MonkeyPatch) -> None:
+    """The requests behind a batch in place are made inert for the first such batch only."""
+    real, seen = ProposePasses.in_place, set[int]()
+
+    def in_place(self: ProposePasses, *args: Any) -> Any:
+        ready = real(self, *args)
+        if ready is None or id(self) not in seen:
+            seen.update([] if ready is None else [id(self)])
+            return ready
+        return replace(ready, padding=None)
+
+    patch.setattr(ProposePasses, "in_place", in_place)
+
+
+@mutant("noise-of-the-chunk", "engine")
+def place_in_the_chunk(patch: pytest.MonkeyPatch) -> None:
+    """The noise of the first token is that of its position within the prompt's last chunk."""
+    passes, first, starts = joining.prefill_passes, joining.first_token, [0]
+
+    def prefill_passes(*args: Any) -> range:
+        found = passes(*args)
+        starts[0] = found[-1]
+        return found
+
+    def first_token(logits: Any, temperature: Any, seed: Any, position: Any) -> Any:
+        return first(logits, temperature, seed, position - starts[0])
+
+    patch.setattr(joining, "prefill_passes", prefill_passes)
+    patch.setattr(joining, "first_token", first_token)
+
+
+@mutant("path-hidden-not-taken", "engine")
+def hidden_of_the_last_token(patch: pytest.MonkeyPatch) -> None:
+    """After the verify of a tree, the drafter is given the hidden state of the tree's root for all rows of the path."""
+    real = TreeVerifyProgram.work_of
+
+    class Kernels:
+        nodes = 1
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(kernels, name)
+
+        def take_rows(self, x: Any, rows: Any, out: Any) -> None:
+            kernels.take_rows(x, rows // self.nodes * self.nodes, out)
+
+    ops = Kernels()
+
+    def work_of(self: TreeVerifyProgram, batch: Any) -> Any:
+        work = real(self, batch)
+
+        def broken(*args: Any) -> None:
+            ops.nodes = self.tree.num_draft_tokens
+            work(*args)
+
+        return broken
+
+    patch.setattr(tree_verify, "kernels", ops)
+    patch.setattr(TreeVerifyProgram, "work_of", work_of)
+
+
+@mutant("tree-without-room", "engine")
+def no_scratch(patch: pytest.MonkeyPatch) -> None:
+    """Requests have no KV blocks for the nodes of trees that reach past max_model_len."""
+    real = admission.blocks_needed
+
+    def blocks_needed(request: Any, config: Any, query_len: int) -> int:
+        return min(real(request, config, query_len), -(-config.max_model_len // config.block_size))
+
+    for module in (admission, decoder):
+        patch.setattr(module, "blocks_needed", blocks_needed)
