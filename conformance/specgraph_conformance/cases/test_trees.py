@@ -169,7 +169,7 @@ def test_after_path(platform: Platform, seed: int) -> None:
     target, head = float64_pair()
     reads_hidden_states(head)
     accepted = 0
-    with decoder(platform, lowering="merged", k=4, tree=TREE) as made:
+    with decoder(platform, lowering="piecewise", k=4, tree=TREE) as made:
         assert made.drafter is not None
         reads_hidden_states(made.drafter.head)
         for request in requests(seed, count=3):
