@@ -1,7 +1,9 @@
-// A linear of up to 16 rows, by blocks of which each has some of its weight rows: two threads load tiles into a ring in
-// shared memory, four warps multiply. two_linears.cu says what the constants are.
+// A linear of up to 48 rows, by blocks of which each has some of its weight rows: two threads load tiles into a ring in
+// shared memory, four warps multiply, or eight above 16 rows. two_linears.cu says what the constants are.
 
-constexpr int WARPS = 4;
+constexpr int WARPS = 4;                    // a warp multiplies a quarter of the input columns of each tile
+constexpr int GROUPS = ROWS > 16 ? 2 : 1;   // of WARPS warps; each has its part of the rows of x
+constexpr int GROUP_ROWS = ROWS / GROUPS, CONSUMERS = WARPS * GROUPS;
 
 __device__ __forceinline__ void matrices(u32 (&to)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -20,13 +22,15 @@ __device__ __forceinline__ void multiply(float (&sums)[4], const u32 (&weight)[4
 }
 
 template <int COUNT>
-using Sums = float[COUNT / 16][ROWS / 8][4];
+using Sums = float[COUNT / 16][GROUP_ROWS / 8][4];
 
 __device__ __forceinline__ float rounded(float value) { return unpacked(packed(value, 0.0f), 0); }
 
 __device__ __forceinline__ float widened(u16 value) { return __uint_as_float(static_cast<u32>(value) << 16); }
 
-__device__ __forceinline__ void consumers_meet() { asm volatile("bar.sync 1, 128;" ::: "memory"); }
+__device__ __forceinline__ void consumers_meet() {
+    asm volatile("bar.sync 1, %0;" ::"n"(32 * CONSUMERS) : "memory");
+}
 
 struct Ring {
     u32 tiles, weights, xs, empty;
@@ -92,14 +96,14 @@ struct Loads {
 // This warp's part of the product.
 template <int COUNT, int TILES, int PARTS>
 __device__ __forceinline__ void consume(Sums<COUNT> (&sums)[PARTS], Ring& ring, int steps) {
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, swizzle = lane & 7;
+    const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) % WARPS, swizzle = lane & 7;
     const u32 weight_at = (lane & 15) * 128 + ((2 * warp + (lane >> 4) ^ swizzle) << 4);
-    const u32 x_row = swizzle + (ROWS == 16 ? (lane >> 4) * 8 : 0);
+    const u32 x_row = swizzle + (GROUP_ROWS > 8 ? (lane >> 4) * 8 : 0) + (threadIdx.x >> 5) / WARPS * GROUP_ROWS;
     const u32 x_at = x_row * 128 + ((2 * warp + (lane >> 3 & 1) ^ swizzle) << 4);
 #pragma unroll
-    for (int i = 0; i < PARTS * COUNT / 16 * ROWS / 8 * 4; ++i) (&sums[0][0][0][0])[i] = 0.0f;
+    for (int i = 0; i < PARTS * COUNT / 16 * GROUP_ROWS / 8 * 4; ++i) (&sums[0][0][0][0])[i] = 0.0f;
     for (int step = 0; step < steps; ++step) {
-        u32 x[TILES][4];
+        u32 x[TILES][(GROUP_ROWS + 15) / 16][4];
 #pragma unroll
         for (int half = 0; half < PARTS; ++half, ++ring.next) {
             barrier_wait(ring.weights + 8 * ring.stage(), ring.parity());
@@ -107,7 +111,11 @@ __device__ __forceinline__ void consume(Sums<COUNT> (&sums)[PARTS], Ring& ring, 
             const u32 at = ring.at();
             if (half == 0) {
 #pragma unroll
-                for (int t = 0; t < TILES; ++t) matrices(x[t], at + (TILES * COUNT + t * ROWS) * 128 + x_at);
+                for (int t = 0; t < TILES; ++t) {
+                    const u32 from = at + (TILES * COUNT + t * ROWS) * 128 + x_at;
+#pragma unroll
+                    for (int n = 0; n < GROUP_ROWS; n += 16) matrices(x[t][n / 16], from + n * 128);
+                }
             }
 #pragma unroll
             for (int t = 0; t < TILES; ++t) {
@@ -116,7 +124,10 @@ __device__ __forceinline__ void consume(Sums<COUNT> (&sums)[PARTS], Ring& ring, 
                     u32 weight[4];
                     matrices(weight, at + (t * COUNT + m * 16) * 128 + weight_at);
 #pragma unroll
-                    for (int n = 0; n < ROWS / 8; ++n) multiply(sums[half][m][n], weight, x[t][2 * n], x[t][2 * n + 1]);
+                    for (int n = 0; n < GROUP_ROWS / 8; ++n) {
+                        const u32(&two)[4] = x[t][n / 2];
+                        multiply(sums[half][m][n], weight, two[n % 2 * 2], two[n % 2 * 2 + 1]);
+                    }
                 }
             }
             __syncwarp();
@@ -129,11 +140,12 @@ __device__ __forceinline__ void consume(Sums<COUNT> (&sums)[PARTS], Ring& ring, 
 template <int COUNT>
 __device__ __forceinline__ void share(const Sums<COUNT>& sums, float* shared, int warp) {
     const int lane = threadIdx.x & 31;
-    float* const at = shared + (warp * ROWS + 2 * (lane & 3)) * (COUNT + 4) + (lane >> 2);
+    const int row = warp % WARPS * ROWS + warp / WARPS * GROUP_ROWS;
+    float* const at = shared + (row + 2 * (lane & 3)) * (COUNT + 4) + (lane >> 2);
 #pragma unroll
     for (int m = 0; m < COUNT / 16; ++m)
 #pragma unroll
-        for (int n = 0; n < ROWS / 8; ++n)
+        for (int n = 0; n < GROUP_ROWS / 8; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) at[(8 * n + (i & 1)) * (COUNT + 4) + 16 * m + 8 * (i >> 1)] = sums[m][n][i];
 }

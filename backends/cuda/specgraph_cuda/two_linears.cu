@@ -1,4 +1,4 @@
-// Two linears of a decoder layer with the residual sum and the norm between them, of 1 to 16 rows in bfloat16, in one
+// Two linears of a decoder layer with the residual sum and the norm between them, of 1 to 48 rows in bfloat16, in one
 // kernel on Hopper. Weights of the second are on their way while the first is finished, so that the memory is not idle:
 //
 //   total  = x @ first.T + residual                          [rows, size]
@@ -6,7 +6,7 @@
 //   out    = (scaled @ second.T) / root mean square of total [rows, columns], or silu(gate) * up of its two halves
 //
 // two_linears.py puts before this text the constants below, hopper.cuh and few_rows.cuh:
-//   ROWS           rows of x, padded: 8 or 16
+//   ROWS           rows of x, padded: 8, 16, 32 or 48
 //   FIRST, SECOND  weight rows of each linear that a block multiplies, multiples of 16
 //   HALVES         2 if `second` is (gate | up) and out is gated: SECOND gates, then the SECOND ups of the same columns
 //   FIRST_TILES, SECOND_TILES   tiles of 64 input columns in one stage of the ring; the input columns are whole stages
@@ -16,7 +16,8 @@
 //   LATE           0; in a test, the first blocks that begin when the others no longer wait for them
 //
 // Warp w of the first four multiplies input columns 16 w to 16 w + 15 of each tile, and the four sums are added at the
-// end. Two warps load, one of them weights and the other x, and one adds squares.
+// end. Above 16 rows these have half of the rows of x, and four more warps the other half. Two warps load, one of them
+// weights and the other x, and one adds squares.
 //
 // A block's second linear needs all blocks' first. Where some do not run, because another kernel has their
 // multiprocessors (it may be one that waits like this one), a block that waited for long computes their parts itself.
@@ -86,17 +87,18 @@ struct First {
     // Another block's part, by one warp, with the same bits: it multiplies and adds in the same order.
     __device__ __noinline__ void instead_of(int block, float* shared) const {
         const int lane = threadIdx.x & 31, group = lane >> 2;
-        for (int warp = 0; warp < WARPS; ++warp) {
+        for (int warp = 0; warp < CONSUMERS; ++warp) {
             Sums<FIRST> sums = {};
-            for (int from = 16 * warp + 2 * (lane & 3); from < depth; from += 64) {
+            const int x_row = warp / WARPS * GROUP_ROWS + group;
+            for (int from = 16 * (warp % WARPS) + 2 * (lane & 3); from < depth; from += 64) {
                 for (int m = 0; m < FIRST / 16; ++m) {
                     const int row = block * FIRST + 16 * m + group;
                     const u32 part[4] = {
                         pair(weight, row, size, depth, from), pair(weight, row + 8, size, depth, from),
                         pair(weight, row, size, depth, from + 8), pair(weight, row + 8, size, depth, from + 8)};
-                    for (int n = 0; n < ROWS / 8; ++n)
-                        multiply(sums[m][n], part, pair(x, 8 * n + group, rows, x_stride, from),
-                            pair(x, 8 * n + group, rows, x_stride, from + 8));
+                    for (int n = 0; n < GROUP_ROWS / 8; ++n)
+                        multiply(sums[m][n], part, pair(x, 8 * n + x_row, rows, x_stride, from),
+                            pair(x, 8 * n + x_row, rows, x_stride, from + 8));
                 }
             }
             share<FIRST>(sums, shared, warp);
@@ -123,13 +125,13 @@ __device__ __forceinline__ void say_written(Progress* progress, int block) {
     asm volatile("fence.acq_rel.gpu;\nst.relaxed.gpu.global.u32 [%0], 1;" ::"l"(progress->written + block) : "memory");
 }
 
-extern "C" __global__ void __launch_bounds__(224, 1) two_linears(
+extern "C" __global__ void __launch_bounds__(32 * (CONSUMERS + 3), 1) two_linears(
     const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap first_map,
     const __grid_constant__ TensorMap scaled_map, const __grid_constant__ TensorMap second_map,
     const __grid_constant__ First first, u16* out, Progress* progress, int columns, float eps) {
     asm volatile("griddepcontrol.launch_dependents;");
     extern __shared__ unsigned char memory[];
-    const u32 tiles = (address_of(memory) + 1023) & ~1023u, barriers = tiles + STAGES * STAGE_BYTES + SUMS_BYTES + 64;
+    const u32 tiles = (address_of(memory) + 1023) & ~1023u, barriers = tiles + STAGES * STAGE_BYTES + SUMS_BYTES + 4 * ROWS;
     unsigned char* const aligned = memory + (tiles - address_of(memory));
     float* const shared = reinterpret_cast<float*>(aligned + STAGES * STAGE_BYTES);  // sums of the first linear
     float* const factors = shared + SUMS_BYTES / 4;                                  // by row, of the second
@@ -143,32 +145,32 @@ extern "C" __global__ void __launch_bounds__(224, 1) two_linears(
     if (block < LATE)
         for (const long long start = clock64(); clock64() < start + 4 * PATIENCE;) {}
     __shared__ volatile bool resolved;  // this block has written what was missing
-    if (threadIdx.x == 128) {
+    if (threadIdx.x == 32 * CONSUMERS) {
         resolved = false;
         for (int stage = 0; stage < STAGES; ++stage) {
             barrier_init(ring.weights + 8 * stage, 1);
             barrier_init(ring.xs + 8 * stage, 1);
-            barrier_init(ring.empty + 8 * stage, WARPS);
+            barrier_init(ring.empty + 8 * stage, CONSUMERS);
         }
         asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
     }
     __syncthreads();
 
-    if (warp == 4) {
+    if (warp == CONSUMERS) {
         if (lane == 0) {
             first_loads.weights(ring);
             second_loads.weights(ring);
         }
-    } else if (warp == 5) {
+    } else if (warp == CONSUMERS + 1) {
         asm volatile("griddepcontrol.wait;" ::: "memory");
         if (lane == 0) first_loads.x(ring);
         __syncwarp();
         while (acquired(&progress->done) < first.parts() && !resolved) {}
         asm volatile("fence.proxy.async;" ::: "memory");  // tensor copies read what was stored
         if (lane == 0) second_loads.x(ring);
-    } else if (warp == 6) {
+    } else if (warp == CONSUMERS + 2) {
         asm volatile("griddepcontrol.wait;" ::: "memory");
-        asm volatile("bar.sync 3, 160;" ::: "memory");  // `shared` is free again
+        asm volatile("bar.sync 3, %0;" ::"n"(32 * CONSUMERS + 32) : "memory");  // `shared` is free again
         const int parts = first.parts();
         const long long start = clock64();
         bool waiting = true;
@@ -184,30 +186,37 @@ extern "C" __global__ void __launch_bounds__(224, 1) two_linears(
             }
             resolved = true;
         }
-        for (int row = 0; row < rows; ++row) {
-            float square = 0.0f;
-            for (int part = lane; part < parts; part += 32) square += __ldcg(first.squares + row * parts + part);
+        for (int row = 0; row < rows; row += 8) {  // loads of eight rows at once
+            float square[8] = {};
+            for (int part = lane; part < parts; part += 32) {
 #pragma unroll
-            for (int other = 16; other; other /= 2) square += __shfl_xor_sync(~0u, square, other);
-            if (lane == 0) factors[row] = rsqrtf(square / first.size + eps);
+                for (int i = 0; i < 8; ++i)
+                    if (row + i < rows) square[i] += __ldcg(first.squares + (row + i) * parts + part);
+            }
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+#pragma unroll
+                for (int other = 16; other; other /= 2) square[i] += __shfl_xor_sync(~0u, square[i], other);
+                if (lane == 0 && row + i < rows) factors[row + i] = rsqrtf(square[i] / first.size + eps);
+            }
         }
-        asm volatile("bar.arrive 2, 160;" ::: "memory");
+        asm volatile("bar.arrive 2, %0;" ::"n"(32 * CONSUMERS + 32) : "memory");
     } else {
         Sums<FIRST> sums[1];
-        float residuals[ROWS / WARPS][EACH], norms[EACH];
+        float residuals[ROWS / CONSUMERS][EACH], norms[EACH];
         asm volatile("griddepcontrol.wait;" ::: "memory");
         first.read_norm(norms, block);
 #pragma unroll
-        for (int i = 0; i < ROWS / WARPS; ++i) first.read_residual(residuals[i], block, warp + WARPS * i);
+        for (int i = 0; i < ROWS / CONSUMERS; ++i) first.read_residual(residuals[i], block, warp + CONSUMERS * i);
         consume<FIRST, FIRST_TILES, 1>(sums, ring, first_steps);
         share<FIRST>(sums[0], shared, warp);
         consumers_meet();
 #pragma unroll
-        for (int i = 0; i < ROWS / WARPS; ++i) {
-            const int row = warp + WARPS * i;
+        for (int i = 0; i < ROWS / CONSUMERS; ++i) {
+            const int row = warp + CONSUMERS * i;
             if (first_steps && row < rows) first.write(shared, block, row, residuals[i], norms);
         }
-        asm volatile("bar.sync 3, 160;" ::: "memory");
+        asm volatile("bar.sync 3, %0;" ::"n"(32 * CONSUMERS + 32) : "memory");
         if (threadIdx.x == 0 && first_steps) {
             say_written(progress, block);
             asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(&progress->done) : "memory");
@@ -218,8 +227,8 @@ extern "C" __global__ void __launch_bounds__(224, 1) two_linears(
         float* const gates = reinterpret_cast<float*>(aligned);
         float* const ups = gates + (HALVES - 1) * WARPS * ROWS * (SECOND + 4);
         for (int half = 0; half < HALVES; ++half) share<SECOND>(products[half], half ? ups : gates, warp);
-        asm volatile("bar.sync 2, 160;" ::: "memory");
-        for (int row = warp; row < rows; row += WARPS) {
+        asm volatile("bar.sync 2, %0;" ::"n"(32 * CONSUMERS + 32) : "memory");
+        for (int row = warp; row < rows; row += CONSUMERS) {
             const float factor = factors[row];
             for (int m = 2 * lane; m < SECOND; m += 64) {
                 const int column = block * SECOND + m;

@@ -138,5 +138,5 @@ def launch(
     pointers = ctypes.c_void_p(out.data_ptr()), ctypes.c_void_p(progress.data_ptr())
     arguments = first, *pointers, ctypes.c_int(columns), ctypes.c_float(eps)
     blocks = plan.blocks(size, columns)
-    launch_early(_loaded(plan, x.device), blocks, 224, plan.memory, x.device, maps, arguments)
+    launch_early(_loaded(plan, x.device), blocks, plan.threads, plan.memory, x.device, maps, arguments)
     return total, out

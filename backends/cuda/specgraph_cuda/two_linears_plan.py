@@ -9,6 +9,9 @@ from specgraph_cuda.many_rows_plan import BLOCKS
 _MOST_BYTES = (227 << 10) - 16
 """Of shared memory that a launch may ask for on Hopper: what a block may have, less what the kernel declares."""
 
+ROWS = 8, 16, 32, 48
+"""Rows that the kernel is compiled for."""
+
 _GATED = {(4096, 4096, 14336): 16, (4096, 4096, 12288): 16, (2048, 2048, 8192): 8}
 _PLAIN = {(14336, 4096, 6144): 8, (12288, 4096, 6144): 8}
 """(input columns, output columns of the first linear, of the second) -> the most rows that it was faster for."""
@@ -47,7 +50,12 @@ class Plan:
     @property
     def _beside(self) -> int:
         """Bytes of the first linear's sums and the factors of the rows."""
-        return 16 * self.rows * (self.first + 4) + 64
+        return self.rows * (16 * (self.first + 4) + 4)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: warps that multiply, and three more."""
+        return 352 if self.rows > 16 else 224
 
     def blocks(self, size: int, columns: int) -> int:
         """Blocks of a launch: [size, in] is the first weight, `columns` are those of the output."""
@@ -66,6 +74,6 @@ def plan_for(gated: bool, rows: int, depth: int, size: int, columns: int) -> Pla
 
 
 def cut(gated: bool, rows: int, size: int, columns: int) -> Plan:
-    """The plan of any sizes up to 16 rows: one block per multiprocessor, and a stage of 8 to 16 KiB."""
+    """The plan of any sizes up to 48 rows: one block per multiprocessor, and a stage of 8 to 16 KiB."""
     first, second = (-(-length // (16 * BLOCKS)) * 16 for length in (size, columns))
-    return Plan(8 if rows <= 8 else 16, first, second, 1 + gated, 2, 2 if second <= 64 else 1)
+    return Plan(next(padded for padded in ROWS if rows <= padded), first, second, 1 + gated, 2, 2 if second <= 64 else 1)
