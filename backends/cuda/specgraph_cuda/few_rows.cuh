@@ -1,9 +1,9 @@
 // A linear of up to 48 rows, by blocks of which each has some of its weight rows: two threads load tiles into a ring in
-// shared memory, four warps multiply, or eight above 16 rows. two_linears.cu says what the constants are.
+// shared memory, and four warps multiply each 16 rows of x. two_linears.cu says what the constants are.
 
-constexpr int WARPS = 4;                    // a warp multiplies a quarter of the input columns of each tile
-constexpr int GROUPS = ROWS > 16 ? 2 : 1;   // of WARPS warps; each has its part of the rows of x
-constexpr int GROUP_ROWS = ROWS / GROUPS, CONSUMERS = WARPS * GROUPS;
+constexpr int WARPS = 4;                                               // of a group, each a quarter of the input columns
+constexpr int GROUPS = (ROWS + 15) / 16, GROUP_ROWS = ROWS / GROUPS;  // each group has its rows of x
+constexpr int CONSUMERS = WARPS * GROUPS;                             // warps that multiply
 
 __device__ __forceinline__ void matrices(u32 (&to)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -103,7 +103,7 @@ __device__ __forceinline__ void consume(Sums<COUNT> (&sums)[PARTS], Ring& ring, 
 #pragma unroll
     for (int i = 0; i < PARTS * COUNT / 16 * GROUP_ROWS / 8 * 4; ++i) (&sums[0][0][0][0])[i] = 0.0f;
     for (int step = 0; step < steps; ++step) {
-        u32 x[TILES][(GROUP_ROWS + 15) / 16][4];
+        u32 x[TILES][4];
 #pragma unroll
         for (int half = 0; half < PARTS; ++half, ++ring.next) {
             barrier_wait(ring.weights + 8 * ring.stage(), ring.parity());
@@ -111,11 +111,7 @@ __device__ __forceinline__ void consume(Sums<COUNT> (&sums)[PARTS], Ring& ring, 
             const u32 at = ring.at();
             if (half == 0) {
 #pragma unroll
-                for (int t = 0; t < TILES; ++t) {
-                    const u32 from = at + (TILES * COUNT + t * ROWS) * 128 + x_at;
-#pragma unroll
-                    for (int n = 0; n < GROUP_ROWS; n += 16) matrices(x[t][n / 16], from + n * 128);
-                }
+                for (int t = 0; t < TILES; ++t) matrices(x[t], at + (TILES * COUNT + t * ROWS) * 128 + x_at);
             }
 #pragma unroll
             for (int t = 0; t < TILES; ++t) {
@@ -124,10 +120,8 @@ __device__ __forceinline__ void consume(Sums<COUNT> (&sums)[PARTS], Ring& ring, 
                     u32 weight[4];
                     matrices(weight, at + (t * COUNT + m * 16) * 128 + weight_at);
 #pragma unroll
-                    for (int n = 0; n < GROUP_ROWS / 8; ++n) {
-                        const u32(&two)[4] = x[t][n / 2];
-                        multiply(sums[half][m][n], weight, two[n % 2 * 2], two[n % 2 * 2 + 1]);
-                    }
+                    for (int n = 0; n < GROUP_ROWS / 8; ++n)
+                        multiply(sums[half][m][n], weight, x[t][2 * n], x[t][2 * n + 1]);
                 }
             }
             __syncwarp();

@@ -16,8 +16,8 @@
 //   LATE           0; in a test, the first blocks that begin when the others no longer wait for them
 //
 // Warp w of the first four multiplies input columns 16 w to 16 w + 15 of each tile, and the four sums are added at the
-// end. Above 16 rows these have half of the rows of x, and four more warps the other half. Two warps load, one of them
-// weights and the other x, and one adds squares.
+// end. Each four more warps do the same for 16 more rows of x. Two warps load, one of them weights and the other x, and
+// one adds squares.
 //
 // A block's second linear needs all blocks' first. Where some do not run, because another kernel has their
 // multiprocessors (it may be one that waits like this one), a block that waited for long computes their parts itself.
@@ -226,6 +226,7 @@ extern "C" __global__ void __launch_bounds__(32 * (CONSUMERS + 3), 1) two_linear
         consumers_meet();  // nobody reads the ring any more
         float* const gates = reinterpret_cast<float*>(aligned);
         float* const ups = gates + (HALVES - 1) * WARPS * ROWS * (SECOND + 4);
+#pragma unroll
         for (int half = 0; half < HALVES; ++half) share<SECOND>(products[half], half ? ups : gates, warp);
         asm volatile("bar.sync 2, %0;" ::"n"(32 * CONSUMERS + 32) : "memory");
         for (int row = warp; row < rows; row += CONSUMERS) {

@@ -12,7 +12,7 @@ _MOST_BYTES = (227 << 10) - 16
 ROWS = 8, 16, 32, 48
 """Rows that the kernel is compiled for."""
 
-_GATED = {(4096, 4096, 14336): 16, (4096, 4096, 12288): 16, (2048, 2048, 8192): 8}
+_GATED = {(4096, 4096, 14336): 32, (4096, 4096, 12288): 16, (2048, 2048, 8192): 8}
 _PLAIN = {(14336, 4096, 6144): 8, (12288, 4096, 6144): 8}
 """(input columns, output columns of the first linear, of the second) -> the most rows that it was faster for."""
 
@@ -54,8 +54,8 @@ class Plan:
 
     @property
     def threads(self) -> int:
-        """Threads of a block: warps that multiply, and three more."""
-        return 352 if self.rows > 16 else 224
+        """Threads of a block: four warps that multiply for each 16 rows, and three more."""
+        return 32 * (4 * -(-self.rows // 16) + 3)
 
     def blocks(self, size: int, columns: int) -> int:
         """Blocks of a launch: [size, in] is the first weight, `columns` are those of the output."""
@@ -76,4 +76,6 @@ def plan_for(gated: bool, rows: int, depth: int, size: int, columns: int) -> Pla
 def cut(gated: bool, rows: int, size: int, columns: int) -> Plan:
     """The plan of any sizes up to 48 rows: one block per multiprocessor, and a stage of 8 to 16 KiB."""
     first, second = (-(-length // (16 * BLOCKS)) * 16 for length in (size, columns))
-    return Plan(next(padded for padded in ROWS if rows <= padded), first, second, 1 + gated, 2, 2 if second <= 64 else 1)
+    return Plan(
+        next(padded for padded in ROWS if rows <= padded), first, second, 1 + gated, 2, 2 if second <= 64 else 1
+    )

@@ -20,7 +20,7 @@ EPS = 0.02
 
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(
-    gated=st.booleans(), rows=st.integers(1, 16), size=st.sampled_from([384, 2048, 4096]),
+    gated=st.booleans(), rows=st.integers(1, 48), size=st.sampled_from([384, 2048, 4096]),
     columns=st.sampled_from([40, 3072, 6144, 12288, 14336]),
 )  # fmt: skip
 def test_a_plan_fits_a_multiprocessor(gated: bool, rows: int, size: int, columns: int) -> None:
@@ -32,21 +32,23 @@ def test_a_plan_fits_a_multiprocessor(gated: bool, rows: int, size: int, columns
     assert plan.memory + 16 <= 227 << 10  # bytes of shared memory that a block may have
     assert plan.stages > plan.ahead
     assert plan.stage_bytes % 1024 == 0  # where the swizzle of a tensor copy begins anew
+    assert plan.threads <= 512  # of 128 registers each
     # The sums of the second linear lie where the ring was.
     assert plan.stages * plan.stage_bytes >= 16 * plan.halves * plan.rows * (plan.second + 4)
 
 
 def test_only_what_was_measured_takes_the_kernel() -> None:
     assert plan_for(True, 16, 4096, 4096, 14336) == Plan(16, 32, 112, 2)
+    assert plan_for(True, 17, 4096, 4096, 14336) == Plan(32, 32, 112, 2)
     assert plan_for(False, 8, 14336, 4096, 6144) == Plan(8, 32, 48, 1, 2, 2)
     for rows, gated, depth, columns in (
-        (17, True, 4096, 14336), (9, False, 14336, 6144), (1, False, 8192, 6144), (0, True, 4096, 14336),
-        (1, True, 4096, 14344),
+        (33, True, 4096, 14336), (17, True, 4096, 12288), (9, False, 14336, 6144), (1, False, 8192, 6144),
+        (0, True, 4096, 14336), (1, True, 4096, 14344),
     ):  # fmt: skip
         assert plan_for(gated, rows, depth, 4096, columns) is None
 
 
-@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("rows", [1, 16, 32, 48])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_it_compiles(shape: tuple[bool, int, int, int], rows: int) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
@@ -111,7 +113,7 @@ def same(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("rows", [1, 3, 8, 9, 16])
+@pytest.mark.parametrize("rows", [1, 3, 8, 9, 16, 17, 32, 41, 48])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_it_is_right(hopper: Platform, shape: tuple[bool, int, int, int], rows: int) -> None:
     problem = Problem(shape, rows)
@@ -126,7 +128,7 @@ def test_it_is_right(hopper: Platform, shape: tuple[bool, int, int, int], rows: 
 @pytest.mark.parametrize("late", [1, 3])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_blocks_that_do_not_run_are_replaced(hopper: Platform, shape: tuple[bool, int, int, int], late: int) -> None:
-    for rows in (2, 16):
+    for rows in (2, 16, 19, 48):
         problem = Problem(shape, rows)
         assert same(problem(), problem(late))
 
