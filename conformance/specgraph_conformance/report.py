@@ -29,6 +29,8 @@ class CaseResult:
     """Why it failed, was expected to, or is absent; empty when passed."""
     cause: str = ""
     """The likely cause, for failed cases."""
+    seconds: float = 0.0
+    """Wall time with set-up and compilation; 0 where it is not known, as of a case that ended its process."""
 
 
 @dataclass(frozen=True, slots=True)

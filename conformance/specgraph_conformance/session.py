@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform as system
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
@@ -47,6 +48,7 @@ class Session:
         self.problems: list[str] = []
         self._planned: list[Case] = []
         self._shard: Shard | None = None
+        self._begin = 0.0
         self._results: dict[str, CaseResult] = {} if records is None else records.results()
         self.finished = frozenset(self._results)
 
@@ -97,6 +99,7 @@ class Session:
 
     def start(self, case: Case) -> None:
         """Note that a case is running."""
+        self._begin = time.monotonic()
         if self._records is not None:
             self._records.write("start", {"id": case.id})
 
@@ -104,7 +107,8 @@ class Session:
         """Note how a case ended. A failure after a first one (in teardown) does not replace it."""
         if (before := self._results.get(case.id)) is not None and before.outcome == "failed":
             return
-        result = CaseResult(case.id, case.group, case.property, case.hazard, outcome, reason, case.cause)
+        took = round(time.monotonic() - self._begin, 3)
+        result = CaseResult(case.id, case.group, case.property, case.hazard, outcome, reason, case.cause, took)
         self._results[case.id] = result
         if self._records is not None:
             self._records.write("result", asdict(result))
