@@ -1,11 +1,11 @@
-// A linear of 1 to 16 rows in bfloat16 on Hopper, whose blocks fill a ring with weights before the kernel before ends:
+// A linear of 1 to 32 rows in bfloat16 on Hopper, whose blocks fill a ring with weights before the kernel before ends:
 //
 //   out = x @ weight.T + residual   [rows, columns], the product rounded before the sum
 //
 // or, with BEST, the largest of each row of x @ weight.T, rounded, in each part of the columns, and which column it is.
 //
 // few_rows.py puts before this text the constants below, hopper.cuh and few_rows.cuh:
-//   ROWS     rows of x, padded: 8 or 16
+//   ROWS     rows of x, padded: 8, 16 or 32
 //   COLUMNS  columns of a part, a multiple of 16; a block computes one part after the other
 //   STAGE_TILES  tiles of 64 input columns in one stage of the ring; the input columns are whole stages
 //   BEST     1 for the largest of each row
@@ -71,7 +71,7 @@ struct Output {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(192, 1) few_rows(
+extern "C" __global__ void __launch_bounds__(32 * (CONSUMERS + 2), 1) few_rows(
     const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap weight_map,
     const __grid_constant__ Output output) {
     asm volatile("griddepcontrol.launch_dependents;");
@@ -81,39 +81,39 @@ extern "C" __global__ void __launch_bounds__(192, 1) few_rows(
     Ring ring = {tiles, barriers, barriers + 8 * STAGES, barriers + 16 * STAGES, 0};
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, parts = output.parts(), steps = output.depth / STEP;
     Loads<COLUMNS, STAGE_TILES, 1, false> loads = {&x_map, &weight_map, 0, 0, steps};
-    if (threadIdx.x == 128) {
+    if (threadIdx.x == 32 * CONSUMERS) {
         for (int stage = 0; stage < STAGES; ++stage) {
             barrier_init(ring.weights + 8 * stage, 1);
             barrier_init(ring.xs + 8 * stage, 1);
-            barrier_init(ring.empty + 8 * stage, WARPS);
+            barrier_init(ring.empty + 8 * stage, CONSUMERS);
         }
         asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async.shared::cta;" ::: "memory");
     }
     __syncthreads();
 
-    if (warp == 4) {
+    if (warp == CONSUMERS) {
         for (int part = blockIdx.x; lane == 0 && part < parts; part += gridDim.x) {
             loads.row = part * COLUMNS;
             loads.weights(ring);
         }
-    } else if (warp == 5) {
+    } else if (warp == CONSUMERS + 1) {
         asm volatile("griddepcontrol.wait;" ::: "memory");
         for (int part = blockIdx.x; lane == 0 && part < parts; part += gridDim.x) loads.x(ring);
     } else {
         asm volatile("griddepcontrol.wait;" ::: "memory");
         if (BEST && blockIdx.x == 0 && threadIdx.x == 0 && output.step != nullptr) *output.step_copy = *output.step;
         for (int part = blockIdx.x; part < parts; part += gridDim.x) {
-            u32 residuals[ROWS / WARPS][EACH];
+            u32 residuals[ROWS / CONSUMERS][EACH];
 #pragma unroll
-            for (int i = 0; !BEST && i < ROWS / WARPS; ++i) output.read_residual(residuals[i], part, warp + WARPS * i);
+            for (int i = 0; !BEST && i < ROWS / CONSUMERS; ++i) output.read_residual(residuals[i], part, warp + CONSUMERS * i);
             Sums<COLUMNS> sums[1];
             consume<COLUMNS, STAGE_TILES, 1>(sums, ring, steps);
             consumers_meet();  // nobody reads `shared` any more
             share<COLUMNS>(sums[0], shared, warp);
             consumers_meet();
 #pragma unroll
-            for (int i = 0; i < ROWS / WARPS; ++i) {
-                const int row = warp + WARPS * i;
+            for (int i = 0; i < ROWS / CONSUMERS; ++i) {
+                const int row = warp + CONSUMERS * i;
                 if (row >= output.rows) break;
                 if (BEST) {
                     output.write_best(shared, part, row);

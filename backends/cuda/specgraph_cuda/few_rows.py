@@ -1,4 +1,4 @@
-"""Compiling and launching `few_rows.cu`: a linear of up to 16 rows on Hopper."""
+"""Compiling and launching `few_rows.cu`: a linear of up to 32 rows on Hopper."""
 
 from __future__ import annotations
 
@@ -104,4 +104,4 @@ def _launch(plan: Plan, x: Tensor, weight: Tensor, **tensors: Tensor | None) -> 
     )  # fmt: skip
     maps = TensorMap(x, plan.rows), TensorMap(weight, plan.columns)
     blocks = plan.blocks(weight.shape[0])
-    launch_early(_loaded(plan, x.device), blocks, 192, plan.memory, x.device, maps, (output,))
+    launch_early(_loaded(plan, x.device), blocks, plan.threads, plan.memory, x.device, maps, (output,))

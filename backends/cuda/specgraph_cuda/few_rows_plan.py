@@ -1,4 +1,4 @@
-"""Which linears of up to 16 rows `few_rows.cu` takes, and how they are cut into parts."""
+"""Which linears of up to 32 rows `few_rows.cu` takes, and how they are cut into parts."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ class Plan:
     stage_tiles: int
     best: int
     window: int = 64 << 10
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: warps that multiply, and two that load."""
+        return 320 if self.rows > 16 else 192
 
     @property
     def stage_bytes(self) -> int:
@@ -55,19 +60,25 @@ class Plan:
 
 
 def plan_for(best: bool, rows: int, depth: int, columns: int) -> Plan | None:
-    """How a linear is cut; None where it is smaller than those that were timed.
+    """How a linear is cut; None where another kernel is as fast, or where it is smaller than those that were timed.
 
     Args:
         best: only the largest of each row is wanted.
         depth: input columns; columns: of the output.
     """
+    if not 0 < rows <= 32:
+        return None
     plan = cut(best, rows, columns)
-    large = depth >= _LEAST_DEPTH and plan.blocks(columns) >= _LEAST_BLOCKS
-    return plan if 0 < rows <= 16 and large else None
+    blocks = plan.blocks(columns)
+    if rows > 16 and blocks < plan.parts(columns):  # each part reads x again, which takes as long as its weights
+        return None
+    return plan if depth >= _LEAST_DEPTH and blocks >= _LEAST_BLOCKS else None
 
 
 def cut(best: bool, rows: int, columns: int) -> Plan:
-    """The plan of any size up to 16 rows: parts of at most 128 columns, and stages of 8 to 16 KiB."""
+    """The plan of any size up to 32 rows: parts of at most 128 columns, and stages of 8 to 24 KiB."""
     parts_each = -(-columns // (128 * MULTIPROCESSORS))
     width = -(-columns // (16 * parts_each * MULTIPROCESSORS)) * 16
-    return Plan(8 if rows <= 8 else 16, width, 4 if width <= 32 else 2 if width <= 64 else 1, int(best))
+    padded = 8 if rows <= 8 else 16 if rows <= 16 else 32
+    tiles = 4 if width + padded <= 48 else 2 if width <= 64 else 1
+    return Plan(padded, width, tiles, int(best))
