@@ -1,4 +1,4 @@
-// A linear of up to 48 rows, by blocks of which each has some of its weight rows: two threads load tiles into a ring in
+// A linear of up to 32 rows, by blocks of which each has some of its weight rows: two threads load tiles into a ring in
 // shared memory, and four warps multiply each 16 rows of x. two_linears.cu says what the constants are.
 
 constexpr int WARPS = 4;                                               // of a group, each a quarter of the input columns

@@ -1,4 +1,4 @@
-// Two linears of a decoder layer with the residual sum and the norm between them, of 1 to 48 rows in bfloat16, in one
+// Two linears of a decoder layer with the residual sum and the norm between them, of 1 to 32 rows in bfloat16, in one
 // kernel on Hopper. Weights of the second are on their way while the first is finished, so that the memory is not idle:
 //
 //   total  = x @ first.T + residual                          [rows, size]
@@ -6,7 +6,7 @@
 //   out    = (scaled @ second.T) / root mean square of total [rows, columns], or silu(gate) * up of its two halves
 //
 // two_linears.py puts before this text the constants below, hopper.cuh and few_rows.cuh:
-//   ROWS           rows of x, padded: 8, 16, 32 or 48
+//   ROWS           rows of x, padded: 8, 16 or 32
 //   FIRST, SECOND  weight rows of each linear that a block multiplies, multiples of 16
 //   HALVES         2 if `second` is (gate | up) and out is gated: SECOND gates, then the SECOND ups of the same columns
 //   FIRST_TILES, SECOND_TILES   tiles of 64 input columns in one stage of the ring; the input columns are whole stages

@@ -9,7 +9,7 @@ from specgraph_cuda.many_rows_plan import BLOCKS
 _MOST_BYTES = (227 << 10) - 16
 """Of shared memory that a launch may ask for on Hopper: what a block may have, less what the kernel declares."""
 
-ROWS = 8, 16, 32, 48
+ROWS = 8, 16, 32
 """Rows that the kernel is compiled for."""
 
 _GATED = {(4096, 4096, 14336): 32, (4096, 4096, 12288): 16, (2048, 2048, 8192): 8}
@@ -74,7 +74,7 @@ def plan_for(gated: bool, rows: int, depth: int, size: int, columns: int) -> Pla
 
 
 def cut(gated: bool, rows: int, size: int, columns: int) -> Plan:
-    """The plan of any sizes up to 48 rows: one block per multiprocessor, and a stage of 8 to 16 KiB."""
+    """The plan of any sizes up to 32 rows: one block per multiprocessor, and a stage of 8 to 16 KiB."""
     first, second = (-(-length // (16 * BLOCKS)) * 16 for length in (size, columns))
     return Plan(
         next(padded for padded in ROWS if rows <= padded), first, second, 1 + gated, 2, 2 if second <= 64 else 1
