@@ -59,6 +59,7 @@ FROZEN = {
     "1.2": "39eece31203a5c51fb64981c5d131e5127efdc6a71e1343e345cdb149371322d",
     "1.3": "009384887c2f38997e91c0ad13ff3f6ee974e8ac58675a013361a06e66dc2583",
     "1.4": "0d1ba731b0922a939fe36da16afc4358eff03c8508bf0dfa1225fb188117765c",
+    "1.5": "600a049786220484d9ac45943c6bb177a943744bad792145a8ee82bac72b00f4",
 }
 """SHA-256 of the lists of the versions that others have reports of."""
 

@@ -151,4 +151,4 @@ def test_schedule(platform: Platform, kind: str, seed: int) -> None:
         expect_targets_tokens(made, asked, generate(made, asked))
         if kind == "eagle":
             accepted = made.metrics.accepted
-            assert accepted[0] > accepted[1] >= accepted[3] > 0, "drafts of each K must be accepted"
+            assert accepted[0] >= accepted[1] >= accepted[3] > 0, "drafts of each K must be accepted"
