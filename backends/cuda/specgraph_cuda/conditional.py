@@ -70,9 +70,14 @@ class Loop:
         checked(cu.cuGraphAddKernelNode(graph, [after], 1, kernel))
 
     def launch(self) -> None:
-        """Launch it on the current stream of its device."""
-        stream = torch.cuda.current_stream(self._value.device).cuda_stream
-        checked(cu.cuGraphLaunch(self._executable, stream))
+        """Launch it on the current stream of its device, whichever device is the current one.
+
+        A default stream's handle is 0 on every device: the driver takes it for that of the current device, where
+        nothing orders the launch after the device's own work.
+        """
+        with torch.cuda.device(self._value.device):
+            stream = torch.cuda.current_stream(self._value.device).cuda_stream
+            checked(cu.cuGraphLaunch(self._executable, stream))
 
     def close(self) -> None:
         """Release the executable graph; a launch in flight goes on."""

@@ -35,7 +35,8 @@ class ProgressMemory:
     """
 
     free: dict[torch.device, list[Tensor]] = field(default_factory=dict[torch.device, list[Tensor]])
-    of_streams: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+    of_streams: dict[tuple[torch.device, int], Tensor] = field(default_factory=dict[tuple[torch.device, int], Tensor])
+    """By device and handle: default streams have the handle 0 on every device."""
 
     def take(self, device: torch.device) -> Tensor | None:
         """Memory for one launch on the current stream; None in a capture if none is left, as it can't be made there."""
@@ -47,9 +48,10 @@ class ProgressMemory:
             made = torch.zeros(_ENTRIES, _ENTRY, dtype=torch.int32, device=device)
             torch.cuda.synchronize(device)  # other streams use it
             free.extend(made.unbind())
-        if stream.cuda_stream not in self.of_streams:
-            self.of_streams[stream.cuda_stream] = free.pop()
-        return self.of_streams[stream.cuda_stream]
+        key = device, stream.cuda_stream
+        if key not in self.of_streams:
+            self.of_streams[key] = free.pop()
+        return self.of_streams[key]
 
 
 class _First(ctypes.Structure):

@@ -206,3 +206,8 @@ def test_captured_launches_have_progress_memory_of_their_own(monkeypatch: pytest
     assert addresses[0] == addresses[1]
     assert len(addresses) == 5
     assert len(set(addresses)) == 4
+    now.stream, now.capturing = 0, False  # of every default stream
+    first, second = memory.take(device), memory.take(torch.device("meta"))
+    assert first is not None
+    assert second is not None
+    assert (first.device, second.device) == (device, torch.device("meta"))
