@@ -133,7 +133,7 @@ def test_an_interrupted_run_is_not_green() -> None:
     """Also where every case that ran has passed."""
     whole = complete_report()
     subject = {name: getattr(whole.subject, name) for name in Subject.__dataclass_fields__}
-    planned = {"planned": [{"id": case.id} for case in whole.cases], "subject": subject, "problems": []}
+    planned = {"planned": [{"id": case.id} for case in whole.cases], "subject": subject, "problems": [], "shard": None}
     first = {case.id: case for case in whole.cases[:3]}
     report = _interrupted(planned, first)
     assert report.cases == whole.cases[:3]
