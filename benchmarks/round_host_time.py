@@ -1,13 +1,14 @@
 """Where the host's time of a round goes (lowering `round`), part by part.
 
-    python benchmarks/round_host_time.py --platform cuda --json benchmarks/results/h200-round-host-time.json
+    python benchmarks/round_host_time.py --platform cuda --launches 1 --turns 6 --json FILE
 
 Microseconds by the clock (`time.perf_counter_ns`): least, median and the value that 9 of 10 are below. `clock`: what
 the clocks themselves take, and a loop of fixed work in Python to compare machines by. `calls` (CUDA only): single calls
 while the device is idle. `no_device`: a step of the decoder on the `cpu` platform whose launch only writes the ring, so
 what is left is Python; also right after a wait of some milliseconds, as rounds of a larger target have them. `rounds`:
 steps in which nobody joins or ends, without the time in `HostCopy.read`, and with what brings the requests' tokens up
-to date after them; per round, over stretches of 24 rounds; the ways in turns. `collections`: of Python's garbage
+to date after them; per round, over stretches of 24 rounds. All decoders are captured first; then cases and ways take
+turns, so that a slow phase of a shared machine is in some stretches of every case. `collections`: of Python's garbage
 collector in those stretches. `parts`: single methods in such steps, each timed alone.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import random
 import shlex
 import sys
@@ -37,6 +39,7 @@ from specgraph.runner import HostCopy
 
 LEAD, ROUNDS, STRETCHES = 12, 24, 3
 """Rounds after requests have joined that are not timed, rounds of a timed stretch, and such stretches."""
+ALL_CASES = ",".join(f"{name}:{n}" for name in ("shipped", *TARGETS) for n in (1, 8, 32, 64))
 PARTS = (
     (Graph, "replay"), (HostCopy, "start"), (HostCopy, "read"), (DeviceRounds, "_launch"), (DeviceRounds, "_send"),
     (DeviceRounds, "_receive"), (DeviceRounds, "_hand_out"), (SteadyRounds, "take"), (SteadyRounds, "fold"),
@@ -129,25 +132,45 @@ def part(decoder, owner, name, steps=32):
     return {**spread(found), "per step": round(len(found) / steps, 2)} if found else None
 
 
-def measure(decoders, prompts, joins, parts):
-    """The times of each decoder, in turns; requests join anew each time. With `parts` those of the first decoder."""
-    found, first = {name: [] for name in decoders}, next(iter(decoders))
-    for _ in range(joins):
-        for name in random.sample(list(decoders), len(decoders)):
-            with running(decoders[name], prompts):
-                found[name] += [stretch(decoders[name], ROUNDS) for _ in range(STRETCHES)]
-    rows = {}
-    for name, all_of in found.items():
+def measure(cases, turns):
+    """The times of each case's decoders, in turns; requests join anew each time.
+
+    Args:
+        cases: by name, decoders by way, and prompts for their requests.
+    """
+    found = {(case, way): [] for case, (decoders, _) in cases.items() for way in decoders}
+    for _ in range(turns):
+        for case, way in random.sample(list(found), len(found)):
+            decoders, prompts = cases[case]
+            with running(decoders[way], prompts):
+                found[case, way] += [stretch(decoders[way], ROUNDS) for _ in range(STRETCHES)]
+    rows = {case: {} for case in cases}
+    for (case, way), all_of in found.items():
         times = all_of[0][0] if all_of else ()
-        rows[name] = {f"{what}_us": spread([each[what] for each, _ in all_of]) for what in times}
-        rows[name]["host_us_of_stretches"] = [round(each["host"] / 1e3, 1) for each, _ in all_of]
-        rows[name]["collections"] = sum(count for _, count in all_of)
-    if parts:
-        rows[first]["parts"] = {}
-        for owner, method in PARTS:
-            with running(decoders[first], prompts):
-                rows[first]["parts"][f"{owner.__name__}.{method}"] = part(decoders[first], owner, method)
+        row = rows[case][way] = {f"{what}_us": spread([each[what] for each, _ in all_of]) for what in times}
+        row["host_us_of_stretches"] = [round(each["host"] / 1e3, 1) for each, _ in all_of]
+        row["collections"] = sum(count for _, count in all_of)
     return rows
+
+
+def times_of_parts(decoder, prompts):
+    """Times of single methods in steps of one decoder."""
+    found = {}
+    for owner, method in PARTS:
+        with running(decoder, prompts):
+            found[f"{owner.__name__}.{method}"] = part(decoder, owner, method)
+    return found
+
+
+def stay_on_the_quietest_core():
+    """Keep this thread on the core where a fixed loop takes least, of those it may use; its number and those times."""
+    allowed, found = sorted(os.sched_getaffinity(0)), {}
+    for core in allowed:
+        os.sched_setaffinity(0, {core})
+        found[core] = repeated(fixed_work, 200)["median"]
+    core = min(found, key=found.__getitem__)
+    os.sched_setaffinity(0, {core})
+    return {"core": core, "loop_us_of_cores": found}
 
 
 @contextmanager
@@ -180,9 +203,9 @@ def shipped(platform, requests, launches):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--platform")
-    parser.add_argument("--cases", default="shipped:1,shipped:8,shipped:32,shipped:64,llama-1b:8,llama3-8b:1")
+    parser.add_argument("--cases", default=ALL_CASES)
     parser.add_argument("--launches", default="1,2,4", help="rounds per launch")
-    parser.add_argument("--joins", type=int, default=3, help="how often requests join anew; 0: only captures")
+    parser.add_argument("--turns", type=int, default=3, help="how often requests of each case join anew")
     parser.add_argument("--parts", default="", help="cases whose parts are timed too")
     parser.add_argument("--no-calls", dest="calls", action="store_false", help="only rounds")
     parser.add_argument("--json", type=Path)
@@ -209,15 +232,22 @@ def main():
         keep("no_device", {n: without_device(n, waits(platform)) for n in (1, 64)})
     launches, dtype = [int(n) for n in asked.launches.split(",")], torch.bfloat16 if on_cuda else torch.float32
     ways = {f"{n} per launch": {"lowering": "round", "rounds_per_launch": n} for n in launches}
+    cases, start = {}, time.perf_counter()
     with torch.inference_mode():
         for case in asked.cases.split(","):
             name, _, requests = case.partition(":")
             if name == "shipped":
-                decoders, prompts = shipped(platform, int(requests), launches)
+                cases[case] = shipped(platform, int(requests), launches)
             else:
                 length = TARGETS[name][2] + (LEAD + STRETCHES * ROUNDS + 60) * (K + 1)
-                decoders, prompts = random_decoders(platform, name, int(requests), dtype, length, ways, cache)
-            keep(case, measure(decoders, prompts, asked.joins, case in asked.parts.split(",")))
+                cases[case] = random_decoders(platform, name, int(requests), dtype, length, ways, cache)
+            print(f"{time.perf_counter() - start:.0f} s {case} captured", flush=True)
+        keep("core", stay_on_the_quietest_core())
+        keep("rows", measure(cases, asked.turns))
+        for case in filter(None, asked.parts.split(",")):
+            decoders, prompts = cases[case]
+            keep(f"parts of {case}", times_of_parts(next(iter(decoders.values())), prompts))
+        for decoders, _ in cases.values():
             for decoder in decoders.values():
                 decoder.close()
 
