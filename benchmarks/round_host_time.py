@@ -8,7 +8,8 @@ while the device is idle. `no_device`: a step of the decoder on the `cpu` platfo
 what is left is Python; also right after a wait of some milliseconds, as rounds of a larger target have them. `rounds`:
 steps in which nobody joins or ends, without the time in `HostCopy.read`, and with what brings the requests' tokens up
 to date after them; per round, over stretches of 24 rounds. All decoders are captured first; then cases and ways take
-turns, so that a slow phase of a shared machine is in some stretches of every case. `collections`: of Python's garbage
+turns, so that a slow phase of a shared machine is in some stretches of every case. Before each turn the host's thread
+moves to the core where the loop of fixed work takes least (`cores`), away from neighbours on the same physical core. `collections`: of Python's garbage
 collector in those stretches. `parts`: single methods in such steps, each timed alone.
 """
 
@@ -139,9 +140,11 @@ def measure(cases, turns):
         cases: by name, decoders by way, and prompts for their requests.
     """
     found = {(case, way): [] for case, (decoders, _) in cases.items() for way in decoders}
+    cores, allowed = {key: [] for key in found}, sorted(os.sched_getaffinity(0))
     for _ in range(turns):
         for case, way in random.sample(list(found), len(found)):
             decoders, prompts = cases[case]
+            cores[case, way].append(stay_on_the_quietest_core(allowed))
             with running(decoders[way], prompts):
                 found[case, way] += [stretch(decoders[way], ROUNDS) for _ in range(STRETCHES)]
     rows = {case: {} for case in cases}
@@ -149,7 +152,8 @@ def measure(cases, turns):
         times = all_of[0][0] if all_of else ()
         row = rows[case][way] = {f"{what}_us": spread([each[what] for each, _ in all_of]) for what in times}
         row["host_us_of_stretches"] = [round(each["host"] / 1e3, 1) for each, _ in all_of]
-        row["collections"] = sum(count for _, count in all_of)
+        row |= {"collections": sum(count for _, count in all_of), "cores": cores[case, way]}
+    os.sched_setaffinity(0, allowed)
     return rows
 
 
@@ -162,15 +166,15 @@ def times_of_parts(decoder, prompts):
     return found
 
 
-def stay_on_the_quietest_core():
-    """Keep this thread on the core where a fixed loop takes least, of those it may use; its number and those times."""
-    allowed, found = sorted(os.sched_getaffinity(0)), {}
+def stay_on_the_quietest_core(allowed, repeats=30):
+    """Keep this thread on the core where a fixed loop takes least; the core and the loop's time there and on all."""
+    found = {}
     for core in allowed:
         os.sched_setaffinity(0, {core})
-        found[core] = repeated(fixed_work, 200)["median"]
+        found[core] = repeated(fixed_work, repeats, left_out=5)["median"]
     core = min(found, key=found.__getitem__)
     os.sched_setaffinity(0, {core})
-    return {"core": core, "loop_us_of_cores": found}
+    return {"core": core, "loop_us": found[core], "slowest_core_us": max(found.values())}
 
 
 @contextmanager
@@ -242,7 +246,6 @@ def main():
                 length = TARGETS[name][2] + (LEAD + STRETCHES * ROUNDS + 60) * (K + 1)
                 cases[case] = random_decoders(platform, name, int(requests), dtype, length, ways, cache)
             print(f"{time.perf_counter() - start:.0f} s {case} captured", flush=True)
-        keep("core", stay_on_the_quietest_core())
         keep("rows", measure(cases, asked.turns))
         for case in filter(None, asked.parts.split(",")):
             decoders, prompts = cases[case]

@@ -33,10 +33,9 @@ class CudaGraphPool(GraphPool):
 
     def _release(self, handle: Any) -> None:
         """torch retires the pool with its last graph, and keeps its memory until the cache is emptied."""
-        if not self.num_graphs:
-            self.__dict__.pop("update_memory", None)
-        if self.platform.captures.graph is None:
-            torch.cuda.empty_cache()
+        if not self.num_graphs and (memory := self.__dict__.pop("update_memory", None)) is not None:
+            self.platform.retired.append(memory)
+        self.platform.free_retired()
 
 
 class CudaGraph(Graph):

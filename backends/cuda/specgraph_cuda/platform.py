@@ -38,6 +38,8 @@ class CudaPlatform(Platform):
         self._streams: dict[int, torch.cuda.Stream] = {}
         """Those that were current, by the driver's handle."""
         self._total = int(properties.total_memory)
+        self.retired: list[torch.cuda.MemPool] = []
+        """Memory of task updates whose graphs are gone, until `free_retired` may free it."""
         self.tasks: TaskUpdates | None = None
         """None without cuda.bindings, or where the trial of task updates failed."""
         self._capabilities = probe.capabilities(self)
@@ -106,6 +108,15 @@ class CudaPlatform(Platform):
 
     def is_capturing(self) -> bool:
         return torch.cuda.is_current_stream_capturing()
+
+    def free_retired(self) -> None:
+        """Give the device the memory back that dropped graphs held, unless this thread captures: a graph that nobody
+        closed may be collected at any time, and memory freed in a capture, an engine's own or that of a task update,
+        invalidates the capture or ends the process (`MemPool`'s destructor). Then the next release frees it."""
+        is_updating = self.tasks is not None and self.tasks.is_updating()
+        if self.captures.graph is None and not is_updating and not self.is_capturing():
+            self.retired.clear()
+            torch.cuda.empty_cache()
 
     def task_group(self) -> AbstractContextManager[TaskGroup]:
         return super().task_group() if self.tasks is None else self.tasks.group()

@@ -191,10 +191,12 @@ class TaskUpdates:
             raise CaptureError("task_update() is not allowed in a capture: do it before, or after")
         stream = self._stream.cuda_stream
         with self._lock, torch.cuda.stream(self._stream):
-            nodes.checked(cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL))
             batch, temporary = _Batch(), None
-            token = _batch.set(batch)
+            token = _batch.set(batch)  # before the capture begins and until it has ended: see `is_updating`
             try:
+                nodes.checked(
+                    cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+                )
                 try:
                     yield batch
                     if batch.has_failed:
@@ -202,14 +204,20 @@ class TaskUpdates:
                     if nodes.handles(nodes.last(stream)) != nodes.handles(batch.last):
                         raise UpdateError("an update issued other work than the captured ops: nothing is rewritten")
                 finally:
-                    _batch.reset(token)
                     status, temporary = cu.cuStreamEndCapture(stream)
                 if status != cu.CUresult.CUDA_SUCCESS:
                     raise UpdateError(f"the ops of an update can't be captured again: {status.name}")
                 self._rewrite(batch)
             finally:
+                _batch.reset(token)
                 if temporary:
                     cu.cuGraphDestroy(temporary)
+        if self._platform.retired:
+            self._platform.free_retired()
+
+    def is_updating(self) -> bool:
+        """Whether this thread captures the ops of an update: nothing may free device memory then."""
+        return _batch.get() is not None
 
     @contextmanager
     def _issued(self, batch: _Batch, group: CudaTaskGroup) -> Generator[None]:

@@ -5,6 +5,7 @@ Each check is a function that also runs on a deliberately broken version of the 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from captured_updates import HostAttention, Stored, one_group_each, stalled
 
 from specgraph.errors import UpdateError
-from specgraph.platforms import Platform
+from specgraph.platforms import Graph, Platform, TaskGroup
 
 
 def queued_launch_keeps_its_values(platform: Platform) -> None:
@@ -112,6 +113,36 @@ def updates_take_no_memory(platform: Platform, count: int = 3000) -> None:
     graph.close()
 
 
+def a_graph_dropped_in_an_update_ends_nothing(platform: Platform) -> None:
+    """The last reference to another graph, and to its pool, goes while an update of this one is captured."""
+    source, out = torch.ones(1 << 16, device=platform.device), torch.zeros(1 << 16, device=platform.device)
+    out.copy_(source + 1.0)
+    platform.synchronize()
+
+    def captured() -> tuple[Graph, TaskGroup]:
+        graph = platform.graph()
+        with graph.capture(), platform.task_group() as group:
+            out.copy_(source + 1.0)
+        with platform.task_update(group):
+            out.copy_(source + 2.0)
+        graph.replay()
+        return graph, group
+
+    (graph, group), dropped = captured(), [captured()]
+    platform.synchronize()
+    reserved = platform.memory().reserved
+    for value in (5.0, 6.0):
+        with platform.task_update(group):
+            out.copy_(source + value)
+            dropped.clear()
+            gc.collect()
+        graph.replay()
+        platform.synchronize()
+        assert float(out.min()) == float(out.max()) == value + 1
+    assert platform.memory().reserved < reserved, "the memory of a graph dropped in an update was never freed"
+    graph.close()
+
+
 def queued_attention_keeps_its_lengths(platform: Platform) -> None:
     """As `queued_launch_keeps_its_values`, for an op whose update sets parameters and captures nothing."""
     made, seen = HostAttention(platform, [1, 1]), []
@@ -130,6 +161,7 @@ CHECKS = [
     only_the_group_is_rewritten,
     copies_and_fills_are_rewritten,
     updates_take_no_memory,
+    a_graph_dropped_in_an_update_ends_nothing,
 ]
 
 

@@ -24,8 +24,7 @@ class NpuGraphPool(GraphPool):
 
     def _release(self, handle: Any) -> None:
         """torch_npu marks the pool as free with its last graph, and keeps its memory until the cache is emptied."""
-        if self.platform.captures.graph is None:
-            self.platform.npu.empty_cache()
+        self.platform.free_retired()
 
 
 _NO_STREAM = "the device has no stream left: live graphs hold streams. Close some, or capture fewer sizes"
@@ -93,8 +92,14 @@ class NpuGraph(Graph):
         self.platform.counters["graph_launches"] += 1
 
     def _destroy(self) -> None:
+        """Of a graph that nobody closed this may happen at any time: never wait for a launch that needs an update."""
         if self.launches and not self.platform.broken:
             self.release()
+            if self.platform.is_waiting():
+                self.platform.retired.append((self._done, self._graph, [group.gate for group in self.groups]))
+                self._done = self.platform.event_type()
+                self._forget()
+                return
             self._done.synchronize()
         with self.platform.on_device():
             self._graph.reset()

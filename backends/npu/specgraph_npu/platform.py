@@ -37,6 +37,9 @@ class NpuPlatform(Platform):
         self.event_type = _counted(self.npu.Event, self.counters)
         self.graphs: weakref.WeakSet[NpuGraph] = weakref.WeakSet()
         """Captured graphs that may wait at a gate."""
+        self.retired: list[tuple[Event, Any, list[ExternalEvent]]] = []
+        """Of graphs that were dropped while a launch waited at a gate: the end of the last launch, torch_npu's graph,
+        the gates. See `free_retired`."""
         self.broken = ""
         """Why this platform takes no more work; empty while it does."""
         self.waits_for_values = probe.has_value_wait()
@@ -99,6 +102,25 @@ class NpuPlatform(Platform):
     def is_capturing(self) -> bool:
         with self.on_device():
             return bool(self.npu.is_current_stream_capturing())
+
+    def is_waiting(self) -> bool:
+        """Whether a launch waits at a gate for its update: until that is issued, waiting for the device never ends."""
+        return any(not group.is_updated for graph in list(self.graphs) for group in graph.groups)
+
+    def free_retired(self) -> None:
+        """Give the device back what dropped graphs held, unless a launch waits at a gate or a capture is open.
+
+        Then the next release frees it. The garbage collector may drop a graph between a launch and its update, and
+        torch_npu's `empty_cache` waits for the device.
+        """
+        if self.captures.graph is not None or self.broken or self.is_waiting():
+            return
+        retired, self.retired = self.retired, []
+        with self.on_device():
+            for done, graph, _gates in retired:
+                done.synchronize()
+                graph.reset()
+        self.npu.empty_cache()
 
     def require_working(self) -> None:
         """Raises PlatformError where an update failed and could not be undone."""

@@ -140,6 +140,8 @@ class NpuTaskGroup:
                     ) from error
                 raise
         platform.counters["task_updates"] += 1
+        if platform.retired:
+            platform.free_retired()
 
     @contextmanager
     def _rewritten(self) -> Generator[None]:
