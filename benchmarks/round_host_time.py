@@ -9,8 +9,8 @@ what is left is Python; also right after a wait of some milliseconds, as rounds 
 steps in which nobody joins or ends, without the time in `HostCopy.read`, and with what brings the requests' tokens up
 to date after them; per round, over stretches of 24 rounds. All decoders are captured first; then cases and ways take
 turns, so that a slow phase of a shared machine is in some stretches of every case. Before each turn the host's thread
-moves to the core where the loop of fixed work takes least (`cores`), away from neighbours on the same physical core. `collections`: of Python's garbage
-collector in those stretches. `parts`: single methods in such steps, each timed alone.
+moves to the core where the loop of fixed work takes least (`cores`), away from neighbours on the same physical core.
+`collections`: of Python's garbage collector in those stretches. `parts`: single methods in such steps, timed alone.
 """
 
 from __future__ import annotations

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 class CudaGraphPool(GraphPool):
     """A private pool of torch's caching allocator."""
 
+    platform: CudaPlatform
+
     @cached_property
     def update_memory(self) -> torch.cuda.MemPool:
         """What task updates of graphs in this pool allocate from; see tasks.py."""
