@@ -827,6 +827,11 @@ HAZARDS: dict[str, Hazard] = {
         "wrong last tokens, or log-probabilities, of requests that end at max_model_len with trees",
         "no KV block for the nodes of a tree behind the last position",
     ),
+    "dropped-graph-in-an-update": Hazard(
+        OWN,
+        "the process aborts, or hangs, rarely and wherever the garbage collector happens to run",
+        "releasing a graph frees memory in a capture (CUDA) or waits for a launch that waits for its update (NPU)",
+    ),
 }
 
 NOT_PUT_BACK: dict[str, str] = {

@@ -17,6 +17,7 @@ from specgraph.reference.graph import CpuGraph
 from specgraph.reference.platform import CpuPlatform
 from specgraph.reference.pool import CpuGraphPool
 from specgraph.reference.stream import CpuEvent, CpuStream
+from specgraph.reference.tasks import UpdateMode
 
 WAITS = {
     "event.wait": (CpuEvent, "wait"),
@@ -151,3 +152,25 @@ def close_empties_all_pools(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(CpuGraphPool, "begin_capture", begin_capture)
     patch.setattr(CpuGraph, "_destroy", destroy)
+
+
+@mutant("dropped-graph-in-an-update", "platform")
+def release_ends_the_update(patch: pytest.MonkeyPatch) -> None:
+    """A graph that is released while an update is open invalidates it: the replay keeps the values before."""
+    released, began, real = [0], dict[int, int](), (UpdateMode.__init__, UpdateMode.commit, CpuGraphPool.leave)
+
+    def init(self: UpdateMode, group: Any) -> None:
+        real[0](self, group)
+        began[id(self)] = released[0]
+
+    def commit(self: UpdateMode) -> None:
+        if began.pop(id(self)) == released[0]:
+            real[1](self)
+
+    def leave(self: CpuGraphPool, handle: Any) -> None:
+        released[0] += 1
+        real[2](self, handle)
+
+    patch.setattr(UpdateMode, "__init__", init)
+    patch.setattr(UpdateMode, "commit", commit)
+    patch.setattr(CpuGraphPool, "leave", leave)

@@ -1,0 +1,223 @@
+"""Random use of graphs: captures, replays, updates, closes and drops in any order, against the same ops on the host."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+from specgraph.platforms import Graph, GraphPool, Platform, Stream
+from torch import Tensor
+
+from specgraph_conformance.case import case
+from specgraph_conformance.rig import expect_equal, on_host
+from specgraph_conformance.task_rig import Tasks, replayed
+
+TENSORS, WIDTH, MOST_GRAPHS = 3, 300, 4
+EXAMPLES, STEPS = 20, 20
+"""Runs of the machine in one case, and its steps in each."""
+
+OPS: dict[str, Callable[[Tensor, Tensor, int], object]] = {
+    "fill": lambda a, b, number: a.fill_(number),
+    "add": lambda a, b, number: a.add_(number),
+    "scale": lambda a, b, number: a.mul_(0.5),
+    "copy": lambda a, b, number: a.copy_(b),
+    "add tensor": lambda a, b, number: a.add_(b),
+    "through new memory": lambda a, b, number: a.copy_((b + number) * 2),
+    "part": lambda a, b, number: a[7:130].copy_(b[140:263]),
+}
+"""Name, and what it does to two tensors; exact in float32, or rounded alike on each device."""
+
+
+@dataclass(frozen=True)
+class Op:
+    """One op of a program."""
+
+    name: str
+    written: int
+    read: int
+    number: int
+    apart: bool
+    """On a second stream, ordered on both sides."""
+
+
+PLACE = st.integers(0, TENSORS - 1)
+PROGRAM = st.lists(
+    st.builds(Op, st.sampled_from(sorted(OPS)), PLACE, PLACE, st.integers(-9, 9), st.booleans()), min_size=1, max_size=4
+)
+MEANWHILE = st.lists(st.sampled_from(["drop", "replay", "write"]), min_size=1, max_size=3)
+LENGTHS = st.lists(st.integers(1, 64), min_size=3, max_size=3)
+
+
+class RandomGraphs(RuleBasedStateMachine):
+    """Tensors on the device and their copies on the host; graphs that write them, from one shared pool or their own."""
+
+    platform: Platform
+    tasks: Tasks | None
+    """A graph with host parameters; None where the platform rewrites none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        numbers = torch.arange(TENSORS * WIDTH, dtype=torch.float32).view(TENSORS, WIDTH)
+        self.wanted = [row.clone() for row in numbers]
+        self.seen = [row.to(self.platform.device, copy=True) for row in numbers]
+        self.side: Stream = self.platform.stream()
+        self.shared: GraphPool | None = self.platform.graph_pool() if self.platform.capabilities.shared_pool else None
+        self.graphs: list[tuple[Graph, list[Op]]] = []
+        self.lengths: list[int] | None = None
+
+    def on_device(self, program: list[Op], forks: bool = True) -> None:
+        """Issue the ops, those that are apart on the second stream."""
+        main = self.platform.current_stream()
+        for op in program:
+            apart = op.apart and forks
+            if apart:
+                self.side.wait_stream(main)
+            with self.platform.use(self.side) if apart else nullcontext():
+                OPS[op.name](self.seen[op.written], self.seen[op.read], op.number)
+            if apart:
+                main.wait_stream(self.side)
+
+    def as_run(self, program: list[Op]) -> None:
+        """The same on the host."""
+        for op in program:
+            OPS[op.name](self.wanted[op.written], self.wanted[op.read], op.number)
+
+    @rule(program=PROGRAM)
+    def write(self, program: list[Op]) -> None:
+        """Work outside of graphs."""
+        self.on_device(program)
+        self.as_run(program)
+
+    @precondition(lambda self: len(self.graphs) < MOST_GRAPHS)
+    @rule(program=PROGRAM, shares=st.booleans(), fails=st.sampled_from([False, False, False, True]))
+    def capture(self, program: list[Op], shares: bool, fails: bool) -> None:
+        """Warm a program up, which runs it, and capture it, which does not; the block may raise at its end."""
+        platform, forks = self.platform, bool(self.platform.capabilities.fork_in_capture)
+        platform.synchronize()
+        with platform.use(platform.capture_stream):
+            self.on_device(program, forks)
+        self.as_run(program)
+        platform.synchronize()
+        graph = platform.graph(self.shared if shares else None)
+        with pytest.raises(ZeroDivisionError) if fails else nullcontext(), graph.capture():
+            self.on_device(program, forks)
+            if fails:
+                raise ZeroDivisionError
+        if fails:
+            graph.close()
+        else:
+            self.graphs.append((graph, program))
+
+    @precondition(lambda self: self.graphs)
+    @rule(place=st.integers(0, 99), times=st.integers(1, 3), aside=st.booleans())
+    def replay(self, place: int, times: int, aside: bool) -> None:
+        """Replay one graph, on this stream or on another that is ordered with it."""
+        graph, program = self.graphs[place % len(self.graphs)]
+        main = self.platform.current_stream()
+        if aside:
+            self.side.wait_stream(main)
+        with self.platform.use(self.side) if aside else nullcontext():
+            for _ in range(times):
+                graph.replay()
+                self.as_run(program)
+        if aside:
+            main.wait_stream(self.side)
+
+    @precondition(lambda self: self.graphs)
+    @rule(place=st.integers(0, 99), way=st.sampled_from(["close", "drop", "recapture"]), program=PROGRAM)
+    def end(self, place: int, way: str, program: list[Op]) -> None:
+        """Close a graph, let the collector find it, or capture another program with it; its launches may be queued."""
+        if way == "drop":
+            self.drop(place)
+            return
+        graph, _ = self.graphs.pop(place % len(self.graphs))
+        if way == "close":
+            graph.close()
+            return
+        graph.reset()
+        self.write(program)
+        self.platform.synchronize()
+        with graph.capture():
+            self.on_device(program, bool(self.platform.capabilities.fork_in_capture))
+        self.graphs.append((graph, program))
+
+    def drop(self, place: int) -> None:
+        """Lose the last reference to a graph in a cycle, which the collector finds."""
+        cycle: list[object] = [self.graphs.pop(place % len(self.graphs))]
+        cycle.append(cycle)
+        del cycle
+        gc.collect()
+
+    @precondition(lambda self: self.tasks)
+    @rule(lengths=LENGTHS, between=MEANWHILE, inside=st.booleans(), place=st.integers(0, 99), program=PROGRAM)
+    def update(self, lengths: list[int], between: list[str], inside: bool, place: int, program: list[Op]) -> None:
+        """Replay the graph with host parameters and update it; other work comes between, and a drop inside of it."""
+        tasks = self.tasks
+        assert tasks is not None
+        with replayed(self.platform, tasks.graph):
+            for what in between:
+                if what == "write" or not self.graphs:
+                    self.write(program)
+                elif what == "drop":
+                    self.drop(place)
+                else:
+                    self.replay(place, 1, False)
+            for key, values in tasks.plan.for_steps(tasks.lengths(lengths)).items():
+                task = tasks.plan._tasks[key]  # pyright: ignore[reportPrivateUsage]
+                with self.platform.task_update(task.group):
+                    if inside and self.graphs:
+                        self.drop(place)
+                    task.prepare(values)()
+        self.lengths = lengths
+
+    @rule()
+    def compare(self) -> None:
+        """All tensors are what the host has."""
+        self.platform.synchronize()
+        for number, (seen, wanted) in enumerate(zip(self.seen, self.wanted, strict=True)):
+            expect_equal(on_host(seen), wanted, f"tensor {number}")
+        if self.tasks is not None and self.lengths is not None:
+            seen, wanted = self.tasks.result(), self.tasks.eager(self.tasks.lengths(self.lengths))
+            expect_equal(seen, wanted, "attention of the graph with host parameters")
+            self.lengths = None
+
+    def teardown(self) -> None:
+        self.compare()
+        for graph, _ in self.graphs:
+            graph.close()
+        self.graphs.clear()
+        if self.shared is not None:
+            assert self.shared.num_graphs == 0, "a graph that is gone still holds its pool"
+            self.shared.close()
+
+
+@case(
+    "replay.random-graphs",
+    "Graphs that are captured, replayed, updated, closed, dropped and captured again in any order, on any stream, from "
+    "shared pools and their own, leave in memory what the same ops leave on the host.",
+    cause="the steps named below, which are the fewest that show it: what the last one leaves behind or takes over",
+    timeout=400,
+)
+def test_random(platform: Platform, seed: int) -> None:
+    tasks = Tasks(platform) if platform.capabilities.task_update else None
+    machine = type("RandomGraphs", (RandomGraphs,), {"platform": platform, "tasks": tasks})
+    settings = hypothesis.settings(
+        max_examples=EXAMPLES,
+        stateful_step_count=STEPS,
+        deadline=None,
+        report_multiple_bugs=False,
+        database=None,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+    )
+    run_state_machine_as_test(hypothesis.seed(seed)(machine), settings=settings)
+    if tasks is not None:
+        tasks.graph.close()
