@@ -1,4 +1,4 @@
-"""Times linears of 65 to 384 rows: the library's matmuls with what follows them, and our kernel.
+"""Times linears of 33 to 384 rows: the library's matmuls with what follows them, and our kernel.
 
     python benchmarks/many_rows.py --proposes eagle3-llama3-8b:96 --requests 32 --json benchmarks/results/FILE
 
@@ -44,6 +44,10 @@ from specgraph.platforms import Platform, open_platform
 LINEARS: dict[str, tuple[tuple[int, int], ...]] = {
     "gate_up": ((14336, 4096), (12288, 4096)),
     "down": ((4096, 14336), (4096, 12288)),
+    "lm_head": ((32000, 4096), (151936, 4096)),
+    "o_proj": ((4096, 4096),),
+    "qkv": ((6144, 4096),),
+    "fc": ((6144, 8192),),
 }
 """Output and input columns by name."""
 WAYS = ("", "gate_up", "gate_up down")
@@ -53,11 +57,11 @@ CAPTURES, CONTEXT, SECONDS = 2, 1024, 0.5
 
 @contextmanager
 def computed_by_ours(platform: Platform, way: str) -> Iterator[None]:
-    """Within it, our kernel computes the linears named in `way`, and the library the others."""
-    shapes = [shape for name in way.split() for shape in LINEARS[name]]
+    """Within it, our kernel computes the linears named in `way`, or `all`; other kernels and the library the others."""
+    shapes = [shape for name in way.split() if name != "all" for shape in LINEARS[name]]
 
     def choose(kind: Kind, rows: int, columns: int, depth: int) -> Plan | None:
-        return plan_for(kind, rows, columns, depth) if (columns, depth) in shapes else None
+        return plan_for(kind, rows, columns, depth) if way == "all" or (columns, depth) in shapes else None
 
     ops = triton_ops(platform)
     shipped = ops.options

@@ -24,8 +24,6 @@ __device__ __forceinline__ void multiply(float (&sums)[4], const u32 (&weight)[4
 template <int COUNT>
 using Sums = float[COUNT / 16][GROUP_ROWS / 8][4];
 
-__device__ __forceinline__ float rounded(float value) { return unpacked(packed(value, 0.0f), 0); }
-
 __device__ __forceinline__ float widened(u16 value) { return __uint_as_float(static_cast<u32>(value) << 16); }
 
 __device__ __forceinline__ void consumers_meet() {

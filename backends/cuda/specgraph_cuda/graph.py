@@ -35,9 +35,11 @@ class CudaGraphPool(GraphPool):
 
     def _release(self, handle: Any) -> None:
         """torch retires the pool with its last graph, and keeps its memory until the cache is emptied."""
-        if not self.num_graphs and (memory := self.__dict__.pop("update_memory", None)) is not None:
-            self.platform.retired.append(memory)
-        self.platform.free_retired()
+        if not self.num_graphs:
+            memory = [self.__dict__.pop("update_memory", None)]
+            self.platform.free(memory.clear)
+        if self.platform.captures.graph is None:
+            self.platform.free(torch.cuda.empty_cache)
 
 
 class CudaGraph(Graph):
@@ -132,9 +134,6 @@ class CudaGraph(Graph):
             group.stored.clear()  # memory of the pool
         self.groups.clear()
         loop, self._loop = self._loop, None
-        if loop is not None:
-            loop.close()
-        self._by_driver = None
         graph, self._graph = self._graph, None  # its destructor tells torch's random generator
-        if graph is not None:
-            graph.reset()
+        self._by_driver = None
+        self.platform.free(*(each for each in (loop and loop.close, graph and graph.reset) if each is not None))

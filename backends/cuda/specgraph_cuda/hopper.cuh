@@ -50,6 +50,8 @@ __device__ __forceinline__ float unpacked(u32 both, int place) {
     return __uint_as_float(place ? both & 0xffff0000u : both << 16);
 }
 
+__device__ __forceinline__ float rounded(float value) { return unpacked(packed(value, 0.0f), 0); }
+
 // silu(gate) * up of two columns, each product rounded before, as if it had been stored.
 __device__ __forceinline__ u32 gated(float gate0, float gate1, float up0, float up1) {
     const u32 gate = packed(gate0, gate1), up = packed(up0, up1);

@@ -147,7 +147,7 @@ def on_its_device(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def many_rows(device: torch.device) -> ManyRows | None:
-    """Linears of 65 to 384 rows, or None: they need Hopper, cuda-bindings and NVRTC."""
+    """Linears of up to 384 rows, or None: they need Hopper, cuda-bindings and NVRTC."""
     properties = torch.cuda.get_device_properties(device)
     if (properties.major, properties.minor) != (9, 0) or properties.multi_processor_count < BLOCKS:
         return None
@@ -159,7 +159,7 @@ def many_rows(device: torch.device) -> ManyRows | None:
     except ImportError:
         reason = "cuda-bindings is not installed (pip install cuda-bindings)"
     if reason is not None:
-        _log.info("linears of more than 64 rows run in the library's matmul: %s", reason)
+        _log.info("linears of more than 32 rows run in Triton and the library's matmul: %s", reason)
         return None
     return linears()
 

@@ -1,8 +1,9 @@
-// Products x @ weight.T of 65 to 384 rows in bfloat16, on Hopper, and what follows them: see KIND.
+// Products x @ weight.T of up to 384 rows in bfloat16, on Hopper, and what follows them: see KIND.
 //
 // many_rows.py puts before this text: the functions `multiply` and `keep` (wgmma over COLUMNS weight rows, which takes
 // as many operands as a thread has accumulators), and the constants
 //   KIND      GATED: silu(gate) * up of (gate | up) = x @ weight.T, bfloat16 [rows, columns]
+//             BEST: the largest of each row of x @ weight.T, rounded, in each block's columns, float32 [rows, tiles]: see Best
 //             PARTS: float32 [SPLIT, rows, columns], whose sum over the first dimension is x @ weight.T
 //   GROUPS    warpgroups, each of which multiplies 64 rows of x; one thread also loads
 //   COLUMNS   weight rows per block, a multiple of 8, at most 256; half of them gates where GATED (a multiple of 16)
@@ -103,9 +104,45 @@ __device__ __forceinline__ void write(
     }
 }
 
+// Where BEST goes besides `out`.
+struct Best {
+    int* column;            // [rows, tiles], the first of equals
+    const long long* step;  // copied to `step_copy` where not null, as the kernel after this one changes it
+    long long* step_copy;
+};
+
+// The largest of each of 64 rows, placed as in `write`: four threads of a warp have one row.
+__device__ __forceinline__ void write_best(
+    const float (&sums)[COLUMNS / 2], float* out, int* best_column, int row, int column, int rows, int columns) {
+    const int lane = threadIdx.x & 31, tiles = (columns + COLUMNS - 1) / COLUMNS, tile = column / COLUMNS;
+    row += ((threadIdx.x & 127) >> 5) * 16 + (lane >> 2);
+    column += 2 * (lane & 3);
+#pragma unroll
+    for (int half = 0; half < 2; ++half, row += 8) {
+        float largest = __int_as_float(0xff800000);  // -infinity, where all are NaN
+        int at = column;
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 4; ++i) {
+            const int next = column + 8 * (i / 2) + i % 2;
+            const float value = rounded(sums[4 * (i / 2) + 2 * half + i % 2]);
+            if (next < columns && value > largest) largest = value, at = next;
+        }
+#pragma unroll
+        for (int other = 2; other; other /= 2) {
+            const float value = __shfl_xor_sync(~0u, largest, other);
+            const int its = __shfl_xor_sync(~0u, at, other);
+            if (value > largest || (value == largest && its < at)) largest = value, at = its;
+        }
+        if ((lane & 3) || row >= rows) continue;
+        out[(long long)row * tiles + tile] = largest;
+        best_column[(long long)row * tiles + tile] = at;
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(128 * GROUPS, 1) many_rows(
     const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap weight_map, void* out, int rows,
-    int columns, int depth, int row_blocks, u64 weight_hint) {
+    int columns, int depth, int row_blocks, u64 weight_hint,
+    const __grid_constant__ Best best) {
     asm volatile("griddepcontrol.launch_dependents;");
     extern __shared__ unsigned char memory[];
     const u32 tiles = (address_of(memory) + 1023) & ~1023u;
@@ -126,5 +163,10 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, 1) many_rows(
     float sums[COLUMNS / 2];
     consume(sums, loads, group);
     asm volatile("griddepcontrol.wait;" ::: "memory");
-    write(sums, out, row + group * 64, column, rows, columns, part);
+    if (KIND == BEST) {
+        if (blockIdx.x == 0 && threadIdx.x == 0 && best.step != nullptr) *best.step_copy = *best.step;
+        write_best(sums, static_cast<float*>(out), best.column, row + group * 64, column, rows, columns);
+    } else {
+        write(sums, out, row + group * 64, column, rows, columns, part);
+    }
 }

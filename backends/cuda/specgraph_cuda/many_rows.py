@@ -1,4 +1,4 @@
-"""Compiling and launching `many_rows.cu`: linears of 65 to 384 rows on GPUs of compute capability 9.0."""
+"""Compiling and launching `many_rows.cu`: linears of up to 384 rows on GPUs of compute capability 9.0."""
 
 from __future__ import annotations
 
@@ -26,8 +26,17 @@ ChoosePlan = Callable[[Kind, int, int, int], "Plan | None"]
 """See `many_rows_plan.plan_for`."""
 
 
+class _Best(ctypes.Structure):
+    """`Best` of many_rows.cu."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("column", "step", "step_copy")]
+
+
 def linears(choose: ChoosePlan = plan_for) -> ManyRows:
-    """The kernel's two kinds; see `specgraph.kernels.triton.launch.ManyRows`."""
+    """The kernel's three kinds; see `specgraph.kernels.triton.launch.ManyRows`."""
+
+    def takes(kind: Kind, x: Tensor, weight: Tensor) -> bool:
+        return _plan(choose, kind, x, weight) is not None
 
     def gated(x: Tensor, weight: Tensor) -> Tensor | None:
         if (plan := _plan(choose, "GATED", x, weight)) is None:
@@ -43,7 +52,15 @@ def linears(choose: ChoosePlan = plan_for) -> ManyRows:
         launch(plan, x, weight, out)
         return out
 
-    return ManyRows(gated, parts)
+    def best(x: Tensor, weight: Tensor, step: Tensor | None, copy: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        if (plan := _plan(choose, "BEST", x, weight)) is None:
+            return None
+        shape = x.shape[0], -(-weight.shape[0] // plan.columns)
+        value, column = x.new_empty(shape, dtype=torch.float32), x.new_empty(shape, dtype=torch.int32)
+        launch(plan, x, weight, value, column=column, step=step, step_copy=copy)
+        return value, column
+
+    return ManyRows(takes, gated, parts, best)
 
 
 def _plan(choose: ChoosePlan, kind: Kind, x: Tensor, weight: Tensor) -> Plan | None:
@@ -65,7 +82,7 @@ def _fits(plan: Plan, depth: int) -> bool:
 def source(plan: Plan) -> str:
     """The CUDA text of one variant."""
     count = plan.columns // 2
-    constants = {"GATED": 0, "PARTS": 1, "KIND": plan.kind, "GROUPS": plan.groups}
+    constants = {"GATED": 0, "PARTS": 1, "BEST": 2, "KIND": plan.kind, "GROUPS": plan.groups}
     constants |= {"COLUMNS": plan.columns, "STAGES": plan.stages, "SPLIT": plan.split}
     sums = ", ".join(f'"+f"(sums[{i}])' for i in range(count))
     multiply = (
@@ -95,17 +112,18 @@ def _loaded(plan: Plan, device: torch.device) -> Any | None:
         return loaded(compiled(source(plan), "many_rows.cu"), "many_rows", plan.memory, device)
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
-        _log.warning("linears of more than 64 rows run in the library's matmul, which is slower: %s", reason)
+        _log.warning("linears of more than 32 rows run in Triton and the library, which is slower: %s", reason)
         return None
 
 
-def launch(plan: Plan, x: Tensor, weight: Tensor, out: Tensor) -> None:
+def launch(plan: Plan, x: Tensor, weight: Tensor, out: Tensor, **best: Tensor | None) -> None:
     """Launch on the current stream. The kernel before must not write the weight, which is read before that one ends.
 
     Args:
         x: bfloat16 [T, in]; `in` a multiple of 64, at least 64 * plan.split; rows at multiples of 16 bytes.
         weight: [out, in], contiguous; gated [2 * out, in], gate rows first. `out` a multiple of 8.
         out: contiguous, as `KIND` of many_rows.cu says.
+        best: fields of `Best` in many_rows.cu.
     """
     rows, columns = x.shape[0], weight.shape[0] // (2 if plan.kind == "GATED" else 1)
     blocks = -(-rows // plan.rows)
@@ -114,6 +132,7 @@ def launch(plan: Plan, x: Tensor, weight: Tensor, out: Tensor) -> None:
         ctypes.c_void_p(out.data_ptr()),
         *map(ctypes.c_int, (rows, columns, x.shape[1], blocks)),
         ctypes.c_uint64(_EVICT_NORMAL if blocks > 1 else _EVICT_FIRST),  # other rows come after these, or none
+        _Best(**{name: tensor.data_ptr() for name, tensor in best.items() if tensor is not None}),
     )
     grid = blocks * -(-columns // plan.written) * plan.split
     launch_early(_loaded(plan, x.device), grid, 128 * plan.groups, plan.memory, x.device, maps, held)

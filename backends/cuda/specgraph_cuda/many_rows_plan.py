@@ -1,4 +1,4 @@
-"""How linears of 65 to 384 rows are cut into the blocks of `many_rows.cu`."""
+"""Which linears of up to 384 rows `many_rows.cu` takes, most from 33 rows on, and how they are cut into blocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,19 @@ BLOCKS = 128
 """Blocks that a plan wants to run at once, one per multiprocessor; above 192 rows it has twice as many."""
 
 
-Kind = Literal["GATED", "PARTS"]
+MULTIPROCESSORS = 132
+"""Of an H100 or H200; with fewer, some blocks run after the others."""
+
+_MOST_BYTES, _RESERVED = 227 << 10, 1024
+"""Of shared memory that the blocks of a multiprocessor have together, and what the system takes of each."""
+
+_FEW, _FEW_COLUMNS = 32, 17408
+"""Up to so many rows other kernels are faster, unless a gated linear has so many output columns."""
+
+_WIDE = {(6144, 4096), (10240, 8192)}
+"""Output and input columns of linears that are not deep and were faster all the same; three others were slower."""
+
+Kind = Literal["GATED", "PARTS", "BEST"]
 """What follows the product; `many_rows.cu` says what."""
 
 
@@ -40,14 +52,18 @@ class Plan:
 
 
 def plan_for(kind: Kind, rows: int, columns: int, depth: int) -> Plan | None:
-    """How a linear is cut; None where a library matmul is as fast, or where nobody has measured.
+    """How a linear is cut; None where another kernel is as fast, or where nobody has measured.
 
     Args:
         columns: of the output; a gated linear has twice as many rows of weights.
         depth: input columns.
     """
-    if not 64 < rows <= 384:
+    if not 0 < rows <= 384 or (rows <= _FEW and not (kind == "GATED" and columns >= _FEW_COLUMNS)):
         return None
+    if kind == "BEST":
+        return _best(rows, columns) if depth >= 2048 else None
+    if rows <= 64:
+        return _gated(columns, depth) if kind == "GATED" else _parts(columns, depth)
     if kind == "PARTS":
         if rows <= 128 and columns == 4096 and depth in (12288, 14336):
             return Plan(2, 128, 7, 4, "PARTS")
@@ -58,3 +74,50 @@ def plan_for(kind: Kind, rows: int, columns: int, depth: int) -> Plan | None:
         return None
     groups = 2 if rows <= 128 or 192 < rows <= 256 else 3
     return Plan(groups, 224, 5 if groups == 2 else 4)
+
+
+def _gated(columns: int, depth: int) -> Plan | None:
+    """Up to 64 rows: two blocks per multiprocessor, whose rings fill while the other's results are written, or one."""
+    if depth < 2048 or columns < 9728:
+        return None
+    for blocks in (2, 1):
+        written = min(8 * ceil_div(columns, 8 * blocks * MULTIPROCESSORS), 128)
+        stages = _stages(2 * written, _MOST_BYTES // blocks - _RESERVED)
+        if stages >= 3:
+            return Plan(1, 2 * written, stages)
+    return None
+
+
+def _parts(columns: int, depth: int) -> Plan | None:
+    """Up to 64 rows: one block per multiprocessor, most with the same share of the weights."""
+    if not ((depth >= 8192 and depth >= 2 * columns) or (columns, depth) in _WIDE):
+        return None
+
+    def cost(width: int) -> float:
+        """Input columns that one block reads, and what writing and adding the parts takes in the same measure."""
+        tiles = ceil_div(columns, width)
+        split = max(1, MULTIPROCESSORS // tiles)
+        return depth / (tiles * split) + 8 * split
+
+    width = min((96, 128), key=cost)
+    split = max(1, MULTIPROCESSORS // ceil_div(columns, width))
+    return Plan(1, width, _stages(width, _MOST_BYTES), split, "PARTS")
+
+
+def _best(rows: int, columns: int) -> Plan | None:
+    """Two blocks per multiprocessor that all run at once, or one with most of the columns that a block may have."""
+    if rows <= 64:
+        return Plan(1, 128, 4, 1, "BEST") if 8192 <= columns <= 2 * 128 * MULTIPROCESSORS else None
+    if columns < 32000 or (rows > 128 and columns > 248 * MULTIPROCESSORS) or rows > 256:
+        return None
+    return Plan(3, 248, 3, 1, "BEST") if 128 < rows <= 192 else Plan(2, 248, 4, 1, "BEST")
+
+
+def _stages(columns: int, memory: int) -> int:
+    """Tiles of 64 rows of x and of `columns` rows of weights that fit in so many bytes; more than 12 win nothing."""
+    return min(12, (memory - 1024) // (128 * (64 + columns) + 16))
+
+
+def ceil_div(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -38,8 +38,8 @@ class CudaPlatform(Platform):
         self._streams: dict[int, torch.cuda.Stream] = {}
         """Those that were current, by the driver's handle."""
         self._total = int(properties.total_memory)
-        self.retired: list[torch.cuda.MemPool] = []
-        """Memory of task updates whose graphs are gone, until `free_retired` may free it."""
+        self.put_off: list[Callable[[], object]] = []
+        """What `free` has still to call."""
         self.tasks: TaskUpdates | None = None
         """None without cuda.bindings, or where the trial of task updates failed."""
         self._capabilities = probe.capabilities(self)
@@ -109,14 +109,16 @@ class CudaPlatform(Platform):
     def is_capturing(self) -> bool:
         return torch.cuda.is_current_stream_capturing()
 
-    def free_retired(self) -> None:
-        """Give the device the memory back that dropped graphs held, unless this thread captures: a graph that nobody
-        closed may be collected at any time, and memory freed in a capture, an engine's own or that of a task update,
-        invalidates the capture or ends the process (`MemPool`'s destructor). Then the next release frees it."""
-        is_updating = self.tasks is not None and self.tasks.is_updating()
-        if self.captures.graph is None and not is_updating and not self.is_capturing():
-            self.retired.clear()
-            torch.cuda.empty_cache()
+    def free(self, *releases: Callable[[], object]) -> None:
+        """Call what gives memory or graphs back, now or, while this thread captures, when it next frees something.
+
+        A graph that nobody closed may be collected at any time. What is freed in a capture, an engine's own or that of
+        a task update, invalidates the capture (cuGraphExecDestroy) or ends the process (the destructor of `MemPool`).
+        """
+        self.put_off += releases
+        if not self.is_capturing() and (self.tasks is None or not self.tasks.is_updating()):
+            while self.put_off:
+                self.put_off.pop(0)()
 
     def task_group(self) -> AbstractContextManager[TaskGroup]:
         return super().task_group() if self.tasks is None else self.tasks.group()

@@ -212,8 +212,8 @@ class TaskUpdates:
                 _batch.reset(token)
                 if temporary:
                     cu.cuGraphDestroy(temporary)
-        if self._platform.retired:
-            self._platform.free_retired()
+        if self._platform.put_off:
+            self._platform.free()
 
     def is_updating(self) -> bool:
         """Whether this thread captures the ops of an update: nothing may free device memory then."""

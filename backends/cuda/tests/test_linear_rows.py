@@ -101,6 +101,6 @@ def test_parts_of_a_device_s_own_linear_are_added(rows: int, columns: int, split
     torch.manual_seed(rows)
     parts, x, weight = torch.randn(split, rows, columns).to(DEVICE), make(rows, 32), make(columns, 32)
     more = make(rows, columns + 8)[:, :columns] if residual else None
-    own = ManyRows(lambda x, weight: None, lambda x, weight: parts)
+    own = ManyRows(lambda *_: True, lambda x, weight: None, lambda x, weight: parts, lambda *_: None)
     got = TritonOps(LaunchOptions(many_rows=own)).norm_linear(x, None, 0.0, weight, None, more)
     close(got, parts.double().sum(0) + (0 if more is None else more.double()))

@@ -13,43 +13,57 @@ from specgraph_cuda.many_rows_plan import BLOCKS, Kind, Plan, plan_for
 
 from specgraph.platforms import Platform
 
-PLANS = [Plan(3, 224, 4), Plan(2, 224, 5), Plan(2, 192, 5), Plan(2, 64, 4)]
+PLANS = [
+    *(Plan(3, 224, 4), Plan(2, 224, 5), Plan(2, 192, 5), Plan(2, 64, 4)),
+    *(Plan(1, 112, 5), Plan(1, 144, 4), Plan(1, 224, 3)),
+]
 """Gated ones in use, and a smaller one."""
 PARTS = [
     Plan(3, 128, 5, 4, "PARTS"),
     Plan(2, 128, 7, 4, "PARTS"),
     Plan(3, 192, 4, 6, "PARTS"),
+    Plan(1, 96, 11, 3, "PARTS"),
+    Plan(1, 128, 9, 2, "PARTS"),
     Plan(1, 8, 2, 1, "PARTS"),
 ]
+MOST = 227 << 10
+"""Bytes of shared memory that the blocks of a multiprocessor may have."""
+BEST = [Plan(1, 128, 4, 1, "BEST"), Plan(2, 248, 4, 1, "BEST"), Plan(3, 248, 3, 1, "BEST"), Plan(1, 8, 2, 1, "BEST")]
 
 
-@settings(derandomize=True, deadline=None, max_examples=400)
+@settings(derandomize=True, deadline=None, max_examples=600)
 @given(
-    kind=st.sampled_from(["GATED", "PARTS"]), rows=st.integers(1, 600),
-    columns=st.sampled_from([14336, 14344, 12288, 4096]), depth=st.sampled_from([4096, 4160, 12288, 14336]),
+    kind=st.sampled_from(["GATED", "PARTS", "BEST"]), rows=st.integers(1, 600),
+    columns=st.sampled_from([14336, 14344, 12288, 4096, 18944, 28672, 9728, 5120, 10240, 32000, 128256]),
+    depth=st.sampled_from([4096, 4160, 12288, 14336, 2560, 28672, 64]),
 )  # fmt: skip
 def test_a_plan_fits_a_multiprocessor(kind: Kind, rows: int, columns: int, depth: int) -> None:
     plan = plan_for(kind, rows, columns, depth)
     if plan is None:
         return
     assert plan.kind == kind
-    assert 64 < rows <= 384
+    assert rows <= 384
     row_blocks = -(-rows // plan.rows)
     assert row_blocks <= 2
-    # Nearly all multiprocessors have a block at once, and none has two of the same rows.
-    assert BLOCKS - 4 < -(-columns // plan.written) * plan.split <= BLOCKS
+    blocks, each = -(-columns // plan.written) * plan.split, 1 if plan.memory > MOST // 2 - 1024 else 2
+    if rows > 64 and kind != "BEST":  # nearly all multiprocessors have a block at once, and none two of the same rows
+        assert BLOCKS - 4 < blocks <= BLOCKS
+    elif kind == "PARTS":
+        assert 80 <= blocks <= 132
+    elif rows <= 64 and kind == "BEST":
+        assert blocks <= each * 132
     assert plan.split == 1 or kind == "PARTS"
     assert depth // 64 >= plan.split
-    assert plan.memory <= 227 << 10  # bytes of shared memory that a block may have
+    assert plan.memory <= MOST
     assert columns % 8 == 0
     assert depth % 64 == 0
     assert plan.columns <= 256
     assert plan.columns % (16 if kind == "GATED" else 8) == 0
     # The sums, and what it takes to go on adding to them, are in the registers that a thread can have.
-    assert plan.columns // 2 + 26 <= min(255, (64 << 10) // (128 * plan.groups) // 8 * 8)
+    assert plan.columns // 2 + 26 <= min(255, (64 << 10) // (128 * plan.groups * each) // 8 * 8)
 
 
-@pytest.mark.parametrize("plan", PLANS + PARTS, ids=str)
+@pytest.mark.parametrize("plan", PLANS + PARTS + BEST, ids=str)
 def test_it_compiles(plan: Plan) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
     from specgraph_cuda import hopper, many_rows
@@ -109,6 +123,41 @@ def test_parts_add_up_to_the_product(hopper: Platform, plan: Plan, rows: int) ->
         assert torch.equal(parts, again)
 
 
+@pytest.mark.parametrize("rows", [1, 33, 64, 100, 192, 256])
+@pytest.mark.parametrize("plan", BEST, ids=str)
+def test_the_best_of_each_tile_is_that_of_the_logits(hopper: Platform, plan: Plan, rows: int) -> None:
+    """Small whole numbers, whose products are exact in any order: values, columns and the first of equals."""
+    from specgraph_cuda.many_rows import linears
+
+    own = linears(lambda *shape: plan)
+    for columns, depth in ((1000, 512), (32000, 1024), (96, 1088)):
+        x, weight = (
+            torch.randint(-2, 3, shape, device="cuda").bfloat16() for shape in ((rows, depth), (columns, depth))
+        )
+        logits = (x.double() @ weight.double().T).bfloat16().float()
+        step, copy = torch.tensor([5], device="cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")
+        found = own.best(x, weight, step, copy)
+        assert found is not None
+        for tile, first in enumerate(range(0, columns, plan.columns)):
+            value, at = logits[:, first : first + plan.columns].max(1)
+            same = logits[:, first : first + plan.columns] == value[:, None]
+            assert torch.equal(found[0][:, tile], value)
+            assert torch.equal(found[1][:, tile].long(), first + same.int().argmax(1)), at
+        assert found[0].shape == found[1].shape == (rows, -(-columns // plan.columns))
+        assert int(copy) == 5
+
+
+def test_a_row_of_nan_has_no_best(hopper: Platform) -> None:
+    from specgraph_cuda.many_rows import linears
+
+    x, weight = make(40, 512), make(1000, 512)
+    x[3] = float("nan")
+    found = linears(lambda *shape: BEST[0]).best(x, weight, None, None)
+    assert found is not None
+    assert bool((found[0][3] == -float("inf")).all())
+    assert bool(found[0][4].isfinite().all())
+
+
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_a_linear_waits_for_the_one_before(hopper: Platform, plan: Plan) -> None:
     """Each launch starts early and reads what the launch before it writes."""
@@ -141,7 +190,7 @@ def test_gated_linears_of_many_rows_without_bias_take_the_device_s_kernel() -> N
         taken.append(x.shape[0])
         return x.new_full((x.shape[0], weight.shape[0] // 2), 7)
 
-    ops = TritonOps(LaunchOptions(many_rows=ManyRows(gated, lambda x, weight: None)))
+    ops = TritonOps(LaunchOptions(many_rows=ManyRows(lambda *_: True, gated, lambda x, weight: None, lambda *_: None)))
     x, weight = torch.randn(65, 8).bfloat16(), torch.randn(4, 8).bfloat16()
     assert bool((ops.norm_gate_up(x, None, 0.0, weight) == 7).all())
     assert taken == [65]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -36,10 +36,14 @@ class ManyRows:
     ended, so that one must not write it.
     """
 
+    takes: Callable[[Literal["GATED", "PARTS", "BEST"], Tensor, Tensor], bool]
+    """(kind, x, weight) -> whether the function of that kind computes it."""
     gated: Callable[[Tensor, Tensor], Tensor | None]
     """(x, weight [2 * out, in]) -> silu(gate) * up of (gate | up) = x @ weight.T: [T, out]."""
     parts: Callable[[Tensor, Tensor], Tensor | None]
     """(x, weight [out, in]) -> float32 [S, T, out], whose sum over the first dimension is x @ weight.T."""
+    best: Callable[[Tensor, Tensor, Tensor | None, Tensor | None], tuple[Tensor, Tensor] | None]
+    """See `FewRows.best`."""
 
 
 TwoLinears = Callable[[Tensor, Tensor, Tensor, Tensor, float, Tensor, bool], "tuple[Tensor, Tensor] | None"]

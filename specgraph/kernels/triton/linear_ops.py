@@ -40,11 +40,11 @@ class LinearOps(SamplingOps):
         few = self.options.few_rows
         if few is not None and bias is None and (out := few.linear(x, weight, residual)) is not None:
             return out
+        own = self._own(x, bias)
+        if own is not None and (parts := own.parts(x, weight)) is not None:
+            return self._add_parts(x, parts, residual)[0]
         tile = self._tile("linear", x, weight, weight.shape[0])
         if tile is None:
-            own = self._own(x, bias)
-            if own is not None and (parts := own.parts(x, weight)) is not None:
-                return self._add_parts(x, parts, residual)[0]
             return kernels.norm_linear.reference(x, None, eps, weight, bias, residual)
         return self._linear(x, weight, bias, residual, tile)
 
@@ -86,13 +86,13 @@ class LinearOps(SamplingOps):
         """See `specgraph.kernels.norm_gate_up`."""
         columns = weight.shape[0] // 2
         x = self._normed(x, norm, eps)
+        own = self._own(x, bias)
+        if own is not None and (gated := own.gated(x, weight)) is not None:
+            return gated
         tile = self._tile("gate_up", x, weight, columns)
         if tile is None:
             if x.dtype not in HALVES:
                 return kernels.norm_gate_up.reference(x, None, eps, weight, bias)
-            own = self._own(x, bias)
-            if own is not None and (gated := own.gated(x, weight)) is not None:
-                return gated
             return self._gated(kernels.norm_linear.reference(x, None, eps, weight, bias, None))
         return self._gate_up(x, weight, bias, tile)
 
@@ -112,7 +112,7 @@ class LinearOps(SamplingOps):
 
     def _own(self, x: Tensor, bias: Tensor | None) -> ManyRows | None:
         """The device's own linears, where they may take this one."""
-        return self.options.many_rows if x.shape[0] > MAX_ROWS and bias is None else None
+        return self.options.many_rows if bias is None and x.dtype in HALVES else None
 
     def _add_parts(
         self, x: Tensor, parts: Tensor, residual: Tensor | None, norm: Tensor | None = None, eps: float = 0.0
@@ -210,6 +210,9 @@ class LinearOps(SamplingOps):
         x = self._normed(x, norm, eps)
         few = self.options.few_rows
         if few is not None and draws is None and (found := few.best(x, weight, *step)) is not None:
+            return Picked(*found, None, None, None)
+        own = self._own(x, None)
+        if own is not None and draws is None and (found := own.best(x, weight, *step)) is not None:
             return Picked(*found, None, None, None)
         tile = self._tile("head", x, weight, weight.shape[0])
         if tile is None:

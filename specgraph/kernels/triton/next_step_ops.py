@@ -26,7 +26,9 @@ class NextStepOps(LinearOps, RowOps):
         table_norm: Tensor | None, hidden: Tensor, hidden_norm: Tensor | None, hidden_eps: float,
     ) -> Tensor:  # fmt: skip
         """See `specgraph.kernels.greedy_next_step`: one kernel after the linear of the head."""
-        if self._tile("head", x, weight, weight.shape[0]) is None or table.stride(1) != 1:
+        own = self._own(x, None)
+        one = self._tile("head", x, weight, weight.shape[0]) is not None or (own and own.takes("BEST", x, weight))
+        if not one or table.stride(1) != 1:
             self.greedy_head(x, norm, eps, weight, draft_to_target, draft_step, token_ids, draft_token_ids)
             self.advance(seq_lens, positions, slot_mapping, draft_step, block_table, max_model_len, block_size)
             return self._pair(token_ids, table, table_norm, hidden, hidden_norm, hidden_eps)

@@ -62,28 +62,32 @@ class TwoLinearOps(LinearOps):
             both = own(x, weight, residual, norm, eps, gate_up, True)
             if both is not None:
                 return both
-        columns = gate_up.shape[0] // 2
-        first = self._summed(x, weight, bias, residual, norm, eps, "gate_up", gate_up, columns)
+        columns, own = gate_up.shape[0] // 2, self._own(residual, gate_up_bias)
+        kind = None if own is not None and own.takes("GATED", residual, gate_up) else "gate_up"
+        first = self._summed(x, weight, bias, residual, norm, eps, kind, gate_up, columns)
         if first.tile is None:
             return first.total, self.norm_gate_up(first.x, None, 0.0, gate_up, gate_up_bias)
         return first.total, self._gate_up(first.x, gate_up, gate_up_bias, first.tile, first.squares, eps)
 
     def _summed(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm: Tensor, eps: float, kind: str,
-        next_weight: Tensor, next_columns: int,
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm: Tensor, eps: float,
+        kind: str | None, next_weight: Tensor, next_columns: int,
     ) -> Summed:  # fmt: skip
-        """The first linear with the residual, and its norm as far as the second, of `kind`, needs it."""
+        """The first linear with the residual, and its norm as far as the second needs it.
+
+        kind: of the second's tile; None where it takes normed rows.
+        """
+        own = self._own(x, bias)
+        if own is not None and (parts := own.parts(x, weight)) is not None:
+            return Summed(*self._add_parts(x, parts, residual, norm, eps), None, None)
         tile = self._tile("linear", x, weight, weight.shape[0])
         if tile is not None:
-            second = self._tile(kind, x, next_weight, next_columns) if x.dtype in WIDE else None
+            second = self._tile(kind, x, next_weight, next_columns) if kind and x.dtype in WIDE else None
             if second is not None:
                 return Summed(*self._linear_squared(x, weight, bias, residual, tile, norm), second)
             total = self._linear(x, weight, bias, residual, tile)
         elif x.dtype in HALVES and x.shape[0]:
-            own = self._own(x, bias)
-            parts = None if own is None else own.parts(x, weight)
-            if parts is None:
-                parts = functional.linear(x, weight, bias)[None]
+            parts = functional.linear(x, weight, bias)[None]
             return Summed(*self._add_parts(x, parts, residual, norm, eps), None, None)
         else:
             total = kernels.norm_linear.reference(x, None, 0.0, weight, bias, residual)
