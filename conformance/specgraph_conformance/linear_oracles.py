@@ -23,13 +23,19 @@ def small_integers(shape: tuple[int, ...], seed: int) -> Tensor:
     return torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(seed)).float()
 
 
-def head_of_ties(x: Tensor, vocab: int, seed: int) -> Tensor:
+def head_of_ties(x: Tensor, vocab: int, seed: int, *, every: int = 1) -> Tensor:
     """The projection [vocab, size] of a head, small integers, whose best token for each row of x, also small integers,
-    is there twice: once in each half of the vocabulary. Its logit leads by more than half precision rounds."""
+    is there twice: once in each half of the vocabulary. Its logit leads by more than half precision rounds.
+
+    every: 2 leaves the one in the second half alone for every other row.
+    """
     half = torch.randint(-1, 2, (vocab // 2, x.shape[1]), generator=torch.Generator().manual_seed(seed)).float()
     tokens = torch.randperm(vocab // 2, generator=torch.Generator().manual_seed(seed + 1))[: len(x)]
     half[tokens] = x.sign()[: len(tokens)]
-    return torch.cat((half, half.flip(0)))
+    whole = torch.cat((half, half.flip(0)))
+    if every > 1:
+        whole[tokens[1::every]] = 0
+    return whole
 
 
 def uneven_rows(rows: int, size: int, dtype: torch.dtype, seed: int) -> Tensor:

@@ -56,6 +56,32 @@ def rows_past_the_blocks(patch: pytest.MonkeyPatch) -> None:
     replace_op(patch, "norm_linear", broken)
 
 
+@mutant("linears-in-tiles-wide", "kernel", hazard="linears-in-tiles")
+def columns_of_the_last_block(patch: pytest.MonkeyPatch) -> None:
+    """A gated linear over 33 to 64 rows whose columns are no multiple of 40 blocks of 128 leaves out the last block."""
+
+    def broken(real: Any, x: Tensor, *rest: Any) -> Tensor:
+        out = real(x, *rest)
+        if 32 < len(x) <= 64 and x.shape[1] >= 2048 and out.shape[1] % (40 * 128):
+            out[:, -40:] = 0
+        return out
+
+    replace_op(patch, "norm_gate_up", broken)
+
+
+@mutant("heads-in-tiles-of-many", "kernel", hazard="heads-in-tiles")
+def tokens_past_the_tiles(patch: pytest.MonkeyPatch) -> None:
+    """The fused head of more than 64 rows never takes a token past the 16,384th."""
+
+    def broken(real: Any, x: Tensor, norm: Any, eps: Any, weight: Tensor, *rest: Any) -> Any:
+        if len(x) > 64:
+            weight = weight.clone()
+            weight[16384:] = 0
+        return real(x, norm, eps, weight, *rest)
+
+    replace_op(patch, "greedy_next_step", broken)
+
+
 @mutant("linears-in-tiles-scales", "kernel", hazard="linears-in-tiles")
 def scales_of_128_columns(patch: pytest.MonkeyPatch) -> None:
     """A linear over FP8 weights takes one scale for each 128 columns, where there are more of them."""

@@ -26,6 +26,8 @@ class Sizes:
     vocab: int
     embedding: int
     hidden: int
+    every: int = 1
+    """See `head_of_ties`."""
 
 
 SMALL = Sizes(torch.float32, 32, 90, 24, 40)
@@ -60,11 +62,24 @@ def test_in_tiles(platform: Platform, way: str, requests: int, seed: int) -> Non
     _three_steps(platform, way, requests, IN_TILES, seed)
 
 
+@pytest.mark.parametrize(("vocab", "requests"), [(9000, 40), (32000, 100), (32000, 150)])
+@pytest.mark.parametrize("way", WAYS)
+@case(
+    "kernels.greedy-next-step-of-many",
+    "In bfloat16, with 2,048 input columns and 9,000 or 32,000 tokens, three steps of 40 to 150 requests write the "
+    "lowest of the most likely tokens, move live requests one place further, and give the next step's input.",
+    hazard="heads-in-tiles",
+    cause="greedy_next_step: a kernel for many rows or tokens: its tiles merged wrongly, or those past the last token",
+)
+def test_of_many(platform: Platform, way: str, vocab: int, requests: int, seed: int) -> None:
+    _three_steps(platform, way, requests, Sizes(torch.bfloat16, 2048, vocab, 256, 512, every=2), seed)
+
+
 def _three_steps(platform: Platform, way: str, requests: int, sizes: Sizes, seed: int) -> None:
     device, g, dtype, vocab = platform.device, torch.Generator().manual_seed(seed), sizes.dtype, sizes.vocab
-    lengths = (LENGTHS * 9)[:requests]
+    lengths = (LENGTHS * 17)[:requests]
     inputs = [small_integers((requests, sizes.head), seed + number) for number in range(3)]
-    weight = head_of_ties(torch.cat(inputs), vocab, seed + 3)
+    weight = head_of_ties(torch.cat(inputs), vocab, seed + 3, every=sizes.every)
     offsets = torch.randint(0, 7, (vocab,), generator=g)
     table = torch.randn(vocab + 7, sizes.embedding, generator=g).to(dtype)
     norms = [torch.randn(n, generator=g).to(dtype) for n in (sizes.embedding, sizes.hidden)]

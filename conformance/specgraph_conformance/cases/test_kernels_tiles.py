@@ -128,7 +128,28 @@ def test_columns(platform: Platform, way: str, rows: int, seed: int) -> None:
     cause="a kernel for more rows than a tile: blocks of rows or columns, sums of parts, or rows past the last block",
 )
 def test_mlp(platform: Platform, way: str, inner: int, rows: int, seed: int) -> None:
-    dtype, size, after, device = torch.bfloat16, 4096, 96, platform.device
+    _mlp(platform, way, (inner, 4096), rows, seed)
+
+
+@pytest.mark.parametrize(
+    ("inner", "size", "rows"), [(9728, 2560, 40), (9728, 2560, 64), (17408, 2048, 5), (14336, 4096, 48)]
+)
+@pytest.mark.parametrize("way", WAYS)
+@case(
+    "kernels.mlp-of-tens-of-requests",
+    "The MLPs of models of several sizes over 5 to 64 rows of bfloat16, gate, second linear with the residual, and "
+    "that with the norm and the linear after it, are within rounding of float64.",
+    hazard="linears-in-tiles",
+    cause="a kernel for wide or deep linears: rows of a tile that are not there, blocks of columns that end past the "
+    "last one, or sums of parts",
+)
+def test_mlp_of_tens(platform: Platform, way: str, inner: int, size: int, rows: int, seed: int) -> None:
+    _mlp(platform, way, (inner, size), rows, seed)
+
+
+def _mlp(platform: Platform, way: str, sizes: tuple[int, int], rows: int, seed: int) -> None:
+    """sizes: columns of the gate, and of the residual."""
+    (inner, size), dtype, after, device = sizes, torch.bfloat16, 96, platform.device
     gate_up, gates = _repeated(2 * inner, size, seed)
     down, sums = _repeated(size, inner, seed + 1)
     x, middle = (uneven_rows(rows, n, dtype, seed + 2 + i) for i, n in enumerate((size, inner)))
