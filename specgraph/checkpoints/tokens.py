@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
+import logging
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +14,8 @@ from specgraph.errors import CheckpointError, first_line
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+_LOG = logging.getLogger("specgraph")
 
 NEUTRAL_DEFAULTS: dict[str, tuple[object, ...]] = {
     "do_sample": (False,),
@@ -106,6 +110,40 @@ def _add_tokens(tokenizer: Tokenizer, path: Path) -> None:
                 f"{path}: 'added_tokens_decoder' gives {shown(token.content)} the id {index}, and the next free one in "
                 f"tokenizer.json is {found}"
             )
+
+
+def compare_tokenizers(tokenizer: Tokenizer, folder: Path, draft_folder: Path) -> None:
+    """Warn (logger `specgraph`) where the drafter's folder has a tokenizer in which token ids are other tokens.
+
+    Target and drafter exchange token ids, so a vocabulary of the same size says little: Llama 2 and Mistral have 32,000
+    tokens each. The text stays right, and such drafts are seldom accepted. Ids that only one of the two has are left
+    out, and a drafter without tokenizer.json is not compared.
+
+    Args:
+        tokenizer, folder: the target's.
+    """
+    path = draft_folder / "tokenizer.json"
+    if not exists(path):
+        return
+    try:
+        checked_file(path, TOKENIZER_LIMIT)
+        if filecmp.cmp(folder / "tokenizer.json", path, shallow=False):
+            return
+        own, drafts = (
+            {i: t for t, i in each.get_vocab().items()} for each in (tokenizer, read_tokenizer(draft_folder))
+        )
+    except (CheckpointError, OSError) as error:
+        _LOG.warning("the drafter's tokenizer is not compared with the target's: %s", first_line(error))
+        return
+    shared = own.keys() & drafts.keys()
+    different = [index for index in shared if own[index] != drafts[index]]
+    if different:
+        first = min(different)
+        _LOG.warning(
+            "%s: %d of %d token ids are other tokens than in %s (id %d: %s, the target's is %s); the target "
+            "seldom accepts drafts of them; give a drafter with the target's tokenizer",
+            path, len(different), len(shared), folder, first, shown(drafts[first]), shown(own[first]),
+        )  # fmt: skip
 
 
 def _check_prefix(text: str) -> None:

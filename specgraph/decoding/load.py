@@ -14,7 +14,7 @@ import torch
 from specgraph.attention import AttentionChoice, PagedAttention, choose_attention
 from specgraph.checkpoints import TargetShape, drafter_format, load_drafter, load_target, target_shape
 from specgraph.checkpoints.target_shape import MOST_POSITIONS
-from specgraph.checkpoints.tokens import read_tokenizer, sampling_defaults, stop_token_ids
+from specgraph.checkpoints.tokens import compare_tokenizers, read_tokenizer, sampling_defaults, stop_token_ids
 from specgraph.decoding.blocks import GIB, CacheSize, bytes_per_token, cache_dtype, size_cache
 from specgraph.decoding.config import EngineConfig
 from specgraph.decoding.decoder import SpeculativeDecoder
@@ -68,6 +68,8 @@ def load_generator(
     layout = join(opened, chosen, {"target": target_folder, "draft": draft_folder, "speculate": speculate})
     with leave_on_error(layout):
         tokenizer, defaults = read_tokenizer(target_folder), sampling_defaults(target_folder)
+        if speculate and draft_folder != target_folder:
+            compare_tokenizers(tokenizer, target_folder, draft_folder)
         loaded = load_models(target_folder, draft_folder if speculate else None, opened, chosen, layout)
         stops = stop_token_ids(target_folder, loaded.target.vocab_size)
         attention = loaded.attention
