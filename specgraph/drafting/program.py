@@ -199,6 +199,12 @@ def draft_one(head: DraftHead, b: DraftBuffers, hidden: Tensor) -> None:
 
 def draft_block(head: Head, b: DraftBuffers, hidden: Tensor, tree: DraftTree | None = None) -> None:
     """Pick all K tokens per request, or the tree of K steps, from hidden states [R * K, hidden_size] of one pass."""
+    out: OutputProjection | None = getattr(head, "output_projection", None)
+    greedy = tree is None and b.sampling is None and b.draft_probs is None
+    if greedy and out is not None and not out.is_split:
+        linear = hidden, out.norm, out.eps, out.weight
+        kernels.greedy_block_head(*linear, head.draft_to_target, b.draft_token_ids)
+        return
     logits = head.logits(hidden)
     if tree is not None:
         assert b.draft_parents is not None

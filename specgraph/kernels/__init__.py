@@ -7,7 +7,7 @@ from specgraph.kernels.draft_sampling import draft_block_greedy, draft_block_gum
 from specgraph.kernels.experts import expert_mlp
 from specgraph.kernels.kv_cache import rotate_and_store
 from specgraph.kernels.library import implement
-from specgraph.kernels.linear import greedy_head, gumbel_head, norm_gate_up, norm_linear, pair_linear
+from specgraph.kernels.linear import greedy_block_head, greedy_head, gumbel_head, norm_gate_up, norm_linear, pair_linear
 from specgraph.kernels.linear_fp8 import norm_gate_up_fp8, norm_linear_fp8, pair_linear_fp8
 from specgraph.kernels.next_step import greedy_next_step
 from specgraph.kernels.paged_attention import (
@@ -52,6 +52,7 @@ __all__ = [
     "embed_part",
     "emitted_logprobs",
     "expert_mlp",
+    "greedy_block_head",
     "greedy_head",
     "greedy_next_step",
     "grow_tree",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specgraph.kernels.draft_sampling import draft_gumbel, write_drafts
+from specgraph.kernels.draft_sampling import draft_block_greedy, draft_gumbel, write_drafts
 from specgraph.kernels.library import op
 
 
@@ -129,6 +129,20 @@ def greedy_head(
     """
     logits = functional.linear(normed(x, norm, eps), weight)
     write_drafts(logits.argmax(dim=-1), draft_to_target, draft_step, token_ids, draft_token_ids)
+
+
+@op(writes=("draft_token_ids",))
+def greedy_block_head(
+    x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, draft_to_target: Tensor | None, draft_token_ids: Tensor
+) -> None:
+    """`draft_block_greedy` of the logits rms_norm(x) @ weight.T, which need not exist in memory.
+
+    Args:
+        x: [R * K, in]; norm and eps as in `norm_linear`.
+        weight: [draft_vocab, in].
+        draft_to_target, draft_token_ids: as in `draft_block_greedy`.
+    """
+    draft_block_greedy.reference(functional.linear(normed(x, norm, eps), weight), draft_to_target, draft_token_ids)
 
 
 @op(writes=("token_ids", "draft_token_ids", "draft_probs"))

@@ -23,6 +23,7 @@ from specgraph.models.layers import (
     norm_linear,
     rms_norm,
 )
+from specgraph.models.protocol import OutputProjection
 from specgraph.models.split import embedding, whole_logits
 
 
@@ -99,6 +100,12 @@ class DFlashHead:
         x = embedding(token_ids, self.tensors.embed_tokens, self.tensor_parallel, self.config.model.vocab_size)
         # The final norm is part of `logits`, where it is fused with the projection.
         return decoder_blocks(x, self.layers, self.attention_layers, attend, eps)[-1]
+
+    @property
+    def output_projection(self) -> OutputProjection:
+        """See `ProjectionHead`."""
+        tensors, eps = self.tensors, self.config.model.rms_norm_eps
+        return OutputProjection(tensors.norm, eps, tensors.lm_head, self.draft_vocab_size, self.tensor_parallel)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, draft_vocab_size]."""

@@ -35,6 +35,7 @@ WEIGHTS = {
     OPS.norm_gate_up: [3],
     OPS.linear_norm_linear: [1, 6],
     OPS.linear_norm_gate_up: [1, 6],
+    OPS.greedy_block_head: [3],
     OPS.greedy_head: [3],
     OPS.greedy_next_step: [3],
     OPS.pair_linear: [6],

@@ -125,3 +125,16 @@ def test_the_head_that_needs_no_logits_is_the_composition():
     assert torch.equal(token_ids, wanted + OFFSETS[wanted])
     assert torch.equal(drafts[:, 2], token_ids)
     assert (drafts[:, :2] == -7).all()
+
+
+def test_the_head_of_a_block_that_needs_no_logits_is_the_composition():
+    g = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(6, 16, generator=g), torch.randn(6, 16, generator=g)
+    norm = torch.rand(16, generator=g) + 0.5
+    x64 = x.double()
+    normed = x64 / (x64.square().mean(1, keepdim=True) + 1e-5).sqrt() * norm.double()
+    best = (normed @ weight.double().T).argmax(1)
+    drafts = torch.full((2, 5), -7)
+    kernels.greedy_block_head(x, norm, 1e-5, weight, OFFSETS, drafts[:, :3])
+    assert torch.equal(drafts[:, :3], (best + OFFSETS[best]).view(2, 3))
+    assert (drafts[:, 3:] == -7).all()

@@ -108,6 +108,7 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
         "linear_norm_gate_up": ((f32(R, 8), f32(5, 8), f32(5), f32(R, 5), f32(5), 1e-5, f32(6, 5), f32(6)), {}),
         "pair_linear": ((i64(R), f32(9, 6), f32(6), f32(R, 8), f32(8), 1e-5, f32(5, 14), f32(5)), {}),
         "greedy_head": ((f32(R, 8), f32(8), 1e-5, f32(DV, 8), OFFSETS, step, ids, drafts), {}),
+        "greedy_block_head": ((f32(R * K, 8), f32(8), 1e-5, f32(DV, 8), OFFSETS, drafts), {}),
         "gumbel_head": (
             (f32(R, 8), f32(8), 1e-5, f32(DV, 8), OFFSETS, torch.ones(R), i64(R), lengths, step, ids, drafts,
              f32(R, K, DV)), {},

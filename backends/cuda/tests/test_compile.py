@@ -231,6 +231,7 @@ CALLS = [
     _pair(256, 256),
     _pair(64, 128),
     _head("greedy_head", i64(1), i64(3), i64(3, 4)),
+    _head("greedy_block_head", i64(1, 3)),
     _head("gumbel_head", *NOISE, i64(1), i64(3), i64(3, 4), torch.zeros(3, 4, 1000)),
     Call("draft_greedy", lambda x: ((x(3, 500), None, i64(1), i64(3), i64(3, 2)), {})),
     Call("draft_gumbel", lambda x: ((x(3, 500), None, *NOISE, i64(1), i64(3), i64(3, 2), torch.zeros(3, 2, 500)), {})),

@@ -29,6 +29,24 @@ def test_greedy_head_picks_a_largest_logit(rows: int, vocab: int) -> None:
     assert torch.equal(mapped, token_ids + offsets[token_ids])
 
 
+@pytest.mark.parametrize(("requests", "steps"), [(1, 15), (8, 15), (8, 16), (32, 15), (3, 7)])
+@pytest.mark.parametrize("vocab", [32000, 151936, 500])
+def test_the_head_of_a_block_picks_a_largest_logit(requests: int, steps: int, vocab: int) -> None:
+    rows = requests * steps
+    x, norm, weight = make(rows, 4096), make(4096), make(vocab, 4096, scale=4096**-0.5)
+    offsets = torch.randint(0, 50, (vocab,), device="cuda")
+    drafts = torch.full((requests, steps + 1), -7, device="cuda")
+    kernels.greedy_block_head(x, norm, 1e-5, weight, None, drafts[:, :steps])
+    picked = drafts[:, :steps].reshape(rows, 1)
+    logits = kernels.norm_linear.reference(x.double(), norm.double(), 1e-5, weight.double(), None, None)
+    # x is rounded after its norm, which moves a logit of size 4 by less than 0.05.
+    assert bool((logits.gather(1, picked)[:, 0] >= logits.amax(1) - 0.05).all())
+    assert bool((drafts[:, steps] == -7).all())
+    mapped = torch.empty_like(drafts)[:, :steps]
+    kernels.greedy_block_head(x, norm, 1e-5, weight, offsets, mapped)
+    assert torch.equal(mapped, drafts[:, :steps] + offsets[drafts[:, :steps]])
+
+
 @pytest.mark.parametrize("vocab", [5, 4096, 4097, 32000, 128256])
 def test_draft_greedy_takes_the_first_of_equals(vocab: int) -> None:
     logits = make(6, vocab).round()

@@ -47,6 +47,7 @@ _OPS = (
     "draft_block_tree",
     "draft_greedy",
     "draft_gumbel",
+    "greedy_block_head",
     "greedy_head",
     "greedy_next_step",
     "grow_tree",

@@ -190,6 +190,13 @@ class LinearOps(SamplingOps):
         picked = self._head(x, norm, eps, weight, None)
         self.finish_greedy(picked, draft_to_target, draft_step, token_ids, draft_token_ids)
 
+    def greedy_block_head(
+        self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, draft_to_target: Tensor | None,
+        draft_token_ids: Tensor,
+    ) -> None:  # fmt: skip
+        """See `specgraph.kernels.greedy_block_head`."""
+        self.finish_greedy(self._head(x, norm, eps, weight, None), draft_to_target, None, None, draft_token_ids)
+
     def gumbel_head(
         self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, draft_to_target: Tensor | None,
         temperature: Tensor, seeds: Tensor, seq_lens: Tensor, draft_step: Tensor, token_ids: Tensor,
