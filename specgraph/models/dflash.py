@@ -9,8 +9,9 @@ logits    = lm_head(norm(block))                                     row j predi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from specgraph.attention import Attend, Store
@@ -59,13 +60,26 @@ class DFlashWeights:
     """Of `fc` in FP8; see `specgraph.kernels.linear_fp8`."""
 
 
+def in_one_tensor(layers: Sequence[DecoderLayer]) -> tuple[tuple[DecoderLayer, ...], Tensor | None]:
+    """The layers with their packed projections in one tensor, so that one product makes all layers' context.
+
+    Returns:
+        The layers, whose `qkv` are views of the tensor; and the tensor [num_layers, rows, hidden_size]. Where a
+        projection has a bias or is FP8 the layers are as they were, and the tensor is None.
+    """
+    if any(layer.qkv_bias is not None or layer.qkv_scale is not None for layer in layers):
+        return tuple(layers), None
+    packed = torch.stack([layer.qkv for layer in layers])
+    return tuple(replace(layer, qkv=own) for layer, own in zip(layers, packed.unbind(), strict=True)), packed
+
+
 class DFlashHead:
     """A DFlash drafter. Implements `ParallelHead`."""
 
     def __init__(self, config: DFlashConfig, weights: DFlashWeights, layers: Sequence[DecoderLayer]) -> None:
         self.config = config
         self.tensors = weights
-        self.layers = tuple(layers)
+        self.layers, self._qkv = in_one_tensor(layers)
         model = config.model
         self.attention_layers = attention_layers(model, len(layers), weights.embed_tokens.device, causal=False)
         self.max_speculative_tokens, self.mask_token_id = config.block_size - 1, config.mask_token_id
@@ -83,16 +97,31 @@ class DFlashHead:
     def store_context(self, context: Tensor, store: Store) -> None:
         """context [T, hidden_size]: store each layer's keys and values of these rows."""
         eps = self.config.model.rms_norm_eps
-        for index, (layer, shape) in enumerate(zip(self.layers, self.attention_layers, strict=True)):
-            # Rows of the packed projection after the query's: keys, then values.
-            skip, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-            bias = None if layer.qkv_bias is None else layer.qkv_bias[skip:]
-            scale = None if layer.qkv_scale is None else layer.qkv_scale[:, skip:]
-            key, value = linear(context, layer.qkv[skip:], bias, scale).split((kv_size, kv_size), dim=-1)
+        for index, (packed, layer, shape) in enumerate(
+            zip(self._context_kv(context), self.layers, self.attention_layers, strict=True)
+        ):
+            key, value = packed.chunk(2, dim=-1)
             key = key.view(-1, shape.num_kv_heads, shape.head_dim)
             if layer.key_norm is not None:
                 key = rms_norm(key, layer.key_norm, eps)
             store(index, key, value.view(-1, shape.num_kv_heads, shape.head_dim))
+
+    def _context_kv(self, context: Tensor) -> Sequence[Tensor]:
+        """Each layer's keys, then values, of context [T, hidden_size]: [T, 2 * num_kv_heads * head_dim]."""
+        shape = self.attention_layers[0]
+        skip = shape.num_heads * shape.head_dim  # the query's rows of a packed projection
+        if self._qkv is not None:
+            weights = self._qkv[:, skip:].transpose(1, 2)
+            return torch.bmm(context.expand(len(self.layers), *context.shape), weights).unbind()
+        return [
+            linear(
+                context,
+                layer.qkv[skip:],
+                None if layer.qkv_bias is None else layer.qkv_bias[skip:],
+                None if layer.qkv_scale is None else layer.qkv_scale[:, skip:],
+            )
+            for layer in self.layers
+        ]
 
     def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:
         """token_ids int64 [R * (1 + K)] -> [R * (1 + K), hidden_size]."""

@@ -51,14 +51,19 @@ def counted(call) -> tuple[int, list[tuple[int, int]]]:
     def product(places):
         def count(*tensors, out_val=None, **named) -> int:
             for weight in (tensors[place] for place in places):
-                again = weight.storage_offset() > 0  # a part of a weight that another product reads whole
-                products.append((0 if again else weight.nbytes, 2 * tensors[0].shape[0] * weight.numel()))
+                products.append((weight.nbytes, 2 * tensors[0].shape[0] * weight.numel()))
             return sum(flops for _, flops in products[-len(places) :])
 
         count._get_raw = True  # it is given tensors, not shapes
         return count
 
-    formulas = {op: product(places) for op, places in WEIGHTS.items()}
+    def batched(rows, weights, out_val=None, **named) -> int:
+        """The context's keys and values of all layers: parts of weights that other products read whole."""
+        products.extend([(0, 2 * rows.shape[1] * each.numel()) for each in weights])
+        return 2 * rows.shape[1] * weights.numel()
+
+    batched._get_raw = True
+    formulas = {op: product(places) for op, places in WEIGHTS.items()} | {torch.ops.aten.bmm: batched}
     with torch.inference_mode(), FlopCounterMode(display=False, custom_mapping=formulas) as counter:
         call()
     return counter.get_total_flops(), products
