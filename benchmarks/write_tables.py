@@ -177,7 +177,7 @@ def kernel_floors(report: dict[str, Any]) -> str:
 def propose_kernels(report: dict[str, Any]) -> str:
     """Kernels of a propose by what they do, each beside its floor, us."""
     parts = {
-        "linears": ("linear", "gate_up", "head", "nvjet", "gemm", "splitK"),
+        "linears": ("linear", "few_rows", "many_rows", "add_parts", "gate_up", "head", "nvjet", "gemm", "splitK"),
         "attention": ("attend", "combine", "rotate"),
     }
     rows: list[list[Any]] = []
