@@ -60,6 +60,7 @@ FROZEN = {
     "1.3": "009384887c2f38997e91c0ad13ff3f6ee974e8ac58675a013361a06e66dc2583",
     "1.4": "0d1ba731b0922a939fe36da16afc4358eff03c8508bf0dfa1225fb188117765c",
     "1.5": "600a049786220484d9ac45943c6bb177a943744bad792145a8ee82bac72b00f4",
+    "1.6": "da9d7d63870ac5e319624fa73973aad308d9d48e9176a64edf8161b2c8d34f16",
 }
 """SHA-256 of the lists of the versions that others have reports of."""
 
@@ -120,7 +121,7 @@ def test_a_run_of_an_earlier_version_has_its_cases_only() -> None:
     assert not run.has(Case("drafting.two-modules-follow-float64[paged]", "", ""))
     run.platform.close()
     with pytest.raises(
-        ConfigError, match=r"there is no suite version '0.9' here; there are 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6"
+        ConfigError, match=r"there is no suite version '0.9' here; there are 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7"
     ):
         open_session("cpu", suite="0.9")
 

@@ -61,6 +61,38 @@ def test_greedy(platform: Platform, way: str, dtype: torch.dtype, rows: int, see
         assert on_host(columns)[:, [0, 2]].unique().tolist() == [-7], "other columns were written"
 
 
+@pytest.mark.parametrize(("requests", "steps"), [(1, 3), (5, 7), (10, 7)])
+@pytest.mark.parametrize("way", WAYS)
+@HALVES
+@case(
+    "kernels.greedy-block-head",
+    "With 512 input columns and 3,000 tokens in half precision the fused head of a block takes the lowest of the most "
+    "likely tokens of each row, with and without a norm, as the target's id, and writes no other column.",
+    hazard="heads-in-tiles",
+    cause="greedy_block_head: rows and columns exchanged, blocks of the vocabulary merged wrongly, the last of equals, "
+    "the norm left out, or the vocabulary map not applied",
+)
+def test_block(platform: Platform, way: str, dtype: torch.dtype, requests: int, steps: int, seed: int) -> None:
+    device, vocab, rows = platform.device, 3000, requests * steps
+    x = small_integers((rows, SIZE), seed)
+    weight, norm = head_of_ties(x, vocab, seed + 1, every=2), norm_weight(SIZE, dtype, seed + 3)
+    offsets = torch.arange(vocab) * 2
+    a, w, n, d2t = (t.to(device) for t in (x.to(dtype), weight.to(dtype), norm, offsets))
+    drafts = [torch.full((requests, steps + 2), -7, device=device) for _ in range(2)]
+
+    def work() -> None:
+        for scale, out in zip((None, n), drafts, strict=True):
+            kernels.greedy_block_head(a, scale, EPS, w, d2t, out[:, :steps])
+
+    run_op(platform, way, work, drafts)
+    for columns, scale, what in zip(drafts, (None, norm), ("without", "with"), strict=True):
+        logits = ((normed(x, scale) @ weight.double().T) * 1e6).round()  # twins are equal in any order of the sums
+        best = torch.tensor([row.index(max(row)) for row in logits.tolist()])
+        seen = on_host(columns)
+        expect_equal(seen[:, :steps], best.view(requests, steps) * 3, f"the tokens {what} a norm")
+        assert seen[:, steps:].unique().tolist() == [-7], "other columns were written"
+
+
 @pytest.mark.parametrize("rows", [1, 20, 40])
 @pytest.mark.parametrize("way", WAYS)
 @HALVES
