@@ -6,18 +6,17 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from random import Random
 
-import hypothesis
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from specgraph.platforms import Platform
 
 from specgraph_conformance.case import case
 from specgraph_conformance.draft_comparison import expect_oracle, float64_head, rig
 from specgraph_conformance.draft_rig import DraftRig, HostBatch, make_config, num_blocks
 from specgraph_conformance.rig import expect_equal, on_host
+from specgraph_conformance.state_machines import run_machine
 from specgraph_conformance.tiny_models import VOCAB, Head
 
 SCHEDULE = {1: 4, 2: 0, 4: 3}
@@ -148,15 +147,6 @@ def test_random(platform: Platform, attention: str, kind: str, seed: int) -> Non
     captured = rig(platform, config, attention, kind)
     eager = rig(platform, replace(config, lowering="eager"), attention, kind)
     members = {"captured": captured, "eager": eager, "reference": float64_head(captured, kind)}
-    machine = type("RandomRounds", (RandomRounds,), members)
-    settings = hypothesis.settings(
-        max_examples=EXAMPLES,
-        stateful_step_count=STEPS,
-        deadline=None,
-        database=None,
-        phases=(Phase.generate, Phase.shrink),
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
-    )
-    run_state_machine_as_test(hypothesis.seed(seed)(machine), settings=settings)
+    run_machine(RandomRounds, members, seed, EXAMPLES, STEPS)
     captured.close()
     eager.close()

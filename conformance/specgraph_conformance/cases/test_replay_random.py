@@ -7,17 +7,16 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-import hypothesis
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from specgraph.platforms import Graph, GraphPool, Platform, Stream
 from torch import Tensor
 
 from specgraph_conformance.case import case
 from specgraph_conformance.rig import expect_equal, on_host
+from specgraph_conformance.state_machines import run_machine
 from specgraph_conformance.task_rig import Tasks, replayed
 
 TENSORS, WIDTH, MOST_GRAPHS = 3, 300, 4
@@ -208,16 +207,6 @@ class RandomGraphs(RuleBasedStateMachine):
 )
 def test_random(platform: Platform, seed: int) -> None:
     tasks = Tasks(platform) if platform.capabilities.task_update else None
-    machine = type("RandomGraphs", (RandomGraphs,), {"platform": platform, "tasks": tasks})
-    settings = hypothesis.settings(
-        max_examples=EXAMPLES,
-        stateful_step_count=STEPS,
-        deadline=None,
-        report_multiple_bugs=False,
-        database=None,
-        phases=(Phase.generate, Phase.shrink),
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
-    )
-    run_state_machine_as_test(hypothesis.seed(seed)(machine), settings=settings)
+    run_machine(RandomGraphs, {"platform": platform, "tasks": tasks}, seed, EXAMPLES, STEPS)
     if tasks is not None:
         tasks.graph.close()
