@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from op_times import in_a_graph, measure
 
-from specgraph import kernels
-from specgraph.benchmarking.shapes import shape_named
-from specgraph.platforms import Platform
+from specgraph import ops
+from specgraph.device import Platform
+from specgraph.tools.shapes import shape_named
 
 
 def row(platform: Platform, requests: int, a: argparse.Namespace) -> dict[str, Any]:
@@ -34,9 +34,9 @@ def row(platform: Platform, requests: int, a: argparse.Namespace) -> dict[str, A
     into = (out, torch.zeros(requests, dtype=torch.int32, device=device))
     found: dict[str, Any] = {"requests": requests}
     for op, arguments in (
-        (kernels.verify_greedy, (logits, drafts, starts)),
-        (kernels.verify_sampled, (logits, drafts, probs, offsets, warmth, seeds, starts)),
-        (kernels.verify_synthetic, (logits, drafts, chances, seeds, starts)),
+        (ops.verify_greedy, (logits, drafts, starts)),
+        (ops.verify_sampled, (logits, drafts, probs, offsets, warmth, seeds, starts)),
+        (ops.verify_synthetic, (logits, drafts, chances, seeds, starts)),
     ):
         take: Any = op
         found[op.name] = {

@@ -59,7 +59,7 @@ def answers(platform_name: str) -> None:
     import torch
 
     import specgraph
-    from specgraph.platforms import open_platform
+    from specgraph.device import open_platform
 
     platform, made = open_platform(platform_name), {}
     with torch.inference_mode():
@@ -75,10 +75,10 @@ def answers(platform_name: str) -> None:
 def shipped_pair(platform, requests, lowering):
     """Times passes over four prompts with 100 tokens each, one request after the other."""
     try:
-        from specgraph.decoding.load import load_generator
+        from specgraph.engine.load import load_generator
     except ImportError:
-        from specgraph.decoding.text import load_generator
-    from specgraph.benchmarking.decoding import PROMPTS
+        from specgraph.engine.text import load_generator
+    from specgraph.tools.decoding import PROMPTS
 
     generator = load_generator(platform=platform, num_speculative_tokens=K, lowering=lowering)
 
@@ -97,8 +97,8 @@ def random_pair(platform, requests, lowering):
     import torch
 
     from specgraph import decoding, drafting
-    from specgraph.benchmarking.rounds import random_target
-    from specgraph.benchmarking.shapes import SHAPES, random_head
+    from specgraph.tools.rounds import random_target
+    from specgraph.tools.shapes import SHAPES, random_head
 
     dtype = torch.bfloat16 if platform.device.type == "cuda" else torch.float32
     shape = replace(SHAPES["eagle3-llama3-8b"], num_layers=1, hidden_size=2048, intermediate_size=8192, head_dim=64)
@@ -185,7 +185,7 @@ def main():
         answers(asked.platform)
         return
     from specgraph.cli.env import environment
-    from specgraph.platforms import open_platform
+    from specgraph.device import open_platform
 
     if asked.repeats > STRETCHES:
         parser.error(f"at most {STRETCHES} repeats")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specgraph.kernels.triton.launch import AttentionShape
+from specgraph.ops.triton.launch import AttentionShape
 
 HEADS, KV_HEADS, DIM, BLOCK = 32, 8, 128, 16
 ROWS = {"draft": 1, "verify": 6, "block": 16, "tree": 16, "prompt": 512}

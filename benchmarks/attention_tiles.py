@@ -32,24 +32,24 @@ import torch
 from attention_problem import BLOCK, Problem, contexts_of
 
 from specgraph import Request, SpeculativeDecoder, open_platform
-from specgraph.benchmarking.floor import measure_rates
-from specgraph.benchmarking.propose import BenchCase, bench_propose
-from specgraph.benchmarking.rounds import (
+from specgraph.device import Platform
+from specgraph.ops.triton.launch import (
+    AttentionShape,
+    AttentionTile,
+    ChooseAttention,
+)
+from specgraph.tools.floor import measure_rates
+from specgraph.tools.propose import BenchCase, bench_propose
+from specgraph.tools.rounds import (
     TARGETS,
     captured_decoder,
     random_target,
     rounds_in_turns,
     seconds_per_round,
 )
-from specgraph.benchmarking.shapes import SHAPES, random_head
-from specgraph.benchmarking.timing import device_time
-from specgraph.benchmarking.tune import triton_ops
-from specgraph.kernels.triton.launch import (
-    AttentionShape,
-    AttentionTile,
-    ChooseAttention,
-)
-from specgraph.platforms import Platform
+from specgraph.tools.shapes import SHAPES, random_head
+from specgraph.tools.timing import device_time
+from specgraph.tools.tune import triton_ops
 
 Case = tuple[str, int, str]
 CASES: list[Case] = [

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from specgraph.cli.env import cpu_name
-from specgraph.reference import CpuPlatform
+from specgraph.device.cpu import CpuPlatform
 
 REQUESTS, BLOCKS, BLOCK, HEADS, DIM, VOCAB = 3, 16, 4, 4, 16, 97
 WIDTH = HEADS * DIM

@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from specgraph.benchmarking.decoding import PROMPTS
 from specgraph.cli.env import environment
-from specgraph.decoding.load import load_generator
-from specgraph.platforms import open_platform
+from specgraph.device import open_platform
+from specgraph.engine.load import load_generator
+from specgraph.tools.decoding import PROMPTS
 
 WAYS = [(mode, lowering) for lowering in ("merged", "round") for mode in ("FULL_AND_PIECEWISE", "FULL")]
 

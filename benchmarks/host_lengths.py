@@ -22,13 +22,13 @@ from pathlib import Path
 
 import torch
 
-from specgraph import kernels
+from specgraph import ops
 from specgraph.attention import choose_attention
-from specgraph.benchmarking.audit import AuditCase, Traffic
-from specgraph.benchmarking.shapes import random_head, shape_named
-from specgraph.decoding import allocate_caches
-from specgraph.drafting import DraftConfig, Drafter, ProposeBatch
-from specgraph.platforms import Platform, open_platform
+from specgraph.device import Platform, open_platform
+from specgraph.draft import DraftConfig, Drafter, ProposeBatch
+from specgraph.engine import allocate_caches
+from specgraph.tools.audit import AuditCase, Traffic
+from specgraph.tools.shapes import random_head, shape_named
 
 WAYS = {
     "device eager": ("device", "eager"),
@@ -124,9 +124,7 @@ def update_costs(platform: Platform, updates: int, groups: int = 8) -> dict[str,
     out = [torch.empty_like(query) for _ in range(groups)]
 
     def attend(group: int, value: int) -> None:
-        kernels.paged_attention_host(
-            query, cache, cache, table, [1] * 8, [1 + value % 100] * 8, scale=0.1, out=out[group]
-        )
+        ops.paged_attention_host(query, cache, cache, table, [1] * 8, [1 + value % 100] * 8, scale=0.1, out=out[group])
 
     def scale(group: int, value: int) -> None:
         out[group].copy_(query * float(value))

@@ -21,13 +21,13 @@ from typing import Any
 import torch
 
 from specgraph.attention import choose_attention
-from specgraph.benchmarking.propose import BenchCase, propose_batch
-from specgraph.benchmarking.shapes import RandomHead, random_head, shape_named
-from specgraph.benchmarking.timing import host_time
 from specgraph.cli.env import environment
-from specgraph.decoding import allocate_caches
-from specgraph.drafting import DraftConfig, Drafter
-from specgraph.platforms import Platform, open_platform
+from specgraph.device import Platform, open_platform
+from specgraph.draft import DraftConfig, Drafter
+from specgraph.engine import allocate_caches
+from specgraph.tools.propose import BenchCase, propose_batch
+from specgraph.tools.shapes import RandomHead, random_head, shape_named
+from specgraph.tools.timing import host_time
 
 
 def host_us(platform: Platform, call: Callable[[], Any], repeats: int) -> float:

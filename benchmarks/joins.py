@@ -19,12 +19,12 @@ import time
 from pathlib import Path
 
 from specgraph import load_generator, open_platform
-from specgraph.benchmarking.decoding import PROMPTS
-from specgraph.decoding.device_rounds import DeviceRounds
-from specgraph.decoding.round_program import RoundRunner
-from specgraph.decoding.target import TargetRunner
-from specgraph.drafting import Drafter
-from specgraph.runner import HostCopy
+from specgraph.capture import HostCopy
+from specgraph.draft import Drafter
+from specgraph.engine.device_rounds import DeviceRounds
+from specgraph.engine.round_program import RoundRunner
+from specgraph.engine.target import TargetRunner
+from specgraph.tools.decoding import PROMPTS
 
 METHODS = (
     (DeviceRounds, "join", "join"), (TargetRunner, "prefill", "prefill of the target"),

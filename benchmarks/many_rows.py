@@ -27,19 +27,19 @@ import torch
 from specgraph_cuda.many_rows import linears
 from specgraph_cuda.many_rows_plan import Kind, Plan, plan_for
 
-from specgraph.benchmarking.floor import measure_rates
-from specgraph.benchmarking.propose import BenchCase, bench_propose
-from specgraph.benchmarking.rounds import (
+from specgraph.device import Platform, open_platform
+from specgraph.tools.floor import measure_rates
+from specgraph.tools.propose import BenchCase, bench_propose
+from specgraph.tools.rounds import (
     TARGETS,
     add_prompts,
     captured_decoder,
     random_target,
     seconds_per_round,
 )
-from specgraph.benchmarking.shapes import SHAPES, random_head
-from specgraph.benchmarking.timing import device_time
-from specgraph.benchmarking.tune import triton_ops
-from specgraph.platforms import Platform, open_platform
+from specgraph.tools.shapes import SHAPES, random_head
+from specgraph.tools.timing import device_time
+from specgraph.tools.tune import triton_ops
 
 LINEARS: dict[str, tuple[tuple[int, int], ...]] = {
     "gate_up": ((14336, 4096), (12288, 4096)),

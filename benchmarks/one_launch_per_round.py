@@ -35,11 +35,11 @@ from round_trace import trace
 
 from specgraph import EngineConfig, Request, SpeculativeDecoder, load_generator, open_platform
 from specgraph.attention import choose_attention
-from specgraph.benchmarking.decoding import PROMPTS
-from specgraph.benchmarking.rounds import random_target
-from specgraph.benchmarking.shapes import SHAPES, random_head
-from specgraph.platforms import Graph
-from specgraph.runner import HostCopy
+from specgraph.capture import HostCopy
+from specgraph.device import Graph
+from specgraph.tools.decoding import PROMPTS
+from specgraph.tools.rounds import random_target
+from specgraph.tools.shapes import SHAPES, random_head
 
 K, ACCEPTANCE = 5, 0.7
 WAYS = {

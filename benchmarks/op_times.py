@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from specgraph.benchmarking.timing import device_time
-from specgraph.platforms import Platform, open_platform
+from specgraph.device import Platform, open_platform
+from specgraph.tools.timing import device_time
 
 CALLS = 10
 """Calls per graph, so that the launch of the graph does not count."""

@@ -19,12 +19,12 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from specgraph.attention import choose_attention
-from specgraph.benchmarking.floor import DeviceRates, measure_rates, propose_floor, propose_work
-from specgraph.benchmarking.propose import BenchCase, propose_batch
-from specgraph.benchmarking.shapes import random_head, shape_named
-from specgraph.decoding import allocate_caches
-from specgraph.drafting import DraftConfig, Drafter
-from specgraph.platforms import Platform, open_platform
+from specgraph.device import Platform, open_platform
+from specgraph.draft import DraftConfig, Drafter
+from specgraph.engine import allocate_caches
+from specgraph.tools.floor import DeviceRates, measure_rates, propose_floor, propose_work
+from specgraph.tools.propose import BenchCase, propose_batch
+from specgraph.tools.shapes import random_head, shape_named
 
 CALLS = 8
 """Proposes in a trace; each kernel's time is the median over them."""

@@ -21,8 +21,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specgraph import Request, load_generator, open_platform
-from specgraph.benchmarking.decoding import PROMPTS
-from specgraph.decoding.load import shipped_pair
+from specgraph.engine.load import shipped_pair
+from specgraph.tools.decoding import PROMPTS
 
 K = 5
 

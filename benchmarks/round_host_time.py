@@ -32,11 +32,11 @@ from one_launch_per_round import TARGETS, K, random_decoders
 from single_calls import device_calls, fixed_work, repeated, spread, waits
 
 from specgraph import Request, load_generator, open_platform
-from specgraph.benchmarking.decoding import PROMPTS
-from specgraph.decoding.device_rounds import DeviceRounds
-from specgraph.decoding.steady_rounds import SteadyRounds
-from specgraph.platforms import Graph
-from specgraph.runner import HostCopy
+from specgraph.capture import HostCopy
+from specgraph.device import Graph
+from specgraph.engine.device_rounds import DeviceRounds
+from specgraph.engine.steady_rounds import SteadyRounds
+from specgraph.tools.decoding import PROMPTS
 
 LEAD, ROUNDS, STRETCHES = 12, 24, 3
 """Rounds after requests have joined that are not timed, rounds of a timed stretch, and such stretches."""

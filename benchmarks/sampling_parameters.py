@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from op_times import in_a_graph, measure
 
-from specgraph.benchmarking.shapes import shape_named
-from specgraph.drafting import allocate_sampling
-from specgraph.platforms import Platform
+from specgraph.device import Platform
+from specgraph.draft import allocate_sampling
+from specgraph.tools.shapes import shape_named
 
 
 def row(platform: Platform, requests: int, a: argparse.Namespace) -> dict[str, Any]:

@@ -23,13 +23,13 @@ from typing import Any
 
 import torch
 
-from specgraph.benchmarking.rounds import TARGETS, add_prompts, captured_decoder, random_target, seconds_per_round
-from specgraph.benchmarking.shapes import random_head, shape_named
 from specgraph.cli.env import environment
-from specgraph.decoding import SpeculativeDecoder
-from specgraph.decoding.config import acceptance_chances
-from specgraph.drafting import DraftTree
-from specgraph.platforms import open_platform
+from specgraph.device import open_platform
+from specgraph.draft import DraftTree
+from specgraph.engine import SpeculativeDecoder
+from specgraph.engine.config import acceptance_chances
+from specgraph.tools.rounds import TARGETS, add_prompts, captured_decoder, random_target, seconds_per_round
+from specgraph.tools.shapes import random_head, shape_named
 
 CHAIN = (0.794, 0.639, 0.569, 0.517, 0.478)
 TREE = (0.889, 0.734, 0.665, 0.600, 0.552)

@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from specgraph.runner import write
+from specgraph.capture import write
 
 
 def spread(nanoseconds):

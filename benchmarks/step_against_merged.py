@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from specgraph.benchmarking.propose import BenchCase, bench_propose
-from specgraph.platforms import open_platform
+from specgraph.device import open_platform
+from specgraph.tools.propose import BenchCase, bench_propose
 
 
 def main() -> None:

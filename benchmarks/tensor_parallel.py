@@ -24,14 +24,14 @@ from unittest import mock
 import torch
 
 from specgraph import Request, join_ranks, open_platform
-from specgraph.benchmarking.audit import AuditCase, audit
-from specgraph.benchmarking.floor import DeviceRates, measure_rates
-from specgraph.benchmarking.propose import BenchCase, bench_propose
-from specgraph.benchmarking.rounds import captured_decoder, random_target
-from specgraph.benchmarking.shapes import random_head, shape_named
 from specgraph.cli.env import environment
+from specgraph.device import Platform
 from specgraph.parallel import WHOLE, Ranks, TensorParallel
-from specgraph.platforms import Platform
+from specgraph.tools.audit import AuditCase, audit
+from specgraph.tools.floor import DeviceRates, measure_rates
+from specgraph.tools.propose import BenchCase, bench_propose
+from specgraph.tools.rounds import captured_decoder, random_target
+from specgraph.tools.shapes import random_head, shape_named
 
 K, CONTEXT, ROUNDS = 5, 1024, 20
 EVERY = ("eager", "step", "merged")
@@ -70,8 +70,8 @@ def without_collectives(*args: Any) -> list[dict[str, Any]]:
     def gather(x: torch.Tensor, group: str, size: int) -> torch.Tensor:
         return torch.cat([x] * size)
 
-    reduce = mock.patch("specgraph.kernels.all_reduce", return_value=None)
-    with reduce, mock.patch("specgraph.kernels.all_gather", gather):
+    reduce = mock.patch("specgraph.ops.all_reduce", return_value=None)
+    with reduce, mock.patch("specgraph.ops.all_gather", gather):
         return [{**row, "collectives": "taken out"} for row in proposes(*args, lowerings=("merged",))]
 
 

@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 
 from specgraph import open_platform
-from specgraph.benchmarking import tune
-from specgraph.benchmarking.rounds import add_prompts, captured_decoder, random_target, rounds_in_turns
-from specgraph.benchmarking.shapes import SHAPES, random_head
+from specgraph.tools import tune
+from specgraph.tools.rounds import add_prompts, captured_decoder, random_target, rounds_in_turns
+from specgraph.tools.shapes import SHAPES, random_head
 
 LENGTH, CONTEXT = 256 + 300 * 6, 256
 SHAPE = replace(SHAPES["eagle3-llama3-8b"], num_layers=1, hidden_size=2048, intermediate_size=8192, head_dim=64)
@@ -29,8 +29,8 @@ SHAPE = replace(SHAPES["eagle3-llama3-8b"], num_layers=1, hidden_size=2048, inte
 
 def candidates(table):
     """Tiles to time by shape; the shipped one first."""
-    from specgraph.kernels.triton.launch import Tile
-    from specgraph.kernels.triton.tile_table import LinearShape
+    from specgraph.ops.triton.launch import Tile
+    from specgraph.ops.triton.tile_table import LinearShape
 
     tried = {
         ("linear", 16): [(16, 512, 2, 3), (16, 512, 2, 4), (16, 512, 4, 4), (16, 256, 2, 6), (16, 256, 4, 6),

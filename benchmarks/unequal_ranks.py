@@ -23,8 +23,8 @@ import torch
 
 from specgraph import EngineConfig, Request, SpeculativeDecoder, join_layout, load_drafter, load_target, open_platform
 from specgraph.cli.env import environment
+from specgraph.device import Platform
 from specgraph.parallel import WHOLE, ParallelLayout, TensorParallel, world_size
-from specgraph.platforms import Platform
 
 LENGTH, REQUESTS = 64, 4
 

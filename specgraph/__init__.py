@@ -16,7 +16,7 @@ else:
         from importlib import import_module
         from importlib.util import find_spec
 
-        # A room that is not imported yet is left to the import system: `from specgraph import kernels` asks here first.
+        # A room that is not imported yet is left to the import system: `from specgraph import ops` asks here first.
         if (name.startswith("_") and name != "__all__") or find_spec(f"specgraph.{name}") is not None:
             raise AttributeError(f"module 'specgraph' has no attribute '{name}'")
         try:

@@ -19,14 +19,8 @@ from specgraph.attention import (
     choose_attention,
 )
 from specgraph.checkpoints import TargetShape, load_drafter, load_target, target_shape
-from specgraph.decoding.blocks import allocate_caches
-from specgraph.decoding.config import EngineConfig
-from specgraph.decoding.decoder import SpeculativeDecoder
-from specgraph.decoding.load import load_generator, shipped_pair
-from specgraph.decoding.metrics import ProposeCounts
-from specgraph.decoding.request import Chunk, Generation, Request
-from specgraph.decoding.text import TextGenerator
-from specgraph.drafting import (
+from specgraph.device import Platform, open_platform
+from specgraph.draft import (
     BoundTensors,
     DraftConfig,
     Drafter,
@@ -36,6 +30,13 @@ from specgraph.drafting import (
     SamplingBuffers,
     allocate_sampling,
 )
+from specgraph.engine.blocks import allocate_caches
+from specgraph.engine.config import EngineConfig
+from specgraph.engine.decoder import SpeculativeDecoder
+from specgraph.engine.load import load_generator, shipped_pair
+from specgraph.engine.metrics import ProposeCounts
+from specgraph.engine.request import Chunk, Generation, Request
+from specgraph.engine.text import TextGenerator
 from specgraph.errors import (
     CapacityError,
     CaptureError,
@@ -66,7 +67,6 @@ from specgraph.models.protocol import (
 )
 from specgraph.options import EngineOptions
 from specgraph.parallel import ExpertParallel, ParallelLayout, Ranks, TensorParallel, join_layout, join_ranks
-from specgraph.platforms import Platform, open_platform
 
 __all__ = [
     "NULL_BLOCK",

@@ -12,7 +12,7 @@ from importlib.metadata import distributions, version
 from pathlib import Path
 
 from specgraph import __version__, load_generator
-from specgraph.platforms import discover
+from specgraph.device import discover
 
 
 def main() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from specgraph.kernels.slots import NULL_BLOCK, NULL_SLOT
+from specgraph.ops.slots import NULL_BLOCK, NULL_SLOT
 
 
 def naive_slot(position: int, blocks: list[int], valid: bool, max_model_len: int, block_size: int) -> int:
-    """The slot of one position of one request, by the contract of `specgraph.kernels.slots`."""
+    """The slot of one position of one request, by the contract of `specgraph.ops.slots`."""
     if not valid or not 0 <= position < max_model_len:
         return NULL_SLOT
     block = blocks[position // block_size]

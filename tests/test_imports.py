@@ -28,7 +28,7 @@ def test_all_public_names_load_torch_and_pluggy_only():
 
 @pytest.mark.parametrize("room", ["attention", "drafting"])
 def test_a_room_can_be_imported_first(room):
-    """Rooms import each other with `from specgraph import kernels`, which must not load the whole API."""
+    """Rooms import each other with `from specgraph import ops`, which must not load the whole API."""
     loaded(f"import specgraph.{room}")
 
 

@@ -10,7 +10,7 @@ import specgraph_conformance
 from specgraph_conformance.standard import SUITE_VERSION
 
 import specgraph
-from specgraph.platforms import PLATFORM_API
+from specgraph.device import PLATFORM_API
 
 ROOT = Path(__file__).parents[1]
 PARTS = [

@@ -14,10 +14,10 @@ from specgraph.attention import (
     KVCache,
     StepContext,
 )
+from specgraph.device import Platform
 from specgraph.errors import UnsupportedError
 from specgraph.models.config import RotaryConfig
 from specgraph.models.rotary import rotary_table
-from specgraph.platforms import Platform
 from torch import Tensor
 
 from specgraph_conformance import oracles

@@ -8,9 +8,9 @@ from dataclasses import fields, replace
 from typing import Any
 
 import torch
-from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
+from specgraph.device import Platform
+from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 from specgraph.errors import UnsupportedError
-from specgraph.platforms import Platform
 from torch import Tensor
 
 from specgraph_conformance.case import Absent

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import lru_cache
 
 import torch
-from specgraph.drafting import DraftConfig, DraftTokens
-from specgraph.platforms import LOWERINGS, Platform
+from specgraph.device import LOWERINGS, Platform
+from specgraph.draft import DraftConfig, DraftTokens
 from torch import Tensor
 
 from specgraph_conformance.draft_oracles import dense_draft

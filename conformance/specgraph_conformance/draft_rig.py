@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from specgraph.attention import NULL_BLOCK, KVCache
-from specgraph.decoding import allocate_caches
-from specgraph.drafting import DraftConfig, Drafter, DraftTokens, ProposeBatch
-from specgraph.drafting.past_rows import PastRows
+from specgraph.device import Platform
+from specgraph.draft import DraftConfig, Drafter, DraftTokens, ProposeBatch
+from specgraph.draft.past_rows import PastRows
+from specgraph.engine import allocate_caches
 from specgraph.errors import UnsupportedError
-from specgraph.platforms import Platform
 from torch import Tensor
 
 from specgraph_conformance.case import Absent

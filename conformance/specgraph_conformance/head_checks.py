@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from specgraph.drafting import DraftConfig
-from specgraph.platforms import LOWERINGS, Platform
+from specgraph.device import LOWERINGS, Platform
+from specgraph.draft import DraftConfig
 
 from specgraph_conformance.case import Absent
 from specgraph_conformance.draft_comparison import assert_same, away_from_the_end, expect_oracle, run

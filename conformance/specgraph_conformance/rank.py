@@ -14,9 +14,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
-from specgraph import kernels
+from specgraph import ops
+from specgraph.device import Platform, open_platform
 from specgraph.parallel import Ranks, join_ranks
-from specgraph.platforms import Platform, open_platform
 from torch import Tensor
 
 from specgraph_conformance.rig import captured, expect_close, expect_equal, on_host
@@ -57,8 +57,8 @@ def check_chain(platform: Platform, ranks: Ranks, count: int, seed: int) -> None
         y = x
         for _ in range(count):
             y = torch.tanh(y @ weight)
-            kernels.all_reduce(y, ranks.name)
-            y = kernels.all_gather(y * (rank + 1), ranks.name, world).view(world, ROWS, WIDTH).mean(dim=0)
+            ops.all_reduce(y, ranks.name)
+            y = ops.all_gather(y * (rank + 1), ranks.name, world).view(world, ROWS, WIDTH).mean(dim=0)
         return y
 
     def dense(inputs: list[Tensor]) -> Tensor:

@@ -17,9 +17,9 @@ from specgraph.attention import (
     PagedAttention,
     PagedHostAttention,
 )
+from specgraph.capture import Body, Recording
+from specgraph.device import Graph, GraphPool, Platform
 from specgraph.errors import SpecgraphError
-from specgraph.graphs import Body, Recording
-from specgraph.platforms import Graph, GraphPool, Platform
 from torch import Tensor
 
 from specgraph_conformance.case import Absent

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 from specgraph.attention import AttentionBackend, AttentionLayer
+from specgraph.device import Discovered, Platform, discover, open_platform
 from specgraph.errors import ConfigError, PlatformError
-from specgraph.platforms import Discovered, Platform, discover, open_platform
 
 from specgraph_conformance.case import Case
 from specgraph_conformance.records import RecordFile

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from specgraph.decoding import EngineConfig, Generation, Request, SpeculativeDecoder
+from specgraph.device import Platform
+from specgraph.engine import EngineConfig, Generation, Request, SpeculativeDecoder
 from specgraph.errors import RankError
 from specgraph.models.draft_model import DraftModelHead
 from specgraph.models.experts import Experts, ExpertsConfig
 from specgraph.models.llama import LlamaTarget
 from specgraph.parallel import WHOLE, TensorParallel, join_layout
-from specgraph.platforms import Platform
 
 from specgraph_conformance.draft_comparison import TOLERANCE
 from specgraph_conformance.oracles import DenseKeys

@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from specgraph.decoding import EngineConfig, SpeculativeDecoder
+from specgraph.device import Platform
+from specgraph.engine import EngineConfig, SpeculativeDecoder
 from specgraph.errors import RankError
 from specgraph.models.draft_model import DraftModelHead
 from specgraph.models.eagle import EagleHead
 from specgraph.models.layers import DecoderLayer
 from specgraph.models.llama import LlamaTarget
 from specgraph.parallel import TensorParallel, join_layout
-from specgraph.platforms import Platform
 from torch import Tensor
 
 from specgraph_conformance.shared_experts import CHUNK, LENGTH, Scenario, asked_of, shortfall

@@ -18,8 +18,8 @@ from specgraph.attention import (
     TaskKey,
     allocate_metadata,
 )
-from specgraph.graphs import UpdatePlan
-from specgraph.platforms import Event, Graph, Platform
+from specgraph.capture import UpdatePlan
+from specgraph.device import Event, Graph, Platform
 from torch import Tensor
 
 from specgraph_conformance.rig import AttentionShape, on_host, supported_shape

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import product
 
 import torch
-from specgraph.drafting import DraftTree
+from specgraph.draft import DraftTree
 from specgraph.models.protocol import DraftHead
 from torch import Tensor
 

@@ -20,9 +20,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from specgraph.device import Discovered, Support
+from specgraph.device.hookspecs import ENTRY_POINT_GROUP
 from specgraph.errors import ConfigError
-from specgraph.platforms import Discovered, Support
-from specgraph.platforms.hookspecs import ENTRY_POINT_GROUP
 
 if sys.version_info >= (3, 11):
     import tomllib

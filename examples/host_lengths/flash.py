@@ -29,13 +29,13 @@ from specgraph import (
     StepContext,
     TaskKey,
     allocate_caches,
-    kernels,
     load_drafter,
     load_target,
     open_platform,
+    ops,
     shipped_pair,
 )
-from specgraph.platforms import Support, no, yes
+from specgraph.device import Support, no, yes
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class FlashAttention:
         from specgraph_cuda.host_values import store
 
         metadata = context.metadata
-        query = kernels.rotate_and_store(
+        query = ops.rotate_and_store(
             query, key, value, layer.rotary, metadata.positions, metadata.slot_mapping, cache.key, cache.value
         )
         # torch 2.11 attends to contiguous keys only: each request's whole table, whatever its length. An op that takes

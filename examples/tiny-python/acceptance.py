@@ -18,11 +18,11 @@ from tokenizers import Tokenizer
 
 from specgraph import shipped_pair
 from specgraph.checkpoints import drafter_format, load_drafter, load_target
-from specgraph.decoding import AcceptanceMetrics, EngineConfig, Request, SpeculativeDecoder
-from specgraph.drafting import DraftTree
+from specgraph.device import Platform, open_platform
+from specgraph.draft import DraftTree
+from specgraph.engine import AcceptanceMetrics, EngineConfig, Request, SpeculativeDecoder
 from specgraph.models.llama import LlamaTarget
 from specgraph.models.protocol import DraftHead, ParallelHead
-from specgraph.platforms import Platform, open_platform
 
 HERE = Path(__file__).parent
 TARGET, EAGLE3 = shipped_pair()

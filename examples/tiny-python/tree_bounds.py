@@ -17,12 +17,12 @@ from acceptance import EAGLE3, HERE, MAX_MODEL_LEN, TARGET, decode
 from tokenizers import Tokenizer
 
 from specgraph.checkpoints import load_drafter, load_target
-from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
-from specgraph.drafting import DraftTree, chain
-from specgraph.drafting.buffers import DraftBuffers
-from specgraph.kernels.draft_sampling import to_target_ids
+from specgraph.device import open_platform
+from specgraph.draft import DraftTree, chain
+from specgraph.draft.buffers import DraftBuffers
+from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 from specgraph.models.protocol import DraftHead
-from specgraph.platforms import open_platform
+from specgraph.ops.draft_sampling import to_target_ids
 
 
 def main() -> None:

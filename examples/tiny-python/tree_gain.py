@@ -17,9 +17,9 @@ from acceptance import EAGLE3, HERE, MAX_MODEL_LEN, TARGET, decode
 from tokenizers import Tokenizer
 
 from specgraph.checkpoints import load_drafter, load_target
-from specgraph.decoding import Request
-from specgraph.drafting import DraftTree
-from specgraph.platforms import open_platform
+from specgraph.device import open_platform
+from specgraph.draft import DraftTree
+from specgraph.engine import Request
 
 K, TREE = 5, DraftTree(num_steps=5, top_k=4, num_draft_tokens=16)
 

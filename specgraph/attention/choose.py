@@ -10,8 +10,8 @@ import torch
 
 from specgraph.attention.interface import AttentionBackend, AttentionLayer, TreeAttention
 from specgraph.attention.paged import PagedAttention, PagedHostAttention
+from specgraph.device import Platform
 from specgraph.errors import ConfigError, UnsupportedError
-from specgraph.platforms import Platform
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specgraph.attention.metadata import AttentionMetadata, HostLengths
-from specgraph.platforms import Support, TaskGroup
+from specgraph.device import Support, TaskGroup
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from specgraph import kernels
-from specgraph.kernels.slots import NULL_BLOCK, NULL_SLOT
+from specgraph import ops
+from specgraph.ops.slots import NULL_BLOCK, NULL_SLOT
 
 MAX_TREE_LEN = 64
 """Bits in a word of `AttentionMetadata.ancestors`."""
@@ -104,7 +104,7 @@ def advance(metadata: AttentionMetadata, draft_step: Tensor, max_model_len: int,
 
     Device work only, so it can be captured. Requests with seq_len 0 stay as they are.
     """
-    kernels.advance(
+    ops.advance(
         metadata.seq_lens,
         metadata.positions,
         metadata.slot_mapping,

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specgraph import kernels
+from specgraph import ops
 from specgraph.attention.interface import (
     AttentionLayer,
     KVCache,
@@ -21,8 +21,8 @@ from specgraph.attention.interface import (
     TaskKey,
 )
 from specgraph.attention.metadata import AttentionMetadata, HostLengths
+from specgraph.device import Platform, Support, no, yes
 from specgraph.errors import UpdateError
-from specgraph.platforms import Platform, Support, no, yes
 
 
 def _rotate_and_store(
@@ -32,7 +32,7 @@ def _rotate_and_store(
     if layer.latent and layer.rotary is not None:  # the same numbers in the same place as the key's: written once
         rotated = layer.rotary.shape[1]
         value, values = value[..., rotated:], values[..., rotated:]
-    return kernels.rotate_and_store(
+    return ops.rotate_and_store(
         query, key, value, layer.rotary, metadata.positions, metadata.slot_mapping, cache.key, values
     )
 
@@ -51,7 +51,7 @@ def store_rows(layer: AttentionLayer, key: Tensor, value: Tensor, cache: KVCache
     The cache has the core's own layout, so this needs neither an attention backend nor host parameters.
     """
     # The op also rotates a query; it gets the key, and its result is not used.
-    kernels.rotate_and_store(
+    ops.rotate_and_store(
         key, key, value, layer.rotary, metadata.positions, metadata.slot_mapping, cache.key, cache.value
     )
 
@@ -59,7 +59,7 @@ def store_rows(layer: AttentionLayer, key: Tensor, value: Tensor, cache: KVCache
 def move_rows(caches: Sequence[KVCache], from_slots: Tensor, to_slots: Tensor) -> None:
     """Copy keys and values of all layers from slot to slot, int64 [M]; slot 0 to slot 0 where nothing moves."""
     for cache in caches:
-        kernels.move_kv(cache.key, cache.value, from_slots, to_slots)
+        ops.move_kv(cache.key, cache.value, from_slots, to_slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class PagedAttention:
         """See `AttentionBackend.forward`."""
         metadata = context.metadata
         if layer.is_plain and metadata.ancestors is None:
-            return kernels.rotate_store_attend(
+            return ops.rotate_store_attend(
                 query,
                 key,
                 value,
@@ -104,14 +104,14 @@ class PagedAttention:
         query = _rotate_and_store(layer, query, key, value, cache, metadata)
         placed, scale = (metadata.block_table, metadata.seq_lens), layer.scale
         if metadata.ancestors is not None:
-            return kernels.tree_attention(
+            return ops.tree_attention(
                 query, cache.key, cache.value, *placed, metadata.ancestors, tree_len=metadata.tree_len, scale=scale
             )
         rows, query_len = (*placed, metadata.query_start_loc), metadata.query_len
         if layer.latent:
-            return kernels.paged_attention(query, cache.key, cache.key, *rows, query_len=query_len, scale=scale)
+            return ops.paged_attention(query, cache.key, cache.key, *rows, query_len=query_len, scale=scale)
         window = layer.window or 0
-        return kernels.windowed_attention(
+        return ops.windowed_attention(
             query, cache.key, cache.value, *rows, layer.sinks, query_len=query_len, scale=scale, window=window
         )
 
@@ -162,11 +162,11 @@ class PagedHostAttention:
             keys = (cache.key, cache.value, metadata.block_table, lengths.query_lens, lengths.seq_lens)
             if layer.is_plain:
                 stored = (key, value, layer.rotary, metadata.positions, metadata.slot_mapping)
-                kernels.rotate_store_attend_host(query, *stored, *keys, scale=layer.scale, causal=layer.causal, out=out)
+                ops.rotate_store_attend_host(query, *stored, *keys, scale=layer.scale, causal=layer.causal, out=out)
             elif layer.latent:
-                kernels.paged_attention_host(query, *keys, scale=layer.scale, out=out)
+                ops.paged_attention_host(query, *keys, scale=layer.scale, out=out)
             else:
-                kernels.windowed_attention_host(
+                ops.windowed_attention_host(
                     query, *keys, layer.sinks, scale=layer.scale, window=layer.window or 0, out=out
                 )
 

@@ -23,7 +23,7 @@ class Matrix(NamedTuple):
     weight: Tensor
     """[out, in], in the folder's dtype or float8_e4m3fn."""
     scale: Tensor | None = None
-    """Of FP8: float32 [groups, out]; see `specgraph.kernels.linear_fp8`."""
+    """Of FP8: float32 [groups, out]; see `specgraph.ops.linear_fp8`."""
 
 
 def load_matrix(

@@ -39,12 +39,12 @@ def audit(
     import torch
 
     from specgraph.attention import choose_attention
-    from specgraph.benchmarking.audit import AuditCase, as_text
-    from specgraph.benchmarking.audit import audit as compare
-    from specgraph.benchmarking.shapes import random_head, shape_named
     from specgraph.checkpoints import load_drafter, load_target
-    from specgraph.decoding.load import shipped_pair
-    from specgraph.platforms import open_platform
+    from specgraph.device import open_platform
+    from specgraph.engine.load import shipped_pair
+    from specgraph.tools.audit import AuditCase, as_text
+    from specgraph.tools.audit import audit as compare
+    from specgraph.tools.shapes import random_head, shape_named
 
     opened = open_platform(platform)
     dtype = torch.float32 if opened.device.type == "cpu" else None

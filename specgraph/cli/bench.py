@@ -83,16 +83,16 @@ def bench(
         require_matplotlib()
     import torch
 
-    from specgraph.benchmarking.decoding import bench_decoding
-    from specgraph.benchmarking.floor import measure_rates
-    from specgraph.benchmarking.plot import plot_rows
-    from specgraph.benchmarking.propose import BenchCase, bench_propose
-    from specgraph.benchmarking.rounds import RoundsCase, bench_rounds
-    from specgraph.benchmarking.shapes import shape_named, weights_named
-    from specgraph.decoding.blocks import cache_dtype
-    from specgraph.decoding.load import draft_tree
+    from specgraph.device import open_platform
+    from specgraph.engine.blocks import cache_dtype
+    from specgraph.engine.load import draft_tree
     from specgraph.options import EngineOptions, dtype_named
-    from specgraph.platforms import open_platform
+    from specgraph.tools.decoding import bench_decoding
+    from specgraph.tools.floor import measure_rates
+    from specgraph.tools.plot import plot_rows
+    from specgraph.tools.propose import BenchCase, bench_propose
+    from specgraph.tools.rounds import RoundsCase, bench_rounds
+    from specgraph.tools.shapes import shape_named, weights_named
 
     tree = draft_tree(
         EngineOptions(

@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
-from specgraph.decoding.adaptive_k import RoundTimes, best_k
-from specgraph.drafting import DraftConfig, Drafter
+from specgraph.capture import GraphMode, ModelRunner, report_captures, resolve
+from specgraph.device import LOWERINGS, Platform
+from specgraph.draft import DraftConfig, Drafter
+from specgraph.engine.adaptive_k import RoundTimes, best_k
 from specgraph.errors import UnsupportedError
-from specgraph.platforms import LOWERINGS, Platform
-from specgraph.runner import GraphMode, ModelRunner, report_captures, resolve
 
 
 def describe(

@@ -38,9 +38,9 @@ def chat(
     console = Console(highlight=False)
     messages = [{"role": "system", "content": system}] if system else list[dict[str, str]]()
     with waiting() as captured:
-        from specgraph.decoding.chat_template import render_chat
-        from specgraph.decoding.load import load_generator, shipped_pair
-        from specgraph.platforms import open_platform
+        from specgraph.device import open_platform
+        from specgraph.engine.chat_template import render_chat
+        from specgraph.engine.load import load_generator, shipped_pair
 
         folder = target or shipped_pair()[0]
         render_chat(folder, [*messages, {"role": "user", "content": "?"}])  # refuses a folder without a template

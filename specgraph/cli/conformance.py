@@ -61,7 +61,7 @@ def conformance(
             f"the conformance suite is not installed ({error.name} is missing): in a checkout of specgraph, "
             "pip install -e . -e ./conformance"
         ) from error
-    from specgraph.platforms.installed import installed_version
+    from specgraph.device.installed import installed_version
 
     if not installed_version("specgraph-conformance"):  # pytest finds its plugin by the distribution
         raise ConfigError("the conformance suite is here but not installed: pip install --no-deps -e ./conformance")

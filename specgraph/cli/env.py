@@ -15,7 +15,7 @@ from specgraph.cli.options import JsonOption
 from specgraph.cli.output import check_output, write_json
 
 if TYPE_CHECKING:
-    from specgraph.platforms import Platform
+    from specgraph.device import Platform
 
 _PACKAGES = ("torch", "triton", "numpy", "safetensors", "tokenizers", "pluggy", "typer", "rich")
 _VARIABLES = ("SPECGRAPH_", "OMP_", "MKL_", "TORCH_", "PYTORCH_", "TRITON_")
@@ -29,7 +29,7 @@ def env(json: JsonOption = None) -> None:
     check_output("--json", json)
     import torch
 
-    from specgraph.platforms import discover
+    from specgraph.device import discover
 
     backends = discover()
     prefixes = (*_VARIABLES, *(f"{name.upper()}_" for name in backends))

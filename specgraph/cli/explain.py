@@ -24,11 +24,11 @@ from specgraph.options import EngineOptions, dtype_named
 
 if TYPE_CHECKING:
     from specgraph.attention import AttentionChoice
-    from specgraph.decoding import EngineConfig
-    from specgraph.decoding.adaptive_k import RoundTimes
-    from specgraph.drafting import Drafter
-    from specgraph.platforms import Platform
-    from specgraph.runner import ModelRunner
+    from specgraph.capture import ModelRunner
+    from specgraph.device import Platform
+    from specgraph.draft import Drafter
+    from specgraph.engine import EngineConfig
+    from specgraph.engine.adaptive_k import RoundTimes
 
 _COLUMNS = ("model", "phase", "requests", "rows_per_request", "rows", "k", "step", "graphs")
 
@@ -82,8 +82,8 @@ def _report(
     import torch
 
     from specgraph.cli.captured import describe, k_by_acceptance
-    from specgraph.decoding.load import shipped_pair
-    from specgraph.platforms import open_platform
+    from specgraph.device import open_platform
+    from specgraph.engine.load import shipped_pair
 
     opened = open_platform(platform)
     with torch.inference_mode():
@@ -106,11 +106,11 @@ def _drafter_alone(shape: str, options: EngineOptions, opened: Platform) -> _Loa
     import torch
 
     from specgraph.attention import choose_attention
-    from specgraph.benchmarking.shapes import random_head, shape_named
-    from specgraph.decoding import allocate_caches
-    from specgraph.decoding.blocks import cache_dtype
-    from specgraph.decoding.load import draft_tree, engine_config
-    from specgraph.drafting import Drafter
+    from specgraph.draft import Drafter
+    from specgraph.engine import allocate_caches
+    from specgraph.engine.blocks import cache_dtype
+    from specgraph.engine.load import draft_tree, engine_config
+    from specgraph.tools.shapes import random_head, shape_named
 
     length, trees = options.max_model_len or 4096, draft_tree(options) is not None
     dtype = dtype_named(options.dtype) or (torch.float32 if opened.device.type == "cpu" else torch.bfloat16)
@@ -129,8 +129,8 @@ def _drafter_alone(shape: str, options: EngineOptions, opened: Platform) -> _Loa
 def _pair(target: Path, draft: Path, options: EngineOptions, opened: Platform) -> _Loaded:
     """The models of two folders, as `load_generator` loads them."""
     from specgraph.checkpoints import drafter_format
-    from specgraph.decoding import SpeculativeDecoder
-    from specgraph.decoding.load import load_models
+    from specgraph.engine import SpeculativeDecoder
+    from specgraph.engine.load import load_models
 
     pair = load_models(target, draft, opened, options)
     models = {"target": f"{target}", "drafter": f"{draft}: {drafter_format(draft)}", "KV": f"{pair.cache}"}

@@ -24,7 +24,7 @@ from specgraph.errors import ConfigError
 from specgraph.options import EngineOptions, check_num_sequences
 
 if TYPE_CHECKING:
-    from specgraph.decoding.text import TextGenerator
+    from specgraph.engine.text import TextGenerator
 
 _OF_A_ROUND = ("verify", "propose", "round")
 """Phases of the programs that a round consists of."""
@@ -96,8 +96,8 @@ def generate(
         raise ConfigError("--stop: a stop string is empty")
     console = Console(file=sys.stderr if json == "-" else sys.stdout, highlight=False, quiet=rank > 0)
     with waiting() as captured:
-        from specgraph.decoding.load import load_generator, shipped_pair
-        from specgraph.platforms import open_platform
+        from specgraph.device import open_platform
+        from specgraph.engine.load import load_generator, shipped_pair
 
         opened = open_platform(platform)
         threads = choose_threads(opened, target or shipped_pair()[0])
@@ -148,7 +148,7 @@ def generate(
     if json is not None:
         write_json(report | ({"interrupted": True} if interrupted else {}), json)
     if plot is not None and report["mean_acceptance_length"] is not None:
-        from specgraph.benchmarking.plot import plot_acceptance
+        from specgraph.tools.plot import plot_acceptance
 
         pair = f"{folders['target']}, {folders['draft']}, K = {report['num_speculative_tokens']}"
         plot_acceptance(report["acceptance_per_position"], report["mean_acceptance_length"], pair, plot)

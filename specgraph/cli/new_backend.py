@@ -20,7 +20,7 @@ def new_backend(
     folder: Annotated[Path | None, typer.Option(help="Where to write; ./specgraph-NAME by default.")] = None,
 ) -> None:
     """Write the skeleton of a new backend: pyproject, platform, graph, declared gaps, CI."""
-    from specgraph.platforms import discover
+    from specgraph.device import discover
 
     if not re.fullmatch(r"[a-z][a-z0-9]*", name):
         raise ConfigError(f"'{name}' can't be a platform's name: use lower-case letters and digits, a letter first")

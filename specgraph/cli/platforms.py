@@ -14,7 +14,7 @@ from specgraph.cli.output import check_output, write_json
 from specgraph.errors import PlatformError
 
 if TYPE_CHECKING:
-    from specgraph.platforms import Discovered, Probe
+    from specgraph.device import Discovered, Probe
 
 
 def platforms(
@@ -22,7 +22,7 @@ def platforms(
 ) -> None:
     """Show every installed platform: available or why not, versions, capabilities, and which one is selected."""
     check_output("--json", json)
-    from specgraph.platforms import discover, select_platform
+    from specgraph.device import discover, select_platform
 
     found = discover()
     rows = [_row(name, item) for name, item in found.items()]

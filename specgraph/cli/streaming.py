@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from specgraph.decoding.request import Request
-    from specgraph.decoding.text import TextGenerator
-    from specgraph.decoding.text_stream import TextPiece, TextStream
+    from specgraph.engine.request import Request
+    from specgraph.engine.text import TextGenerator
+    from specgraph.engine.text_stream import TextPiece, TextStream
 
 ACCEPTED = "green underline"
 """Style of accepted text. Underlined too, for terminals without colour."""
@@ -52,7 +52,7 @@ def show_texts(
         stop: stop strings, of all requests.
         results: gets one result per request, also where this is interrupted.
     """
-    from specgraph.decoding import text_stream
+    from specgraph.engine import text_stream
 
     requests = [request for group in groups for request in group]
     places = [(place, len(group)) for group in groups for place in range(len(group))]

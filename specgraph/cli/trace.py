@@ -36,9 +36,9 @@ def trace(
     """
     check_output("--output", output)
     with waiting() as captured:
-        from specgraph.benchmarking.trace import trace as record
-        from specgraph.decoding.load import load_generator, shipped_pair
-        from specgraph.platforms import open_platform
+        from specgraph.device import open_platform
+        from specgraph.engine.load import load_generator, shipped_pair
+        from specgraph.tools.trace import trace as record
 
         opened = open_platform(platform)
         choose_threads(opened, target or shipped_pair()[0])

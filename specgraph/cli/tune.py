@@ -38,19 +38,19 @@ def tune(
     check_output("--json", json)
     import torch
 
-    from specgraph.benchmarking.shapes import random_head, shape_named, weights_named
-    from specgraph.benchmarking.tune import is_faster, propose_times, shapes_of, triton_ops
-    from specgraph.benchmarking.tune import tune as measure
+    from specgraph.device import open_platform
     from specgraph.options import dtype_named
-    from specgraph.platforms import open_platform
+    from specgraph.tools.shapes import random_head, shape_named, weights_named
+    from specgraph.tools.tune import is_faster, propose_times, shapes_of, triton_ops
+    from specgraph.tools.tune import tune as measure
 
     named, chosen, stored = shape_named(shape), dtype_named(dtype), weights_named(weights)
     if chosen not in (torch.bfloat16, torch.float16):
         raise ConfigError(f"--dtype {dtype}: the tiles are those of bfloat16 and float16")
     opened = open_platform(platform)
     triton_ops(opened)
-    from specgraph.kernels.triton.launch import Tile
-    from specgraph.kernels.triton.tile_table import LinearShape, cache_file, read_tiles, write_tiles
+    from specgraph.ops.triton.launch import Tile
+    from specgraph.ops.triton.tile_table import LinearShape, cache_file, read_tiles, write_tiles
 
     path = cache_file(opened.info.device_name, opened.info.versions["triton"])
     before = read_tiles(path)

@@ -57,7 +57,7 @@ class DFlashWeights:
     """[draft_vocab_size, hidden_size]"""
     draft_to_target: Tensor | None
     fc_scale: Tensor | None = None
-    """Of `fc` in FP8; see `specgraph.kernels.linear_fp8`."""
+    """Of `fc` in FP8; see `specgraph.ops.linear_fp8`."""
 
 
 def in_one_tensor(layers: Sequence[DecoderLayer]) -> tuple[tuple[DecoderLayer, ...], Tensor | None]:

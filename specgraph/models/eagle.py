@@ -31,7 +31,7 @@ class EagleWeights:
     lm_head: Tensor
     """[vocab_size, hidden_size]: the target's."""
     fc_scale: Tensor | None = None
-    """Of `fc` in FP8; see `specgraph.kernels.linear_fp8`."""
+    """Of `fc` in FP8; see `specgraph.ops.linear_fp8`."""
 
 
 class EagleHead:

@@ -65,7 +65,7 @@ class Eagle3Weights:
     """[hidden_size, aux_size]; None when the target's hidden states are taken unchanged."""
     fc_bias: Tensor | None = None
     fc_scale: Tensor | None = None
-    """Of `fc` in FP8; see `specgraph.kernels.linear_fp8`."""
+    """Of `fc` in FP8; see `specgraph.ops.linear_fp8`."""
     input_norm: Tensor | None = None
     """[aux_size]: one norm over all aux states (`norm_before_fc`)."""
     fc_norms: tuple[Tensor, ...] = ()

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specgraph.kernels import expert_mlp, norm_gate_up, norm_linear
 from specgraph.models.split import add_experts, all_rows
+from specgraph.ops import expert_mlp, norm_gate_up, norm_linear
 from specgraph.parallel import WHOLE, TensorParallel
 
 Scoring = Literal["softmax", "sigmoid", "softmax of the chosen"]

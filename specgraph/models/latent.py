@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specgraph.kernels import norm_linear
+from specgraph.ops import norm_linear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """What every model here is built from: tensor operations, the weights of one decoder layer, and a pass through it.
 
-Where `specgraph.kernels` has a fused op, it is used, so a device's own kernels apply to every model.
+Where `specgraph.ops` has a fused op, it is used, so a device's own kernels apply to every model.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specgraph import kernels
+from specgraph import ops
 from specgraph.attention import Attend, AttentionLayer
 from specgraph.models.config import Activation, ModelConfig
 from specgraph.models.experts import Experts, mixture
@@ -44,7 +44,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def take_rows(x: Tensor, rows: Tensor) -> Tensor:
     """x[rows]: x [T, size], rows int64 [R] -> [R, size]."""
     out = x.new_empty(rows.shape[0], x.shape[1])
-    kernels.take_rows(x, rows, out)
+    ops.take_rows(x, rows, out)
     return out
 
 
@@ -52,7 +52,7 @@ def take_rows(x: Tensor, rows: Tensor) -> Tensor:
 class DecoderLayer:
     """Weights of one layer. Query, key and value projections are packed in one matrix, gate and up in another.
 
-    Each of the four matrices is float8_e4m3fn where it has a scale: see `specgraph.kernels.linear_fp8`.
+    Each of the four matrices is float8_e4m3fn where it has a scale: see `specgraph.ops.linear_fp8`.
     """
 
     qkv: Tensor
@@ -181,10 +181,10 @@ def _attention_and_mlp(
     if _is_plain(layer):
         output = layer.output, layer.output_bias
         mlp = layer.post_norm, eps, layer.gate_up, layer.gate_up_bias
-        residual, inner = kernels.linear_norm_gate_up(attended, *output, residual, *mlp)
+        residual, inner = ops.linear_norm_gate_up(attended, *output, residual, *mlp)
         if following is not None and following.input_norm is not None and following.qkv_scale is None:
             projection = following.input_norm, eps, following.qkv, following.qkv_bias
-            return kernels.linear_norm_linear(inner, layer.down, layer.down_bias, residual, *projection)
+            return ops.linear_norm_linear(inner, layer.down, layer.down_bias, residual, *projection)
         return norm_linear(inner, None, 0.0, layer.down, layer.down_bias, residual), None
     return _general_mlp(attended, residual, layer, eps), None
 

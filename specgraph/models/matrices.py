@@ -1,6 +1,6 @@
 """Products with a model's matrices, which are stored in the model's dtype, or as FP8 with scales beside them.
 
-`scale` is None, or float32 as `specgraph.kernels.linear_fp8` describes it; `weight` is float8_e4m3fn then. Where the
+`scale` is None, or float32 as `specgraph.ops.linear_fp8` describes it; `weight` is float8_e4m3fn then. Where the
 device has a fused op, it is used, so a device's own kernels apply to every model.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from specgraph import kernels
+from specgraph import ops
 
 
 def norm_linear(
@@ -20,10 +20,10 @@ def norm_linear(
     residual: Tensor | None = None,
     scale: Tensor | None = None,
 ) -> Tensor:
-    """rms_norm(x) @ weight.T + bias + residual; see `kernels.norm_linear`."""
+    """rms_norm(x) @ weight.T + bias + residual; see `ops.norm_linear`."""
     if scale is None:
-        return kernels.norm_linear(x, norm, eps, weight, bias, residual)
-    return kernels.norm_linear_fp8(x, norm, eps, weight, scale, bias, residual)
+        return ops.norm_linear(x, norm, eps, weight, bias, residual)
+    return ops.norm_linear_fp8(x, norm, eps, weight, scale, bias, residual)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
@@ -34,10 +34,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor 
 def norm_gate_up(
     x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, bias: Tensor | None = None, scale: Tensor | None = None
 ) -> Tensor:
-    """silu(gate) * up with (gate | up) = rms_norm(x) @ weight.T + bias; see `kernels.norm_gate_up`."""
+    """silu(gate) * up with (gate | up) = rms_norm(x) @ weight.T + bias; see `ops.norm_gate_up`."""
     if scale is None:
-        return kernels.norm_gate_up(x, norm, eps, weight, bias)
-    return kernels.norm_gate_up_fp8(x, norm, eps, weight, scale, bias)
+        return ops.norm_gate_up(x, norm, eps, weight, bias)
+    return ops.norm_gate_up_fp8(x, norm, eps, weight, scale, bias)
 
 
 def pair_linear(
@@ -51,7 +51,7 @@ def pair_linear(
     bias: Tensor | None = None,
     scale: Tensor | None = None,
 ) -> Tensor:
-    """cat(rms_norm(table[token_ids]), rms_norm(hidden)) @ weight.T + bias; see `kernels.pair_linear`."""
+    """cat(rms_norm(table[token_ids]), rms_norm(hidden)) @ weight.T + bias; see `ops.pair_linear`."""
     if scale is None:
-        return kernels.pair_linear(token_ids, table, table_norm, hidden, hidden_norm, eps, weight, bias)
-    return kernels.pair_linear_fp8(token_ids, table, table_norm, hidden, hidden_norm, eps, weight, scale, bias)
+        return ops.pair_linear(token_ids, table, table_norm, hidden, hidden_norm, eps, weight, bias)
+    return ops.pair_linear_fp8(token_ids, table, table_norm, hidden, hidden_norm, eps, weight, scale, bias)

@@ -43,7 +43,7 @@ class MtpModule:
     norm: Tensor
     """[hidden_size]"""
     projection_scale: Tensor | None = None
-    """Of `projection` in FP8; see `specgraph.kernels.linear_fp8`."""
+    """Of `projection` in FP8; see `specgraph.ops.linear_fp8`."""
 
     def named_tensors(self, prefix: str) -> dict[str, Tensor]:
         """The tensors by dotted name, for the read-set."""

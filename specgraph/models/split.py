@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specgraph import kernels
+from specgraph import ops
 from specgraph.models.matrices import norm_linear
 from specgraph.parallel import WHOLE, TensorParallel
 
@@ -34,7 +34,7 @@ def row_parallel(
         return norm_linear(x, None, 0.0, weight, bias, residual, scale)
     first = ranks.rank == 0
     out = norm_linear(x, None, 0.0, weight, bias if first else None, residual if first else None, scale)
-    kernels.all_reduce(out, ranks.group)
+    ops.all_reduce(out, ranks.group)
     return out
 
 
@@ -43,7 +43,7 @@ def all_rows(x: Tensor, ranks: TensorParallel) -> Tensor:
     experts = ranks.experts
     if experts is None or experts.data_size == 1:
         return x
-    return kernels.all_gather(x, experts.data_group, experts.data_size)
+    return ops.all_gather(x, experts.data_group, experts.data_size)
 
 
 def add_experts(partial: Tensor, ranks: TensorParallel) -> Tensor:
@@ -51,9 +51,9 @@ def add_experts(partial: Tensor, ranks: TensorParallel) -> Tensor:
     experts = ranks.experts
     if experts is None:
         if ranks.size > 1:
-            kernels.all_reduce(partial, ranks.group)
+            ops.all_reduce(partial, ranks.group)
         return partial
-    kernels.all_reduce(partial, experts.group)
+    ops.all_reduce(partial, experts.group)
     rows = partial.shape[0] // experts.data_size
     return partial[experts.data_rank * rows : (experts.data_rank + 1) * rows]
 
@@ -65,8 +65,8 @@ def embedding(
     rows = weight.shape[0]
     if vocab_size is None or rows == vocab_size:
         return functional.embedding(token_ids, weight)
-    out = kernels.embed_part(token_ids, weight, ranks.rank * rows)
-    kernels.all_reduce(out, ranks.group)
+    out = ops.embed_part(token_ids, weight, ranks.rank * rows)
+    ops.all_reduce(out, ranks.group)
     return out
 
 
@@ -83,11 +83,11 @@ def whole_logits(logits: Tensor, ranks: TensorParallel, vocab_size: int) -> Tens
     if logits.shape[-1] == vocab_size:
         return logits
     rows, part = logits.shape
-    gathered = kernels.all_gather(logits, ranks.group, ranks.size)
+    gathered = ops.all_gather(logits, ranks.group, ranks.size)
     return gathered.view(ranks.size, rows, part).transpose(0, 1).reshape(rows, vocab_size)
 
 
 def candidates(logits: Tensor, ranks: TensorParallel) -> Tensor:
     """Each rank's most likely tokens: logits [N, this rank's part of the vocabulary] -> int64 [ranks, N, 2]."""
-    own = kernels.best_tokens(logits, ranks.rank * logits.shape[1])
-    return kernels.all_gather(own, ranks.group, ranks.size).view(ranks.size, *own.shape)
+    own = ops.best_tokens(logits, ranks.rank * logits.shape[1])
+    return ops.all_gather(own, ranks.group, ranks.size).view(ranks.size, *own.shape)

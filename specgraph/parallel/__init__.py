@@ -1,6 +1,6 @@
 """Several processes that run one model: which ranks there are, what each holds, and exchanges between their hosts.
 
-Collectives on the device are ops (`specgraph.kernels.collectives`); they find their process group here, by name.
+Collectives on the device are ops (`specgraph.ops.collectives`); they find their process group here, by name.
 """
 
 from specgraph.parallel.layout import ParallelLayout, join_layout, leave_on_error

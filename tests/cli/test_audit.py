@@ -7,13 +7,13 @@ import json
 import pytest
 import torch
 from command import specgraph
-from drafting.pairs import make_head, make_target
+from draft.pairs import make_head, make_target
 from mutants.all import MUTANTS
 
-from specgraph import kernels
+from specgraph import ops
 from specgraph.attention import PagedHostAttention
-from specgraph.benchmarking.audit import AuditCase, as_text, audit
-from specgraph.reference import CpuPlatform
+from specgraph.device.cpu import CpuPlatform
+from specgraph.tools.audit import AuditCase, as_text, audit
 
 
 def run(head=None, platform=None, attention=None, **changes):
@@ -63,7 +63,7 @@ def test_a_tensor_outside_of_the_read_set_is_named():
 
 def test_lengths_that_do_not_advance_in_the_graph_show_in_a_later_step(monkeypatch):
     """The graph is captured with an op between two steps that leaves the metadata as it is; eager's moves it on."""
-    real, platform = kernels.greedy_next_step, CpuPlatform()
+    real, platform = ops.greedy_next_step, CpuPlatform()
 
     def skipped(*arguments):
         if not platform.is_capturing():
@@ -75,7 +75,7 @@ def test_lengths_that_do_not_advance_in_the_graph_show_in_a_later_step(monkeypat
             tensor.copy_(before)
         return pair
 
-    monkeypatch.setattr(kernels, "greedy_next_step", skipped)
+    monkeypatch.setattr(ops, "greedy_next_step", skipped)
     report = run(platform=platform, lowerings=("merged",))
     assert not report["equal"]
     assert report["first"]["step"] >= 1
@@ -92,7 +92,7 @@ def test_lengths_that_do_not_advance_in_the_graph_show_in_a_later_step(monkeypat
         ("acceptance-hidden", {"step": 1, "layer": 0}),
         ("capture-key-mismatch", "was never captured"),
         ("query-len-zero", "reads a device value"),
-        ("buffer-smaller-than-padded-size", "kernels/begin.py"),
+        ("buffer-smaller-than-padded-size", "ops/begin.py"),
         ("update-prefill-decode-mixed", "lengths are given for steps [0], and the graph holds steps [0, 1, 2]"),
     ],
 )

@@ -92,7 +92,7 @@ def test_platforms_says_which_one_is_selected_and_why(monkeypatch):
     assert "no platform of this name is installed" in " ".join(specgraph("platforms").stdout.split())
     monkeypatch.delenv("SPECGRAPH_PLATFORM")
     assert open_platform().info.name in selected()
-    monkeypatch.setattr("specgraph.platforms.select_platform", Mock(side_effect=PlatformError("several are available")))
+    monkeypatch.setattr("specgraph.device.select_platform", Mock(side_effect=PlatformError("several are available")))
     assert "none is selected: several are available" in specgraph("platforms").stdout
 
 
@@ -145,7 +145,7 @@ def refused(run, *words):
 
 
 def test_conformance_from_a_checkout_that_is_not_installed(monkeypatch):
-    monkeypatch.setattr("specgraph.platforms.installed.installed_version", lambda distribution: "")
+    monkeypatch.setattr("specgraph.device.installed.installed_version", lambda distribution: "")
     run = specgraph("conformance", "cpu")
     assert run.returncode == 1
     message = "specgraph: the conformance suite is here but not installed: pip install --no-deps -e ./conformance"
@@ -237,12 +237,12 @@ def test_env_names_what_a_bug_report_needs():
 @pytest.mark.parametrize("command", ["generate", "explain", "bench", "platforms", "env"])
 @pytest.mark.parametrize(("to", "reason"), [("/no/such/folder/x", "no folder"), ("", "name of a file"), (".", "file")])
 def test_where_to_write_is_checked_before_the_work(command, to, reason, monkeypatch):
-    monkeypatch.setattr("specgraph.platforms.open_platform", lambda name: pytest.fail("the work has begun"))
+    monkeypatch.setattr("specgraph.device.open_platform", lambda name: pytest.fail("the work has begun"))
     refused(specgraph(command, "--json", to), "--json", reason)
 
 
 def test_what_can_not_be_drawn_or_measured_is_refused_before_the_work(tmp_path, monkeypatch):
-    monkeypatch.setattr("specgraph.platforms.open_platform", lambda name: pytest.fail("the work has begun"))
+    monkeypatch.setattr("specgraph.device.open_platform", lambda name: pytest.fail("the work has begun"))
     refused(specgraph("bench", "--plot", "/no/such/folder/x.png"), "--plot", "no folder")
     monkeypatch.setattr("specgraph.cli.output.find_spec", lambda name: None)
     refused(specgraph("bench", "--plot", tmp_path / "x.png"), "matplotlib", "pip install")
@@ -259,7 +259,7 @@ def test_ctrl_c_in_bench_shows_the_figures_so_far(monkeypatch):
     def rounds(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("specgraph.benchmarking.rounds.bench_rounds", rounds)
+    monkeypatch.setattr("specgraph.tools.rounds.bench_rounds", rounds)
     quick = ("--requests", 1, "-k", 2, "--repeats", 1, "--context", 20, "--lowerings", "merged")
     run = specgraph("bench", *quick, "--target", "tiny-python", "--json", "-")
     assert run.returncode == 130

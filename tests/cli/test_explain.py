@@ -9,15 +9,15 @@ from dataclasses import replace
 import pytest
 import torch
 from command import specgraph
-from drafting.pairs import make_head, make_target
+from draft.pairs import make_head, make_target
 
 from specgraph.attention import PagedAttention, PagedHostAttention
 from specgraph.cli.captured import describe
-from specgraph.decoding import EngineConfig, SpeculativeDecoder
-from specgraph.drafting import DraftTree
-from specgraph.platforms import no
-from specgraph.reference import CpuPlatform
-from specgraph.reference.platform import CAPABILITIES
+from specgraph.device import no
+from specgraph.device.cpu import CpuPlatform
+from specgraph.device.cpu.platform import CAPABILITIES
+from specgraph.draft import DraftTree
+from specgraph.engine import EngineConfig, SpeculativeDecoder
 
 
 class NoTaskUpdate(CpuPlatform):

@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 from specgraph.cli.env import choose_threads
 from specgraph.cli.prompts import Prompt, read_prompts
 from specgraph.cli.waiting import doing, waiting
-from specgraph.decoding import chat_template
-from specgraph.decoding.load import load_generator, shipped_pair
+from specgraph.device.cpu import CpuPlatform
+from specgraph.engine import chat_template
+from specgraph.engine.load import load_generator, shipped_pair
 from specgraph.errors import ConfigError
-from specgraph.reference import CpuPlatform
 
 SETTINGS = Prompt(prompt="", max_tokens=9, temperature=0.0, seed=1)
 QUICK = ("--lowering", "eager", "--no-compare", "--max-tokens", 12)
@@ -171,7 +171,7 @@ def test_a_conversation(tmp_path, monkeypatch):
         seen.append([dict(message) for message in messages])
         return render(folder, messages)
 
-    monkeypatch.setattr("specgraph.decoding.text.render_chat", rendered)
+    monkeypatch.setattr("specgraph.engine.text.render_chat", rendered)
     monkeypatch.setattr("sys.stdin", io.StringIO("def a():\nclass B:\n\nnever read\n"))
     folders = ("--target", pair[0], "--draft", pair[1])
     run = specgraph("chat", *folders, "--system", "Be brief.", "--lowering", "eager", "--max-tokens", 6)
@@ -196,7 +196,7 @@ def test_a_target_without_a_chat_template_says_so():
 
 
 def test_ctrl_c_shows_the_figures_so_far(monkeypatch):
-    from specgraph.decoding.text_stream import Detokenizer
+    from specgraph.engine.text_stream import Detokenizer
 
     push, calls = Detokenizer.push, []
 

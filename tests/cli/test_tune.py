@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-import specgraph.benchmarking.tune
-import specgraph.platforms
+import specgraph.device
+import specgraph.tools.tune
 from specgraph.cli.tune import tune
-from specgraph.kernels.triton.launch import Tile
-from specgraph.kernels.triton.tile_table import LinearShape, cache_file, read_tiles, write_tiles
-from specgraph.reference import CpuPlatform
+from specgraph.device.cpu import CpuPlatform
+from specgraph.ops.triton.launch import Tile
+from specgraph.ops.triton.tile_table import LinearShape, cache_file, read_tiles, write_tiles
 
 SHAPE, OTHER = LinearShape("linear", 16, 4096, 4096), LinearShape("head", 16, 32000, 4096)
 KEPT_BEFORE, MEASURED = Tile(16, 64), Tile(64, 128)
@@ -34,10 +34,10 @@ def compared(monkeypatch, tmp_path):
         "propose_times": propose_times,
     }
     for name, step in steps.items():
-        monkeypatch.setattr(specgraph.benchmarking.tune, name, step)
+        monkeypatch.setattr(specgraph.tools.tune, name, step)
     platform = CpuPlatform()
     platform.info = replace(platform.info, versions={"triton": "3.6.0"})  # part of the name of the file
-    monkeypatch.setattr(specgraph.platforms, "open_platform", lambda name: platform)
+    monkeypatch.setattr(specgraph.device, "open_platform", lambda name: platform)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     asked["file"] = cache_file(platform.info.device_name, "3.6.0")
     write_tiles(asked["file"], {SHAPE: KEPT_BEFORE, OTHER: None}, {})

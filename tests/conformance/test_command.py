@@ -23,8 +23,8 @@ def outcomes(report: dict[str, Any]) -> dict[str, str]:
 def test_a_good_backend_gets_its_report(tmp_path: Path) -> None:
     extra = """
     from dataclasses import replace
-    from specgraph.platforms import no
-    from specgraph.reference.platform import CAPABILITIES
+    from specgraph.device import no
+    from specgraph.device.cpu.platform import CAPABILITIES
     Platform.capabilities = replace(CAPABILITIES, collectives_in_graph=no("collectives are not recorded"))
     """
     folder = install(tmp_path / "site", extra=extra)
@@ -142,9 +142,9 @@ def test_a_device_that_is_left_capturing_is_replaced(tmp_path: Path) -> None:
 def test_a_device_whose_captures_have_one_stream(tmp_path: Path) -> None:
     one_stream = """
     from dataclasses import replace
-    from specgraph.platforms import no
-    from specgraph.reference.platform import CAPABILITIES
-    from specgraph.reference.stream import CpuEvent
+    from specgraph.device import no
+    from specgraph.device.cpu.platform import CAPABILITIES
+    from specgraph.device.cpu.stream import CpuEvent
 
     class Event(CpuEvent):
         def wait(self, stream=None):
@@ -152,8 +152,8 @@ def test_a_device_whose_captures_have_one_stream(tmp_path: Path) -> None:
                 raise RuntimeError("events in a capture are not supported")
             super().wait(stream)
 
-    import specgraph.reference.stream
-    specgraph.reference.stream.CpuEvent = Event
+    import specgraph.device.cpu.stream
+    specgraph.device.cpu.stream.CpuEvent = Event
     Platform.capabilities = replace(CAPABILITIES, fork_in_capture=no("one stream per capture"))
     """
     folder = install(tmp_path / "site", extra=one_stream)
@@ -199,7 +199,7 @@ def test_bad_input_is_one_error(tmp_path: Path, words: list[str], said: str) -> 
             {
                 "extra": """
     from dataclasses import replace
-    from specgraph.platforms import no
+    from specgraph.device import no
     without = replace(CpuPlatform().capabilities, graphs=no("the driver is too old"))
     Platform.capabilities = property(lambda self: without)
     """

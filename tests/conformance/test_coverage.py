@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from specgraph_conformance import cases
 
-from specgraph import kernels
+from specgraph import ops
 
 FILES = sorted(Path(cases.__path__[0]).glob("test_kernels*.py"))
 
@@ -27,7 +27,7 @@ def ops_called(source: str) -> set[str]:
 
 def registered_ops() -> set[str]:
     """Names in torch's registry, of the namespace of the core."""
-    assert kernels.advance  # registers them all
+    assert ops.advance  # registers them all
     names = torch._C._dispatch_get_all_op_names()
     return {name.removeprefix("specgraph::").partition(".")[0] for name in names if name.startswith("specgraph::")}
 

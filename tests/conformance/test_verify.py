@@ -96,7 +96,7 @@ def two_devices_hidden(data: Data) -> None:
 
 
 def core_patched(data: Data) -> None:
-    data["sources"][0] = source("specgraph-core", changed=["specgraph/graphs/runner.py"])
+    data["sources"][0] = source("specgraph-core", changed=["specgraph/capture/graph_runner.py"])
 
 
 def backend_patched(data: Data) -> None:
@@ -141,7 +141,10 @@ def wrong_counts(data: Data) -> None:
         (absent_without_reason, "case replay.on-a-side-stream is absent, and no capability of the report says so"),
         (absent_attention_of_the_core, "is absent, and no capability of the report says so: attention 'paged' is slow"),
         (two_devices_hidden, "case collectives.chain-between-devices is absent"),
-        (core_patched, "specgraph-core ran with 1 changed files that its commit has not: specgraph/graphs/runner.py"),
+        (
+            core_patched,
+            "specgraph-core ran with 1 changed files that its commit has not: specgraph/capture/graph_runner.py",
+        ),
         (backend_patched, "specgraph-acme ran with 1 changed files that its wheel has not"),
         (no_state, "specgraph-conformance ran from neither a git repository nor a wheel"),
         (suite_not_named, "it does not say which specgraph-conformance ran"),

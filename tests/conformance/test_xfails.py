@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from specgraph_conformance.xfails import Xfail, read_xfails
 
+from specgraph.device import quirk, yes
 from specgraph.errors import ConfigError
-from specgraph.platforms import quirk, yes
 
 ENTRY = '[[xfail]]\ncase = "streams.x"\nowner = "vendor"\nreason = "known"\nlink = ""\n'
 

@@ -12,8 +12,8 @@ import pytest
 from command import Done
 
 GOOD = """
-    from specgraph.platforms import PLATFORM_API, Backend, PlatformInfo, Probe, hookimpl
-    from specgraph.reference import CpuGraph, CpuPlatform
+    from specgraph.device import PLATFORM_API, Backend, PlatformInfo, Probe, hookimpl
+    from specgraph.device.cpu import CpuGraph, CpuPlatform
 
     class Platform(CpuPlatform):
         def __init__(self):

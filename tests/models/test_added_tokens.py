@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from specgraph.checkpoints.tokens import read_tokenizer
-from specgraph.decoding.load import shipped_pair
+from specgraph.engine.load import shipped_pair
 from specgraph.errors import CheckpointError
 
 NEXT = 2048

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from specgraph.checkpoints import load_drafter, load_target
-from specgraph.reference import CpuPlatform
+from specgraph.device.cpu import CpuPlatform
 
 FIXTURES = Path(__file__).parent / "speculators_fixtures"
 ROWS = 6

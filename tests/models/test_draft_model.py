@@ -7,11 +7,11 @@ import torch
 
 from specgraph.attention import PagedAttention, PagedHostAttention
 from specgraph.checkpoints import drafter_format, load_drafter, load_target
-from specgraph.decoding import EngineConfig
-from specgraph.decoding.decoder import SpeculativeDecoder
-from specgraph.decoding.request import Request
+from specgraph.device.cpu import CpuPlatform
+from specgraph.engine import EngineConfig
+from specgraph.engine.decoder import SpeculativeDecoder
+from specgraph.engine.request import Request
 from specgraph.errors import CheckpointError, ConfigError
-from specgraph.reference import CpuPlatform
 
 FIXTURES = Path(__file__).parent / "speculators_fixtures"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from drafting.pairs import DRAFTERS, HIDDEN, VOCAB, make_head, make_target
+from draft.pairs import DRAFTERS, HIDDEN, VOCAB, make_head, make_target
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -16,8 +16,8 @@ import test_targets_decode
 
 from specgraph.checkpoints import load_target
 from specgraph.checkpoints.model_config import ARCHITECTURES
-from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
-from specgraph.reference import CpuPlatform
+from specgraph.device.cpu import CpuPlatform
+from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 
 CONFIGS = {"llama": ("Llama", {}), "qwen2": ("Qwen2", {})}
 CONFIGS |= {

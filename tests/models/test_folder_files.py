@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from specgraph.checkpoints import load_target
 from specgraph.checkpoints.tokens import read_tokenizer, sampling_defaults, stop_token_ids
-from specgraph.decoding.load import shipped_pair
+from specgraph.engine.load import shipped_pair
 
 TOKENIZER = shipped_pair()[0] / "tokenizer.json"
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from drafting.pairs import CONFIG, HIDDEN, VOCAB, make_head, make_target
+from draft.pairs import CONFIG, HIDDEN, VOCAB, make_head, make_target
 
 from specgraph import UnsupportedError, eagle3_head_from_module, eagle_head_from_module
 

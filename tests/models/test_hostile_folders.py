@@ -20,7 +20,7 @@ from quantised_folders import BLOCKS, quantise
 
 from specgraph.checkpoints import drafter_format, load_drafter, load_target
 from specgraph.checkpoints.tokens import read_tokenizer, sampling_defaults, stop_token_ids
-from specgraph.decoding.load import shipped_pair
+from specgraph.engine.load import shipped_pair
 from specgraph.errors import SpecgraphError
 from specgraph.models.protocol import ParallelHead
 

@@ -8,9 +8,9 @@ from safetensors.torch import load_file, save_file
 
 from specgraph.checkpoints import drafter_format, load_drafter, load_target
 from specgraph.checkpoints.mtp import OFFSET_NORMS
-from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
+from specgraph.device.cpu import CpuPlatform
+from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 from specgraph.errors import CheckpointError, ConfigError
-from specgraph.reference import CpuPlatform
 
 ROWS, HIDDEN, LAYERS = 9, 32, 5
 

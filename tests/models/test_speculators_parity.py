@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file
 
 from specgraph.checkpoints import drafter_format, load_drafter, load_target
-from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
+from specgraph.device.cpu import CpuPlatform
+from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 from specgraph.models.protocol import MaskedHead, ParallelHead, StepwiseHead
-from specgraph.reference import CpuPlatform
 
 FIXTURES = Path(__file__).parent / "speculators_fixtures"
 TOLERANCE = {"rtol": 0, "atol": 1e-4}

@@ -7,9 +7,9 @@ import torch
 
 from specgraph.attention import AttentionBackend, PagedAttention, PagedHostAttention
 from specgraph.checkpoints import load_target
-from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
+from specgraph.device.cpu import CpuPlatform
+from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 from specgraph.models.draft_model import DraftModelHead
-from specgraph.reference import CpuPlatform
 
 TARGETS = {
     "mistral, window": ("Mistral", {"sliding_window": 10}),

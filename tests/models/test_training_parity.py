@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from specgraph.checkpoints import load_drafter, load_target
-from specgraph.decoding.load import shipped_pair
+from specgraph.engine.load import shipped_pair
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-python"
 STEPS, TOLERANCE = 4, {"rtol": 0, "atol": 1e-4}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from specgraph import kernels
+from specgraph import ops
 from specgraph.checkpoints import load_drafter, load_target
 from specgraph.models.protocol import ProjectionHead, StepwiseHead
 
@@ -54,12 +54,12 @@ def test_greedy_pick_is_the_most_likely_token(head):
     got_tokens, got_drafts = torch.zeros(4, dtype=torch.int64), torch.full((4, 3), -5)
     out = head.output_projection
     weights = (out.norm, out.eps, out.weight, head.draft_to_target)
-    kernels.greedy_head(hidden, *weights, step, got_tokens, got_drafts)
+    ops.greedy_head(hidden, *weights, step, got_tokens, got_drafts)
     ids = head.logits(hidden).argmax(dim=-1)
     if head.draft_to_target is not None:
         ids = ids + head.draft_to_target[ids]
     assert torch.equal(got_tokens, ids)
     assert torch.equal(got_drafts, torch.stack((torch.full((4,), -5), ids, torch.full((4,), -5)), dim=1))
     want_tokens, want_drafts = torch.zeros_like(got_tokens), torch.full_like(got_drafts, -5)
-    kernels.draft_greedy(head.logits(hidden), head.draft_to_target, step, want_tokens, want_drafts)
+    ops.draft_greedy(head.logits(hidden), head.draft_to_target, step, want_tokens, want_drafts)
     assert torch.equal(got_drafts, want_drafts)

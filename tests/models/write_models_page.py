@@ -16,16 +16,16 @@ sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 import test_every_pair
 import test_target_parity
 import test_targets_decode
-from drafting.pairs import DRAFTERS
+from draft.pairs import DRAFTERS
 
 from specgraph.checkpoints.config_source import NEUTRAL
 from specgraph.checkpoints.eagle3 import EAGLE_CONFIG
 from specgraph.checkpoints.folder import FLOATS
 from specgraph.checkpoints.load import READERS
 from specgraph.checkpoints.model_config import ARCHITECTURES
-from specgraph.decoding import EngineConfig
-from specgraph.decoding.request import UNSUPPORTED
-from specgraph.drafting import DraftTree
+from specgraph.draft import DraftTree
+from specgraph.engine import EngineConfig
+from specgraph.engine.request import UNSUPPORTED
 from specgraph.errors import ConfigError
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
@@ -88,7 +88,7 @@ def page() -> str:
         "|---|---|---|",
     ]
     for name in ARCHITECTURES:
-        decoded = names(test_targets_decode.TARGETS, name) or "by tests/decoding, tests/drafting (Llama's layout)"
+        decoded = names(test_targets_decode.TARGETS, name) or "by tests/engine, tests/draft (Llama's layout)"
         lines.append(f"| `{name}` | {names(test_target_parity.CASES, name)} | {decoded} |")
     lines += [
         "",

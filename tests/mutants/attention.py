@@ -11,8 +11,8 @@ import torch
 from mutants.registry import mutant
 from torch import Tensor
 
-from specgraph import kernels
-from specgraph.graphs import AttentionStack
+from specgraph import ops
+from specgraph.capture import AttentionStack
 
 ATTENTION_OPS = ("paged_attention", "rotate_store_attend")
 
@@ -47,51 +47,51 @@ def acceptance_hidden(patch: pytest.MonkeyPatch) -> None:
 @mutant("metadata-not-rebuilt-between-steps", "attention")
 def metadata_not_rebuilt(patch: pytest.MonkeyPatch) -> None:
     """Between draft steps lengths and slots move on, positions don't."""
-    real = kernels.advance
+    real = ops.advance
 
     def advance(seq_lens: Tensor, positions: Tensor, *rest: Any) -> None:
         before = positions.clone()
         real(seq_lens, positions, *rest)
         positions.copy_(before)
 
-    patch.setattr(kernels, "advance", advance)
+    patch.setattr(ops, "advance", advance)
 
 
 @mutant("chain-without-slots", "attention")
 def chain_without_slots(patch: pytest.MonkeyPatch) -> None:
     """The later draft steps have no slot mapping."""
-    real = kernels.advance
+    real = ops.advance
 
     def advance(seq_lens: Tensor, positions: Tensor, slot_mapping: Tensor, *rest: Any) -> None:
         real(seq_lens, positions, slot_mapping, *rest)
         slot_mapping.fill_(-1)
 
-    patch.setattr(kernels, "advance", advance)
+    patch.setattr(ops, "advance", advance)
 
 
 @mutant("max-len-clamp", "attention")
 def max_len_clamp(patch: pytest.MonkeyPatch) -> None:
     """Later draft steps move positions past max_model_len."""
-    real = kernels.advance
+    real = ops.advance
 
     def advance(seq_lens: Tensor, positions: Tensor, *rest: Any) -> None:
         real(seq_lens, positions, *rest)
         positions.copy_((seq_lens.long() - 1).clamp(min=0))
 
-    patch.setattr(kernels, "advance", advance)
+    patch.setattr(ops, "advance", advance)
 
 
 @mutant("padded-rows-write-kv", "attention")
 def padded_rows_write_kv(patch: pytest.MonkeyPatch) -> None:
     """Padded rows have the slot of a real block instead of -1."""
-    real = kernels.begin_propose
+    real = ops.begin_propose
 
     def begin_propose(*args: Any, slot_mapping: Tensor, **options: Any) -> None:
         real(*args, slot_mapping=slot_mapping, **options)
         first = options["block_size"]
         slot_mapping.copy_(torch.where(slot_mapping < 0, first, slot_mapping))
 
-    patch.setattr(kernels, "begin_propose", begin_propose)
+    patch.setattr(ops, "begin_propose", begin_propose)
 
 
 @mutant("query-len-zero", "attention")
@@ -106,7 +106,7 @@ def query_len_zero(patch: pytest.MonkeyPatch) -> None:
         return attention
 
     for name in ATTENTION_OPS:
-        patch.setattr(kernels, name, ragged(getattr(kernels, name)))
+        patch.setattr(ops, name, ragged(getattr(ops, name)))
 
 
 def _is_start_loc(value: Any) -> bool:
@@ -123,37 +123,37 @@ def _dense_starts(starts: Tensor) -> Tensor:
 def draft_step_column(patch: pytest.MonkeyPatch) -> None:
     """The draft token goes into a column of a copy: indexing with a tensor is no view."""
     for name in ("draft_greedy", "draft_gumbel", "greedy_head", "gumbel_head"):
-        real = getattr(kernels, name)
+        real = getattr(ops, name)
 
         def write_into_copy(*args: Any, _real: Any = real, _name: str = name, **options: Any) -> Any:
             place = len(args) - (2 if "gumbel" in _name else 1)
             return _real(*args[:place], args[place].clone(), *args[place + 1 :], **options)
 
-        patch.setattr(kernels, name, write_into_copy)
+        patch.setattr(ops, name, write_into_copy)
 
 
 @mutant("gumbel-seed-position", "attention")
 def gumbel_seed_position(patch: pytest.MonkeyPatch) -> None:
     """The noise of a draft depends on the seed alone and forgets the position."""
     for name, place in (("draft_gumbel", 4), ("gumbel_head", 7)):
-        real = getattr(kernels, name)
+        real = getattr(ops, name)
 
         def same_position(*args: Any, _real: Any = real, _place: int = place) -> None:
             _real(*args[:_place], torch.zeros_like(args[_place]), *args[_place + 1 :])
 
-        patch.setattr(kernels, name, same_position)
+        patch.setattr(ops, name, same_position)
 
 
 def _with_tables(patch: pytest.MonkeyPatch, change: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
     """Device-length attention reads `change(block_table, seq_lens, key_cache)` instead of its table and lengths."""
     for name, place in (("paged_attention", 3), ("rotate_store_attend", 8)):
-        real = getattr(kernels, name)
+        real = getattr(ops, name)
 
         def broken(*args: Any, _real: Any = real, _place: int = place, **options: Any) -> Tensor:
             table, seq_lens = change(args[_place], args[_place + 1], args[_place - 2])
             return _real(*args[:_place], table, seq_lens, *args[_place + 2 :], **options)
 
-        patch.setattr(kernels, name, broken)
+        patch.setattr(ops, name, broken)
 
 
 @mutant("attention-many-requests", "attention")
@@ -200,7 +200,7 @@ def keys_in_sixteen_bits(patch: pytest.MonkeyPatch) -> None:
 @mutant("attention-rounded-scores", "attention")
 def rounded_scores(patch: pytest.MonkeyPatch) -> None:
     """Scores of half-precision attention are rounded to the query's dtype before the softmax."""
-    real = kernels.rotate_store_attend
+    real = ops.rotate_store_attend
 
     def broken(query: Tensor, *args: Any, query_len: int, scale: float, causal: bool = True) -> Tensor:
         plain = real(query, *args, query_len=query_len, scale=scale, causal=causal)
@@ -221,4 +221,4 @@ def rounded_scores(patch: pytest.MonkeyPatch) -> None:
                 plain[first + i] = torch.einsum("hn,nhd->hd", weights, values[:seen].float()).to(query.dtype)
         return plain
 
-    patch.setattr(kernels, "rotate_store_attend", broken)
+    patch.setattr(ops, "rotate_store_attend", broken)

@@ -15,12 +15,12 @@ from mutants.registry import mutant
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from specgraph.platforms.interface import Platform
-from specgraph.reference.baking import map_tensors, tensors_in
-from specgraph.reference.graph import CpuGraph
-from specgraph.reference.platform import CpuPlatform
-from specgraph.reference.recorder import Recorder
-from specgraph.reference.tasks import Task, UpdateMode
+from specgraph.device.cpu.baking import map_tensors, tensors_in
+from specgraph.device.cpu.graph import CpuGraph
+from specgraph.device.cpu.platform import CpuPlatform
+from specgraph.device.cpu.recorder import Recorder
+from specgraph.device.cpu.tasks import Task, UpdateMode
+from specgraph.device.interface import Platform
 
 
 def _narrow(value: Any, bits: int) -> Any:

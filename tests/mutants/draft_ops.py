@@ -11,22 +11,22 @@ import torch
 from mutants.registry import mutant
 from torch import Tensor
 
-import specgraph.kernels.draft_sampling
-import specgraph.kernels.kv_cache
-import specgraph.kernels.noise
-from specgraph import kernels
-from specgraph.decoding.rounds import Rounds
+import specgraph.ops.draft_sampling
+import specgraph.ops.kv_cache
+import specgraph.ops.noise
+from specgraph import ops
+from specgraph.engine.rounds import Rounds
 
 
 def replace_op(patch: pytest.MonkeyPatch, name: str, broken: Callable[..., Any]) -> None:
-    """`kernels.name` becomes `broken(real, *args, **options)`."""
-    real = getattr(kernels, name)
+    """`ops.name` becomes `broken(real, *args, **options)`."""
+    real = getattr(ops, name)
 
     def replaced(*args: Any, **options: Any) -> Any:
         return broken(real, *args, **options)
 
     vars(replaced)["on"] = lambda device: replaced  # see `Op.on`
-    patch.setattr(kernels, name, replaced)
+    patch.setattr(ops, name, replaced)
 
 
 def change_arguments(patch: pytest.MonkeyPatch, name: str, change: Callable[..., tuple[Any, ...]]) -> None:
@@ -342,7 +342,7 @@ def fused_noise_shared(patch: pytest.MonkeyPatch) -> None:
 @mutant("noise-of-another-position", "kernel")
 def noise_of_the_row(patch: pytest.MonkeyPatch) -> None:
     """A draft token takes the noise of the position before its own."""
-    module = specgraph.kernels.draft_sampling
+    module = specgraph.ops.draft_sampling
     real = module.sample_rows
     patch.setattr(module, "sample_rows", lambda logits, t, seeds, positions: real(logits, t, seeds, positions - 1))
 
@@ -350,13 +350,13 @@ def noise_of_the_row(patch: pytest.MonkeyPatch) -> None:
 @mutant("noise-of-another-position-constant", "kernel", hazard="noise-of-another-position")
 def noise_of_another_hash(patch: pytest.MonkeyPatch) -> None:
     """One constant of the noise's hash is off by two, so that this device draws other tokens than others."""
-    patch.setattr(specgraph.kernels.noise, "_GOLDEN", specgraph.kernels.noise._GOLDEN + 2)
+    patch.setattr(specgraph.ops.noise, "_GOLDEN", specgraph.ops.noise._GOLDEN + 2)
 
 
 @mutant("part-of-the-head-rotated", "kernel")
 def rest_of_the_head_is_lost(patch: pytest.MonkeyPatch) -> None:
     """Elements past the rotated ones are zero instead of passed through."""
-    module = specgraph.kernels.kv_cache
+    module = specgraph.ops.kv_cache
     real = module.rotate
 
     def rotate(x: Tensor, rotary: Tensor, positions: Tensor) -> Tensor:

@@ -10,20 +10,20 @@ import pytest
 from mutants.registry import mutant
 from torch import Tensor
 
-import specgraph.decoding.verify
-import specgraph.drafting.buffers
-import specgraph.drafting.program
-import specgraph.runner.config
-import specgraph.runner.model_runner
-from specgraph import kernels
-from specgraph.drafting import Drafter, DraftTokens, RoundBuffers
-from specgraph.drafting.chain import ChainProgram
-from specgraph.drafting.host_lengths import HostRound
-from specgraph.drafting.propose_passes import ProposePasses
-from specgraph.graphs import BatchDescriptor, Fingerprint, GraphRunner, UpdatePlan
-from specgraph.graphs.runner import Recording
+import specgraph.capture.config
+import specgraph.capture.model_runner
+import specgraph.draft.buffers
+import specgraph.draft.program
+import specgraph.engine.verify
+from specgraph import ops
+from specgraph.capture import BatchDescriptor, Fingerprint, GraphRunner, UpdatePlan
+from specgraph.capture.graph_runner import Recording
+from specgraph.draft import Drafter, DraftTokens, RoundBuffers
+from specgraph.draft.chain import ChainProgram
+from specgraph.draft.host_lengths import HostRound
+from specgraph.draft.propose_passes import ProposePasses
 
-model_runner = specgraph.runner.model_runner
+model_runner = specgraph.capture.model_runner
 
 
 @mutant("stale-metadata-rebound", "engine")
@@ -157,13 +157,13 @@ def step_ladder_overpadding(patch: pytest.MonkeyPatch) -> None:
 @mutant("size-truncated", "engine")
 def size_truncated(patch: pytest.MonkeyPatch) -> None:
     """Named sizes are cut to even numbers without a word."""
-    real = specgraph.runner.config.capture_sizes
+    real = specgraph.capture.config.capture_sizes
 
     def capture_sizes(most: int, asked: Any = None) -> tuple[int, ...]:
         sizes = real(most, asked)
         return (*sorted({max(1, size // 2 * 2) for size in sizes[:-1]} - {sizes[-1]}), sizes[-1])
 
-    patch.setattr(specgraph.runner.config, "capture_sizes", capture_sizes)
+    patch.setattr(specgraph.capture.config, "capture_sizes", capture_sizes)
 
 
 @mutant("block-misaligned-sizes", "engine")
@@ -175,25 +175,25 @@ def block_misaligned_sizes(patch: pytest.MonkeyPatch) -> None:
 @mutant("buffer-smaller-than-padded-size", "engine")
 def buffer_smaller(patch: pytest.MonkeyPatch) -> None:
     """Buffers hold the largest default size below the maximum instead of the maximum."""
-    real = specgraph.drafting.program.allocate_buffers
+    real = specgraph.draft.program.allocate_buffers
 
     def allocate_buffers(config: Any, *args: Any) -> Any:
         return real(replace(config, max_num_requests=config.max_num_requests // 2, capture_sizes=None), *args)
 
-    patch.setattr(specgraph.drafting.program, "allocate_buffers", allocate_buffers)
+    patch.setattr(specgraph.draft.program, "allocate_buffers", allocate_buffers)
 
 
 @mutant("graph-reuses-target-metadata", "engine")
 def graph_reuses_target_metadata(patch: pytest.MonkeyPatch) -> None:
     """The drafter's graphs use the target's metadata tensors where they have the same shape."""
-    real = specgraph.drafting.buffers.allocate_metadata
+    real = specgraph.draft.buffers.allocate_metadata
     made: dict[Any, Any] = {}
 
     def allocate_metadata(requests: int, query_len: int, block_table: Tensor, tree_len: int = 0) -> Any:
         key = requests, query_len, block_table.shape, block_table.device, tree_len
         return made.setdefault(key, real(requests, query_len, block_table, tree_len))
 
-    for module in (specgraph.drafting.buffers, specgraph.decoding.verify):
+    for module in (specgraph.draft.buffers, specgraph.engine.verify):
         patch.setattr(module, "allocate_metadata", allocate_metadata)
 
 
@@ -220,7 +220,7 @@ def update_prefill_decode_mixed(patch: pytest.MonkeyPatch) -> None:
         object.__setattr__(self, "_tasks", by_size.setdefault(num_requests, {}))
 
     def add(self: UpdatePlan, key: Any, group: Any, prepare: Any) -> None:
-        from specgraph.graphs.update_plan import _Task
+        from specgraph.capture.update_plan import _Task
 
         self._tasks[key] = _Task(group, prepare)
 
@@ -293,8 +293,8 @@ def dynamic_k_negative(patch: pytest.MonkeyPatch) -> None:
 @mutant("unsampled-counted", "engine")
 def unsampled_counted(patch: pytest.MonkeyPatch) -> None:
     """A verify counts the places after its sampled tokens as token 0."""
-    real = kernels.count_tokens
-    patch.setattr(kernels, "count_tokens", lambda tokens, counts: real(tokens.clamp(min=0), counts))
+    real = ops.count_tokens
+    patch.setattr(ops, "count_tokens", lambda tokens, counts: real(tokens.clamp(min=0), counts))
 
 
 @mutant("draft-length-without-offset", "engine")

@@ -13,8 +13,8 @@ from mutants.registry import mutant
 from torch import Tensor
 
 HALVES = (torch.bfloat16, torch.float16)
-PAGED: Any = import_module("specgraph.kernels.paged_attention")
-"""The module: `specgraph.kernels` has an op of its name."""
+PAGED: Any = import_module("specgraph.ops.paged_attention")
+"""The module: `specgraph.ops` has an op of its name."""
 
 
 def _in_tiles(x: Tensor) -> bool:

@@ -12,10 +12,10 @@ from mutants.platform_lifetimes import LaterLaunches
 from mutants.registry import mutant
 from torch import Tensor
 
-from specgraph.decoding import admission, decoder
-from specgraph.decoding.request import Running
-from specgraph.drafting.sampling_buffers import SamplingBuffers
-from specgraph.reference.stream import CpuEvent, CpuStream
+from specgraph.device.cpu.stream import CpuEvent, CpuStream
+from specgraph.draft.sampling_buffers import SamplingBuffers
+from specgraph.engine import admission, decoder
+from specgraph.engine.request import Running
 
 
 @mutant("query-before-the-work", "platform")

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 from mutants.registry import mutant
 
-import specgraph.decoding.admission
-import specgraph.decoding.blocks
-import specgraph.decoding.decoder
-import specgraph.drafting.drafter
-import specgraph.runner.config
-import specgraph.runner.lowering
-from specgraph.decoding import Request, SpeculativeDecoder
-from specgraph.decoding.metrics import AcceptanceMetrics
-from specgraph.drafting import RoundBuffers
-from specgraph.drafting.bound import BoundTensors
-from specgraph.drafting.propose_passes import ProposePasses
+import specgraph.capture.config
+import specgraph.capture.lowering
+import specgraph.draft.drafter
+import specgraph.engine.admission
+import specgraph.engine.blocks
+import specgraph.engine.decoder
+from specgraph.capture.prefill import PrefillProgram
+from specgraph.draft import RoundBuffers
+from specgraph.draft.bound import BoundTensors
+from specgraph.draft.propose_passes import ProposePasses
+from specgraph.engine import Request, SpeculativeDecoder
+from specgraph.engine.metrics import AcceptanceMetrics
 from specgraph.errors import ConfigError
-from specgraph.runner.prefill import PrefillProgram
 
 
 @mutant("cancel-ends-another", "engine")
@@ -39,13 +39,13 @@ def cancel_ends_another(patch: pytest.MonkeyPatch) -> None:
 @mutant("kv-blocks-needed", "engine")
 def one_block_too_many(patch: pytest.MonkeyPatch) -> None:
     """A request whose last position is the last of a block is given one block more than it can touch."""
-    real = specgraph.decoding.admission.blocks_needed
+    real = specgraph.engine.admission.blocks_needed
 
     def needed(request: Request, config: Any, query_len: int) -> int:
         longer = replace(request, max_tokens=request.max_tokens + 1)
         return real(longer, config, query_len)
 
-    for module in (specgraph.decoding.admission, specgraph.decoding.decoder):
+    for module in (specgraph.engine.admission, specgraph.engine.decoder):
         patch.setattr(module, "blocks_needed", needed)
 
 
@@ -74,8 +74,8 @@ def mean_over_nothing(patch: pytest.MonkeyPatch) -> None:
 @mutant("cache-too-large", "engine")
 def half_of_the_cache(patch: pytest.MonkeyPatch) -> None:
     """The size of KV caches counts the keys and leaves out the values."""
-    real = specgraph.decoding.blocks.bytes_per_token
-    patch.setattr(specgraph.decoding.blocks, "bytes_per_token", lambda *args: real(*args) // 2)
+    real = specgraph.engine.blocks.bytes_per_token
+    patch.setattr(specgraph.engine.blocks, "bytes_per_token", lambda *args: real(*args) // 2)
 
 
 @mutant("wrong-round-taken", "engine")
@@ -93,7 +93,7 @@ def longer_tensors_are_cut(patch: pytest.MonkeyPatch) -> None:
 @mutant("wrong-round-taken-caches", "engine", hazard="wrong-round-taken")
 def any_cache_is_taken(patch: pytest.MonkeyPatch) -> None:
     """KV caches are not compared with the head that they are for."""
-    patch.setattr(specgraph.drafting.drafter, "check_caches", lambda *args: None)
+    patch.setattr(specgraph.draft.drafter, "check_caches", lambda *args: None)
 
 
 @mutant("wrong-round-taken-empty-pass", "engine", hazard="wrong-round-taken")
@@ -106,35 +106,35 @@ def an_empty_pass_is_padded(patch: pytest.MonkeyPatch) -> None:
 @mutant("default-sizes", "engine")
 def a_size_is_left_out(patch: pytest.MonkeyPatch) -> None:
     """The default capture sizes leave out 64."""
-    real = specgraph.runner.config.capture_sizes
+    real = specgraph.capture.config.capture_sizes
 
     def sizes(most: int, asked: Any = None) -> tuple[int, ...]:
         found = real(most, asked)
         return found if asked is not None else tuple(size for size in found if size != 64 or size == most)
 
-    patch.setattr(specgraph.runner.config, "capture_sizes", sizes)
+    patch.setattr(specgraph.capture.config, "capture_sizes", sizes)
 
 
 @mutant("default-sizes-zero", "engine", hazard="default-sizes")
 def size_zero_is_taken(patch: pytest.MonkeyPatch) -> None:
     """A named capture size of 0 is passed over without a word."""
-    real = specgraph.runner.config.capture_sizes
+    real = specgraph.capture.config.capture_sizes
 
     def sizes(most: int, asked: Any = None) -> tuple[int, ...]:
         return real(most, asked if asked is None else [size for size in asked if size > 0])
 
-    patch.setattr(specgraph.runner.config, "capture_sizes", sizes)
+    patch.setattr(specgraph.capture.config, "capture_sizes", sizes)
 
 
 @mutant("lowering-refused-wrongly", "engine")
 def missing_updates_are_overlooked(patch: pytest.MonkeyPatch) -> None:
     """Attention with host parameters is captured where the platform can't update them."""
-    real = specgraph.runner.lowering.refusal
+    real = specgraph.capture.lowering.refusal
 
     def refusal(lowering: Any, capabilities: Any, host_parameters: tuple[str, ...]) -> str | None:
         return real(lowering, capabilities, () if lowering == "step" else host_parameters)
 
-    patch.setattr(specgraph.runner.lowering, "refusal", refusal)
+    patch.setattr(specgraph.capture.lowering, "refusal", refusal)
 
 
 @mutant("stale-padding-in-place", "engine")

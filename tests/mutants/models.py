@@ -12,8 +12,8 @@ from torch import Tensor
 
 import specgraph.models.dflash
 import specgraph.models.layers
-from specgraph.decoding.metrics import AcceptanceMetrics
-from specgraph.drafting import Drafter
+from specgraph.draft import Drafter
+from specgraph.engine.metrics import AcceptanceMetrics
 from specgraph.models.mtp import MtpHead
 
 

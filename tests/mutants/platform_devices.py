@@ -13,7 +13,7 @@ import torch
 from mutants.platform_wrapper import WrappedGraph, WrappedPlatform, install
 from mutants.registry import mutant
 
-from specgraph.platforms import Discovered, Platform, Probe
+from specgraph.device import Discovered, Platform, Probe
 
 
 @mutant("replay-on-default-stream", "platform")

@@ -16,11 +16,11 @@ import pytest
 from mutants.platform_wrapper import WrappedGraph, WrappedPlatform, install
 from mutants.registry import mutant
 
-import specgraph.platforms.graph
-from specgraph.platforms import Graph, GraphPool, Platform, no
-from specgraph.reference.recorder import Recorder
-from specgraph.reference.stream import CpuEvent
-from specgraph.reference.tasks import Task
+import specgraph.device.graph
+from specgraph.device import Graph, GraphPool, Platform, no
+from specgraph.device.cpu.recorder import Recorder
+from specgraph.device.cpu.stream import CpuEvent
+from specgraph.device.cpu.tasks import Task
 
 
 @mutant("wrapper-hides-type", "platform")
@@ -225,7 +225,7 @@ def retired_pool_reused(patch: pytest.MonkeyPatch) -> None:
 def collector_left_off(patch: pytest.MonkeyPatch) -> None:
     """The garbage collector stays off after a capture."""
     left_off = SimpleNamespace(isenabled=gc.isenabled, disable=gc.disable, enable=lambda: None)
-    patch.setattr(specgraph.platforms.graph, "gc", left_off)
+    patch.setattr(specgraph.device.graph, "gc", left_off)
 
 
 @mutant("dropped-graph-keeps-memory", "platform")

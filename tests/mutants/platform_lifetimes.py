@@ -12,12 +12,12 @@ import torch
 from mutants.registry import mutant
 from torch import Tensor
 
-from specgraph.reference.checks.timeline import Timeline
-from specgraph.reference.graph import CpuGraph
-from specgraph.reference.platform import CpuPlatform
-from specgraph.reference.pool import CpuGraphPool
-from specgraph.reference.stream import CpuEvent, CpuStream
-from specgraph.reference.tasks import UpdateMode
+from specgraph.device.cpu.checks.timeline import Timeline
+from specgraph.device.cpu.graph import CpuGraph
+from specgraph.device.cpu.platform import CpuPlatform
+from specgraph.device.cpu.pool import CpuGraphPool
+from specgraph.device.cpu.stream import CpuEvent, CpuStream
+from specgraph.device.cpu.tasks import UpdateMode
 
 WAITS = {
     "event.wait": (CpuEvent, "wait"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import specgraph_conformance.session
 
-from specgraph.platforms import Graph, Platform
+from specgraph.device import Graph, Platform
 
 
 class WrappedGraph(Graph):

@@ -12,11 +12,11 @@ import pytest
 from mutants.registry import mutant
 from specgraph_conformance import rank
 
-from specgraph import kernels
-from specgraph.decoding import EngineConfig, SpeculativeDecoder
-from specgraph.decoding.rounds import Rounds
-from specgraph.decoding.target import TargetRunner
-from specgraph.drafting import Drafter
+from specgraph import ops
+from specgraph.draft import Drafter
+from specgraph.engine import EngineConfig, SpeculativeDecoder
+from specgraph.engine.rounds import Rounds
+from specgraph.engine.target import TargetRunner
 from specgraph.models import experts, layers, llama, split
 
 Bug = Callable[[pytest.MonkeyPatch], None]
@@ -47,7 +47,7 @@ def gathers_instead(patch: pytest.MonkeyPatch) -> None:
     real = experts.add_experts
 
     def gathered(partial: Any, ranks: Any) -> Any:
-        parts = kernels.all_gather(partial, ranks.experts.group, ranks.experts.size)
+        parts = ops.all_gather(partial, ranks.experts.group, ranks.experts.size)
         partial.copy_(parts.view(ranks.experts.size, *partial.shape).sum(dim=0))
         return real(partial, ranks)
 
@@ -100,7 +100,7 @@ def residual_on_every_rank(patch: pytest.MonkeyPatch) -> None:
     def row_parallel(x: Any, weight: Any, bias: Any, residual: Any, ranks: Any, scale: Any = None) -> Any:
         out = split.norm_linear(x, None, 0.0, weight, bias, residual, scale)
         if ranks.size > 1:
-            kernels.all_reduce(out, ranks.group)
+            ops.all_reduce(out, ranks.group)
         return out
 
     patch.setattr(layers, "row_parallel", row_parallel)
@@ -113,6 +113,6 @@ def logits_by_rank(patch: pytest.MonkeyPatch) -> None:
     def whole_logits(logits: Any, ranks: Any, vocab_size: int) -> Any:
         if ranks.size == 1:
             return logits
-        return kernels.all_gather(logits, ranks.group, ranks.size).view(-1, vocab_size)
+        return ops.all_gather(logits, ranks.group, ranks.size).view(-1, vocab_size)
 
     patch.setattr(llama, "whole_logits", whole_logits)

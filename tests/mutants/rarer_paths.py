@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from mutants.registry import mutant
 
-from specgraph import kernels
-from specgraph.decoding import admission, decoder, joining, tree_verify
-from specgraph.decoding.tree_verify import TreeVerifyProgram
-from specgraph.drafting.chain import ChainProgram
-from specgraph.drafting.propose_passes import ProposePasses
+from specgraph.device.cpu.tasks import UpdateMode
+from specgraph.draft.chain import ChainProgram
+from specgraph.draft.propose_passes import ProposePasses
+from specgraph.engine import admission, decoder, joining, tree_verify
+from specgraph.engine.tree_verify import TreeVerifyProgram
 from specgraph.models.protocol import DraftOutput
-from specgraph.reference.tasks import UpdateMode
 
 
 @mutant("group-partly-rewritten-table", "platform", hazard="group-partly-rewritten")
@@ -95,10 +94,10 @@ def hidden_of_the_last_token(patch: pytest.MonkeyPatch) -> None:
         nodes = 1
 
         def __getattr__(self, name: str) -> Any:
-            return getattr(kernels, name)
+            return getattr(ops, name)
 
         def take_rows(self, x: Any, rows: Any, out: Any) -> None:
-            kernels.take_rows(x, rows // self.nodes * self.nodes, out)
+            ops.take_rows(x, rows // self.nodes * self.nodes, out)
 
     ops = Kernels()
 

@@ -8,10 +8,10 @@ import pytest
 from mutants.draft_ops import replace_op
 from mutants.registry import mutant
 
-from specgraph.decoding.device_rounds import DeviceRounds
-from specgraph.decoding.round_outputs import RoundOutputs
-from specgraph.decoding.round_program import RoundRunner
-from specgraph.decoding.steady_rounds import SteadyRounds
+from specgraph.engine.device_rounds import DeviceRounds
+from specgraph.engine.round_outputs import RoundOutputs
+from specgraph.engine.round_program import RoundRunner
+from specgraph.engine.steady_rounds import SteadyRounds
 
 
 @mutant("round-copy-overwritten", "engine")

@@ -17,7 +17,7 @@ from pkgutil import iter_modules
 
 from specgraph_conformance import cases, watchdog
 
-PRELOAD = ["mutants.all", "specgraph_conformance.plugin", "specgraph.reference.platform"]
+PRELOAD = ["mutants.all", "specgraph_conformance.plugin", "specgraph.device.cpu.platform"]
 PRELOAD += watchdog.HEAVY
 PRELOAD += [f"{cases.__name__}.{module.name}" for module in iter_modules(cases.__path__)]
 

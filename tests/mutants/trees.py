@@ -10,7 +10,7 @@ from mutants.draft_ops import change_arguments, replace_op
 from mutants.registry import mutant
 from torch import Tensor
 
-import specgraph.kernels.tree
+import specgraph.ops.tree
 
 
 @mutant("sibling-sees-sibling", "kernel")
@@ -64,13 +64,13 @@ def later_levels_visible(patch: pytest.MonkeyPatch) -> None:
 @mutant("node-ties-differ", "kernel")
 def higher_id_first(patch: pytest.MonkeyPatch) -> None:
     """Among equally likely tokens the highest id comes first."""
-    real = specgraph.kernels.tree.top_tokens
+    real = specgraph.ops.tree.top_tokens
 
     def broken(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         log_probs, ids = real(logits.flip(-1), count)
         return log_probs, logits.shape[-1] - 1 - ids
 
-    patch.setattr(specgraph.kernels.tree, "top_tokens", broken)
+    patch.setattr(specgraph.ops.tree, "top_tokens", broken)
 
 
 @mutant("node-ties-differ-chosen", "kernel", hazard="node-ties-differ")

@@ -12,20 +12,20 @@ from mutants.draft_ops import change_arguments, replace_op
 from mutants.registry import mutant
 from torch import Tensor
 
-from specgraph.decoding import join_program
-from specgraph.decoding.device_rounds import DeviceRounds
-from specgraph.decoding.join_program import MAX_STOP_TOKENS, JoinProgram
-from specgraph.decoding.rounds import Rounds
-from specgraph.drafting import BoundTensors, DraftProgram
-from specgraph.drafting.host_lengths import HostRounds
-from specgraph.drafting.stepwise import StepwiseProgram
-from specgraph.graphs.read_set import ReadSetGuard
-from specgraph.platforms import GraphPool
-from specgraph.reference.graph import CpuGraph
-from specgraph.reference.platform import CpuPlatform
+from specgraph.capture.read_set import ReadSetGuard
+from specgraph.device import GraphPool
+from specgraph.device.cpu.graph import CpuGraph
+from specgraph.device.cpu.platform import CpuPlatform
+from specgraph.draft import BoundTensors, DraftProgram
+from specgraph.draft.host_lengths import HostRounds
+from specgraph.draft.stepwise import StepwiseProgram
+from specgraph.engine import join_program
+from specgraph.engine.device_rounds import DeviceRounds
+from specgraph.engine.join_program import MAX_STOP_TOKENS, JoinProgram
+from specgraph.engine.rounds import Rounds
 
-PAGED: Any = import_module("specgraph.kernels.paged_attention")
-"""The module: `specgraph.kernels` has an op of its name."""
+PAGED: Any = import_module("specgraph.ops.paged_attention")
+"""The module: `specgraph.ops` has an op of its name."""
 
 
 @mutant("large-vocabulary", "kernel")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from parallel.tasks import FIXTURES, generate, task
 
-from specgraph import kernels
+from specgraph import ops
 from specgraph.errors import RankError
 from specgraph.parallel import Ranks, join_ranks
 
@@ -26,9 +26,9 @@ def collective_order_differs(ranks: Ranks) -> None:
     x = torch.ones(4, 8)
     for gathers in (ranks.rank == 0, ranks.rank == 1):
         if gathers:
-            kernels.all_gather(x, ranks.name, 2)
+            ops.all_gather(x, ranks.name, 2)
         else:
-            kernels.all_reduce(x, ranks.name)
+            ops.all_reduce(x, ranks.name)
 
 
 def rank_captures_other_size(ranks: Ranks) -> None:
@@ -77,7 +77,7 @@ def absent(ranks: Ranks, flag: str, seconds: float) -> str:
             time.sleep(0.05)
         return "stayed away"
     try:
-        kernels.all_reduce(torch.ones(3), ranks.name)
+        ops.all_reduce(torch.ones(3), ranks.name)
     except RankError as error:
         return str(error)
     finally:
@@ -91,7 +91,7 @@ def killed(ranks: Ranks) -> str:
     if ranks.rank == 1:
         os._exit(3)
     try:
-        kernels.all_reduce(torch.ones(3), ranks.name)
+        ops.all_reduce(torch.ones(3), ranks.name)
     except RankError as error:
         return str(error)
     return "no error"

@@ -15,10 +15,10 @@ import torch
 from benchmarks.unequal_ranks import run
 from specgraph.attention import KVCache
 from specgraph.checkpoints import load_drafter, load_target, target_shape
-from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
-from specgraph.drafting import DraftTree
+from specgraph.device.cpu.platform import CpuPlatform
+from specgraph.draft import DraftTree
+from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 from specgraph.parallel import WHOLE, ExpertParallel, ParallelLayout, Ranks, join_layout, join_ranks
-from specgraph.reference.platform import CpuPlatform
 
 FIXTURES = Path(__file__).parents[1] / "models" / "speculators_fixtures"
 PROMPTS = ([3, 17, 4, 9, 40, 2, 11], [8, 1, 60])

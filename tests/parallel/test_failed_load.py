@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from specgraph.decoding import load
+from specgraph.device.cpu import CpuPlatform
+from specgraph.engine import load
 from specgraph.errors import CheckpointError, ConfigError, RankError, SpecgraphError
 from specgraph.options import EngineOptions
 from specgraph.parallel import ParallelLayout, join_layout
 from specgraph.parallel.ranks import ranks_named
-from specgraph.reference import CpuPlatform
 
 
 @pytest.fixture

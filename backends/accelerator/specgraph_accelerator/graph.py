@@ -1,4 +1,4 @@
-"""Graphs and pools of torch.accelerator: the primitives of `specgraph.platforms.Graph`."""
+"""Graphs and pools of torch.accelerator: the primitives of `specgraph.device.Graph`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
-from specgraph.platforms import Graph, GraphPool
+from specgraph.device import Graph, GraphPool
 
 if TYPE_CHECKING:
     from specgraph_accelerator.platform import AcceleratorPlatform

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from specgraph.device import Probe
+from specgraph.device.installed import calls_of, missing_names
 from specgraph.errors import first_line
-from specgraph.platforms import Probe
-from specgraph.platforms.installed import calls_of, missing_names
 
 CALLS = calls_of(
     """

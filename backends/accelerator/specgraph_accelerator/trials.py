@@ -1,5 +1,5 @@
 """What is claimed of the device at hand: each capability only if a computation that needs it gave the right numbers
-there. The trials run in a process of their own (`specgraph.platforms.trial_process`), since a device fault ends it."""
+there. The trials run in a process of their own (`specgraph.device.trial_process`), since a device fault ends it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from specgraph.device import Capabilities, Rule, Support, no, quirk, trial
+from specgraph.device.trial_process import Findings, answer
 from specgraph.errors import CaptureError
-from specgraph.platforms import Capabilities, Rule, Support, no, quirk, trial
-from specgraph.platforms.trial_process import Findings, answer
 
 if TYPE_CHECKING:
     from specgraph_accelerator.platform import AcceleratorPlatform

@@ -12,7 +12,7 @@ import torch
 import torch_asynccpu  # noqa: F401  # registers the device with torch
 
 if TYPE_CHECKING:
-    from specgraph.reference import CpuPlatform
+    from specgraph.device.cpu import CpuPlatform
 
     from specgraph_accelerator.platform import AcceleratorPlatform
 
@@ -36,7 +36,7 @@ def platform() -> AcceleratorPlatform:
 @pytest.fixture(scope="session")
 def cpu() -> CpuPlatform:
     """What the platform's tokens are compared with."""
-    from specgraph.reference import CpuPlatform
+    from specgraph.device.cpu import CpuPlatform
 
     return CpuPlatform()
 

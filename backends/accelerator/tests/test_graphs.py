@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from specgraph.device import Platform
 from specgraph.errors import CaptureError, HostReadError
-from specgraph.platforms import Platform
 from torch import Tensor
 
 from torch_asynccpu import held

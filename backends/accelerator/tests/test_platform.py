@@ -7,9 +7,9 @@ import types
 import pytest
 import torch
 from specgraph import load_generator
+from specgraph.device import Platform
+from specgraph.device.cpu import CpuPlatform
 from specgraph.errors import PlatformError, UnsupportedError
-from specgraph.platforms import Platform
-from specgraph.reference import CpuPlatform
 
 from specgraph_accelerator.backend import specgraph_backend
 from specgraph_accelerator.platform import AcceleratorPlatform

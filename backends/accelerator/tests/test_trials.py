@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from specgraph.device import trial_process
 from specgraph.errors import PlatformError
-from specgraph.platforms import trial_process
 
 import torch_asynccpu
 from specgraph_accelerator import trials
@@ -85,9 +85,7 @@ def test_in_a_process_of_their_own_they_find_the_same_and_are_kept(
 
 
 def test_a_trial_that_ends_its_process_withdraws_its_capability(apart: Callable[[str], None]) -> None:
-    apart(
-        "import os, specgraph.platforms.trial as t\nt.a_loop_in_one_graph = lambda platform: os.kill(os.getpid(), 11)\n"
-    )
+    apart("import os, specgraph.device.trial as t\nt.a_loop_in_one_graph = lambda platform: os.kill(os.getpid(), 11)\n")
     capabilities = AcceleratorPlatform(0).capabilities
     assert "ended with signal SIGSEGV" in capabilities.merged_loop.reason
     assert all(getattr(capabilities, name) for name in CLAIMED if name != "merged_loop")

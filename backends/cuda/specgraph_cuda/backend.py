@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from specgraph.device import Backend, Platform, Probe, hookimpl
 from specgraph.errors import PlatformError, first_line
-from specgraph.platforms import Backend, Platform, Probe, hookimpl
 
 
 def probe() -> Probe:

@@ -14,7 +14,7 @@ import torch
 from cuda.bindings import driver as cu  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
-from specgraph.platforms import Platform
+from specgraph.device import Platform
 from specgraph_cuda.host_values import compiled
 from specgraph_cuda.nodes import checked
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specgraph.kernels.triton.launch import FewRows
+from specgraph.ops.triton.launch import FewRows
 from specgraph_cuda.few_rows_plan import Plan, plan_for
 from specgraph_cuda.hopper import TensorMap, compiled, is_aligned, launch_early, loaded
 
@@ -32,7 +32,7 @@ class _Output(ctypes.Structure):
 
 
 def few_rows(choose: ChoosePlan = plan_for) -> FewRows:
-    """The kernel's two kinds; see `specgraph.kernels.triton.launch.FewRows`."""
+    """The kernel's two kinds; see `specgraph.ops.triton.launch.FewRows`."""
 
     def linear(x: Tensor, weight: Tensor, residual: Tensor | None) -> Tensor | None:
         if (plan := _plan(choose, False, x, weight)) is None or weight.shape[0] % 2:

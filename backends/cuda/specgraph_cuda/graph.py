@@ -1,4 +1,4 @@
-"""CUDA graphs through torch's capture: the primitives of `specgraph.platforms.Graph`."""
+"""CUDA graphs through torch's capture: the primitives of `specgraph.device.Graph`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from specgraph.device import Graph, GraphPool, VendorMessage
 from specgraph.errors import HostReadError
-from specgraph.platforms import Graph, GraphPool, VendorMessage
 
 if TYPE_CHECKING:
     from specgraph_cuda.conditional import Loop

@@ -12,15 +12,15 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from specgraph import kernels
+from specgraph import ops
 from specgraph_cuda.tasks import host_values
 
 
 def register_host_attention() -> None:
     """Make these the implementations of the attention ops with host lengths for CUDA tensors."""
-    kernels.implement("paged_attention_host", "CUDA", paged_attention_host)
-    kernels.implement("rotate_store_attend_host", "CUDA", rotate_store_attend_host)
-    kernels.implement("windowed_attention_host", "CUDA", windowed_attention_host)
+    ops.implement("paged_attention_host", "CUDA", paged_attention_host)
+    ops.implement("rotate_store_attend_host", "CUDA", rotate_store_attend_host)
+    ops.implement("windowed_attention_host", "CUDA", windowed_attention_host)
 
 
 def paged_attention_host(
@@ -35,10 +35,10 @@ def paged_attention_host(
     causal: bool = True,
     out: Tensor,
 ) -> None:
-    """See `specgraph.kernels.paged_attention_host`."""
+    """See `specgraph.ops.paged_attention_host`."""
 
     def attend(lengths: Tensor, starts: Tensor, query_len: int) -> Tensor:
-        return kernels.paged_attention(
+        return ops.paged_attention(
             query, key_cache, value_cache, block_table, lengths, starts, query_len=query_len, scale=scale, causal=causal
         )
 
@@ -62,10 +62,10 @@ def rotate_store_attend_host(
     causal: bool = True,
     out: Tensor,
 ) -> None:
-    """See `specgraph.kernels.rotate_store_attend_host`."""
+    """See `specgraph.ops.rotate_store_attend_host`."""
 
     def attend(lengths: Tensor, starts: Tensor, query_len: int) -> Tensor:
-        return kernels.rotate_store_attend(
+        return ops.rotate_store_attend(
             query, key, value, rotary, positions, slot_mapping, key_cache, value_cache, block_table, lengths, starts,
             query_len=query_len, scale=scale, causal=causal,
         )  # fmt: skip
@@ -86,10 +86,10 @@ def windowed_attention_host(
     window: int,
     out: Tensor,
 ) -> None:
-    """See `specgraph.kernels.windowed_attention_host`."""
+    """See `specgraph.ops.windowed_attention_host`."""
 
     def attend(lengths: Tensor, starts: Tensor, query_len: int) -> Tensor:
-        return kernels.windowed_attention(
+        return ops.windowed_attention(
             query, key_cache, value_cache, block_table, lengths, starts, sinks, query_len=query_len, scale=scale,
             window=window,
         )  # fmt: skip

@@ -18,7 +18,7 @@ from cuda.bindings import driver as cu  # pyright: ignore[reportMissingImports]
 from cuda.bindings import nvrtc  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
-from specgraph.platforms import Platform
+from specgraph.device import Platform
 
 _PER_LAUNCH = 960
 """Values per launch: kernel parameters may take 4 KiB."""

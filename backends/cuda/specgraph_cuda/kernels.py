@@ -13,8 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from specgraph.kernels.triton.implement import register
-from specgraph.kernels.triton.launch import (
+from specgraph.ops.triton.implement import register
+from specgraph.ops.triton.launch import (
     AttentionShape,
     AttentionTile,
     LaunchOptions,
@@ -25,7 +25,7 @@ from specgraph.kernels.triton.launch import (
     default_attention,
     default_tile,
 )
-from specgraph.kernels.triton.tile_table import TileTable, cache_file, read_tiles
+from specgraph.ops.triton.tile_table import TileTable, cache_file, read_tiles
 from specgraph_cuda.many_rows_plan import BLOCKS
 
 _log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ _GATE_UP_FP8 = {16: Tile(64, 256, 4, 3, 64), 32: Tile(64, 128, 8, 5, 256), 64: T
 
 
 def tile_for(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
-    """The tile of one linear; see `specgraph.kernels.triton.launch.ChooseTile`."""
+    """The tile of one linear; see `specgraph.ops.triton.launch.ChooseTile`."""
     if depth % 512:
         return default_tile(kind, rows, columns, depth)
     if kind == "gate_up_fp8":
@@ -117,7 +117,7 @@ def _attention_over_fp8(shape: AttentionShape) -> AttentionTile:
 
 @triton.jit
 def overlap_previous(lines=None, START: tl.constexpr = True, WAIT: tl.constexpr = True):
-    """Programmatic dependent launch: see `specgraph.kernels.triton.launch.LaunchOptions.overlap`.
+    """Programmatic dependent launch: see `specgraph.ops.triton.launch.LaunchOptions.overlap`.
 
     PTX's griddepcontrol needs compute capability 9.0; kernels are launched with `launch_pdl`.
     """

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specgraph.kernels.triton.launch import ManyRows
+from specgraph.ops.triton.launch import ManyRows
 from specgraph_cuda.hopper import TensorMap, compiled, is_aligned, launch_early, loaded
 from specgraph_cuda.many_rows_plan import Kind, Plan, plan_for
 
@@ -33,7 +33,7 @@ class _Best(ctypes.Structure):
 
 
 def linears(choose: ChoosePlan = plan_for) -> ManyRows:
-    """The kernel's three kinds; see `specgraph.kernels.triton.launch.ManyRows`."""
+    """The kernel's three kinds; see `specgraph.ops.triton.launch.ManyRows`."""
 
     def takes(kind: Kind, x: Tensor, weight: Tensor) -> bool:
         return _plan(choose, kind, x, weight) is not None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specgraph.platforms import Platform
+from specgraph.device import Platform
 
 _TYPES = {torch.int32: "<i4", torch.int64: "<i8", torch.float32: "<f4"}
 
@@ -25,7 +25,7 @@ class _Pinned:
 
 
 def mapped(size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor] | None:
-    """See `specgraph.platforms.Platform.mapped_memory`. None where torch takes the memory for another GPU's."""
+    """See `specgraph.device.Platform.mapped_memory`. None where torch takes the memory for another GPU's."""
     with torch.cuda.device(device):
         host = torch.zeros(size, dtype=dtype, pin_memory=True)
         made = torch.as_tensor(_Pinned(host), device="cuda")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from specgraph.device import Capabilities, Event, MemoryInfo, Platform, PlatformInfo, Stream, TaskGroup, yes
 from specgraph.errors import PlatformError, UnsupportedError
-from specgraph.platforms import Capabilities, Event, MemoryInfo, Platform, PlatformInfo, Stream, TaskGroup, yes
 from specgraph_cuda import memory, probe
 from specgraph_cuda.graph import CudaGraph, CudaGraphPool
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from specgraph.device import Capabilities, Support, no, quirk, trial, yes
+from specgraph.device.installed import installed_version
 from specgraph.errors import first_line
-from specgraph.platforms import Capabilities, Support, no, quirk, trial, yes
-from specgraph.platforms.installed import installed_version
 from specgraph_cuda import memory
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specgraph.kernels.triton.launch import TwoLinears
+from specgraph.ops.triton.launch import TwoLinears
 from specgraph_cuda.hopper import TensorMap, compiled, is_aligned, launch_early, loaded
 from specgraph_cuda.two_linears_plan import Plan, plan_for
 
@@ -64,7 +64,7 @@ class _First(ctypes.Structure):
 
 
 def two_linears_in_one(choose: ChoosePlan = plan_for) -> TwoLinears:
-    """The kernel's launch; see `specgraph.kernels.triton.launch.TwoLinears`."""
+    """The kernel's launch; see `specgraph.ops.triton.launch.TwoLinears`."""
     memory = ProgressMemory()
 
     def launched(

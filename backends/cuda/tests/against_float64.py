@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specgraph.platforms import Platform
+from specgraph.device import Platform
 
 TOLERANCE = {torch.bfloat16: 6e-3, torch.float16: 1e-3, torch.float32: 3e-6}
 

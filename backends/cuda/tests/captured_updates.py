@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from specgraph import kernels
-from specgraph.platforms import Graph, Platform, TaskGroup
+from specgraph import ops
+from specgraph.device import Graph, Platform, TaskGroup
 
 
 @contextlib.contextmanager
@@ -91,9 +91,9 @@ class HostAttention:
     def _attend(self, seq_lens: list[int]) -> None:
         inputs = (self.query, *self.caches, self.table, self.query_lens, seq_lens)
         if self.window is None:
-            kernels.paged_attention_host(*inputs, scale=0.125, out=self.out)
+            ops.paged_attention_host(*inputs, scale=0.125, out=self.out)
         else:
-            kernels.windowed_attention_host(*inputs, self.sinks, scale=0.125, window=self.window, out=self.out)
+            ops.windowed_attention_host(*inputs, self.sinks, scale=0.125, window=self.window, out=self.out)
 
     def replay(self, seq_lens: list[int]) -> None:
         with self.platform.task_update(self.group):
@@ -106,5 +106,5 @@ class HostAttention:
         each = max(self.query_lens) if len(set(self.query_lens)) == 1 else self.query.shape[0]
         inputs = (self.query, *self.caches, self.table, lengths, starts)
         if self.window is None:
-            return kernels.paged_attention(*inputs, query_len=each, scale=0.125)
-        return kernels.windowed_attention(*inputs, self.sinks, query_len=each, scale=0.125, window=self.window)
+            return ops.paged_attention(*inputs, query_len=each, scale=0.125)
+        return ops.windowed_attention(*inputs, self.sinks, query_len=each, scale=0.125, window=self.window)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from specgraph_cuda.backend import open_device, probe
 
-from specgraph.platforms import Platform
+from specgraph.device import Platform
 
 
 @pytest.fixture(scope="session")

@@ -15,9 +15,9 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from specgraph import kernels
-from specgraph.kernels.triton.implement import TritonOps
-from specgraph.kernels.triton.launch import LaunchOptions
+from specgraph import ops as kernels
+from specgraph.ops.triton.implement import TritonOps
+from specgraph.ops.triton.launch import LaunchOptions
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"

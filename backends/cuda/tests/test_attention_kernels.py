@@ -6,8 +6,8 @@ import pytest
 import torch
 from against_float64 import close, make, triton_ops  # noqa: F401
 
-from specgraph import kernels
-from specgraph.kernels.kv_cache import rotate
+from specgraph import ops
+from specgraph.ops.kv_cache import rotate
 
 CASES = [
     # block size, rows per request, lengths, causal, heads, kv heads, head dim
@@ -50,8 +50,8 @@ def test_attention(case: tuple, dtype: torch.dtype, packed_caches: bool) -> None
     scale = dim**-0.5
 
     how = {"query_len": rows, "scale": scale, "causal": causal}
-    got = kernels.paged_attention(query, keys, values, table, seq_lens, starts, **how)
-    attend = kernels.paged_attention.reference
+    got = ops.paged_attention(query, keys, values, table, seq_lens, starts, **how)
+    attend = ops.paged_attention.reference
     want = attend(query.double(), keys.double(), values.double(), table, seq_lens, starts, **how)
     close(got, want)
     assert bool((got.view(requests, rows, heads, dim)[seq_lens == 0] == 0).all())
@@ -67,7 +67,7 @@ def test_attention(case: tuple, dtype: torch.dtype, packed_caches: bool) -> None
     place = slots[live] // block, slots[live] % block
     wide[3][place], wide[4][place] = turned[1][live].to(dtype).double(), wide[2][live]
     before = keys.clone(), values.clone()
-    got = kernels.rotate_store_attend(
+    got = ops.rotate_store_attend(
         query, key, value, rotary, position, slots, keys, values, table, seq_lens, starts, **how
     )
     want = attend(turned[0].to(dtype).double(), wide[3], wide[4], table, seq_lens, starts, **how)
@@ -86,12 +86,12 @@ def test_a_row_without_a_slot_reads_the_cache_as_it_is() -> None:
     seq_lens, starts = torch.tensor([20], dtype=torch.int32).cuda(), torch.tensor([0, 1], dtype=torch.int32).cuda()
     query, key, value = make(1, 32, 128), make(1, 8, 128), make(1, 8, 128)
     before = keys.clone()
-    got = kernels.rotate_store_attend(
+    got = ops.rotate_store_attend(
         query, key, value, None, torch.tensor([19]).cuda(), torch.tensor([-1]).cuda(), keys, values, table, seq_lens,
         starts, query_len=1, scale=0.1,
     )  # fmt: skip
     wide = query.double(), keys.double(), values.double()
-    close(got, kernels.paged_attention.reference(*wide, table, seq_lens, starts, query_len=1, scale=0.1))
+    close(got, ops.paged_attention.reference(*wide, table, seq_lens, starts, query_len=1, scale=0.1))
     assert torch.equal(keys, before)
 
 
@@ -100,7 +100,7 @@ def test_caches_that_the_kernels_cannot_take_are_said_once(caplog: pytest.LogCap
     table, starts = torch.tensor([[1, 2]], dtype=torch.int32).cuda(), torch.tensor([0, 1], dtype=torch.int32).cuda()
     seq_lens, query = torch.tensor([20], dtype=torch.int32).cuda(), make(1, 4, 64)
     for _ in range(2):
-        got = kernels.paged_attention(query, keys, values, table, seq_lens, starts, query_len=1, scale=0.1)
+        got = ops.paged_attention(query, keys, values, table, seq_lens, starts, query_len=1, scale=0.1)
     wide = query.double(), keys.double(), values.double()
-    close(got, kernels.paged_attention.reference(*wide, table, seq_lens, starts, query_len=1, scale=0.1))
+    close(got, ops.paged_attention.reference(*wide, table, seq_lens, starts, query_len=1, scale=0.1))
     assert sum("last stride of the KV caches is 2" in record.message for record in caplog.records) == 1

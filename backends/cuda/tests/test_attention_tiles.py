@@ -10,10 +10,9 @@ import torch
 from interpreted import DEVICE, INTERPRETED, device
 from torch import Tensor
 
-from specgraph import kernels
-from specgraph.kernels.triton import attention_ops
-from specgraph.kernels.triton.implement import TritonOps
-from specgraph.kernels.triton.launch import AttentionTile, LaunchOptions
+from specgraph.ops.triton import attention_ops
+from specgraph.ops.triton.implement import TritonOps
+from specgraph.ops.triton.launch import AttentionTile, LaunchOptions
 
 __all__ = ["device"]  # the fixture
 BLOCK, HEADS, KV_HEADS, WIDTH = 16, 6, 2, 9
@@ -59,7 +58,7 @@ def test_every_cut_of_a_context(tile: AttentionTile, rows: int, dtype: torch.dty
     there = [t.to(DEVICE) for t in (*cache, *lengths)]
     got = ops.paged_attention(query.contiguous().to(DEVICE), *there, **options)
     wide = [part.double() for part in cache]
-    close(got, kernels.paged_attention.reference(query.double(), *wide, *lengths, **options))
+    close(got, ops.paged_attention.reference(query.double(), *wide, *lengths, **options))
     if rows > 1:
         return
     position = (seq_lens - 1).long().clamp(min=0)
@@ -71,7 +70,7 @@ def test_every_cut_of_a_context(tile: AttentionTile, rows: int, dtype: torch.dty
     given = [t.to(DEVICE) for t in (query, key, value, rotary, position, slots)]
     got = ops.rotate_store_attend(*given, *there, **options)
     new = query.double(), key.double(), value.double(), rotary.double(), position, slots
-    close(got, kernels.rotate_store_attend.reference(*new, *wide, *lengths, **options))
+    close(got, ops.rotate_store_attend.reference(*new, *wide, *lengths, **options))
     for part, expected in zip(there[:2], wide, strict=True):
         torch.testing.assert_close(part.cpu().double(), expected, rtol=1e-2, atol=1e-2, equal_nan=True)
 

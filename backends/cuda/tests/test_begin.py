@@ -10,7 +10,7 @@ import torch
 from interpreted import DEVICE, device, expect, run
 from torch import Tensor
 
-from specgraph import kernels
+from specgraph import ops
 
 __all__ = ["device"]  # the fixture
 
@@ -72,7 +72,7 @@ def test_rows_of_a_drafter_with_modules(requests: int, past: int, block_size: in
     there = {name: tensor.to(DEVICE) for name, tensor in ring.items()}  # read, and not copied by `expect`
     seen = run("begin_modules", sampled, counts, starts, table, states, **there, **limits, written=written)
     wanted = {name: tensor.clone() for name, tensor in written.items()}
-    kernels.begin_modules.reference(sampled, counts, starts, table, states, **ring, **limits, **wanted)
+    ops.begin_modules.reference(sampled, counts, starts, table, states, **ring, **limits, **wanted)
     for name, tensor in wanted.items():
         assert torch.equal(seen[name], tensor), name
     assert ((wanted["slot_mapping"] >= 0) & (wanted["positions"] < starts.repeat_interleave(length))).any()

@@ -9,11 +9,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from specgraph.benchmarking.shapes import SHAPES, random_head
-from specgraph.decoding import allocate_caches
-from specgraph.drafting import DraftConfig, Drafter, ProposeBatch
+from specgraph.device import Platform
+from specgraph.draft import DraftConfig, Drafter, ProposeBatch
+from specgraph.engine import allocate_caches
 from specgraph.errors import CaptureError, HostReadError, PlatformError
-from specgraph.platforms import Platform
+from specgraph.tools.shapes import SHAPES, random_head
 
 
 def _captures_and_replays(platform: Platform) -> None:

@@ -24,8 +24,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from specgraph.kernels.triton.implement import _FP8_OPS, _OPS, TritonOps
-from specgraph.kernels.triton.launch import LaunchOptions
+from specgraph.ops.triton.implement import _FP8_OPS, _OPS, TritonOps
+from specgraph.ops.triton.launch import LaunchOptions
 
 
 class Driver:

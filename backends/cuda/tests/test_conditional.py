@@ -12,8 +12,8 @@ import pytest
 import torch
 from captured_updates import stalled
 
+from specgraph.device import Platform
 from specgraph.errors import CaptureError
-from specgraph.platforms import Platform
 
 
 @pytest.fixture

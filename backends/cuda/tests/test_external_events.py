@@ -13,8 +13,8 @@ import pytest
 import torch
 from specgraph_cuda.platform import CudaPlatform
 
+from specgraph.device import Platform
 from specgraph.errors import PlatformError, UnsupportedError
-from specgraph.platforms import Platform
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from specgraph_cuda.few_rows_plan import MULTIPROCESSORS, Plan, cut, plan_for
 from torch import Tensor
 
-from specgraph.platforms import Platform
+from specgraph.device import Platform
 
 EPS = 0.02
 SHAPES = [(8192, 6144), (4096, 32000), (14336, 4096), (2048, 3072), (512, 1000), (256, 40)]
@@ -140,8 +140,8 @@ def test_of_equals_the_first_is_the_largest_and_nan_is_none(hopper: Platform) ->
 
 def test_the_device_s_kernel_is_asked_first_and_not_for_a_bias() -> None:
     pytest.importorskip("triton")
-    from specgraph.kernels.triton.implement import TritonOps
-    from specgraph.kernels.triton.launch import FewRows, LaunchOptions
+    from specgraph.ops.triton.implement import TritonOps
+    from specgraph.ops.triton.launch import FewRows, LaunchOptions
 
     asked: list[Tensor | None] = []
 
@@ -165,9 +165,9 @@ def test_the_device_s_kernel_is_asked_first_and_not_for_a_bias() -> None:
 
 def test_two_linears_with_a_norm_between_them_are_asked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    from specgraph.kernels.linear import normed
-    from specgraph.kernels.triton.implement import TritonOps
-    from specgraph.kernels.triton.launch import FewRows, LaunchOptions
+    from specgraph.ops.linear import normed
+    from specgraph.ops.triton.implement import TritonOps
+    from specgraph.ops.triton.launch import FewRows, LaunchOptions
 
     def linear(x: Tensor, weight: Tensor, residual: Tensor | None) -> Tensor:
         product = x @ weight.T

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from specgraph import kernels
+from specgraph import ops
 from specgraph.attention import AttentionLayer, AttentionMetadata, HostLengths, KVCache, StepContext
-from specgraph.benchmarking.audit import AuditCase, as_text, audit
-from specgraph.benchmarking.shapes import SHAPES, random_head
-from specgraph.platforms import Platform
+from specgraph.device import Platform
+from specgraph.tools.audit import AuditCase, as_text, audit
+from specgraph.tools.shapes import SHAPES, random_head
 
 EXAMPLE = Path(__file__).parents[3] / "examples/host_lengths/flash.py"
 
@@ -63,7 +63,7 @@ def test_attention_is_float64s(updating: Platform, flash: Any, query_len: int, c
     shapes = (rows, heads, dim), (rows, kv_heads, dim), (rows, kv_heads, dim), *[(25, 16, kv_heads, dim)] * 2
     query, key, value, *cache = (torch.randn(*shape).bfloat16() for shape in shapes)
     starts = torch.arange(0, rows + 1, query_len).int()
-    wanted = kernels.rotate_store_attend(
+    wanted = ops.rotate_store_attend(
         query.double(), key.double(), value.double(), rotary.double(), positions, slots, cache[0].double(),
         cache[1].double(), table, torch.tensor(seq_lens).int(), starts, query_len=query_len, scale=dim**-0.5,
         causal=causal,

@@ -7,8 +7,8 @@ import torch
 from against_float64 import close, make, triton_ops  # noqa: F401
 from torch import Tensor
 
-from specgraph import kernels
-from specgraph.platforms import Platform
+from specgraph import ops
+from specgraph.device import Platform
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -22,20 +22,20 @@ def test_norm_linear(rows: int, columns: int, depth: int, dtype: torch.dtype) ->
     residual = make(rows, columns, dtype=dtype)
     wide = [t.double() for t in (x, norm, weight, bias, residual)]
     close(
-        kernels.norm_linear(x, norm, 1e-5, weight, bias, residual),
-        kernels.norm_linear.reference(wide[0], wide[1], 1e-5, *wide[2:]),
+        ops.norm_linear(x, norm, 1e-5, weight, bias, residual),
+        ops.norm_linear.reference(wide[0], wide[1], 1e-5, *wide[2:]),
     )
-    close(kernels.norm_linear(x, None, 0.0, weight), wide[0] @ wide[2].T)
+    close(ops.norm_linear(x, None, 0.0, weight), wide[0] @ wide[2].T)
     strided = make(rows, depth + 64, dtype=dtype)[:, :depth]
-    close(kernels.norm_linear(strided, None, 0.0, weight), strided.double() @ wide[2].T)
+    close(ops.norm_linear(strided, None, 0.0, weight), strided.double() @ wide[2].T)
 
 
 @pytest.mark.parametrize("rows", [1, 16, 40, 64, 100])
 @pytest.mark.parametrize(("inner", "depth"), [(14336, 4096), (12288, 4096), (8192, 2048), (200, 256)])
 def test_norm_gate_up(rows: int, inner: int, depth: int) -> None:
     x, norm, weight = make(rows, depth), make(depth), make(2 * inner, depth, scale=depth**-0.5)
-    want = kernels.norm_gate_up.reference(x.double(), norm.double(), 1e-5, weight.double(), None)
-    close(kernels.norm_gate_up(x, norm, 1e-5, weight), want)
+    want = ops.norm_gate_up.reference(x.double(), norm.double(), 1e-5, weight.double(), None)
+    close(ops.norm_gate_up(x, norm, 1e-5, weight), want)
 
 
 def fp8(rows: int, columns: int, groups: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -60,15 +60,15 @@ def test_linears_over_fp8(
     weight, scale, wide = fp8(2 * columns, depth, groups)
     x, norm, bias = make(rows, depth, dtype=dtype), make(depth, dtype=dtype), make(2 * columns, dtype=dtype)
     residual = make(rows, 2 * columns, dtype=dtype)
-    want = kernels.norm_linear.reference(x.double(), norm.double(), 1e-5, wide, bias.double(), residual.double())
-    close(kernels.norm_linear_fp8(x, norm, 1e-5, weight, scale, bias, residual), want)
-    skipped = kernels.norm_linear_fp8(x, None, 0.0, weight[columns:], scale[:, columns:])
+    want = ops.norm_linear.reference(x.double(), norm.double(), 1e-5, wide, bias.double(), residual.double())
+    close(ops.norm_linear_fp8(x, norm, 1e-5, weight, scale, bias, residual), want)
+    skipped = ops.norm_linear_fp8(x, None, 0.0, weight[columns:], scale[:, columns:])
     close(skipped, x.double() @ wide[columns:].T)
-    want = kernels.norm_gate_up.reference(x.double(), norm.double(), 1e-5, wide, bias.double())
-    close(kernels.norm_gate_up_fp8(x, norm, 1e-5, weight, scale, bias), want)
+    want = ops.norm_gate_up.reference(x.double(), norm.double(), 1e-5, wide, bias.double())
+    close(ops.norm_gate_up_fp8(x, norm, 1e-5, weight, scale, bias), want)
     table, ids = make(100, depth - 32, dtype=dtype), torch.randint(0, 100, (rows,), device="cuda")
-    want = kernels.pair_linear.reference(ids, table.double(), None, x[:, :32].double(), None, 1e-5, wide, None)
-    close(kernels.pair_linear_fp8(ids, table, None, x[:, :32], None, 1e-5, weight, scale), want)
+    want = ops.pair_linear.reference(ids, table.double(), None, x[:, :32].double(), None, 1e-5, wide, None)
+    close(ops.pair_linear_fp8(ids, table, None, x[:, :32], None, 1e-5, weight, scale), want)
 
 
 @pytest.mark.parametrize("rows", [1, 17, 64, 200])
@@ -77,7 +77,7 @@ def test_pair_linear(rows: int, width: int) -> None:
     table, norms, hidden = make(100, width), (make(width), make(4096)), make(rows, 4096)
     weight, ids = make(6144, width + 4096, scale=8192**-0.5), torch.randint(0, 100, (rows,), device="cuda")
     for first, second in (norms, (None, None), (norms[0], None)):
-        want = kernels.pair_linear.reference(
+        want = ops.pair_linear.reference(
             ids,
             table.double(),
             None if first is None else first.double(),
@@ -87,4 +87,4 @@ def test_pair_linear(rows: int, width: int) -> None:
             weight.double(),
             None,
         )
-        close(kernels.pair_linear(ids, table, first, hidden, second, 1e-5, weight), want)
+        close(ops.pair_linear(ids, table, first, hidden, second, 1e-5, weight), want)

@@ -10,9 +10,9 @@ from interpreted import DEVICE, INTERPRETED, device, ops
 from torch import Tensor
 from torch.nn import functional
 
-from specgraph.kernels.linear_fp8 import dequantised, quantised
-from specgraph.kernels.triton.implement import TritonOps
-from specgraph.kernels.triton.launch import LaunchOptions, ManyRows
+from specgraph.ops.linear_fp8 import dequantised, quantised
+from specgraph.ops.triton.implement import TritonOps
+from specgraph.ops.triton.launch import LaunchOptions, ManyRows
 
 __all__ = ["device"]
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from specgraph_cuda.many_rows_plan import BLOCKS, Kind, Plan, plan_for
 
-from specgraph.platforms import Platform
+from specgraph.device import Platform
 
 PLANS = [
     *(Plan(3, 224, 4), Plan(2, 224, 5), Plan(2, 192, 5), Plan(2, 64, 4)),
@@ -180,9 +180,9 @@ def test_a_linear_waits_for_the_one_before(hopper: Platform, plan: Plan) -> None
 
 def test_gated_linears_of_many_rows_without_bias_take_the_device_s_kernel() -> None:
     pytest.importorskip("triton")
-    from specgraph.kernels import norm_gate_up
-    from specgraph.kernels.triton.implement import TritonOps
-    from specgraph.kernels.triton.launch import LaunchOptions, ManyRows
+    from specgraph.ops import norm_gate_up
+    from specgraph.ops.triton.implement import TritonOps
+    from specgraph.ops.triton.launch import LaunchOptions, ManyRows
 
     taken: list[int] = []
 

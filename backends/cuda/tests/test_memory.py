@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specgraph.platforms import Platform
+from specgraph.device import Platform
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32], ids=str)

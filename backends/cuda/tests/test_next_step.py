@@ -9,7 +9,7 @@ import torch
 from interpreted import DEVICE, device, ops
 from torch import Tensor
 
-from specgraph import kernels
+from specgraph import ops as kernels
 
 __all__ = ["device"]
 

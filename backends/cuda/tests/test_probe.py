@@ -11,8 +11,8 @@ import torch
 from specgraph_cuda.backend import open_device, probe
 from specgraph_cuda.probe import task_update_support, triton_support
 
+from specgraph.device import discover
 from specgraph.errors import PlatformError
-from specgraph.platforms import discover
 
 
 def test_importing_the_plugin_touches_no_device() -> None:

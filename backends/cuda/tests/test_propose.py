@@ -13,10 +13,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from specgraph.attention import choose_attention
-from specgraph.benchmarking.shapes import SHAPES, random_head
-from specgraph.decoding import allocate_caches
-from specgraph.drafting import DraftConfig, Drafter, ProposeBatch
-from specgraph.platforms import Platform
+from specgraph.device import Platform
+from specgraph.draft import DraftConfig, Drafter, ProposeBatch
+from specgraph.engine import allocate_caches
+from specgraph.tools.shapes import SHAPES, random_head
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import torch
 from interpreted import DEVICE, INTERPRETED, device, ops
 from torch import Tensor
 
-from specgraph import kernels
-from specgraph.kernels.triton import sampling_parameters_ops
+from specgraph import ops as kernels
+from specgraph.ops.triton import sampling_parameters_ops
 
 __all__ = ["device"]  # the fixture
 

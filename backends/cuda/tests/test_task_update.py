@@ -14,8 +14,8 @@ import pytest
 import torch
 from captured_updates import HostAttention, Stored, one_group_each, stalled
 
+from specgraph.device import Graph, Platform, TaskGroup
 from specgraph.errors import UpdateError
-from specgraph.platforms import Graph, Platform, TaskGroup
 
 
 def queued_launch_keeps_its_values(platform: Platform) -> None:

@@ -10,7 +10,7 @@ import torch
 from interpreted import DEVICE, INTERPRETED, device, expect, ops
 from torch import Tensor
 
-from specgraph import kernels
+from specgraph import ops as kernels
 
 __all__ = ["device"]  # the fixture
 BLOCK = 16

@@ -8,7 +8,7 @@ from interpreted import DEVICE, INTERPRETED, device, ops
 from torch import Tensor
 from torch.nn import functional
 
-from specgraph.kernels.triton import two_linears_ops
+from specgraph.ops.triton import two_linears_ops
 
 __all__ = ["device"]
 

@@ -11,7 +11,7 @@ from specgraph_cuda.two_linears_plan import Plan, cut, plan_for
 from torch import Tensor
 from torch.nn import functional
 
-from specgraph.platforms import Platform
+from specgraph.device import Platform
 
 SHAPES = [(True, 4096, 4096, 14336), (False, 14336, 4096, 6144), (True, 512, 1024, 1000), (False, 256, 384, 40)]
 """gated, input columns, output columns of the first linear and of the second: two in use, two that are cut unevenly."""
@@ -169,8 +169,8 @@ def test_graphs_that_run_at_once_do_not_wait_for_each_other_for_ever(hopper: Pla
 
 def test_the_device_s_kernel_is_asked_first_and_not_for_biases() -> None:
     pytest.importorskip("triton")
-    from specgraph.kernels.triton.implement import TritonOps
-    from specgraph.kernels.triton.launch import LaunchOptions
+    from specgraph.ops.triton.implement import TritonOps
+    from specgraph.ops.triton.launch import LaunchOptions
 
     asked: list[bool] = []
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from captured_updates import HostAttention, Stored, one_group_each
 
+from specgraph.device import Platform
 from specgraph.errors import CaptureError, UpdateError
-from specgraph.platforms import Platform
 
 
 def test_an_update_of_attention_on_other_tensors_is_refused(updating: Platform) -> None:

@@ -22,9 +22,9 @@ sys.path[:0] = [str(p) for p in (ROOT, ROOT / "tests", ROOT / "backends/musa", R
 
 import torch
 from draft_on import captured_drafter, make_drafter, on, rounds_for
-from specgraph.benchmarking.shapes import random_head, shape_named
-from specgraph.drafting import DraftConfig, Drafter, ProposeBatch
-from specgraph.reference import CpuPlatform
+from specgraph.device.cpu import CpuPlatform
+from specgraph.draft import DraftConfig, Drafter, ProposeBatch
+from specgraph.tools.shapes import random_head, shape_named
 
 from specgraph_musa.platform import MusaPlatform
 from specgraph_musa.policy import Policy

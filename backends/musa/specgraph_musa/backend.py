@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specgraph.platforms import Backend, Platform, hookimpl
+from specgraph.device import Backend, Platform, hookimpl
 
 from specgraph_musa.probe import probe
 

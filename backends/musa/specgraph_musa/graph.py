@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
+from specgraph.device import Graph, GraphPool
 from specgraph.errors import CaptureError, first_line
-from specgraph.platforms import Graph, GraphPool
 
 if TYPE_CHECKING:
     from specgraph_musa.platform import MusaPlatform

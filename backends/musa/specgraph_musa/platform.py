@@ -6,10 +6,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from specgraph.device import Capabilities, Event, MemoryInfo, Platform, PlatformInfo, Stream
+from specgraph.device.installed import installed_version
+from specgraph.device.trial_process import Findings, findings
 from specgraph.errors import PlatformError, UnsupportedError
-from specgraph.platforms import Capabilities, Event, MemoryInfo, Platform, PlatformInfo, Stream
-from specgraph.platforms.installed import installed_version
-from specgraph.platforms.trial_process import Findings, findings
 
 from specgraph_musa.graph import MusaGraph, MusaGraphPool
 from specgraph_musa.policy import Policy, policy_from

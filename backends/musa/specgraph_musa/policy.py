@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from specgraph.device import Rule, Support, no, quirk
 from specgraph.errors import ConfigError
-from specgraph.platforms import Rule, Support, no, quirk
 
 TABLE = Path(__file__).with_name("policy.md")
 """One row per decision, with its reason, where the reason was seen, and the code that holds it."""

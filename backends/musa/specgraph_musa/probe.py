@@ -8,9 +8,9 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from specgraph.device import Probe
+from specgraph.device.installed import calls_of, installed_version, missing_names
 from specgraph.errors import first_line
-from specgraph.platforms import Probe
-from specgraph.platforms.installed import calls_of, installed_version, missing_names
 
 HOW_TO_INSTALL = (
     "install the MUSA driver and toolkit, then torch and torch_musa of one release, both from Moore Threads "

@@ -1,5 +1,5 @@
 """What is claimed of the device at hand: each capability only if a computation that needs it gave the right numbers
-there. The trials run in a process of their own (`specgraph.platforms.trial_process`), since a device fault ends it."""
+there. The trials run in a process of their own (`specgraph.device.trial_process`), since a device fault ends it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
+from specgraph.device import Capabilities, Support, no, quirk, trial, yes
+from specgraph.device.trial_process import Findings, answer
 from specgraph.errors import first_line
-from specgraph.platforms import Capabilities, Support, no, quirk, trial, yes
-from specgraph.platforms.trial_process import Findings, answer
 
 from specgraph_musa.graph import release_share
 from specgraph_musa.policy import RULES, Policy

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from specgraph.reference import CpuPlatform
+    from specgraph.device.cpu import CpuPlatform
 
     from specgraph_musa.platform import MusaPlatform
 
@@ -59,7 +59,7 @@ def forced() -> MusaPlatform:
 @pytest.fixture(scope="session")
 def cpu() -> CpuPlatform:
     """What the musa platform's tokens are compared with."""
-    from specgraph.reference import CpuPlatform
+    from specgraph.device.cpu import CpuPlatform
 
     return CpuPlatform()
 

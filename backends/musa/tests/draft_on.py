@@ -7,11 +7,11 @@ from dataclasses import fields, replace
 from typing import Any
 
 import torch
-from drafting.pairs import VOCAB, make_head, make_target
-from drafting.rounds import Rounds
-from specgraph.decoding import allocate_caches
-from specgraph.drafting import DraftConfig, Drafter, ProposeBatch
-from specgraph.platforms import Platform
+from draft.pairs import VOCAB, make_head, make_target
+from draft.rounds import Rounds
+from specgraph.device import Platform
+from specgraph.draft import DraftConfig, Drafter, ProposeBatch
+from specgraph.engine import allocate_caches
 from torch import Tensor
 
 KINDS = ("eagle", "eagle3", "mtp", "mtp-modules", "dflash", "draft-model")

@@ -9,8 +9,8 @@ import weakref
 import pytest
 import torch
 from device_memory import reserved
+from specgraph.device import Event, Stream
 from specgraph.errors import CaptureError, PlatformError, UnsupportedError
-from specgraph.platforms import Event, Stream
 
 from specgraph_musa.graph import end_recording
 from specgraph_musa.platform import MusaPlatform

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from draft_on import captured_drafter, propose, rounds_for, target_and_head
-from specgraph.drafting import DraftConfig
+from specgraph.draft import DraftConfig
 from specgraph.errors import UnsupportedError
 
 import specgraph_musa.platform

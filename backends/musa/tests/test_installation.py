@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from specgraph.device import discover, open_platform
+from specgraph.device.discovery import Discovered
 from specgraph.errors import PlatformError
-from specgraph.platforms import discover, open_platform
-from specgraph.platforms.discovery import Discovered
 
 import torch_musa
 from specgraph_musa import backend

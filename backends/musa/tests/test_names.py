@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 import pytest
-from specgraph.platforms.installed import missing_names
+from specgraph.device.installed import missing_names
 
 import torch_musa
 from specgraph_musa.graph import END_RECORDING

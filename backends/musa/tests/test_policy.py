@@ -5,10 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 
 import pytest
+from specgraph.capture import resolve
 from specgraph.cli import app
+from specgraph.device import Discovered, open_platform
 from specgraph.errors import ConfigError, UnsupportedError
-from specgraph.platforms import Discovered, open_platform
-from specgraph.runner import resolve
 from typer.testing import CliRunner
 
 import specgraph_musa.platform
@@ -84,7 +84,7 @@ def test_explain_shows_every_rule_with_its_reason_and_source(monkeypatch):
     """The console is wide enough that no cell of the table is wrapped."""
     monkeypatch.setenv("COLUMNS", "2000")
     found = {"musa": Discovered("musa", "specgraph-musa", "0.1.0", specgraph_backend())}
-    monkeypatch.setattr("specgraph.platforms.open_platform", lambda name: open_platform(name, found=found))
+    monkeypatch.setattr("specgraph.device.open_platform", lambda name: open_platform(name, found=found))
     small = "--capture-sizes 1 --max-num-requests 1 -k 2 --prefill-sizes 8 --mode FULL_DECODE_ONLY --max-model-len 64"
     done = CliRunner().invoke(app, ["explain", "--platform", "musa", *small.split()])
     assert done.exit_code == 0, done.output

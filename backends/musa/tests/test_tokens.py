@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from draft_on import KINDS, VOCAB, make_drafter, on, propose, rounds_for, target_and_head
-from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
+from specgraph.capture import BatchDescriptor
+from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 from specgraph.errors import StaleInputError, UnsupportedError
-from specgraph.graphs import BatchDescriptor
 
 LOWERINGS = ["eager", "piecewise", "step", "merged"]
 
@@ -69,7 +69,7 @@ def test_block_misaligned_sizes_put_back_are_seen(musa, monkeypatch):
     assert rows != [9, 18, 36, 72]
     assert smallest % 9
     with monkeypatch.context() as patch:
-        patch.setattr("specgraph.runner.config.capture_sizes", lambda most, asked=None: (most,))
+        patch.setattr("specgraph.capture.config.capture_sizes", lambda most, asked=None: (most,))
         assert captured_rows(musa, 8) == ([72], 72)
 
 

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 from device_memory import live, reserved
+from specgraph.capture import resolve
+from specgraph.device import trial, trial_process
 from specgraph.errors import ConfigError, PlatformError
-from specgraph.platforms import trial, trial_process
-from specgraph.runner import resolve
 
 from specgraph_musa import trials
 from specgraph_musa.platform import MusaPlatform

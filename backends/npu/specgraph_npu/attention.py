@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from specgraph import kernels
+from specgraph import ops
 from specgraph.attention import AttentionLayer, AttentionMetadata, HostLengths, KVCache, StepContext, TaskKey
+from specgraph.device import Support, no, yes
 from specgraph.errors import ConfigError, UnsupportedError, UpdateError
-from specgraph.platforms import Support, no, yes
 from specgraph_npu.host_ops import HOST_OPS, HostOp, make_call
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class HostOpAttention:
             arguments |= store_latent(layer, query, key, value, cache, metadata)
         else:
             at = metadata.positions, metadata.slot_mapping
-            arguments["query"] = kernels.rotate_and_store(query, key, value, layer.rotary, *at, cache.key, cache.value)
+            arguments["query"] = ops.rotate_and_store(query, key, value, layer.rotary, *at, cache.key, cache.value)
             arguments |= {n: c.flatten(2) if row.fused else c for n, c in zip(("key", "value"), cache, strict=True)}
         out = torch.empty_like(arguments["query"])
         masked = layer.causal and (metadata.query_len > 1 or layer.window is not None)
@@ -164,7 +164,7 @@ def store_latent(
     cells = cache.key[..., 0].numel()
     parts = cache.key.view(-1).split((cells * (layer.head_dim - rope), cells * rope))
     latent, key_rope = (part.view(*cache.key.shape[:3], -1) for part in parts)
-    query_rope = kernels.rotate_and_store(
+    query_rope = ops.rotate_and_store(
         query[..., :rope].contiguous(), key[..., :rope].contiguous(), value[..., rope:].contiguous(), layer.rotary,
         metadata.positions, metadata.slot_mapping, key_rope, latent,
     )  # fmt: skip

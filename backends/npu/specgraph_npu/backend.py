@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from specgraph.platforms import Backend, hookimpl
+from specgraph.device import Backend, hookimpl
 from specgraph_npu.probe import probe
 
 

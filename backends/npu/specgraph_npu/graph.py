@@ -1,12 +1,12 @@
-"""ACL graphs through torch_npu's capture: the primitives of `specgraph.platforms.Graph`."""
+"""ACL graphs through torch_npu's capture: the primitives of `specgraph.device.Graph`."""
 
 from __future__ import annotations
 
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+from specgraph.device import Graph, GraphPool, VendorMessage
 from specgraph.errors import CaptureError, HostReadError, UpdateError
-from specgraph.platforms import Graph, GraphPool, VendorMessage
 from specgraph_npu.probe import reason_of
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from specgraph.attention import HostLengths
+from specgraph.device import Support, no, yes
 from specgraph.errors import ConfigError
-from specgraph.platforms import Support, no, yes
 from specgraph_npu.probe import library
 
 

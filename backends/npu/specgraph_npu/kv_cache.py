@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from specgraph import kernels
-from specgraph.kernels.kv_cache import rotate
-from specgraph.platforms import Support, no, trial
+from specgraph import ops
+from specgraph.device import Support, no, trial
+from specgraph.ops.kv_cache import rotate
 
 if TYPE_CHECKING:
     from specgraph_npu.platform import NpuPlatform
@@ -26,11 +26,11 @@ def rotate_and_store(
     query: Tensor, key: Tensor, value: Tensor, rotary: Tensor | None, positions: Tensor, slot_mapping: Tensor,
     key_cache: Tensor, value_cache: Tensor,
 ) -> Tensor:  # fmt: skip
-    """See `specgraph.kernels.rotate_and_store`. Other dtypes, and caches with gaps, take the plain torch ops."""
+    """See `specgraph.ops.rotate_and_store`. Other dtypes, and caches with gaps, take the plain torch ops."""
     caches, dtype = (key_cache, value_cache), key_cache.dtype
     fits = dtype == key.dtype and dtype in (torch.bfloat16, torch.float16)
     if not fits or not all(cache.is_contiguous() for cache in caches):
-        return kernels.rotate_and_store.reference(query, key, value, rotary, positions, slot_mapping, *caches)
+        return ops.rotate_and_store.reference(query, key, value, rotary, positions, slot_mapping, *caches)
     if rotary is None:
         query = query.clone()
     else:
@@ -44,7 +44,7 @@ def use_fused_write(platform: NpuPlatform) -> Support:
     if not hasattr(torch.ops.npu, "npu_scatter_pa_kv_cache"):
         return no("torch_npu has no npu_scatter_pa_kv_cache")
     if support := trial.claim(platform, _writes_live_rows_only):
-        kernels.implement("rotate_and_store", "PrivateUse1", rotate_and_store)
+        ops.implement("rotate_and_store", "PrivateUse1", rotate_and_store)
     return support
 
 

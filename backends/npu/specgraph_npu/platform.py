@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from specgraph.device import Capabilities, Event, MemoryInfo, Platform, PlatformInfo, Stream
 from specgraph.errors import CaptureError, PlatformError, UnsupportedError
-from specgraph.platforms import Capabilities, Event, MemoryInfo, Platform, PlatformInfo, Stream
 from specgraph_npu import probe
 from specgraph_npu.attention import HOST_OPS, make_attention
 from specgraph_npu.graph import NpuGraph, NpuGraphPool

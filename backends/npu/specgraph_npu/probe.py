@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from specgraph.device import Capabilities, Probe, no, quirk, trial, yes
+from specgraph.device.installed import installed_version
 from specgraph.errors import first_line
-from specgraph.platforms import Capabilities, Probe, no, quirk, trial, yes
-from specgraph.platforms.installed import installed_version
 
 if TYPE_CHECKING:
     from specgraph_npu.platform import NpuPlatform

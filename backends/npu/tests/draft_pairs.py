@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drafting.rounds import Rounds
+from draft.rounds import Rounds
 from specgraph.attention import AttentionBackend
-from specgraph.decoding import allocate_caches
-from specgraph.drafting import DraftConfig, Drafter, ProposeBatch
+from specgraph.device import Platform
+from specgraph.draft import DraftConfig, Drafter, ProposeBatch
+from specgraph.engine import allocate_caches
 from specgraph.models.config import ModelConfig
 from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
 from specgraph.models.layers import DecoderLayer
 from specgraph.models.protocol import DraftHead
-from specgraph.platforms import Platform
 
 VOCAB, DRAFT_VOCAB, HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM = 96, 40, 32, 48, 4, 2, 8
 MAX_REQUESTS, MAX_LEN, BLOCK = 5, 64, 4

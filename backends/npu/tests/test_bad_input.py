@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from specgraph_npu import probe
 
+from specgraph.device import discover
 from specgraph.errors import CaptureError, PlatformError
-from specgraph.platforms import discover
 
 PACKAGES = [str(Path(__file__).parents[1]), str(Path(__file__).parents[3])]
 

@@ -11,17 +11,17 @@ from draft_pairs import make_drafter, on_device, propose, rounds_for
 from specgraph_npu.attention import make_attention
 
 from specgraph.attention import HostLengths, PagedAttention, TaskKey
-from specgraph.drafting.chain import ChainProgram
-from specgraph.drafting.host_lengths import HostRound
+from specgraph.capture import UpdatePlan
+from specgraph.device.cpu import CpuPlatform
+from specgraph.draft.chain import ChainProgram
+from specgraph.draft.host_lengths import HostRound
 from specgraph.errors import UpdateError
-from specgraph.graphs import UpdatePlan
-from specgraph.reference import CpuPlatform
 
 MANY_ROUNDS = """
 import torch
 from draft_pairs import *
 from specgraph.attention import PagedAttention
-from specgraph.reference import CpuPlatform
+from specgraph.device.cpu import CpuPlatform
 from specgraph_npu.attention import make_attention
 from specgraph_npu.platform import NpuPlatform
 from specgraph_npu import graph, task_groups
@@ -205,7 +205,7 @@ def test_step_ladder_overpadding(run_script):
         from draft_pairs import *
         from specgraph_npu.attention import make_attention
         from specgraph_npu.platform import NpuPlatform
-        from specgraph.drafting.chain import ChainProgram
+        from specgraph.draft.chain import ChainProgram
         def overpadded(self, buffers, make_attend, step):
             rows = buffers.hidden.repeat_interleave(4, 0), buffers.step_token_ids.repeat_interleave(4, 0)
             self.head.forward(rows[1], rows[0], make_attend(buffers.first, step))

@@ -11,9 +11,9 @@ from specgraph_npu.attention import make_attention
 import tiny_checkpoints
 from specgraph import load_generator, shipped_pair
 from specgraph.checkpoints import load_drafter, load_target
-from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
-from specgraph.platforms import LOWERINGS
-from specgraph.reference import CpuPlatform
+from specgraph.device import LOWERINGS
+from specgraph.device.cpu import CpuPlatform
+from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 from tiny_checkpoints import VOCAB, write_eagle3, write_target
 
 

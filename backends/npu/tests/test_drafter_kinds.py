@@ -9,12 +9,12 @@ from latent_head import LatentMtpHead
 from specgraph_npu.attention import make_attention, store_latent
 from specgraph_npu.host_ops import HostOp
 
-from drafting.pairs import VOCAB, make_head, make_target
+from draft.pairs import VOCAB, make_head, make_target
 from specgraph.attention import AttentionLayer, PagedAttention
-from specgraph.decoding import EngineConfig, Request, SpeculativeDecoder
+from specgraph.device import LOWERINGS
+from specgraph.device.cpu import CpuPlatform
+from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
 from specgraph.errors import UnsupportedError
-from specgraph.platforms import LOWERINGS
-from specgraph.reference import CpuPlatform
 
 
 def generate(platform, kind, lowering, k, attention=None):

@@ -10,8 +10,8 @@ from draft_pairs import make_drafter, on_device, propose, rounds_for
 from specgraph_npu.attention import make_attention
 
 from specgraph.attention import PagedAttention
-from specgraph.platforms import LOWERINGS
-from specgraph.reference import CpuPlatform
+from specgraph.device import LOWERINGS
+from specgraph.device.cpu import CpuPlatform
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_proposes_back_to_back_without_a_wait(npu, runtime, cpu):
 
 def test_accepted_counts_are_read_while_the_graph_runs(npu, runtime, monkeypatch):
     """The host learns this round's accepted counts after the launch and after step 0's updates, not before."""
-    from specgraph.runner.transfers import HostCopy
+    from specgraph.capture.transfers import HostCopy
 
     drafter = make_drafter(npu, make_attention(npu, "fia"), "merged", 3)
     batch = on_device(rounds_for(drafter, seed=6).next(num_requests=2), npu.device)

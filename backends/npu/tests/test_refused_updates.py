@@ -8,8 +8,8 @@ from draft_pairs import make_drafter, propose, rounds_for
 from specgraph_npu.attention import make_attention
 
 from specgraph.attention import HostLengths, PagedAttention
+from specgraph.device.cpu import CpuPlatform
 from specgraph.errors import UpdateError
-from specgraph.reference import CpuPlatform
 
 
 def test_group_updated_twice(npu, runtime):

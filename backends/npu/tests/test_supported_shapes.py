@@ -17,7 +17,7 @@ from specgraph.attention import (
     allocate_metadata,
     choose_attention,
 )
-from specgraph.decoding import allocate_caches
+from specgraph.engine import allocate_caches
 
 pytestmark = pytest.mark.usefixtures("all_limits")
 

@@ -9,7 +9,7 @@ from specgraph_npu.attention import make_attention
 from specgraph_npu.platform import NpuPlatform
 
 from specgraph.attention import PagedAttention
-from specgraph.reference import CpuPlatform
+from specgraph.device.cpu import CpuPlatform
 
 
 @pytest.fixture(scope="module")

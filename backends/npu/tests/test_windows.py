@@ -16,7 +16,7 @@ from specgraph.attention import (
     PagedAttention,
     StepContext,
 )
-from specgraph.graphs import UpdatePlan
+from specgraph.capture import UpdatePlan
 
 HEADS, KV_HEADS, DIM, BLOCK, WIDTH = 4, 2, 128, 128, 3
 TOLERANCE = {"atol": 2**-6, "rtol": 2**-6}

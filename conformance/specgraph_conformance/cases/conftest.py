@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from specgraph.platforms import Discovered, Platform
+from specgraph.device import Discovered, Platform
 
 from specgraph_conformance.plugin import SESSION
 from specgraph_conformance.rig import CORE_ATTENTION

@@ -11,7 +11,7 @@ from specgraph.attention import (
     advance,
     allocate_metadata,
 )
-from specgraph.platforms import Platform
+from specgraph.device import Platform
 
 from specgraph_conformance.attention_rows import TOLERANCE, Rows
 from specgraph_conformance.case import Absent, case

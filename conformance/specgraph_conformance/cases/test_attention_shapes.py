@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 import torch
-from specgraph import kernels
-from specgraph.platforms import Platform
+from specgraph import ops
+from specgraph.device import Platform
 from torch import Tensor
 
 from specgraph_conformance import oracles
@@ -98,7 +98,7 @@ def test_rotation(platform: Platform, way: str, dtype: torch.dtype, seed: int) -
     q, k, v, rotary, at, to, keys, values = (t.to(platform.device) for t in tensors)
     out = torch.zeros_like(q)
     run_op(
-        platform, way, lambda: out.copy_(kernels.rotate_and_store(q, k, v, rotary, at, to, keys, values)),
+        platform, way, lambda: out.copy_(ops.rotate_and_store(q, k, v, rotary, at, to, keys, values)),
         [out, keys, values],
     )  # fmt: skip
     cos, sin = (part.double()[positions][:, None] for part in table.chunk(2, dim=-1))
@@ -185,7 +185,7 @@ def test_late(platform: Platform, way: str, seed: int) -> None:
     keys, values = (torch.zeros(3, 16, heads, dim, device=platform.device) for _ in range(2))
     out = torch.zeros_like(q)
     run_op(
-        platform, way, lambda: out.copy_(kernels.rotate_and_store(q, k, v, rotary, at, to, keys, values)),
+        platform, way, lambda: out.copy_(ops.rotate_and_store(q, k, v, rotary, at, to, keys, values)),
         [out, keys, values],
     )  # fmt: skip
     stored = on_host(keys).flatten(0, 1)[16 : 16 + rows]

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 import torch
+from specgraph.device import Graph, Platform
 from specgraph.errors import CaptureError
-from specgraph.platforms import Graph, Platform
 
 from specgraph_conformance.case import case
 from specgraph_conformance.rig import captured, expect_equal, on_host, require_forks
@@ -30,14 +30,14 @@ def test_runs_nothing(platform: Platform) -> None:
 
 @case(
     "capture.graph-is-a-graph",
-    "platform.graph() gives a specgraph.platforms.Graph, also where it wraps a vendor's object.",
+    "platform.graph() gives a specgraph.device.Graph, also where it wraps a vendor's object.",
     hazard="wrapper-hides-type",
     cause="graph() returns the vendor's graph or a wrapper that doesn't derive from Graph",
     quick=True,
 )
 def test_type(platform: Platform) -> None:
     graph = platform.graph()
-    assert isinstance(graph, Graph), f"graph() gives a {type(graph).__name__}, which is no specgraph.platforms.Graph"
+    assert isinstance(graph, Graph), f"graph() gives a {type(graph).__name__}, which is no specgraph.device.Graph"
     assert not graph.is_closed
     assert graph.pool is not None
     graph.close()

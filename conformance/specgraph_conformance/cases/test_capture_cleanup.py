@@ -7,8 +7,8 @@ import weakref
 
 import pytest
 import torch
-from specgraph import kernels
-from specgraph.platforms import GraphPool, Platform
+from specgraph import ops
+from specgraph.device import GraphPool, Platform
 from torch import Tensor
 
 from specgraph_conformance.case import case
@@ -149,7 +149,7 @@ def test_writes_and_returns(platform: Platform, seed: int) -> None:
     out, read = torch.zeros(shape, device=device), torch.zeros(shape, device=device)
 
     def body() -> None:
-        rotated = kernels.rotate_and_store(query, key, value, None, positions, slots, keys, values)
+        rotated = ops.rotate_and_store(query, key, value, None, positions, slots, keys, values)
         out.copy_(rotated * 2)
         read.copy_(keys.view(16, 2, 8)[slots])
 

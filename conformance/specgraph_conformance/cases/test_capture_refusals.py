@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from specgraph.device import Platform
 from specgraph.errors import CaptureError, SpecgraphError
-from specgraph.platforms import Platform
 from torch import Tensor
 
 from specgraph_conformance.case import case

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from specgraph import kernels
+from specgraph import ops
+from specgraph.device import Discovered, Platform
 from specgraph.parallel import Ranks
-from specgraph.platforms import Discovered, Platform
 
 from specgraph_conformance.case import Absent, case
 from specgraph_conformance.rank import check_chain, process_group, run_ranks
@@ -53,7 +53,7 @@ def test_gather(platform: Platform, group: Ranks) -> None:
     x, out = torch.zeros(64, device=platform.device), torch.zeros(64, device=platform.device)
 
     def body() -> None:
-        out.copy_(kernels.all_gather(x * 2, group.name, 1))
+        out.copy_(ops.all_gather(x * 2, group.name, 1))
 
     graph = captured(platform, body)
     for value in (3.0, -1.0):

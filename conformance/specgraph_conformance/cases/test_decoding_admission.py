@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from specgraph.attention import AttentionLayer
-from specgraph.decoding import Chunk, Request, SpeculativeDecoder, allocate_caches
+from specgraph.device import Platform
+from specgraph.engine import Chunk, Request, SpeculativeDecoder, allocate_caches
 from specgraph.errors import CapacityError
-from specgraph.platforms import Platform
 
 from specgraph_conformance.case import case
 from specgraph_conformance.decode_rig import decoder, generate, requests

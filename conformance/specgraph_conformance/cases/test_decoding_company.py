@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from specgraph.decoding import Request, SpeculativeDecoder
-from specgraph.drafting import DraftTree
-from specgraph.platforms import Platform
+from specgraph.device import Platform
+from specgraph.draft import DraftTree
+from specgraph.engine import Request, SpeculativeDecoder
 
 from specgraph_conformance.case import case
 from specgraph_conformance.cases.test_decoding_first_propose import float64_pair, reads_hidden_states

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 from specgraph.attention import KVCache
-from specgraph.decoding import Request
+from specgraph.device import Platform
+from specgraph.engine import Request
 from specgraph.models.llama import LlamaTarget
-from specgraph.platforms import Platform
 from torch import Tensor
 
 from specgraph_conformance.case import case

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from specgraph.platforms import LOWERINGS, Platform
-from specgraph.runner import GraphMode
+from specgraph.capture import GraphMode
+from specgraph.device import LOWERINGS, Platform
 from torch import Tensor
 
 from specgraph_conformance.case import case

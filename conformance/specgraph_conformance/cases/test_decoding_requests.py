@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 from specgraph.attention import AttentionMetadata
-from specgraph.decoding import Request
-from specgraph.platforms import Platform
+from specgraph.device import Platform
+from specgraph.engine import Request
 
 from specgraph_conformance.case import case
 from specgraph_conformance.decode_rig import decoder, generate, requests

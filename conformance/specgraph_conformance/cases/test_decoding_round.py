@@ -9,10 +9,10 @@ from itertools import cycle
 from typing import Any
 
 import pytest
-from specgraph.decoding import Request, SpeculativeDecoder
-from specgraph.decoding.adaptive_k import AcceptanceRates
-from specgraph.drafting import DraftTree
-from specgraph.platforms import Platform
+from specgraph.device import Platform
+from specgraph.draft import DraftTree
+from specgraph.engine import Request, SpeculativeDecoder
+from specgraph.engine.adaptive_k import AcceptanceRates
 from torch import Tensor
 
 from specgraph_conformance.case import case

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from specgraph.decoding import Request, SpeculativeDecoder
-from specgraph.drafting import DraftTree
-from specgraph.platforms import Platform
+from specgraph.device import Platform
+from specgraph.draft import DraftTree
+from specgraph.engine import Request, SpeculativeDecoder
 from torch import Tensor
 
 from specgraph_conformance.case import case

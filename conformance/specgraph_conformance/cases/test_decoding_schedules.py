@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import cycle
 
 import pytest
-from specgraph.decoding.rounds import Rounds
-from specgraph.drafting import DraftTree
-from specgraph.platforms import LOWERINGS, Platform
+from specgraph.device import LOWERINGS, Platform
+from specgraph.draft import DraftTree
+from specgraph.engine.rounds import Rounds
 
 from specgraph_conformance.case import case
 from specgraph_conformance.decode_rig import decoder, expect_targets_tokens, generate, requests

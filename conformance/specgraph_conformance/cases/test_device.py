@@ -6,8 +6,8 @@ import gc
 
 import pytest
 import torch
+from specgraph.device import Discovered, Platform
 from specgraph.errors import SpecgraphError
-from specgraph.platforms import Discovered, Platform
 
 from specgraph_conformance.case import case
 from specgraph_conformance.rig import captured, expect_equal, on_host

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 
 import torch
-from specgraph.platforms import GraphPool, Platform
+from specgraph.device import GraphPool, Platform
 
 from specgraph_conformance.case import case
 from specgraph_conformance.rig import captured, on_host

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from specgraph.platforms import Platform
+from specgraph.device import Platform
 
 from specgraph_conformance.case import case
 from specgraph_conformance.rig import on_host

@@ -11,17 +11,17 @@ from importlib.metadata import entry_points
 import pytest
 import torch
 from specgraph.attention import AttentionBackend
+from specgraph.capture import resolve
+from specgraph.device import PLATFORM_API, Discovered, Event, Platform, Probe, Stream, discover, open_platform
+from specgraph.device.hookspecs import ENTRY_POINT_GROUP
 from specgraph.errors import PlatformError
-from specgraph.platforms import PLATFORM_API, Discovered, Event, Platform, Probe, Stream, discover, open_platform
-from specgraph.platforms.hookspecs import ENTRY_POINT_GROUP
-from specgraph.runner import resolve
 
 from specgraph_conformance.case import case
 from specgraph_conformance.rig import expect_refusal
 
 IMPORTS = """
 import sys, importlib, importlib.abc
-import torch, specgraph.platforms
+import torch, specgraph.device
 class Refuse(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         top = name.partition(".")[0]
@@ -48,7 +48,7 @@ def test_found(backend: Discovered, platform: Platform) -> None:
 @case(
     "discovery.api-number",
     "The backend is built for this platform API.",
-    cause="Backend(api=...) names another number than specgraph.platforms.PLATFORM_API",
+    cause="Backend(api=...) names another number than specgraph.device.PLATFORM_API",
     quick=True,
 )
 def test_api(backend: Discovered) -> None:
@@ -198,7 +198,7 @@ def test_reasons(platform: Platform) -> None:
 @case(
     "discovery.handles-have-torchs-verbs",
     "Streams and events have the methods of torch.Stream and torch.Event.",
-    cause="a handle class that misses a method of specgraph.platforms.Stream or Event",
+    cause="a handle class that misses a method of specgraph.device.Stream or Event",
     quick=True,
 )
 def test_verbs(platform: Platform) -> None:

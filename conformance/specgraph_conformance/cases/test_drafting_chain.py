@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from specgraph.platforms import LOWERINGS, Platform
+from specgraph.device import LOWERINGS, Platform
 
 from specgraph_conformance.case import case
 from specgraph_conformance.draft_comparison import follow_oracle, rig

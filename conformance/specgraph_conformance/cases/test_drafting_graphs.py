@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from specgraph.capture import BatchDescriptor, GraphRunner
+from specgraph.device import Platform
 from specgraph.errors import CaptureError
-from specgraph.graphs import BatchDescriptor, GraphRunner
-from specgraph.platforms import Platform
 
 from specgraph_conformance.case import case
 from specgraph_conformance.draft_comparison import CAPTURED, rig

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from specgraph.attention import AttentionMetadata
-from specgraph.platforms import Platform
-from specgraph.runner import GraphMode
+from specgraph.capture import GraphMode
+from specgraph.device import Platform
 from torch import Tensor
 
 from specgraph_conformance.case import case

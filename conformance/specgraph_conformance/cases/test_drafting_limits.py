@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from specgraph.attention import KVCache
-from specgraph.drafting import DraftConfig, Drafter
+from specgraph.capture import resolve
+from specgraph.device import LOWERINGS, Capabilities, Platform
+from specgraph.device.capabilities import no, yes
+from specgraph.draft import DraftConfig, Drafter
 from specgraph.errors import UnsupportedError
-from specgraph.platforms import LOWERINGS, Capabilities, Platform
-from specgraph.platforms.capabilities import no, yes
-from specgraph.runner import resolve
 from torch import Tensor
 
 from specgraph_conformance.case import case

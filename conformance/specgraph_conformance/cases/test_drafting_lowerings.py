@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from specgraph.platforms import Platform
+from specgraph.device import Platform
 
 from specgraph_conformance.case import case
 from specgraph_conformance.draft_comparison import CAPTURED, assert_same, compare, follow_oracle, rig, run

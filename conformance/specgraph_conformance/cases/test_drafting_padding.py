@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from specgraph.attention import NULL_BLOCK, NULL_SLOT
-from specgraph.platforms import LOWERINGS, Platform
+from specgraph.device import LOWERINGS, Platform
 from torch import Tensor
 
 from specgraph_conformance.case import case

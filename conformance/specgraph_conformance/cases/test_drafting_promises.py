@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from specgraph.attention import KVCache
-from specgraph.drafting import DraftConfig, Drafter, DraftTree, ProposeBatch, allocate_sampling
+from specgraph.capture import BatchDescriptor, GraphRunner, Recording
+from specgraph.device import LOWERINGS, Platform
+from specgraph.draft import DraftConfig, Drafter, DraftTree, ProposeBatch, allocate_sampling
 from specgraph.errors import ReadSetError, SpecgraphError, StaleInputError, UnsupportedError
-from specgraph.graphs import BatchDescriptor, GraphRunner, Recording
-from specgraph.platforms import LOWERINGS, Platform
 from torch import Tensor
 
 from specgraph_conformance.case import Absent, case

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from specgraph.device import LOWERINGS, Platform
 from specgraph.errors import CapacityError, ConfigError, StaleInputError
-from specgraph.platforms import LOWERINGS, Platform
 
 from specgraph_conformance.case import case
 from specgraph_conformance.draft_comparison import CAPTURED, assert_same, rig, run

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
-from specgraph.platforms import Platform
+from specgraph.device import Platform
 
 from specgraph_conformance.case import case
 from specgraph_conformance.draft_comparison import expect_oracle, float64_head, rig

@@ -8,10 +8,10 @@ import pytest
 import torch
 from specgraph.attention import NULL_BLOCK
 from specgraph.checkpoints import load_drafter, load_target
-from specgraph.decoding import allocate_caches
-from specgraph.drafting import Drafter
+from specgraph.device import LOWERINGS, Platform
+from specgraph.draft import Drafter
+from specgraph.engine import allocate_caches
 from specgraph.errors import UnsupportedError
-from specgraph.platforms import LOWERINGS, Platform
 
 from specgraph_conformance.case import Absent, case
 from specgraph_conformance.draft_rig import make_config, num_blocks

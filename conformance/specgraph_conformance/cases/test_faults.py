@@ -7,9 +7,9 @@ import threading
 
 import pytest
 import torch
+from specgraph.capture import BatchDescriptor, GraphRunner
+from specgraph.device import Platform
 from specgraph.errors import CaptureError, ReadSetError, SpecgraphError
-from specgraph.graphs import BatchDescriptor, GraphRunner
-from specgraph.platforms import Platform
 
 from specgraph_conformance.case import case
 from specgraph_conformance.draft_rig import DraftRig, make_batches, make_config

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from specgraph import kernels
-from specgraph.platforms import Platform
+from specgraph import ops
+from specgraph.device import Platform
 from torch import Tensor
 
 from specgraph_conformance.attention_rows import Rows
@@ -30,7 +30,7 @@ def test_norm_linear(platform: Platform, rows: int, dtype: torch.dtype, seed: in
     x, norm = random((rows, 256), dtype, seed), norm_weight(256, dtype, seed + 1)
     weight = random((384, 256), dtype, seed + 2, 1 / 16)
     there = [t.to(platform.device) for t in (x, norm, weight)]
-    seen = on_host(kernels.norm_linear(there[0], there[1], EPS, there[2])).double()
+    seen = on_host(ops.norm_linear(there[0], there[1], EPS, there[2])).double()
     expect_close(seen, normed(x, norm, EPS) @ weight.double().T, TOLERANCE[dtype], "norm_linear")
 
 
@@ -47,7 +47,7 @@ def test_norm_gate_up(platform: Platform, way: str, dtype: torch.dtype, seed: in
     weight, bias = random((2 * 96, 128), dtype, seed + 2, 1 / 11), random((2 * 96,), dtype, seed + 3)
     rows, scale, w, b = (t.to(platform.device) for t in (x, norm, weight, bias))
     out = torch.zeros(9, 96, dtype=dtype, device=platform.device)
-    run_op(platform, way, lambda: out.copy_(kernels.norm_gate_up(rows, scale, EPS, w, b)), [out])
+    run_op(platform, way, lambda: out.copy_(ops.norm_gate_up(rows, scale, EPS, w, b)), [out])
     wanted = gated(normed(x, norm, EPS) @ weight.double().T + bias.double())
     expect_close(on_host(out), wanted, 2 * TOLERANCE[dtype], "norm_gate_up")
 
@@ -69,7 +69,7 @@ def test_pair_linear(platform: Platform, way: str, dtype: torch.dtype, seed: int
     first, embedding, embedding_norm, state, state_norm, w, b = (t.to(platform.device) for t in tensors)
     before = first, embedding, embedding_norm, state, state_norm
     out = torch.zeros(9, 80, dtype=dtype, device=platform.device)
-    run_op(platform, way, lambda: out.copy_(kernels.pair_linear(*before, EPS, w, b)), [out])
+    run_op(platform, way, lambda: out.copy_(ops.pair_linear(*before, EPS, w, b)), [out])
     both = torch.cat((normed(table[ids], norms[0], EPS), normed(hidden, norms[1], EPS)), dim=-1)
     wanted = both @ weight.double().T + bias.double()
     expect_close(on_host(out), wanted, TOLERANCE[dtype], "pair_linear")
@@ -93,7 +93,7 @@ def test_greedy_head(platform: Platform, way: str, seed: int) -> None:
     token_ids, drafts = torch.full((requests,), -7, device=device), torch.full((requests, 4), -7, device=device)
     step = torch.tensor([2], device=device)
     rest = there[2], there[3], step, token_ids, drafts
-    run_op(platform, way, lambda: kernels.greedy_head(there[0], there[1], EPS, *rest), [token_ids, drafts])
+    run_op(platform, way, lambda: ops.greedy_head(there[0], there[1], EPS, *rest), [token_ids, drafts])
     wanted = (normed(x, norm, EPS) @ weight.double().T).argmax(-1) * 2
     expect_equal(on_host(token_ids), wanted, "the next step's tokens")
     untouched = torch.full((requests,), -7)
@@ -124,15 +124,15 @@ def attend(rows: Rows, op: str) -> Tensor:
     stored = rotary, m.positions, m.slot_mapping, cache.key, cache.value, m.block_table
     out = torch.zeros_like(query)
     if op == "rotate_store_attend":
-        return kernels.rotate_store_attend(query, key, value, *stored, *lengths, query_len=m.query_len, **options)
+        return ops.rotate_store_attend(query, key, value, *stored, *lengths, query_len=m.query_len, **options)
     if op == "rotate_store_attend_host":
-        kernels.rotate_store_attend_host(query, key, value, *stored, *host, out=out, **options)
+        ops.rotate_store_attend_host(query, key, value, *stored, *host, out=out, **options)
         return out
-    query = kernels.rotate_and_store(query, key, value, rotary, m.positions, m.slot_mapping, cache.key, cache.value)
+    query = ops.rotate_and_store(query, key, value, rotary, m.positions, m.slot_mapping, cache.key, cache.value)
     if op == "paged_attention":
         keys = cache.key, cache.value, m.block_table
-        return kernels.paged_attention(query, *keys, *lengths, query_len=m.query_len, **options)
-    kernels.paged_attention_host(query, cache.key, cache.value, m.block_table, *host, out=out, **options)
+        return ops.paged_attention(query, *keys, *lengths, query_len=m.query_len, **options)
+    ops.paged_attention_host(query, cache.key, cache.value, m.block_table, *host, out=out, **options)
     return out
 
 
@@ -158,9 +158,7 @@ def test_rotate(platform: Platform, way: str, layout: str, rotated: int, seed: i
     keys, values = held.unbind(1 if layout == "strided" else 0)
     rows, k, v, table, at, to = (t.to(device) for t in (query, key, value, rotary, positions, slots))
     out = torch.zeros(shape, device=device)
-    run_op(
-        platform, way, lambda: out.copy_(kernels.rotate_and_store(rows, k, v, table, at, to, keys, values)), [out, held]
-    )
+    run_op(platform, way, lambda: out.copy_(ops.rotate_and_store(rows, k, v, table, at, to, keys, values)), [out, held])
 
     def turned(x: Tensor) -> Tensor:
         half, x = rotated // 2, x.double()
@@ -191,7 +189,7 @@ def test_advance(platform: Platform) -> None:
     positions, slots = (torch.full((len(lengths),), -77, device=device) for _ in range(2))
     step, table = torch.tensor([1], device=device), torch.tensor(blocks, dtype=torch.int32, device=device)
     written = seq_lens, positions, slots, step
-    run_op(platform, "captured", lambda: kernels.advance(*written, table, limit, block), written)
+    run_op(platform, "captured", lambda: ops.advance(*written, table, limit, block), written)
     wanted = [n + 1 if n else 0 for n in lengths]
     places = [min(max(n - 1, 0), limit - 1) for n in wanted]
     to = [slot_of(n - 1, row, limit, block) for n, row in zip(wanted, blocks, strict=True)]

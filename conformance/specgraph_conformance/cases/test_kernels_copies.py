@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from specgraph import kernels
-from specgraph.platforms import Platform
+from specgraph import ops
+from specgraph.device import Platform
 
 from specgraph_conformance.case import case
 from specgraph_conformance.rig import WAYS, expect_equal, on_host, run_op
@@ -61,7 +61,7 @@ def _load(platform: Platform, way: str, of: Load, seed: int) -> None:
         torch.randint(1, 60, (n, columns), generator=generator).int(),
     )
     there = [tensor.to(device) for tensor in given]
-    run_op(platform, way, lambda: kernels.load_round(*there, **out), out.values())
+    run_op(platform, way, lambda: ops.load_round(*there, **out), out.values())
     for (name, tensor), source in zip(out.items(), given, strict=True):
         seen = on_host(tensor)
         wanted = seen[: source.shape[0]] if source.dim() == 1 else seen[: source.shape[0], : source.shape[1]]
@@ -92,7 +92,7 @@ def _take(platform: Platform, way: str, size: int, seed: int) -> None:
     rows = torch.tensor([16, 0, 3, 3, 9, 11, 1, 2, 15])
     there, selected = wide.to(platform.device), rows.to(platform.device)
     out = torch.full((9, size + 8), -7.0, dtype=torch.bfloat16, device=platform.device)
-    run_op(platform, way, lambda: kernels.take_rows(there[:, 8 : size + 8], selected, out[:, :size]), [out])
+    run_op(platform, way, lambda: ops.take_rows(there[:, 8 : size + 8], selected, out[:, :size]), [out])
     expect_equal(on_host(out)[:, :size], wide[rows, 8 : size + 8], "the selected rows")
     assert on_host(out)[:, size:].unique().tolist() == [-7], "columns behind the rows were written"
 
@@ -109,7 +109,7 @@ def test_take_rows(platform: Platform, way: str, seed: int) -> None:
     there, out, copy = source.to(platform.device), torch.zeros(9, 24).to(platform.device), torch.zeros(17, 24)
     copy = copy.to(platform.device)
     selected = rows.to(platform.device)
-    run_op(platform, way, lambda: kernels.take_rows(there, selected, out), [out])
-    run_op(platform, way, lambda: kernels.take_rows(there, None, copy), [copy])
+    run_op(platform, way, lambda: ops.take_rows(there, selected, out), [out])
+    run_op(platform, way, lambda: ops.take_rows(there, None, copy), [copy])
     expect_equal(on_host(out), source[rows], "the selected rows")
     expect_equal(on_host(copy), source, "the copy of all rows")

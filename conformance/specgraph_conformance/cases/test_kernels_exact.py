@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
-from specgraph import kernels
-from specgraph.platforms import Platform
+from specgraph import ops
+from specgraph.device import Platform
 
 from specgraph_conformance.case import case
 from specgraph_conformance.cases.test_kernels_noise import ACCEPT, RESAMPLE, uniform
@@ -41,7 +41,7 @@ def test_decisions(platform: Platform, way: str, dtype: torch.dtype, seed: int) 
     run_op(
         platform,
         way,
-        lambda: kernels.verify_sampled(rows, tokens, probs, None, warm, numbers, at, sampled, counts),
+        lambda: ops.verify_sampled(rows, tokens, probs, None, warm, numbers, at, sampled, counts),
         [sampled, counts],
     )
     seen, wrong, compared = on_host(sampled).tolist(), list[str](), 0
@@ -88,9 +88,9 @@ def test_ties(platform: Platform, way: str, dtype: torch.dtype, seed: int) -> No
     block = torch.full((requests, k + 1), -7, device=device)
 
     def work() -> None:
-        kernels.verify_greedy(there, given, at, sampled[0], counts[0])
-        kernels.verify_sampled(there, given, None, None, temperature, numbers, at, sampled[1], counts[1])
-        kernels.draft_block_greedy(there, None, block)
+        ops.verify_greedy(there, given, at, sampled[0], counts[0])
+        ops.verify_sampled(there, given, None, None, temperature, numbers, at, sampled[1], counts[1])
+        ops.draft_block_greedy(there, None, block)
 
     run_op(platform, way, work, [*sampled, *counts, block])
     for name, tokens in (("verify_greedy", sampled[0]), ("verify_sampled", sampled[1]), ("draft_block_greedy", block)):
@@ -111,7 +111,7 @@ def test_logprobs(platform: Platform, way: str, dtype: torch.dtype, seed: int) -
     ids[2, 1:] = -1
     rows, tokens = logits.to(platform.device), ids.to(platform.device)
     out = torch.full((4, 3), -7.0, device=platform.device)
-    run_op(platform, way, lambda: kernels.emitted_logprobs(rows, tokens, out), [out])
+    run_op(platform, way, lambda: ops.emitted_logprobs(rows, tokens, out), [out])
     wanted = torch.log_softmax(logits.double(), -1).gather(1, ids.clamp(min=0).view(-1, 1)).view(4, 3)
     expect_close(on_host(out), wanted.where(ids >= 0, torch.zeros_like(wanted)), 1e-4, "log-probabilities")
 
@@ -141,7 +141,7 @@ def test_parameters(platform: Platform, way: str, seed: int) -> None:
     ]  # fmt: skip
     there = [tensor.to(platform.device) for tensor in arguments]
     out = torch.zeros_like(there[0])
-    run_op(platform, way, lambda: out.copy_(kernels.adjust_logits(*there)), [out])
+    run_op(platform, way, lambda: out.copy_(ops.adjust_logits(*there)), [out])
     wanted = logits.double().clone()
     for r in range(requests):
         for column, token in enumerate(to_target.tolist()):

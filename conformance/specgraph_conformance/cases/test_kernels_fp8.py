@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from specgraph import kernels
-from specgraph.platforms import Platform
+from specgraph import ops
+from specgraph.device import Platform
 from torch import Tensor
 
 from specgraph_conformance.case import case
@@ -46,9 +46,9 @@ def test_linears_fp8(platform: Platform, way: str, groups: int, dtype: torch.dty
     results = [torch.zeros(rows, width, dtype=dtype, device=platform.device) for width in (out, out // 2, out)]
 
     def work() -> None:
-        results[0].copy_(kernels.norm_linear_fp8(a, n, EPS, v, s, b, r))
-        results[1].copy_(kernels.norm_gate_up_fp8(a, n, EPS, v, s, b))
-        results[2].copy_(kernels.pair_linear_fp8(i, t, n[:128], a[:, 128:], None, EPS, v, s, b))
+        results[0].copy_(ops.norm_linear_fp8(a, n, EPS, v, s, b, r))
+        results[1].copy_(ops.norm_gate_up_fp8(a, n, EPS, v, s, b))
+        results[2].copy_(ops.pair_linear_fp8(i, t, n[:128], a[:, 128:], None, EPS, v, s, b))
 
     run_op(platform, way, work, results)
     plain = normed(x, norm, EPS) @ wide.T + bias.double()
@@ -89,7 +89,7 @@ def test_fp8_cache(platform: Platform, way: str, rows: int, dtype: torch.dtype, 
 
     def work() -> None:
         stored = (k, v, None, where, to, keys, values)
-        out.copy_(kernels.rotate_store_attend(q, *stored, blocks, sizes, starts, query_len=rows, scale=0.125))
+        out.copy_(ops.rotate_store_attend(q, *stored, blocks, sizes, starts, query_len=rows, scale=0.125))
 
     run_op(platform, way, work, [out])
     held = [c.double().view(-1, 2, dim) for c in caches]

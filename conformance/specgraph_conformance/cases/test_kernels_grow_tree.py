@@ -8,8 +8,8 @@ from operator import itemgetter
 
 import pytest
 import torch
-from specgraph import kernels
-from specgraph.platforms import Platform
+from specgraph import ops
+from specgraph.device import Platform
 from torch import Tensor
 
 from specgraph_conformance.case import case
@@ -89,8 +89,8 @@ def _grow(platform: Platform, way: str, of: Search, seed: int) -> None:
 
     def body() -> None:
         for s in range(steps):
-            kernels.grow_tree(there[s], mapped, numbers[s], first=s == 0, **node, **beam)
-        kernels.choose_nodes(node["node_scores"], node["node_token_ids"], node["node_parents"], tokens, parents)
+            ops.grow_tree(there[s], mapped, numbers[s], first=s == 0, **node, **beam)
+        ops.choose_nodes(node["node_scores"], node["node_token_ids"], node["node_parents"], tokens, parents)
 
     run_op(platform, way, body, [*node.values(), *beam.values(), tokens, parents])
     for r in range(requests):
@@ -128,7 +128,7 @@ def _draw_block(platform: Platform, way: str, of: Search, seed: int) -> None:
     logits = of.logits(steps, seed)
     tokens, parents = (torch.full((requests, nodes), -77, device=platform.device) for _ in range(2))
     there, mapped = logits.flatten(0, 1).to(platform.device), torch.arange(of.vocab, device=platform.device)
-    run_op(platform, way, lambda: kernels.draft_block_tree(there, mapped, k, tokens, parents), [tokens, parents])
+    run_op(platform, way, lambda: ops.draft_block_tree(there, mapped, k, tokens, parents), [tokens, parents])
     for r in range(requests):
         scores = logits[r].double().log_softmax(-1).tolist()
         rows: list[list[float]] = logits[r].tolist()

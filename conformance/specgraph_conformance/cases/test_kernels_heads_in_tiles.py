@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from specgraph import kernels
-from specgraph.platforms import Platform
+from specgraph import ops
+from specgraph.device import Platform
 from torch import Tensor
 
 from specgraph_conformance.case import case
@@ -49,8 +49,8 @@ def test_greedy(platform: Platform, way: str, dtype: torch.dtype, rows: int, see
     step = torch.tensor([1], device=device)
 
     def work() -> None:
-        kernels.greedy_head(a, None, EPS, w, d2t, step, ids[0], drafts[0])
-        kernels.greedy_head(a, n, EPS, w, d2t, step, ids[1], drafts[1])
+        ops.greedy_head(a, None, EPS, w, d2t, step, ids[0], drafts[0])
+        ops.greedy_head(a, n, EPS, w, d2t, step, ids[1], drafts[1])
 
     run_op(platform, way, work, [*ids, *drafts])
     for token_ids, columns, scale, what in zip(ids, drafts, (None, norm), ("without", "with"), strict=True):
@@ -82,7 +82,7 @@ def test_block(platform: Platform, way: str, dtype: torch.dtype, requests: int, 
 
     def work() -> None:
         for scale, out in zip((None, n), drafts, strict=True):
-            kernels.greedy_block_head(a, scale, EPS, w, d2t, out[:, :steps])
+            ops.greedy_block_head(a, scale, EPS, w, d2t, out[:, :steps])
 
     run_op(platform, way, work, drafts)
     for columns, scale, what in zip(drafts, (None, norm), ("without", "with"), strict=True):
@@ -114,7 +114,7 @@ def test_gumbel(platform: Platform, way: str, dtype: torch.dtype, rows: int, see
     ids, drafts = torch.full((rows,), -7, device=device), torch.full((rows, 2), -7, device=device)
     probs, step = torch.zeros(rows, 2, vocab, device=device), torch.tensor([1], device=device)
     rest = temperature, numbers, seen, step, ids, drafts, probs
-    run_op(platform, way, lambda: kernels.gumbel_head(a, n, EPS, w, None, *rest), rest[4:])
+    run_op(platform, way, lambda: ops.gumbel_head(a, n, EPS, w, None, *rest), rest[4:])
     logits = normed(x, norm) @ weight.double().T
     expect_close(on_host(probs)[:, 1], (logits / TEMPERATURE).softmax(-1), 0.02, "the distributions")
     expect_equal(on_host(drafts)[:, 1], on_host(ids), "the column of the step")
@@ -152,8 +152,8 @@ def test_fp8(platform: Platform, way: str, dtype: torch.dtype, rows: int, seed: 
 
     def work() -> None:
         for i, scale in enumerate(there):
-            out[2 * i].copy_(kernels.norm_linear_fp8(a, n, EPS, v, scale, b, r))
-            out[2 * i + 1].copy_(kernels.norm_gate_up_fp8(a, n, EPS, v, scale, b))
+            out[2 * i].copy_(ops.norm_linear_fp8(a, n, EPS, v, scale, b, r))
+            out[2 * i + 1].copy_(ops.norm_gate_up_fp8(a, n, EPS, v, scale, b))
 
     run_op(platform, way, work, out)
     for i, (group, scale) in enumerate(zip(groups, scales, strict=True)):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from specgraph import kernels
-from specgraph.platforms import Platform
+from specgraph import ops
+from specgraph.device import Platform
 
 from specgraph_conformance.case import case
 from specgraph_conformance.rig import WAYS, expect_close, expect_equal, on_host, run_op
@@ -63,16 +63,16 @@ def _pick(platform: Platform, way: str, vocab: int, best: torch.Tensor, seed: in
     drafts = accepted.to(device)
 
     def work() -> None:
-        kernels.draft_greedy(first, None, step, ids["draft_greedy"], columns)
-        kernels.draft_gumbel(first, None, temperature, seeds, lengths, step, ids["draft_gumbel"], columns, probs)
+        ops.draft_greedy(first, None, step, ids["draft_greedy"], columns)
+        ops.draft_gumbel(first, None, temperature, seeds, lengths, step, ids["draft_gumbel"], columns, probs)
         half = vocab // 2
-        parts = [kernels.best_tokens(first[:, b : b + half].contiguous(), b) for b in (0, half)]
-        kernels.draft_best(torch.stack(parts), None, step, ids["draft_best"], columns)
-        kernels.draft_block_greedy(block, None, blocks["draft_block_greedy"])
-        kernels.draft_block_gumbel(block, None, temperature, seeds, starts, counts, blocks["draft_block_gumbel"], probs)
-        kernels.verify_greedy(there, drafts, starts, sampled["verify_greedy"], num)
-        kernels.verify_sampled(there, drafts, None, None, temperature, seeds, starts, sampled["verify_sampled"], num)
-        kernels.emitted_logprobs(there, sampled["verify_greedy"], logprobs)
+        parts = [ops.best_tokens(first[:, b : b + half].contiguous(), b) for b in (0, half)]
+        ops.draft_best(torch.stack(parts), None, step, ids["draft_best"], columns)
+        ops.draft_block_greedy(block, None, blocks["draft_block_greedy"])
+        ops.draft_block_gumbel(block, None, temperature, seeds, starts, counts, blocks["draft_block_gumbel"], probs)
+        ops.verify_greedy(there, drafts, starts, sampled["verify_greedy"], num)
+        ops.verify_sampled(there, drafts, None, None, temperature, seeds, starts, sampled["verify_sampled"], num)
+        ops.emitted_logprobs(there, sampled["verify_greedy"], logprobs)
 
     run_op(platform, way, work, [*ids.values(), columns, probs, *blocks.values(), *sampled.values(), num, logprobs])
     for name, tensor in ids.items():
@@ -111,9 +111,9 @@ def test_heads(platform: Platform, way: str, seed: int) -> None:
     lengths = torch.tensor([4, 5, 6], dtype=torch.int32, device=device)
 
     def work() -> None:
-        out.copy_(kernels.pair_linear(tokens, matrix, None, rows, None, 1e-6, w))
-        kernels.greedy_head(own, None, 1e-6, matrix, None, step, ids[0], columns)
-        kernels.gumbel_head(own, None, 1e-6, matrix, None, temperature, seeds, lengths, step, ids[1], columns, probs)
+        out.copy_(ops.pair_linear(tokens, matrix, None, rows, None, 1e-6, w))
+        ops.greedy_head(own, None, 1e-6, matrix, None, step, ids[0], columns)
+        ops.gumbel_head(own, None, 1e-6, matrix, None, temperature, seeds, lengths, step, ids[1], columns, probs)
 
     run_op(platform, way, work, [out, *ids, columns, probs])
     wanted = torch.cat((table[best], hidden), dim=-1).double() @ weight.double().T
@@ -140,7 +140,7 @@ def test_top_k(platform: Platform, way: str, seed: int) -> None:
     ]  # fmt: skip
     there = [tensor.to(device) for tensor in arguments]
     out = torch.zeros(requests, vocab, device=device)
-    run_op(platform, way, lambda: out.copy_(kernels.adjust_logits(*there)), [out])
+    run_op(platform, way, lambda: out.copy_(ops.adjust_logits(*there)), [out])
     for r in range(requests):
         p = logits[r].double().softmax(-1).sort(descending=True).values[: top_k[r] or vocab]
         before = p.cumsum(0) - p

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from specgraph import kernels
-from specgraph.platforms import Platform
+from specgraph import ops
+from specgraph.device import Platform
 from torch import Tensor
 
 from specgraph_conformance.case import case
@@ -53,12 +53,12 @@ def test_half(platform: Platform, way: str, dtype: torch.dtype, seed: int) -> No
 
     def work() -> None:
         by_request = equal.view(REQUESTS, K + 1, VOCAB)[:, :K].reshape(-1, VOCAB)
-        kernels.draft_block_greedy(by_request, d2t, block)
+        ops.draft_block_greedy(by_request, d2t, block)
         rows = there[: REQUESTS * K]
-        kernels.draft_block_gumbel(rows, None, warm, numbers, at, sampled_before, drawn_block, probs)
-        kernels.draft_gumbel(there[:REQUESTS], None, warm, numbers, at.int(), step, ids, columns, one)
-        kernels.verify_greedy(equal, given, at, greedy, num[0])
-        kernels.verify_sampled(there, torch.full_like(given, -1), None, None, warm, numbers, at, sampled, num[1])
+        ops.draft_block_gumbel(rows, None, warm, numbers, at, sampled_before, drawn_block, probs)
+        ops.draft_gumbel(there[:REQUESTS], None, warm, numbers, at.int(), step, ids, columns, one)
+        ops.verify_greedy(equal, given, at, greedy, num[0])
+        ops.verify_sampled(there, torch.full_like(given, -1), None, None, warm, numbers, at, sampled, num[1])
 
     run_op(platform, way, work, [block, drawn_block, probs, ids, columns, one, greedy, sampled, *num])
     expect_equal(on_host(block), best[:, :K] + offsets[best[:, :K]], "tokens of draft_block_greedy")
@@ -108,7 +108,7 @@ def test_parameters(platform: Platform, way: str, dtype: torch.dtype, seed: int)
     ]  # fmt: skip
     there = [tensor.to(device) for tensor in arguments]
     out = torch.zeros(4, vocab, device=device)
-    run_op(platform, way, lambda: out.copy_(kernels.adjust_logits(*there)), [out])
+    run_op(platform, way, lambda: out.copy_(ops.adjust_logits(*there)), [out])
     adjusted = logits.double() - frequency[:, None].double() * counts
     for r in range(4):
         p = (adjusted[r] / float(warm[r])).softmax(-1)

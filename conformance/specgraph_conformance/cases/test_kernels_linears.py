@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from specgraph import kernels
-from specgraph.platforms import Platform
+from specgraph import ops
+from specgraph.device import Platform
 from torch import Tensor
 
 from specgraph_conformance.case import case
@@ -54,11 +54,11 @@ def test_linears(platform: Platform, way: str, dtype: torch.dtype, seed: int) ->
 
     def work() -> None:
         for into, (norm, bias_, added) in zip(out, plain, strict=False):
-            into.copy_(kernels.norm_linear(a, norm, EPS, w, bias_, added))
+            into.copy_(ops.norm_linear(a, norm, EPS, w, bias_, added))
         for into, (first, second) in zip(out[len(plain) :], pairs, strict=True):
-            into.copy_(kernels.pair_linear(i, t, first, h, second, EPS, w2, b))
+            into.copy_(ops.pair_linear(i, t, first, h, second, EPS, w2, b))
         for into, bias_ in zip(halves, gates, strict=True):
-            into.copy_(kernels.norm_gate_up(a, n0, EPS, w, bias_))
+            into.copy_(ops.norm_gate_up(a, n0, EPS, w, bias_))
 
     run_op(platform, way, work, [*out, *halves])
 
@@ -106,8 +106,8 @@ def test_two_linears(platform: Platform, way: str, dtype: torch.dtype, rows: int
 
         def run(first: Tensor | None = first, second: Tensor | None = second) -> None:
             results = (
-                *kernels.linear_norm_linear(a, w, first, r, n, EPS, w2, second),
-                *kernels.linear_norm_gate_up(a, w, first, r, n, EPS, w2, second),
+                *ops.linear_norm_linear(a, w, first, r, n, EPS, w2, second),
+                *ops.linear_norm_gate_up(a, w, first, r, n, EPS, w2, second),
             )
             for into, result in zip(out, results, strict=True):
                 into.copy_(result)
@@ -138,7 +138,7 @@ def test_heads(platform: Platform, way: str, seed: int) -> None:
     rows, matrix = x.to(device), weight.to(device)
     ids, drafts = torch.full((ROWS,), -7, device=device), torch.full((ROWS, 2), -7, device=device)
     step = torch.tensor([1], device=device)
-    run_op(platform, way, lambda: kernels.greedy_head(rows, None, EPS, matrix, None, step, ids, drafts), [ids, drafts])
+    run_op(platform, way, lambda: ops.greedy_head(rows, None, EPS, matrix, None, step, ids, drafts), [ids, drafts])
     best = torch.tensor([row.index(max(row)) for row in (x.double() @ weight.double().T).tolist()])
     expect_equal(on_host(ids), best, "the tokens of equal logits")
     expect_equal(on_host(drafts)[:, 1], best, "the column of the step")
@@ -151,9 +151,7 @@ def test_heads(platform: Platform, way: str, seed: int) -> None:
     run_op(
         platform,
         way,
-        lambda: kernels.gumbel_head(
-            rows, scale, EPS, matrix, None, temperature, seeds, lengths, step, ids, drafts, probs
-        ),
+        lambda: ops.gumbel_head(rows, scale, EPS, matrix, None, temperature, seeds, lengths, step, ids, drafts, probs),
         written,
     )
     wanted = ((normed(x, norm) @ weight.double().T) / 0.7).softmax(-1)
@@ -182,7 +180,7 @@ def test_expert_mlp(platform: Platform, way: str, dtype: torch.dtype, seed: int)
     weights = torch.rand(rows, top_k, generator=g)
     there = [t.to(platform.device) for t in (x, ids, weights, gate_up, down, gate_up_bias, down_bias)]
     out = torch.zeros_like(there[0])
-    run_op(platform, way, lambda: out.copy_(kernels.expert_mlp(*there, alpha=alpha, limit=limit)), [out])
+    run_op(platform, way, lambda: out.copy_(ops.expert_mlp(*there, alpha=alpha, limit=limit)), [out])
     wanted = torch.zeros(rows, size, dtype=torch.float64)
     for row in range(rows):
         for expert, weight in zip(ids[row].tolist(), weights[row].double(), strict=True):

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from specgraph import kernels
-from specgraph.kernels.kv_cache import bytes_of
-from specgraph.platforms import Platform
+from specgraph import ops
+from specgraph.device import Platform
+from specgraph.ops.kv_cache import bytes_of
 from torch import Tensor
 
 from specgraph_conformance.case import case
@@ -43,8 +43,8 @@ def test_places(platform: Platform, way: str, seed: int) -> None:
     limits: dict[str, Any] = {"tree_len": tree_len, "max_model_len": LIMIT, "block_size": BLOCK}
 
     def work() -> None:
-        kernels.advance(seq_lens, positions, slots, step, table, LIMIT, BLOCK)
-        kernels.advance_tree(*base, table, **limits, **tree)
+        ops.advance(seq_lens, positions, slots, step, table, LIMIT, BLOCK)
+        ops.advance_tree(*base, table, **limits, **tree)
 
     run_op(platform, way, work, [seq_lens, positions, slots, step, *tree.values()])
     before: list[int] = lengths.tolist()
@@ -86,7 +86,7 @@ def test_moves(platform: Platform, way: str, moves: int, seed: int) -> None:
     source[::5], to = 0, slots.clone()
     to[::5] = 0
     given = source.to(device), to.to(device)
-    run_op(platform, way, lambda: kernels.move_kv(keys, values, *given), [there])
+    run_op(platform, way, lambda: ops.move_kv(keys, values, *given), [there])
     wanted = held.clone()
     for part in (0, 1):
         cells = held[:, part].flatten(0, 1)
@@ -134,7 +134,7 @@ def test_tree_attention(platform: Platform, way: str, keys: int, seed: int) -> N
 
 def _attend(there: list[Tensor], rows: int) -> Tensor:
     query, keys, values, table, seq_lens, words = there
-    return kernels.tree_attention(query, keys, values, table, seq_lens, words, tree_len=rows, scale=0.1)
+    return ops.tree_attention(query, keys, values, table, seq_lens, words, tree_len=rows, scale=0.1)
 
 
 def _of_heads(cells: Tensor, heads: int) -> Tensor:

@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 import torch
-from specgraph import kernels
-from specgraph.platforms import Platform
+from specgraph import ops
+from specgraph.device import Platform
 from torch import Tensor
 
 from specgraph_conformance.attention_rows import Rows
@@ -19,15 +19,15 @@ def windowed_forward(op: str, rows: Rows) -> Tensor:
     """The rows' attention by `windowed_attention`, or by `windowed_attention_host`: a forward for `Rows.check`."""
     m, cache, (query, key, value) = rows.metadata, rows.cache, rows.device_rows
     stored = m.positions, m.slot_mapping, cache.key, cache.value
-    query = kernels.rotate_and_store(query, key, value, rows.layer.rotary, *stored)
+    query = ops.rotate_and_store(query, key, value, rows.layer.rotary, *stored)
     where, scale, window = (cache.key, cache.value, m.block_table), rows.layer.scale, rows.window or 0
     if op == "windowed_attention":
-        return kernels.windowed_attention(
+        return ops.windowed_attention(
             query, *where, m.seq_lens, m.query_start_loc, rows.layer.sinks, query_len=m.query_len, scale=scale,
             window=window,
         )  # fmt: skip
     out, host = torch.zeros_like(query), (list(rows.query_lens), list(rows.seq_lens))
-    kernels.windowed_attention_host(query, *where, *host, rows.layer.sinks, scale=scale, window=window, out=out)
+    ops.windowed_attention_host(query, *where, *host, rows.layer.sinks, scale=scale, window=window, out=out)
     return out
 
 
@@ -61,7 +61,7 @@ def test_expert_mlp(platform: Platform, way: str, dtype: torch.dtype, seed: int)
     weights = torch.rand(9, 2, generator=g)
     rows, choice, shares, first, second = (t.to(platform.device) for t in (x, ids, weights, gate_up, down))
     out = torch.zeros_like(rows)
-    run_op(platform, way, lambda: out.copy_(kernels.expert_mlp(rows, choice, shares, first, second)), [out])
+    run_op(platform, way, lambda: out.copy_(ops.expert_mlp(rows, choice, shares, first, second)), [out])
     wanted = torch.zeros(9, 64, dtype=torch.float64)
     for row in range(9):
         for expert, weight in zip(ids[row].tolist(), weights[row].double(), strict=True):
@@ -91,7 +91,7 @@ def test_expert_mlp_parts(platform: Platform, way: str, dtype: torch.dtype, seed
     def body() -> None:
         for begin, half in zip((0, 3), halves, strict=True):
             own = first[begin : begin + 3], second[begin : begin + 3]
-            half.copy_(kernels.expert_mlp(rows, choice, shares, *own, first_expert=begin))
+            half.copy_(ops.expert_mlp(rows, choice, shares, *own, first_expert=begin))
 
     run_op(platform, way, body, halves)
     wanted = torch.zeros(2, 9, 64, dtype=torch.float64)
@@ -129,9 +129,9 @@ def test_sampling_parameters(platform: Platform, way: str, seed: int) -> None:
 
     def work() -> None:
         there[-2].zero_()
-        kernels.count_tokens(new_ids, there[-2])
-        out.copy_(kernels.adjust_logits(*there))
-        kernels.emitted_logprobs(there[0], new_ids, logprobs)
+        ops.count_tokens(new_ids, there[-2])
+        out.copy_(ops.adjust_logits(*there))
+        ops.emitted_logprobs(there[0], new_ids, logprobs)
 
     run_op(platform, way, work, [out, logprobs, there[-2]])
     counted = [[0, 0, 0, 2, *[0] * 8], [0, 1, *[0] * 10]]
@@ -179,7 +179,7 @@ def test_penalties_in_a_tree(platform: Platform, way: str, seed: int) -> None:
     ]  # fmt: skip
     there = [tensor.to(device) for tensor in arguments]
     out = torch.zeros_like(there[0])
-    run_op(platform, way, lambda: out.copy_(kernels.adjust_logits(*there)), [out])
+    run_op(platform, way, lambda: out.copy_(ops.adjust_logits(*there)), [out])
     wanted = logits.double().clone()
     for r in range(requests):
         for i, path in enumerate(paths):

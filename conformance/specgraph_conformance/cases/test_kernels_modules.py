@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from specgraph import kernels
+from specgraph import ops
 from specgraph.attention import NULL_BLOCK, NULL_SLOT
-from specgraph.platforms import Platform
+from specgraph.device import Platform
 from torch import Tensor
 
 from specgraph_conformance.case import case
@@ -75,7 +75,7 @@ def _begin(platform: Platform, way: str, w: int, width: int, seed: int) -> None:
     run_op(
         platform,
         way,
-        lambda: kernels.begin_modules(*inputs, **given, max_model_len=LIMIT, block_size=BLOCK, **out),
+        lambda: ops.begin_modules(*inputs, **given, max_model_len=LIMIT, block_size=BLOCK, **out),
         out.values(),
     )
     seen = {name: on_host(tensor).tolist() for name, tensor in out.items()}
@@ -156,7 +156,7 @@ def test_long_pass(platform: Platform, way: str, seed: int) -> None:
     held = torch.zeros(len(order) + 1, kept, WIDTH, device=device)
     ids, hidden, at, to = (tensor.to(device) for tensor in (tokens, states, positions, slots))
     given = ids, hidden, at, to, *into, held
-    run_op(platform, way, lambda: kernels.keep_rows(*given, block), given[4:])
+    run_op(platform, way, lambda: ops.keep_rows(*given, block), given[4:])
     wanted = {(int(slots[i]) // block, int(slots[i]) % block % kept): i for i in range(rows) if slots[i] >= 0}
     for (place, entry), row in wanted.items():
         assert int(on_host(into[1])[place, entry]) == positions[row], f"row {row} is not kept"
@@ -188,6 +188,6 @@ def _keep(platform: Platform, way: str, past: int, width: int, seed: int) -> Non
     there = [tensor.to(device) for tensor in given]
     kept_rows = into["past_token_ids"], into["past_positions"], into["past_hidden"]
     rows = there[0], there[1], there[2], there[3]
-    run_op(platform, way, lambda: kernels.keep_rows(*rows, *kept_rows, BLOCK), into.values())
+    run_op(platform, way, lambda: ops.keep_rows(*rows, *kept_rows, BLOCK), into.values())
     for name, tensor in into.items():
         expect_equal(on_host(tensor), wanted[name], name)

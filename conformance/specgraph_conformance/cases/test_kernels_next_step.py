@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from specgraph import kernels
-from specgraph.platforms import Platform
+from specgraph import ops
+from specgraph.device import Platform
 
 from specgraph_conformance.case import case
 from specgraph_conformance.linear_oracles import TOLERANCE, head_of_ties, normed, small_integers
@@ -98,7 +98,7 @@ def _three_steps(platform: Platform, way: str, requests: int, sizes: Sizes, seed
     def work() -> None:
         moved = seq_lens, positions, slots, block_table, LIMIT, BLOCK
         pair.copy_(
-            kernels.greedy_next_step(
+            ops.greedy_next_step(
                 rows, None, 0.0, w, d2t, step, ids, drafts, *moved, embedding, n0, states, n1, EPS
             )
         )  # fmt: skip

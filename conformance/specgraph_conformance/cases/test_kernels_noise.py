@@ -7,16 +7,16 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from specgraph import kernels
-from specgraph.kernels import noise
-from specgraph.platforms import Platform
+from specgraph import ops
+from specgraph.device import Platform
+from specgraph.ops import noise
 from torch import Tensor
 
 from specgraph_conformance.case import case
 from specgraph_conformance.rig import WAYS, on_host, run_op
 
 DRAFT, ACCEPT, RESAMPLE = 1, 2, 3
-"""Purposes of noise (`specgraph.kernels.noise`)."""
+"""Purposes of noise (`specgraph.ops.noise`)."""
 ALL = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 """2^64 divided by the golden ratio: the increment of SplitMix64."""
@@ -54,7 +54,7 @@ def draft_gumbel(platform: Platform, way: str, logits: Tensor, seeds: Tensor, at
     ids, drafts, probs, rest = _drafting(platform, seeds, at)
     there = logits[:, 0].contiguous().to(platform.device)
     written = ids, drafts, probs
-    run_op(platform, way, lambda: kernels.draft_gumbel(there, None, *rest, *written), written)
+    run_op(platform, way, lambda: ops.draft_gumbel(there, None, *rest, *written), written)
     return on_host(ids)[:, None], at + 1, DRAFT
 
 
@@ -65,7 +65,7 @@ def gumbel_head(platform: Platform, way: str, logits: Tensor, seeds: Tensor, at:
     rows, scale, weight = (t.to(platform.device) for t in (x, norm, logits[:, 0].T.contiguous()))
     offsets = torch.zeros(VOCAB, dtype=torch.int64, device=platform.device)
     written = ids, drafts, probs
-    run_op(platform, way, lambda: kernels.gumbel_head(rows, scale, 0.0, weight, offsets, *rest, *written), written)
+    run_op(platform, way, lambda: ops.gumbel_head(rows, scale, 0.0, weight, offsets, *rest, *written), written)
     return on_host(ids)[:, None], at + 1, DRAFT
 
 
@@ -90,7 +90,7 @@ def draft_block_gumbel(platform: Platform, way: str, logits: Tensor, seeds: Tens
     run_op(
         platform,
         way,
-        lambda: kernels.draft_block_gumbel(rows, None, temperature, there, starts, sampled, drafts, probs),
+        lambda: ops.draft_block_gumbel(rows, None, temperature, there, starts, sampled, drafts, probs),
         [drafts, probs],
     )
     return on_host(drafts), at + counts + 1, DRAFT
@@ -106,7 +106,7 @@ def verify_sampled(platform: Platform, way: str, logits: Tensor, seeds: Tensor, 
     run_op(
         platform,
         way,
-        lambda: kernels.verify_sampled(rows, drafts, None, None, temperature, there, starts, *written),
+        lambda: ops.verify_sampled(rows, drafts, None, None, temperature, there, starts, *written),
         written,
     )
     return on_host(written[0])[:, :1], at + 1, RESAMPLE

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from specgraph import kernels
+from specgraph import ops
+from specgraph.device import Platform
 from specgraph.parallel import Ranks, join_ranks
-from specgraph.platforms import Platform
 from torch import Tensor
 
 from specgraph_conformance.case import case
@@ -48,7 +48,7 @@ def test_embed_part(platform: Platform, way: str, seed: int) -> None:
     def body() -> None:
         sums.zero_()
         for rank, own in enumerate(parts):
-            sums.add_(kernels.embed_part(there, own, rank * part))
+            sums.add_(ops.embed_part(there, own, rank * part))
 
     run_op(platform, way, body, [sums])
     expect_equal(on_host(sums), table[ids])
@@ -68,7 +68,7 @@ def candidates(logits: Tensor) -> Tensor:
     """What the ranks gather of each other's best tokens."""
     part = logits.shape[1] // RANKS
     parts = [logits[:, rank * part : (rank + 1) * part].contiguous() for rank in range(RANKS)]
-    return torch.stack([kernels.best_tokens(each, rank * part) for rank, each in enumerate(parts)])
+    return torch.stack([ops.best_tokens(each, rank * part) for rank, each in enumerate(parts)])
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -87,7 +87,7 @@ def test_draft_best(platform: Platform, way: str, dtype: torch.dtype, seed: int)
     token_ids, drafts = torch.full((6,), -7, device=device), torch.full((6, 3), -7, device=device)
     step = torch.tensor([1], device=device)
     run_op(
-        platform, way, lambda: kernels.draft_best(candidates(there), offsets, step, token_ids, drafts),
+        platform, way, lambda: ops.draft_best(candidates(there), offsets, step, token_ids, drafts),
         [token_ids, drafts],
     )  # fmt: skip
     assert on_host(token_ids).tolist() == [3 * b for b in best]
@@ -112,7 +112,7 @@ def test_verify_best(platform: Platform, way: str, seed: int) -> None:
     sampled = torch.full((5, k + 1), -7, device=device)
     counts = torch.full((5,), -7, dtype=torch.int32, device=device)
     inputs = torch.tensor(drafts, device=device), torch.tensor(starts, device=device)
-    run_op(platform, way, lambda: kernels.verify_best(candidates(there), *inputs, sampled, counts), [sampled, counts])
+    run_op(platform, way, lambda: ops.verify_best(candidates(there), *inputs, sampled, counts), [sampled, counts])
     wanted = [
         [*rows[r][: n + 1], *[-1] * (k - n)] if starts[r] >= 0 else [-1] * (k + 1) for r, n in enumerate(accepted)
     ]
@@ -134,8 +134,8 @@ def test_one_rank(platform: Platform, ranks: Ranks, way: str, seed: int) -> None
 
     def body() -> None:
         total.copy_(there)
-        kernels.all_reduce(total, ranks.name)
-        copy.copy_(kernels.all_gather(there, ranks.name, 1))
+        ops.all_reduce(total, ranks.name)
+        copy.copy_(ops.all_gather(there, ranks.name, 1))
 
     run_op(platform, way, body, [total, copy])
     expect_equal(on_host(total), x)

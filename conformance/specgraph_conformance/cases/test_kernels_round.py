@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 import torch
-from specgraph import kernels
-from specgraph.platforms import Platform
+from specgraph import ops
+from specgraph.device import Platform
 
 from specgraph_conformance.case import case
 from specgraph_conformance.rig import WAYS, on_host, run_op
@@ -31,7 +31,7 @@ def test_stop_finished(platform: Platform, way: str, k: int, seed: int) -> None:
     stops = torch.randint(-1, 9, (requests, 16), generator=generator)
     stops[:, 2:] = -1
     inputs = [tensor.to(device).clone() for tensor in (tokens, counts, left, stops)]
-    run_op(platform, way, lambda: kernels.stop_finished(*inputs), inputs[1:3])
+    run_op(platform, way, lambda: ops.stop_finished(*inputs), inputs[1:3])
     seen_counts, seen_left = (on_host(tensor).tolist() for tensor in inputs[1:3])
     for r, (row, count, remaining) in enumerate(zip(tokens.tolist(), counts.tolist(), left.tolist(), strict=True)):
         stopped = any(token >= 0 and token in stops[r].tolist() for token in row[:count])
@@ -63,7 +63,7 @@ def test_next_verify(platform: Platform, way: str, k: int, seed: int) -> None:
     last, copied = torch.full((requests,), -77, device=device), torch.full((requests, k), -77, device=device)
     moved = starts.to(device).clone()
     inputs = tokens.to(device), counts.to(device), wider.to(device)[:, :k], moved
-    run_op(platform, way, lambda: kernels.next_verify(*inputs, last, copied), (moved, last, copied))
+    run_op(platform, way, lambda: ops.next_verify(*inputs, last, copied), (moved, last, copied))
     for r, count in enumerate(counts.tolist()):
         assert on_host(moved)[r] == (starts[r] + count if count else -1), f"position of request {r}"
         assert on_host(last)[r] == (tokens[r, count - 1] if count else 0), f"last token of request {r}"
@@ -92,7 +92,7 @@ def test_publish_round(platform: Platform, way: str, seed: int) -> None:
         results = torch.randint(0, 999, (size,), generator=generator)
         inputs = results.to(device), tokens.to(device), counts.to(device), left.to(device), stops.to(device)
         written = ring, progress, again
-        run_op(platform, way, partial(kernels.publish_round, *inputs, *written, 4), written)
+        run_op(platform, way, partial(ops.publish_round, *inputs, *written, 4), written)
         live = [
             0 < count < room and not {token for token in row[:count] if token >= 0} & set(stop)
             for row, count, room, stop in zip(

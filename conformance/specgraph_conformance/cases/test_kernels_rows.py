@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from specgraph import kernels
+from specgraph import ops
 from specgraph.attention import NULL_SLOT
-from specgraph.platforms import Platform
+from specgraph.device import Platform
 from torch import Tensor
 
 from specgraph_conformance.case import case
@@ -47,7 +47,7 @@ def test_begin_propose(platform: Platform, way: str, k: int, seed: int) -> None:
     run_op(
         platform,
         way,
-        lambda: kernels.begin_propose(*inputs, max_model_len=limit, block_size=block, **out),
+        lambda: ops.begin_propose(*inputs, max_model_len=limit, block_size=block, **out),
         out.values(),
     )
     seen = {name: on_host(tensor).tolist() for name, tensor in out.items()}
@@ -95,9 +95,7 @@ def test_begin_verify(platform: Platform, way: str) -> None:
         torch.tensor(blocks, dtype=torch.int32, device=device),
     )
     out = {"token_ids": token_ids, "positions": positions, "slot_mapping": slots, "seq_lens": seq_lens}
-    run_op(
-        platform, way, lambda: kernels.begin_verify(*inputs, max_model_len=limit, block_size=block, **out), out.values()
-    )
+    run_op(platform, way, lambda: ops.begin_verify(*inputs, max_model_len=limit, block_size=block, **out), out.values())
     assert on_host(seq_lens).tolist() == [18, 0, 42, 4]
     for r in range(4):
         for i in range(k + 1):
@@ -136,7 +134,7 @@ def test_begin_masked(platform: Platform, way: str, k: int, seed: int) -> None:
         torch.tensor(blocks, dtype=torch.int32, device=device),
     )
     limits: dict[str, Any] = {"mask_token_id": mask, "max_model_len": limit, "block_size": block}
-    run_op(platform, way, lambda: kernels.begin_masked(*inputs, **limits, **out), out.values())
+    run_op(platform, way, lambda: ops.begin_masked(*inputs, **limits, **out), out.values())
     seen = {name: on_host(tensor).tolist() for name, tensor in out.items()}
     for r, (count, start) in enumerate(zip(counts, starts, strict=True)):
         assert seen["seq_lens"][r] == (start + rows if count else 0), f"length of request {r}"
@@ -178,7 +176,7 @@ def test_begin_block(platform: Platform, way: str, k: int, seed: int) -> None:
         torch.tensor(blocks, dtype=torch.int32, device=device),
     )
     limits: dict[str, Any] = {"mask_token_id": mask, "max_model_len": limit, "block_size": block}
-    run_op(platform, way, lambda: kernels.begin_block(*inputs, **limits, **out), out.values())
+    run_op(platform, way, lambda: ops.begin_block(*inputs, **limits, **out), out.values())
     seen = {name: on_host(tensor).tolist() for name, tensor in out.items()}
     for r, (count, start) in enumerate(zip(counts, starts, strict=True)):
         begin = start + count
@@ -222,7 +220,7 @@ def test_begin_prefill(platform: Platform, way: str, first: int, real: int) -> N
     run_op(
         platform,
         way,
-        lambda: kernels.begin_prefill(*inputs, max_model_len=limit, block_size=block, **out),
+        lambda: ops.begin_prefill(*inputs, max_model_len=limit, block_size=block, **out),
         out.values(),
     )
     expected = [slot_of(first + i, blocks, limit, block) if i < real else NULL_SLOT for i in range(rows)]
@@ -255,7 +253,7 @@ def test_shift(platform: Platform, way: str, seed: int) -> None:
     last = torch.tensor([r * q + count - 1 for r, count in enumerate(counts)], device=device)
     seq_lens = torch.tensor(lengths, dtype=torch.int32, device=device)
     there = latest.to(device)
-    run_op(platform, way, lambda: kernels.shift_token_ids(ids, last, there, seq_lens, step), [ids, seq_lens, step])
+    run_op(platform, way, lambda: ops.shift_token_ids(ids, last, there, seq_lens, step), [ids, seq_lens, step])
     seen = on_host(ids).view(n, q)
     for r, count in enumerate(counts):
         wanted = [*tokens[r, 1:count].tolist(), int(latest[r])]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from specgraph import kernels
-from specgraph.platforms import Platform
+from specgraph import ops
+from specgraph.device import Platform
 
 from specgraph_conformance.case import case
 from specgraph_conformance.oracles import expect_shares
@@ -31,7 +31,7 @@ def test_greedy(platform: Platform, way: str, mapped: bool, seed: int) -> None:
     step = torch.tensor([1], device=device)
     on_device = None if offsets is None else offsets.to(device)
     there = logits.to(device)
-    run_op(platform, way, lambda: kernels.draft_greedy(there, on_device, step, token_ids, drafts), [token_ids, drafts])
+    run_op(platform, way, lambda: ops.draft_greedy(there, on_device, step, token_ids, drafts), [token_ids, drafts])
     best = [row.index(max(row)) for row in logits.tolist()]
     wanted = [3 * b if mapped else b for b in best]
     assert on_host(token_ids).tolist() == wanted
@@ -63,7 +63,7 @@ def test_gumbel(platform: Platform, way: str) -> None:
         torch.zeros(1, dtype=torch.int64, device=device),
     )
     written = token_ids, drafts, probs
-    run_op(platform, way, lambda: kernels.draft_gumbel(there, None, *inputs, *written), written)
+    run_op(platform, way, lambda: ops.draft_gumbel(there, None, *inputs, *written), written)
     wanted = (logits.double() / 0.8).softmax(0)
     expect_close(on_host(probs)[1, 0], wanted, 1e-5, "the distribution")
     assert on_host(token_ids)[0] == 4
@@ -89,7 +89,7 @@ def test_block_greedy(platform: Platform, way: str, mapped: bool, seed: int) -> 
     offsets = torch.arange(vocab) if mapped else None
     there, on_device = logits.to(platform.device), None if offsets is None else offsets.to(platform.device)
     drafts = torch.full((requests, k), -7, device=platform.device)
-    run_op(platform, way, lambda: kernels.draft_block_greedy(there, on_device, drafts), [drafts])
+    run_op(platform, way, lambda: ops.draft_block_greedy(there, on_device, drafts), [drafts])
     best = torch.tensor([row.index(max(row)) for row in logits.tolist()]).view(requests, k)
     expect_equal(on_host(drafts), best * 2 if mapped else best, "the draft tokens")
 
@@ -119,7 +119,7 @@ def test_block_gumbel(platform: Platform, way: str, seed: int) -> None:
         (torch.arange(requests) % 50).to(device),
         torch.full((requests,), 2, dtype=torch.int32, device=device),
     )
-    run_op(platform, way, lambda: kernels.draft_block_gumbel(*inputs, drafts, probs), [drafts, probs])
+    run_op(platform, way, lambda: ops.draft_block_gumbel(*inputs, drafts, probs), [drafts, probs])
     tokens, seen = on_host(drafts), on_host(probs)
     best = logits[0].argmax(-1)
     expect_equal(tokens[kind == 0], best.expand(draws, k), "the draft tokens at temperature 0")
@@ -161,7 +161,7 @@ def test_gumbel_head(platform: Platform, way: str, seed: int) -> None:
     run_op(
         platform,
         way,
-        lambda: kernels.gumbel_head(
+        lambda: ops.gumbel_head(
             rows, scale, 1e-6, matrix, offsets, temperature, seeds, seq_lens, step, ids, drafts, probs
         ),
         [ids, drafts, probs],

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from specgraph import kernels
-from specgraph.platforms import Platform
+from specgraph import ops
+from specgraph.device import Platform
 from torch import Tensor
 
 from specgraph_conformance.case import case
@@ -61,13 +61,13 @@ def test_linears(platform: Platform, way: str, dtype: torch.dtype, size: int, ro
 
     def work() -> None:
         results = (
-            kernels.norm_linear(a, n, EPS, w),
-            kernels.norm_linear(a, None, EPS, w, b, r),
-            kernels.norm_gate_up(a, n, EPS, gate_up, gate_bias),
-            kernels.pair_linear(i, t, n0, h, n1, EPS, w, b),
-            *kernels.linear_norm_linear(a, square, square_bias, s, n, EPS, w, b),
-            *kernels.linear_norm_gate_up(a, square, square_bias, s, n, EPS, gate_up, gate_bias),
-            kernels.linear_norm_linear(a, square, None, s, n, EPS, w, None)[1],
+            ops.norm_linear(a, n, EPS, w),
+            ops.norm_linear(a, None, EPS, w, b, r),
+            ops.norm_gate_up(a, n, EPS, gate_up, gate_bias),
+            ops.pair_linear(i, t, n0, h, n1, EPS, w, b),
+            *ops.linear_norm_linear(a, square, square_bias, s, n, EPS, w, b),
+            *ops.linear_norm_gate_up(a, square, square_bias, s, n, EPS, gate_up, gate_bias),
+            ops.linear_norm_linear(a, square, None, s, n, EPS, w, None)[1],
         )
         for into, result in zip(out.values(), results, strict=True):
             into.copy_(result)
@@ -110,7 +110,7 @@ def test_columns(platform: Platform, way: str, rows: int, seed: int) -> None:
         out = torch.zeros(rows, columns, dtype=dtype, device=device)
 
         def work(kind: str = kind, there: Tensor = there, out: Tensor = out) -> None:
-            linear = kernels.norm_linear if kind == "plain" else kernels.norm_gate_up
+            linear = ops.norm_linear if kind == "plain" else ops.norm_gate_up
             out.copy_(linear(base, rest, EPS, there))
 
         run_op(platform, way, work, [out])
@@ -162,9 +162,9 @@ def _mlp(platform: Platform, way: str, sizes: tuple[int, int], rows: int, seed: 
 
     def work() -> None:
         results = (
-            kernels.norm_gate_up(a, n, EPS, w0),
-            kernels.norm_linear(m, None, EPS, w1, None, r),
-            *kernels.linear_norm_linear(m, w1, None, r, n, EPS, w2),
+            ops.norm_gate_up(a, n, EPS, w0),
+            ops.norm_linear(m, None, EPS, w1, None, r),
+            *ops.linear_norm_linear(m, w1, None, r, n, EPS, w2),
         )
         for into, result in zip(out.values(), results, strict=True):
             into.copy_(result)
@@ -193,9 +193,9 @@ def test_after_many(platform: Platform, seed: int) -> None:
     total = x.double() @ square.double().T + x.double()
     for rows in (300, 3, 130, 1, 64, 2, 300, 17):
         part = a[:rows]
-        expect_rows(kernels.norm_linear(part, n, EPS, w), product[:rows], f"norm_linear of {rows} rows")
-        expect_rows(kernels.norm_gate_up(part, n, EPS, w), gated(product[:rows]), f"norm_gate_up of {rows} rows")
-        sums, second = kernels.linear_norm_linear(part, s, None, part, n, EPS, w)
+        expect_rows(ops.norm_linear(part, n, EPS, w), product[:rows], f"norm_linear of {rows} rows")
+        expect_rows(ops.norm_gate_up(part, n, EPS, w), gated(product[:rows]), f"norm_gate_up of {rows} rows")
+        sums, second = ops.linear_norm_linear(part, s, None, part, n, EPS, w)
         expect_rows(sums, total[:rows], f"sum of {rows} rows")
         expect_rows(second, normed(total[:rows], norm) @ weight.double().T, f"linear_norm_linear of {rows} rows")
 
@@ -212,7 +212,7 @@ def test_sums(platform: Platform, seed: int) -> None:
             x, weight = random((rows, 14336), dtype, seed), random((64, 14336), dtype, seed + 1, 14336**-0.5)
             wanted = x.double() @ weight.double().T
             there = x.to(platform.device), weight.to(platform.device)
-            seen = on_host(kernels.norm_linear(there[0], None, EPS, there[1])).double()
+            seen = on_host(ops.norm_linear(there[0], None, EPS, there[1])).double()
             error, limit = float((seen - wanted).square().mean().sqrt()), torch.finfo(dtype).eps
             assert error < limit * float(wanted.square().mean().sqrt()), (
                 f"{rows} rows in {dtype}: the root mean square of the error is {error:.2g}, more than "

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from specgraph import kernels
-from specgraph.platforms import Platform
+from specgraph import ops
+from specgraph.device import Platform
 from torch import Tensor
 
 from specgraph_conformance.case import case
@@ -54,7 +54,7 @@ def test_tree_attention(platform: Platform, way: str, seed: int) -> None:
     run_op(
         platform,
         way,
-        lambda: out.copy_(kernels.tree_attention(*there, seq_lens, words, tree_len=rows, scale=0.2)),
+        lambda: out.copy_(ops.tree_attention(*there, seq_lens, words, tree_len=rows, scale=0.2)),
         [out],
     )
     seen = on_host(out).view(3, rows, heads, dim)
@@ -91,7 +91,7 @@ def test_advance_tree(platform: Platform, way: str) -> None:
     run_op(
         platform,
         way,
-        lambda: kernels.advance_tree(*inputs, tree_len=tree_len, max_model_len=limit, block_size=BLOCK, **out),
+        lambda: ops.advance_tree(*inputs, tree_len=tree_len, max_model_len=limit, block_size=BLOCK, **out),
         out.values(),
     )
     seen = {name: on_host(tensor).tolist() for name, tensor in out.items()}
@@ -122,7 +122,7 @@ class Verify:
 
     def begin(self) -> None:
         """Run the op."""
-        kernels.begin_tree_verify(
+        ops.begin_tree_verify(
             self.last,
             self.tokens,
             self.parents,
@@ -190,7 +190,7 @@ def test_verify_tree(platform: Platform, way: str, sampled: bool, seed: int) -> 
     moved = [part.clone().to(platform.device) for part in cache]
 
     def body() -> None:
-        kernels.verify_tree(
+        ops.verify_tree(
             there,
             made.tokens,
             made.parents,
@@ -201,7 +201,7 @@ def test_verify_tree(platform: Platform, way: str, sampled: bool, seed: int) -> 
             made.out["slot_mapping"],
             **made.written,
         )
-        kernels.move_kv(moved[0], moved[1], made.written["from_slots"], made.written["to_slots"])
+        ops.move_kv(moved[0], moved[1], made.written["from_slots"], made.written["to_slots"])
 
     run_op(platform, way, body, [*made.written.values(), *moved])
     seen = {name: on_host(tensor) for name, tensor in made.written.items()}
@@ -234,5 +234,5 @@ def test_verify_tree_synthetic(platform: Platform, way: str, seed: int) -> None:
     logits = torch.randn(3 * len(DEPTHS), 12, generator=torch.Generator().manual_seed(seed)).to(platform.device)
     chances, seeds = (torch.tensor(each, device=platform.device) for each in ([1.0, 1.0, 0.0, 1.0], [1, 2, 3]))
     inputs = logits, made.tokens, chances, seeds, made.starts, made.out["slot_mapping"]
-    run_op(platform, way, lambda: kernels.verify_tree_synthetic(*inputs, **made.written), made.written.values())
+    run_op(platform, way, lambda: ops.verify_tree_synthetic(*inputs, **made.written), made.written.values())
     assert on_host(made.written["num_sampled"]).tolist() == [3, 0, 3]

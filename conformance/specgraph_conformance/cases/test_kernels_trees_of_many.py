@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from specgraph import kernels
-from specgraph.platforms import Platform
+from specgraph import ops
+from specgraph.device import Platform
 from torch import Tensor
 
 from specgraph_conformance.case import case
@@ -108,10 +108,10 @@ def test_rows(platform: Platform, way: str, rows: int, seed: int) -> None:
     out = torch.zeros_like(there[0])
 
     def work() -> None:
-        kernels.begin_tree_verify(**given, num_steps=DEPTH, max_model_len=limit, block_size=BLOCK, **written)
+        ops.begin_tree_verify(**given, num_steps=DEPTH, max_model_len=limit, block_size=BLOCK, **written)
         words = written["ancestors"].view(len(STARTS), rows)[:, :half].flatten()
         seen = given["block_table"], written["seq_lens"], words
-        out.copy_(kernels.tree_attention(there[0], there[1], there[2], *seen, tree_len=rows, scale=0.3))
+        out.copy_(ops.tree_attention(there[0], there[1], there[2], *seen, tree_len=rows, scale=0.3))
 
     run_op(platform, way, work, [*written.values(), out])
     now = {name: on_host(tensor) for name, tensor in written.items()}
@@ -146,7 +146,7 @@ def test_rows(platform: Platform, way: str, rows: int, seed: int) -> None:
 def test_paths(platform: Platform, way: str, rows: int, seed: int) -> None:
     trees, requests = Trees.drawn(rows, seed), len(STARTS)
     given, begun = trees.begin(platform)
-    kernels.begin_tree_verify(**given, num_steps=DEPTH, max_model_len=1000, block_size=BLOCK, **begun)
+    ops.begin_tree_verify(**given, num_steps=DEPTH, max_model_len=1000, block_size=BLOCK, **begun)
     seeds = [1 << 40, -5, 3, 77]
     warm = torch.tensor([TEMPERATURE, 0.0, 1.0, TEMPERATURE])
     logits = torch.randn(requests, rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
@@ -178,7 +178,7 @@ def test_paths(platform: Platform, way: str, rows: int, seed: int) -> None:
     run_op(
         platform,
         way,
-        lambda: kernels.verify_tree(
+        lambda: ops.verify_tree(
             there, given["draft_token_ids"], given["draft_parents"], temperature, numbers,
             given["start_positions"], begun["positions"], begun["slot_mapping"], **written,
         ),
@@ -231,8 +231,8 @@ def test_stops(platform: Platform, way: str, seed: int) -> None:
     def work() -> None:
         for again, part in zip(agains, (slice(0, requests), slice(0, requests - 2)), strict=True):
             given = [each[part] for each in inputs]
-            kernels.publish_round(results, *given, ring=ring, progress=progress, again=again, rounds_per_launch=9)
-        kernels.stop_finished(*inputs)
+            ops.publish_round(results, *given, ring=ring, progress=progress, again=again, rounds_per_launch=9)
+        ops.stop_finished(*inputs)
 
     run_op(platform, way, work, [ring, progress, *agains, *inputs[1:3]])
     wanted = [0] * (requests - 2) + [query_len, 0]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from specgraph import kernels
-from specgraph.platforms import Platform
+from specgraph import ops
+from specgraph.device import Platform
 
 from specgraph_conformance.case import case
 from specgraph_conformance.oracles import expect_shares
@@ -31,7 +31,7 @@ def test_verify_greedy(platform: Platform, way: str, seed: int) -> None:
     sampled = torch.full((5, k + 1), -9, device=device)
     counts = torch.full((5,), -9, dtype=torch.int32, device=device)
     inputs = logits.to(device), drafts.to(device), starts.to(device)
-    run_op(platform, way, lambda: kernels.verify_greedy(*inputs, sampled, counts), [sampled, counts])
+    run_op(platform, way, lambda: ops.verify_greedy(*inputs, sampled, counts), [sampled, counts])
     assert on_host(counts).tolist() == [4, 2, 1, 3, 0]
     for r, count in enumerate([4, 2, 1, 3, 0]):
         wanted = [*drafts[r, : max(count - 1, 0)].tolist(), *([best[r, count - 1].item()] if count else [])]
@@ -65,10 +65,10 @@ def test_many_drafts(platform: Platform, way: str, k: int, seed: int) -> None:
     counts = [torch.full((requests,), -9, dtype=torch.int32, device=device) for _ in range(4)]
 
     def work() -> None:
-        kernels.verify_greedy(there, given, starts, sampled[0], counts[0])
-        kernels.verify_sampled(there, given, None, None, warm, seeds, starts, sampled[1], counts[1])
-        kernels.verify_sampled(there, given, uniform, None, warm, seeds, starts, sampled[2], counts[2])
-        kernels.verify_synthetic(there, given, chances, seeds, starts, sampled[3], counts[3])
+        ops.verify_greedy(there, given, starts, sampled[0], counts[0])
+        ops.verify_sampled(there, given, None, None, warm, seeds, starts, sampled[1], counts[1])
+        ops.verify_sampled(there, given, uniform, None, warm, seeds, starts, sampled[2], counts[2])
+        ops.verify_synthetic(there, given, chances, seeds, starts, sampled[3], counts[3])
 
     run_op(platform, way, work, [*sampled, *counts])
     names = "verify_greedy", "verify_sampled without distributions", "verify_sampled"
@@ -103,13 +103,13 @@ def test_verify_sampled(platform: Platform, way: str, seed: int) -> None:
         column = torch.tensor([step], device=device)
         # The draft token of column i has position start + 1 + i; its row attended to start + i + 1 keys.
         seq_lens = torch.full((draws,), 20 + step, dtype=torch.int32, device=device)
-        kernels.draft_gumbel(there, None, temperature, seeds, seq_lens, column, ids, drafts, probs)
+        ops.draft_gumbel(there, None, temperature, seeds, seq_lens, column, ids, drafts, probs)
     expect_close(on_host(probs)[0], q.double(), 1e-5, "the drafter's distributions")
     logits = p_logits.expand(draws, k + 1, vocab).reshape(-1, vocab).contiguous().to(device)
     sampled = torch.zeros(draws, k + 1, dtype=torch.int64, device=device)
     counts = torch.zeros(draws, dtype=torch.int32, device=device)
     inputs = logits, drafts, probs, None, temperature, seeds, start.to(device)
-    run_op(platform, way, lambda: kernels.verify_sampled(*inputs, sampled, counts), [sampled, counts])
+    run_op(platform, way, lambda: ops.verify_sampled(*inputs, sampled, counts), [sampled, counts])
     p, seen, lengths = p_logits.double().softmax(-1), on_host(sampled), on_host(counts)
     for position in range(2):
         tokens = seen[lengths > position][:, position]
@@ -120,7 +120,7 @@ def test_verify_sampled(platform: Platform, way: str, seed: int) -> None:
 
 
 TEMPERATURES = (0.0, 0.5, 2.0, 1.0, 1.0)
-"""Of the five kinds of request of `kernels.verify-mixed`, which alternate in one batch."""
+"""Of the five kinds of request of `ops.verify-mixed`, which alternate in one batch."""
 VOCAB, DRAWS, K = 5, 2500, 2
 
 
@@ -162,7 +162,7 @@ def test_verify_mixed(platform: Platform, way: str, drafts_from: str, seed: int)
         (torch.arange(requests) * 7919).to(device),
         starts.to(device),
     )
-    run_op(platform, way, lambda: kernels.verify_sampled(*inputs, sampled, counts), [sampled, counts])
+    run_op(platform, way, lambda: ops.verify_sampled(*inputs, sampled, counts), [sampled, counts])
     tokens, lengths = on_host(sampled), on_host(counts)
     assert lengths[kind == 4].unique().tolist() == [0], "an inert request was given tokens"
     assert tokens[kind == 4].unique().tolist() == [-1], "an inert request was given tokens"
@@ -208,7 +208,7 @@ def test_verify_synthetic(platform: Platform, way: str, seed: int) -> None:
     counts = torch.full((draws,), -9, dtype=torch.int32, device=device)
     seeds = torch.arange(draws) * 7919
     inputs = logits.to(device), drafts.to(device), chances.to(device), seeds.to(device), starts.to(device)
-    run_op(platform, way, lambda: kernels.verify_synthetic(*inputs, sampled, counts), [sampled, counts])
+    run_op(platform, way, lambda: ops.verify_synthetic(*inputs, sampled, counts), [sampled, counts])
     tokens, lengths = on_host(sampled), on_host(counts)
     assert int(lengths[2]) == 0
     assert int(lengths[1]) <= 2, "draft token -1 was accepted"

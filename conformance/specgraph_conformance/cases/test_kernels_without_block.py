@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from specgraph import kernels
-from specgraph.platforms import Platform
+from specgraph import ops
+from specgraph.device import Platform
 from torch import Tensor
 
 from specgraph_conformance.case import case
@@ -52,11 +52,11 @@ def test_without_block(platform: Platform, way: str, later: int, seed: int) -> N
 
     def work() -> None:
         total = totals["begin_propose"]
-        kernels.begin_propose(*there, **limits, **propose, later_rows=later, rows_without_block=total)
+        ops.begin_propose(*there, **limits, **propose, later_rows=later, rows_without_block=total)
         total = totals["begin_block"]
-        kernels.begin_block(*there, mask_token_id=mask, **limits, **in_block, rows_without_block=total)
+        ops.begin_block(*there, mask_token_id=mask, **limits, **in_block, rows_without_block=total)
         total = totals["begin_masked"]
-        kernels.begin_masked(*there, mask_token_id=mask, **limits, **masked, rows_without_block=total)
+        ops.begin_masked(*there, mask_token_id=mask, **limits, **masked, rows_without_block=total)
 
     written = (*totals.values(), *propose.values(), *in_block.values(), *masked.values())
     run_op(platform, way, work, written)

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from specgraph.platforms import Graph, Platform
+from specgraph.device import Graph, Platform
 from torch import Tensor
 from torch.nn import functional
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from specgraph.platforms import Discovered, Graph, Platform
+from specgraph.device import Discovered, Graph, Platform
 from torch import Tensor
 
 from specgraph_conformance.case import case

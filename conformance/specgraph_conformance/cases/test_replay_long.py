@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from specgraph.platforms import Event, Platform, Stream
+from specgraph.device import Event, Platform, Stream
 
 from specgraph_conformance.case import case
 from specgraph_conformance.rig import LONG_ADDITIONS, LONG_SIZE, captured, long_work, on_host

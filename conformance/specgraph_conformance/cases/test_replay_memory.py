@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable
 
 import torch
-from specgraph.platforms import Graph, GraphPool, Platform
+from specgraph.device import Graph, GraphPool, Platform
 
 from specgraph_conformance.case import case
 from specgraph_conformance.rig import captured, expect_equal, on_host

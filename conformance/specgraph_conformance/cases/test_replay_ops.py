@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from specgraph.platforms import Platform
+from specgraph.device import Platform
 from torch import Tensor
 from torch.nn import functional
 

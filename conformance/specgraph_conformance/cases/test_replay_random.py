@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
-from specgraph.platforms import Graph, GraphPool, Platform, Stream
+from specgraph.device import Graph, GraphPool, Platform, Stream
 from torch import Tensor
 
 from specgraph_conformance.case import case

@@ -7,8 +7,8 @@ import time
 
 import pytest
 import torch
+from specgraph.device import Platform
 from specgraph.errors import OrderError
-from specgraph.platforms import Platform
 from torch import Tensor
 
 from specgraph_conformance.case import case

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from specgraph.device import Platform
 from specgraph.errors import UnsupportedError
-from specgraph.platforms import Platform
 
 from specgraph_conformance.case import case
 from specgraph_conformance.cases.test_streams import zeros

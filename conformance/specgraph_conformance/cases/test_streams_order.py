@@ -6,8 +6,8 @@ Each case starts long work and does not wait for it. On a device that runs work 
 from __future__ import annotations
 
 import torch
+from specgraph.device import Platform, Stream
 from specgraph.errors import OrderError
-from specgraph.platforms import Platform, Stream
 from torch import Tensor
 
 from specgraph_conformance.case import case

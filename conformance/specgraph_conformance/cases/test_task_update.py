@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from specgraph.attention import HostLengths, TaskKey
+from specgraph.device import Platform
 from specgraph.errors import SpecgraphError, UnsupportedError, UpdateError
-from specgraph.platforms import Platform
 
 from specgraph_conformance.case import case
 from specgraph_conformance.rig import expect_equal, expect_refusal, on_host

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 
 import pytest
-from specgraph.platforms import Platform
+from specgraph.device import Platform
 
 from specgraph_conformance.case import case
 from specgraph_conformance.rig import expect_equal

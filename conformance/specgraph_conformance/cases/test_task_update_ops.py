@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from specgraph import kernels
+from specgraph import ops
 from specgraph.attention import PagedHostAttention
+from specgraph.device import Platform
 from specgraph.errors import UpdateError
-from specgraph.platforms import Platform
 from torch import Tensor
 
 from specgraph_conformance.case import Absent, case
@@ -45,7 +45,7 @@ class Ops:
     def issue(self, lengths: Sequence[Sequence[int]], scale: float = SCALE) -> None:
         """One op per list of key counts."""
         for cache, rows, seq_lens in zip(self.caches, self.out, lengths, strict=True):
-            kernels.paged_attention_host(
+            ops.paged_attention_host(
                 self.query, cache, cache, self.table, [1] * REQUESTS, list(seq_lens), scale=scale, out=rows
             )
 

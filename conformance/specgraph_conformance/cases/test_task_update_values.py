@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from specgraph.attention import HostLengths
+from specgraph.device import Platform
 from specgraph.errors import SpecgraphError, UpdateError
-from specgraph.platforms import Platform
 
 from specgraph_conformance.case import case
 from specgraph_conformance.rig import expect_equal

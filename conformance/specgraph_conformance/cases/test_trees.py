@@ -7,9 +7,9 @@ from typing import cast
 
 import pytest
 import torch
-from specgraph.drafting import DraftTree
+from specgraph.device import LOWERINGS, Platform
+from specgraph.draft import DraftTree
 from specgraph.models.protocol import DraftHead
-from specgraph.platforms import LOWERINGS, Platform
 
 from specgraph_conformance.case import case
 from specgraph_conformance.cases.test_decoding_first_propose import float64_pair, reads_hidden_states

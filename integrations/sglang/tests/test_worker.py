@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from drafting.test_against_dense import dense_attend, dense_chain
+from draft.test_against_dense import dense_attend, dense_chain
 from sglang_objects import (
     LlamaForCausalLMEagle,
     LlamaForCausalLMEagle3,

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers.generation.logits_process import TemperatureLogitsWarper
 
-from specgraph import DraftTokens, ProposeBatch, kernels
-from specgraph.kernels.sampling_parameters import EXCLUDED
+from specgraph import DraftTokens, ProposeBatch, ops
+from specgraph.ops.sampling_parameters import EXCLUDED
 from specgraph_transformers.supported import PREFIX_PROCESSORS
 
 
@@ -69,12 +69,12 @@ class Acceptance:
         ids, starts = drafts.token_ids, into.start_positions
         tokens, counts = into.sampled_token_ids, into.num_sampled
         if not self.sampled:
-            kernels.verify_greedy.on(device)(scores, ids, starts, tokens, counts)
+            ops.verify_greedy.on(device)(scores, ids, starts, tokens, counts)
             return
         assert into.seeds is not None
         temperature = torch.ones_like(starts, dtype=torch.float32)  # the scores are divided by it already
         scores = scores.clamp(min=EXCLUDED)
-        kernels.verify_sampled.on(device)(
+        ops.verify_sampled.on(device)(
             scores, ids, drafts.probs, vocab_map, temperature, into.seeds, starts, tokens, counts
         )
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specgraph import Drafter, ProposeBatch
-from specgraph.decoding import AcceptanceMetrics
+from specgraph.engine import AcceptanceMetrics
 from specgraph_transformers.acceptance import Acceptance
 from specgraph_transformers.output import Output
 from specgraph_transformers.target import TransformersTarget

@@ -22,7 +22,7 @@ from specgraph import (
     open_platform,
     target_shape,
 )
-from specgraph.decoding import AcceptanceMetrics
+from specgraph.engine import AcceptanceMetrics
 from specgraph_transformers.acceptance import Acceptance
 from specgraph_transformers.output import Output
 from specgraph_transformers.rounds import Rounds

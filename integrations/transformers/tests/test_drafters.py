@@ -20,7 +20,7 @@ from specgraph import (
     open_platform,
     shipped_pair,
 )
-from specgraph.decoding import AcceptanceMetrics
+from specgraph.engine import AcceptanceMetrics
 
 TARGET, EAGLE3 = shipped_pair()
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tiny-python"

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from drafting.test_against_dense import dense_attend, dense_chain
+from draft.test_against_dense import dense_attend, dense_chain
 from specgraph_vllm.config import Settings
 from specgraph_vllm.draft_model import draft_layers
 from specgraph_vllm.shims import SHIMS

@@ -3,8 +3,8 @@
 from contextlib import contextmanager
 
 import torch
+from specgraph.device.cpu import CpuPlatform
 from specgraph.errors import CaptureError, PlatformError
-from specgraph.reference import CpuPlatform
 
 from torch_musa import simulated
 

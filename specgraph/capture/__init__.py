@@ -1,0 +1,62 @@
+"""Capturing device work once and replaying it: programs, lowerings, sizes, updates, the read-set guard."""
+
+from specgraph.capture.attend import AttentionStack, MakeAttend, PassMode
+from specgraph.capture.config import RunnerConfig
+from specgraph.capture.dispatch import (
+    BatchDescriptor,
+    Dispatch,
+    Phase,
+    capture_sizes,
+    dispatch,
+    padded_size,
+    prefill_sizes,
+)
+from specgraph.capture.graph_runner import Body, Captured, GraphRunner, Recording, StepLengths
+from specgraph.capture.lowering import GraphMode, Launch, Resolution, StepKind, launches, resolve
+from specgraph.capture.model_runner import LengthsAt, ModelRunner, Pass, Program, Work, report_captures
+from specgraph.capture.prefill import PrefillBuffers, PrefillProgram, allocate_prefill, uniform_lengths
+from specgraph.capture.read_set import Fingerprint, ReadSet, ReadSetGuard, fingerprint
+from specgraph.capture.transfers import HostCopy, write
+from specgraph.capture.update_plan import UpdatePlan
+
+__all__ = [
+    "AttentionStack",
+    "BatchDescriptor",
+    "Body",
+    "Captured",
+    "Dispatch",
+    "Fingerprint",
+    "GraphMode",
+    "GraphRunner",
+    "HostCopy",
+    "Launch",
+    "LengthsAt",
+    "MakeAttend",
+    "ModelRunner",
+    "Pass",
+    "PassMode",
+    "Phase",
+    "PrefillBuffers",
+    "PrefillProgram",
+    "Program",
+    "ReadSet",
+    "ReadSetGuard",
+    "Recording",
+    "Resolution",
+    "RunnerConfig",
+    "StepKind",
+    "StepLengths",
+    "UpdatePlan",
+    "Work",
+    "allocate_prefill",
+    "capture_sizes",
+    "dispatch",
+    "fingerprint",
+    "launches",
+    "padded_size",
+    "prefill_sizes",
+    "report_captures",
+    "resolve",
+    "uniform_lengths",
+    "write",
+]

@@ -1,0 +1,102 @@
+"""The `attend` callable of a pass in each way of running it: eager, captured whole, or captured between attention
+calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from specgraph.attention import (
+    Attend,
+    AttentionBackend,
+    AttentionLayer,
+    AttentionMetadata,
+    HostLengths,
+    KVCache,
+    StepContext,
+    Store,
+    bind,
+    store_rows,
+)
+from specgraph.capture.graph_runner import Recording, StepLengths
+
+PassMode = Literal["eager", "piecewise", "full"]
+"""How one kind of pass runs: op by op; from graphs between eager attention calls; from one graph."""
+
+MakeAttend = Callable[[AttentionMetadata, int], Attend]
+"""(metadata, step) -> the attend callable of one forward pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionStack:
+    """A model's attention layers with their backend and KV caches."""
+
+    backend: AttentionBackend
+    layers: Sequence[AttentionLayer]
+    caches: Sequence[KVCache]
+
+    def attend_in(self, recording: Recording | None, mode: PassMode, lengths: StepLengths | None = None) -> MakeAttend:
+        """Eager when `recording` is None; otherwise captured, whole or in pieces as `mode` says."""
+        if recording is None:
+            return self.eager(lengths or {})
+        return self.split(recording) if mode == "piecewise" else self.captured(recording)
+
+    def eager(self, lengths: StepLengths) -> MakeAttend:
+        """Run at once. `lengths` by step is for attention with host parameters; without them every request is inert."""
+
+        def make_attend(metadata: AttentionMetadata, step: int) -> Attend:
+            return bind(self.backend, self.layers, self.caches, self._context(metadata, step, lengths))
+
+        return make_attend
+
+    def captured(self, recording: Recording) -> MakeAttend:
+        """Capture attention with the other ops; ops with host parameters are collected in the update plan."""
+
+        def make_attend(metadata: AttentionMetadata, step: int) -> Attend:
+            context = self._context(metadata, step, {})
+            if self.backend.host_parameters:
+                context = replace(context, updates=recording.updates)
+            return bind(self.backend, self.layers, self.caches, context)
+
+        return make_attend
+
+    def split(self, recording: Recording) -> MakeAttend:
+        """End the graph before each attention call, which stays eager, and continue in a new graph after it."""
+
+        def make_attend(metadata: AttentionMetadata, step: int) -> Attend:
+            return self._split(recording, self._context(metadata, step, {}))
+
+        return make_attend
+
+    def store(self, metadata: AttentionMetadata) -> Store:
+        """Write rows to the caches without attending; the same in every mode."""
+
+        def store(index: int, key: Tensor, value: Tensor) -> None:
+            store_rows(self.layers[index], key, value, self.caches[index], metadata)
+
+        return store
+
+    def _split(self, recording: Recording, context: StepContext) -> Attend:
+        def attend(index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            out = torch.empty_like(query)  # in the graph's pool, at a fixed address, kept alive by `call`
+
+            def call(lengths: StepLengths) -> None:
+                now = replace(context, lengths=lengths.get(context.step, context.lengths))
+                layer, cache = self.layers[index], self.caches[index]
+                out.copy_(self.backend.forward(layer, index, query, key, value, cache, now))
+
+            recording.split(call)
+            return out
+
+        return attend
+
+    def _context(self, metadata: AttentionMetadata, step: int, lengths: StepLengths) -> StepContext:
+        if not self.backend.host_parameters:
+            return StepContext(metadata, step)
+        requests = metadata.num_requests
+        inert = HostLengths([metadata.query_len] * requests, [0] * requests)
+        return StepContext(metadata, step, lengths.get(step, inert))

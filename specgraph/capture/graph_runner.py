@@ -1,0 +1,249 @@
+"""The graph runner: captures bodies of device work by descriptor, and replays them.
+
+A captured body is a list of pieces: graphs, and between them calls that stay eager (attention, in piecewise passes). A
+body that is captured whole is a list of one graph.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specgraph.attention import HostLengths
+from specgraph.capture.dispatch import BatchDescriptor
+from specgraph.capture.read_set import Fingerprint, ReadSet, ReadSetGuard, fingerprint
+from specgraph.capture.update_plan import UpdatePlan
+from specgraph.device import Graph, GraphPool, Platform
+from specgraph.errors import CaptureError
+
+StepLengths = Mapping[int, HostLengths]
+"""Host lengths by captured step; empty for attention with device lengths."""
+
+EagerPiece = Callable[[StepLengths], None]
+
+Body = Callable[["Recording | None"], None]
+"""Device work: called with None it runs, with a recording it is captured."""
+
+
+class Recording:
+    """An ongoing capture, as the code that is captured sees it."""
+
+    def __init__(
+        self,
+        platform: Platform,
+        pool: GraphPool,
+        guard: ReadSetGuard,
+        num_requests: int,
+        live_graphs: int,
+        repeat_while: Tensor | None = None,
+    ) -> None:
+        """
+        Args:
+            live_graphs: graphs that the runner holds already.
+            repeat_while: see `specgraph.device.Graph.capture`.
+        """
+        self.updates = UpdatePlan(platform, num_requests)
+        self.pieces: list[Graph | EagerPiece] = []
+        self._platform, self._pool, self._guard = platform, pool, guard
+        self._live_graphs, self._repeat_while = live_graphs, repeat_while
+        self._segment: AbstractContextManager[object] | None = None
+
+    def begin(self) -> None:
+        """Start a graph segment.
+
+        Raises:
+            CaptureError: the platform can't hold another graph.
+        """
+        limit = self._platform.capabilities.max_live_graphs
+        held = self._live_graphs + sum(isinstance(piece, Graph) for piece in self.pieces)
+        if limit is not None and held >= limit:
+            raise CaptureError(
+                f"platform '{self._platform.info.name}' holds at most {limit} graphs and this model has {held}; name "
+                "fewer capture sizes"
+            )
+        graph = self._platform.graph(self._pool)
+        self.pieces.append(graph)
+        self._segment = self._capture(graph)
+        self._segment.__enter__()
+
+    def end(self, failed: bool = False) -> None:
+        """Finish the current segment, or abandon it with the exception being handled."""
+        segment, self._segment = self._segment, None
+        if segment is not None:
+            segment.__exit__(*(sys.exc_info() if failed else (None, None, None)))
+
+    def split(self, piece: EagerPiece) -> None:
+        """End the graph here, run `piece` eagerly at each replay, continue in a new graph."""
+        self.end()
+        self.pieces.append(piece)
+        self.begin()
+
+    @contextmanager
+    def _capture(self, graph: Graph) -> Generator[None]:
+        with graph.capture(repeat_while=self._repeat_while), self._guard:
+            yield
+
+    def close(self) -> None:
+        """Drop the graphs captured so far."""
+        for piece in self.pieces:
+            if isinstance(piece, Graph):
+                piece.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What was captured for one descriptor: the pieces, their update plan, and the addresses of what they read."""
+
+    pieces: tuple[Graph | EagerPiece, ...]
+    num_graphs: int
+    """Graphs among the pieces."""
+    updates: UpdatePlan
+    inputs: Fingerprint
+
+
+class GraphRunner:
+    """Owns the graphs of one model on one platform, all in one pool."""
+
+    def __init__(self, platform: Platform, reads: ReadSet, *, check_inputs: bool = False) -> None:
+        """
+        Args:
+            platform: where to capture.
+            reads: the persistent tensors that bodies may touch.
+            check_inputs: compare their addresses before every replay (a debugging aid; some microseconds each).
+        """
+        self._platform, self._reads, self._check_inputs = platform, reads, check_inputs
+        self._pool = platform.graph_pool()
+        self._captured: dict[BatchDescriptor, Captured] = {}
+        self.is_closed = False
+        """True once `close()` was called."""
+        self.launches = 0
+        """Graph launches so far."""
+
+    def __contains__(self, descriptor: BatchDescriptor) -> bool:
+        return descriptor in self._captured
+
+    @property
+    def descriptors(self) -> list[BatchDescriptor]:
+        """What is captured, in order of capture."""
+        return list(self._captured)
+
+    def graphs_of(self, descriptor: BatchDescriptor) -> int:
+        """Graphs that one replay of `descriptor` launches."""
+        return self._captured[descriptor].num_graphs
+
+    @property
+    def graph_count(self) -> int:
+        """Live graphs."""
+        return sum(captured.num_graphs for captured in self._captured.values())
+
+    def plain_graph(self, descriptor: BatchDescriptor) -> Graph | None:
+        """The graph of a body that was captured whole and needs no updates: its `replay` is all that a launch of
+        `descriptor` is, and the caller counts it in `launches`. None for every other body, and with `check_inputs`."""
+        captured = self._captured.get(descriptor)
+        if captured is None or captured.updates.keys or self._check_inputs:
+            return None
+        first, *others = captured.pieces
+        return first if isinstance(first, Graph) and not others else None
+
+    def capture(self, descriptor: BatchDescriptor, body: Body, repeat_while: Tensor | None = None) -> None:
+        """Run `body(None)` once for warm-up on the platform's capture stream, then capture `body(recording)`.
+
+        The body must have its inputs inert (all rows padded) during capture: warm-up really runs.
+
+        Args:
+            repeat_while: see `specgraph.device.Graph.capture`; for bodies that are captured whole.
+
+        Raises:
+            CaptureError: already captured, too many live graphs, or the platform refused. What was captured of this
+                descriptor is dropped; the platform is usable.
+            ReadSetError: the body touches a tensor that the read-set does not name.
+        """
+        if descriptor in self._captured:
+            raise CaptureError(f"{descriptor} is captured already")
+        named = self._reads()
+        guard = ReadSetGuard(named, self._platform.device)
+        recording = Recording(
+            self._platform, self._pool, guard, descriptor.num_requests, self.graph_count, repeat_while
+        )
+        stream = self._platform.capture_stream
+        stream.wait_stream(self._platform.current_stream())
+        try:
+            with self._platform.use(stream):
+                body(None)
+                self._record(recording, body)
+        except torch.OutOfMemoryError as error:  # in the warm-up; inside a capture the platform explains it
+            raise CaptureError(
+                f"out of memory while warming up {descriptor}: nothing of it is kept; capture smaller sizes, or give "
+                f"the KV cache less. {str(error).splitlines()[0]}"
+            ) from error
+        finally:
+            self._platform.current_stream().wait_stream(stream)  # after the warm-up, also where the capture failed
+        inputs = fingerprint(named, guard.touched)
+        pieces = tuple(recording.pieces)
+        num_graphs = sum(isinstance(piece, Graph) for piece in pieces)
+        self._captured[descriptor] = Captured(pieces, num_graphs, recording.updates, inputs)
+
+    def _record(self, recording: Recording, body: Body) -> None:
+        try:
+            recording.begin()
+            body(recording)
+            recording.end()
+        except BaseException:
+            with ExitStack() as cleanup:
+                cleanup.callback(recording.close)
+                recording.end(failed=True)
+            raise
+
+    def replay(self, descriptor: BatchDescriptor, lengths: StepLengths | None = None) -> int:
+        """Launch what was captured for `descriptor`.
+
+        Args:
+            lengths: host lengths by captured step; exactly the captured steps for attention with host parameters.
+
+        Returns:
+            The number of graphs that were launched.
+
+        Raises:
+            CaptureError: nothing is captured for it: capture never happens at request time.
+            StaleInputError: with `check_inputs`, a tensor it reads was reassigned or moved.
+            UpdateError: `lengths` does not fit; nothing was launched.
+        """
+        captured = self._captured.get(descriptor)
+        if self.is_closed:
+            raise CaptureError(f"{descriptor}: these graphs are closed; make and capture a new drafter or generator")
+        if captured is None:
+            if not self._captured:
+                raise CaptureError(f"{descriptor} was never captured, and no other batch was: call capture() first")
+            raise CaptureError(f"{descriptor} was never captured; captured are: {', '.join(map(str, self._captured))}")
+        if self._check_inputs:
+            captured.inputs.check(self._reads(), str(descriptor))
+        updates, lengths = captured.updates, lengths or {}
+        during = self._platform.capabilities.update_order == "during_replay"
+        if updates.keys:
+            updates.check_steps(lengths)  # before the launch: a graph must not be left waiting for an update
+        if updates.keys and not during:
+            updates.apply(updates.for_steps(lengths))
+        for piece in captured.pieces:
+            if isinstance(piece, Graph):
+                piece.replay()
+            else:
+                piece(lengths)
+        if updates.keys and during:
+            updates.apply_in_order(lengths)
+        self.launches += captured.num_graphs
+        return captured.num_graphs
+
+    def close(self) -> None:
+        """Release the graphs and their pool."""
+        self.is_closed = True
+        for captured in self._captured.values():
+            for piece in captured.pieces:
+                if isinstance(piece, Graph):
+                    piece.close()
+        self._captured.clear()
+        self._pool.close()

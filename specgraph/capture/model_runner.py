@@ -1,0 +1,296 @@
+"""The model runner: captures and runs the programs of one model, for target and drafter alike.
+
+A *program* is what one launchable unit computes, and the persistent tensors it works on: the prefill of a prompt's
+rows, a verify, a propose. A *lowering* says how many graph launches a program becomes (`specgraph.capture.lowering`).
+The runner puts both together: at start-up it captures every padded batch of every program, and later it replays what
+was captured.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Protocol
+from weakref import WeakMethod
+
+import torch
+from torch import Tensor
+
+from specgraph.attention import AttentionBackend, AttentionLayer, HostLengths, KVCache, named_cache_tensors
+from specgraph.capture.attend import AttentionStack, MakeAttend, PassMode
+from specgraph.capture.config import RunnerConfig
+from specgraph.capture.dispatch import BatchDescriptor, Phase
+from specgraph.capture.graph_runner import Body, GraphRunner, Recording, StepLengths
+from specgraph.capture.lowering import GraphMode, Launch, StepKind, launches, resolve
+from specgraph.device import Graph, Platform
+
+Work = Callable[[Sequence[int], MakeAttend], None]
+"""The device work of some steps of a program, on buffers that were sliced to one batch."""
+
+LengthsAt = Callable[[int], HostLengths]
+"""The host lengths of one step; asked for when they are needed, because finding them may wait for the device."""
+
+
+class Model(Protocol):
+    """What the runner needs to know of a model."""
+
+    @property
+    def attention_layers(self) -> Sequence[AttentionLayer]: ...
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Every tensor that the model reads, by name."""
+        ...
+
+
+class Program(Protocol):
+    """One kind of pass of one model, as plain tensor code: it knows no device, no graph and no lowering."""
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of its batches."""
+        ...
+
+    @property
+    def step_kind(self) -> StepKind:
+        """How its steps may be captured."""
+        ...
+
+    @property
+    def later_rows(self) -> int:
+        """Rows per request in each step after the first, where these are alike; else it is not used."""
+        ...
+
+    def num_steps(self, batch: BatchDescriptor) -> int:
+        """Forward passes with attention, numbered from 0: what host lengths are keyed by."""
+        ...
+
+    def batches(self) -> list[BatchDescriptor]:
+        """The padded batches to capture, largest first."""
+        ...
+
+    def work_of(self, batch: BatchDescriptor) -> Work:
+        """The work over views of the program's buffers for this batch."""
+        ...
+
+    def make_inert(self) -> None:
+        """Make every row of every batch padding: the warm-up before a capture really runs."""
+        ...
+
+    def named_tensors(self) -> Mapping[str, Tensor]:
+        """Every persistent tensor that the work touches besides weights and KV caches, by name."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One padded batch of a program, ready to run: what there is to look up is looked up once."""
+
+    program: Program
+    batch: BatchDescriptor
+    launches: tuple[Launch, ...]
+    from_graphs: bool
+    graph: Graph | None = None
+    """Replaying it is the whole pass; None where there is more to do (`GraphRunner.plain_graph`)."""
+
+
+@dataclass(frozen=True)
+class LaunchLengths(Mapping[int, HostLengths]):
+    """The lengths of one launch by captured step, each computed when it is asked for: later ones may have to wait."""
+
+    at: LengthsAt
+    steps: Mapping[int, int]
+    """The step of this pass, by the step that was captured for it."""
+
+    def __getitem__(self, captured: int) -> HostLengths:
+        return self.at(self.steps[captured])
+
+    def __contains__(self, captured: object) -> bool:
+        return captured in self.steps  # Mapping's own would compute the lengths, and wait
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.steps)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+
+class ModelRunner:
+    """Runs one model's programs on one platform, from graphs captured at start-up or eagerly, as the mode says.
+
+    Owns its graphs and its programs' buffers; the model and the KV caches belong to the caller. Not thread-safe: one
+    pass at a time.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        caches: Sequence[KVCache],
+        platform: Platform,
+        config: RunnerConfig,
+        attention: AttentionBackend,
+    ) -> None:
+        """
+        Args:
+            model: a target or a draft head.
+            caches: one KV cache per attention layer of the model.
+            platform: where to run.
+            config: limits and choices.
+            attention: the attention backend.
+
+        Raises:
+            UnsupportedError: the lowering or mode that was asked for is not possible on this platform.
+        """
+        self.platform, self.caches, self.attention = platform, tuple(caches), attention
+        self.resolution = resolve(config.lowering, platform.capabilities, attention.host_parameters, config.mode)
+        """The lowering and mode in use, and why stronger ones were refused."""
+        self.stack = AttentionStack(attention, model.attention_layers, self.caches)
+        self.graphs: GraphRunner | None = None
+        """The captured graphs; None in mode NONE."""
+        if self.resolution.mode is not GraphMode.NONE:
+            self.graphs = GraphRunner(platform, _weakly(self.read_set), check_inputs=config.check_inputs)
+        self.programs: list[Program] = []
+        """In the order in which they are captured."""
+        self.launches: Counter[str] = Counter()
+        """Graph launches so far, by the phase of the program."""
+        self._model = model
+        self._launches: dict[BatchDescriptor, tuple[Launch, ...]] = {}
+
+    def read_set(self) -> dict[str, Tensor]:
+        """Every persistent tensor that a graph of this model may touch, by name."""
+        named = {f"weights.{name}": tensor for name, tensor in self._model.weights().items()}
+        named |= named_cache_tensors(self.caches, "kv_cache")
+        named |= self.attention.named_tensors()
+        for program in self.programs:
+            named |= program.named_tensors()
+        return named
+
+    def captures(self) -> list[tuple[Program, BatchDescriptor, Launch]]:
+        """What `capture` captures: every launch of every batch of the programs that the mode runs from graphs, once."""
+        found: dict[BatchDescriptor, tuple[Program, BatchDescriptor, Launch]] = {}
+        for program in self.programs if self.graphs is not None else ():
+            if self.resolution.lowering == "round" and program.phase in ("verify", "propose"):
+                continue  # captured together, by the runner of the round
+            for batch in program.batches() if self.pass_mode(program) != "eager" else ():
+                for launch in self.launches_of(program, batch):
+                    found.setdefault(launch.descriptor, (program, batch, launch))  # one step graph serves several steps
+        return list(found.values())
+
+    def capture(self, captured: Callable[[], None] | None = None) -> None:
+        """Capture every batch of every program that the mode runs from graphs. Nothing is captured later.
+
+        Args:
+            captured: called after each capture.
+
+        Raises:
+            CaptureError: a capture failed. With fallback 'eager' the caller may go on with a runner whose lowering is
+                'eager'; nothing falls back by itself.
+        """
+        inert: Program | None = None
+        for program, batch, launch in self.captures():
+            assert self.graphs is not None
+            if program is not inert:
+                program.make_inert()
+                inert = program
+            if launch.descriptor not in self.graphs:
+                body = self._body(program, batch, launch)
+                self.graphs.capture(launch.descriptor, body, self.repeat_while(launch.descriptor))
+            if captured is not None:
+                captured()
+
+    def repeat_while(self, batch: BatchDescriptor) -> Tensor | None:
+        """What a launch of this batch repeats on; None runs it once."""
+        return None
+
+    def pass_mode(self, program: Program) -> PassMode:
+        """How the passes of a program run: the mode's word for prefill passes or for decode passes."""
+        mode = self.resolution.mode
+        return mode.prefill if program.phase == "prefill" else mode.decode
+
+    def launches_of(self, program: Program, batch: BatchDescriptor) -> tuple[Launch, ...]:
+        """The launches of one padded batch, in order."""
+        if (known := self._launches.get(batch)) is None:
+            steps, kind = program.num_steps(batch), program.step_kind
+            known = self._launches[batch] = launches(self.resolution.lowering, batch, steps, kind, program.later_rows)
+        return known
+
+    def prepare(self, program: Program, batch: BatchDescriptor, captured: bool = True) -> Pass:
+        """A pass over a padded batch.
+
+        Args:
+            captured: False where no captured size holds the batch; it then runs eagerly.
+        """
+        from_graphs = captured and self.pass_mode(program) != "eager"
+        launches, graph = self.launches_of(program, batch), None
+        if from_graphs and self.graphs is not None and len(launches) == 1:
+            graph = self.graphs.plain_graph(launches[0].descriptor)
+        return Pass(program, batch, launches, from_graphs, graph)
+
+    def run(self, ready: Pass, lengths: LengthsAt | None = None) -> None:
+        """Run a pass over the rows that are in the program's buffers.
+
+        Args:
+            lengths: for attention with host parameters.
+
+        Raises:
+            CaptureError: a graph of the batch should have been captured, and was not.
+        """
+        graphs = self.graphs if ready.from_graphs else None
+        if ready.graph is not None and graphs is not None and not graphs.is_closed:
+            ready.graph.replay()
+            graphs.launches += 1
+            self.launches[ready.batch.phase] += 1
+            return
+        for launch in ready.launches:
+            now: StepLengths = {}
+            if lengths is not None:
+                now = LaunchLengths(lengths, dict(zip(launch.captured_steps, launch.steps, strict=True)))
+            if graphs is None:
+                self._body(ready.program, ready.batch, launch, now)(None)
+            else:
+                self.launches[ready.program.phase] += graphs.replay(launch.descriptor, now)
+
+    def close(self) -> None:
+        """Release the graphs and their memory."""
+        if self.graphs is not None:
+            self.graphs.close()
+
+    def _body(
+        self, program: Program, batch: BatchDescriptor, launch: Launch, lengths: StepLengths | None = None
+    ) -> Body:
+        """The device work of one launch: called with None it runs, with a recording it is captured.
+
+        Without autograd, whatever the caller's mode: weights that are parameters of torch modules would otherwise have
+        every eager pass write its history into the KV caches.
+        """
+        work, mode = program.work_of(batch), self.pass_mode(program)
+
+        @torch.no_grad()
+        def body(recording: Recording | None) -> None:
+            work(launch.captured_steps, self.stack.attend_in(recording, mode, lengths))
+
+        return body
+
+
+def _weakly(read_set: Callable[[], dict[str, Tensor]]) -> Callable[[], dict[str, Tensor]]:
+    """A runner's method, for the graphs that the runner owns: they don't keep it alive, so that dropping the runner
+    frees graphs and KV caches at once, without a garbage collection."""
+    method = WeakMethod(read_set)
+
+    def call() -> dict[str, Tensor]:
+        found = method()
+        assert found is not None, "the runner owns its graphs"
+        return found()
+
+    return call
+
+
+def report_captures(
+    runners: Sequence[ModelRunner], progress: Callable[[int, int], None] | None
+) -> Callable[[], None] | None:
+    """What to hand to `capture` of each runner, so that `progress` is called with (captures done, captures in all)."""
+    if progress is None:
+        return None
+    done, total = count(1), sum(len(runner.captures()) for runner in runners)
+    return lambda: progress(next(done), total)

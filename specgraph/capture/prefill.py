@@ -1,0 +1,243 @@
+"""Prefill passes: rows of one prompt on their way into the KV cache, padded to a captured number of rows.
+
+Target and drafter prefill alike. A pass is a uniform batch of one request. Its padding follows the real rows and writes
+nothing, so one graph serves every chunk of up to that many rows, at any position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from specgraph import ops
+from specgraph.attention import NULL_BLOCK, AttentionMetadata, HostLengths, allocate_metadata
+from specgraph.capture.attend import MakeAttend
+from specgraph.capture.config import RunnerConfig
+from specgraph.capture.dispatch import BatchDescriptor, Phase, padded_size
+from specgraph.capture.lowering import StepKind
+from specgraph.capture.model_runner import ModelRunner
+from specgraph.capture.transfers import write
+from specgraph.errors import CapacityError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillBuffers:
+    """The persistent tensors of prefill passes of up to T rows, for one model."""
+
+    inputs: Tensor
+    """int64: the memory of first_position, num_rows, block_table and token_ids, so that one copy writes a pass."""
+    token_ids: Tensor
+    """int64 [T + look_ahead], written per pass: of the rows, then those that follow the last real row."""
+    first_position: Tensor
+    """int64 [1], written per pass: the position of row 0."""
+    num_rows: Tensor
+    """int64 [1], written per pass: real rows; 0 makes the pass inert."""
+    block_table: Tensor
+    """int32 [1, blocks], written per pass: room for T rows and scratch_tokens past max_model_len, filled up with
+    NULL_BLOCK."""
+    aux_hidden: Tensor
+    """[T, aux_size]: the target's hidden states; written by the target's pass, read by the drafter's."""
+    last_row: Tensor
+    """int64 [1]: the last real row."""
+    metadata: AttentionMetadata
+    query_start_locs: Mapping[int, Tensor]
+    """int32 [2] for each captured number of rows: constants."""
+
+    @property
+    def look_ahead(self) -> int:
+        """Tokens past the rows: those that later modules of a drafter take at the last rows; 0 for other models."""
+        return self.token_ids.shape[0] - self.aux_hidden.shape[0]
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """Every tensor by name, for the read-set."""
+        own = {f"prefill.{f.name}": v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+        starts = {f"prefill.query_start_loc.{rows}": tensor for rows, tensor in self.query_start_locs.items()}
+        return {**own, **starts, **self.metadata.named_tensors("prefill.metadata")}
+
+    def sliced(self, rows: int) -> PrefillBuffers:
+        """A pass of `rows` rows: views of the same memory."""
+        whole = replace(self.metadata, query_start_loc=self.query_start_locs[rows], query_len=rows)
+        tokens = self.token_ids[: rows + self.look_ahead]
+        return replace(self, token_ids=tokens, aux_hidden=self.aux_hidden[:rows], metadata=whole.sliced(1))
+
+    def load(
+        self,
+        token_ids: Sequence[int],
+        first_position: int,
+        blocks: Sequence[int],
+        num_rows: int,
+        following: Sequence[int] = (),
+    ) -> None:
+        """Write the inputs of a pass of `num_rows` rows, padding included, in place.
+
+        Args:
+            following: up to `look_ahead` tokens after those of the rows; where fewer are known, the last one repeats.
+
+        Raises:
+            CapacityError: more blocks than the table holds.
+        """
+        width = self.block_table.shape[1]
+        if len(blocks) > width:
+            raise CapacityError(f"a prefill pass with {len(blocks)} KV blocks: its block table holds {width}")
+        table = [*blocks, *[NULL_BLOCK] * (width - len(blocks))]
+        if len(table) % 4:
+            table += [0] * (4 - len(table) % 4)
+        pairs = [low | high << 32 for low, high in zip(table[::2], table[1::2], strict=True)]
+        tokens = [*token_ids, *following]
+        tokens += tokens[-1:] * (len(token_ids) + self.look_ahead - len(tokens))
+        padding = [0] * (num_rows + self.look_ahead - len(tokens))
+        words = [first_position, 0, len(token_ids), 0, *pairs, *tokens, *padding]
+        write(self.inputs[: len(words)], words)
+
+
+def allocate_prefill(
+    config: RunnerConfig,
+    aux_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    aux_hidden: Tensor | None = None,
+    look_ahead: int = 0,
+) -> PrefillBuffers:
+    """Inert buffers for passes of up to the largest prefill size.
+
+    Args:
+        aux_hidden: [rows, aux_size], to share the drafter's; a tensor of its own by default.
+        look_ahead: tokens past the rows; see `PrefillBuffers.look_ahead`.
+    """
+    rows = config.prefill_rows[-1]
+    blocks = -(-(config.max_model_len + max(rows, config.scratch_tokens)) // config.block_size)
+    words = -(-blocks // 4) * 2  # each part begins at a multiple of 16 bytes, as compiled kernels expect of pointers
+    inputs = torch.zeros(4 + words + rows + look_ahead, dtype=torch.int64, device=device)
+    table = inputs[4 : 4 + words].view(torch.int32)[:blocks].view(1, blocks)
+    table.fill_(NULL_BLOCK)
+    if aux_hidden is None:
+        aux_hidden = torch.zeros(rows, aux_size, dtype=dtype, device=device)
+    return PrefillBuffers(
+        inputs=inputs,
+        token_ids=inputs[4 + words :],
+        first_position=inputs[0:1],
+        num_rows=inputs[2:3],
+        block_table=table,
+        aux_hidden=aux_hidden,
+        last_row=torch.zeros(1, dtype=torch.int64, device=device),
+        metadata=allocate_metadata(1, rows, table),
+        query_start_locs={n: torch.tensor([0, n], dtype=torch.int32, device=device) for n in config.prefill_rows},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillProgram:
+    """The prefill passes of one model; see `specgraph.capture.model_runner.Program`."""
+
+    buffers: PrefillBuffers
+    config: RunnerConfig
+    forward: Callable[[PrefillBuffers, MakeAttend], None]
+    """The model's part of a pass, once positions, slots and lengths are in the buffers."""
+    num_passes: int = 1
+    """Forward passes with attention in `forward`, numbered from 0."""
+    phase: Phase = "prefill"
+    step_kind: StepKind = "together"
+    later_rows = 1
+
+    def num_steps(self, batch: BatchDescriptor) -> int:
+        """The model's forward passes."""
+        return self.num_passes
+
+    def batches(self) -> list[BatchDescriptor]:
+        """Every prefill size, largest first."""
+        return [BatchDescriptor("prefill", 1, rows, 0) for rows in reversed(self.config.prefill_rows)]
+
+    def work_of(self, batch: BatchDescriptor) -> Callable[[Sequence[int], MakeAttend], None]:
+        """Positions, slots and lengths of the rows; then the model."""
+        b, config = self.buffers.sliced(batch.query_len), self.config
+
+        def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
+            ops.begin_prefill(
+                b.first_position,
+                b.num_rows,
+                b.block_table,
+                max_model_len=config.max_model_len,
+                block_size=config.block_size,
+                positions=b.metadata.positions,
+                slot_mapping=b.metadata.slot_mapping,
+                seq_lens=b.metadata.seq_lens,
+                last_row=b.last_row,
+            )
+            self.forward(b, make_attend)
+
+        return work
+
+    def make_inert(self) -> None:
+        """No real rows."""
+        self.buffers.num_rows.zero_()
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """The buffers."""
+        return self.buffers.named_tensors()
+
+    def dispatch(self, num_rows: int) -> BatchDescriptor:
+        """The padded pass for `num_rows` rows of a prompt. Eager passes pad too: matmuls change their last bit with
+        the number of rows.
+
+        Raises:
+            CapacityError: more rows than the longest pass has.
+        """
+        size = padded_size(num_rows, self.config.prefill_rows)
+        if size is None or num_rows < 1:
+            raise CapacityError(
+                f"a prefill pass of {num_rows} rows: passes have 1 to {self.config.prefill_rows[-1]}; cut the prompt "
+                "into chunks"
+            )
+        return BatchDescriptor("prefill", 1, size, 0)
+
+    def run(
+        self,
+        runner: ModelRunner,
+        token_ids: Sequence[int],
+        first_position: int,
+        blocks: Sequence[int],
+        at_least: int = 0,
+        following: Sequence[int] = (),
+    ) -> None:
+        """Run a pass over rows of one prompt.
+
+        Args:
+            runner: of the model; this is one of its programs.
+            token_ids: one per row, for consecutive rows of one prompt.
+            first_position: the position of the first row.
+            blocks: the request's KV blocks, from position 0 on.
+            at_least: rows that the pass is padded for at least; without tokens the whole pass is padding.
+            following: see `PrefillBuffers.load`.
+
+        Raises:
+            CapacityError: more rows than the longest pass has, or more tokens than `blocks` hold; nothing was run.
+        """
+        batch = self.dispatch(max(len(token_ids), at_least))
+        size, end = self.config.block_size, first_position + len(token_ids)
+        if end > len(blocks) * size:
+            raise CapacityError(
+                f"a prefill pass up to position {end - 1} needs {-(-end // size)} KV blocks of {size} tokens, got "
+                f"{len(blocks)}: give the request's blocks from position 0 on"
+            )
+        self.buffers.load(token_ids, first_position, blocks, batch.query_len, following)
+        starts = [first_position][: len(token_ids)]
+        lengths = uniform_lengths(starts, batch) if runner.attention.host_parameters else None
+        runner.run(runner.prepare(self, batch), lengths)
+
+
+def uniform_lengths(starts: Sequence[int], batch: BatchDescriptor) -> Callable[[int], HostLengths]:
+    """The host lengths of every step of a pass: the same numbers as the device metadata has, padding included.
+
+    Args:
+        starts: the position of each real request's first row.
+    """
+    rows, padding = batch.query_len, batch.num_requests - len(starts)
+    lengths = HostLengths([rows] * batch.num_requests, [start + rows for start in starts] + [0] * padding)
+
+    def at(step: int) -> HostLengths:
+        return lengths
+
+    return at

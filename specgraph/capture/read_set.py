@@ -1,0 +1,118 @@
+"""The read set: the tensors that a captured graph may touch, declared by name and checked.
+
+The most common silent bug of captured graphs is one that reads a tensor which nobody updates: metadata that was
+reassigned instead of written in place, a temporary that was freed, a host scalar that was baked in. Here every
+persistent tensor has a name. During a capture a guard checks each op: a storage that is neither named nor allocated
+inside the graph is an error with the name of the op and the shape of the tensor. Before a replay, `Fingerprint.check`
+compares the addresses of the named tensors with those at capture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from specgraph.device.source import user_line, variable_name
+from specgraph.errors import ReadSetError, StaleInputError
+
+ReadSet = Callable[[], Mapping[str, Tensor]]
+"""Gives the persistent tensors by name, as they are now; called again before each checked replay."""
+
+
+def _base(tensor: Tensor) -> int:
+    """Address of the storage: the same for all views of one allocation."""
+    return tensor.untyped_storage().data_ptr()
+
+
+class ReadSetGuard(TorchDispatchMode):
+    """A dispatch mode that is active during a capture. Entering it again continues the same capture (piecewise).
+
+    Storages allocated inside are recognised by address: they come from the graph's private pool, where no named tensor
+    is, and belong to the graph as long as it lives.
+    """
+
+    def __init__(self, named: Mapping[str, Tensor], device: torch.device) -> None:
+        super().__init__()
+        self._names = {_base(tensor): name for name, tensor in named.items()}
+        self._device = device
+        self._produced: set[int] = set()
+        self.touched: set[str] = set()
+        """Names of the tensors that the capture read or wrote."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        for tensor in _tensors((args, kwargs)):
+            self._check(func, tensor)
+        result = func(*args, **kwargs)
+        self._produced.update(_base(tensor) for tensor in _tensors(result) if not self._is_input(tensor))
+        return result
+
+    def _is_input(self, tensor: Tensor) -> bool:
+        return _base(tensor) in self._names
+
+    def _check(self, func: Any, tensor: Tensor) -> None:
+        base = _base(tensor)
+        if base in self._produced or tensor.numel() == 0:
+            return
+        if base in self._names:
+            self.touched.add(self._names[base])
+            return
+        name = variable_name(tensor)
+        which = f"the tensor '{name}'" if name else "a tensor"
+        what = f"{user_line()}: {func} touches {which} {list(tensor.shape)} {tensor.dtype} on {tensor.device}"
+        if tensor.device != self._device:
+            raise ReadSetError(
+                f"{what} while capturing for {self._device}: its value would be baked into the graph. Make it a "
+                "device tensor before capture, and return it from the model's weights() or a backend's named_tensors()."
+            )
+        raise ReadSetError(
+            f"{what}, which is neither a weight, a KV cache, a named buffer, nor made in the graph. Replays would read "
+            "this very memory whatever becomes of the tensor. If it is constant, return it from the model's weights() "
+            "(or the attention backend's named_tensors()); else write its contents into a named buffer, in place."
+        )
+
+
+def _tensors(tree: Any) -> Iterable[Tensor]:
+    return (leaf for leaf in tree_iter(tree) if isinstance(leaf, Tensor))
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """Addresses, shapes and strides, at capture, of the tensors that a graph touches."""
+
+    places: Mapping[str, tuple[int, torch.Size, tuple[int, ...]]]
+
+    def check(self, named: Mapping[str, Tensor], graph: str) -> None:
+        """Compare with the tensors as they are now.
+
+        Raises:
+            StaleInputError: a tensor is gone, or was reassigned, moved or reshaped since capture.
+        """
+        for name, place in self.places.items():
+            tensor = named.get(name)
+            if tensor is None:
+                raise StaleInputError(f"graph {graph}: '{name}', which it reads, is no longer in the read-set")
+            if _place(tensor) != place:
+                raise StaleInputError(
+                    f"graph {graph}: '{name}' was reassigned or moved since capture (now {list(tensor.shape)} at "
+                    f"{tensor.data_ptr():#x}, captured {list(place[1])} at {place[0]:#x}); the graph would read the "
+                    "old memory. Write new values in place (copy_), or capture again."
+                )
+
+
+def _place(tensor: Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+def fingerprint(named: Mapping[str, Tensor], touched: Iterable[str]) -> Fingerprint:
+    """The fingerprint of those named tensors that were touched."""
+    bases = {_base(named[name]) for name in touched}
+    return Fingerprint({name: _place(tensor) for name, tensor in named.items() if _base(tensor) in bases})

@@ -1,0 +1,60 @@
+"""The interface between the drafting engine and a device, and how devices are found and chosen."""
+
+from specgraph.device import trial
+from specgraph.device.capabilities import (
+    LOWERINGS,
+    Capabilities,
+    Level,
+    LoweringName,
+    Rule,
+    Support,
+    no,
+    quirk,
+    yes,
+)
+from specgraph.device.discovery import Discovered, discover
+from specgraph.device.graph import Graph, VendorMessage
+from specgraph.device.hookspecs import Backend, Probe, hookimpl
+from specgraph.device.interface import (
+    PLATFORM_API,
+    Event,
+    MemoryInfo,
+    Platform,
+    PlatformInfo,
+    Stream,
+    TaskGroup,
+)
+from specgraph.device.pool import GraphPool
+from specgraph.device.selection import ENV_VAR, Selection, open_platform, select_platform
+
+__all__ = [
+    "ENV_VAR",
+    "LOWERINGS",
+    "PLATFORM_API",
+    "Backend",
+    "Capabilities",
+    "Discovered",
+    "Event",
+    "Graph",
+    "GraphPool",
+    "Level",
+    "LoweringName",
+    "MemoryInfo",
+    "Platform",
+    "PlatformInfo",
+    "Probe",
+    "Rule",
+    "Selection",
+    "Stream",
+    "Support",
+    "TaskGroup",
+    "VendorMessage",
+    "discover",
+    "hookimpl",
+    "no",
+    "open_platform",
+    "quirk",
+    "select_platform",
+    "trial",
+    "yes",
+]

@@ -1,0 +1,13 @@
+"""The `cpu` platform: a recorder of graphs that run on the CPU, and checks that devices do not make.
+
+The recorder (this folder) captures the ops that a thread dispatches and replays them at the captured addresses, in
+memory of a pool of its own, as a device graph does. The checks (`checks/`) find what a device would compute wrongly
+without a word: unordered streams, inputs that were freed or moved, host reads in a capture.
+"""
+
+from specgraph.device.cpu.graph import CpuGraph
+from specgraph.device.cpu.platform import CpuPlatform
+from specgraph.device.cpu.pool import CpuGraphPool
+from specgraph.device.cpu.stream import CpuEvent, CpuStream
+
+__all__ = ["CpuEvent", "CpuGraph", "CpuGraphPool", "CpuPlatform", "CpuStream"]

@@ -1,0 +1,136 @@
+"""Order between replays and tracked eager work on the streams of one platform."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from specgraph.device.cpu.baking import tensors_in
+from specgraph.device.cpu.checks.order import Access, Clock, EagerLog, Region, conflict, merge, order_error
+from specgraph.device.cpu.ops import EMPTY, changes_metadata_only, written_by
+from specgraph.device.source import user_line
+
+if TYPE_CHECKING:
+    from specgraph.device.cpu.graph import CpuGraph
+    from specgraph.device.cpu.platform import CpuPlatform
+    from specgraph.device.cpu.stream import CpuStream
+
+_PartKey = tuple[int, int]
+
+
+class Timeline:
+    """Knows the last tick of every graph part on every stream, and what tracked eager work touched.
+
+    While `stream` is ordered after all work of the other streams, a replay costs two dictionary entries.
+    """
+
+    def __init__(self) -> None:
+        self.host: Clock = {}
+        self._eager = EagerLog()
+        self._streams: dict[int, CpuStream] = {}
+        self._all_ticks = 0
+        self._settled: dict[int, int] = {}
+        self._ticks: dict[tuple[_PartKey, int], int] = {}
+        self._accesses: dict[_PartKey, list[Access]] = {}
+        self._conflicts: dict[tuple[_PartKey, _PartKey], tuple[Access, Access] | None] = {}
+
+    def replay(self, graph: CpuGraph, part: int, accesses: list[Access], stream: CpuStream) -> None:
+        """One part of a graph starts on `stream`.
+
+        Raises:
+            OrderError: other work on another stream conflicts, and nothing orders the two.
+        """
+        self._tick(stream)
+        key = graph.number, part
+        if self._may_be_unordered(stream):
+            self._check_replays(key, accesses, stream)
+            for access in accesses:
+                self._check_eager(access, stream)
+        self._accesses[key] = accesses
+        self._ticks[key, stream.id] = stream.clock[stream.id]
+
+    def eager(self, func: Any, tensors: list[torch.Tensor], written: set[int], stream: CpuStream) -> None:
+        """One eager op is about to run on `stream`. Raises OrderError as `replay` does."""
+        self._tick(stream)
+        label = f"{func} at {user_line()}"
+        accesses = [Access(Region.of(t), id(t) in written, label) for t in tensors if t.device.type == "cpu"]
+        if self._may_be_unordered(stream):
+            for (key, other), tick in self._ticks.items():
+                if other != stream.id and stream.clock.get(other, 0) < tick:
+                    found = conflict(accesses, self._accesses[key])
+                    if found is not None:
+                        raise order_error(found[0], str(stream), found[1], str(self._streams[other]))
+            for access in accesses:
+                self._check_eager(access, stream)
+        for tensor, access in zip(tensors, accesses, strict=False):
+            self._eager.add(tensor, stream.id, stream.clock[stream.id], access)
+
+    def everything(self) -> Clock:
+        """The clock of all work so far."""
+        clock: Clock = {}
+        for stream in self._streams.values():
+            merge(clock, stream.clock)
+        return clock
+
+    def forget(self, graph: CpuGraph) -> None:
+        """Drop what is known of a graph whose capture was dropped."""
+        for key in [k for k in self._accesses if k[0] == graph.number]:
+            del self._accesses[key]
+        self._ticks = {k: v for k, v in self._ticks.items() if k[0][0] != graph.number}
+        self._conflicts = {k: v for k, v in self._conflicts.items() if graph.number not in (k[0][0], k[1][0])}
+
+    def _tick(self, stream: CpuStream) -> None:
+        if self.host:
+            merge(stream.clock, self.host)
+        stream.clock[stream.id] += 1
+        self._all_ticks += 1
+        self._streams[stream.id] = stream
+
+    def _may_be_unordered(self, stream: CpuStream) -> bool:
+        """Whether another stream has work that `stream` is not ordered after. Cheap while other streams are idle."""
+        elsewhere = self._all_ticks - stream.clock[stream.id]
+        if self._settled.get(stream.id) == elsewhere:
+            return False
+        for other in self._streams.values():
+            if stream.clock.get(other.id, 0) < other.clock[other.id]:
+                return True
+        self._settled[stream.id] = elsewhere
+        return False
+
+    def _check_replays(self, key: _PartKey, accesses: list[Access], stream: CpuStream) -> None:
+        for (other_key, other), tick in self._ticks.items():
+            if other == stream.id or stream.clock.get(other, 0) >= tick:
+                continue
+            pair = key, other_key
+            if pair not in self._conflicts:
+                self._conflicts[pair] = conflict(accesses, self._accesses[other_key])
+            if (found := self._conflicts[pair]) is not None:
+                raise order_error(found[0], str(stream), found[1], str(self._streams[other]))
+
+    def _check_eager(self, access: Access, stream: CpuStream) -> None:
+        if (found := self._eager.unordered(access, stream.id, stream.clock)) is not None:
+            raise order_error(access, str(stream), found[1], str(self._streams[found[0]]))
+
+
+class TrackedWork(TorchDispatchMode):
+    """Reports this thread's eager ops to the timeline before they run, except during capture."""
+
+    def __init__(self, platform: CpuPlatform) -> None:
+        super().__init__()
+        self._platform = platform
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._platform.recorder is None and not changes_metadata_only(func) and func.overloadpacket not in EMPTY:
+            stream = self._platform.current_stream()
+            given = tensors_in(args, list(kwargs.values()))
+            self._platform.timeline.eager(func, given, written_by(func, args, kwargs), stream)
+            result = func(*args, **kwargs)
+            fresh = [t for t in tensors_in(result) if not any(t is g for g in given)]
+            self._platform.timeline.eager(func, fresh, {id(t) for t in fresh}, stream)
+            return result
+        return func(*args, **kwargs)

@@ -1,0 +1,118 @@
+"""Shapes, strides, dtypes and aliasing of an op's results, without running it."""
+
+# pyright: reportPrivateUsage=false
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import TreeSpec, tree_flatten
+
+from specgraph.device.cpu.baking import map_tensors
+
+
+@dataclass(slots=True)
+class Inferred:
+    """What a call would return. `aliases[i]`: index of the input that output i shares its storage with, or None."""
+
+    outputs: list[Any]
+    spec: TreeSpec
+    aliases: list[int | None]
+    resized: int | None
+    """The index of an input whose storage the call would resize."""
+
+
+_KNOWN_LIMIT = 8192
+_known: dict[Hashable, Inferred] = {}
+"""Results by call. Captures repeat the same few calls, and running a fake is the most expensive part of recording."""
+
+
+class Shapes:
+    """Shape inference by fake tensors."""
+
+    def __init__(self) -> None:
+        self._mode = FakeTensorMode()
+
+    def infer(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inferred:
+        """Run `func` on fakes of its arguments; raises what torch's fake tensor mode raises.
+
+        Results are cached by op, arguments and default dtype: a fake implementation must depend on nothing else.
+        """
+        key = _key(func, args, kwargs)
+        found = None if key is None else _known.get(key)
+        if found is None:
+            found = self._infer(func, args, kwargs)
+            if key is not None:
+                if len(_known) >= _KNOWN_LIMIT:
+                    _known.clear()
+                _known[key] = found
+        return found
+
+    def _infer(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inferred:
+        storages: dict[int, torch.UntypedStorage] = {}
+        fakes: list[FakeTensor] = []
+
+        def fake(tensor: torch.Tensor) -> FakeTensor:
+            real = tensor.untyped_storage()
+            storage = storages.get(real._cdata)
+            if storage is None:
+                storage = storages[real._cdata] = torch.UntypedStorage(real.nbytes(), device="meta")
+            meta = torch.empty(0, dtype=tensor.dtype, device="meta")
+            meta.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+            fakes.append(FakeTensor(self._mode, meta, tensor.device))
+            return fakes[-1]
+
+        with torch.inference_mode(False), torch.no_grad():
+            fake_args = map_tensors(tuple(args), fake)
+            fake_kwargs = {k: map_tensors(v, fake) for k, v in kwargs.items()}
+            before = [f.untyped_storage().nbytes() for f in fakes]
+            with self._mode:
+                result = func(*fake_args, **fake_kwargs)
+            outputs, spec = tree_flatten(result)
+            owner = {f.untyped_storage()._cdata: i for i, f in reversed(list(enumerate(fakes)))}
+            aliases: list[int | None] = []
+            for out in outputs:
+                index = next((i for i, f in enumerate(fakes) if f is out), None)
+                if index is None and isinstance(out, torch.Tensor):
+                    index = owner.get(out.untyped_storage()._cdata)
+                aliases.append(index)
+            resized = next((i for i, f in enumerate(fakes) if f.untyped_storage().nbytes() != before[i]), None)
+        return Inferred(outputs, spec, aliases, resized)
+
+
+_PLAIN = (int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+def _key(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable | None:
+    """The cache key of a call: all that its fake may depend on; None if an argument has no key."""
+    parts: list[Hashable] = [func, torch.get_default_dtype()]
+    storages: dict[int, int] = {}
+
+    def add(value: Any) -> bool:
+        if value is None:
+            parts.append(None)
+        elif isinstance(value, torch.Tensor):
+            storage = value.untyped_storage()
+            shared = storages.setdefault(storage._cdata, len(storages))
+            place = value.storage_offset(), tuple(value.size()), value.stride()
+            parts.append((value.dtype, value.device, place, shared, storage.nbytes()))
+        elif isinstance(value, (list, tuple)):
+            parts.append((type(value), len(value)))
+            return all(map(add, value))
+        elif isinstance(value, _PLAIN):
+            parts.append((type(value), value))  # 1, 1.0 and True are equal, and give different dtypes
+        else:
+            return False
+        return True
+
+    if not all(map(add, args)):
+        return None
+    for name, value in kwargs.items():
+        parts.append(name)
+        if not add(value):
+            return None
+    return tuple(parts)

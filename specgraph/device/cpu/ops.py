@@ -1,0 +1,59 @@
+"""What an op's schema says about it: whether it is a view, an allocation, a composition of others, what it writes."""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from specgraph.device.cpu.baking import tensors_in
+
+_aten = torch.ops.aten
+
+_UNANNOTATED = {_aten._unsafe_view.default, _aten._reshape_alias.default, _aten.lift.default}
+"""Views that are not marked as such in their schema."""
+
+EMPTY = frozenset(
+    getattr(_aten, name)
+    for name in ("empty", "empty_strided", "empty_like", "empty_permuted", "new_empty", "new_empty_strided")
+)
+"""Ops that only allocate: nothing is recorded, since a replay must not touch the block."""
+
+RESIZING = frozenset(
+    getattr(_aten, name) for name in ("resize_", "resize_as_", "set_", "set_data", "_resize_output_")
+    if hasattr(_aten, name)
+)  # fmt: skip
+"""Ops that change the memory of an existing tensor."""
+
+
+@cache
+def changes_metadata_only(func: OpOverload) -> bool:
+    """Whether `func` is a view, or changes sizes and strides in place."""
+    if func.overloadpacket in RESIZING:
+        return False
+    return func.is_view or func in _UNANNOTATED or torch.Tag.inplace_view in func.tags
+
+
+@cache
+def is_composite(func: OpOverload) -> bool:
+    """Whether the CPU runs `func` as its composition.
+
+    Under `inference_mode` such ops reach a dispatch mode whole, otherwise in parts; recording the parts makes both the
+    same, and lets each part write straight into its block.
+    """
+    name = func.name()
+    return torch._C._dispatch_has_kernel_for_dispatch_key(
+        name, "CompositeImplicitAutograd"
+    ) and not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")
+
+
+def written_by(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
+    """Identities of the tensors that the op writes, by its schema."""
+    arguments = func._schema.arguments
+    named = dict(zip((a.name for a in arguments), args, strict=False)) | kwargs
+    written = [named.get(a.name) for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+    return {id(t) for t in tensors_in(written)}

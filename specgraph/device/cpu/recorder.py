@@ -1,0 +1,298 @@
+"""One capture: records every op that this thread dispatches instead of running it."""
+
+# pyright: reportPrivateUsage=false
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_unflatten
+
+from specgraph.device.cpu.baking import Baker, map_tensors, tensor_over, tensors_in
+from specgraph.device.cpu.checks.capturable import refusal
+from specgraph.device.cpu.checks.capture_order import CaptureOrder
+from specgraph.device.cpu.checks.host_read import host_read_error
+from specgraph.device.cpu.checks.inputs import Inputs
+from specgraph.device.cpu.checks.order import Access, Region
+from specgraph.device.cpu.fake import Inferred, Shapes
+from specgraph.device.cpu.ops import EMPTY, changes_metadata_only, is_composite, written_by
+from specgraph.device.cpu.pool import CpuGraphPool
+from specgraph.device.cpu.tasks import CpuTaskGroup, Task
+from specgraph.device.source import user_line
+from specgraph.errors import CaptureError, OrderError
+
+if TYPE_CHECKING:
+    from specgraph.device.cpu.platform import CpuPlatform
+    from specgraph.device.cpu.stream import CpuEvent, CpuStream
+
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class EventNode:
+    """An external event recorded, or waited for, at this point of the graph."""
+
+    event: CpuEvent
+    kind: Literal["record", "wait"]
+
+
+@dataclass(slots=True)
+class _HostScalar:
+    """A 0-dim tensor that torch made of a Python number dies after its op; its value is kept here."""
+
+    task: Task
+    baked: torch.Tensor
+    value: torch.Tensor
+    storage: weakref.ref[Any]
+    key: int
+
+
+class Recorder(TorchDispatchMode):
+    """Records into `nodes`. Lives for one capture; `finish` checks what only the end can tell."""
+
+    def __init__(
+        self, platform: CpuPlatform, pool: CpuGraphPool, stream: CpuStream, repeat_while: torch.Tensor | None = None
+    ) -> None:
+        """repeat_while: see `Graph.capture`."""
+        super().__init__()
+        self.pool, self.repeat_while = pool, repeat_while
+        self.nodes: list[Task | EventNode] = []
+        self.groups: list[CpuTaskGroup] = []
+        self.inputs = Inputs()
+        self.constants: list[torch.Tensor] = []
+        self.is_recording = True
+        self.error: Exception | None = None
+        self._platform = platform
+        self.order = CaptureOrder(stream)
+        self._capture_id = pool.begin_capture()
+        self._group: CpuTaskGroup | None = None
+        self._shapes = Shapes()
+        self._baker = Baker()
+        self._scalars: list[_HostScalar] = []
+        self._owned: set[int] = set()
+
+    # ---- events and groups ---------------------------------------------------------------------------------------
+
+    def add_event(self, event: CpuEvent, kind: Literal["record", "wait"]) -> None:
+        """Put an external event into the graph."""
+        if self.repeat_while is not None:
+            self._fail(CaptureError(f"{event} in work that repeats: a WHILE node holds no events"))
+        self.nodes.append(EventNode(event, kind))
+
+    def begin_group(self) -> CpuTaskGroup:
+        """Collect the tasks from here on in a new group."""
+        if self._group is not None:
+            raise CaptureError(f"{self._group} is still open: task groups don't nest")
+        self._group = CpuTaskGroup(len(self.groups), user_line())
+        self.groups.append(self._group)
+        return self._group
+
+    def end_group(self) -> None:
+        """Close the open group."""
+        self._group = None
+
+    def invalidate(self, error: Exception) -> None:
+        """Make the capture fail at its end, also if the caller swallows `error`."""
+        self.error = self.error or error
+
+    def finish(self) -> None:
+        """Make the checks that are possible only at the end of a capture.
+
+        Raises:
+            CaptureError: the capture was invalidated, a stream was never joined, or an input was freed.
+        """
+        if self.error is not None:
+            raise CaptureError(f"the capture was invalidated by an earlier error: {self.error}") from self.error
+        self.order.check_joined()
+        for scalar in self._scalars:
+            if scalar.storage() is None:
+                self.inputs.forget(scalar.key)
+                scalar.task.args, scalar.task.kwargs = _replace(scalar.task, scalar.baked, scalar.value)
+                self.constants.append(scalar.value)
+        self.inputs.finish()
+        if self.repeat_while is not None and not self._writes(self.repeat_while):
+            raise CaptureError("the captured work never writes repeat_while: it would run for ever, or always once")
+
+    def _writes(self, tensor: torch.Tensor) -> bool:
+        wanted = Region.of(tensor).base
+        accesses = [a for node in self.nodes if isinstance(node, Task) for a in node.accesses]
+        return any(access.write and access.region.base == wanted for access in accesses)
+
+    # ---- ops -----------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if is_composite(func):
+            with self:
+                return func.decompose(*args, **kwargs)
+        if func is _aten.lift_fresh.default:
+            return self._host_constant(args[0])
+        if changes_metadata_only(func):
+            self._note_inputs(func, args, kwargs)
+            return func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            return self._record(func, args, kwargs)
+
+    def _record(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._refuse(func, args, kwargs)
+        shapes = self._infer(func, args, kwargs)
+        if any(isinstance(f, torch.Tensor) and f.device.type != "cpu" for f in shapes.outputs):
+            if all(f.device.type == "meta" for f in shapes.outputs if isinstance(f, torch.Tensor)):
+                return func(*args, **kwargs)
+            self._fail(CaptureError(f"{func} at {user_line()} leaves the device"))
+        given = tensors_in(args, list(kwargs.values()))
+        if shapes.outputs and not func._schema.is_mutable and all(a is not None for a in shapes.aliases):
+            return self._unannotated_view(func, args, kwargs, given)
+        self._note_inputs(func, args, kwargs)
+        stream = self._platform.current_stream()
+        results = [
+            self._result(fake, alias, given, stream) for fake, alias in zip(shapes.outputs, shapes.aliases, strict=True)
+        ]
+        fresh = [(i, r) for i, (r, a) in enumerate(zip(results, shapes.aliases, strict=True))
+                 if a is None and isinstance(r, torch.Tensor)]  # fmt: skip
+        if func.overloadpacket not in EMPTY:
+            self._append(func, args, kwargs, given, results, fresh, shapes, stream)
+        return tree_unflatten(results, shapes.spec)
+
+    def _append(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor],
+        results: list[Any], fresh: list[tuple[int, torch.Tensor]], shapes: Inferred, stream: CpuStream,
+    ) -> None:  # fmt: skip
+        line = user_line()
+        label = f"{func} at {line}"
+        written = written_by(func, args, kwargs)
+        accesses = [Access(Region.of(t), id(t) in written, label) for t in given]
+        accesses += [Access(Region.of(t), True, label) for _, t in fresh]
+        try:
+            self.order.add(stream, accesses)
+        except (CaptureError, OrderError) as error:
+            self._fail(error)
+        custom = func.namespace != "aten"
+        baked: dict[int, torch.Tensor] = {}
+
+        def bake(tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) not in baked:
+                baked[id(tensor)] = self._baker.bake(tensor, keep_grad=custom)
+            return baked[id(tensor)]
+
+        by_address = [map_tensors(r, bake) for r in results]
+        task = Task(
+            func=func,
+            args=map_tensors(tuple(args), bake),
+            kwargs={k: map_tensors(v, bake) for k, v in kwargs.items()},
+            outputs=[(i, by_address[i]) for i, _ in fresh],
+            returns=tree_unflatten(by_address, shapes.spec),
+            line=line,
+            accesses=accesses,
+        )
+        self.nodes.append(task)
+        if self._group is not None:
+            self._group.tasks.append(task)
+        for tensor in given:
+            storage = tensor.untyped_storage()
+            if tensor.dim() == 0 and storage.nbytes() == tensor.element_size() and not self._owns(storage):
+                value = tensor_over(torch.UntypedStorage(storage.nbytes()).copy_(storage), tensor)
+                key = storage._cdata
+                self._scalars.append(_HostScalar(task, baked[id(tensor)], value, weakref.ref(storage), key))
+
+    def _refuse(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.error is not None:
+            raise CaptureError(f"the capture was invalidated by an earlier error: {self.error}") from self.error
+        if (error := refusal(func, args, kwargs)) is not None:
+            self._fail(error)
+
+    def _infer(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inferred:
+        try:
+            shapes = self._shapes.infer(func, args, kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            self._fail(host_read_error(str(func)), error)
+        except (UnsupportedOperatorException, NotImplementedError, RuntimeError) as error:
+            if type(error) is RuntimeError and "no fake impl" not in str(error):
+                raise  # torch's own message about the arguments
+            self._fail(
+                CaptureError(
+                    f"{func} at {user_line()} has no fake implementation, so its result's shape is unknown without "
+                    f"running it: add one with torch.library.register_fake"
+                ),
+                error,
+            )
+        if shapes.resized is not None:
+            self._fail(
+                CaptureError(
+                    f"{func} at {user_line()} resizes tensor argument {shapes.resized}: allocate it at its final size"
+                )
+            )
+        if any(out is not None and not isinstance(out, torch.Tensor) for out in shapes.outputs):
+            self._fail(host_read_error(f"{func} (it returns a Python value)"))
+        return shapes
+
+    def _result(
+        self, fake: Any, alias: int | None, given: list[torch.Tensor], stream: CpuStream
+    ) -> torch.Tensor | None:
+        if fake is None:
+            return None
+        if alias is not None:
+            return given[alias]
+        storage = self.pool.allocate(fake.untyped_storage().nbytes(), fake.dtype, stream.id)
+        return tensor_over(storage, fake)
+
+    def _unannotated_view(
+        self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]
+    ) -> Any:
+        if func.namespace != "aten":
+            self._fail(CaptureError(f"{func} at {user_line()} returns one of its inputs: return a new tensor, or None"))
+        self._note_inputs(func, args, kwargs)
+        result = func(*args, **kwargs)
+        known = {t.untyped_storage().data_ptr() for t in given}
+        if any(t.untyped_storage().data_ptr() not in known for t in tensors_in(result)):
+            self._fail(CaptureError(f"{func} at {user_line()} can't be captured: its fake says view, it is none"))
+        return result
+
+    def _host_constant(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Keep the value of a 0-dim `torch.tensor(3.0)`; refuse larger host data, which would be a copy."""
+        if tensor.dim():
+            self._fail(
+                CaptureError(
+                    f"host data of shape {list(tensor.shape)} (a list, torch.tensor) at {user_line()} would be copied "
+                    f"to the device in a capture: make it a persistent tensor before"
+                )
+            )
+        self.constants.append(tensor)
+        self._owned.add(tensor.untyped_storage()._cdata)
+        return tensor
+
+    def _owns(self, storage: torch.UntypedStorage) -> bool:
+        return storage._cdata in self._owned or self.pool.allocated_by(storage.data_ptr()) == self._capture_id
+
+    def _note_inputs(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        line: str | None = None
+        for tensor in tensors_in(args, list(kwargs.values())):
+            # A tensor that an earlier capture allocated from this pool may be freed here, and its block reused: graphs
+            # of one pool that are replayed in order pass memory on (piecewise segments).
+            if tensor.device.type == "cpu" and self.pool.allocated_by(tensor.untyped_storage().data_ptr()) is None:
+                if self._owns(tensor.untyped_storage()):
+                    continue
+                line = line or user_line()
+                self.inputs.add(tensor, str(func), line)
+
+    def _fail(self, error: Exception, cause: Exception | None = None) -> NoReturn:
+        self.invalidate(error)
+        raise error from cause
+
+
+def _replace(task: Task, old: torch.Tensor, new: torch.Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def swap(tensor: torch.Tensor) -> torch.Tensor:
+        return new if tensor is old else tensor
+
+    return map_tensors(task.args, swap), {k: map_tensors(v, swap) for k, v in task.kwargs.items()}

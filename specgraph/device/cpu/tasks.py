@@ -1,0 +1,155 @@
+"""Recorded ops, and the groups of them whose host parameters can be rewritten between replays."""
+
+# pyright: reportPrivateUsage=false
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from specgraph.device.cpu.baking import map_tensors, tensors_in
+from specgraph.device.cpu.checks.order import Access
+from specgraph.device.cpu.executor import bind
+from specgraph.device.cpu.fake import Shapes
+from specgraph.device.cpu.ops import changes_metadata_only, is_composite
+from specgraph.device.source import user_line
+from specgraph.errors import UpdateError
+
+
+@dataclass(slots=True)
+class Task:
+    """One recorded op: baked arguments, the blocks its results go to, and where it was issued."""
+
+    func: OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: list[tuple[int, torch.Tensor]]
+    returns: Any
+    """The op's result at its captured address; what issuing the op in a task update returns."""
+    line: str
+    accesses: list[Access]
+    calls: list[Callable[[], Any]] = field(default_factory=list[Callable[[], Any]])
+    """The call list this task was compiled into, and its place there."""
+    place: int = -1
+
+    def compile(self) -> None:
+        """Make this task's call from its arguments and put it into the call list, in place of the old one."""
+        sequence = isinstance(self.returns, (list, tuple))
+        count = len(self.returns) if sequence else len(self.func._schema.returns)
+        binding = bind(self.func, self.args, self.kwargs, self.outputs, sequence, count)
+        self.calls[self.place] = binding.call(self.args, self.kwargs, self.outputs)
+
+
+class CpuTaskGroup:
+    """The captured tasks between two points of a capture. Made by `CpuPlatform.task_group()`."""
+
+    def __init__(self, number: int, line: str) -> None:
+        self.number = number
+        self.line = line
+        self.tasks: list[Task] = []
+        self.is_live = True
+        self.is_updated = False
+
+    def __str__(self) -> str:
+        ops = ", ".join(str(t.func) for t in self.tasks[:3]) + (", ..." if len(self.tasks) > 3 else "")
+        return f"task group {self.number} ({ops or 'empty'}; captured at {self.line})"
+
+    def require_update(self) -> None:
+        """Check, before a replay, that the group was updated.
+
+        Raises:
+            UpdateError: no update was issued since the last replay.
+        """
+        if not self.is_updated:
+            raise UpdateError(
+                f"{self} has had no update since the last replay: a real device would hang here. Issue one "
+                f"platform.task_update(group) before every replay"
+            )
+
+
+class UpdateMode(TorchDispatchMode):
+    """Matches the ops issued against a group's tasks; `commit` rewrites the baked host values, all or none."""
+
+    def __init__(self, group: CpuTaskGroup) -> None:
+        super().__init__()
+        self._group = group
+        self._new: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if is_composite(func):
+            with self:
+                return func.decompose(*args, **kwargs)
+        if changes_metadata_only(func):
+            return func(*args, **kwargs)
+        number = len(self._new)
+        if number >= len(self._group.tasks):
+            raise UpdateError(
+                f"update of {self._group}: op {number} ({func} at {user_line()}) is one more than the captured "
+                f"{len(self._group.tasks)}"
+            )
+        task = self._group.tasks[number]
+        self._new.append(self._match(task, number, func, args, kwargs))
+        return task.returns
+
+    def _match(
+        self, task: Task, number: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        where = f"update of {self._group}, op {number}"
+        if func is not task.func:
+            raise UpdateError(f"{where}: captured {task.func}, the update issued {func} at {user_line()}")
+        given, baked = tensors_in(args, list(kwargs.values())), tensors_in(task.args, list(task.kwargs.values()))
+        if _tensor_places(func, args, kwargs) != _tensor_places(func, task.args, task.kwargs):
+            raise UpdateError(f"{where}: the update gives {func} tensors for other arguments than it was captured with")
+        for index, (new, old) in enumerate(zip(given, baked, strict=True)):
+            if (new.data_ptr(), new.size(), new.stride(), new.dtype) != (
+                old.data_ptr(), old.size(), old.stride(), old.dtype
+            ):  # fmt: skip
+                raise UpdateError(
+                    f"{where}: tensor argument {index} of {func} is not the captured one (captured {list(old.shape)} "
+                    f"{old.dtype} at {old.data_ptr():#x}, given {list(new.shape)} {new.dtype} at {new.data_ptr():#x}). "
+                    f"An update changes host values only"
+                )
+        if task.outputs:
+            shapes = Shapes().infer(func, args, kwargs).outputs
+            for i, block in task.outputs:
+                if shapes[i].shape != block.shape:
+                    raise UpdateError(
+                        f"{where}: with these values {func} returns {list(shapes[i].shape)}, captured "
+                        f"{list(block.shape)}"
+                    )
+        remaining = iter(baked)
+
+        def captured(_: torch.Tensor) -> torch.Tensor:
+            return next(remaining)
+
+        return map_tensors(tuple(args), captured), {k: map_tensors(v, captured) for k, v in kwargs.items()}
+
+    def commit(self) -> None:
+        """Rewrite the group's tasks.
+
+        Raises:
+            UpdateError: fewer ops were issued than captured; nothing was rewritten.
+        """
+        tasks = self._group.tasks
+        if len(self._new) != len(tasks):
+            raise UpdateError(
+                f"update of {self._group} issued {len(self._new)} op(s), {len(tasks)} were captured: the first "
+                f"missing one is {tasks[len(self._new)].func} captured at {tasks[len(self._new)].line}"
+            )
+        for task, (args, kwargs) in zip(tasks, self._new, strict=True):
+            task.args, task.kwargs = args, kwargs
+            task.compile()
+        self._group.is_updated = True
+
+
+def _tensor_places(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, int]:
+    """How many tensors each argument holds, by name; host values may come and go with their defaults."""
+    named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+    return {name: count for name, value in named.items() if (count := len(tensors_in(value)))}

@@ -1,0 +1,91 @@
+"""Finding backends by their entry points.
+
+Each plugin is loaded in its own `try`: one that fails is listed with the reason, and does not hide the others.
+(pluggy's `load_setuptools_entrypoints` stops at the first plugin that raises.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
+
+import pluggy
+
+from specgraph.device import hookspecs
+from specgraph.device.hookspecs import ENTRY_POINT_GROUP, PROJECT, Backend, Probe
+from specgraph.device.interface import PLATFORM_API
+from specgraph.errors import PlatformError
+
+
+@dataclass(frozen=True, slots=True)
+class Discovered:
+    """One entry point: its backend, or the reason why there is none."""
+
+    name: str
+    distribution: str
+    version: str
+    backend: Backend | None
+    reason: str = ""
+
+    def probe(self) -> Probe:
+        """What the backend found on this machine. Never raises: an exception becomes a reason."""
+        if self.backend is None:
+            return Probe(available=False, reason=self.reason)
+        try:
+            return self.backend.probe()
+        except Exception as error:
+            return Probe(available=False, reason=f"its probe raised {type(error).__name__}: {error}")
+
+
+def discover(entries: Iterable[EntryPoint] | None = None) -> MappingProxyType[str, Discovered]:
+    """All installed backends by name.
+
+    Args:
+        entries: the entry points to load; those of the group `specgraph.backends` by default.
+
+    Raises:
+        PlatformError: two distributions offer a platform of the same name.
+    """
+    found: dict[str, Discovered] = {}
+    for entry in sorted(entry_points(group=ENTRY_POINT_GROUP) if entries is None else entries, key=lambda e: e.name):
+        item = _load(entry)
+        if (other := found.get(item.name)) is not None:
+            if other.distribution == item.distribution:
+                continue  # one distribution seen twice on sys.path (an editable install beside its source)
+            raise PlatformError(
+                f"two backends are named '{item.name}': {other.distribution} {other.version} and "
+                f"{item.distribution} {item.version}. Uninstall one of them."
+            )
+        found[item.name] = item
+    return MappingProxyType(found)
+
+
+def _load(entry: EntryPoint) -> Discovered:
+    dist = entry.dist
+    distribution, version = (dist.name, dist.version) if dist is not None else ("(no distribution)", "")
+    try:
+        backend = _ask(entry)
+    except Exception as error:
+        reason = f"its plugin {entry.value} failed to load: {type(error).__name__}: {error}"
+        return Discovered(entry.name, distribution, version, None, reason)
+    if backend.api != PLATFORM_API:
+        reason = (
+            f"{distribution} {version} speaks platform API {backend.api}, this specgraph speaks {PLATFORM_API}: "
+            f"{'upgrade specgraph-core' if backend.api > PLATFORM_API else f'upgrade {distribution}'}"
+        )
+        return Discovered(entry.name, distribution, version, None, reason)
+    return Discovered(backend.name, distribution, version, backend)
+
+
+def _ask(entry: EntryPoint) -> Backend:
+    """Call the hook of one plugin."""
+    plugins = pluggy.PluginManager(PROJECT)
+    plugins.add_hookspecs(hookspecs)
+    plugins.register(entry.load(), name=entry.name)
+    plugins.check_pending()  # a misspelt hook is an error, not a plugin that does nothing
+    backend = plugins.hook.specgraph_backend()
+    if not isinstance(backend, Backend):
+        raise PlatformError(f"hook specgraph_backend returned {backend!r}, not a Backend")
+    return backend

@@ -1,0 +1,274 @@
+"""The life of a captured graph, the same on every device.
+
+A backend subclasses `Graph` and `GraphPool` and writes the primitives only: begin, end, abandon, launch and destroy for
+the graph, a new handle and its release for the pool. States, counts, locking, cleaning up after errors and the wording
+of errors are here. Methods marked final are called by users; methods with a leading underscore are the primitives,
+called by this file.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, final
+
+import torch
+from torch import Tensor
+
+from specgraph.device.pool import GraphPool
+from specgraph.errors import CaptureError, HostReadError, SpecgraphError, UnsupportedError, first_line
+
+if TYPE_CHECKING:
+    from specgraph.device.interface import Platform
+
+
+class VendorMessage(NamedTuple):
+    """One entry of the table that turns a vendor's exception during capture into one of ours."""
+
+    words: str
+    """Lower case; the entry applies to a RuntimeError whose message contains them."""
+    error: type[CaptureError]
+    text: str
+    """Our message. The vendor's first line follows it in parentheses."""
+
+
+_HOST_READ = (
+    "captured code waits for the device or reads a device value on the host. Keep the value on the device: no .item(), "
+    ".tolist(), .cpu(), boolean test or data-dependent shape in a capture"
+)
+
+MESSAGES = (
+    VendorMessage(
+        "out of memory",
+        CaptureError,
+        "out of memory during capture: what was captured of this graph is released. Capture smaller sizes, or give "
+        "the KV cache less memory",
+    ),
+    VendorMessage(
+        "out of resources", CaptureError, "the runtime holds no more graphs: close some, or capture fewer sizes"
+    ),
+    VendorMessage("not permitted when stream is capturing", HostReadError, _HOST_READ),
+    VendorMessage("captureunsupported", HostReadError, _HOST_READ),
+)
+"""Messages that several vendors' runtimes share. A backend adds its own in `Graph.messages`."""
+
+
+class Graph:
+    """One captured, replayable piece of device work.
+
+    Everything allocated during capture lives in `pool` at fixed addresses; Python scalars are baked. The graph does
+    not keep the tensors it reads alive: their owner does (see `specgraph.capture.read_set`).
+    """
+
+    messages: ClassVar[tuple[VendorMessage, ...]] = MESSAGES
+    """The vendor's messages during capture, and our error for each; the first entry that fits is used."""
+
+    def __init__(self, platform: Platform, pool: GraphPool, *, owns_pool: bool = False) -> None:
+        """Called by `Platform.graph()`. `owns_pool`: close the pool together with the graph."""
+        self.platform = platform
+        self.pool = pool
+        """The pool this graph allocates from. Used by: suite."""
+        self.is_captured = False
+        """Whether there is something to replay. Used by: engine authors."""
+        self.is_closed = False
+        """True once `close()` was called. Used by: suite."""
+        self.pool_handle: Any = None
+        """The vendor's handle of `pool` that this graph is, or was, captured with."""
+        self.repeat_while: Tensor | None = None
+        """What `capture` was given, for `_end`: the kept work runs at least once, and again while this is not 0."""
+        self._owns_pool = owns_pool
+
+    def __repr__(self) -> str:
+        state = "closed" if self.is_closed else "captured" if self.is_captured else "empty"
+        return f"{type(self).__name__} at {id(self):#x} ({state})"
+
+    def __del__(self) -> None:
+        if getattr(self, "is_captured", False) and not sys.is_finalizing():
+            self.reset()  # a graph that nobody closed gives its share of the pool back
+
+    @final
+    @contextmanager
+    def capture(self, repeat_while: Tensor | None = None) -> Generator[None]:
+        """Record the work issued in the `with` block instead of running it. Used by: engine.
+
+        Args:
+            repeat_while: int32 [1] on the device, which the work writes. A launch then runs the work once, and again as
+                long as this is not 0 after it, without the host. None runs it once.
+
+        The block runs with `platform.capture_stream` as the current stream, and is captured from there: streams that
+        wait for it take part. Warm the work up on that stream first: libraries initialise, and allocate, on first use.
+
+        Raises:
+            CaptureError: the work can't be captured (host read, nested capture, ...), or this graph already holds a
+                capture. Afterwards the platform and its streams are usable, and this graph is empty. Exceptions of the
+                block itself pass through.
+            PlatformError: the platform is closed.
+            UnsupportedError: `repeat_while` without `capabilities.conditional_nodes`.
+        """
+        self.platform.require_open()
+        if repeat_while is not None:
+            self._require_repeats(repeat_while)
+        if self.is_closed:
+            raise CaptureError("this graph is closed: make a new one with platform.graph()")
+        if self.is_captured:
+            raise CaptureError("this graph holds a capture already: reset() it first")
+        captures, handle = self.platform.captures, None
+        captures.acquire(self)
+        self.repeat_while = repeat_while
+        try:
+            handle = self.pool_handle = self.pool.enter()
+            with self._recording():
+                yield
+            self.is_captured = True
+        finally:
+            captures.release()
+            if not self.is_captured and handle is not None:
+                self.pool_handle = None
+                self.pool.leave(handle)
+
+    @final
+    def replay(self) -> None:
+        """Launch the captured work on the current stream. Used by: engine.
+
+        Raises:
+            CaptureError: nothing is captured, the graph is closed, or this thread is capturing.
+            StaleInputError: a tensor it reads was freed, moved or resized (on platforms that can tell).
+            UpdateError: a task group of this graph has had no update (on platforms that can tell).
+        """
+        if not self.is_captured:
+            state = "closed" if self.is_closed else "empty: capture it first"
+            raise CaptureError(f"replay of a graph that is {state}")
+        captures = self.platform.captures
+        if captures.graph is not None and captures.is_here:
+            raise CaptureError("replay of a graph inside the capture of another: replay it before, or after")
+        self._launch()
+
+    @final
+    def reset(self) -> None:
+        """Drop the captured work; the graph can capture again. Used by: engine authors, suite."""
+        if self.is_captured:
+            self.is_captured = False
+            try:
+                self._destroy()
+            finally:
+                handle, self.pool_handle = self.pool_handle, None
+                self.pool.leave(handle)
+
+    @final
+    def close(self) -> None:
+        """Release the graph and its share of the pool; closing twice is harmless. Used by: engine."""
+        if not self.is_closed:
+            self.reset()
+            self.is_closed = True
+            if self._owns_pool:
+                self.pool.close()
+
+    def _require_repeats(self, repeat_while: Tensor) -> None:
+        if not self._can_repeat():
+            raise UnsupportedError(
+                f"platform '{self.platform.info.name}' captures no work that repeats by itself: "
+                f"{self.platform.capabilities.conditional_nodes.reason}"
+            )
+        if repeat_while.dtype != torch.int32 or repeat_while.numel() != 1:
+            raise CaptureError(f"repeat_while is {repeat_while.dtype} {list(repeat_while.shape)}: give one int32")
+
+    @contextmanager
+    def _recording(self) -> Generator[None]:
+        platform = self.platform
+        platform.capture_stream.wait_stream(platform.current_stream())
+        collecting = gc.isenabled()
+        gc.disable()  # a collection could free another graph's memory, which a capture must not see
+        try:
+            with platform.use(platform.capture_stream):
+                try:
+                    self._begin(self.pool_handle)
+                except BaseException as error:
+                    self._abandon(began=False)
+                    self._raise(error, "the capture could not begin")
+                try:
+                    yield
+                except BaseException as error:
+                    sound = self._drop_failed()
+                    self._raise(error, "" if sound or not isinstance(error, RuntimeError) else "the capture failed")
+                try:
+                    self._end()
+                except BaseException as error:
+                    self._abandon(began=True)
+                    self._raise(error, "the capture failed")
+        finally:
+            if collecting:
+                gc.enable()
+
+    def _drop_failed(self) -> bool:
+        """End the capture whose block raised. Returns whether the capture itself was sound."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # vendors warn of empty graphs; the reason is the block's exception
+            try:
+                self._end()
+            except Exception:
+                self._abandon(began=True)
+                return False
+            self._destroy()
+            return True
+
+    def _raise(self, error: BaseException, otherwise: str) -> NoReturn:
+        """Raise our error for `error`, or `error` itself.
+
+        Args:
+            error: the exception being handled.
+            otherwise: what to say where the table of messages has no entry; empty: raise `error` itself.
+        """
+        named = None
+        if isinstance(error, Exception) and not isinstance(error, SpecgraphError):
+            named = self._named(error, otherwise)
+        if named is None:
+            raise error
+        try:
+            raise named from error
+        finally:
+            del named  # its traceback holds this frame: the cycle would keep what was captured alive
+
+    def _named(self, error: Exception, otherwise: str) -> CaptureError | None:
+        reason = self._reason(error)
+        if isinstance(error, RuntimeError):
+            text = str(error).lower()
+            for message in self.messages:
+                if message.words in text:
+                    return message.error(f"{message.text} ({reason})")
+        return CaptureError(f"{otherwise}: {reason}") if otherwise else None
+
+    # ---- primitives ----------------------------------------------------------------------------------------------
+
+    def _begin(self, handle: Any) -> None:
+        """Start recording what is issued to the current stream, allocating from the vendor's pool `handle`."""
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        """Finish the recording; keep the result, ready to launch. Raises the vendor's error where that fails."""
+        raise NotImplementedError
+
+    def _abandon(self, began: bool) -> None:
+        """Clean up after `_begin` (`began` False) or `_end` (`began` True) raised; must not raise itself.
+
+        Afterwards the stream, allocators, random generator and the next capture must work.
+        """
+        raise NotImplementedError
+
+    def _launch(self) -> None:
+        """Launch what `_end` kept, on the current stream."""
+        raise NotImplementedError
+
+    def _can_repeat(self) -> bool:
+        """Whether `_end` and `_launch` look at `repeat_while`."""
+        return False
+
+    def _destroy(self) -> None:
+        """Drop what `_end` kept. The share of the pool is given back after this."""
+        raise NotImplementedError
+
+    def _reason(self, error: Exception) -> str:
+        """The vendor's own words in `error`, one line: for runtimes whose first line says nothing."""
+        return first_line(error)

@@ -1,0 +1,260 @@
+"""What the drafting engine asks of a device.
+
+Streams and events have torch's own methods (`torch.Stream`, `torch.Event`), so that a backend can return the vendor's
+objects as they are. Whoever creates a graph or pool owns it and closes it; closing twice is harmless.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol, final, runtime_checkable
+
+import torch
+
+from specgraph.device.capabilities import Capabilities
+from specgraph.device.graph import Graph
+from specgraph.device.pool import CaptureLock, GraphPool
+from specgraph.errors import PlatformError, UnsupportedError
+
+PLATFORM_API = 2
+"""Version of this interface. A backend built for another number is refused at discovery, in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlatformInfo:
+    """Names one opened device. `versions` maps a component ("torch", "driver", ...) to its version string."""
+
+    name: str
+    device: torch.device
+    device_name: str
+    versions: Mapping[str, str] = field(default_factory=dict[str, str])
+    device_kind: str = ""
+    """What kind of device it is, in a few words: "GPU", or "simulated runtime, no device". Reports show it, so that a
+    simulation is not taken for the device."""
+    simulated: bool = False
+    """The device is a simulation: its results are meaningful, its times are not."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryInfo:
+    """Device memory in bytes. `reserved` includes what graph pools hold; `total` is 0 where it is unknown."""
+
+    allocated: int
+    reserved: int
+    total: int
+    free: int = 0
+    """What can still be allocated: not used by any process, or reserved by this one and unused. 0 where unknown."""
+
+
+@runtime_checkable
+class Event(Protocol):
+    """A point in a stream. torch's verbs; `elapsed_time` is in milliseconds and needs `timing=True` on both ends."""
+
+    def record(self, stream: Any = None) -> None: ...
+    def wait(self, stream: Any = None) -> None: ...
+    def query(self) -> bool: ...
+    def synchronize(self) -> None: ...
+    def elapsed_time(self, end_event: Any) -> float: ...
+
+
+@runtime_checkable
+class Stream(Protocol):
+    """An ordered queue of device work. torch's verbs."""
+
+    def synchronize(self) -> None: ...
+    def query(self) -> bool: ...
+    def wait_event(self, event: Any) -> None: ...
+    def wait_stream(self, stream: Any) -> None: ...
+    def record_event(self, event: Any = None) -> Any: ...
+
+
+class TaskGroup(Protocol):
+    """Opaque: the captured tasks whose host parameters one `task_update` rewrites."""
+
+
+class Platform(ABC):
+    """One opened device. At most 15 abstract members, counted by a test.
+
+    Beyond the abstract ones, `task_group`, `task_update` and `batch_task_updates` matter only where
+    `capabilities.task_update` is claimed, `attention_backends` only where the device has attention of its own, and
+    `counts` only where launches are counted.
+
+    Each member says who uses it: the engine (this package's drafter and decoder), engine authors (who embed one), the
+    suite (`specgraph conformance`).
+    """
+
+    graph_type: type[Graph]
+    """The backend's subclass of `Graph`."""
+    pool_type: type[GraphPool] = GraphPool
+    """The backend's subclass of `GraphPool`."""
+
+    def __init__(self, info: PlatformInfo) -> None:
+        self.info = info
+        """Name, device and versions. Used by: engine, suite, reports."""
+        self.captures = CaptureLock()
+        """The capture under way, if any. Used by: backends."""
+        self.is_closed = False
+        """True once `close()` was called. Used by: backends."""
+
+    @property
+    def device(self) -> torch.device:
+        """The torch device of this platform's tensors. Used by: engine."""
+        return self.info.device
+
+    @property
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """What the device can do, with reasons. Used by: engine, suite, reports."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait on the host for all work on the device. Used by: engine authors, suite, benchmarks."""
+
+    @abstractmethod
+    def memory(self) -> MemoryInfo:
+        """Device memory now, in bytes. Used by: engine authors, suite."""
+
+    @abstractmethod
+    def stream(self) -> Stream:
+        """A new stream on this device. Used by: engine (host transfers), suite."""
+
+    @abstractmethod
+    def current_stream(self) -> Stream:
+        """The stream that work of this thread goes to. Used by: engine."""
+
+    @abstractmethod
+    def use(self, stream: Stream) -> AbstractContextManager[None]:
+        """Send this thread's work to `stream` within the `with` block. Used by: engine."""
+
+    @abstractmethod
+    def event(self, *, timing: bool = False, external: bool = False) -> Event:
+        """A new event. `external=True` needs `capabilities.external_events`, else UnsupportedError.
+
+        Used by: engine (host transfers), benchmarks (`timing`), engine authors and suite (`external`: a record or wait
+        captured in a graph and visible outside of it).
+        """
+
+    @abstractmethod
+    def is_capturing(self) -> bool:
+        """Whether this thread's current stream is being captured, as the device itself says.
+
+        Used by: engine authors, suite (after each case).
+        """
+
+    @cached_property
+    def capture_stream(self) -> Stream:
+        """The stream that every capture of this platform runs on; warm work up here.
+
+        One for all, since allocators keep free blocks, and libraries their workspaces, per stream. An engine that has
+        a stream for this may assign it before the first capture. Used by: engine.
+        """
+        return self.stream()
+
+    @final
+    def graph_pool(self) -> GraphPool:
+        """A new, empty pool that several graphs can share. Used by: engine.
+
+        Raises:
+            PlatformError: the platform is closed.
+        """
+        self.require_open()
+        return self.pool_type(self)
+
+    @final
+    def graph(self, pool: GraphPool | None = None) -> Graph:
+        """A new, empty graph; in a pool of its own unless `pool` is given. Used by: engine.
+
+        Raises:
+            PlatformError: the platform is closed, or `pool` is another platform's.
+        """
+        self.require_open()
+        if pool is None:
+            return self.graph_type(self, self.graph_pool(), owns_pool=True)
+        if not isinstance(pool, self.pool_type) or pool.platform is not self:
+            raise PlatformError(
+                f"{pool!r} is no pool of the '{self.info.name}' platform: make one with platform.graph_pool()"
+            )
+        return self.graph_type(self, pool)
+
+    @final
+    def require_open(self) -> None:
+        """Used by: backends.
+
+        Raises:
+            PlatformError: the platform is closed.
+        """
+        if self.is_closed:
+            raise PlatformError(f"this '{self.info.name}' platform is closed: open another one")
+
+    def close(self) -> None:
+        """Release what this object itself holds; it makes no new graphs afterwards. Closing twice is harmless.
+
+        Graphs, pools and streams belong to those who made them, who close them before, or after: that still works.
+        Used by: engine.
+        """
+        self.is_closed = True
+
+    def task_group(self) -> AbstractContextManager[TaskGroup]:
+        """During capture: collect the tasks issued in the `with` block, to be rewritten by `task_update`.
+
+        Used by: engine (attention with host parameters), suite.
+
+        Every replay needs one update of each group: before it, or while it runs and waits at the group, as
+        `capabilities.update_order` says.
+
+        Raises:
+            UnsupportedError: the platform has no task update.
+        """
+        raise UnsupportedError(
+            f"platform '{self.info.name}' has no task update: {self.capabilities.task_update.reason}"
+        )
+
+    def task_update(self, group: TaskGroup) -> AbstractContextManager[None]:
+        """Issue, within the `with` block, exactly the ops of `group` again with new host parameters.
+
+        They are not run: their parameters are those of the group's tasks from the next replay on (`before_replay`) or
+        of the replay that waits (`during_replay`). A previous replay that still runs keeps its own parameters, without
+        a host synchronise. Used by: engine (attention with host parameters), suite.
+
+        Raises:
+            UpdateError: the ops issued differ from the captured ones; nothing is rewritten.
+            UnsupportedError: the platform has no task update.
+        """
+        raise UnsupportedError(
+            f"platform '{self.info.name}' has no task update: {self.capabilities.task_update.reason}"
+        )
+
+    def batch_task_updates(self) -> AbstractContextManager[object]:
+        """Within the `with` block, `task_update` of several groups may take effect together at its end, at less cost.
+
+        If one of them fails, none of them need take effect. The block issues no other device work. Used by: engine, for
+        all groups of a replay that is updated before it is launched.
+        """
+        return nullcontext()
+
+    def attention_backends(self) -> Mapping[str, Any]:
+        """The device's own attention backends by name: factories `(platform) -> specgraph.attention.AttentionBackend`.
+
+        The core's paged attention needs no entry here. Used by: engine, suite.
+        """
+        return {}
+
+    def mapped_memory(self, size: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Zeroed host memory that captured work can write: [size] as a tensor of the device, and as one of the host.
+
+        A host that waited for an event sees what was written before the event. None where the device can't write host
+        memory: results are copied then. Used by: engine (results of rounds).
+        """
+        return None
+
+    def counts(self) -> Mapping[str, int]:
+        """How often each kind of call was issued to the device since it was opened, by name; empty if not counted.
+
+        The names are the platform's own, such as "graph_launches" or "task_updates"; the numbers only grow. For checks
+        such as "one launch and no synchronise per propose". Used by: benchmarks, suite.
+        """
+        return {}

@@ -1,0 +1,141 @@
+"""Which platform a program runs on: the one asked for, the one accelerator that is available, or the CPU."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from specgraph.device.discovery import Discovered, discover
+from specgraph.device.interface import Platform
+from specgraph.errors import PlatformError
+
+ENV_VAR = "SPECGRAPH_PLATFORM"
+FALLBACK = "cpu"
+WITHOUT_GRAPHS = frozenset({"mps"})
+"""Types of torch devices that have no graphs, and so no backend."""
+CHECKOUT = Path(__file__).parents[2]
+"""Where `backends/NAME` lies if the core was installed from a checkout with `pip install -e`."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """A platform by name, and why this one; whether it is available is not known yet."""
+
+    name: str
+    index: int | None
+    """None where none was named: `open_platform` says which device that is."""
+    reason: str
+
+
+def select_platform(asked: str | None, backends: Mapping[str, Discovered], environ: Mapping[str, str]) -> Selection:
+    """What `open_platform` opens for these arguments.
+
+    Raises:
+        PlatformError: several accelerators are available, or the index is no number.
+    """
+    if asked:
+        return Selection(*_parse(asked), "asked for by name")
+    if variable := environ.get(ENV_VAR):
+        return Selection(*_parse(variable), f"{ENV_VAR}={variable}")
+    if accelerator := _only_accelerator(backends):
+        return Selection(accelerator, None, "the one accelerator that is available")
+    if why := _torch_sees(backends):
+        _log.warning("running on the '%s' platform, although %s", FALLBACK, why)
+    else:
+        _log.info("no accelerator is available; running on the '%s' platform", FALLBACK)
+    return Selection(FALLBACK, None, "no accelerator is available")
+
+
+def open_platform(
+    name: str | None = None,
+    *,
+    found: Mapping[str, Discovered] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Platform:
+    """Open a platform: `name`, else `SPECGRAPH_PLATFORM`, else the one available accelerator, else the CPU.
+
+    Args:
+        name: "name" or "name:index", as in the environment variable. Without an index it is the first device, or
+            for a process of torchrun the one of its number on this machine (`LOCAL_RANK`), if there are as many.
+        found: the backends to choose from; all installed ones by default.
+        environ: where to look for the variables; `os.environ` by default.
+
+    Raises:
+        PlatformError: the name is unknown or not available, several accelerators are available, or opening failed. The
+            message lists every backend with the reason why it is not available.
+    """
+    backends = discover() if found is None else found
+    variables = os.environ if environ is None else environ
+    selected = select_platform(name, backends, variables)
+    chosen, index = selected.name, selected.index
+    item = backends.get(chosen)
+    if item is None:
+        raise PlatformError(f"unknown platform '{chosen}'.\n{_listing(backends)}{_how_to_install(chosen)}")
+    probe = item.probe()
+    if not probe.available or item.backend is None:
+        raise PlatformError(f"platform '{chosen}' is not available: {probe.reason}\n{_listing(backends)}")
+    if index is None:
+        local_rank = int(variables.get("LOCAL_RANK", "0"))
+        index = local_rank if local_rank < probe.device_count else 0
+    if not 0 <= index < probe.device_count:
+        raise PlatformError(f"platform '{chosen}' has {probe.device_count} device(s), index {index} was asked for")
+    return item.backend.open(index)
+
+
+def _parse(asked: str) -> tuple[str, int | None]:
+    name, _, index = asked.partition(":")
+    if index and not index.isdecimal():
+        raise PlatformError(f"platform '{asked}': the part after ':' must be a device index such as '{name}:0'")
+    return name, int(index) if index else None
+
+
+def _only_accelerator(backends: Mapping[str, Discovered]) -> str | None:
+    answering = {
+        name: item.backend
+        for name, item in backends.items()
+        if item.backend and item.backend.accelerator and item.probe().available
+    }
+    imitated = frozenset[str]().union(*(backend.supersedes for backend in answering.values()))
+    names = [name for name in answering if name not in imitated]
+    if len(names) > 1:
+        raise PlatformError(f"several accelerators are available: {', '.join(names)}. Choose one: {ENV_VAR}={names[0]}")
+    return names[0] if names else None
+
+
+def _torch_sees(backends: Mapping[str, Discovered]) -> str:
+    """An accelerator of torch whose backend is missing or not available; empty where there is none."""
+    device = torch.accelerator.current_accelerator(True)
+    if device is None or device.type in WITHOUT_GRAPHS:
+        return ""
+    why = "\nNo installed backend is for it: each is a distribution of its own, see Install in README.md"
+    for name in (device.type, "accelerator"):
+        if item := backends.get(name):
+            why = f"\nThe backend '{name}' is not available: {item.probe().reason}"
+            break
+        if hint := _how_to_install(name):
+            why = hint
+            break
+    return f"torch sees a device '{device.type}'.{why}"
+
+
+def _how_to_install(name: str) -> str:
+    if not (name.isidentifier() and (CHECKOUT / "backends" / name / "pyproject.toml").exists()):
+        return ""
+    parts = f"-e . -e ./conformance -e ./backends/{name}"
+    return f"\nThe backend '{name}' is in {CHECKOUT}, and not installed; there: pip install {parts}"
+
+
+def _listing(backends: Mapping[str, Discovered]) -> str:
+    lines = ["Installed platforms:"]
+    for name, item in backends.items():
+        probe = item.probe()
+        state = "available" if probe.available else f"not available: {probe.reason}"
+        lines.append(f"  {name} ({item.distribution} {item.version}): {state}")
+    return "\n".join(lines)

@@ -1,0 +1,87 @@
+"""Where in the user's program an op was issued, and what the program calls a tensor there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_TORCH = os.path.dirname(os.path.abspath(str(torch.__file__))) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OURS = tuple(os.path.join(_PACKAGE, room) + os.sep for room in ("device", "capture"))
+_DISPATCH = frozenset({"__torch_dispatch__", "__torch_function__"})
+
+
+def user_line() -> str:
+    """`file:line` of the innermost frame outside of torch, the platforms, the graphs and dispatch handlers."""
+    frame = next(_user_frames(), None)
+    return "an unknown line" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def variable_name(tensor: Tensor) -> str:
+    """What the program calls `tensor` where it issued an op on it: `scale`, or `self.scale`; empty if nothing there is
+    this tensor or a view of it."""
+    for frame in _user_frames():
+        for same in (_is_it, _shares_memory):
+            for name, value in _variables(frame):
+                if isinstance(value, Tensor) and same(value, tensor):
+                    return name
+        if not frame.f_code.co_filename.startswith(_PACKAGE + os.sep):
+            break  # a line of the caller's own; what is further out handed the tensor in
+    return ""
+
+
+def _user_frames() -> Iterator[FrameType]:
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if (
+            not name.startswith((_TORCH, *_OURS, "<"))
+            and frame.f_code.co_name not in _DISPATCH
+            and os.path.basename(name) != "contextlib.py"
+        ):
+            yield frame
+        frame = frame.f_back
+
+
+def _variables(frame: FrameType) -> Iterator[tuple[str, Any]]:
+    """The frame's variables with their names, the attributes of its objects, then the module's variables."""
+    yield from frame.f_locals.items()
+    for name, value in frame.f_locals.items():
+        attributes: Mapping[str, Any] = getattr(value, "__dict__", {})
+        for part in (attributes, attributes.get("_parameters"), attributes.get("_buffers")):
+            yield from ((f"{name}.{key}", each) for key, each in (part or {}).items())
+    yield from frame.f_globals.items()
+
+
+def _is_it(one: Tensor, other: Tensor) -> bool:
+    return one is other
+
+
+def _shares_memory(one: Tensor, other: Tensor) -> bool:
+    if one.device != other.device:
+        return False
+    try:
+        base = one.untyped_storage().data_ptr()
+        return base != 0 and base == other.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # a tensor without a storage
+        return False
+
+
+def in_compiled_function() -> bool:
+    """Whether a caller is under `torch.compile`. Below a dispatch mode dynamo runs such code eagerly, so without
+    this check a capture would hold other kernels than the program runs outside of it.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return False
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None:
+        if frame.f_code.co_name == "compile_wrapper" and frame.f_code.co_filename.startswith(_TORCH):
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,111 @@
+"""What a batch is made of, checked before a propose that copies it; its values, with `DraftConfig.debug`.
+
+A kernel can't refuse a token id beyond the vocabulary or a block that is not in the cache: it reads other memory, and
+the drafts are merely never accepted. The checks of values wait for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specgraph.draft.config import DraftConfig
+from specgraph.draft.round import ProposeBatch
+from specgraph.errors import ConfigError
+from specgraph.models.protocol import Head, PairHead
+
+_TENSORS = tuple(field.name for field in fields(ProposeBatch))
+_OPTIONAL = ("temperature", "seeds")
+_FLOATS = ("temperature", "aux_hidden")
+
+
+def vocabulary_size(head: Head) -> int | None:
+    """How many token ids the target has, as far as its head tells; None where it doesn't."""
+    if head.draft_to_target is None:
+        return head.draft_vocab_size
+    pair = head.pair_input if isinstance(head, PairHead) else None
+    return None if pair is None else pair.table.shape[0]
+
+
+def check_types(call: str, batch: Any, device: torch.device) -> None:
+    """Refuse what is no batch of tensors on the drafter's device, or has fractions where integers belong.
+
+    Args:
+        call: that was given the batch, for the error.
+
+    Raises:
+        ConfigError: naming what was given.
+    """
+    if not isinstance(batch, ProposeBatch):
+        raise ConfigError(f"{call} takes a ProposeBatch, got a {type(batch).__name__}")
+    for name in _TENSORS:
+        value: Any = getattr(batch, name)
+        if value is None and name in _OPTIONAL:
+            continue
+        if not isinstance(value, Tensor):
+            raise ConfigError(f"{call}: {name} is a {type(value).__name__}: give a tensor on {device}")
+        if value.device != device:
+            raise ConfigError(f"{call}: {name} is on {value.device}: give a tensor on {device}")
+        if value.is_floating_point() and name not in _FLOATS:
+            raise ConfigError(f"{call}: {name} is {value.dtype}: give integers, as ProposeBatch has them")
+    if (ids := batch.sampled_token_ids).dim() != 2:
+        raise ConfigError(f"sampled_token_ids is {list(ids.shape)}, expected [requests, K + 1]")
+    if (counts := batch.num_sampled).dim() != 1:
+        raise ConfigError(f"num_sampled is {list(counts.shape)}, expected [requests]")
+
+
+def check_values(batch: ProposeBatch, config: DraftConfig, num_blocks: int, vocab_size: int | None) -> None:
+    """Refuse values that no round can have. Requests with num_sampled 0 are inert, and not looked at.
+
+    Args:
+        num_blocks: of each KV cache.
+        vocab_size: see `vocabulary_size`.
+
+    Raises:
+        ConfigError: naming the tensor, the request and the value.
+    """
+    for what, wrong, allowed in _rules(batch, config, num_blocks, vocab_size):
+        bad = wrong.flatten(1).any(1).nonzero().flatten() if wrong.dim() > 1 else wrong.nonzero().flatten()
+        if len(bad):
+            request = int(bad[0])
+            values = getattr(batch, what)
+            row: Any = values.view(batch.num_requests, -1)[request]
+            shown = row[wrong.view(batch.num_requests, -1)[request]][:4].tolist()
+            raise ConfigError(f"{what} of request {request} is {shown[0] if len(shown) == 1 else shown}: {allowed}")
+
+
+def _rules(
+    batch: ProposeBatch, config: DraftConfig, num_blocks: int, vocab_size: int | None
+) -> Iterator[tuple[str, Tensor, str]]:
+    """(name of a tensor, where it is wrong, what is allowed); later rules rely on the earlier ones."""
+    counts, starts, rows = batch.num_sampled, batch.start_positions, batch.query_len
+    yield "num_sampled", (counts < 0) | (counts > rows), f"it is 0 (inert) to {rows}, K + 1"
+    live = counts > 0
+    # A request's last round may accept drafts past max_model_len, which nobody takes; kernels leave those rows out
+    yield (
+        "start_positions",
+        live & ((starts < 0) | (starts >= config.max_model_len)),
+        f"it is 0 to {config.max_model_len - 1}, below max_model_len",
+    )
+    ids, columns = batch.sampled_token_ids, counts.new_tensor(range(rows))
+    sampled = columns[None] < counts[:, None]
+    beyond = ids < 0 if vocab_size is None else (ids < 0) | (ids >= vocab_size)
+    least = "at least 0" if vocab_size is None else f"0 to {vocab_size - 1}"
+    yield "sampled_token_ids", sampled & beyond, f"token ids are {least}"
+    table = batch.block_table
+    yield "block_table", live[:, None] & ((table < 0) | (table >= num_blocks)), f"blocks are 0 to {num_blocks - 1}"
+    needed = ((starts + counts).clamp(max=config.max_model_len) + config.block_size - 1) // config.block_size
+    within = counts.new_tensor(range(table.shape[1]))[None] < needed[:, None]
+    yield (
+        "block_table",
+        live[:, None] & within & (table == 0),
+        "block 0 is the null block, which no request owns; the tokens so far need a block of the request's own here",
+    )
+    hidden = batch.aux_hidden.view(batch.num_requests, rows, -1)
+    # Of the rows behind num_sampled too: their keys are written, masked, and a masked value of NaN is NaN
+    wrong = (live[:, None, None] & ~hidden.isfinite()).flatten(1)
+    yield "aux_hidden", wrong, "hidden states are finite in all rows, also in those behind num_sampled"

@@ -1,0 +1,206 @@
+"""The drafter's persistent tensors: all that a captured draft graph reads and writes, each with a name.
+
+They are allocated once for the largest padded batch and only ever written in place. A batch works on views of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specgraph.attention import AttentionMetadata, allocate_metadata
+from specgraph.draft.config import DraftConfig
+from specgraph.draft.round import ProposeBatch, RoundBuffers
+from specgraph.draft.sampling_buffers import SamplingBuffers
+from specgraph.draft.shapes import DraftTree
+from specgraph.models.protocol import Head
+
+
+class PassRows(NamedTuple):
+    """Rows per request in the parts of one propose."""
+
+    first: int
+    """Step 0: the rows of the target's round, and those before it."""
+    later: int
+    """Each later pass: 1 in a chain, k in a tree, 1 + K in a parallel drafter's block, query_len + K - 1 with masks."""
+    carried: int
+    """Hidden states that are kept from pass to pass."""
+    past: int = 0
+    """Rows of step 0 before the target's round, which a drafter with several modules computes again."""
+    tree_keys: int = 0
+    """Keys behind the context that later passes write and mask by ancestors; 0 where none does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeBuffers:
+    """What only trees that are drawn step by step have: candidates, and the nodes that a step expands. See
+    `kernels.grow_tree`."""
+
+    node_scores: Tensor
+    """float32 [R, C]"""
+    node_token_ids: Tensor
+    """int64 [R, C]"""
+    node_parents: Tensor
+    """int64 [R, C]"""
+    beam_scores: Tensor
+    """float32 [R, k]"""
+    beam_nodes: Tensor
+    """int64 [R, k]"""
+    beam_rows: Tensor
+    """int64 [R * k]"""
+    base_lens: Tensor
+    """int32 [R]: keys up to the last accepted token's row; 0 for inert requests."""
+    base_positions: Tensor
+    """int64 [R]: the position of that row."""
+
+    def sliced(self, num_requests: int) -> TreeBuffers:
+        """The first `num_requests` requests: views."""
+        n, k = num_requests, self.beam_scores.shape[1]
+        parts = {field.name: getattr(self, field.name)[:n] for field in fields(self)}
+        return TreeBuffers(**parts | {"beam_rows": self.beam_rows[: n * k]})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftBuffers:
+    """The tensors of a propose for R requests, query_len rows each, and K draft tokens."""
+
+    round: RoundBuffers
+    """What the target's round left, for the largest batch."""
+    inputs: ProposeBatch
+    """The same, for this batch: views."""
+
+    token_ids: Tensor
+    """int64 [R * first rows]: the input tokens of step 0."""
+    last_rows: Tensor
+    """int64 [R]: the row of each request's last accepted token."""
+    first: AttentionMetadata
+    """Metadata of step 0: the rows of the round, with several modules K - 1 past rows before them."""
+    step: AttentionMetadata
+    """Metadata of the later passes: one row per request, moved on between steps; in a tree a row per expanded node; or
+    a parallel drafter's block; or the round's rows and masked ones."""
+    step_token_ids: Tensor
+    """int64 [R * later rows]: the latest draft tokens, which the next step takes; or the tokens of the one pass."""
+    hidden: Tensor
+    """[R * carried rows, hidden_size]: the hidden states carried from step to step."""
+    draft_step: Tensor
+    """int64 [1]: the column of `draft_token_ids` to write, counted on the device."""
+
+    draft_token_ids: Tensor
+    """int64 [R, K], in trees [R, N - 1]: the result. Overwritten by the next propose."""
+    draft_parents: Tensor | None
+    """int64 [R, N - 1]: the row that each node of a tree follows, see `kernels.choose_nodes`; None for chains."""
+    draft_probs: Tensor | None
+    """float32 [R, K, draft_vocab]: the distributions that sampled drafts were drawn from."""
+    query_start_locs: Mapping[int, Tensor]
+    """int32 [R + 1] for each number of rows per request that a batch may have: constants."""
+    tree: TreeBuffers | None = None
+    sampling: SamplingBuffers | None = None
+    """What requests ask of sampling besides temperature and seed; None where drafts do not follow it."""
+
+    def named_tensors(self, prefix: str) -> dict[str, Tensor]:
+        """Every tensor by name, for the read-set; those that are not the round's begin with `prefix`."""
+        named = dict(self.round.named_tensors())
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, AttentionMetadata):
+                named |= value.named_tensors(f"{prefix}.{field.name}")
+            elif isinstance(value, TreeBuffers):
+                named |= {f"{prefix}.{part.name}": getattr(value, part.name) for part in fields(value)}
+            elif isinstance(value, SamplingBuffers):
+                named |= value.named_tensors()
+            elif isinstance(value, Tensor):
+                named[f"{prefix}.{field.name}"] = value
+        return named | {f"{prefix}.query_start_loc.{rows}": t for rows, t in self.query_start_locs.items()}
+
+    def sliced(self, num_requests: int, rows: PassRows, num_speculative_tokens: int) -> DraftBuffers:
+        """The first `num_requests` requests of a batch with these rows and K: views of the same memory."""
+        n, k = num_requests, num_speculative_tokens
+        parents = None if self.draft_parents is None else self.draft_parents[:n]
+        drafts = self.draft_token_ids[:n, :k] if parents is None else self.draft_token_ids[:n]
+        return DraftBuffers(
+            round=self.round,
+            inputs=self.round.sliced(n, rows.first - rows.past),
+            token_ids=self.token_ids[: n * rows.first],
+            last_rows=self.last_rows[:n],
+            first=self._metadata(self.first, n, rows.first),
+            step=self._metadata(self.step, n, rows.later),
+            step_token_ids=self.step_token_ids[: n * rows.later],
+            hidden=self.hidden[: n * rows.carried],
+            draft_step=self.draft_step,
+            draft_token_ids=drafts,
+            draft_parents=parents,
+            draft_probs=None if self.draft_probs is None else self.draft_probs[:n, :k],
+            query_start_locs=self.query_start_locs,
+            tree=None if self.tree is None else self.tree.sliced(n),
+            sampling=None if self.sampling is None else self.sampling.sliced(slice(0, n)),
+        )
+
+    def _metadata(self, of: AttentionMetadata, num_requests: int, query_len: int) -> AttentionMetadata:
+        start_loc = self.query_start_locs[query_len]
+        return replace(of, query_start_loc=start_loc, query_len=query_len).sliced(num_requests)
+
+
+def allocate_buffers(
+    config: DraftConfig,
+    rows: PassRows,
+    query_lens: Collection[int],
+    head: Head,
+    memory: RoundBuffers,
+    tree: DraftTree | None,
+) -> DraftBuffers:
+    """Buffers for the largest batch of `config`, every request inert.
+
+    Args:
+        rows: rows per request in a propose of the most draft tokens.
+        query_lens: every number of rows per request that a pass may have.
+        head: gives sizes and dtype.
+        memory: what the target's rounds leave.
+        tree: the shape of the trees that are drawn; None for chains.
+    """
+    requests, steps = config.max_num_requests, config.num_speculative_tokens
+    device = memory.seeds.device
+
+    def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    def start_loc(query_len: int) -> Tensor:
+        return torch.arange(0, requests * query_len + 1, query_len, dtype=torch.int32, device=device)
+
+    nodes, keeps_probs = (steps, config.keeps_draft_probs) if tree is None else (tree.num_draft_tokens - 1, False)
+    probs = zeros(requests, steps, head.draft_vocab_size, dtype=torch.float32) if keeps_probs else None
+    return DraftBuffers(
+        round=memory,
+        inputs=memory.sliced(requests, rows.first - rows.past),
+        token_ids=zeros(requests * rows.first),
+        last_rows=zeros(requests),
+        first=allocate_metadata(requests, rows.first, memory.block_table),
+        step=allocate_metadata(requests, rows.later, memory.block_table, rows.tree_keys),
+        step_token_ids=zeros(requests * rows.later),
+        hidden=zeros(requests * rows.carried, head.hidden_size, dtype=head.dtype),
+        draft_step=zeros(1),
+        draft_token_ids=zeros(requests, nodes),
+        draft_parents=None if tree is None else zeros(requests, nodes),
+        draft_probs=probs,
+        query_start_locs={n: start_loc(n) for n in query_lens},
+        tree=_allocate_tree(tree, requests, device) if tree is not None and rows.tree_keys else None,
+    )
+
+
+def _allocate_tree(tree: DraftTree, requests: int, device: torch.device) -> TreeBuffers:
+    def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    return TreeBuffers(
+        node_scores=zeros(requests, tree.num_candidates, dtype=torch.float32),
+        node_token_ids=zeros(requests, tree.num_candidates),
+        node_parents=zeros(requests, tree.num_candidates),
+        beam_scores=zeros(requests, tree.top_k, dtype=torch.float32),
+        beam_nodes=zeros(requests, tree.top_k),
+        beam_rows=zeros(requests * tree.top_k),
+        base_lens=zeros(requests, dtype=torch.int32),
+        base_positions=zeros(requests),
+    )

@@ -1,0 +1,315 @@
+"""The drafter: a draft head, its KV caches and its captured graphs on one platform. It needs no target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from specgraph.attention import AttentionBackend, AttentionMetadata, HostLengths, KVCache, PagedAttention
+from specgraph.capture import BatchDescriptor, Dispatch, LengthsAt, ModelRunner
+from specgraph.device import Platform
+from specgraph.draft.batch_checks import check_types, check_values, vocabulary_size
+from specgraph.draft.bound import BoundProgram, BoundTensors
+from specgraph.draft.config import DraftConfig
+from specgraph.draft.head_checks import check_members, check_passes
+from specgraph.draft.head_program import check_caches, programs_for
+from specgraph.draft.host_lengths import Counts, HostRounds
+from specgraph.draft.kv_history import KVHistory
+from specgraph.draft.prefill import DraftPrefill
+from specgraph.draft.program import computed_tokens
+from specgraph.draft.propose_passes import ProposePasses
+from specgraph.draft.round import DraftTokens, ProposeBatch, RoundBuffers, allocate_round
+from specgraph.draft.sampling_buffers import SamplingBuffers
+from specgraph.errors import CaptureError, ConfigError, UnsupportedError
+from specgraph.models.protocol import DraftHead, ParallelHead
+
+
+class Drafter(ModelRunner):
+    """Proposes K draft tokens for each request of a batch, through graphs captured once at start-up.
+
+    A round with an engine's own target:
+
+        inputs = drafter.inputs(n)          # views of the drafter's memory: write the target's results there
+        drafts = drafter.propose(inputs)    # or propose(ProposeBatch(...)) with tensors of the engine's own: one copy
+
+    Tensors of the engine's own that stay where they are can be bound before the capture (`bind`): the graphs then read
+    them, and `inputs(n, bound=...)` are views of them.
+
+    A new prompt goes through `prefill` chunk by chunk, and joins the next round with `ProposeBatch.join`.
+
+    Not thread-safe: one call at a time. Owns its graphs and buffers; the head and the KV caches belong to the caller.
+    """
+
+    def __init__(
+        self,
+        head: DraftHead | ParallelHead,
+        caches: Sequence[KVCache],
+        platform: Platform,
+        config: DraftConfig,
+        *,
+        attention: AttentionBackend | None = None,
+        sampling: SamplingBuffers | None = None,
+    ) -> None:
+        """
+        Args:
+            head: the draft model; its protocol decides the draft program.
+            caches: one KV cache per attention layer of the head.
+            platform: where to run.
+            config: limits and choices.
+            attention: the attention backend; the core's paged attention with device lengths by default.
+            sampling: what requests ask of sampling besides temperature and seed, in memory that the caller writes;
+                drafts then follow it (see `SamplingBuffers.adjusted_drafts`), except those of a tree. None: they are
+                drawn by temperature alone, which lossless acceptance makes up for.
+
+        Raises:
+            ConfigError: the head or the attention backend lacks a member of its protocol, the caches do not fit the
+                head, the config or the device, `sampling` is for fewer requests or another vocabulary, the head cannot
+                draft K tokens or has too few positions, or `platform` is a name.
+            UnsupportedError: the lowering that was asked for is not possible on this platform.
+        """
+        attention = attention or PagedAttention()
+        if isinstance(platform, str):
+            raise ConfigError(f"platform is the name '{platform}': give what open_platform('{platform}') returns")
+        check_members(head, attention)
+        check_caches(head, caches, config, platform.device)
+        super().__init__(head, caches, platform, config, attention)
+        self.head, self.config = head, config
+        self.round = allocate_round(config, config.query_lens, head.aux_size, head.dtype, platform.device)
+        """What the target's rounds leave: the memory of `inputs`."""
+        self.draft_programs = programs_for(head, self.stack, config, self.round, self.position_offset)
+        """Of chains, of trees, or both."""
+        if sampling is not None:
+            sampling.check(config.max_num_requests, vocabulary_size(head))
+        for program in self.draft_programs:
+            program.buffers = replace(program.buffers, sampling=sampling)
+        self.program = self.draft_programs[0]
+        self.buffers = self.program.buffers
+        num_blocks = caches[0].key.shape[0]
+        self._history = KVHistory(config, num_blocks, self.position_offset) if config.debug else None
+        self._prefill = DraftPrefill(
+            head, self.program, config, platform.device, self.position_offset, num_blocks, self._history
+        )
+        self.prefill_buffers = self._prefill.buffers
+        self.programs += [self._prefill.program, *self.draft_programs]
+        self.bound: list[BoundTensors] = []
+        """What `bind` was given, in order."""
+        self.num_proposes = 0
+        """Proposes so far, idle ones included."""
+        self._passes = ProposePasses(self, config, self.round, self.draft_programs)
+        self._host_rounds = HostRounds(platform, config.max_num_requests)
+
+    def bind(self, tensors: ProposeBatch) -> BoundTensors:
+        """Have the graphs read tensors of the engine's own: the copy into the drafter's memory is part of the graph.
+
+        Call it before `capture`, which then captures every size once more for these tensors. Hand them over by
+        `propose(inputs(n, bound=...))`. The drafter keeps them, and writes `num_sampled` only: 0 to all requests at
+        capture, and to the padded requests of each propose. Several sets may be bound, for rounds in turns.
+
+        Args:
+            tensors: of the largest batch, R = max_num_requests and Q = the largest query_len: sampled_token_ids
+                [R, Q], of which a round of fewer rows uses the first columns; aux_hidden [R * Q, aux_size], packed by
+                the rows of the round; block_table with at most the drafter's columns. Dtypes as `ProposeBatch` says.
+
+        Raises:
+            CaptureError: the graphs were captured before.
+            ConfigError: a tensor is missing, or has the wrong shape, dtype or device.
+            UnsupportedError: the lowering is 'round', whose graphs begin with what the target's graph left.
+        """
+        if self.graphs is not None and self.graphs.descriptors:
+            raise CaptureError("bind: the graphs are captured already, and read other memory; bind before capture()")
+        if self.resolution.lowering == "round":
+            raise UnsupportedError("bind: lowering 'round' launches no propose of its own; use 'merged'")
+        check_types("bind", tensors, self.round.num_sampled.device)
+        made = BoundTensors(len(self.bound) + 1, tensors, self.round, self.config)
+        programs = [BoundProgram(program, made, self.round) for program in self.draft_programs]
+        self.bound.append(made)
+        self.programs += programs
+        self._passes.bound_programs[made.number] = programs
+        return made
+
+    def capture(self, captured: Callable[[], None] | None = None) -> None:
+        """Check the head's shapes with one small pass, then capture; see `ModelRunner.capture`.
+
+        Raises:
+            ConfigError: a method of the head fails, or returns other shapes than its protocol says.
+            CaptureError: a capture failed.
+        """
+        check_passes(self.head, self.config.query_len, self.platform.device)
+        super().capture(captured)
+
+    @property
+    def position_offset(self) -> int:
+        """Where the head keeps the key of a row that takes token t: 0, at the position before t's; 1 (`OffsetHead`), at
+        t's own position."""
+        return getattr(self.head, "position_offset", 0)
+
+    @property
+    def rows_without_block(self) -> int:
+        """Rows, over all proposes so far, whose token had no KV block: sampled and draft tokens below max_model_len
+        whose entry of the block table was the null block. Their keys are not written, and the drafts get worse.
+
+        Counted in the graphs, without `debug`. Reading it waits for the device.
+        """
+        return int(self.round.rows_without_block)
+
+    def inputs(
+        self,
+        num_requests: int,
+        query_len: int | None = None,
+        at_least: int = 0,
+        bound: BoundTensors | None = None,
+    ) -> ProposeBatch:
+        """The drafter's own memory for a batch, or bound tensors: to be written in place and given to `propose`.
+
+        The same object for the same arguments; its contents stay until they are overwritten.
+
+        Args:
+            num_requests: real requests.
+            query_len: rows per request in the target's round; K + 1 for the largest K by default.
+            at_least: requests that the propose is padded for at least: those of the largest batch, where other ranks
+                run the same propose.
+            bound: from `bind` of this drafter; its own memory by default.
+
+        Raises:
+            CapacityError, ConfigError: as in `dispatch`.
+        """
+        if bound is not None and bound not in self.bound:
+            raise ConfigError("inputs: these tensors are bound to another drafter")
+        return self._passes.find(num_requests, query_len, at_least, bound=bound).inputs
+
+    def propose(
+        self,
+        batch: ProposeBatch,
+        *,
+        host_start_positions: Sequence[int] | None = None,
+        host_num_sampled: Counts | None = None,
+        copy: bool = True,
+        num_speculative_tokens: int | None = None,
+    ) -> DraftTokens:
+        """Draft K tokens for each request of `batch`; K follows the batch where there is a schedule.
+
+        Args:
+            batch: from `inputs`, written in place; or tensors of the engine's own, which one op copies to the drafter's
+                memory first.
+            host_start_positions, host_num_sampled: the same numbers as in the batch, one per request, for attention
+                with host parameters. `host_num_sampled` may be a function, called when the numbers are needed. Without
+                it they are copied to the host while the propose starts; without `host_start_positions` both are read
+                from the device, which waits for it.
+            copy: whether the result is a copy. False gives views of the drafter's buffers: the next propose overwrites
+                them.
+            num_speculative_tokens: K, one of `DraftConfig.k_candidates`; what the config says by default.
+
+        Raises:
+            ConfigError: what should be a tensor on the drafter's device is something else, or has the wrong shape;
+                both shapes are named. With `debug`, a value that no round can have. K is none of those that were
+                captured.
+            CapacityError: the batch is larger than max_num_requests, or than every captured size with fallback
+                'error'. Nothing was run.
+            StaleInputError: the memory of a bound tensor was exchanged. Nothing was run.
+        """
+        ready = self._passes.hand_over(batch, num_speculative_tokens)
+        if self._history is not None:
+            check_values(ready.inputs, self.config, self.caches[0].key.shape[0], vocabulary_size(self.head))
+            self._history.check(ready.inputs)
+        memory = self.round if ready.bound is None else ready.inputs
+        self.run(ready.run, self._host_lengths(ready.run.batch, memory, host_start_positions, host_num_sampled))
+        self.num_proposes += 1
+        if self._history is not None:
+            self._history.drafted(ready.inputs, ready.drafts)
+        return ready.drafts.clone() if copy else ready.drafts
+
+    def propose_idle(self, num_requests: int = 1, query_len: int | None = None) -> DraftTokens:
+        """Run a propose in which every request is inert: it drafts nothing and writes no KV.
+
+        For a rank that has no requests while others have: their collectives inside the draft model need it to run the
+        same graph. Overwrites the round in the drafter's memory.
+
+        Args:
+            num_requests, query_len: of the batch on the other ranks; the smallest captured size by default.
+
+        Returns:
+            Views of the drafter's buffers, of inert requests: what shape of round follows on every rank.
+        """
+        ready = self._passes.find(num_requests, query_len)
+        padded = ready.run.batch
+        self.round.num_sampled[: padded.num_requests].zero_()
+        self.run(ready.run, self._host_lengths(padded, self.round, [], []))
+        self.num_proposes += 1
+        return ready.drafts
+
+    def dispatch(self, num_requests: int, query_len: int | None = None) -> Dispatch:
+        """The padded size that a batch runs at, and the K that goes with it.
+
+        Raises:
+            CapacityError: as in `propose`.
+            ConfigError: no K of this drafter makes rounds of `query_len` rows per request.
+        """
+        return self._passes.find(num_requests, query_len).drafts.dispatch
+
+    def prefill(
+        self,
+        prompt: Sequence[int],
+        positions: range,
+        blocks: Sequence[int],
+        aux_hidden: Tensor | None = None,
+        at_least: int = 0,
+    ) -> Tensor | None:
+        """Write the drafter's KV for a chunk of one prompt; drafts nothing. Call it for each chunk, in order.
+
+        The row of a position takes the target's hidden state there and the token *after* it. So the prompt's last row
+        has no token yet: it is left out here, and enters the next propose with the token that the target samples
+        (`ProposeBatch.join`). The rows of an `OffsetHead` take their own tokens, and the last one is written too.
+
+        Args:
+            prompt: the token ids of the whole prompt.
+            positions: of the chunk's rows; at most as many as the largest prefill size.
+            blocks: the request's KV blocks, from position 0 on.
+            aux_hidden: [rows, aux_size], the target's hidden states of the chunk; None where the target's pass wrote
+                them to `prefill_buffers.aux_hidden`.
+            at_least: rows that the pass is padded for at least, where other ranks run the same pass: it then runs
+                also without rows.
+
+        Returns:
+            [aux_size], the hidden state of the prompt's last row, for `ProposeBatch.join`, if the chunk holds that row:
+            a view that the next prefill overwrites.
+
+        Raises:
+            CapacityError: more rows than the largest prefill size, or more than `blocks` hold; nothing was run.
+            ConfigError: positions outside of the prompt or with gaps, `aux_hidden` of another shape, a tensor for
+                numbers that the host reads, a token id outside of the vocabulary, where the head tells its size;
+                nothing was run.
+        """
+        return self._prefill.run(self, prompt, positions, blocks, aux_hidden, at_least)
+
+    @torch.no_grad()
+    def prefill_ragged(
+        self, token_ids: Tensor, aux_hidden: Tensor, metadata: AttentionMetadata, lengths: HostLengths | None = None
+    ) -> None:
+        """Write the drafter's KV for rows of several prompts, with metadata of the engine's own; always eager.
+
+        Args:
+            token_ids: int64 [T], what each row takes (see `prefill`). With several MTP modules it may have up to K - 1
+                tokens more, those that follow in the prompt: later modules take them at the last rows, and draft worse
+                where they are left out.
+            aux_hidden: [T, aux_size], the target's hidden states of the rows.
+            metadata: T rows; with several MTP modules, rows of one request.
+            lengths: for attention with host parameters.
+        """
+        self._prefill.run_ragged(self, token_ids, aux_hidden, metadata, lengths)
+
+    def _host_lengths(
+        self,
+        padded: BatchDescriptor,
+        memory: RoundBuffers | ProposeBatch,
+        start_positions: Sequence[int] | None,
+        num_sampled: Counts | None,
+    ) -> LengthsAt | None:
+        if not self.attention.host_parameters:
+            return None
+        computed = replace(padded, num_speculative_tokens=computed_tokens(padded))
+        now = self._host_rounds.round(computed, memory, start_positions, num_sampled)
+        return partial(self.program.host_lengths, host_round=now)

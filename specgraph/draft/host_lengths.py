@@ -1,0 +1,76 @@
+"""The lengths of each draft step as host integers, for attention with host parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from specgraph.attention import HostLengths
+from specgraph.capture import BatchDescriptor, HostCopy
+from specgraph.device import Platform
+from specgraph.draft.round import ProposeBatch, RoundBuffers
+
+Counts = Sequence[int] | Callable[[], Sequence[int]]
+"""Accepted + 1 of each request, or a function that gives it: when a propose is launched the host may not know it yet,
+so the call may wait for the target's round."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostRound:
+    """The numbers of one round from which a draft program computes host lengths."""
+
+    start_positions: Sequence[int]
+    """Position of each real request's first row in the target's pass."""
+    num_sampled: Counts
+    """Accepted + 1 of each real request."""
+    query_len: int
+    """Rows per request in the target's pass."""
+    num_speculative_tokens: int
+    padded: int
+    """Requests of the graph, padding included; padded requests get length 0."""
+
+    def lengths(self, rows: int, seq_lens: Sequence[int]) -> HostLengths:
+        """`rows` for every request; `seq_lens` for the real requests and 0 for padded ones."""
+        tail = [0] * (self.padded - len(self.start_positions))
+        return HostLengths(query_lens=[rows] * self.padded, seq_lens=[*seq_lens, *tail])
+
+    def accepted_ends(self) -> list[int]:
+        """One past the position of the last accepted row: rejected tokens of this round do not count."""
+        counts = self.num_sampled() if callable(self.num_sampled) else self.num_sampled
+        real = counts[: len(self.start_positions)]
+        return [start + count for start, count in zip(self.start_positions, real, strict=True)]
+
+
+class HostRounds:
+    """Brings to the host the numbers of a round that attention with host parameters needs, as late as possible."""
+
+    def __init__(self, platform: Platform, max_num_requests: int) -> None:
+        self._accepted = HostCopy(platform, max_num_requests, torch.int32)
+
+    def round(
+        self,
+        batch: BatchDescriptor,
+        buffers: RoundBuffers | ProposeBatch,
+        start_positions: Sequence[int] | None,
+        num_sampled: Counts | None,
+    ) -> HostRound:
+        """The round in `buffers`; what is not given as host integers is copied from them.
+
+        The copy is queued before the propose in the stream, so reading it waits for the target's round and not for the
+        propose.
+        """
+        if start_positions is None:
+            counts: list[int] = buffers.num_sampled[: batch.num_requests].tolist()
+            live = max((i + 1 for i, count in enumerate(counts) if count > 0), default=0)
+            start_positions, num_sampled = buffers.start_positions[:live].tolist(), counts[:live]
+        if num_sampled is None:
+            self._accepted.start(buffers.num_sampled[: len(start_positions)])
+            num_sampled = self._read
+        return HostRound(
+            start_positions, num_sampled, batch.query_len, batch.num_speculative_tokens, batch.num_requests
+        )
+
+    def _read(self) -> list[int]:
+        return self._accepted.read().tolist()

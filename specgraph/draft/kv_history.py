@@ -1,0 +1,147 @@
+"""Which positions the slots of a drafter's KV cache hold, as its calls wrote them: `DraftConfig.debug`.
+
+An engine whose counts, positions or blocks are wrong by one leaves slots of a request without a key, or puts two
+requests into one block. The drafts are then merely accepted less often. The host notes what `prefill` and `propose`
+write, and refuses a round that stands on keys that were never written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specgraph.draft.config import DraftConfig
+from specgraph.draft.round import DraftTokens, ProposeBatch
+from specgraph.errors import ConfigError
+
+NO_POSITION = -1
+
+
+class KVHistory:
+    """The position whose key each slot of the first layer's cache holds.
+
+    A block belongs to a new request when its first slot is written: what its other slots held is forgotten then. So a
+    slot that an earlier request left is taken for written only where a request begins a block with it.
+    """
+
+    def __init__(self, config: DraftConfig, num_blocks: int, position_offset: int) -> None:
+        """
+        Args:
+            num_blocks: of the cache.
+            position_offset: see `Drafter.position_offset`.
+        """
+        self._config, self._offset = config, position_offset
+        self.positions = torch.full((num_blocks, config.block_size), NO_POSITION)
+        """int64 [num_blocks, block_size], on the host."""
+        self.prefilled = False
+        """Whether this drafter has written a prompt. Until then prompts are written by others (an engine's own drafter,
+        say), and nothing is known of them."""
+        self._drafted: dict[tuple[int, int], list[int]] = {}
+        """The last drafts, by block and place in it of the position that their verify begins at."""
+
+    def wrote(self, positions: Tensor, blocks: Sequence[int]) -> None:
+        """Note rows of one request.
+
+        Args:
+            positions: int64 [T], ascending.
+            blocks: the request's, from position 0 on.
+        """
+        for position in positions.tolist():
+            column, at = divmod(position, self._config.block_size)
+            if position >= self._config.max_model_len or column >= len(blocks) or not blocks[column]:
+                continue  # rows past the end and rows without a block write nothing
+            held = self.positions[blocks[column]]
+            if at == 0:
+                held.fill_(NO_POSITION)
+            held[at] = position
+
+    def wrote_slots(self, positions: Tensor, slots: Tensor) -> None:
+        """Note rows of any requests by their slots, int64 [T]; -1 writes nothing."""
+        positions, slots = positions.cpu(), slots.cpu()
+        for position, slot in zip(positions[slots >= 0].tolist(), slots[slots >= 0].tolist(), strict=True):
+            block, at = divmod(slot, self._config.block_size)
+            if at == 0:
+                self.positions[block].fill_(NO_POSITION)
+            self.positions[block, at] = position
+
+    def wrote_prompt(self, positions: range, blocks: Sequence[int]) -> None:
+        """Note the rows of a prefill."""
+        self.prefilled = True
+        self.wrote(torch.arange(positions.start, positions.stop), blocks)
+
+    def check(self, batch: ProposeBatch) -> None:
+        """Refuse a round whose requests share a block that one of them writes, lack keys, or accept what was not
+        drafted for them; else note what it writes.
+
+        Raises:
+            ConfigError: naming the request, and the position, the block or the tokens.
+        """
+        counts, starts = batch.num_sampled.tolist(), batch.start_positions.tolist()
+        sampled = batch.sampled_token_ids.tolist()
+        table = batch.block_table.tolist()
+        live = [request for request, count in enumerate(counts) if count > 0]
+        self._check_blocks(live, starts, batch.query_len, table)
+        for request in live:
+            begin = starts[request] + self._offset
+            if self.prefilled:
+                self._check_keys(request, starts[request], begin, table[request])
+            self._check_accepted(request, starts[request], sampled[request][: counts[request] - 1], table[request])
+            self.wrote(torch.arange(begin, begin + counts[request]), table[request])
+
+    def drafted(self, batch: ProposeBatch, drafts: DraftTokens) -> None:
+        """Note the drafts that followed a round. Of trees nothing is known: which path is verified, the engine says."""
+        counts, starts, table = batch.num_sampled.tolist(), batch.start_positions.tolist(), batch.block_table.tolist()
+        for request, tokens in enumerate(drafts.token_ids.tolist()):
+            place = self._place(starts[request] + counts[request], table[request])
+            if counts[request] and place is not None:
+                self._drafted[place] = tokens if drafts.parents is None else []
+
+    def _place(self, position: int, blocks: Sequence[int]) -> tuple[int, int] | None:
+        column, at = divmod(position, self._config.block_size)
+        return (blocks[column], at) if column < len(blocks) and blocks[column] else None
+
+    def _check_accepted(self, request: int, start: int, accepted: list[int], blocks: Sequence[int]) -> None:
+        """Where the last propose drafted for this position, the tokens before the target's own one are its drafts."""
+        place = self._place(start, blocks)
+        drafts = None if place is None else self._drafted.get(place)
+        if drafts and accepted[: len(drafts)] != drafts[: len(accepted)]:
+            raise ConfigError(
+                f"sampled_token_ids of request {request} begin with {accepted}, accepted drafts by num_sampled, and "
+                f"the last propose drafted {drafts} at position {start}: they begin with the first accepted draft, not "
+                "with the verify's first input, and belong to the same request as the drafts (if another proposer "
+                "drafted for this verify, n-gram lookup say, leave debug off)"
+            )
+
+    def _check_blocks(self, live: Sequence[int], starts: Sequence[int], rows: int, table: list[list[int]]) -> None:
+        """Each block that a request writes in this round belongs to it alone."""
+        size, limit = self._config.block_size, self._config.max_model_len
+        users: dict[int, list[int]] = {}
+        for request in live:
+            for block in set(table[request][: -(-min(starts[request] + 2 * rows, limit) // size)]) - {0}:
+                users.setdefault(block, []).append(request)
+        for request in live:
+            for block in table[request][starts[request] // size : -(-min(starts[request] + 2 * rows, limit) // size)]:
+                others = [other for other in users.get(block, []) if other != request]
+                if others:
+                    raise ConfigError(
+                        f"block_table of requests {request} and {others[0]} both have block {block}, which this round "
+                        f"writes for request {request}: only blocks before start_positions are shared; fill up with 0 "
+                        "behind a request's own blocks, and make finished requests inert (num_sampled 0)"
+                    )
+
+    def _check_keys(self, request: int, start: int, begin: int, blocks: Sequence[int]) -> None:
+        """Every position before a request's first row has its key; blocks freed behind a window are null blocks."""
+        expected = torch.arange(min(begin, self._config.max_model_len))
+        known = torch.tensor(blocks)[expected // self._config.block_size]
+        held = self.positions[known, expected % self._config.block_size]
+        lacking = expected[(held != expected) & (known != 0)]
+        if len(lacking):
+            first, rest = int(lacking[0]), f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+            raise ConfigError(
+                f"start_positions of request {request} is {start}, and the drafter never wrote the key of position "
+                f"{first}{rest} into the request's blocks: look at the start_positions and num_sampled of its rounds, "
+                "and at the chunks of its prefill (a prompt that came with a prefix cache hit, or another way, has its "
+                "drafter's keys written too)"
+            )

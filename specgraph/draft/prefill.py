@@ -1,0 +1,139 @@
+"""The prefill passes of a drafter: which tokens and hidden states of a prompt its rows take."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specgraph.attention import AttentionMetadata, HostLengths
+from specgraph.capture import MakeAttend, ModelRunner, PrefillBuffers, PrefillProgram, allocate_prefill
+from specgraph.draft.batch_checks import vocabulary_size
+from specgraph.draft.config import DraftConfig
+from specgraph.draft.kv_history import KVHistory
+from specgraph.draft.program import DraftProgram
+from specgraph.errors import ConfigError, first_line
+from specgraph.models.protocol import Head
+
+
+class DraftPrefill:
+    """Writes the drafter's KV for prompts, chunk by chunk; see `Drafter.prefill`."""
+
+    def __init__(
+        self,
+        head: Head,
+        program: DraftProgram[Any],
+        config: DraftConfig,
+        device: torch.device,
+        position_offset: int,
+        num_blocks: int,
+        history: KVHistory | None,
+    ) -> None:
+        """
+        Args:
+            program: a draft program of the head.
+            position_offset: see `Drafter.position_offset`.
+            num_blocks: of each KV cache.
+            history: notes what the passes write.
+        """
+        self._num_blocks, self._block_size, self._history = num_blocks, config.block_size, history
+        self._position_offset, self._look_ahead = position_offset, program.look_ahead
+        self._vocab_size, self._rows_of = vocabulary_size(head), program.prefill
+        self.buffers = allocate_prefill(config, head.aux_size, head.dtype, device, look_ahead=program.look_ahead)
+        self.program = PrefillProgram(
+            buffers=self.buffers,
+            config=config,
+            forward=partial(_rows, program),
+            num_passes=program.prefill_passes,
+        )
+
+    def run(
+        self,
+        runner: ModelRunner,
+        prompt: Sequence[int],
+        positions: range,
+        blocks: Sequence[int],
+        aux_hidden: Tensor | None,
+        at_least: int,
+    ) -> Tensor | None:
+        """See `Drafter.prefill`. `runner`: of the head; `program` is one of its programs."""
+        _check_arguments(prompt, positions, blocks, aux_hidden)
+        _integers("blocks", blocks)
+        self.program.dispatch(max(len(positions), at_least))
+        states, last, offset = self.buffers.aux_hidden, len(prompt) - 1, self._position_offset
+        if positions.start < 0 or positions.stop > len(prompt) or positions.step != 1:
+            raise ConfigError(f"prefill of {positions}: give consecutive positions of its {len(prompt)} tokens")
+        if aux_hidden is not None:
+            expected = [len(positions), states.shape[1]]
+            if list(aux_hidden.shape) != expected:
+                raise ConfigError(f"aux_hidden of a prefill is {list(aux_hidden.shape)}, expected {expected}")
+        begin, end = positions.start + 1 - offset, min(positions.stop, last + offset) + 1 - offset
+        tokens, following = prompt[begin:end], prompt[end : end + self._look_ahead]
+        written = range(positions.start, positions.start + len(tokens))
+        self._check_tokens(_integers("prompt", [*tokens, *following]))
+        self._check_blocks(written, blocks)
+        if aux_hidden is not None:
+            states[: len(positions)].copy_(aux_hidden.detach())
+        if tokens or at_least:
+            self.program.run(runner, tokens, positions.start, blocks, at_least, following)
+            if self._history is not None:
+                self._history.wrote_prompt(written, blocks)
+        return states[last - positions.start] if last in positions else None
+
+    def run_ragged(
+        self,
+        runner: ModelRunner,
+        token_ids: Tensor,
+        aux_hidden: Tensor,
+        metadata: AttentionMetadata,
+        lengths: HostLengths | None,
+    ) -> None:
+        """See `Drafter.prefill_ragged`. `runner`: of the head."""
+        if token_ids.shape[0] == 0:
+            return
+        if self._history is not None:
+            self._history.prefilled = True
+            self._history.wrote_slots(metadata.positions, metadata.slot_mapping)
+        every = {} if lengths is None else dict.fromkeys(range(self.program.num_passes), lengths)
+        self._rows_of(token_ids, aux_hidden, metadata, runner.stack.eager(every), None)
+
+    def _check_tokens(self, tokens: Sequence[int]) -> None:
+        """The ids are in the vocabulary: the device would read memory outside of the embedding."""
+        least, most = min(tokens, default=0), max(tokens, default=0)
+        if least < 0 or (self._vocab_size is not None and most >= self._vocab_size):
+            allowed = "at least 0" if self._vocab_size is None else f"0 to {self._vocab_size - 1}"
+            raise ConfigError(f"token {least if least < 0 else most} in the prompt of a prefill: ids are {allowed}")
+
+    def _check_blocks(self, written: range, blocks: Sequence[int]) -> None:
+        """The blocks of the rows are the request's own: the device would write other memory, or nothing."""
+        for block in blocks[written.start // self._block_size : -(-written.stop // self._block_size)]:
+            if not 0 < block < self._num_blocks:
+                raise ConfigError(
+                    f"prefill of positions {written.start} to {written.stop - 1} into block {block}: a request's "
+                    f"blocks are 1 to {self._num_blocks - 1} in this drafter's caches, block 0 is the null block"
+                )
+
+
+def _check_arguments(prompt: Any, positions: Any, blocks: Any, aux_hidden: Any) -> None:
+    for name, value in (("prompt", prompt), ("blocks", blocks)):
+        if isinstance(value, Tensor):
+            raise ConfigError(f"{name} of a prefill is a tensor, it is read on the host: give {name}.tolist()")
+    if not isinstance(positions, range):
+        raise ConfigError(f"positions of a prefill are a {type(positions).__name__}: give a range")
+    if aux_hidden is not None and not isinstance(aux_hidden, Tensor):
+        raise ConfigError(f"aux_hidden of a prefill is a {type(aux_hidden).__name__}: give a tensor")
+
+
+def _integers(name: str, values: Sequence[int]) -> Sequence[int]:
+    try:
+        return array("q", values)
+    except (TypeError, OverflowError) as error:
+        raise ConfigError(f"{name} of a prefill: give a list of integers ({first_line(error)})") from None
+
+
+def _rows(program: DraftProgram[Any], b: PrefillBuffers, make_attend: MakeAttend) -> None:
+    program.prefill(b.token_ids, b.aux_hidden, b.metadata, make_attend, b.last_row)

@@ -1,0 +1,261 @@
+"""The draft program: plain tensor code for one propose, written once for every lowering.
+
+It knows no device, no graph and no lowering. It reads and writes persistent buffers, so a step that is captured once
+and replayed, a step inside one merged graph, and an eager step run the very same ops.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from specgraph import ops
+from specgraph.attention import AttentionMetadata, HostLengths
+from specgraph.capture import AttentionStack, BatchDescriptor, MakeAttend, Phase, StepKind, Work
+from specgraph.draft.buffers import DraftBuffers, PassRows, allocate_buffers
+from specgraph.draft.config import DraftConfig
+from specgraph.draft.host_lengths import HostRound
+from specgraph.draft.round import RoundBuffers
+from specgraph.draft.shapes import DraftTree
+from specgraph.models.protocol import DraftHead, Head, OutputProjection
+from specgraph.models.split import candidates
+
+HeadT = TypeVar("HeadT", bound=Head, covariant=True)
+
+
+class DraftProgram(ABC, Generic[HeadT]):
+    """How one propose is computed with one kind of head; see `specgraph.capture.model_runner.Program`.
+
+    Subclasses say what step 0 and a later step compute, and how many rows they have.
+    """
+
+    phase: Phase = "propose"
+    step_kind: StepKind = "alike"
+
+    def __init__(
+        self,
+        head: HeadT,
+        stack: AttentionStack,
+        config: DraftConfig,
+        memory: RoundBuffers,
+        tree: DraftTree | None = None,
+    ) -> None:
+        """
+        Args:
+            memory: what the target's rounds leave; the programs of one drafter share it.
+            tree: the shape of the trees that it draws; None where it draws chains.
+        """
+        self.head, self.stack, self.config, self.tree = head, stack, config, tree
+        most = self.rows(config.query_len, config.num_speculative_tokens)
+        lens = config.query_lens  # K + 1 for every K
+        passes = [self.rows(after, max(1, k - 1)) for after in lens for k in lens]
+        counts = {1, *(rows.first for rows in passes), *(rows.later for rows in passes)}
+        self.buffers = allocate_buffers(config, most, counts, head, memory, tree)
+
+    @property
+    def draws_trees(self) -> bool:
+        """Whether it draws trees, or chains."""
+        return self.tree is not None
+
+    @property
+    def later_rows(self) -> int:
+        """Rows per request of a later step: 1."""
+        return 1
+
+    @property
+    def prefill_passes(self) -> int:
+        """Forward passes with attention in a prefill: the modules that a prompt runs through."""
+        return 1
+
+    @property
+    def look_ahead(self) -> int:
+        """Tokens past the rows of a prefill that it takes: module k of several takes the token k places further."""
+        return max(0, self.prefill_passes - 1)
+
+    def passes(self, num_speculative_tokens: int) -> int:
+        """Passes of a propose of K tokens: 1, which drafts all of them; K for a chain."""
+        return 1
+
+    @abstractmethod
+    def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
+        """Rows per request after a target round of `query_len` rows."""
+
+    @abstractmethod
+    def first(self, b: DraftBuffers, make_attend: MakeAttend) -> Tensor | None:
+        """Step 0: from the target's round to the first draft token (or to all of them).
+
+        Args:
+            b: buffers sliced to the padded batch, its rows and its K.
+
+        Returns:
+            The hidden states that the next step takes as `b.hidden`: from this tensor if it is in the same launch, else
+            they are copied to the buffer. None where nothing is carried, or the buffer holds it already.
+        """
+
+    def step(self, b: DraftBuffers, make_attend: MakeAttend, step: int) -> Tensor | None:
+        """A later step; returns what `first` does. Where steps are alike, one captured step is replayed for all: `step`
+        is for `make_attend` only, and the number that changes is `b.draft_step`. Not called where there is one pass."""
+        raise AssertionError(f"{type(self).__name__} has no step {step}")
+
+    def prefill(
+        self: DraftProgram[DraftHead],
+        token_ids: Tensor,
+        aux_hidden: Tensor,
+        metadata: AttentionMetadata,
+        make_attend: MakeAttend,
+        last_row: Tensor | None,
+    ) -> None:
+        """Write the drafter's KV of T prompt rows; drafts nothing.
+
+        Args:
+            token_ids: int64 [T + look_ahead], the token after each row's position, and those that follow.
+            aux_hidden: [T, aux_size], the target's hidden states of the rows.
+            metadata: T rows.
+            last_row: int64 [1], the last real row where the others are padding; None where every row is real.
+        """
+        self.head.forward(token_ids, self.head.combine(aux_hidden), make_attend(metadata, 0), last_row)
+
+    @abstractmethod
+    def host_lengths(self, step: int, host_round: HostRound) -> HostLengths:
+        """The same numbers as the device metadata has at `step`."""
+
+    def num_steps(self, batch: BatchDescriptor) -> int:
+        """See `Program.num_steps`."""
+        return self.passes(computed_tokens(batch))
+
+    def batches(self) -> list[BatchDescriptor]:
+        """Every captured size that drafts with this program, largest first, after rounds of every length."""
+        return [
+            BatchDescriptor("propose", size, query_len, shape.num_speculative_tokens, tree=shape.tree)
+            for size in reversed(self.config.sizes)
+            for shape in reversed(self.config.shapes_at(size))
+            if shape.tree == self.draws_trees
+            for query_len in reversed(self.config.query_lens)
+        ]
+
+    def work_of(self, batch: BatchDescriptor) -> Work:
+        """The steps over the first requests of the buffers."""
+        k = computed_tokens(batch)
+        b = self.buffers.sliced(batch.num_requests, self.rows(batch.query_len, k), k)
+
+        def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
+            carried: Tensor | None = None
+            for step in steps:
+                now = b if carried is None else replace(b, hidden=carried)
+                carried = self.first(now, make_attend) if step == 0 else self.step(now, make_attend, step)
+            if carried is not None:
+                ops.take_rows(carried, None, b.hidden)
+
+        return work
+
+    def make_inert(self) -> None:
+        """No request sampled a token, and no later step has a live request."""
+        self.buffers.round.num_sampled.zero_()
+        self.buffers.step.seq_lens.zero_()
+
+    def named_tensors(self) -> Mapping[str, Tensor]:
+        """The buffers."""
+        return self.buffers.named_tensors("tree" if self.draws_trees else "buffers")
+
+
+def computed_tokens(batch: BatchDescriptor) -> int:
+    """Draft tokens that the passes make. With K 0 the first pass runs for its KV, and its token is not handed out."""
+    return max(1, batch.num_speculative_tokens)
+
+
+def draft_one(head: DraftHead, b: DraftBuffers, hidden: Tensor) -> None:
+    """Pick one token per request from hidden states [R, hidden_size], and write it to column `draft_step`."""
+    picks = (b.draft_step, b.step_token_ids, b.draft_token_ids)
+    draws = (present(b.inputs.temperature), present(b.inputs.seeds), b.step.seq_lens)
+    out: OutputProjection | None = getattr(head, "output_projection", None)  # not by type: a wrapper must not hide it
+    if b.sampling is not None:
+        column = torch.arange(b.draft_token_ids.shape[1], device=hidden.device)
+        drafted = torch.where(column < b.draft_step, b.draft_token_ids, -1)
+        logits = b.sampling.adjusted_drafts(head.logits(hidden), head.draft_to_target, draws[0], drafted)
+        if b.draft_probs is None:
+            ops.draft_greedy(logits, head.draft_to_target, *picks)
+        else:
+            ops.draft_gumbel(logits, head.draft_to_target, *draws, *picks, b.draft_probs)
+    elif out is not None and out.is_split and b.draft_probs is None:
+        part = ops.norm_linear(hidden, out.norm, out.eps, out.weight)
+        ops.draft_best(candidates(part, out.tensor_parallel), head.draft_to_target, *picks)
+    elif out is not None and not out.is_split:
+        logits = (hidden, out.norm, out.eps, out.weight, head.draft_to_target)
+        if b.draft_probs is None:
+            ops.greedy_head(*logits, *picks)
+        else:
+            ops.gumbel_head(*logits, *draws, *picks, b.draft_probs)
+    elif b.draft_probs is None:
+        ops.draft_greedy(head.logits(hidden), head.draft_to_target, *picks)
+    else:
+        ops.draft_gumbel(head.logits(hidden), head.draft_to_target, *draws, *picks, b.draft_probs)
+
+
+def draft_block(head: Head, b: DraftBuffers, hidden: Tensor, tree: DraftTree | None = None) -> None:
+    """Pick all K tokens per request, or the tree of K steps, from hidden states [R * K, hidden_size] of one pass."""
+    out: OutputProjection | None = getattr(head, "output_projection", None)
+    greedy = tree is None and b.sampling is None and b.draft_probs is None
+    if greedy and out is not None and not out.is_split:
+        linear = hidden, out.norm, out.eps, out.weight
+        ops.greedy_block_head(*linear, head.draft_to_target, b.draft_token_ids)
+        return
+    logits = head.logits(hidden)
+    if tree is not None:
+        assert b.draft_parents is not None
+        ops.draft_block_tree(logits, head.draft_to_target, tree.top_k, b.draft_token_ids, b.draft_parents)
+        return
+    if b.sampling is not None:  # no row of the block knows the tokens of those before it
+        logits = b.sampling.adjusted_drafts(logits, head.draft_to_target, present(b.inputs.temperature))
+    if b.draft_probs is None:
+        ops.draft_block_greedy(logits, head.draft_to_target, b.draft_token_ids)
+    else:
+        ops.draft_block_gumbel(
+            logits,
+            head.draft_to_target,
+            present(b.inputs.temperature),
+            present(b.inputs.seeds),
+            b.inputs.start_positions,
+            b.inputs.num_sampled,
+            b.draft_token_ids,
+            b.draft_probs,
+        )
+
+
+def present(tensor: Tensor | None) -> Tensor:
+    """Temperatures or seeds of a drafter's own memory: always there, where an engine's own batch may lack them."""
+    assert tensor is not None
+    return tensor
+
+
+def begin_rows(b: DraftBuffers, config: DraftConfig, position_offset: int = 0, later_rows: int = 0) -> None:
+    """Step 0's rows and the metadata that the later steps start from, out of the target's round.
+
+    Args:
+        position_offset: how much further than the target's rows the head's rows are (`OffsetHead`).
+        later_rows: rows per request that later steps write, after the last accepted token's.
+    """
+    starts = b.inputs.start_positions
+    last = (b.step.positions, b.step.seq_lens) if b.tree is None else (b.tree.base_positions, b.tree.base_lens)
+    ops.begin_propose(
+        b.inputs.sampled_token_ids,
+        b.inputs.num_sampled,
+        starts + position_offset if position_offset else starts,
+        b.inputs.block_table,
+        max_model_len=config.max_model_len,
+        block_size=config.block_size,
+        token_ids=b.token_ids,
+        positions=b.first.positions,
+        slot_mapping=b.first.slot_mapping,
+        seq_lens=b.first.seq_lens,
+        last_rows=b.last_rows,
+        step_positions=last[0],
+        step_seq_lens=last[1],
+        draft_step=b.draft_step,
+        later_rows=later_rows,
+        rows_without_block=b.round.rows_without_block,
+    )

@@ -1,0 +1,152 @@
+"""The passes of a drafter's proposes, worked out once for each shape of batch: later ones cost the host a look-up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import ref
+
+from torch import Tensor
+
+from specgraph.capture import Dispatch, ModelRunner, Pass, dispatch, padded_size
+from specgraph.draft.batch_checks import check_types
+from specgraph.draft.bound import BoundProgram, BoundTensors
+from specgraph.draft.config import DraftConfig
+from specgraph.draft.program import DraftProgram
+from specgraph.draft.round import DraftTokens, ProposeBatch, RoundBuffers
+from specgraph.draft.shapes import DraftShape
+from specgraph.errors import CapacityError, ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ProposePass:
+    """What a propose for n requests after a round of query_len rows each runs, reads and gives."""
+
+    inputs: ProposeBatch
+    """What is written for these requests: the drafter's own memory, or bound tensors."""
+    bound: BoundTensors | None
+    """Those tensors; None for the drafter's own memory."""
+    padding: Tensor | None
+    """int32: `num_sampled` of the padded requests; None where there are none."""
+    run: Pass
+    drafts: DraftTokens
+    """Views of the result."""
+
+
+class ProposePasses:
+    """The passes of one drafter, and which batches they read in place: its own memory, or bound tensors."""
+
+    def __init__(
+        self, runner: ModelRunner, config: DraftConfig, memory: RoundBuffers, programs: Sequence[DraftProgram[Any]]
+    ) -> None:
+        """
+        Args:
+            runner: runs the passes; it owns this object, which doesn't keep it alive.
+            memory: what the target's rounds leave.
+            programs: of chains, of trees, or both.
+        """
+        self._runner, self._config, self._memory, self._programs = ref(runner), config, memory, programs
+        self.bound_programs: dict[int, Sequence[BoundProgram]] = {}
+        """The programs for bound tensors, by the number of the binding; in the order of `programs`."""
+        self._passes: dict[tuple[int, int, int, int | None, int], ProposePass] = {}
+        self._inputs: dict[tuple[int, int, int, int], ProposeBatch] = {}
+        self._in_place: dict[int, tuple[int, BoundTensors | None]] = {}
+        """Of these `_inputs`, by id: requests that their propose is padded for at least, and whose tensors they are."""
+
+    def hand_over(self, batch: ProposeBatch, num_speculative_tokens: int | None) -> ProposePass:
+        """Bring a batch to where its pass reads it, with the requests behind it inert; see `Drafter.propose`."""
+        ready = self.in_place(batch, num_speculative_tokens)
+        if ready is None:
+            check_types("propose", batch, self._memory.num_sampled.device)
+            ready = self.find(batch.num_requests, batch.query_len, 0, num_speculative_tokens)
+            self._memory.load(batch, ready.inputs, self._config.keeps_draft_probs)
+            return ready
+        if ready.bound is not None:
+            ready.bound.check_addresses()
+        if ready.padding is not None:
+            ready.padding.zero_()
+        return ready
+
+    def in_place(self, batch: ProposeBatch, num_speculative_tokens: int | None) -> ProposePass | None:
+        """The pass that reads this batch where it is, if it is the `inputs` of one; None where its tensors are handed
+        over."""
+        found = self._in_place.get(id(batch))  # the object itself: `_inputs` keeps it alive
+        if found is None:
+            return None
+        return self.find(batch.num_requests, batch.query_len, found[0], num_speculative_tokens, found[1])
+
+    def find(
+        self,
+        num_requests: int,
+        query_len: int | None,
+        at_least: int = 0,
+        num_speculative_tokens: int | None = None,
+        bound: BoundTensors | None = None,
+    ) -> ProposePass:
+        """The pass for a batch.
+
+        Args:
+            query_len: rows per request in the target's round; K + 1 for the largest K by default.
+            at_least: requests that it is padded for at least.
+            num_speculative_tokens: K; what the config says by default.
+            bound: the tensors that it reads; the drafter's own memory by default.
+
+        Raises:
+            CapacityError: more requests than max_num_requests, or than every captured size with fallback 'error'.
+            ConfigError: no K makes rounds of `query_len` rows per request, or this K is none that was captured.
+        """
+        rows = self._config.query_len if query_len is None else query_len
+        binding = 0 if bound is None else bound.number
+        key = num_requests, rows, max(num_requests, at_least), num_speculative_tokens, binding
+        if (known := self._passes.get(key)) is None:
+            known = self._passes[key] = self._make(num_requests, rows, key[2], num_speculative_tokens, bound)
+            self._in_place[id(known.inputs)] = key[2], bound
+        return known
+
+    def _make(
+        self, num_requests: int, query_len: int, at_least: int, asked: int | None, bound: BoundTensors | None
+    ) -> ProposePass:
+        runner = self._runner()
+        assert runner is not None, "the drafter owns its passes"
+        found = self._dispatch(at_least, query_len, asked, runner.graphs is not None)
+        n, padded, k = num_requests, found.descriptor.num_requests, found.descriptor.num_speculative_tokens
+        index = next(i for i, each in enumerate(self._programs) if each.draws_trees == found.descriptor.tree)
+        program = self._programs[index]
+        runs, memory, binding = program, self._memory, 0
+        if bound is not None:
+            runs, memory, binding = self.bound_programs[bound.number][index], bound, bound.number
+            found = replace(found, descriptor=replace(found.descriptor, binding=binding))
+        drafts = program.buffers.sliced(n, program.rows(query_len, k), k)
+        return ProposePass(
+            inputs=self._inputs.setdefault((n, query_len, at_least, binding), memory.sliced(n, query_len)),
+            bound=bound,
+            padding=memory.num_sampled[n:padded] if n < padded else None,
+            run=runner.prepare(runs, found.descriptor, found.captured),
+            drafts=DraftTokens(drafts.draft_token_ids, drafts.draft_probs, found, drafts.draft_parents),
+        )
+
+    def _dispatch(self, num_requests: int, query_len: int, asked: int | None, has_graphs: bool) -> Dispatch:
+        if query_len not in self._config.query_lens:
+            raise ConfigError(
+                f"a round of {query_len} rows per request; with this drafter's K they are "
+                f"{', '.join(map(str, self._config.query_lens))} (K + 1)"
+            )
+        if not 1 <= num_requests <= self._config.max_num_requests:
+            raise CapacityError(
+                f"a batch of {num_requests} requests: this drafter takes 1 to {self._config.max_num_requests} "
+                "(max_num_requests)"
+            )
+        # Eager pads too: matmuls change their last bit with the number of rows.
+        size = padded_size(num_requests, self._config.sizes) or num_requests
+        k, tree = self._config.shape(size) if asked is None else DraftShape(asked)
+        if (k, tree) not in self._config.shapes_at(size):
+            there = [str(each.num_speculative_tokens) for each in self._config.shapes_at(size) if not each.tree]
+            raise ConfigError(
+                f"K {k} is none of those for batches of {size} requests ({', '.join(there) or 'they draft trees'}): "
+                "list each K in k_candidates when you make the drafter"
+            )
+        found = dispatch("propose", num_requests, query_len, k, self._config.sizes, tree)
+        if not found.captured and self._config.fallback == "error" and has_graphs:
+            raise CapacityError(f"{found.reason}, and fallback is 'error'")
+        return found

@@ -1,0 +1,253 @@
+"""What one round hands from the target to the drafter, and the draft tokens that come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from specgraph import ops
+from specgraph.attention import allocate_block_table
+from specgraph.capture import Dispatch
+from specgraph.draft.config import DraftConfig
+from specgraph.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposeBatch:
+    """The end of the target's round for n requests, on the drafter's device: query_len = K + 1 rows per request for
+    the K tokens that were verified.
+
+    Either tensors of the engine's own, or the drafter's own memory (`Drafter.inputs`), written in place.
+    """
+
+    sampled_token_ids: Tensor
+    """int64 [n, query_len]: accepted draft tokens, then the token that the target sampled, then anything."""
+    num_sampled: Tensor
+    """int32 [n]: accepted + 1. 0 makes a request inert: it drafts nothing of use and writes no KV."""
+    start_positions: Tensor
+    """int64 [n]: the position of each request's first row in the target's pass."""
+    aux_hidden: Tensor
+    """[n * query_len, aux_size]: the target's hidden states of those rows."""
+    block_table: Tensor
+    """int32 [n, b]: the blocks of each request in order, covering start + 2 * query_len tokens (a parallel drafter's
+    block may end there) or max_model_len, and `DraftConfig.scratch_tokens` more; filled up with NULL_BLOCK."""
+    temperature: Tensor | None = None
+    """float32 [n]; needed by a sampled drafter."""
+    seeds: Tensor | None = None
+    """int64 [n]; needed by a sampled drafter."""
+
+    @property
+    def num_requests(self) -> int:
+        """n."""
+        return self.num_sampled.shape[0]
+
+    @property
+    def query_len(self) -> int:
+        """Rows per request."""
+        return self.sampled_token_ids.shape[1] if self.sampled_token_ids.dim() == 2 else 0
+
+    def join(self, row: int, token_id: Tensor, aux_hidden: Tensor | None) -> None:
+        """Make request `row` one whose prompt was just prefilled: a round in which the target sampled one token.
+
+        The prompt's last row, which no prefill pass writes, enters the draft model here. The caller writes
+        `start_positions` (the last prompt position) and `block_table`.
+
+        Args:
+            token_id: int64 scalar: the first token after the prompt.
+            aux_hidden: [aux_size], from the `Drafter.prefill` of the prompt's last chunk: the hidden state of the last
+                row. None only where `self.aux_hidden` has no columns: in a target's round without a drafter.
+
+        Raises:
+            ConfigError: this batch has no such row, or the hidden state is missing or of another shape; nothing was
+                written.
+        """
+        if not 0 <= row < self.num_requests:
+            raise ConfigError(f"join: row {row} of a batch of {self.num_requests} requests: call inputs() with more")
+        if aux_hidden is None and self.aux_hidden.shape[1]:
+            raise ConfigError(
+                f"join: row {row} has no hidden state: Drafter.prefill returns it with the chunk that holds the "
+                "prompt's last position, and None before; give it to join"
+            )
+        columns = self.aux_hidden.shape[1]
+        if aux_hidden is not None and aux_hidden.shape != (columns,):
+            raise ConfigError(f"join: the hidden state is {list(aux_hidden.shape)}, expected [{columns}]: one row's")
+        own = self.aux_hidden[row * self.query_len : (row + 1) * self.query_len]
+        own.zero_()  # rows without a token write KV past the request's end: the same values in every mode
+        if aux_hidden is not None:
+            own[0].copy_(aux_hidden)
+        self.sampled_token_ids[row, 0].copy_(token_id)
+        self.num_sampled[row].fill_(1)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTokens:
+    """The result of one propose."""
+
+    token_ids: Tensor
+    """int64 [n, K]; of a tree [n, N - 1], its nodes with parents first."""
+    probs: Tensor | None
+    """float32 [n, K, draft_vocab] for a sampled drafter."""
+    dispatch: Dispatch
+    """The padded size that it ran at, and whether a graph served it."""
+    parents: Tensor | None = None
+    """int64 [n, N - 1] for a tree: the row that each node follows. Row 0 is the request's last token, row i + 1 the
+    node of column i."""
+
+    def clone(self) -> DraftTokens:
+        """The same in memory of its own."""
+        probs = None if self.probs is None else self.probs.clone()
+        parents = None if self.parents is None else self.parents.clone()
+        return DraftTokens(self.token_ids.clone(), probs, self.dispatch, parents)
+
+    @property
+    def query_len(self) -> int:
+        """Rows per request of the round that verifies these drafts, as the drafter takes it: K + 1."""
+        return self.dispatch.descriptor.num_speculative_tokens + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundBuffers:
+    """The persistent memory of a round for up to R requests of up to Q rows: written by the target's graphs or the
+    engine, read by the target's and the drafter's graphs.
+
+    What has rows per request is packed by the rows of the batch at hand, so that views are contiguous for every
+    query_len.
+    """
+
+    results: Tensor
+    """int64: the memory of sampled_token_ids, num_sampled and rows_without_block, so that one copy brings them to the
+    host."""
+    sampled_token_ids: Tensor
+    """int64 [R * Q]"""
+    num_sampled: Tensor
+    """int32 [R]"""
+    rows_without_block: Tensor
+    """int64 [1]: counted by every propose since the drafter was made, see `Drafter.rows_without_block`."""
+    start_positions: Tensor
+    """int64 [R]; for a target, negative makes a request inert."""
+    aux_hidden: Tensor
+    """[R * Q, aux_size]"""
+    block_table: Tensor
+    """int32 [R, max_blocks]"""
+    temperature: Tensor
+    """float32 [R]"""
+    seeds: Tensor
+    """int64 [R]"""
+
+    def named_tensors(self) -> Mapping[str, Tensor]:
+        """Every tensor by name, for the read-set."""
+        return {f"round.{field.name}": getattr(self, field.name) for field in fields(self)}
+
+    def sliced(self, num_requests: int, query_len: int) -> ProposeBatch:
+        """The first `num_requests` requests of a batch of `query_len` rows per request: views."""
+        n, rows = num_requests, num_requests * query_len
+        return ProposeBatch(
+            sampled_token_ids=self.sampled_token_ids[:rows].view(n, query_len),
+            num_sampled=self.num_sampled[:n],
+            start_positions=self.start_positions[:n],
+            aux_hidden=self.aux_hidden[:rows],
+            block_table=self.block_table[:n],
+            temperature=self.temperature[:n],
+            seeds=self.seeds[:n],
+        )
+
+    def unpacked(self, results: Tensor, num_requests: int, query_len: int) -> tuple[list[list[int]], list[int]]:
+        """Sampled tokens, [n][query_len], and counts, [n], in a copy of `results` on the host; its last number is
+        `rows_without_block`."""
+        n, rows = num_requests, num_requests * query_len
+        counts = results[self.sampled_token_ids.shape[0] :].view(torch.int32)[:n]
+        return results[:rows].view(n, query_len).tolist(), counts.tolist()
+
+    def load(self, batch: ProposeBatch, into: ProposeBatch, needs_sampling: bool) -> None:
+        """Copy tensors of the engine's own into this memory with one op, and make all later requests inert.
+
+        Args:
+            into: this memory sliced to the batch.
+            needs_sampling: copy temperatures and seeds too, which the batch must then have.
+
+        Raises:
+            ConfigError: a tensor is missing or has the wrong shape; nothing was written.
+        """
+        table, starts, aux = batch.block_table, batch.start_positions, batch.aux_hidden
+        if starts.shape != into.start_positions.shape:
+            raise ConfigError(f"start_positions is {list(starts.shape)}, expected {list(into.start_positions.shape)}")
+        if aux.shape != into.aux_hidden.shape:
+            raise ConfigError(f"aux_hidden is {list(aux.shape)}, expected {list(into.aux_hidden.shape)}")
+        rows, width = into.block_table.shape
+        if table.dim() != 2 or table.shape[0] != rows or table.shape[1] > width:
+            raise ConfigError(f"block_table is {list(table.shape)}, expected [{rows}, at most {width}]")
+        if batch.sampled_token_ids.shape != into.sampled_token_ids.shape:
+            seen, expected = batch.sampled_token_ids.shape, into.sampled_token_ids.shape
+            raise ConfigError(f"sampled_token_ids is {list(seen)}, expected {list(expected)}")
+        if needs_sampling:
+            for name in ("temperature", "seeds"):
+                given, own = getattr(batch, name), getattr(into, name)
+                if given is None:
+                    raise ConfigError(f"a sampled drafter needs {name} with every batch")
+                if given.shape != own.shape:
+                    raise ConfigError(f"{name} is {list(given.shape)}, expected {list(own.shape)}")
+        if aux.requires_grad:  # of a target that is called with autograd: its history must not stay in this memory
+            batch = replace(batch, aux_hidden=aux.detach())
+        copy_round(ops.load_round.on(table.device), batch, into, self, needs_sampling)
+
+
+def copy_round(
+    load_round: Callable[..., None],
+    source: ProposeBatch,
+    into: ProposeBatch,
+    memory: ProposeBatch | RoundBuffers,
+    needs_sampling: bool,
+) -> None:
+    """Copy a round of n requests, of right shapes.
+
+    Args:
+        load_round: `ops.load_round`, or what it runs on the device (`Op.on`).
+        into: the first n requests of `memory`.
+        memory: its later requests become inert.
+        needs_sampling: copy temperatures and seeds too.
+    """
+    load_round(
+        source.sampled_token_ids,
+        source.num_sampled,
+        source.start_positions,
+        source.aux_hidden,
+        source.block_table,
+        to_sampled_token_ids=into.sampled_token_ids,
+        to_num_sampled=memory.num_sampled,
+        to_start_positions=memory.start_positions,
+        to_aux_hidden=memory.aux_hidden,
+        to_block_table=memory.block_table,
+    )
+    for name in ("temperature", "seeds") if needs_sampling else ():
+        getattr(into, name).copy_(getattr(source, name))
+
+
+def allocate_round(
+    config: DraftConfig, query_lens: Sequence[int], aux_size: int, dtype: torch.dtype, device: torch.device
+) -> RoundBuffers:
+    """Memory for the largest batch of `config`, every request inert.
+
+    Args:
+        query_lens: rows per request that batches may have, ascending.
+        aux_size: columns of the target's hidden states; 0 where no drafter reads them.
+    """
+    requests, rows = config.max_num_requests, config.max_num_requests * query_lens[-1]
+
+    def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    results = zeros(rows + -(-requests // 2) + 1)
+    return RoundBuffers(
+        results=results,
+        sampled_token_ids=results[:rows],
+        num_sampled=results[rows:].view(torch.int32)[:requests],
+        rows_without_block=results[-1:],
+        start_positions=zeros(requests) - 1,
+        aux_hidden=zeros(rows, aux_size, dtype=dtype),
+        block_table=allocate_block_table(requests, config.max_blocks, device),
+        temperature=zeros(requests, dtype=torch.float32),
+        seeds=zeros(requests),
+    )

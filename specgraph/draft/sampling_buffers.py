@@ -1,0 +1,110 @@
+"""What the requests of a batch ask of sampling besides temperature and seed, as the graphs of target and drafter read
+it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from specgraph import ops
+from specgraph.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingBuffers:
+    """Parameters and token counts of R requests; see `ops.adjust_logits`."""
+
+    top_k: Tensor
+    """int64 [R]"""
+    top_p: Tensor
+    """float32 [R], as all that follow up to frequency_penalty."""
+    min_p: Tensor
+    repetition_penalty: Tensor
+    presence_penalty: Tensor
+    frequency_penalty: Tensor
+    bias: Tensor
+    """float32 [R, vocab], over the target's vocabulary, as what follows."""
+    output_counts: Tensor
+    """int32 [R, vocab]: how often each token is in the output. A verify adds what it sampled."""
+    in_prompt: Tensor
+    """bool [R, vocab]"""
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """Every tensor by name, for the read-set."""
+        return {f"sampling.{field.name}": getattr(self, field.name) for field in fields(self)}
+
+    def check(self, requests: int, vocab_size: int | None) -> None:
+        """Refuse buffers for fewer requests, or for another vocabulary, than a drafter's.
+
+        Args:
+            vocab_size: the target's; None where it is unknown.
+
+        Raises:
+            ConfigError: naming both sizes.
+        """
+        rows, columns = self.bias.shape
+        if rows < requests or (vocab_size is not None and columns != vocab_size):
+            wanted = f"{requests} requests" + ("" if vocab_size is None else f" and {vocab_size} tokens")
+            raise ConfigError(
+                f"sampling is for {rows} requests and {columns} tokens, the drafter's batches have {wanted}: call "
+                "allocate_sampling(max_num_requests, vocab_size, device) with the target's vocabulary"
+            )
+
+    def sliced(self, rows: slice) -> SamplingBuffers:
+        """Those requests: views."""
+        return SamplingBuffers(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+
+    def adjusted(
+        self, logits: Tensor, draft_token_ids: Tensor, temperature: Tensor, ancestors: Tensor | None = None
+    ) -> Tensor:
+        """`ops.adjust_logits` for the target's logits of all R requests."""
+        return ops.adjust_logits(
+            logits, draft_token_ids, temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty,
+            self.presence_penalty, self.frequency_penalty, self.bias, self.output_counts, self.in_prompt, ancestors,
+        )  # fmt: skip
+
+    def adjusted_drafts(
+        self, logits: Tensor, draft_to_target: Tensor | None, temperature: Tensor, drafted: Tensor | None = None
+    ) -> Tensor:
+        """`ops.adjust_logits` for the drafter's logits, so that drafts come from where the target's tokens do.
+
+        Args:
+            logits: [R * n, draft_vocab]: n rows per request, all with the same context.
+            draft_to_target: as in `ops.draft_greedy`.
+            drafted: int64 [R, K]: drafts that count as tokens of the output; -1 is none.
+        """
+        requests = temperature.shape[0]
+        if drafted is None:
+            drafted = self.top_k.new_empty((requests, 0))
+        everywhere = self.top_k.new_full((logits.shape[0],), -1)  # every draft is in every row's context
+        return ops.adjust_logits(
+            logits, drafted, temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty,
+            self.presence_penalty, self.frequency_penalty, self.bias, self.output_counts, self.in_prompt, everywhere,
+            draft_to_target,
+        )  # fmt: skip
+
+
+def allocate_sampling(requests: int, vocab_size: int, device: torch.device) -> SamplingBuffers:
+    """Buffers for `requests` requests that ask for nothing.
+
+    Args:
+        vocab_size: the target's.
+    """
+
+    def full(value: float, dtype: torch.dtype = torch.float32, columns: int | None = None) -> Tensor:
+        shape = (requests,) if columns is None else (requests, columns)
+        return torch.full(shape, value, dtype=dtype, device=device)
+
+    return SamplingBuffers(
+        top_k=full(0, torch.int64),
+        top_p=full(1.0),
+        min_p=full(0.0),
+        repetition_penalty=full(1.0),
+        presence_penalty=full(0.0),
+        frequency_penalty=full(0.0),
+        bias=full(0.0, columns=vocab_size),
+        output_counts=full(0, torch.int32, vocab_size),
+        in_prompt=full(0, torch.bool, vocab_size),
+    )

@@ -1,0 +1,133 @@
+"""K that follows acceptance (`-k auto`): which of the captured K gives the most tokens per second now.
+
+A round of K draft tokens takes a time that depends on the batch size, and gives 1 + a_1 + a_1 a_2 + ... tokens per
+request, where a_i is the chance that draft token i is accepted when all before it are. Times are measured once, after
+the capture; the chances are followed while requests run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from operator import mul
+
+from specgraph.capture import padded_size
+from specgraph.engine.metrics import AcceptanceMetrics, at_least
+from specgraph.errors import ConfigError
+
+RoundTimes = Mapping[int, Mapping[int, float]]
+"""Microseconds of one round (verify of K drafts and propose of K): {padded requests: {K: time}}."""
+
+HALF_LIFE = 256
+"""Verified drafts (one per request and round) after which an observation counts half."""
+
+_WEIGHT = 4.0
+"""What is assumed of a place before it was seen counts as much as this many drafts."""
+
+_FIRST = 0.7
+"""Assumed of the first place before any draft was seen."""
+
+
+class AcceptanceRates:
+    """For each place of a draft, the chance that its token is accepted when all before it are, followed exponentially.
+
+    A place that no recent draft reached is assumed to be like the one before it, so that a longer K is tried again
+    when acceptance rises.
+    """
+
+    def __init__(self, num_speculative_tokens: int) -> None:
+        """num_speculative_tokens: places, the largest K."""
+        self._reached = [0.0] * num_speculative_tokens
+        self._accepted = [0.0] * num_speculative_tokens
+
+    def observe(self, num_speculative_tokens: int, accepted: Sequence[int]) -> None:
+        """Count one round.
+
+        Args:
+            num_speculative_tokens: K of its drafts.
+            accepted: draft tokens accepted, per request.
+        """
+        kept = 0.5 ** (len(accepted) / HALF_LIFE)
+        reached = at_least(accepted, num_speculative_tokens)
+        for place in range(len(self._reached)):
+            seen = place < num_speculative_tokens
+            self._reached[place] = kept * self._reached[place] + (reached[place] if seen else 0)
+            self._accepted[place] = kept * self._accepted[place] + (reached[place + 1] if seen else 0)
+
+    @property
+    def rates(self) -> list[float]:
+        """a_1 to a_K."""
+        rates: list[float] = []
+        for reached, accepted in zip(self._reached, self._accepted, strict=True):
+            before = rates[-1] if rates else _FIRST
+            rates.append((accepted + _WEIGHT * before) / (reached + _WEIGHT))
+        return rates
+
+
+def expected_tokens(rates: Sequence[float], num_speculative_tokens: int) -> float:
+    """Tokens that a request gives in a round of K drafts, the target's own included: 1 + a_1 + a_1 a_2 + ..."""
+    return 1 + sum(accumulate(rates[:num_speculative_tokens], mul))
+
+
+def best_k(rates: Sequence[float], times: Mapping[int, float]) -> int:
+    """The K of `times` with the most expected tokens per second; the smallest of equals.
+
+    Args:
+        rates: a_1 to a_K.
+        times: microseconds of a round by K.
+    """
+    return min(times, key=lambda k: (-expected_tokens(rates, k) / times[k], k))
+
+
+class AdaptiveK:
+    """Chooses K for each propose of one decoder; in the lowering `round` for each launch, before the round in flight
+    was read. What it chooses follows from times and observed counts."""
+
+    def __init__(self, times: RoundTimes, num_speculative_tokens: int) -> None:
+        """
+        Args:
+            times: for every captured size and K.
+            num_speculative_tokens: the largest K.
+        """
+        self.times, self._sizes = times, sorted(times)
+        self.rates = AcceptanceRates(num_speculative_tokens)
+
+    def choose(self, num_requests: int) -> int:
+        """K for a batch: by the times of the captured size that holds it, or of the largest where none does."""
+        size = padded_size(num_requests, self._sizes) or self._sizes[-1]
+        return best_k(self.rates.rates, self.times[size])
+
+
+def observe_round(
+    metrics: AcceptanceMetrics, adaptive: AdaptiveK | None, accepted: Sequence[int], num_speculative_tokens: int
+) -> None:
+    """Count the verified drafts of one round, for the metrics and for the choice of K; none after a propose of K 0.
+
+    Args:
+        adaptive: None where K is fixed.
+        accepted: draft tokens accepted, per request.
+        num_speculative_tokens: K of the drafts (of a tree, its depth).
+    """
+    if not num_speculative_tokens:
+        return
+    metrics.observe(accepted, num_speculative_tokens)
+    if adaptive is not None:
+        adaptive.rates.observe(num_speculative_tokens, accepted)
+
+
+def check_times(times: RoundTimes, sizes: Sequence[int], candidates: Sequence[int] | None) -> None:
+    """Refuse a table that does not have a time above 0 for every captured size and K.
+
+    Raises:
+        ConfigError: naming the first that is missing or wrong; or K is fixed.
+    """
+    if candidates is None:
+        raise ConfigError("round_times choose among k_candidates, and there are none: K is fixed")
+    for size in sizes:
+        for k in candidates:
+            time = times.get(size, {}).get(k)
+            if time is None or not 0 < time < float("inf"):
+                raise ConfigError(
+                    f"round_times has {'no time' if time is None else time} for {size} requests and K {k}: give "
+                    f"microseconds for the sizes {', '.join(map(str, sizes))} and K {', '.join(map(str, candidates))}"
+                )

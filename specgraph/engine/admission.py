@@ -1,0 +1,76 @@
+"""Which requests a decoder can run: checks before anything is queued, KV blocks, and who of the waiting joins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from specgraph.engine.config import EngineConfig
+from specgraph.engine.join_program import MAX_STOP_TOKENS
+from specgraph.engine.request import Request, Running
+from specgraph.errors import CapacityError, ConfigError
+
+
+def check_request(request: Request, config: EngineConfig, query_len: int, vocab_size: int, num_blocks: int) -> None:
+    """Refuse what can never run.
+
+    Args:
+        query_len: rows per request in a verify.
+        vocab_size: the target's.
+        num_blocks: KV blocks that can be allocated when nothing is running.
+
+    Raises:
+        CapacityError: the prompt or the KV that it may need is too long.
+        ConfigError: it wants sampling or its parameters, and this decoder has none; or a token is not in the target's
+            vocabulary.
+    """
+    if not 0 <= min(request.prompt_token_ids) <= max(request.prompt_token_ids) < vocab_size:
+        wrong = next(token for token in request.prompt_token_ids if not 0 <= token < vocab_size)
+        raise ConfigError(f"prompt token {wrong} is not in the target's vocabulary of {vocab_size}")
+    if request.temperature > 0 and not config.sampled:
+        raise ConfigError(f"temperature {request.temperature} needs a decoder with config.sampled = True")
+    if (parameters := request.parameters) and not config.sampling_parameters:
+        name, value = next(iter(parameters.items()))
+        raise ConfigError(f"{name} {value} needs a decoder with config.sampling_parameters = True")
+    if wrong := [token for token in request.logit_bias if not 0 <= token < vocab_size]:
+        raise ConfigError(f"logit_bias names token {wrong[0]}, the target's vocabulary has {vocab_size}")
+    if config.lowering == "round" and len(request.stop_token_ids) > MAX_STOP_TOKENS:
+        raise ConfigError(
+            f"the request has {len(request.stop_token_ids)} stop tokens, and the lowering 'round' takes "
+            f"{MAX_STOP_TOKENS}: give fewer, or use the lowering 'merged'"
+        )
+    length = len(request.prompt_token_ids)
+    if length >= config.max_model_len:
+        raise CapacityError(
+            f"the prompt has {length} tokens; with max_model_len {config.max_model_len} it may have "
+            f"{config.max_model_len - 1}"
+        )
+    needed = blocks_needed(request, config, query_len)
+    if needed > num_blocks:
+        raise CapacityError(
+            f"the request may need {needed} KV blocks of {config.block_size} tokens and the cache has "
+            f"{num_blocks}: give the cache more blocks, or ask for fewer tokens"
+        )
+
+
+def blocks_needed(request: Request, config: EngineConfig, query_len: int) -> int:
+    """KV blocks for all that the request can ever touch, so that it never runs out midway."""
+    reach = len(request.prompt_token_ids) + request.max_tokens + 2 * query_len
+    return -(-(min(reach, config.max_model_len) + config.scratch_tokens) // config.block_size)
+
+
+def that_fit(
+    waiting: Iterable[Running], config: EngineConfig, query_len: int, num_rows: int, num_blocks: int
+) -> list[Running]:
+    """The requests that join, in order: none overtakes one that does not fit.
+
+    Args:
+        query_len: rows per request in a verify.
+        num_rows, num_blocks: free rows of the batch, and free KV blocks.
+    """
+    joining: list[Running] = []
+    for state in waiting:
+        num_blocks -= blocks_needed(state.request, config, query_len)
+        if num_blocks < 0 or len(joining) == num_rows:
+            break
+        joining.append(state)
+    return joining

@@ -1,0 +1,97 @@
+"""What ranks that share collectives agree on: what they capture, once, and the passes of each round, before it.
+
+A rank that captures or dispatches another size than its peers, or leaves a pass out, makes all of them wait for ever
+inside a collective (vLLM #37588). Agreement is one small exchange between the hosts; the device takes no part.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+
+from specgraph.capture import ModelRunner
+from specgraph.engine.adaptive_k import RoundTimes
+from specgraph.engine.config import EngineConfig
+from specgraph.errors import RankError, UnsupportedError
+from specgraph.parallel import Ranks
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPasses:
+    """The passes of one round: those that a rank's own requests need, or those that all ranks run.
+
+    Each rank pads to what all ranks run. Where its own requests need less, the rest of a pass is inert requests, and a
+    pass that it does not need has nothing else.
+    """
+
+    query_len: int = 0
+    """Rows per request of the verify: one more than were drafted last."""
+    verified: int = 0
+    """Requests in the verify."""
+    proposed: int = 0
+    """Requests in the propose, with those that have joined."""
+    prefills: int = 0
+    """Prefill passes of the target, each with one of the drafter."""
+    prefill_rows: int = 0
+    """Rows of the longest of them."""
+    unfinished: int = 0
+    """Requests that wait or run; of all ranks together 0 only when there is nothing left to do on any of them."""
+
+
+def agree(ranks: Ranks, own: RoundPasses) -> RoundPasses:
+    """The passes of the next round on every rank, from what each one needs. All ranks call it before each round.
+
+    Raises:
+        RankError: the ranks drafted different numbers of tokens, one is at another exchange, or did not come in time.
+    """
+    every = [RoundPasses(*values) for values in ranks.exchange("the agreement on a round", astuple(own))]
+    for rank, passes in enumerate(every):
+        if passes.query_len != every[0].query_len:
+            raise RankError(
+                f"rank {rank} verifies {passes.query_len - 1} draft tokens per request, rank 0 "
+                f"{every[0].query_len - 1}: all ranks must draft the same number in the same round",
+                everywhere=True,
+            )
+    return RoundPasses(*(max(values) for values in zip(*map(astuple, every), strict=True)))
+
+
+def check_sharing(config: EngineConfig) -> None:
+    """Refuse what data parallel ranks, which agree on each round, can't do.
+
+    Raises:
+        UnsupportedError: rounds are launched ahead, or each rank would choose a K of its own.
+    """
+    if config.lowering == "round":
+        raise UnsupportedError(
+            "lowering 'round' with data parallel ranks: they agree on each round before it is launched, and the "
+            "lowering launches rounds ahead; leave it at auto, which is merged"
+        )
+    if config.k_candidates is not None:
+        raise UnsupportedError(
+            "K by acceptance with data parallel ranks: each follows its own requests, and all must draft the same "
+            "number of tokens; give K as a number"
+        )
+
+
+def same_times(ranks: Ranks, times: RoundTimes) -> RoundTimes:
+    """The times of the first rank, on all: each rank measured its own, and by them all must choose the same K."""
+    first: dict[str, dict[str, float]] = json.loads(ranks.tell("the times of rounds", json.dumps(times))[0])
+    return {int(size): {int(k): time for k, time in by_k.items()} for size, by_k in first.items()}
+
+
+def compare_captures(ranks: Ranks, runners: Mapping[str, ModelRunner], config: EngineConfig) -> None:
+    """Compare what the ranks are about to capture: before the first warm-up, whose collectives would wait for ever.
+
+    Raises:
+        RankError: the first graph, or number, that differs between two ranks, by name.
+    """
+    asked: dict[str, object] = {
+        "capture sizes": list(config.sizes),
+        "prefill sizes": list(config.prefill_rows),
+        "rows per request of verifies": list(config.query_lens),
+    }
+    for name, runner in runners.items():
+        asked[f"lowering of the {name}"] = f"{runner.resolution.lowering}, mode {runner.resolution.mode.name}"
+        asked[f"graphs of the {name}"] = [str(launch.descriptor) for _, _, launch in runner.captures()]
+    ranks.same("the comparison of what is captured", asked)

@@ -1,0 +1,305 @@
+"""Speculative decoding of requests that come and go: who waits, who runs, and what each round gave to whom."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from specgraph.attention import AttentionBackend, PagedAttention
+from specgraph.capture import ModelRunner, report_captures
+from specgraph.device import Platform
+from specgraph.engine.adaptive_k import AdaptiveK, RoundTimes
+from specgraph.engine.admission import blocks_needed, check_request, that_fit
+from specgraph.engine.agreement import agree, check_sharing, compare_captures, same_times
+from specgraph.engine.blocks import BlockAllocator
+from specgraph.engine.config import EngineConfig
+from specgraph.engine.device_rounds import DeviceRounds
+from specgraph.engine.metrics import AcceptanceMetrics
+from specgraph.engine.request import Chunk, Generation, Request, Running
+from specgraph.engine.round_times import measure_round_times
+from specgraph.engine.rounds import Rounds
+from specgraph.engine.runners import make_runners
+from specgraph.engine.steady_rounds import RoundChunks
+from specgraph.errors import CapacityError, ConfigError
+from specgraph.models.protocol import DraftHead, ParallelHead, Target
+from specgraph.parallel import ParallelLayout
+
+
+class SpeculativeDecoder:
+    """Generates for batches of requests with a target and, optionally, a drafter.
+
+    `generate` and `stream` take a list of requests. An engine whose requests come and go uses `add`, `cancel` and
+    `step`.
+
+    Without a drafter it is plain decoding; with `query_len` K + 1 and no drafter it decodes one token per round at the
+    verify pass's shape, which is what speculative greedy output is compared with bit for bit. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        head: DraftHead | ParallelHead | None,
+        platform: Platform,
+        config: EngineConfig,
+        *,
+        query_len: int | None = None,
+        attention: AttentionBackend | None = None,
+        layout: ParallelLayout | None = None,
+    ) -> None:
+        """
+        Args:
+            config: limits and choices, of target and drafter.
+            query_len: rows per request in a target pass without a drafter, 1 by default; with one it is K + 1.
+            attention: for target and drafter; the core's paged attention with device lengths by default.
+            layout: the ranks that run these models together. Data parallel ranks call `step`, or `stream` and
+                `generate`, equally often, with requests or without.
+
+        Raises:
+            ConfigError: max_model_len is more than the target has positions for.
+            UnsupportedError: the lowering that was asked for is not possible on this platform, or between data parallel
+                ranks.
+        """
+        self._ranks = None if layout is None else layout.ranks
+        self._sharing = self._ranks if layout is not None and layout.data_size > 1 else None
+        if self._sharing is not None:
+            check_sharing(config)
+        if config.max_model_len > target.max_model_len:
+            raise ConfigError(f"max_model_len {config.max_model_len} exceeds the target's {target.max_model_len}")
+        self.query_len = query_len if query_len is not None else config.query_len if head is not None else 1
+        if self.query_len < 1:
+            raise ConfigError(f"query_len must be at least 1, got {query_len}")
+        if head is not None and self.query_len != config.query_len:
+            raise ConfigError(f"with a drafter query_len is K + 1 = {config.query_len}, got {query_len}")
+        if head is None and config.lowering == "round":
+            config = replace(config, lowering="merged", rounds_per_launch=1)  # a verify is one launch anyway
+        self.platform, self.config = platform, config
+        per_request = -(-(config.max_model_len + config.scratch_tokens) // config.block_size)
+        enough = 1 + per_request * config.max_num_requests
+        self.allocator = BlockAllocator(enough if config.num_blocks is None else config.num_blocks)
+        made = make_runners(
+            target,
+            head,
+            platform,
+            config,
+            query_len=self.query_len,
+            num_blocks=self.allocator.num_blocks,
+            attention=attention or PagedAttention(),
+        )
+        self.target, self.drafter = made.target, made.drafter
+        self.runners: Mapping[str, ModelRunner] = made.by_name()
+        """What holds captured graphs, by name."""
+        self._metrics = AcceptanceMetrics(config.num_speculative_tokens if head is not None else 0)
+        self._waiting: deque[Running] = deque()
+        self._ended: list[Chunk] = []
+        self._stream_open = False
+        self._next_id = 0
+        self._closed = False
+        self.others_unfinished = False
+        """Whether any data parallel rank had requests at the last `step`: then all ranks call it again."""
+        self.rounds: Rounds | DeviceRounds
+        """The running requests."""
+        if made.drafter is not None and made.whole is not None:
+            self.rounds = DeviceRounds(made.target, made.drafter, made.whole, self.allocator, self._metrics)
+        else:
+            self.rounds = Rounds(made.target, made.drafter, self.allocator, self._metrics, self.query_len)
+
+    def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Capture all graphs. Call once before generating; nothing is captured at request time.
+
+        Args:
+            progress: called after each capture with the number of captures done and their number in all.
+        """
+        if self._ranks is not None:
+            compare_captures(self._ranks, self.runners, self.config)
+        captured = report_captures(list(self.runners.values()), progress)
+        for runner in self.runners.values():
+            runner.capture(captured)
+        self.time_rounds()
+
+    def time_rounds(self) -> RoundTimes | None:
+        """With `EngineConfig.k_candidates`, learn how long rounds take, by which K is chosen; part of `capture`.
+
+        Returns:
+            The times, measured or given; None where K is fixed.
+        """
+        if self.drafter is None or self.config.k_candidates is None:
+            return None
+        whole = self.rounds.runner if isinstance(self.rounds, DeviceRounds) else None
+        times = self.config.round_times or measure_round_times(self.target, self.drafter, self.config, whole)
+        if self._ranks is not None:
+            times = same_times(self._ranks, times)
+        self.rounds.adaptive = AdaptiveK(times, self.config.num_speculative_tokens)
+        return times
+
+    @property
+    def metrics(self) -> AcceptanceMetrics:
+        """Counts over the rounds that were handed out."""
+        if isinstance(self.rounds, DeviceRounds):
+            self.rounds.fold()
+        return self._metrics
+
+    def generate(self, requests: Sequence[Request]) -> list[Generation]:
+        """Generate for all requests, in batches that shrink and grow as requests finish and join."""
+        with self._only(requests) as (queued, refused):
+            for _ in self._rounds_left():  # the tokens are in `queued` when a request has ended
+                pass
+        results = {i: state.generation() for i, state in queued.items()}
+        results |= {i: Generation(finish_reason="refused", message=why) for i, why in refused.items()}
+        return [results[i] for i in range(len(requests))]
+
+    def stream(self, requests: Sequence[Request]) -> Iterator[Chunk]:
+        """As `generate`, giving the tokens of each round as they come. `Chunk.request` is the index in `requests`.
+
+        A request that can never fit is refused with a message while the others go on; one that does not fit now waits.
+
+        Raises:
+            ConfigError: a request is wrong in itself (see `check`); nothing was run.
+            CapacityError: this decoder has unfinished requests, of another stream or from `add`.
+        """
+        with self._only(requests) as (queued, refused):
+            order = {state.index: i for i, state in queued.items()}
+            yield from (Chunk(index, [], 0, "refused", why) for index, why in refused.items())
+            for chunks in self._rounds_left():
+                for chunk in chunks:
+                    chunk.request = order[chunk.request]
+                yield from chunks
+
+    @contextmanager
+    def _only(self, requests: Sequence[Request]) -> Generator[tuple[dict[int, Running], dict[int, str]]]:
+        """Queue requests that no others may join, and cancel at the end those that have not ended.
+
+        Gives the requests that were queued, and why the others were refused, both by index.
+        """
+        if self.num_unfinished:
+            raise CapacityError(
+                f"this decoder has {self.num_unfinished} unfinished requests, of a stream that is still open or from "
+                "add(): close() the stream, or call step() until none is left, also after cancel()"
+            )
+        refused: dict[int, str] = {}
+        for index, request in enumerate(requests):
+            try:
+                self.check(request)
+            except CapacityError as error:
+                refused[index] = str(error)
+        queued = {i: self._queue(request) for i, request in enumerate(requests) if i not in refused}
+        self._stream_open = True
+        try:
+            yield queued, refused
+        finally:
+            for state in queued.values():
+                self.cancel(state.index)
+            self._ended.clear()
+            self._stream_open = False
+
+    def _rounds_left(self) -> Iterator[Sequence[Chunk]]:
+        """The chunks of each round until no request is left."""
+        while True:  # at least once: other ranks may have requests
+            yield self.step()
+            if not self.num_unfinished and not self.others_unfinished:
+                break
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that wait or run, and those whose last chunk was not handed out yet."""
+        return len(self._waiting) + self.rounds.num_running + len(self._ended)
+
+    def add(self, request: Request) -> int:
+        """Queue a request; it joins the batch in a later `step`, when a row and KV blocks are free.
+
+        Returns:
+            The id that names it in chunks and in `cancel`.
+
+        Raises:
+            CapacityError, ConfigError: it can never run here; see `check`.
+            ConfigError: a stream is open; its chunks are numbered by the places of its own requests.
+        """
+        if self._stream_open:
+            raise ConfigError("add() while a stream is open: finish it, or give all requests by add() and step()")
+        self.check(request)
+        return self._queue(request).index
+
+    def cancel(self, request_id: int) -> bool:
+        """End a request now; its KV blocks are free when no launched round can write them. The next `step` gives its
+        last chunk, with reason "cancelled".
+
+        Returns:
+            Whether it was still unfinished.
+        """
+        for state in (*self._waiting, *self.rounds.running):
+            if state.index == request_id:
+                if state in self._waiting:
+                    self._waiting.remove(state)
+                else:
+                    self.rounds.leave(state, finished=False)
+                state.finish_reason = "cancelled"
+                self._ended.append(Chunk(request_id, [], 0, state.finish_reason))
+                return True
+        return False
+
+    def step(self) -> Sequence[Chunk]:
+        """One round over the batch, after which new requests may have joined; gives each request's new tokens.
+
+        `Chunk.request` is the id from `add`. In the lowering `round` the chunks of a round in which nobody joins or
+        ends are made when they are read. Empty means that there is nothing to do. Data parallel ranks all
+        call it; one without requests takes part in the passes of the others, and `others_unfinished` says whether
+        there were any.
+        """
+        chunks, self._ended = self._ended, []
+        if self._sharing is not None and isinstance(self.rounds, Rounds):
+            agreed = agree(self._sharing, self.rounds.passes(self._joining(), len(self._waiting)))
+            self.others_unfinished = agreed.unfinished > 0
+            sampled = self.rounds.step(self._admit, agreed) if agreed.unfinished else []
+        else:
+            rounds, admit = self.rounds, self._admit if self._waiting else None
+            sampled = rounds.step(admit) if rounds.num_running or admit is not None else []
+        if isinstance(sampled, RoundChunks):
+            return [*chunks, *sampled] if chunks else sampled
+        for state, tokens in sampled:
+            chunk = state.add(tokens)
+            chunks.append(chunk)
+            if chunk.finish_reason is not None:
+                self.rounds.leave(state, finished=True)
+        return chunks
+
+    def check(self, request: Request) -> None:
+        """Refuse what can never run here.
+
+        Raises:
+            CapacityError: the prompt or the KV that it may need is too long.
+            ConfigError: it wants sampling, and this decoder is greedy; a token is not in the target's vocabulary; or
+                the decoder is closed.
+        """
+        if self._closed:
+            raise ConfigError("this generator is closed: close() has released its graphs; load another one")
+        vocab = self.target.model.vocab_size
+        check_request(request, self.config, self.query_len, vocab, self.allocator.capacity)
+
+    def close(self) -> None:
+        """Release graphs and their memory. Twice is harmless; requests are refused afterwards."""
+        self._closed = True
+        for runner in self.runners.values():
+            runner.close()
+
+    def _queue(self, request: Request) -> Running:
+        request_id, self._next_id = self._next_id, self._next_id + 1
+        prompt = array("q", list(request.prompt_token_ids))
+        limit = min(len(prompt) + request.max_tokens, self.config.max_model_len)
+        self._waiting.append(Running(request_id, request, [], prompt, limit))
+        return self._waiting[-1]
+
+    def _joining(self) -> list[Running]:
+        """The waiting requests that join the next round: in order, while rows and blocks last."""
+        if not self._waiting:
+            return []
+        rows, free = self.config.max_num_requests - self.rounds.num_running, self.allocator.num_free
+        return that_fit(self._waiting, self.config, self.query_len, rows, free)
+
+    def _admit(self) -> None:
+        """Let waiting requests join."""
+        for state in self._joining():
+            self._waiting.popleft()
+            state.blocks = self.allocator.allocate(blocks_needed(state.request, self.config, self.query_len))
+            self.rounds.join(state)

@@ -1,0 +1,102 @@
+"""What a request needs before it takes part in rounds: its prompt's KV, its first token, and its row's inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from specgraph import ops
+from specgraph.attention import NULL_BLOCK
+from specgraph.capture import write
+from specgraph.draft import Drafter, ProposeBatch, RoundBuffers
+from specgraph.engine.config import EngineConfig
+from specgraph.engine.request import Running
+from specgraph.engine.sampling_requests import write_sampling
+from specgraph.engine.target import TargetRunner, first_token
+
+
+def write_requests(memory: RoundBuffers, config: EngineConfig, states: Sequence[Running], first: int) -> None:
+    """Upload what belongs to a request and not to a round, for rows `first` on: block tables, temperatures, seeds.
+
+    Target and drafter both read it.
+    """
+    rows, width = slice(first, first + len(states)), memory.block_table.shape[1]
+    write(memory.block_table[rows], [[*s.blocks, *[NULL_BLOCK] * (width - len(s.blocks))] for s in states])
+    if config.sampled:
+        write(memory.temperature[rows], [s.request.temperature for s in states])
+        write(memory.seeds[rows], [s.request.seed for s in states])
+    elif config.synthetic_acceptance is not None:  # requests of one seed must not all accept alike
+        write(memory.seeds[rows], [(s.request.seed + s.index) % 2**63 for s in states])
+
+
+def chunk_rows(config: EngineConfig) -> int:
+    """Tokens of a prompt in one prefill pass, at most."""
+    return min(config.prefill_chunk or config.prefill_rows[-1], config.prefill_rows[-1])
+
+
+def prefill_passes(target: TargetRunner, drafter: Drafter | None, state: Running, at_least: int = 0) -> range:
+    """Target and drafter KV of a prompt, chunk by chunk.
+
+    Afterwards the target has the last row's logits (`prompt_logits`), and the drafter its hidden state, in the row of
+    `DraftPrefill.buffers` that the last token had in its chunk.
+
+    Args:
+        at_least: rows that each pass is padded for at least.
+
+    Returns:
+        The position that each pass of the target began at.
+    """
+    prompt, length = state.token_ids, chunk_rows(target.config)
+    starts = range(0, len(prompt), length)
+    for start in starts:
+        chunk = prompt[start : start + length]
+        target.prefill(chunk, start, state.blocks, at_least)
+        if drafter is not None:
+            positions = range(start, start + len(chunk))
+            drafter.prefill(prompt, positions, state.blocks, at_least=at_least)
+    return starts
+
+
+def prefill_request(
+    target: TargetRunner,
+    drafter: Drafter | None,
+    state: Running,
+    memory: ProposeBatch,
+    row: int,
+    at_least: int = 0,
+) -> int:
+    """Target and drafter KV of a prompt, chunk by chunk, and the first token, as a round that sampled one token.
+
+    Args:
+        memory: of the round that the request joins.
+        row: the request's there.
+        at_least: rows that each pass is padded for at least.
+
+    Returns:
+        Passes of the target that were run.
+    """
+    prompt, request, program = state.token_ids, state.request, target.verify_program
+    starts = prefill_passes(target, drafter, state, at_least)
+    adjusted = logits = target.prompt_logits
+
+    def number(value: float, dtype: torch.dtype) -> torch.Tensor:
+        return torch.full((1,), value, dtype=dtype, device=logits.device)
+
+    temperature = number(request.temperature, torch.float32)
+    own = None if program.sampling is None else program.sampling.sliced(slice(row, row + 1))
+    if own is not None and program.sampling is not None:
+        write_sampling(program.sampling, [state], row)
+        adjusted = own.adjusted(logits, temperature.new_zeros((1, 0), dtype=torch.int64), temperature)
+    token = adjusted.argmax(-1)
+    if request.temperature:
+        at = number(len(prompt), torch.int64)
+        token = first_token(adjusted, temperature, number(request.seed, torch.int64), at)
+    if own is not None:
+        ops.count_tokens(token[None], own.output_counts)
+    hidden = None if drafter is None else drafter.prefill_buffers.aux_hidden[len(prompt) - 1 - starts[-1]]
+    memory.join(row, token[0], hidden)
+    logprobs = program.logprobs(*memory.sampled_token_ids.shape)
+    if logprobs is not None:
+        ops.emitted_logprobs(logits, token[None], logprobs[row : row + 1, :1])
+    return len(starts)

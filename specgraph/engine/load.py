@@ -1,0 +1,250 @@
+"""From checkpoint folders to a generator: loads a pair, sizes its KV cache and captures its graphs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import torch
+
+from specgraph.attention import AttentionChoice, PagedAttention, choose_attention
+from specgraph.checkpoints import TargetShape, drafter_format, load_drafter, load_target, target_shape
+from specgraph.checkpoints.target_shape import MOST_POSITIONS
+from specgraph.checkpoints.tokens import compare_tokenizers, read_tokenizer, sampling_defaults, stop_token_ids
+from specgraph.device import Platform, open_platform
+from specgraph.draft import DraftTree
+from specgraph.draft.past_rows import past_rows_bytes
+from specgraph.engine.blocks import GIB, CacheSize, bytes_per_token, cache_dtype, size_cache
+from specgraph.engine.config import EngineConfig
+from specgraph.engine.decoder import SpeculativeDecoder
+from specgraph.engine.text import TextGenerator
+from specgraph.errors import CheckpointError, ConfigError, UnsupportedError
+from specgraph.options import EngineOptions, Fp8Weights, dtype_named
+from specgraph.parallel import WHOLE, ParallelLayout, join_layout, leave_on_error
+
+if TYPE_CHECKING:
+    from specgraph.models.llama import LlamaTarget
+    from specgraph.models.protocol import DraftHead, ParallelHead
+
+
+def shipped_pair() -> tuple[Path, Path]:
+    """Folders of the tiny target and EAGLE-3 drafter that come with specgraph (Python source, about 4M parameters)."""
+    root = Path(str(resources.files("specgraph"))) / "pairs" / "tiny-python"
+    return root / "target", root / "eagle3"
+
+
+def load_generator(
+    target: Path | str | None = None,
+    draft: Path | str | None = None,
+    *,
+    platform: Platform | str | None = None,
+    speculate: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+    options: EngineOptions | None = None,
+    **changes: Any,
+) -> TextGenerator:
+    """Load a target and its drafter from Hugging Face folders, and capture all graphs.
+
+    Args:
+        target, draft: checkpoint folders; the shipped pair when neither is given.
+        platform: a platform or its name; chosen as in `open_platform` by default.
+        speculate: False decodes with the target alone.
+        progress: called after each capture with the number of captures done and their number in all.
+        options: how to load, capture and run; the defaults of `EngineOptions` when not given.
+        changes: fields of `EngineOptions` by name, instead of or on top of `options`.
+
+    Raises:
+        PlatformError, CheckpointError, ConfigError, UnsupportedError: before anything runs on the device.
+    """
+    chosen = replace(options or EngineOptions(), **changes)
+    if (target is None) != (draft is None) and speculate:
+        raise CheckpointError("give both the target's and the drafter's folder, or neither for the shipped pair")
+    target_folder, draft_folder = (Path(target), Path(draft or target)) if target is not None else shipped_pair()
+    opened = platform if isinstance(platform, Platform) else open_platform(platform)
+    layout = join(opened, chosen, {"target": target_folder, "draft": draft_folder, "speculate": speculate})
+    with leave_on_error(layout):
+        tokenizer, defaults = read_tokenizer(target_folder), sampling_defaults(target_folder)
+        if speculate and draft_folder != target_folder:
+            compare_tokenizers(tokenizer, target_folder, draft_folder)
+        loaded = load_models(target_folder, draft_folder if speculate else None, opened, chosen, layout)
+        stops = stop_token_ids(target_folder, loaded.target.vocab_size)
+        attention = loaded.attention
+        with torch.inference_mode():
+            decoder = SpeculativeDecoder(
+                loaded.target, loaded.head, opened, loaded.config, attention=attention.backend, layout=layout
+            )
+            start = time.perf_counter()
+            decoder.capture(progress)
+    took = time.perf_counter() - start
+    resolution = decoder.drafter.resolution if decoder.drafter is not None else decoder.target.resolution
+    drafter = f"; drafter {drafter_format(draft_folder)}" if speculate else ""
+    how = f"mode {resolution.mode}, lowering {resolution.explain()}"
+    how += f"; attention '{attention.backend.name}', because {attention.reason}" if attention.reason else ""
+    where = f"{opened.info.name} (simulated)" if opened.info.simulated else opened.info.name
+    ignored = f"; generation_config.json's {defaults} are not applied, each request says how it samples"
+    description = f"{where}: {how}; captured in {took:.2f} s{drafter}; {loaded.cache}{ignored if defaults else ''}"
+    if layout is not None:
+        description += f"; rank {layout.ranks.rank} of {layout.ranks.size} that run the models together"
+    return TextGenerator(decoder, tokenizer, stops, opened, target_folder, description, layout)
+
+
+def join(platform: Platform, options: EngineOptions, also: Mapping[str, object]) -> ParallelLayout | None:
+    """Meet the other processes of a run, and compare the options of all; None where `options` ask for one process.
+
+    Args:
+        also: what else must be the same on every rank.
+
+    Raises:
+        ConfigError: torchrun started another number of processes.
+        RankError: an option differs between ranks, or a process did not come in time.
+    """
+    size, draft = options.tensor_parallel, options.draft_tensor_parallel
+    if options.data_parallel < 1:
+        raise ConfigError(f"data_parallel must be at least 1, got {options.data_parallel}")
+    if size < 1 or draft not in (None, 1, size):
+        raise ConfigError(
+            f"tensor_parallel {size}, draft_tensor_parallel {draft}: the target is split over 1 or more ranks, the "
+            "drafter over as many or over 1"
+        )
+    if size * options.data_parallel == 1:
+        return None
+    layout = join_layout(
+        platform.device,
+        tensor_parallel=size,
+        data_parallel=options.data_parallel,
+        expert_parallel=options.enable_expert_parallel,
+        timeout=options.rank_timeout,
+    )
+    own = {"platform": platform.info.name, "device": platform.info.device_name, **platform.info.versions}
+    asked = {f"option {f.name}": getattr(options, f.name) for f in fields(options)}
+    with leave_on_error(layout):
+        layout.ranks.same("the comparison of options", {**own, **also, **asked})
+    return layout
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPair:
+    """A target and its drafter on their device, with what a `SpeculativeDecoder` of them takes."""
+
+    target: LlamaTarget
+    head: DraftHead | ParallelHead | None
+    """None where the target decodes alone."""
+    attention: AttentionChoice
+    cache: CacheSize
+    config: EngineConfig
+    """The options, with the KV blocks of `cache`."""
+
+
+def load_models(
+    target: Path, draft: Path | None, platform: Platform, options: EngineOptions, layout: ParallelLayout | None = None
+) -> LoadedPair:
+    """Load a target and its drafter, choose attention for both, and the size of their KV caches by the memory left.
+
+    Options are checked before weights are read. Where they name no max_model_len and not even one request of the
+    target's maximum fits, the models are loaded again with the length that does, so that their rotary tables have no
+    more rows than positions are used.
+
+    Raises:
+        CheckpointError: a folder cannot be loaded.
+        CapacityError: not even one request of max_model_len fits.
+        ConfigError: an option is out of range.
+        UnsupportedError: the attention that was asked for by name does not support both models, or FP8 was asked for
+            and the device has none.
+    """
+    k = engine_config(options, options.max_model_len or MOST_POSITIONS).num_speculative_tokens
+    if not 0 < options.memory_fraction <= 1:
+        raise ConfigError(f"memory_fraction must be above 0 and at most 1, got {options.memory_fraction}")
+    if options.kv_memory is not None and not 0 < options.kv_memory < float("inf"):
+        raise ConfigError(f"kv_memory must be a number of GiB above 0, got {options.kv_memory}")
+    dtype, length, tree = dtype_named(options.dtype), options.max_model_len, draft_tree(options)
+    if dtype is None and platform.device.type == "cpu":
+        dtype = torch.float32  # half precision is slower than float32 on most CPUs
+    if options.fp8_weights not in get_args(Fp8Weights):
+        raise ConfigError(f"unknown fp8_weights '{options.fp8_weights}'; there are {', '.join(get_args(Fp8Weights))}")
+    keep_fp8 = options.fp8_weights == "keep"
+    if (keep_fp8 or options.kv_cache_dtype == "fp8") and not (support := platform.capabilities.float8):
+        asked = "--fp8-weights keep" if keep_fp8 else "--kv-cache-dtype fp8"
+        raise UnsupportedError(f"{asked}: '{platform.info.name}' has no FP8: {support.reason}")
+    split = WHOLE if layout is None else layout.tensor_parallel
+    while True:
+        model = load_target(target, platform.device, dtype, length, split, keep_fp8, options.kv_cache_dtype == "fp8")
+        head = None
+        if draft is not None:
+            drafted: LlamaTarget | TargetShape = model
+            if layout is not None and options.draft_tensor_parallel == 1:
+                where = platform.device
+                drafted = target_shape(target, device=where, dtype=model.dtype, max_model_len=model.max_model_len)
+            head = load_drafter(draft, drafted, num_modules=options.num_modules, keep_fp8=keep_fp8)
+        layers = [layer for m in (model, head) if m is not None for layer in m.attention_layers]
+        attention = choose_attention(
+            options.attention,
+            platform,
+            layers,
+            model.dtype,
+            options.block_size,
+            tree is not None,
+            cache_dtype(options.kv_cache_dtype, model.dtype),
+        )
+        memory = int(platform.memory().free * options.memory_fraction)
+        if layout is not None:  # all ranks must have the same blocks
+            memory = layout.ranks.smallest("the size of the KV cache", memory)
+        kv_bytes = sum(
+            bytes_per_token(m.attention_layers, cache_dtype(options.kv_cache_dtype, m.dtype))
+            for m in (model, head)
+            if m is not None
+        )
+        if head is not None:
+            kv_bytes += -(-past_rows_bytes(head, k, attention.block_size) // attention.block_size)
+        cache = size_cache(
+            kv_bytes,
+            block_size=attention.block_size,
+            max_model_len=model.max_model_len,
+            max_num_requests=options.max_num_requests,
+            memory=int(options.kv_memory * GIB) if options.kv_memory is not None else memory or None,
+            num_blocks=options.num_blocks,
+            may_shorten=length is None,
+            scratch_tokens=0 if tree is None else tree.scratch_tokens,
+        )
+        if cache.max_model_len == model.max_model_len:
+            sized = replace(options, num_blocks=cache.num_blocks, block_size=cache.block_size)
+            return LoadedPair(model, head, attention, cache, engine_config(sized, cache.max_model_len))
+        length = cache.max_model_len
+        del model, head  # before their memory is needed again
+
+
+def engine_config(options: EngineOptions, max_model_len: int) -> EngineConfig:
+    """The part of `options` that a decoder takes; `max_model_len` where they name none."""
+    shared = {field.name for field in fields(EngineConfig)} & {field.name for field in fields(options)}
+    values: dict[str, Any] = {name: getattr(options, name) for name in shared}
+    if options.num_speculative_tokens == "auto":
+        candidates = tuple(options.k_candidates or (1, 2, 3, 5))
+        values |= {"k_candidates": candidates, "num_speculative_tokens": candidates[-1]}
+    elif options.k_candidates is not None:
+        raise ConfigError("k_candidates are for num_speculative_tokens='auto' (-k auto)")
+    if (tree := draft_tree(options)) is not None:
+        chains = [k for k in (options.draft_schedule or {}).values() if k != "tree"]
+        values |= {"tree": tree, "num_speculative_tokens": max([tree.num_steps, *chains])}
+    values["max_model_len"] = options.max_model_len or max_model_len
+    values["block_size"] = options.block_size or PagedAttention().preferred_block_size
+    return EngineConfig(**values)
+
+
+def draft_tree(options: EngineOptions) -> DraftTree | None:
+    """The draft trees that the options ask for; None for chains.
+
+    Raises:
+        ConfigError: some of the three numbers are missing, or out of range.
+    """
+    names = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+    given: dict[str, int | None] = {name: getattr(options, name) for name in names}
+    missing = [name for name, value in given.items() if value is None]
+    if len(missing) == len(names):
+        return None
+    if missing:
+        raise ConfigError(f"a draft tree needs {', '.join(names)}; missing: {', '.join(missing)}")
+    steps, top_k, tokens = (int(value) for value in given.values() if value is not None)
+    return DraftTree(num_steps=steps, top_k=top_k, num_draft_tokens=tokens)

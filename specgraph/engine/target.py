@@ -1,0 +1,154 @@
+"""The target on a platform: its verify and prefill passes, and the first token after a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from specgraph.attention import AttentionBackend, KVCache
+from specgraph.capture import (
+    MakeAttend,
+    ModelRunner,
+    PrefillBuffers,
+    PrefillProgram,
+    allocate_prefill,
+    dispatch,
+    uniform_lengths,
+    write,
+)
+from specgraph.device import Platform
+from specgraph.draft import Drafter, SamplingBuffers, allocate_round
+from specgraph.engine.config import EngineConfig
+from specgraph.engine.tree_verify import TreeVerifyProgram
+from specgraph.engine.verify import VerifyMemory, VerifyProgram
+from specgraph.models.protocol import Target
+from specgraph.ops import noise
+
+
+class TargetRunner(ModelRunner):
+    """Runs a target: verify passes and prefill passes. The KV caches belong to the caller."""
+
+    def __init__(
+        self,
+        target: Target,
+        caches: Sequence[KVCache],
+        platform: Platform,
+        config: EngineConfig,
+        *,
+        attention: AttentionBackend,
+        query_lens: Sequence[int],
+        drafter: Drafter | None = None,
+        sampling: SamplingBuffers | None = None,
+    ) -> None:
+        """
+        Args:
+            query_lens: without a drafter, rows per request that a verify may have, ascending.
+            drafter: whose drafts are verified, and whose memory the results go to: tokens, counts and hidden states
+                of verify passes, hidden states of prefill passes. Positions, block tables, temperatures and
+                seeds are shared with it.
+            sampling: what requests ask of sampling besides temperature and seed; None where they may not.
+        """
+        super().__init__(target, caches, platform, config, attention)
+        self.model, self.config = target, config
+        if drafter is None:
+            self.round = allocate_round(config, query_lens, 0, target.dtype, platform.device)
+        else:
+            self.round = drafter.round
+            query_lens = config.chain_lens
+        logprobs = self.round.sampled_token_ids.new_zeros(self.round.sampled_token_ids.shape, dtype=torch.float32)
+        memory = VerifyMemory(self.round, sampling, logprobs if config.logprobs else None)
+        self.verify_programs: list[VerifyProgram] = []
+        """Of chains, of trees, or both."""
+        if query_lens:
+            self.verify_programs.append(VerifyProgram(target, config, query_lens, drafter, memory))
+        if config.tree is not None and drafter is not None:
+            tree = config.tree
+            self.verify_programs.append(TreeVerifyProgram(target, config, tree, drafter, self.stack, memory))
+        self.verify_program = self.verify_programs[0]
+        shared = None if drafter is None else drafter.prefill_buffers.aux_hidden
+        buffers = allocate_prefill(config, 0, target.dtype, platform.device, aux_hidden=shared)
+        self.prompt_logits = torch.zeros(1, target.vocab_size, dtype=target.dtype, device=platform.device)
+        """[1, vocab]: of the last row of the last prefill pass."""
+        self._prefill = PrefillProgram(
+            buffers=buffers, config=config, forward=partial(_prefill_rows, self.verify_program, self.prompt_logits)
+        )
+        self.programs += [self._prefill, *self.verify_programs]
+
+    def read_set(self) -> dict[str, Tensor]:
+        """Every persistent tensor that a target graph may touch, by name."""
+        return super().read_set() | {"prefill.logits": self.prompt_logits}
+
+    def verify(
+        self,
+        num_requests: int,
+        start_positions: Sequence[int],
+        query_len: int,
+        program: VerifyProgram | None = None,
+        at_least: int = 0,
+    ) -> None:
+        """One pass over the rows in the buffers; results are in `round` until the next pass.
+
+        Args:
+            num_requests: real requests, in the first rows.
+            start_positions: the position of each request's last token. Written to the device here; padded requests get
+                -1, which makes them inert: their `num_sampled` becomes 0.
+            query_len: rows per request of the round, K + 1; a pass over trees has more.
+            program: one of `verify_programs`, the first by default.
+            at_least: requests that the pass is padded for at least: those of the largest batch, where other ranks run
+                the same pass. With no real requests it writes nothing.
+        """
+        program = program or self.verify_program
+        rows, tree = program.rows(query_len), program.of_trees
+        found = dispatch("verify", max(num_requests, at_least), rows, query_len - 1, self.config.sizes, tree)
+        size = found.descriptor.num_requests
+        write(self.round.start_positions[:size], [*start_positions, *[-1] * (size - num_requests)])
+        lengths = uniform_lengths(start_positions, found.descriptor) if self.attention.host_parameters else None
+        self.run(self.prepare(program, found.descriptor, found.captured), lengths)
+
+    def prefill(
+        self, token_ids: Sequence[int], first_position: int, blocks: Sequence[int], at_least: int = 0
+    ) -> Tensor:
+        """Run a chunk of one request's prompt: writes its KV, and its hidden states to the drafter.
+
+        Args:
+            token_ids: consecutive prompt tokens, at most the largest prefill size.
+            first_position: the position of the first of them.
+            blocks: the request's KV blocks, from position 0 on.
+            at_least: rows that the pass is padded for at least; without tokens it writes nothing.
+
+        Returns:
+            Logits of the last row, [vocab]; overwritten by the next prefill.
+
+        Raises:
+            CapacityError: more tokens than the largest prefill size; nothing was run.
+        """
+        self._prefill.run(self, token_ids, first_position, blocks, at_least)
+        return self.prompt_logits[0]
+
+
+def _prefill_rows(program: VerifyProgram, logits: Tensor, b: PrefillBuffers, make_attend: MakeAttend) -> None:
+    out = program.target.forward(b.token_ids, make_attend(b.metadata, 0), program.aux_layers)
+    program.hand_over(out, b.aux_hidden)
+    logits.copy_(program.target.logits(out.hidden[b.last_row]))
+
+
+def first_token(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """The token after a prompt: one draw from softmax(logits / temperature), since no draft is there to be verified.
+
+    The noise is the noise with which a verify would resample that position.
+
+    Args:
+        logits: [1, vocab].
+        temperature: float32 [1]; 0 is argmax.
+        seeds, positions: int64 [1], the position that of the token.
+
+    Returns:
+        int64 [1].
+    """
+    hot = temperature > 0
+    scaled = logits.float() / torch.where(hot, temperature, 1.0)[:, None]
+    drawn = scaled + noise.gumbel(seeds, positions, noise.RESAMPLE, logits.shape[-1])
+    return torch.where(hot, drawn.argmax(-1), logits.argmax(-1))

@@ -1,0 +1,180 @@
+"""Text from a loaded pair: requests made of prompts, generated and streamed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from specgraph.device import Platform
+from specgraph.engine.chat_template import render_chat
+from specgraph.engine.decoder import SpeculativeDecoder
+from specgraph.engine.request import UNSUPPORTED, Chunk, Generation, Request
+from specgraph.engine.text_stream import TextStream, text_of
+from specgraph.errors import ConfigError
+from specgraph.options import check_num_sequences
+from specgraph.parallel import ParallelLayout
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TextGenerator:
+    """A loaded pair with its tokenizer, ready to generate. Made by `load_generator`.
+
+    A context manager: leaving it, or `close()`, frees the graphs.
+    """
+
+    decoder: SpeculativeDecoder
+    tokenizer: Tokenizer
+    stop_token_ids: tuple[int, ...]
+    platform: Platform
+    folder: Path
+    """The target's."""
+    description: str
+    """What was loaded: target, drafter format, lowering and why."""
+    layout: ParallelLayout | None = None
+    """The processes that run the models together; None where this one runs alone."""
+
+    def request(
+        self,
+        prompt: str | Sequence[Mapping[str, str]],
+        *,
+        max_tokens: int = 128,
+        temperature: float = 0.0,
+        seed: int = 0,
+        chat: bool = False,
+        **parameters: Any,
+    ) -> Request:
+        """A request for one prompt.
+
+        Args:
+            prompt: a text; or the messages of a conversation, each with `role` (system, user, assistant) and `content`,
+                which are put into the target's chat template.
+            max_tokens: tokens to generate, at most.
+            temperature: 0 is greedy; above 0 the generator must have been loaded with `sampled=True`.
+            seed: sampling repeats for the same seed.
+            chat: put the text into the target's chat template, as a message of the user.
+            parameters: top_k, top_p, min_p, penalties and logit_bias as in `Request`; the generator must have been
+                loaded with `sampling_parameters=True`.
+
+        Raises:
+            ConfigError: the prompt is empty, it can't be sampled here, or a parameter is not supported.
+            CheckpointError: for messages or with `chat`, the target's folder has no usable template.
+        """
+        known = {field.name for field in fields(Request)}
+        if unknown := sorted(parameters.keys() - known):
+            why = UNSUPPORTED.get(unknown[0], "there is no parameter of this name")
+            raise ConfigError(f"'{unknown[0]}' is not supported: {why}")
+        if temperature > 0 and not self.decoder.config.sampled:
+            raise ConfigError(f"temperature {temperature}: this generator is greedy; load it with sampled=True")
+        if isinstance(prompt, str) and not chat:
+            ids = self.tokenizer.encode(prompt).ids
+        else:
+            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+            ids = self.tokenizer.encode(render_chat(self.folder, messages), add_special_tokens=False).ids
+        return Request(
+            prompt_token_ids=ids,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            seed=seed,
+            stop_token_ids=self.stop_token_ids,
+            **parameters,
+        )
+
+    def requests(
+        self, prompt: str | Sequence[Mapping[str, str]], *, n: int = 1, seed: int = 0, **settings: Any
+    ) -> list[Request]:
+        """`n` requests for one prompt, whose seeds are seed, seed + 1 ... as in vLLM.
+
+        Args:
+            prompt, settings: as in `request`.
+
+        Raises:
+            ConfigError: n is less than 1, or more than 1 at temperature 0; and as in `request`.
+        """
+        first = self.request(prompt, seed=seed, **settings)
+        check_num_sequences(n, first.temperature)
+        return [replace(first, seed=seed + i) for i in range(n)]
+
+    def stream_text(self, prompt: str | Request, *, stop: Sequence[str] = (), **settings: Any) -> TextStream:
+        """The text for one prompt as it is generated, in whole characters.
+
+        Args:
+            prompt: the prompt, or a request made by `request`.
+            stop: the text ends before the one of these strings that is complete first.
+            settings: as in `request`, if `prompt` is a text.
+
+        Returns:
+            An iterable of `TextPiece` that is also a context manager.
+        """
+        request = self.request(prompt, **settings) if isinstance(prompt, str) else prompt
+        self.decoder.check(request)
+        return TextStream(self.tokenizer, request, self.stream([request]), stop)
+
+    def generate(self, requests: Sequence[Request]) -> list[Generation]:
+        """Token ids for every request."""
+        with torch.inference_mode():
+            return self.decoder.generate(requests)
+
+    def add(self, request: Request) -> int:
+        """Queue a request for `step`; gives the id that names it in chunks and in `cancel`."""
+        return self.decoder.add(request)
+
+    def cancel(self, request_id: int) -> bool:
+        """End a request; says whether it was still unfinished."""
+        return self.decoder.cancel(request_id)
+
+    def step(self) -> Sequence[Chunk]:
+        """One round over all unfinished requests; see `SpeculativeDecoder.step`."""
+        with torch.inference_mode():
+            return self.decoder.step()
+
+    def stream(self, requests: Sequence[Request]) -> Iterator[Chunk]:
+        """Each round's tokens as they come."""
+        stream = self.decoder.stream(requests)
+        while True:
+            with torch.inference_mode():  # not across the yield: the caller's grad mode is the caller's
+                chunk = next(stream, None)
+            if chunk is None:
+                return
+            yield chunk
+
+    def text(self, prompts: str | Sequence[str], *, n: int = 1, **settings: Any) -> list[str]:
+        """Continuations, `n` per prompt, those of one prompt together; greedy by default. A string is one prompt.
+
+        Warns where `max_num_requests` is less than the number of texts, so that some wait for others.
+
+        Args:
+            n: texts per prompt, of seeds seed, seed + 1 ...; more than 1 needs a temperature.
+            settings: as in `request`, for all prompts.
+        """
+        texts = [prompts] if isinstance(prompts, str) else prompts
+        requests = [each for text in texts for each in self.requests(text, n=n, **settings)]
+        together = self.decoder.config.max_num_requests
+        if len(requests) > together:
+            what = "prompts" if n == 1 else "sequences"
+            warnings.warn(
+                f"{len(requests)} {what} are generated {together} at a time; load_generator(max_num_requests="
+                f"{len(requests)}) runs them together",
+                stacklevel=2,
+            )
+        results = self.generate(requests)
+        return [text_of(self.tokenizer, *each) for each in zip(requests, results, strict=True)]
+
+    def close(self) -> None:
+        """Release graphs and their memory, and leave the ranks; requests are refused afterwards."""
+        self.decoder.close()
+        if self.layout is not None:
+            self.layout.ranks.close()
+
+    def __enter__(self) -> TextGenerator:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()

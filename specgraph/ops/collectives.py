@@ -1,0 +1,146 @@
+"""Collectives as ops, so that a graph records each as one node: over the ranks that `specgraph.parallel` knows by name.
+
+Every rank issues the same ones in the same order. On the CPU the hosts compare them before each one runs, so ranks
+that differ end with an error where devices would wait for ever.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+from specgraph.ops.draft_sampling import write_drafts
+from specgraph.ops.library import op
+from specgraph.ops.rejection import commit
+from specgraph.parallel import Ranks, ranks_named
+
+ALL_GATHER = "all_gather_single" if hasattr(torch.distributed, "all_gather_single") else "all_gather_into_tensor"
+"""The name of torch's all-gather into one tensor: the newer one where there is one."""
+
+
+def _met(what: str, x: Tensor, group: str) -> tuple[Ranks, str]:
+    """The ranks of that name, after they compared what they are about to run."""
+    ranks = ranks_named(group)
+    label = f"{what} of {str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
+    if ranks.compares:
+        ranks.exchange(label)
+    return ranks, label
+
+
+@op(writes=("x",))
+def all_reduce(x: Tensor, group: str) -> None:
+    """Replace x by its sum over the ranks; every rank gets the same bits.
+
+    Args:
+        x: any shape, contiguous.
+        group: name of the ranks.
+    """
+    ranks, label = _met("all_reduce", x, group)
+    ranks.run(label, "all_reduce", x)
+
+
+def _gather_fake(x: Tensor, group: str, size: int) -> Tensor:
+    return x.new_empty(size * x.shape[0], *x.shape[1:])
+
+
+@op(fake=_gather_fake)
+def all_gather(x: Tensor, group: str, size: int) -> Tensor:
+    """x of every rank, joined along the first dimension in the order of ranks.
+
+    Args:
+        x: [N, ...], the same shape on every rank.
+        group: name of the ranks.
+        size: number of ranks.
+    """
+    ranks, label = _met("all_gather", x, group)
+    out = x.new_empty(size * x.shape[0], *x.shape[1:])
+    ranks.run(label, ALL_GATHER, out, x.contiguous())
+    return out
+
+
+def _candidates_fake(logits: Tensor, first_id: int) -> Tensor:
+    return logits.new_empty(logits.shape[0], 2, dtype=torch.int64)
+
+
+@op(fake=_candidates_fake)
+def best_tokens(logits: Tensor, first_id: int) -> Tensor:
+    """The most likely token of each row among a rank's part of the vocabulary: what ranks exchange instead of logits.
+
+    Args:
+        logits: [N, part of the vocabulary].
+        first_id: the first token of the part.
+
+    Returns:
+        int64 [N, 2]: the logit as an integer of the same order (its bits, those of negative numbers turned), exact for
+        every dtype; and the token's id.
+    """
+    value, index = logits.max(dim=-1)
+    wide = value.dtype == torch.float64
+    bits = (value if wide else value.float()).add(0.0).view(torch.int64 if wide else torch.int32)  # -0 becomes 0
+    most = torch.iinfo(bits.dtype).max
+    ordered = torch.where(bits < 0, bits ^ most, bits)
+    return torch.stack((ordered.long(), index + first_id), dim=1)
+
+
+def best_of(candidates: Tensor) -> Tensor:
+    """Ids int64 [N] of the most likely tokens among those of all ranks, int64 [ranks, N, 2] from `best_tokens`.
+
+    Of equal logits the first rank's wins, which has the smallest ids.
+    """
+    order, ids = candidates.unbind(-1)
+    return ids.gather(0, order.argmax(dim=0, keepdim=True))[0]
+
+
+@op(writes=("token_ids", "draft_token_ids"))
+def draft_best(
+    candidates: Tensor, draft_to_target: Tensor | None, draft_step: Tensor, token_ids: Tensor, draft_token_ids: Tensor
+) -> None:
+    """`draft_greedy` of a vocabulary that is split over ranks.
+
+    Args:
+        candidates: int64 [ranks, R, 2], of every rank's `best_tokens`.
+        draft_to_target, draft_step, token_ids, draft_token_ids: as in `draft_greedy`.
+    """
+    write_drafts(best_of(candidates), draft_to_target, draft_step, token_ids, draft_token_ids)
+
+
+@op(writes=("sampled_token_ids", "num_sampled"))
+def verify_best(
+    candidates: Tensor,
+    draft_token_ids: Tensor,
+    start_positions: Tensor,
+    sampled_token_ids: Tensor,
+    num_sampled: Tensor,
+) -> None:
+    """`verify_greedy` of a vocabulary that is split over ranks.
+
+    Args:
+        candidates: int64 [ranks, R * (K + 1), 2], of every rank's `best_tokens`.
+        draft_token_ids, start_positions, sampled_token_ids, num_sampled: as in `verify_greedy`.
+    """
+    requests, steps = draft_token_ids.shape
+    chosen = best_of(candidates).view(requests, steps + 1)
+    accept = chosen[:, :-1] == draft_token_ids
+    commit(accept, chosen, draft_token_ids, start_positions >= 0, sampled_token_ids, num_sampled)
+
+
+def _embed_fake(token_ids: Tensor, table: Tensor, first_id: int) -> Tensor:
+    return table.new_empty(token_ids.shape[0], table.shape[1])
+
+
+@op(fake=_embed_fake)
+def embed_part(token_ids: Tensor, table: Tensor, first_id: int) -> Tensor:
+    """Rows of a rank's part of the embedding; zeros for tokens of other ranks, so that a sum over the ranks is whole.
+
+    Args:
+        token_ids: int64 [T].
+        table: [part of the vocabulary, E].
+        first_id: the first token of the part.
+
+    Returns:
+        [T, E].
+    """
+    row = token_ids - first_id
+    inside = (row >= 0) & (row < table.shape[0])
+    return torch.where(inside[:, None], table[torch.where(inside, row, 0)], 0)

@@ -1,0 +1,151 @@
+"""The gated MLPs of a mixture of experts: each row goes through the experts that a router chose for it.
+
+Shapes are fixed: T rows give T * top_k pairs of row and expert, whichever experts those are. How many rows an expert
+has is counted on the device, so a captured pass replays with other choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from specgraph.ops.library import op
+
+
+def gated(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
+    """The activation of a gated MLP: [..., 2 * inner] (gate | up) -> [..., inner].
+
+    silu(gate) * up; with a `limit` gate * sigmoid(alpha * gate) * (up + 1), both clamped by it first (gpt-oss).
+    """
+    gate, up = gate_up.chunk(2, dim=-1)
+    if not limit:
+        return functional.silu(gate) * up
+    gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
+    return gate * torch.sigmoid(gate * alpha) * (up + 1)
+
+
+def _grouped(
+    x: Tensor, expert_ids: Tensor, num_experts: int, first_expert: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The pairs ordered by expert, those of experts that are elsewhere last.
+
+    Returns:
+        Rows of x [T * top_k, in], the order int64 [T * top_k], ends int32 [num_experts], and the ordered pairs'
+        experts int64 [T * top_k], counted from `first_expert`; num_experts for those that are elsewhere.
+    """
+    flat = expert_ids.flatten() - first_expert
+    flat = torch.where((flat >= 0) & (flat < num_experts), flat, num_experts)
+    order = flat.argsort(stable=True)
+    counts = (flat[:, None] == torch.arange(num_experts, device=flat.device)).sum(dim=0)
+    return x[order // expert_ids.shape[1]], order, counts.cumsum(0).int(), flat[order]
+
+
+def _combined(out: Tensor, order: Tensor, expert_weights: Tensor) -> Tensor:
+    """Results of the ordered pairs [T * top_k, in], back in place, weighted and added up by row: [T, in]."""
+    pairs = torch.empty_like(out).index_copy_(0, order, out).view(*expert_weights.shape, -1)
+    return (pairs * expert_weights[..., None].to(out.dtype)).sum(dim=1)
+
+
+def _on_host(
+    x: Tensor,
+    expert_ids: Tensor,
+    expert_weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    alpha: float = 1.0,
+    limit: float = 0.0,
+    first_expert: int = 0,
+) -> Tensor:
+    rows, order, ends, _ = _grouped(x, expert_ids, gate_up.shape[0], first_expert)
+    out = torch.zeros_like(rows)
+    for expert, (begin, end) in enumerate(pairwise([0, *ends.tolist()])):
+        if begin < end:
+            bias = None if gate_up_bias is None else gate_up_bias[expert]
+            inner = gated(functional.linear(rows[begin:end], gate_up[expert], bias), alpha, limit)
+            out[begin:end] = functional.linear(inner, down[expert], None if down_bias is None else down_bias[expert])
+    return _combined(out, order, expert_weights)
+
+
+def grouped_expert_mlp(
+    x: Tensor,
+    expert_ids: Tensor,
+    expert_weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    alpha: float = 1.0,
+    limit: float = 0.0,
+    first_expert: int = 0,
+) -> Tensor:
+    """`expert_mlp` by torch's grouped matmul, for devices that have one: bfloat16, rows of a multiple of 16 bytes.
+
+    Other dtypes and sizes, and versions of torch without it, run the reference.
+    """
+    matmul: Callable[..., Tensor] | None = getattr(torch, "_grouped_mm", None)  # public only in newer versions
+    aligned = x.dtype is torch.bfloat16 and gate_up.shape[2] % 8 == 0 and down.shape[2] % 8 == 0
+    if matmul is None or not aligned:
+        return expert_mlp.reference(
+            x, expert_ids, expert_weights, gate_up, down, gate_up_bias, down_bias, alpha, limit, first_expert
+        )
+    count = gate_up.shape[0]
+    rows, order, ends, expert = _grouped(x, expert_ids, count, first_expert)
+
+    def product(y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        out = matmul(y, weight.transpose(-2, -1), offs=ends)
+        return out if bias is None else out + bias[expert.clamp(max=count - 1)]
+
+    out = product(gated(product(rows, gate_up, gate_up_bias), alpha, limit), down, down_bias)
+    out = torch.where((expert < count)[:, None], out, 0)  # the product leaves rows past the last end unwritten
+    return _combined(out, order, expert_weights)
+
+
+def _fake(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@op(fake=_fake, host=_on_host)
+def expert_mlp(
+    x: Tensor,
+    expert_ids: Tensor,
+    expert_weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    alpha: float = 1.0,
+    limit: float = 0.0,
+    first_expert: int = 0,
+) -> Tensor:
+    """The weighted sum of the chosen experts' MLPs, for each row.
+
+    The reference runs every row through every expert, because it may not read which are chosen.
+
+    Args:
+        x: [T, in].
+        expert_ids: int64 [T, top_k], different ones in each row. Those outside first_expert .. first_expert +
+            num_experts are other ranks' and add nothing.
+        expert_weights: [T, top_k].
+        gate_up: [num_experts, 2 * inner, in], gate rows first; gate_up_bias: [num_experts, 2 * inner].
+        down: [num_experts, in, inner]; down_bias: [num_experts, in].
+        alpha, limit: see `gated`.
+        first_expert: the id of the first expert that is here.
+
+    Returns:
+        [T, in] in the dtype of x.
+    """
+    out = torch.zeros_like(x)
+    for expert in range(gate_up.shape[0]):
+        bias = None if gate_up_bias is None else gate_up_bias[expert]
+        inner = gated(functional.linear(x, gate_up[expert], bias), alpha, limit)
+        result = functional.linear(inner, down[expert], None if down_bias is None else down_bias[expert])
+        share = torch.where(expert_ids == first_expert + expert, expert_weights, 0).sum(dim=1, keepdim=True).to(x.dtype)
+        out = out + result * share
+    return out

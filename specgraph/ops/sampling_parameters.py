@@ -1,0 +1,169 @@
+"""Logits as a request's sampling parameters make them: bias, penalties, then top_k, top_p and min_p.
+
+The result is what rejection sampling takes for the target's logits, so a request's output follows the distribution that
+its parameters define, whatever was drafted. Each row of a verify has a context of its own: the drafts before it count
+as tokens of the output, since they are when the row is used.
+
+What is kept is decided on integers: every token's probability in steps of 2 ** -40 of the largest one, computed with
+additions and products that IEEE 754 rounds in one way. Their sums do not depend on an order, so every device and every
+implementation keeps the same tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specgraph.ops.library import op
+
+EXCLUDED = -1e30
+"""The logit of a token that may not be chosen: its probability is 0 in float32, and no kernel meets infinity."""
+
+SORTED_TOGETHER = 64
+"""Rows that are sorted in one call, about: few rows leave a GPU idle, and all of a large batch take much memory."""
+
+LOG2_E = 1.4426950408889634
+POWER_OF_TWO = (1.0, 0.6931512951850891, 0.24016444385051727, 0.05579991266131401, 0.009017029777169228,
+                0.0018671301659196615)  # fmt: skip
+"""Coefficients of 2 ** f for 0 <= f < 1 in powers of f, within 1e-7; fitted."""
+LARGEST = 40
+"""log2 of the largest token's weight."""
+
+
+def weights_of(logits: Tensor, temperature: Tensor) -> Tensor:
+    """softmax(logits / temperature) as integers, 2 ** 40 for the most likely token: int64, rounded down.
+
+    Args:
+        logits: float32 [..., vocab].
+        temperature: float32, above 0, broadcast with logits.
+    """
+    scale = torch.full_like(temperature, LOG2_E) / temperature
+    power = (logits - logits.amax(dim=-1, keepdim=True)) * scale
+    power = torch.where(power > -63, power, -63.0)  # NaN too
+    whole = power.floor()
+    part = power - whole
+    value = torch.full_like(part, POWER_OF_TWO[-1])
+    for coefficient in reversed(POWER_OF_TWO[:-1]):
+        value = value * part + coefficient
+    mantissa = (value * 2.0**23).long().clamp(max=2**24 - 1)
+    return (mantissa << (LARGEST - 23)) >> (-whole).long()
+
+
+def _fake(logits: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return torch.empty_like(logits, dtype=torch.float32)
+
+
+@op(fake=_fake)
+def adjust_logits(
+    logits: Tensor,
+    draft_token_ids: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    repetition_penalty: Tensor,
+    presence_penalty: Tensor,
+    frequency_penalty: Tensor,
+    bias: Tensor,
+    output_counts: Tensor,
+    in_prompt: Tensor,
+    ancestors: Tensor | None = None,
+    draft_to_target: Tensor | None = None,
+) -> Tensor:
+    """Logits [R * n, columns] with each request's parameters applied; tokens left out have the logit EXCLUDED.
+
+    In this order, as in vLLM: bias; repetition penalty (a positive logit is divided by it, a negative one multiplied)
+    for tokens of prompt and output; frequency penalty times the count in the output, and presence penalty where it is
+    not 0; then of softmax(logits / temperature) the tokens with at least min_p of the largest probability, of these the
+    top_k most likely, and of these, renormalised, the fewest that reach top_p. Ties go to lower columns. A row that
+    asks for any of the three also loses tokens with less than 2 ** -40 of the largest probability; see `weights_of`.
+
+    Args:
+        logits: n rows per request, n = K + 1 in a verify: row i of a request scores the token after its i-th row.
+        draft_token_ids: int64 [R, K]: draft i is the token of row i + 1. -1 is no draft.
+        temperature: float32 [R]; 0 is greedy, and then nothing is left out.
+        top_k: int64 [R]; 0 for all. top_p: float32 [R]; 1 for all. min_p: float32 [R]; 0 for all.
+        repetition_penalty: float32 [R]; 1 for none.
+        presence_penalty, frequency_penalty: float32 [R]; 0 for none.
+        bias: float32 [R, vocab].
+        output_counts: int32 [R, vocab]: how often each token is in the output before row 0.
+        in_prompt: bool [R, vocab].
+        ancestors: int64 [R * n], as `begin_tree_verify` writes them: bit j of a row is set if the token of row j
+            is in its context, that is draft j - 1. None for a chain: row i has drafts 0 to i - 1 in its context.
+        draft_to_target: int64 [columns]: target id minus column, where the logits are a drafter's; None for columns
+            that are target ids.
+
+    Returns:
+        float32, in the shape of logits.
+    """
+    requests, steps = draft_token_ids.shape
+    rows = logits.float().view(requests, -1, logits.shape[-1])
+    per_request, columns = rows.shape[1:]
+    adjusted = torch.empty_like(rows)
+    top_k, top_p, min_p, temperature, repetition, presence, frequency = (
+        each[:, None, None]
+        for each in (top_k, top_p, min_p, temperature, repetition_penalty, presence_penalty, frequency_penalty)
+    )
+    sampling = temperature > 0
+    filtered = sampling & ((top_k > 0) | (top_p < 1) | (min_p > 0))
+    limit = torch.where(top_k > 0, top_k, columns)
+    least, share = (min_p * 2.0**LARGEST).clamp(min=1.0), (top_p * 2.0**24).long()
+    rank, place = (torch.arange(size, device=logits.device) for size in (columns, max(per_request, steps) + 1))
+    if ancestors is None:
+        context = (place[:per_request, None] > place[:steps]).expand(requests, per_request, steps)
+    else:
+        words = ancestors.view(requests, per_request, 1).expand(requests, per_request, steps)
+        bits = place[1 : steps + 1].expand_as(words)  # a device's shift may not broadcast
+        context = ((words >> bits) & 1).bool()
+    context = context & (draft_token_ids >= 0)[:, None]
+    ids = draft_token_ids.clamp(min=0)[:, None].expand(requests, per_request, steps)
+    chosen = slice(None) if draft_to_target is None else rank + draft_to_target
+    together = max(1, SORTED_TOGETHER // max(1, requests))
+    for first in range(0, per_request, together):
+        part = slice(first, first + together)
+        counts = output_counts[:, None].repeat(1, rows[:, part].shape[1], 1)
+        counts.scatter_add_(2, ids[:, part], context[:, part].to(counts.dtype))
+        counts = counts[..., chosen]
+        x = rows[:, part] + bias[:, None, chosen]
+        penalised = torch.where(x > 0, x / repetition, x * repetition)
+        x = torch.where(in_prompt[:, None, chosen] | (counts > 0), penalised, x)
+        x = x - frequency * counts - presence * (counts > 0)
+        weights = weights_of(x, torch.where(sampling, temperature, 1.0))
+        ordered, order = weights.float().sort(dim=-1, descending=True, stable=True)  # exact: 24 bits each
+        kept = (ordered >= least) & (rank < limit)
+        weights = torch.where(kept, ordered, 0.0).long()
+        before = weights.cumsum(dim=-1)
+        total = before[..., -1:]
+        # top_p of the total, rounded up; the product in two parts, as it has more than 64 bits.
+        reached = share * (total >> 24) + ((share * (total & (2**24 - 1)) + (2**24 - 1)) >> 24)
+        kept &= (before - weights < reached.clamp(min=1)) | (top_p >= 1)
+        kept = torch.zeros_like(kept).scatter_(2, order, kept)
+        adjusted[:, part] = torch.where(kept | ~filtered, x, EXCLUDED)
+    return adjusted.view_as(logits)
+
+
+@op(writes=("output_counts",))
+def count_tokens(token_ids: Tensor, output_counts: Tensor) -> None:
+    """Add 1 to the count of each token.
+
+    Args:
+        token_ids: int64 [R, n]; negative ones are left out.
+        output_counts: int32 [R, vocab], written.
+    """
+    output_counts.scatter_add_(1, token_ids.clamp(min=0), (token_ids >= 0).to(output_counts.dtype))
+
+
+@op(writes=("logprobs",))
+def emitted_logprobs(logits: Tensor, sampled_token_ids: Tensor, logprobs: Tensor) -> None:
+    """The log-probability of each sampled token under softmax(logits).
+
+    Args:
+        logits: [R * n, vocab], as the model gives them.
+        sampled_token_ids: int64 [R, n]; negative ones get 0.
+        logprobs: float32 [R, n], written.
+    """
+    ids = sampled_token_ids.flatten()[:, None]
+    values = torch.log_softmax(logits.float(), dim=-1).gather(1, ids.clamp(min=0))
+    logprobs.copy_(torch.where(ids >= 0, values, 0.0).view_as(logprobs))

@@ -1,0 +1,202 @@
+"""Drawing a draft tree: candidates and their scores step by step, the rows of the next step, and the nodes to verify.
+
+A *candidate* is a token that was drawn after a node, with the sum of the log-probabilities on its path as its score.
+Candidates are numbered in the order in which they are drawn: k in step 0, k * k in each later step. The k best of a
+step are *expanded* by the next step. Ties go to the lower draft id among the tokens of one row, and to the lower
+candidate number otherwise, on every device.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specgraph.ops.draft_sampling import to_target_ids
+from specgraph.ops.library import op
+from specgraph.ops.slots import slots_of
+
+
+def top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` most likely tokens of each row, most likely first and the lower id first among equals.
+
+    torch.topk leaves open which of equal values it takes; argmax takes the first.
+
+    Args:
+        logits: float32 [T, vocab].
+        count: at most vocab.
+
+    Returns:
+        Their log-probabilities, float32 [T, count], and ids, int64 [T, count].
+    """
+    ids: list[Tensor] = []
+    rest = logits
+    for _ in range(count):
+        best = rest.argmax(dim=-1, keepdim=True)
+        rest = rest.scatter(1, best, float("-inf"))
+        ids.append(best)
+    chosen = torch.cat(ids, dim=1)
+    log_probs = logits.gather(1, chosen) - torch.logsumexp(logits, dim=-1, keepdim=True)
+    return log_probs.clamp(max=0.0), chosen
+
+
+@op(
+    writes=(
+        "node_scores", "node_token_ids", "node_parents", "beam_scores", "beam_nodes", "beam_rows", "token_ids",
+        "ancestors",
+    )
+)  # fmt: skip
+def grow_tree(
+    logits: Tensor,
+    draft_to_target: Tensor | None,
+    draft_step: Tensor,
+    *,
+    first: bool,
+    node_scores: Tensor,
+    node_token_ids: Tensor,
+    node_parents: Tensor,
+    beam_scores: Tensor,
+    beam_nodes: Tensor,
+    beam_rows: Tensor,
+    token_ids: Tensor,
+    ancestors: Tensor,
+) -> None:
+    """Add the candidates of one step, and make its k best the rows of the next one.
+
+    Args:
+        logits: [R, draft_vocab] in step 0, [R * k, draft_vocab] later.
+        draft_to_target: as in `draft_greedy`.
+        draft_step: int64 [1]: the step that the logits are of.
+        first: this is step 0. What the other tensors hold is then forgotten.
+        node_scores: float32 [R, C], written at the numbers of this step's candidates; C = k + (S - 1) * k * k. Those
+            of steps to come are -inf.
+        node_token_ids: int64 [R, C], written: target ids.
+        node_parents: int64 [R, C], written: the candidate that it follows; -1 for the request's last token.
+        beam_scores: float32 [R, k], beam_nodes: int64 [R, k], read and written: score and number of the candidates
+            that the rows of this step, then of the next, follow.
+        beam_rows: int64 [R * k], written: the row of `logits` that each row of the next step follows.
+        token_ids: int64 [R * k], written: the tokens of the next step's rows.
+        ancestors: int64 [R * k], read and written: the bits of each row's ancestors and of itself. Row j of step
+            s + 1 has bit s * k + j.
+    """
+    requests, k = beam_scores.shape
+    log_probs, ids = top_tokens(logits.float(), k)
+    ids = to_target_ids(ids, draft_to_target).view(requests, -1)
+    number = torch.arange(ids.shape[1], device=logits.device)
+    if first:
+        node_scores.fill_(float("-inf"))
+        scores, parents = log_probs, torch.full_like(ids, -1)
+    else:
+        scores = (beam_scores[:, :, None] + log_probs.view(requests, k, k)).flatten(1)
+        parents = beam_nodes.repeat_interleave(k, dim=1)
+        number = number + k + (draft_step - 1) * (k * k)
+    for buffer, values in ((node_scores, scores), (node_token_ids, ids), (node_parents, parents)):
+        buffer.index_copy_(1, number, values)
+    best, order = (part[:, :k] for part in scores.sort(dim=1, descending=True, stable=True))
+    request = torch.arange(requests, device=logits.device)[:, None]
+    bits = torch.ones_like(number[:k]) << (draft_step * k + torch.arange(k, device=logits.device))
+    bits = bits.expand(requests, k)
+    if not first:
+        bits = bits | ancestors.view(requests, k).gather(1, order // k)
+    beam_rows.copy_((request if first else request * k + order // k).expand(requests, k).flatten())
+    beam_scores.copy_(best)
+    beam_nodes.copy_(number[order])
+    token_ids.copy_(ids.gather(1, order).flatten())
+    ancestors.copy_(bits.flatten())
+
+
+@op(writes=("draft_token_ids", "draft_parents"))
+def draft_block_tree(
+    logits: Tensor, draft_to_target: Tensor | None, top_k: int, draft_token_ids: Tensor, draft_parents: Tensor
+) -> None:
+    """The tree of a drafter that drafts all positions in one pass: the best N - 1 paths of any length.
+
+    The token at a position does not depend on those before it, so every path through the `top_k` tokens of each
+    position is a candidate: top_k ** d of length d. Its score is the sum of its tokens' log-probabilities. Among
+    equals the shorter path comes first, then the one whose first tokens are more likely.
+
+    A path among the best N - 1 has a beginning among the best N - 1 of its length, so only these are extended.
+
+    Args:
+        logits: [R * S, draft_vocab]: S positions per request.
+        draft_to_target: as in `draft_greedy`.
+        top_k: tokens per position, at most draft_vocab.
+        draft_token_ids, draft_parents: int64 [R, N - 1], written, as in `choose_nodes`; there are as many paths.
+    """
+    requests, nodes = draft_token_ids.shape
+    if requests == 0:
+        return
+    log_probs, ids = (part.view(requests, -1, top_k) for part in top_tokens(logits.float(), top_k))
+    ids, drawn = to_target_ids(ids, draft_to_target), 0
+    beam_scores, beam_nodes = log_probs.new_zeros(requests, 1), ids.new_full((requests, 1), -1)
+    levels: list[tuple[Tensor, Tensor, Tensor]] = []
+    for position in range(ids.shape[1]):
+        scores = (beam_scores[:, :, None] + log_probs[:, position, None, :]).flatten(1)
+        tokens = ids[:, position].repeat(1, beam_scores.shape[1])
+        levels.append((scores, tokens, beam_nodes.repeat_interleave(top_k, dim=1)))
+        # In the order of the paths, not of the scores, so that the same order decides about equals at every length.
+        best = scores.sort(dim=1, descending=True, stable=True).indices[:, :nodes].sort(dim=1).values
+        beam_scores, beam_nodes, drawn = scores.gather(1, best), best + drawn, drawn + scores.shape[1]
+    scores, tokens, parents = (torch.cat(parts, dim=1) for parts in zip(*levels, strict=True))
+    choose_nodes.reference(scores, tokens, parents, draft_token_ids, draft_parents)
+
+
+@op(writes=("draft_token_ids", "draft_parents"))
+def choose_nodes(
+    node_scores: Tensor, node_token_ids: Tensor, node_parents: Tensor, draft_token_ids: Tensor, draft_parents: Tensor
+) -> None:
+    """The best N - 1 candidates of each request, in the order in which they were drawn: parents come first.
+
+    Args:
+        node_scores, node_token_ids, node_parents: as in `grow_tree`, [R, C] with C >= N - 1.
+        draft_token_ids: int64 [R, N - 1], written: target ids.
+        draft_parents: int64 [R, N - 1], written: the row that a node follows in the target's pass. Row 0 is the
+            request's last token, row i + 1 is the node of column i.
+    """
+    requests, nodes = draft_token_ids.shape
+    order = node_scores.sort(dim=1, descending=True, stable=True).indices[:, :nodes]
+    chosen = order.sort(dim=1).values
+    rows = torch.arange(1, nodes + 1, device=chosen.device).expand(requests, nodes)
+    row_of = torch.zeros_like(node_parents).scatter_(1, chosen, rows)
+    parents = node_parents.gather(1, chosen)
+    draft_token_ids.copy_(node_token_ids.gather(1, chosen))
+    draft_parents.copy_(torch.where(parents < 0, 0, row_of.gather(1, parents.clamp(min=0))))
+
+
+@op(writes=("seq_lens", "positions", "slot_mapping", "draft_step"))
+def advance_tree(
+    base_lens: Tensor,
+    base_positions: Tensor,
+    block_table: Tensor,
+    *,
+    tree_len: int,
+    max_model_len: int,
+    block_size: int,
+    seq_lens: Tensor,
+    positions: Tensor,
+    slot_mapping: Tensor,
+    draft_step: Tensor,
+) -> None:
+    """Move the k rows per request one level down the tree, in place. Inert requests stay inert.
+
+    Rows of a level have one position and k slots; the slots of all levels follow the context one after the other.
+
+    Args:
+        base_lens: int32 [R]: keys up to the last accepted token's row, included; 0 for inert requests.
+        base_positions: int64 [R]: the position of that row.
+        block_table: int32 [R, max_blocks], with blocks for base_len + tree_len tokens.
+        tree_len: (S - 1) * k, the keys of all levels.
+        max_model_len, block_size: in tokens.
+        seq_lens: int32 [R], written: base_len + tree_len, or 0.
+        positions, slot_mapping: int64 [R * k], written.
+        draft_step: int64 [1], 1 added.
+    """
+    requests = base_lens.shape[0]
+    draft_step.add_(1)
+    live = base_lens > 0
+    column = torch.arange(positions.shape[0] // requests, device=live.device)
+    raw = base_lens[:, None].long() + (draft_step - 1) * column.shape[0] + column
+    reserved = block_table.shape[1] * block_size
+    slot_mapping.copy_(slots_of(raw, block_table, live[:, None], reserved, block_size).flatten())
+    position = (base_positions + draft_step).clamp(max=max_model_len - 1)
+    positions.copy_(position.repeat_interleave(column.shape[0]))
+    seq_lens.copy_(torch.where(live, base_lens + tree_len, 0))

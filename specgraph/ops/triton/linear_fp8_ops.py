@@ -1,0 +1,132 @@
+"""Launching the Triton linears over FP8 weights."""
+
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
+# pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specgraph import ops
+from specgraph.ops.triton import linear_fp8
+from specgraph.ops.triton.launch import Tile, ceil_div, contiguous_rows, power_of_two, tile_rows
+from specgraph.ops.triton.linear_ops import HALVES, LinearOps
+
+MOST_ROWS = 64
+"""Above this many rows the weight is dequantised in a kernel of its own, and the library multiplies."""
+
+_WIDEST = 32768
+"""Columns that `scaled_kernel` holds at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8LinearOps(LinearOps):
+    """Implementations of the ops in `specgraph.ops.linear_fp8`."""
+
+    def norm_linear_fp8(
+        self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, scale: Tensor, bias: Tensor | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """See `specgraph.ops.norm_linear_fp8`."""
+        tile = self._fp8_tile("linear_fp8", x, weight, scale, weight.shape[0])
+        if tile is None:
+            dense = self._dequantised(weight, scale, x.dtype)
+            return ops.norm_linear.reference(self._normed(x, norm, eps), None, eps, dense, bias, residual)
+        scaled, factors = self._scaled(x, norm, eps)
+        out = x.new_empty(x.shape[0], weight.shape[0])
+        residual = None if residual is None else contiguous_rows(residual)
+        columns = weight.shape[0]
+        linear_fp8.linear_fp8_kernel[(ceil_div(columns, tile.columns),)](
+            scaled, factors, weight, scale, bias, residual, out, x.shape[0], columns, weight.shape[1], scale.stride(0),
+            0 if residual is None else residual.stride(0), BIASED=bias is not None, RESIDUAL=residual is not None,
+            **self._fp8_shape(tile, x.shape[0], weight, scale),
+        )  # fmt: skip
+        return out
+
+    def norm_gate_up_fp8(
+        self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, scale: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        """See `specgraph.ops.norm_gate_up_fp8`."""
+        columns = weight.shape[0] // 2
+        tile = self._fp8_tile("gate_up_fp8", x, weight, scale, columns)
+        if tile is None:
+            dense = self._dequantised(weight, scale, x.dtype)
+            return ops.norm_gate_up.reference(self._normed(x, norm, eps), None, eps, dense, bias)
+        scaled, factors = self._scaled(x, norm, eps)
+        out = x.new_empty(x.shape[0], columns)
+        linear_fp8.gate_up_fp8_kernel[(ceil_div(columns, tile.columns),)](
+            scaled, factors, weight, scale, bias, out, x.shape[0], columns, weight.shape[1], scale.stride(0),
+            BIASED=bias is not None, **self._fp8_shape(tile, x.shape[0], weight, scale),
+        )  # fmt: skip
+        return out
+
+    def pair_linear_fp8(
+        self, token_ids: Tensor, table: Tensor, table_norm: Tensor | None, hidden: Tensor,
+        hidden_norm: Tensor | None, eps: float, weight: Tensor, scale: Tensor, bias: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """See `specgraph.ops.pair_linear_fp8`."""
+        pair = self._pair(token_ids, table, table_norm, hidden, hidden_norm, eps)
+        return self.norm_linear_fp8(pair, None, eps, weight, scale, bias, None)
+
+    def _scaled(self, x: Tensor, norm: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+        """rms_norm(x), or x, as float16 and a factor [T] per row: see `linear_fp8.scaled_kernel`.
+
+        The former has the rows of a whole tile, so that linears may read it without a mask;
+        those past T are not written.
+        """
+        x = contiguous_rows(x)
+        rows, width = x.shape
+        scaled = x.new_empty(tile_rows(rows), width, dtype=torch.float16)
+        factors = x.new_empty(rows, dtype=torch.float32)
+        linear_fp8.scaled_kernel[(rows,)](
+            x, norm, scaled, factors, width, x.stride(0), eps, NORMED=norm is not None, WIDTH=power_of_two(width),
+            num_warps=8, **self.common(),
+        )  # fmt: skip
+        return scaled, factors
+
+    def _dequantised(self, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+        if not weight.is_contiguous() or scale.stride(-1) != 1:
+            return ops.linear_fp8.dequantised(weight, scale, dtype)
+        out = torch.empty(weight.shape, dtype=dtype, device=weight.device)
+        (columns, depth), wide = weight.shape, min(power_of_two(weight.shape[1]), 4096)
+        linear_fp8.dequantise_kernel[(columns, ceil_div(depth, wide))](
+            weight, scale, out, depth, scale.stride(0), GROUP=_group(weight, scale), WIDTH=wide, num_warps=4,
+            **self.common(),
+        )  # fmt: skip
+        return out
+
+    def _fp8_tile(self, kind: str, x: Tensor, weight: Tensor, scale: Tensor, columns: int) -> Tile | None:
+        """None where the weight is dequantised: no rows or too many, another dtype, or columns that no tile divides."""
+        depth, whole = weight.shape[1], weight.is_contiguous() and scale.stride(-1) == 1
+        if not 0 < x.shape[0] <= MOST_ROWS or x.dtype not in HALVES or depth > _WIDEST or not whole:
+            return None
+        tile = self.options.tile(kind, tile_rows(x.shape[0]), columns, depth)
+        if tile is None:
+            return None
+        group, wide = depth // scale.shape[0], tile.depth
+        while group % wide and wide > 32:
+            wide //= 2
+        if group % wide:
+            return None
+        return tile if wide == tile.depth else replace(tile, depth=wide)
+
+    def _fp8_shape(self, tile: Tile, count: int, weight: Tensor, scale: Tensor) -> dict[str, Any]:
+        return {
+            "GROUP": _group(weight, scale),
+            "MASKED": not 1 < count <= 32,  # as measured on an H200
+            "ROWS": tile_rows(count),
+            "COLUMNS": tile.columns,
+            "DEPTH": tile.depth,
+            "PREFETCH": max(tile.prefetch, 128),
+            "num_warps": tile.warps,
+            "num_stages": tile.stages,
+            **self.common(),
+        }
+
+
+def _group(weight: Tensor, scale: Tensor) -> int:
+    """Input columns that share a scale; 0 for all of them."""
+    return 0 if scale.shape[0] == 1 else weight.shape[1] // scale.shape[0]

@@ -1,0 +1,261 @@
+"""Launching the Triton linears of few rows."""
+
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
+# pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specgraph import ops
+from specgraph.ops.linear import normed
+from specgraph.ops.triton import linear
+from specgraph.ops.triton import norm as norm_kernels
+from specgraph.ops.triton.launch import ManyRows, Tile, ceil_div, contiguous_rows, power_of_two, tile_rows
+from specgraph.ops.triton.sampling_ops import Draws, Picked, SamplingOps, allocate_picked
+
+MAX_ROWS = 64
+"""Above this many rows a linear takes longer than reading its weights, and the library's matmul is as fast."""
+
+MAX_SAMPLED_ROWS = 32
+"""Above this many rows the noise is drawn in a kernel of its own: the linear has too few threads for so much of it."""
+
+HALVES = (torch.bfloat16, torch.float16)
+"""Dtypes of x that the kernels multiply."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearOps(SamplingOps):
+    """Implementations of the ops in `specgraph.ops.linear`."""
+
+    def norm_linear(
+        self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, bias: Tensor | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """See `specgraph.ops.norm_linear`."""
+        x = self._normed(x, norm, eps)
+        few = self.options.few_rows
+        if few is not None and bias is None and (out := few.linear(x, weight, residual)) is not None:
+            return out
+        own = self._own(x, bias)
+        if own is not None and (parts := own.parts(x, weight)) is not None:
+            return self._add_parts(x, parts, residual)[0]
+        tile = self._tile("linear", x, weight, weight.shape[0])
+        if tile is None:
+            return ops.norm_linear.reference(x, None, eps, weight, bias, residual)
+        return self._linear(x, weight, bias, residual, tile)
+
+    def _linear(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, tile: Tile,
+        squares: Tensor | None = None, eps: float = 0.0,
+    ) -> Tensor:  # fmt: skip
+        """squares: float32 [T, parts] where rows of x are still to be divided; see `linear.linear_kernel`."""
+        return self._launch_linear(x, weight, bias, residual, tile, None, None, None, squares, eps)
+
+    def _linear_squared(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, tile: Tile, norm: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The linear, its product with the norm's weight, and the squares that the linear after it takes."""
+        scaled = x.new_empty(x.shape[0], weight.shape[0])
+        squares = x.new_empty(x.shape[0], ceil_div(weight.shape[0], tile.columns), dtype=torch.float32)
+        out = self._launch_linear(x, weight, bias, residual, tile, norm, scaled, squares, None, 0.0)
+        return out, scaled, squares
+
+    def _launch_linear(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, tile: Tile, norm: Tensor | None,
+        scaled_out: Tensor | None, squares_out: Tensor | None, squares: Tensor | None, eps: float,
+    ) -> Tensor:  # fmt: skip
+        x = contiguous_rows(x)
+        out = x.new_empty(x.shape[0], weight.shape[0])
+        residual = None if residual is None else contiguous_rows(residual)
+        programs, parts = ceil_div(weight.shape[0], tile.columns), 0 if squares is None else squares.shape[1]
+        linear.linear_kernel[(programs,)](
+            x, weight, bias, residual, out, norm, scaled_out, squares_out, squares, x.shape[0], weight.shape[0],
+            weight.shape[1], x.stride(0), 0 if residual is None else residual.stride(0), parts, eps,
+            BIASED=bias is not None, RESIDUAL=residual is not None, PARTS=power_of_two(parts),
+            **self._shape(tile, x, programs),
+        )  # fmt: skip
+        return out
+
+    def norm_gate_up(
+        self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        """See `specgraph.ops.norm_gate_up`."""
+        columns = weight.shape[0] // 2
+        x = self._normed(x, norm, eps)
+        own = self._own(x, bias)
+        if own is not None and (gated := own.gated(x, weight)) is not None:
+            return gated
+        tile = self._tile("gate_up", x, weight, columns)
+        if tile is None:
+            if x.dtype not in HALVES:
+                return ops.norm_gate_up.reference(x, None, eps, weight, bias)
+            return self._gated(ops.norm_linear.reference(x, None, eps, weight, bias, None))
+        return self._gate_up(x, weight, bias, tile)
+
+    def _gate_up(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile, squares: Tensor | None = None,
+        eps: float = 0.0,
+    ) -> Tensor:  # fmt: skip
+        """squares: as in `_linear`."""
+        columns = weight.shape[0] // 2
+        out, programs = x.new_empty(x.shape[0], columns), ceil_div(columns, tile.columns)
+        parts = 0 if squares is None else squares.shape[1]
+        linear.gate_up_kernel[(programs,)](
+            x, weight, bias, out, squares, x.shape[0], columns, weight.shape[1], x.stride(0), parts, eps,
+            BIASED=bias is not None, PARTS=power_of_two(parts), **self._shape(tile, x, programs),
+        )  # fmt: skip
+        return out
+
+    def _own(self, x: Tensor, bias: Tensor | None) -> ManyRows | None:
+        """The device's own linears, where they may take this one."""
+        return self.options.many_rows if bias is None and x.dtype in HALVES else None
+
+    def _add_parts(
+        self, x: Tensor, parts: Tensor, residual: Tensor | None, norm: Tensor | None = None, eps: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
+        """The sum of parts [S, T, out] in the dtype of x, plus residual; and its rms_norm, if there is a norm."""
+        split, rows, columns = parts.shape
+        out = x.new_empty(rows, columns)
+        normed = out if norm is None else x.new_empty(rows, columns)
+        residual = None if residual is None else contiguous_rows(residual)
+        linear.add_parts_kernel[(rows,)](
+            parts, residual, out, norm, normed, rows, columns, 0 if residual is None else residual.stride(0), eps,
+            SPLIT=split, RESIDUAL=residual is not None, WIDTH=power_of_two(columns), num_warps=8, **self.common(),
+        )  # fmt: skip
+        return out, normed
+
+    def _gated(self, packed: Tensor) -> Tensor:
+        rows, columns = packed.shape[0], packed.shape[1] // 2
+        out = packed.new_empty(rows, columns)
+        if rows:
+            linear.gate_kernel[(rows, ceil_div(columns, 2048))](
+                packed, out, columns, packed.stride(0), COLUMNS=2048, num_warps=4, **self.common()
+            )
+        return out
+
+    def pair_linear(
+        self, token_ids: Tensor, table: Tensor, table_norm: Tensor | None, hidden: Tensor,
+        hidden_norm: Tensor | None, eps: float, weight: Tensor, bias: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """See `specgraph.ops.pair_linear`."""
+        pair = self._pair(token_ids, table, table_norm, hidden, hidden_norm, eps)
+        return self.norm_linear(pair, None, eps, weight, bias, None)
+
+    def _pair(
+        self, token_ids: Tensor, table: Tensor, table_norm: Tensor | None, hidden: Tensor,
+        hidden_norm: Tensor | None, eps: float,
+    ) -> Tensor:  # fmt: skip
+        """cat(rms_norm(table[token_ids]), rms_norm(hidden)): [T, E + H]."""
+        if table.stride(1) != 1:  # a copy of the whole table would be made at every call
+            token_ids, table = torch.arange(token_ids.shape[0], device=table.device), table[token_ids]
+        hidden = contiguous_rows(hidden)
+        rows_, width, hidden_width = hidden.shape[0], table.shape[1], hidden.shape[1]
+        pair = hidden.new_empty(rows_, width + hidden_width)
+        if rows_:
+            norm_kernels.pair_kernel[(rows_, 2)](
+                token_ids.contiguous(), table, table_norm, hidden, hidden_norm, pair, table.stride(0), width,
+                hidden_width, hidden.stride(0), eps, TABLE_NORMED=table_norm is not None,
+                HIDDEN_NORMED=hidden_norm is not None, WIDTH=power_of_two(width),
+                HIDDEN_WIDTH=power_of_two(hidden_width), num_warps=8, **self.common(),
+            )  # fmt: skip
+        return pair
+
+    def _normed(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
+        x = contiguous_rows(x)
+        if norm is None or x.shape[0] == 0 or x.dim() != 2:
+            return normed(x, norm, eps)
+        out = x.new_empty(x.shape)
+        norm_kernels.norm_kernel[(x.shape[0],)](
+            x,
+            norm,
+            out,
+            x.shape[1],
+            x.stride(0),
+            eps,
+            WIDTH=power_of_two(x.shape[1]),
+            num_warps=8,
+            **self.common(),
+        )
+        return out
+
+    def greedy_head(
+        self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, draft_to_target: Tensor | None,
+        draft_step: Tensor, token_ids: Tensor, draft_token_ids: Tensor,
+    ) -> None:  # fmt: skip
+        """See `specgraph.ops.greedy_head`."""
+        picked = self._head(x, norm, eps, weight, None)
+        self.finish_greedy(picked, draft_to_target, draft_step, token_ids, draft_token_ids)
+
+    def greedy_block_head(
+        self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, draft_to_target: Tensor | None,
+        draft_token_ids: Tensor,
+    ) -> None:  # fmt: skip
+        """See `specgraph.ops.greedy_block_head`."""
+        self.finish_greedy(self._head(x, norm, eps, weight, None), draft_to_target, None, None, draft_token_ids)
+
+    def gumbel_head(
+        self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, draft_to_target: Tensor | None,
+        temperature: Tensor, seeds: Tensor, seq_lens: Tensor, draft_step: Tensor, token_ids: Tensor,
+        draft_token_ids: Tensor, draft_probs: Tensor,
+    ) -> None:  # fmt: skip
+        """See `specgraph.ops.gumbel_head`."""
+        picked = self._head(x, norm, eps, weight, Draws(temperature, seeds, seq_lens))
+        self.finish_sampled(picked, draft_to_target, temperature, draft_step, token_ids, draft_token_ids, draft_probs)
+
+    def _head(
+        self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, draws: Draws | None,
+        step: tuple[Tensor | None, Tensor | None] = (None, None),
+    ) -> Picked:  # fmt: skip
+        """The best token of each block of columns of rms_norm(x) @ weight.T.
+
+        step: `draft_step`, and int64 [1] that its value is copied to where a tile computes the product.
+        """
+        x = self._normed(x, norm, eps)
+        few = self.options.few_rows
+        if few is not None and draws is None and (found := few.best(x, weight, *step)) is not None:
+            return Picked(*found, None, None, None)
+        own = self._own(x, None)
+        if own is not None and draws is None and (found := own.best(x, weight, *step)) is not None:
+            return Picked(*found, None, None, None)
+        tile = self._tile("head", x, weight, weight.shape[0])
+        if tile is None:
+            return self.pick(ops.norm_linear.reference(x, None, eps, weight, None, None), draws)
+        if draws is not None and x.shape[0] > MAX_SAMPLED_ROWS:
+            return self.pick(self._linear(x, weight, None, None, tile), draws)
+        count, columns = x.shape[0], weight.shape[0]
+        logits = None if draws is None else x.new_empty(count, columns)
+        picked = allocate_picked(x, ceil_div(columns, tile.columns), logits)
+        temperature, seeds, positions = (None, None, None) if draws is None else draws[:3]
+        linear.head_kernel[(picked.blocks,)](
+            x, weight, logits, picked.value, picked.index, picked.top, picked.total, temperature, seeds, positions,
+            *step, count, columns, weight.shape[1], x.stride(0), picked.blocks, SAMPLED=draws is not None,
+            **self._shape(tile, x, picked.blocks),
+        )  # fmt: skip
+        return picked
+
+    def _tile(self, kind: str, x: Tensor, weight: Tensor, columns: int) -> Tile | None:
+        count, depth = x.shape[0], weight.shape[1]
+        if not 0 < count <= MAX_ROWS or x.dtype not in HALVES or weight.dtype != x.dtype or not weight.is_contiguous():
+            return None
+        tile = self.options.tile(kind, tile_rows(count), columns, depth)
+        return tile if tile is not None and depth % tile.depth == 0 else None
+
+    def _shape(self, tile: Tile, x: Tensor, programs: int) -> dict[str, Any]:
+        count = x.shape[0]
+        # Without a mask a program reads all rows of a tile, which costs time where several share a multiprocessor. One
+        # alone may wait for the selects that a mask takes: 45 us instead of 33 with 24 rows of 14336 on an H200.
+        unmasked = count > 1 and count % 16 != 0 and programs <= self.options.compute_units
+        return {
+            "MASKED": not unmasked,
+            "ROWS": tile_rows(count),
+            "COLUMNS": tile.columns,
+            "DEPTH": tile.depth,
+            "PREFETCH": tile.prefetch,
+            "num_warps": tile.warps,
+            "num_stages": tile.stages,
+            **self.common(),
+        }

@@ -1,0 +1,49 @@
+"""Launching what lies between two greedy draft steps."""
+
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
+# pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from specgraph.ops.triton import next_step
+from specgraph.ops.triton.launch import contiguous_rows, power_of_two
+from specgraph.ops.triton.linear_ops import LinearOps
+from specgraph.ops.triton.row_ops import RowOps
+from specgraph.ops.triton.sampling_ops import require_rows
+
+
+@dataclass(frozen=True, slots=True)
+class NextStepOps(LinearOps, RowOps):
+    """Implementations of the ops in `specgraph.ops.next_step`."""
+
+    def greedy_next_step(
+        self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, draft_to_target: Tensor | None,
+        draft_step: Tensor, token_ids: Tensor, draft_token_ids: Tensor, seq_lens: Tensor, positions: Tensor,
+        slot_mapping: Tensor, block_table: Tensor, max_model_len: int, block_size: int, table: Tensor,
+        table_norm: Tensor | None, hidden: Tensor, hidden_norm: Tensor | None, hidden_eps: float,
+    ) -> Tensor:  # fmt: skip
+        """See `specgraph.ops.greedy_next_step`: one kernel after the linear of the head."""
+        own = self._own(x, None)
+        one = self._tile("head", x, weight, weight.shape[0]) is not None or (own and own.takes("BEST", x, weight))
+        if not one or table.stride(1) != 1:
+            self.greedy_head(x, norm, eps, weight, draft_to_target, draft_step, token_ids, draft_token_ids)
+            self.advance(seq_lens, positions, slot_mapping, draft_step, block_table, max_model_len, block_size)
+            return self._pair(token_ids, table, table_norm, hidden, hidden_norm, hidden_eps)
+        require_rows(token_ids, draft_token_ids)
+        column = draft_step.new_empty(1)
+        picked = self._head(x, norm, eps, weight, None, (draft_step, column))
+        hidden = contiguous_rows(hidden)
+        rows, width, hidden_width = hidden.shape[0], table.shape[1], hidden.shape[1]
+        pair = hidden.new_empty(rows, width + hidden_width)
+        next_step.next_step_kernel[(rows, 2)](
+            picked.value, picked.index, column, draft_to_target, draft_step, token_ids, draft_token_ids, seq_lens,
+            positions, slot_mapping, block_table, table, table_norm, hidden, hidden_norm, pair, picked.blocks,
+            draft_token_ids.stride(0), block_table.stride(0), block_table.shape[1], max_model_len,
+            table.stride(0), width, hidden_width, hidden.stride(0), hidden_eps, BLOCKS=power_of_two(picked.blocks),
+            BLOCK=block_size, WIDTH=power_of_two(width), HIDDEN_WIDTH=power_of_two(hidden_width), num_warps=8,
+            **self.common(),
+        )  # fmt: skip
+        return pair

@@ -1,0 +1,240 @@
+# type: ignore  (what Triton compiles is not what a type checker reads)
+"""Sampling parameters without a sort: `specgraph.ops.adjust_logits` in five passes.
+
+1. Bias and penalties, and the largest logit of each block of columns.
+2. Number and weight of the tokens within 3, 5, 7, ... powers of two of the largest: between which two of these cuts the
+   kept tokens end.
+3. The weights between the two, block by block without gaps: few, in most distributions.
+4. One program per row searches the smallest kept weight among those, bit by bit (`smallest_kept.py`).
+5. Every other token gets the logit EXCLUDED.
+
+All weights are integers (`specgraph.ops.sampling_parameters.weights_of`), so blocks may be added in any order. They
+have 24 significant bits, so they are float32 as well, and the bits of positive float32 are ordered as their values are.
+Launch these kernels without fusing products and sums: `weights_of` must give the same bits everywhere.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+CUTS = 8
+"""Sums per block and row; see `octaves_of`."""
+ALL = tl.constexpr(2147483647)
+
+
+@triton.jit
+def octaves_of(cut):
+    """How many powers of two below the largest a cut is; the last one, 7, is below all weights."""
+    return tl.where(cut < 6, 2 * cut + 3, tl.where(cut == 6, 16, 40))
+
+
+@triton.jit
+def is_filtered(temperature, top_k, top_p, min_p, request):
+    """Whether a request leaves any token out."""
+    any_filter = (tl.load(top_k + request) > 0) | (tl.load(top_p + request) < 1) | (tl.load(min_p + request) > 0)
+    return (tl.load(temperature + request) > 0) & any_filter
+
+
+@triton.jit
+def least_weight(min_p, request):
+    """The smallest weight that min_p leaves, float32."""
+    return tl.maximum(tl.load(min_p + request) * 1099511627776.0, 1.0)
+
+
+@triton.jit
+def row_weights(adjusted, tops, temperature, row, request, column, columns, blocks, BLOCKS: tl.constexpr):
+    """Weights int64 of a row's columns, and how many powers of two each is below the largest."""
+    block = tl.arange(0, BLOCKS)
+    top = tl.max(tl.load(tops + row * blocks + block, mask=block < blocks, other=float("-inf")), axis=0)
+    warmth = tl.load(temperature + request)
+    scale = tl.div_rn(warmth * 0.0 + 1.4426950408889634, warmth)
+    inside = column < columns
+    x = tl.load(adjusted + row.to(tl.int64) * columns + column, mask=inside, other=float("-inf"))
+    power = (x - top) * scale
+    power = tl.where(power > -63, power, -63.0)
+    whole = tl.floor(power)
+    part = power - whole
+    value = part * 0.0018671301659196615 + 0.009017029777169228
+    value = value * part + 0.05579991266131401
+    value = value * part + 0.24016444385051727
+    value = value * part + 0.6931512951850891
+    value = value * part + 1.0
+    mantissa = tl.minimum((value * 8388608.0).to(tl.int32), 16777215)
+    octave = -whole.to(tl.int32)
+    return (mantissa.to(tl.int64) << 17) >> octave.to(tl.int64), octave
+
+
+@triton.jit
+def adjust_kernel(
+    logits, draft_token_ids, repetition, presence, frequency, bias, output_counts, in_prompt, ancestors,
+    draft_to_target, adjusted, tops, columns, vocab, stride, per_request, steps, draft_stride, blocks,
+    COLUMNS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Bias and penalties; one program per block of columns and row."""
+    if OVERLAP is not None:
+        OVERLAP()
+    block = tl.program_id(0)
+    row = tl.program_id(1)
+    request = row // per_request
+    column = block * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < columns
+    token = column.to(tl.int64)
+    if draft_to_target is not None:
+        token += tl.load(draft_to_target + column, mask=inside, other=0)
+    of_request = request.to(tl.int64) * vocab + token
+    at = logits + row.to(tl.int64) * stride + column
+    x = tl.load(at, mask=inside, other=float("-inf")).to(tl.float32)
+    x += tl.load(bias + of_request, mask=inside, other=0.0)
+    again = tl.load(repetition + request)
+    once = tl.load(presence + request)
+    each = tl.load(frequency + request)
+    if (again != 1) | (once != 0) | (each != 0):
+        counts = tl.load(output_counts + of_request, mask=inside, other=0)
+        for draft in range(steps):
+            id = tl.load(draft_token_ids + request * draft_stride + draft)
+            if ancestors is None:  # noqa: SIM108  (this is decided when it compiles)
+                before = draft < row % per_request
+            else:
+                before = ((tl.load(ancestors + row) >> (draft + 1)) & 1) != 0
+            counts += ((token == id) & before & (id >= 0)).to(tl.int32)
+        known = tl.load(in_prompt + of_request, mask=inside, other=0) != 0
+        known = known | (counts > 0)
+        x = tl.where(known, tl.where(x > 0, tl.div_rn(x, again + x * 0.0), x * again), x)
+        x = x - each * counts.to(tl.float32) - once * (counts > 0).to(tl.float32)
+    tl.store(adjusted + row.to(tl.int64) * columns + column, x, mask=inside)
+    tl.store(tops + row * blocks + block, tl.max(x, axis=0))
+
+
+@triton.jit
+def cut_kernel(
+    adjusted, tops, temperature, top_k, top_p, min_p, counts, sums, columns, per_request, blocks,
+    CUTS: tl.constexpr, BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Number and weight of a block's tokens within each cut: counts int32, sums int64, both [rows, blocks, CUTS]."""
+    if OVERLAP is not None:
+        OVERLAP()
+    block = tl.program_id(0)
+    row = tl.program_id(1)
+    request = row // per_request
+    if not is_filtered(temperature, top_k, top_p, min_p, request):
+        return
+    column = block * COLUMNS + tl.arange(0, COLUMNS)
+    weight, octave = row_weights(adjusted, tops, temperature, row, request, column, columns, blocks, BLOCKS)
+    weight = tl.where(weight.to(tl.float32) >= least_weight(min_p, request), weight, 0)
+    octave = tl.where(weight > 0, octave, 64)
+    to = (row * blocks + block) * CUTS
+    for cut in tl.static_range(CUTS):
+        within = octave <= octaves_of(cut)
+        if tl.load(top_k + request) > 0:
+            tl.store(counts + to + cut, tl.sum(within.to(tl.int32), axis=0))
+        if tl.load(top_p + request) < 1:
+            tl.store(sums + to + cut, tl.sum(tl.where(within, weight, 0), axis=0))
+
+
+@triton.jit
+def first_reaching(cumulated, wanted):
+    """The first of the CUTS whose cumulated number is at least `wanted`: how many are less."""
+    return tl.sum((cumulated < wanted).to(tl.int32), axis=0)
+
+
+@triton.jit
+def at_cut(cumulated, cut, CUTS: tl.constexpr):
+    """cumulated[cut], and 0 for cut -1."""
+    return tl.sum(tl.where(tl.arange(0, CUTS) == cut, cumulated, 0), axis=0)
+
+
+@triton.jit
+def nucleus(total, top_p, request):
+    """The weight that top_p asks for of a total, rounded up."""
+    share = (tl.load(top_p + request) * 16777216.0).to(tl.int64)
+    reached = share * (total >> 24) + ((share * (total & 16777215) + 16777215) >> 24)
+    return tl.maximum(reached, 1)
+
+
+@triton.jit
+def bracket(counts, sums, top_k, top_p, row, request, blocks, CUTS: tl.constexpr, BLOCKS: tl.constexpr):
+    """Between which cuts the kept tokens end: first and last, none of either if first > last.
+
+    Returns:
+        first, last, whether top_k cuts, whether top_p cuts, number and weight of the tokens before the first cut, and
+        the weight of all.
+    """
+    block = tl.arange(0, BLOCKS)[:, None]
+    cut = tl.arange(0, CUTS)[None, :]
+    at = (row * blocks + block) * CUTS + cut
+    most = tl.load(top_k + request)
+    first = tl.full((), CUTS, tl.int32)
+    last = tl.full((), -1, tl.int32)
+    by_number = most > 0
+    by_weight = tl.load(top_p + request) < 1
+    number = tl.zeros((CUTS,), tl.int32)
+    weight = tl.zeros((CUTS,), tl.int64)
+    if by_number:
+        number = tl.sum(tl.load(counts + at, mask=(block < blocks) & (cut < CUTS), other=0), axis=0)
+        by_number = at_cut(number, CUTS - 1, CUTS) > most
+    if by_weight:
+        weight = tl.sum(tl.load(sums + at, mask=(block < blocks) & (cut < CUTS), other=0), axis=0)
+    total = at_cut(weight, CUTS - 1, CUTS)
+    by_weight = by_weight & (total > 0)
+    fewest = total
+    if by_number:
+        last = first_reaching(number, most)
+        first = last
+        fewest = at_cut(weight, last - 1, CUTS)
+    if by_weight:
+        first = tl.minimum(first, first_reaching(weight, nucleus(fewest, top_p, request)))
+        if last < 0:
+            last = first
+    return first, last, by_number, by_weight, at_cut(number, first - 1, CUTS), at_cut(weight, first - 1, CUTS), total
+
+
+@triton.jit
+def collect_kernel(
+    adjusted, tops, temperature, top_k, top_p, min_p, counts, sums, found, held, columns, per_request, blocks,
+    CUTS: tl.constexpr, BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """The weights between the two cuts, float32: the first held[row, block] of found[row, block, COLUMNS]."""
+    if OVERLAP is not None:
+        OVERLAP()
+    block = tl.program_id(0)
+    row = tl.program_id(1)
+    request = row // per_request
+    if not is_filtered(temperature, top_k, top_p, min_p, request):
+        return
+    first, last, by_number, by_weight, _, _, _ = bracket(counts, sums, top_k, top_p, row, request, blocks, CUTS, BLOCKS)
+    if by_number | by_weight:
+        column = block * COLUMNS + tl.arange(0, COLUMNS)
+        weight, octave = row_weights(adjusted, tops, temperature, row, request, column, columns, blocks, BLOCKS)
+        weight = weight.to(tl.float32)
+        above = tl.where(first > 0, octaves_of(first - 1), -1)
+        taken = (octave > above) & (octave <= octaves_of(last)) & (weight >= least_weight(min_p, request))
+        place = tl.cumsum(taken.to(tl.int32), axis=0)
+        to = found + (row.to(tl.int64) * blocks + block) * COLUMNS
+        tl.store(to + place - 1, weight, mask=taken)
+        tl.store(held + row * blocks + block, tl.sum(taken.to(tl.int32), axis=0))
+
+
+@triton.jit
+def exclude_kernel(
+    adjusted, tops, temperature, top_k, top_p, min_p, cuts, ties, columns, per_request, blocks,
+    BLOCKS: tl.constexpr, COLUMNS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """EXCLUDED for the tokens below the smallest kept weight, and for those that have it but are too many."""
+    if OVERLAP is not None:
+        OVERLAP()
+    block = tl.program_id(0)
+    row = tl.program_id(1)
+    request = row // per_request
+    if not is_filtered(temperature, top_k, top_p, min_p, request):
+        return
+    column = block * COLUMNS + tl.arange(0, COLUMNS)
+    weight, _ = row_weights(adjusted, tops, temperature, row, request, column, columns, blocks, BLOCKS)
+    bits = weight.to(tl.float32).to(tl.int32, bitcast=True)
+    cut = tl.load(cuts + row)
+    left = tl.load(ties + row * blocks + block)
+    kept = bits >= cut
+    if left != ALL:
+        equal = bits == cut
+        kept = kept & ((bits != cut) | (tl.cumsum(equal.to(tl.int32), axis=0) <= left))
+    tl.store(adjusted + row.to(tl.int64) * columns + column, -1e30, mask=(column < columns) & ~kept)

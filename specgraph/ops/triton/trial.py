@@ -1,0 +1,84 @@
+"""A trial of the Triton ops on a device: one round of a sampled chain, op by op, compared with the plain torch
+references. A Triton that compiles wrong code for the device is refused before it drafts a wrong token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def agrees_with_reference(ops: Any, device: torch.device) -> str | None:
+    """The first op that differs from its reference, and in what; None if all agree.
+
+    Args:
+        ops: `TritonOps`, not registered.
+    """
+    for name, arguments in _round():
+        seen, wanted = ({n: _on(device, a) for n, a in arguments.items()} for _ in range(2))
+        seen["its result"] = getattr(ops, name)(**seen)
+        wanted["its result"] = getattr(ops, name).reference(**wanted)
+        for what, expected in wanted.items():
+            if isinstance(expected, Tensor) and not _close(seen[what], expected):
+                return f"{name} in Triton differs from plain torch in {what}"
+    return None
+
+
+def _on(device: torch.device, argument: Any) -> Any:
+    return argument.to(device, copy=True) if isinstance(argument, Tensor) else argument
+
+
+def _close(seen: Tensor, expected: Tensor) -> bool:
+    """Integers are equal, floating point is within bfloat16's rounding."""
+    if not expected.is_floating_point():
+        return torch.equal(seen, expected)
+    return torch.allclose(seen.float(), expected.float(), atol=2e-2, rtol=2e-2)
+
+
+def _round() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Ops with their arguments: three requests, the last one inert, rounds of 2 rows, scattered blocks."""
+    g = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return torch.randn(shape, generator=g).to(dtype)
+
+    def i32(*values: int) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32)
+
+    limits = {"max_model_len": 16, "block_size": 4}
+    table = torch.tensor([[5, 2, 0, 0], [1, 3, 4, 0], [0, 0, 0, 0]], dtype=torch.int32)
+    starts, slots = torch.tensor([4, 8, 0]), torch.tensor([8, 9, 16, 17, -1, -1])
+    positions, lens = torch.tensor([4, 5, 8, 9, 0, 0]), i32(6, 10, 0)
+    zeros = {name: torch.zeros(6).long() for name in ("token_ids", "positions", "slot_mapping")}
+    last = {"last_rows": torch.zeros(3).long(), "step_positions": torch.zeros(3).long(), "step_seq_lens": i32(0, 0, 0)}
+    yield "begin_propose", {
+        "sampled_token_ids": torch.tensor([[7, 9], [3, 1], [0, 0]]), "num_sampled": i32(2, 1, 0),
+        "start_positions": starts, "block_table": table, **limits,
+        **zeros, "seq_lens": i32(0, 0, 0), **last, "draft_step": torch.zeros(1).long(),
+    }  # fmt: skip
+    yield "norm_linear", {"x": normal(6, 64), "norm": normal(64), "eps": 1e-6, "weight": normal(96, 64) / 8}
+    yield "rotate_store_attend", {
+        "query": normal(6, 4, 32), "key": normal(6, 2, 32), "value": normal(6, 2, 32),
+        "rotary": normal(16, 32, dtype=torch.float32), "positions": positions, "slot_mapping": slots,
+        "key_cache": normal(6, 4, 2, 32), "value_cache": normal(6, 4, 2, 32), "block_table": table, "seq_lens": lens,
+        "query_start_loc": i32(0, 2, 4, 6), "query_len": 2, "scale": 32**-0.5,
+    }  # fmt: skip
+    yield "norm_gate_up", {"x": normal(6, 64), "norm": normal(64), "eps": 1e-6, "weight": normal(192, 64) / 8}
+    sampling = {"temperature": torch.tensor([0.0, 0.9, 1.3]), "seeds": torch.tensor([1, 2**40, 3])}
+    yield "draft_gumbel", {
+        "logits": normal(3, 500, dtype=torch.float32), "draft_to_target": None, **sampling, "seq_lens": lens,
+        "draft_step": torch.ones(1).long(), "token_ids": torch.zeros(3).long(),
+        "draft_token_ids": torch.zeros(3, 2).long(), "draft_probs": torch.zeros(3, 2, 500),
+    }  # fmt: skip
+    yield "advance", {
+        "seq_lens": lens, "positions": starts + 1, "slot_mapping": slots[1::2], "block_table": table, **limits,
+        "draft_step": torch.ones(1).long(),
+    }  # fmt: skip
+    yield "verify_sampled", {
+        "target_logits": normal(6, 500, dtype=torch.float32), "draft_token_ids": torch.tensor([[7], [3], [1]]),
+        "draft_probs": torch.full((3, 1, 500), 0.002), "draft_to_target": None, **sampling,
+        "start_positions": torch.tensor([4, 8, -1]),
+        "sampled_token_ids": torch.zeros(3, 2).long(), "num_sampled": i32(0, 0, 0),
+    }  # fmt: skip

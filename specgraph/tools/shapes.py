@@ -1,0 +1,210 @@
+"""Draft heads by name, with random weights: how fast they are depends on their shapes only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from specgraph.errors import ConfigError
+from specgraph.models.config import ModelConfig, RotaryConfig
+from specgraph.models.dflash import DFlashConfig, DFlashHead, DFlashWeights
+from specgraph.models.eagle import EagleHead, EagleWeights
+from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
+from specgraph.models.layers import DecoderLayer
+from specgraph.models.mtp import MtpHead, MtpModule
+from specgraph.ops.linear_fp8 import quantised
+from specgraph.parallel import WHOLE, TensorParallel
+
+Weights = Literal["plain", "fp8", "fp8-blocks"]
+"""How a head's matrices are stored: in its dtype; as FP8 with a scale per row; or with a scale per row and 128 columns.
+Embedding and lm_head are never FP8, as in checkpoints."""
+
+RandomHead = Eagle3Head | EagleHead | MtpHead | DFlashHead
+
+
+@dataclass(frozen=True, slots=True)
+class BenchShape:
+    """The sizes of a draft head, or of a target."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    draft_vocab_size: int
+    num_aux: int = 3
+    """Target hidden states per token that the head combines; 0 where it takes the last one as it is."""
+    rope_theta: float = 500000.0
+    kind: Literal["eagle3", "eagle1", "mtp", "dflash"] = "eagle3"
+    num_layers: int = 1
+    block_size: int = 16
+    """Rows per block of a DFlash head."""
+
+
+_LLAMA3 = BenchShape(4096, 14336, 32, 8, 128, 128256, 32000)
+_QWEN3 = BenchShape(4096, 12288, 32, 8, 128, 151936, 32000, rope_theta=1000000.0)
+
+SHAPES: dict[str, BenchShape] = {
+    "eagle3-tiny-python": BenchShape(192, 512, 6, 2, 32, 2048, 1024, rope_theta=10000.0),
+    "eagle3-tiny-128": BenchShape(256, 512, 2, 1, 128, 2048, 1024, rope_theta=10000.0),
+    "eagle3-llama3-8b": _LLAMA3,
+    "eagle3-qwen3-8b": _QWEN3,
+    "eagle3-llama3-70b": replace(_LLAMA3, hidden_size=8192, intermediate_size=28672, num_heads=64),
+    "eagle1-llama3-8b": replace(_LLAMA3, kind="eagle1", draft_vocab_size=128256, num_aux=0),
+    "mtp-7b": BenchShape(4096, 11008, 32, 8, 128, 151680, 151680, num_aux=0, kind="mtp"),
+    "dflash-qwen3-8b": replace(_QWEN3, kind="dflash", draft_vocab_size=151936, num_aux=5, num_layers=5),
+}
+"""Shapes that `specgraph bench --shape` knows."""
+
+
+def shape_named(name: str) -> BenchShape:
+    """The shape of that name.
+
+    Raises:
+        ConfigError: there is none; the message lists all.
+    """
+    if name not in SHAPES:
+        raise ConfigError(f"unknown shape '{name}'; there are {', '.join(SHAPES)}")
+    return SHAPES[name]
+
+
+def weights_named(name: str) -> Weights:
+    """The way of storing weights of that name.
+
+    Raises:
+        ConfigError: there is none; the message lists all.
+    """
+    known: tuple[Weights, ...] = get_args(Weights)
+    for way in known:
+        if way == name:
+            return way
+    raise ConfigError(f"unknown weights '{name}'; there are {', '.join(known)}")
+
+
+class RandomWeights:
+    """Makes normally distributed weights with variance 1 / columns, so that activations keep their size."""
+
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, ranks: TensorParallel = WHOLE, weights: Weights = "plain"
+    ) -> None:
+        self._device, self._dtype, self.ranks, self.weights = device, dtype, ranks, weights
+        self._g = torch.Generator(device=device).manual_seed(0)
+        self._own = torch.Generator(device=device).manual_seed(1 + ranks.rank)
+
+    def matrix(self, rows: int, columns: int, split: int | None = None) -> Tensor:
+        """Weights [rows, columns]; with `split` this rank's part of that dimension, other numbers on every rank."""
+        own = split is not None and self.ranks.size > 1
+        parts = [size // self.ranks.size if own and dim == split else size for dim, size in enumerate((rows, columns))]
+        values = torch.randn(*parts, generator=self._own if own else self._g, device=self._device)
+        return (values * columns**-0.5).to(self._dtype)
+
+    def linear(self, rows: int, columns: int, split: int | None = None) -> tuple[Tensor, Tensor | None]:
+        """The weights of a linear as they are stored, and their scales in FP8."""
+        weight = self.matrix(rows, columns, split)
+        return (weight, None) if self.weights == "plain" else quantised(weight, None if self.weights == "fp8" else 128)
+
+    def norm(self, size: int) -> Tensor:
+        """Norm weights [size], all 1."""
+        return torch.ones(size, device=self._device, dtype=self._dtype)
+
+    def vocabulary(self, shape: BenchShape) -> Tensor | None:
+        """The head's vocabulary map [draft_vocab_size], offsets as in `d2t`; None if it has the whole vocabulary."""
+        if shape.draft_vocab_size == shape.vocab_size:
+            return None
+        # Drawn on the host: not every device permutes and sorts.
+        chosen = torch.randperm(shape.vocab_size, generator=torch.Generator().manual_seed(0))
+        chosen = chosen[: shape.draft_vocab_size].sort().values
+        return (chosen - torch.arange(shape.draft_vocab_size)).to(self._device)
+
+    def layer(self, shape: BenchShape, input_size: int, input_norm: bool = True) -> DecoderLayer:
+        """One decoder layer."""
+        hidden, inner = shape.hidden_size, shape.intermediate_size
+        query, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        qkv, qkv_scale = self.linear(query + 2 * kv, input_size, 0)
+        output, output_scale = self.linear(hidden, query, 1)
+        gate_up, gate_up_scale = self.linear(2 * inner, hidden, 0)
+        down, down_scale = self.linear(hidden, inner, 1)
+        return DecoderLayer(
+            qkv=qkv,
+            output=output,
+            post_norm=self.norm(hidden),
+            gate_up=gate_up,
+            down=down,
+            qkv_scale=qkv_scale,
+            output_scale=output_scale,
+            gate_up_scale=gate_up_scale,
+            down_scale=down_scale,
+            input_norm=self.norm(hidden) if input_norm else None,
+            tensor_parallel=self.ranks,
+        )
+
+
+def random_head(
+    shape: BenchShape,
+    device: torch.device,
+    dtype: torch.dtype,
+    max_model_len: int,
+    ranks: TensorParallel = WHOLE,
+    weights: Weights = "plain",
+) -> RandomHead:
+    """A draft head of this shape, for up to `max_model_len` positions; split over `ranks`, this rank's part of it.
+
+    Its random numbers do not depend on `weights`.
+    """
+    make, hidden = RandomWeights(device, dtype, ranks, weights), shape.hidden_size
+    model = model_config(shape, dtype, max_model_len).split(ranks)
+    if shape.kind == "eagle1":
+        layer = make.layer(shape, hidden, input_norm=False)
+        table, (fc, fc_scale) = make.matrix(shape.vocab_size, hidden, 0), make.linear(hidden, 2 * hidden)
+        head = make.matrix(shape.vocab_size, hidden, 0)
+        return EagleHead(model, EagleWeights(table, fc, None, head, fc_scale), [layer])
+    if shape.kind == "mtp":
+        norms, (projection, scale) = [make.norm(hidden) for _ in range(3)], make.linear(hidden, 2 * hidden)
+        module = MtpModule(norms[0], norms[1], projection, make.layer(shape, hidden), norms[2], scale)
+        table, head = make.matrix(shape.vocab_size, hidden, 0), make.matrix(shape.vocab_size, hidden, 0)
+        return MtpHead(model, [module], table, head)
+    aux = tuple(range(shape.num_aux))
+    if shape.kind == "dflash":
+        layers = [make.layer(shape, hidden) for _ in range(shape.num_layers)]
+        config = DFlashConfig(model, hidden, shape.draft_vocab_size, aux, shape.block_size, mask_token_id=0)
+        table, (fc, fc_scale) = make.matrix(shape.vocab_size, hidden, 0), make.linear(hidden, shape.num_aux * hidden)
+        block = DFlashWeights(
+            table, fc, make.norm(hidden), make.norm(hidden), make.matrix(shape.draft_vocab_size, hidden, 0),
+            make.vocabulary(shape), fc_scale,
+        )  # fmt: skip
+        return DFlashHead(config, block, layers)
+    layer = make.layer(shape, 2 * hidden)
+    table, (fc, fc_scale) = make.matrix(shape.vocab_size, hidden, 0), make.linear(hidden, shape.num_aux * hidden)
+    tensors = Eagle3Weights(
+        embed_tokens=table,
+        hidden_norm=make.norm(hidden),
+        norm=make.norm(hidden),
+        lm_head=make.matrix(shape.draft_vocab_size, hidden, 0),
+        fc=fc,
+        fc_scale=fc_scale,
+        draft_to_target=make.vocabulary(shape),
+    )
+    return Eagle3Head(Eagle3Config(model, hidden, shape.draft_vocab_size, aux), tensors, [layer])
+
+
+def model_config(shape: BenchShape, dtype: torch.dtype, max_model_len: int) -> ModelConfig:
+    """The `ModelConfig` of a Llama of this shape."""
+    return ModelConfig(
+        architecture="llama",
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_layers=shape.num_layers,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        rms_norm_eps=1e-5,
+        max_position_embeddings=max_model_len,
+        tie_word_embeddings=False,
+        dtype=dtype,
+        rotary=RotaryConfig(theta=shape.rope_theta),
+    )

@@ -1,0 +1,267 @@
+"""Times the tiles of a drafter's linears on the GPU at hand, for `specgraph tune`.
+
+Each candidate runs in a graph over copies of the weights, so many that none is still in a cache, each launch overlapped
+with the one before as in a captured draft step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from random import Random
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from specgraph.attention import choose_attention
+from specgraph.device import LoweringName, Platform, open_platform
+from specgraph.draft import DraftConfig, Drafter
+from specgraph.engine import allocate_caches
+from specgraph.errors import UnsupportedError
+from specgraph.ops.library import dispatch_key_of
+from specgraph.ops.linear_fp8 import quantised
+from specgraph.tools.shapes import RandomHead
+from specgraph.tools.timing import device_time
+
+if TYPE_CHECKING:
+    from specgraph.ops.triton.implement import TritonOps
+    from specgraph.ops.triton.launch import Tile
+    from specgraph.ops.triton.tile_table import LinearShape
+
+_COPIED_BYTES = 400 << 20
+"""Weights that one graph reads: several times the largest cache."""
+_LEAST_WEIGHTS = 1 << 20
+"""Smaller linears are not tuned: their launch takes longer than reading them."""
+
+
+def triton_ops(platform: Platform) -> TritonOps:
+    """The Triton ops of a platform's device.
+
+    Raises:
+        UnsupportedError: it has none, or its backend chooses tiles without a table.
+    """
+    refused = f"platform '{platform.info.name}' has no Triton kernels with tiles to choose"
+    try:
+        from specgraph.ops.triton.implement import ops_of
+        from specgraph.ops.triton.tile_table import TileTable
+    except ImportError as error:
+        raise UnsupportedError(f"{refused}: {error}") from error
+    ops = ops_of(dispatch_key_of(platform.device))
+    if ops is None or not isinstance(ops.options.tile, TileTable):
+        raise UnsupportedError(f"{refused}; tuning is for GPUs whose backend registers them")
+    return ops
+
+
+def shapes_of(platform: Platform, head: RandomHead, requests: Sequence[int], k: int) -> list[LinearShape]:
+    """The linears that a propose of each batch size asks a tile for, in order."""
+    table: Any = triton_ops(platform).options.tile
+    table.asked.clear()
+    for n in requests:
+        drafter = _drafter(platform, head, n, k, "eager")
+        drafter.propose(drafter.inputs(n), copy=False)
+        drafter.close()
+    return [shape for shape in table.asked if shape.columns * shape.depth >= _LEAST_WEIGHTS]
+
+
+def propose_times(
+    platform: Platform,
+    head: RandomHead,
+    requests: Sequence[int],
+    k: int,
+    tables: Sequence[Mapping[LinearShape, Tile | None]],
+    captures: int = 3,
+    replays: int = 20,
+) -> list[list[float]]:
+    """Microseconds of a whole propose of each batch size with each table of tiles: medians, [batch size][table].
+
+    A linear that is faster alone need not make the propose faster, where it overlaps with its neighbours. Two captures
+    of one graph differ by up to 1 % in time, so each table is captured several times, and all captures take turns.
+    Requests are inert: the weights are read, and there is no context.
+    """
+    table: Any = triton_ops(platform).options.tile
+    found: list[list[float]] = []
+    for n in requests:
+        drafters: list[tuple[int, Drafter]] = []
+        for _ in range(captures):
+            for index, tiles in enumerate(tables):
+                with table.using(tiles):
+                    drafters.append((index, _drafter(platform, head, n, k, "merged")))
+        times: list[list[float]] = [[] for _ in tables]
+        order = Random(0)
+        for _ in range(replays):
+            for index, drafter in order.sample(drafters, len(drafters)):
+                call = partial(drafter.propose, drafter.inputs(n), copy=False)
+                times[index] += device_time(platform, call, repeats=1, warmup=1)
+        for _, drafter in drafters:
+            drafter.close()
+        found.append([median(each) for each in times])
+    return found
+
+
+def is_faster(times: Sequence[Sequence[float]]) -> bool:
+    """Whether the second table takes at least half a percent less than the first, by the mean ratio over batch sizes.
+
+    Args:
+        times: from `propose_times` with two tables.
+    """
+    return fmean(after / before for before, after in times) < 0.995
+
+
+def _drafter(platform: Platform, head: RandomHead, requests: int, k: int, lowering: LoweringName) -> Drafter:
+    """A captured drafter for one batch size, without context."""
+    attention = choose_attention("auto", platform, head.attention_layers, head.dtype).backend
+    config = DraftConfig(
+        num_speculative_tokens=k, max_num_requests=requests, max_model_len=64, capture_sizes=[requests],
+        prefill_sizes=[16], lowering=lowering, block_size=attention.preferred_block_size,
+    )  # fmt: skip
+    blocks = 1 + requests * -(-64 // config.block_size)
+    caches = allocate_caches(head.attention_layers, blocks, config.block_size, head.dtype, platform.device)
+    drafter = Drafter(head, caches, platform, config, attention=attention)
+    drafter.capture()
+    return drafter
+
+
+def candidates(shape: LinearShape) -> list[Tile]:
+    """Tiles whose pipeline fits shared memory and keeps enough bytes in flight."""
+    if shape.kind.endswith("_fp8"):
+        return fp8_candidates(shape)
+    from specgraph.ops.triton.launch import Tile
+
+    found: list[Tile] = []
+    width = 2 if shape.kind == "gate_up" else 1
+    for columns, depth, warps, stages in itertools.product((16, 32, 64, 128), (64, 128, 256, 512), (2, 4), range(2, 7)):
+        weights = columns * width * depth * 2
+        shared, in_flight = (weights + shape.rows * depth * 2) * stages, weights * (stages - 1)
+        if shape.depth % depth or shared > 220 << 10 or not 8 << 10 <= weights <= 64 << 10:
+            continue
+        if not 32 << 10 <= in_flight <= 132 << 10 or shape.rows * depth > 64 * 256:
+            continue
+        if not 4 * warps <= columns * width <= 64 * warps or shape.columns // columns < 100:
+            continue
+        found.append(Tile(columns, depth, warps, stages))
+    return found
+
+
+def fp8_candidates(shape: LinearShape) -> list[Tile]:
+    """The same for weights of one byte, which each warp converts: a warp should have columns of its own."""
+    from specgraph.ops.triton.launch import Tile
+
+    found: list[Tile] = []
+    width = 2 if shape.kind == "gate_up_fp8" else 1
+    sizes = itertools.product((16, 32, 64, 128), (128, 256, 512), (2, 4, 8), range(3, 8))
+    for columns, depth, warps, stages in sizes:
+        weights = columns * width * depth
+        shared, in_flight = (weights + 2 * shape.rows * depth) * stages, weights * (stages - 1)
+        if shape.depth % depth or shared > 220 << 10 or not 8 << 10 <= weights <= 32 << 10:
+            continue
+        if not 24 << 10 <= in_flight <= 132 << 10 or not 8 * warps <= columns * width <= 32 * warps:
+            continue
+        found.append(Tile(columns, depth, warps, stages))
+    return found
+
+
+def linear_call(shape: LinearShape, copies: int, device: torch.device, dtype: torch.dtype) -> Callable[[Any, int], Any]:
+    """A function (ops, copy) that runs one linear of this shape with that copy of its weights."""
+    columns, depth, rows = shape.columns, shape.depth, shape.rows
+
+    def weights() -> Tensor:
+        out = 2 * columns if shape.kind.startswith("gate_up") else columns
+        return (torch.randn(out, depth, device=device) * depth**-0.5).to(dtype)
+
+    x = torch.randn(rows, depth, device=device).to(dtype)
+    if shape.kind.endswith("_fp8"):
+        stored = [quantised(weights()) for _ in range(copies)]
+        if shape.kind == "gate_up_fp8":
+            return lambda ops, i: ops.norm_gate_up_fp8(x, None, 0.0, *stored[i])
+        return lambda ops, i: ops.norm_linear_fp8(x, None, 0.0, *stored[i])
+    held = [weights() for _ in range(copies)]
+    if shape.kind == "gate_up":
+        return lambda ops, i: ops.norm_gate_up(x, None, 0.0, held[i], None)
+    if shape.kind == "head":
+        step, ids = (torch.zeros(size, dtype=torch.int64, device=device) for size in (1, rows))
+        drafts = torch.zeros(rows, 2, dtype=torch.int64, device=device)
+        return lambda ops, i: ops.greedy_head(x, None, 0.0, held[i], None, step, ids, drafts)
+    return lambda ops, i: ops.norm_linear(x, None, 0.0, held[i], None, None)
+
+
+def tune(
+    platform: Platform, name: str, shapes: Sequence[LinearShape], dtype: torch.dtype, workers: int | None = None
+) -> dict[LinearShape, list[tuple[float, Tile | None]]]:
+    """Microseconds of every candidate and of the library's matmul (None) for each shape, fastest first.
+
+    Args:
+        name: of the platform, for the processes that compile candidates before they are timed.
+        workers: how many of those; one per CPU core by default, at most 12.
+    """
+    ops, times = triton_ops(platform), {}
+    shipped: Any = ops.options.tile
+    tiles = {shape: dict.fromkeys([*candidates(shape), shipped.otherwise(*shape)]) for shape in shapes}
+    compile_all(name, [(shape, tile) for shape in shapes for tile in tiles[shape] if tile is not None], dtype, workers)
+    for shape in shapes:
+        itemsize = 1 if shape.kind.endswith("_fp8") else dtype.itemsize
+        size = shape.columns * shape.depth * itemsize * (2 if shape.kind.startswith("gate_up") else 1)
+        copies = max(3, -(-_COPIED_BYTES // size))
+        call = linear_call(shape, copies, platform.device, dtype)
+        timed = _timed(platform, ops, call, copies, dict.fromkeys([None, *tiles[shape]]))
+        best = [tile for _, tile in timed if tile is not None][:2]
+        other = [replace(tile, prefetch=prefetch) for tile in best for prefetch in (64, 256, 1024)]
+        times[shape] = sorted([*timed, *_timed(platform, ops, call, copies, other)], key=lambda pair: pair[0])
+        del call
+    return times
+
+
+def compile_all(
+    name: str, work: Sequence[tuple[LinearShape, Tile]], dtype: torch.dtype, workers: int | None = None
+) -> float:
+    """Fill Triton's cache from several processes; the seconds that it took."""
+    count, start = workers or min(12, os.cpu_count() or 1), time.perf_counter()
+    if count > 1:
+        with multiprocessing.get_context("spawn").Pool(count) as pool:
+            pool.starmap(_compile, [(name, work[i::count], dtype) for i in range(count)])
+    return time.perf_counter() - start
+
+
+def _compile(name: str, work: Iterable[tuple[LinearShape, Tile]], dtype: torch.dtype) -> None:
+    platform = open_platform(name)
+    ops = triton_ops(platform)
+    for shape, tile in work:
+        try:
+            linear_call(shape, 1, platform.device, dtype)(_with_tile(ops, tile), 0)
+        except Exception:  # it is found again when it is timed
+            continue
+
+
+def _with_tile(ops: TritonOps, tile: Tile | None) -> TritonOps:
+    def always(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
+        return tile
+
+    return type(ops)(replace(ops.options, tile=always, few_rows=None))
+
+
+def _timed(
+    platform: Platform, ops: TritonOps, call: Callable[[Any, int], Any], copies: int, tiles: Iterable[Tile | None]
+) -> list[tuple[float, Tile | None]]:
+    """(microseconds, tile), fastest first; tiles that need more than the device has are left out."""
+    found: list[tuple[float, Tile | None]] = []
+    for tile in tiles:
+        chosen = _with_tile(ops, tile)
+        try:
+            call(chosen, 0)
+        except Exception as error:
+            if tile is None or "out of resource" not in str(error):
+                raise
+            continue
+        graph = platform.graph()
+        with graph.capture():
+            for i in range(copies):
+                call(chosen, i)
+        found.append((median(device_time(platform, graph.replay, repeats=5, warmup=1)) / copies, tile))
+        graph.close()
+    return sorted(found, key=lambda pair: pair[0])

@@ -1,0 +1,16 @@
+"""Fixtures of the tests of graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from specgraph.device.cpu.platform import CpuPlatform
+
+
+@pytest.fixture
+def platform() -> Iterator[CpuPlatform]:
+    platform = CpuPlatform()
+    yield platform
+    platform.close()

@@ -1,0 +1,135 @@
+"""Every installed plugin keeps its place in the list, with the reason when it gives no backend."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from specgraph.device import PLATFORM_API, discover
+from specgraph.errors import PlatformError
+
+
+def test_the_cpu_is_there():
+    found = discover()["cpu"]
+    assert found.distribution == "specgraph-core"
+    assert found.probe().available
+    assert found.probe().device_count == 1
+    assert not found.backend.accelerator
+
+
+def test_a_good_plugin(plugins):
+    plugins.install_backend("good-plugin")
+    found = discover(plugins.entries())["fake"]
+    assert (found.distribution, found.version, found.reason) == ("good-plugin", "1.0", "")
+    assert found.probe().available
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("import a_vendor_package_that_is_not_here", "ModuleNotFoundError.*a_vendor_package_that_is_not_here"),
+        ("raise OSError('libdriver.so: cannot open shared object file')", "OSError: libdriver.so"),
+        ("1 +", "SyntaxError"),
+        ("", "None, not a Backend"),
+        (
+            """
+            from specgraph.device import hookimpl
+            @hookimpl
+            def specgraph_backend():
+                return 'fake'
+            """,
+            "'fake', not a Backend",
+        ),
+        (
+            """
+            from specgraph.device import hookimpl
+            @hookimpl
+            def specgraph_backends():
+                return None
+            """,
+            "unknown hook 'specgraph_backends'",
+        ),
+        (
+            """
+            from specgraph.device import hookimpl
+            @hookimpl
+            def specgraph_backend():
+                raise RuntimeError('broken hook')
+            """,
+            "broken hook",
+        ),
+    ],
+)
+def test_a_bad_plugin_takes_no_other_down(plugins, source, reason):
+    plugins.install("bad-plugin", source, name="bad")
+    plugins.install_backend("good-plugin", name="good")
+    found = discover(plugins.entries())
+    assert found["good"].probe().available
+    assert found["bad"].backend is None
+    probe = found["bad"].probe()
+    assert not probe.available
+    assert re.search(reason, probe.reason), probe.reason
+
+
+@pytest.mark.parametrize(
+    ("api", "advice"), [(PLATFORM_API + 1, "upgrade specgraph-core"), (PLATFORM_API - 1, "upgrade other-api")]
+)
+def test_another_api_number(plugins, api, advice):
+    plugins.install_backend("other-api", api=api)
+    found = discover(plugins.entries())["fake"]
+    assert found.backend is None
+    assert f"platform API {api}" in found.reason
+    assert str(PLATFORM_API) in found.reason
+    assert advice in found.reason
+
+
+def test_two_plugins_of_one_name(plugins):
+    plugins.install_backend("first-plugin")
+    plugins.install_backend("second-plugin")
+    with pytest.raises(PlatformError, match=r"'fake'.*first-plugin 1\.0.*second-plugin 1\.0"):
+        discover(plugins.entries())
+
+
+def test_a_backend_that_names_no_api_is_listed_with_the_reason(plugins):
+    plugins.install(
+        "no-api",
+        """
+        from specgraph.device import Backend, hookimpl
+        @hookimpl
+        def specgraph_backend():
+            return Backend(name="fake", probe=print, open=print)
+        """,
+    )
+    found = discover(plugins.entries())["fake"]
+    assert found.backend is None
+    assert "failed to load" in found.reason
+    assert "'api'" in found.reason
+
+
+def test_a_probe_that_raises_is_an_answer(plugins):
+    plugins.install(
+        "raising-probe",
+        """
+        from specgraph.device import PLATFORM_API, Backend, hookimpl
+        def probe():
+            raise RuntimeError("the driver crashed")
+        @hookimpl
+        def specgraph_backend():
+            return Backend(name="fake", probe=probe, open=print, api=PLATFORM_API)
+        """,
+    )
+    probe = discover(plugins.entries())["fake"].probe()
+    assert not probe.available
+    assert "RuntimeError: the driver crashed" in probe.reason
+
+
+def test_the_cpu_plugin_imports_little():
+    """Discovery must stay quick: the recorder's internals come with `open`, not with the plugin."""
+    code = (
+        "import sys, specgraph.device as p; p.discover()['cpu'].probe(); "
+        "sys.exit('torch._inductor' in sys.modules or 'triton' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

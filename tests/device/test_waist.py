@@ -1,0 +1,76 @@
+"""The waist stays small, and what a platform lacks has a reason."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from specgraph.device import Capabilities, Event, Graph, Platform, Stream, no, quirk, yes
+from specgraph.device.cpu import CpuGraph, CpuPlatform
+from specgraph.errors import PlatformError, UnsupportedError
+
+MOST_ABSTRACT_MEMBERS = 15
+
+
+def test_at_most_15_abstract_members():
+    assert len(Platform.__abstractmethods__) <= MOST_ABSTRACT_MEMBERS, sorted(Platform.__abstractmethods__)
+
+
+def test_a_platform_is_whole_or_cannot_be_made():
+    class Partial(Platform):
+        pass
+
+    with pytest.raises(TypeError, match="synchronize"):
+        Partial()
+
+
+def test_support_is_true_unless_no():
+    assert yes()
+    assert quirk("under conditions")
+    assert not no("why")
+
+
+def test_every_refused_capability_of_the_cpu_has_a_reason():
+    supports = CpuPlatform().capabilities.supports()
+    assert {f.name for f in dataclasses.fields(Capabilities) if f.type == "Support"} < supports.keys()
+    assert all(s.reason for s in supports.values() if s.level != "yes")
+
+
+def test_cpu_handles_follow_the_protocols():
+    platform = CpuPlatform()
+    assert isinstance(platform.stream(), Stream)
+    assert isinstance(platform.event(), Event)
+    assert isinstance(platform.graph(), Graph)
+    assert isinstance(platform.graph(), CpuGraph)
+    assert platform.device.type == "cpu"
+    assert platform.info.versions["torch"]
+    assert platform.memory().total > 1 << 28
+
+
+def test_task_update_is_refused_with_the_reason_where_absent():
+    without = dataclasses.replace(CpuPlatform().capabilities, task_update=no("the device has no such call"))
+    platform = CpuPlatform()
+    lacking = type("Lacking", (CpuPlatform,), {"capabilities": without})
+    with pytest.raises(UnsupportedError, match="no such call"):
+        Platform.task_group(lacking())
+    with pytest.raises(UnsupportedError):
+        Platform.task_update(platform, None)
+
+
+def test_foreign_handles_are_refused():
+    platform = CpuPlatform()
+    with pytest.raises(PlatformError, match="no stream"), platform.use(object()):
+        pass
+    with pytest.raises(PlatformError, match="no pool"):
+        platform.graph(object())
+
+
+def test_a_closed_platform_says_so():
+    platform = CpuPlatform()
+    graph = platform.graph()
+    platform.close()
+    platform.close()
+    for use in (platform.graph, platform.graph_pool, lambda: graph.capture().__enter__()):
+        with pytest.raises(PlatformError, match="closed"):
+            use()

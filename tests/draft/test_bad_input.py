@@ -1,0 +1,311 @@
+"""What a drafter refuses: one clear error, before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from draft.pairs import DRAFTERS, VOCAB, make_head, make_target
+from draft.rounds import Rounds
+from draft.test_drafters_bit_equal import make_drafter
+
+from specgraph.attention import KVCache
+from specgraph.capture import resolve
+from specgraph.device import no
+from specgraph.device.cpu import CpuPlatform
+from specgraph.device.cpu.platform import CAPABILITIES
+from specgraph.draft import DraftConfig, Drafter, allocate_sampling
+from specgraph.errors import CapacityError, CaptureError, ConfigError, UnsupportedError
+
+LIMITS = {"max_num_requests": 2, "max_model_len": 48, "capture_sizes": [2]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"), [("mtp-modules", "has 8 modules, one per draft token"), ("dflash", "trained to fill 8 masked")]
+)
+def test_more_tokens_than_the_head_can_draft(kind, message):
+    with pytest.raises(ConfigError, match=message):
+        make_drafter(make_head(kind, make_target()), "merged", "device", num_speculative_tokens=9, **LIMITS)
+
+
+def test_rounds_of_a_length_that_no_k_makes():
+    schedule = {1: 4, 2: 2}
+    head = make_head("eagle", make_target())
+    drafter = make_drafter(head, "merged", "device", num_speculative_tokens=4, draft_schedule=schedule, **LIMITS)
+    before = drafter.buffers.round.num_sampled.clone()
+    batch = Rounds(DraftConfig(num_speculative_tokens=3, **LIMITS), head.aux_size, VOCAB, head.dtype, seed=0).next(2)
+    with pytest.raises(ConfigError, match=r"a round of 4 rows per request; with this drafter's K they are 3, 5"):
+        drafter.propose(batch)
+    assert torch.equal(drafter.buffers.round.num_sampled, before)
+    assert drafter.num_proposes == 0
+
+
+def test_a_platforms_name_and_caches_elsewhere():
+    head = make_head("eagle", make_target())
+    drafter = make_drafter(head, "merged", "device", num_speculative_tokens=4, **LIMITS)
+    with pytest.raises(ConfigError, match=r"platform is the name 'cpu': give what open_platform\('cpu'\) returns"):
+        Drafter(head, drafter.caches, "cpu", drafter.config)  # type: ignore[arg-type]
+    elsewhere = [KVCache(cache.key.to("meta"), cache.value.to("meta")) for cache in drafter.caches]
+    with pytest.raises(ConfigError, match="key cache is on meta; allocate it on the platform's device, cpu"):
+        Drafter(head, elsewhere, drafter.platform, drafter.config)
+
+
+@pytest.mark.parametrize(
+    ("row", "hidden_rows", "message"),
+    [
+        (1, 1, "row 1 of a batch of 1 requests"),
+        (-1, 1, "row -1 of a batch"),
+        (0, 0, "has no hidden state"),
+        (0, 2, r"the hidden state is \[2, \d+\], expected \[\d+\]: one row's"),
+    ],
+)
+def test_a_join_that_would_draft_from_something_else(row, hidden_rows, message):
+    """Without its hidden state a request would enter with zeros, and only be drafted worse."""
+    head = make_head("eagle", make_target())
+    batch = make_drafter(head, "merged", "device", num_speculative_tokens=4, **LIMITS).inputs(1)
+    batch.aux_hidden.fill_(7)
+    with pytest.raises(ConfigError, match=message):
+        batch.join(row, torch.tensor(3), [None, torch.ones(head.aux_size), torch.ones(2, head.aux_size)][hidden_rows])
+    assert torch.equal(batch.aux_hidden, torch.full_like(batch.aux_hidden, 7))
+
+
+def test_every_k_of_a_schedule_is_captured_at_start_up():
+    """Whatever rounds follow one another, nothing is captured at request time, and K is never other than asked."""
+    schedule = {1: 4, 2: 2}
+    head = make_head("eagle", make_target())
+    drafter = make_drafter(head, "merged", "device", num_speculative_tokens=4, draft_schedule=schedule, **LIMITS)
+    captured = list(drafter.graphs.descriptors)
+    for k in (4, 2):
+        limits = {**LIMITS, "capture_sizes": None}
+        rounds = Rounds(DraftConfig(num_speculative_tokens=k, **limits), head.aux_size, VOCAB, head.dtype, seed=k)
+        for n in (1, 2, 1):
+            drafts = drafter.propose(rounds.next(n))
+            # One size is captured, 2, and a size has one K.
+            assert drafts.token_ids.shape == (n, 2)
+            assert drafts.dispatch.captured
+    assert drafter.graphs.descriptors == captured
+
+
+def test_a_prompt_pass_longer_than_the_largest_size():
+    drafter = make_drafter(
+        make_head("eagle", make_target()), "merged", "device", num_speculative_tokens=2, prefill_sizes=[8], **LIMITS
+    )
+    with pytest.raises(CapacityError, match="9 rows: passes have 1 to 8; cut the prompt into chunks"):
+        drafter.prefill(list(range(20)), range(9), [1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"draft_schedule": {1: 2}}, "ends at 1 requests"),
+        ({"draft_schedule": {2: 0}}, "drafts no token at any size: decode without a drafter"),
+        ({"draft_schedule": {2: 4}}, "K is 0 to num_speculative_tokens = 3"),
+        ({"draft_schedule": {2: -5}}, "K is 0 to"),
+        ({"prefill_sizes": []}, "prefill sizes: the list is empty"),
+        ({"prefill_sizes": [64]}, r"\[64\] are outside 1..48"),
+        ({"mode": "FULLY"}, "unknown graph mode 'FULLY'"),
+        ({"num_speculative_tokens": "4"}, r"num_speculative_tokens must be an integer, got '4' \(str\)"),
+        ({"max_model_len": 48.0}, r"max_model_len must be an integer, got 48.0 \(float\)"),
+        ({"num_speculative_tokens": True}, r"num_speculative_tokens must be an integer, got True \(bool\)"),
+        ({"block_size": 0}, "block_size must be at least 1, got 0"),
+        ({"max_num_requests": 9, "capture_sizes": [1, 4]}, "the largest capture size is 4, batches go up to .* = 9"),
+    ],
+)
+def test_settings(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        DraftConfig(**{"num_speculative_tokens": 3, **LIMITS, **settings})
+
+
+@pytest.mark.parametrize("missing", ["temperature", "seeds"])
+def test_only_a_sampled_drafter_needs_temperatures_and_seeds(missing):
+    head = make_head("eagle", make_target())
+    settings = {"num_speculative_tokens": 2, **LIMITS}
+    greedy, sampled = (make_drafter(head, "eager", "device", sampled=sampled, **settings) for sampled in (False, True))
+    batch = Rounds(greedy.config, head.aux_size, VOCAB, head.dtype, seed=2).next(2)
+    without = replace(batch, **{missing: None})
+    with torch.inference_mode():
+        assert torch.equal(greedy.propose(without).token_ids, greedy.propose(batch).token_ids)
+    with pytest.raises(ConfigError, match=f"a sampled drafter needs {missing} with every batch"):
+        sampled.propose(without)
+
+
+def test_sampling_of_other_sizes():
+    head, settings = make_head("eagle", make_target()), {"num_speculative_tokens": 2, "sampled": True, **LIMITS}
+    drafter = make_drafter(head, "eager", "device", **settings)
+    batch = Rounds(drafter.config, head.aux_size, VOCAB, head.dtype, seed=2).next(2)
+    for name in ("temperature", "seeds"):
+        with pytest.raises(ConfigError, match=rf"{name} is \[1\], expected \[2\]"):
+            drafter.propose(replace(batch, **{name: getattr(batch, name)[:1]}))
+    for requests, vocab in ((1, VOCAB), (2, VOCAB + 1)):
+        sampling = allocate_sampling(requests, vocab, torch.device("cpu"))
+        with pytest.raises(ConfigError, match=f"sampling is for {requests} requests and {vocab} tokens, the drafter's"):
+            Drafter(head, drafter.caches, drafter.platform, drafter.config, sampling=sampling)
+
+
+@pytest.mark.parametrize("mode", ["FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"])
+def test_a_mode_that_the_platform_can_t_run(mode):
+    capabilities = replace(CAPABILITIES, task_update=no("no such call here"))
+    with pytest.raises(UnsupportedError, match=f"graph mode {mode} is not possible here.*no such call here"):
+        resolve("auto", capabilities, ("seq_lens",), mode)
+    without = replace(CAPABILITIES, graphs=no("capture fails"))
+    with pytest.raises(UnsupportedError, match="capture fails"):
+        resolve("auto", without, (), mode)
+
+
+def test_lowering_and_mode_that_contradict():
+    with pytest.raises(ConfigError, match="lowering 'piecewise' contradicts graph mode FULL"):
+        resolve("piecewise", CAPABILITIES, (), "FULL")
+    assert resolve("step", CAPABILITIES, (), "FULL").lowering == "step"
+    assert resolve("auto", CAPABILITIES, (), "NONE").lowering == "eager"
+
+
+class Wrapped:
+    """A head behind an object that hands every attribute through."""
+
+    def __init__(self, head):
+        self._head = head
+
+    def __getattr__(self, name):
+        return getattr(self._head, name)
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_a_wrapper_does_not_hide_the_kind_of_a_head(kind):
+    head = make_head(kind, make_target())
+    settings = {"num_speculative_tokens": 3, **LIMITS}
+    plain, wrapped = (make_drafter(h, "merged", "device", **settings) for h in (head, Wrapped(head)))
+    assert type(wrapped.program) is type(plain.program)
+    batch = Rounds(plain.config, head.aux_size, VOCAB, head.dtype, seed=1).next(2)
+    with torch.inference_mode():
+        assert torch.equal(wrapped.propose(batch).token_ids, plain.propose(batch).token_ids)
+
+
+@pytest.mark.parametrize(("limit", "enough"), [(3, True), (2, False)])
+def test_prompt_and_propose_graphs_count_against_one_limit(limit, enough, monkeypatch):
+    """One prompt size with one attention layer is two graphs, one propose is the third."""
+    monkeypatch.setattr(CpuPlatform, "capabilities", replace(CAPABILITIES, max_live_graphs=limit))
+    settings = {"num_speculative_tokens": 2, "prefill_sizes": [8], "mode": "FULL_AND_PIECEWISE", **LIMITS}
+    if enough:
+        drafter = make_drafter(make_head("eagle", make_target()), "merged", "device", **settings)
+        assert drafter.graphs.graph_count == limit
+        with torch.inference_mode():
+            drafter.prefill([0, 1, 2], range(2), [1], torch.zeros(2, drafter.head.aux_size))
+        assert drafter.launches["prefill"] == 2, "what was captured for prompts must serve them"
+        assert drafter.prefill_buffers.sliced(8).metadata.query_start_loc.tolist() == [0, 8]
+    else:
+        with pytest.raises(CaptureError, match="holds at most 2 graphs"):
+            make_drafter(make_head("eagle", make_target()), "merged", "device", **settings)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ((range(8), [1]), CapacityError, "up to position 6 needs 2 KV blocks of 4 tokens, got 1"),
+        ((range(8, 16), [1, 2, 3]), CapacityError, "up to position 14 needs 4 KV blocks of 4 tokens, got 3"),
+        ((range(3, 9), [1, 2, 3]), ConfigError, r"of range\(3, 9\): give consecutive positions of its 8 tokens"),
+        ((range(-2, 4), [1, 2]), ConfigError, r"prefill of range\(-2, 4\): give consecutive positions"),
+        ((range(0, 8, 2), [1, 2]), ConfigError, r"prefill of range\(0, 8, 2\): give consecutive positions"),
+        ((range(8), [1, 2], (7, 16)), ConfigError, r"aux_hidden of a prefill is \[7, 16\], expected \[8, "),
+        ((range(8), [1, 2], (8, 3)), ConfigError, r"aux_hidden of a prefill is \[8, 3\], expected \[8, "),
+    ],
+)
+def test_a_prompt_pass_that_does_not_fit_its_inputs(arguments, kind, message):
+    """Keys without a block would go to the null block: the drafts would be worse, and nothing would say so."""
+    positions, blocks, *shape = arguments
+    settings = {"num_speculative_tokens": 2, "prefill_sizes": [8], **LIMITS}
+    drafter = make_drafter(make_head("eagle", make_target()), "eager", "device", **settings)
+    prompt = list(range(16 if positions.start == 8 else 8))
+    aux = torch.zeros(shape[0]) if shape else torch.zeros(len(positions), drafter.head.aux_size)
+    with pytest.raises(kind, match=message):
+        drafter.prefill(prompt, positions, blocks, aux)
+
+
+def test_counts_may_be_integers_of_numpy_and_torch():
+    sizes = torch.zeros(2, 48).shape
+    config = DraftConfig(
+        num_speculative_tokens=np.int64(2), max_num_requests=sizes[0], max_model_len=np.int32(sizes[1])
+    )
+    assert (config.num_speculative_tokens, config.max_num_requests, config.max_model_len) == (2, 2, 48)
+
+
+def test_arguments_of_other_types():
+    drafter = make_drafter(make_head("eagle", make_target()), "eager", "device", num_speculative_tokens=2, **LIMITS)
+    ids = torch.arange(4)
+    with pytest.raises(ConfigError, match=r"prompt of a prefill is a tensor, .*: give prompt.tolist\(\)"):
+        drafter.prefill(ids, range(4), [1])
+    with pytest.raises(ConfigError, match="blocks of a prefill is a tensor"):
+        drafter.prefill(ids.tolist(), range(4), torch.tensor([1]))
+    with pytest.raises(ConfigError, match="positions of a prefill are a list: give a range"):
+        drafter.prefill(ids.tolist(), [0, 1], [1])
+    with pytest.raises(ConfigError, match="aux_hidden of a prefill is a list: give a tensor"):
+        drafter.prefill(ids.tolist(), range(4), [1], [[0.0]])
+    for prompt, blocks in ((["a"] * 4, [1]), ([0.5] * 4, [1]), ([0] * 4, None), ([0] * 4, ["1"])):
+        with pytest.raises(ConfigError, match="of a prefill: give a list of integers"):
+            drafter.prefill(prompt, range(4), blocks)
+    with pytest.raises(ConfigError, match="the head is the class EagleHead: give an object of it"):
+        Drafter(type(drafter.head), drafter.caches, drafter.platform, drafter.config)
+    with pytest.raises(ConfigError, match=r"caches\[0\] is a Tensor; give a specgraph.KVCache"):
+        Drafter(drafter.head, [drafter.caches[0].key], drafter.platform, drafter.config)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sampled_token_ids": [[1, 2, 3]]}, "propose: sampled_token_ids is a list: give a tensor on cpu"),
+        ({"block_table": [[1]]}, "propose: block_table is a list"),
+        ({"num_sampled": torch.ones(1, dtype=torch.int32, device="meta")}, "propose: num_sampled is on meta"),
+        ({"num_sampled": torch.ones(1)}, "propose: num_sampled is torch.float32: give integers"),
+        ({"num_sampled": torch.tensor(1, dtype=torch.int32)}, r"num_sampled is \[\], expected \[requests\]"),
+        (
+            {"sampled_token_ids": torch.zeros(3, dtype=torch.int64)},
+            r"sampled_token_ids is \[3\], expected \[requests, K",
+        ),
+    ],
+)
+def test_a_batch_of_something_else(change, message):
+    drafter = make_drafter(make_head("eagle", make_target()), "eager", "device", num_speculative_tokens=2, **LIMITS)
+    batch = drafter.inputs(1)
+    with pytest.raises(ConfigError, match=message):
+        drafter.propose(replace(batch, **change))
+    with pytest.raises(ConfigError, match="propose takes a ProposeBatch, got a dict"):
+        drafter.propose({"num_sampled": 1})
+    assert drafter.num_proposes == 0
+    with pytest.raises(ConfigError, match="bind takes a ProposeBatch, got a NoneType"):
+        drafter.bind(None)
+    with pytest.raises(ConfigError, match="bind: num_sampled is a list: give a tensor on cpu"):
+        drafter.bind(replace(drafter.inputs(2), num_sampled=[1, 1]))
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+@pytest.mark.parametrize(("token", "chunk"), [(VOCAB, 0), (-1, 1)])
+def test_a_prompt_token_outside_of_the_vocabulary(kind, token, chunk):
+    """EAGLE-3 drafts from a smaller vocabulary than the target's."""
+    settings = {"num_speculative_tokens": 2, "prefill_sizes": [8], **LIMITS}
+    drafter = make_drafter(make_head(kind, make_target()), "merged", "device", **settings)
+    prompt, aux = [VOCAB - 1] * 16, torch.ones(8, drafter.head.aux_size)
+    prompt[9 * chunk + 4] = token
+    before = drafter.prefill_buffers.aux_hidden.clone()
+    with pytest.raises(ConfigError, match=f"token {token} in the prompt of a prefill: ids are 0 to {VOCAB - 1}"):
+        drafter.prefill(prompt, range(8 * chunk, 8 * chunk + 8), [1, 2, 3, 4], aux)
+    assert torch.equal(drafter.prefill_buffers.aux_hidden, before)
+
+
+@pytest.mark.parametrize("lowering", ["eager", "merged"])
+def test_parameters_put_no_history_into_the_memory_of_the_drafter(lowering):
+    """An engine may hand over its torch modules' parameters and hidden states, and call from any grad mode."""
+    head = make_head("eagle", make_target())
+    parameters = [tensor for tensor in head.weights().values() if tensor.is_floating_point()]
+    for tensor in parameters:
+        tensor.requires_grad_()
+    limits = {**LIMITS, "capture_sizes": None}
+    with torch.enable_grad():
+        drafter = make_drafter(head, lowering, "device", num_speculative_tokens=2, prefill_sizes=[8], **limits)
+        drafter.prefill(list(range(8)), range(8), [1, 2], torch.zeros(8, head.aux_size, requires_grad=True))
+        config = DraftConfig(num_speculative_tokens=2, **limits)
+        batch = Rounds(config, head.aux_size, VOCAB, head.dtype, seed=0).next(2)
+        drafter.propose(replace(batch, aux_hidden=batch.aux_hidden.requires_grad_()))
+    assert len(parameters) > 3
+    own = [drafter.prefill_buffers.aux_hidden, drafter.round.aux_hidden]
+    assert not any(tensor.requires_grad for tensor in (*own, *(each for cache in drafter.caches for each in cache)))

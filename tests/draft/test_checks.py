@@ -1,0 +1,177 @@
+"""A head, an attention backend or a batch that is not what its protocol says: one message that names it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from draft.pairs import DRAFTERS, make_head, make_target
+
+from specgraph import ConfigError, DraftConfig, Drafter, DraftOutput, PagedAttention, allocate_caches, load_generator
+from specgraph.device.cpu import CpuPlatform
+from specgraph.draft import ProposeBatch
+
+CONFIG = DraftConfig(
+    num_speculative_tokens=3, max_num_requests=2, max_model_len=48, lowering="eager", prefill_sizes=[8]
+)
+
+
+class Changed:
+    """A head or attention whose members are replaced, or missing where the replacement is None."""
+
+    def __init__(self, inner, **members):
+        self.inner, self.members = inner, members
+
+    def __getattr__(self, name):
+        if name in self.members:
+            if self.members[name] is None:
+                raise AttributeError(name)
+            return self.members[name]
+        return getattr(self.inner, name)
+
+
+def make(head, attention=None, **changes):
+    platform = CpuPlatform()
+    caches = allocate_caches(head.attention_layers, 9, CONFIG.block_size, head.dtype, platform.device)
+    drafter = Drafter(head, caches, platform, replace(CONFIG, **changes), attention=attention)
+    drafter.capture()
+    return drafter
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_sound_heads_pass(kind):
+    make(make_head(kind, make_target())).close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "missing", "protocol"),
+    [("eagle", "combine", "DraftHead"), ("dflash", "mask_token_id", "ParallelHead"),
+     ("peagle", "mask_token_id", "MaskedHead"), ("peagle", "mask_hidden", "MaskedHead"),
+     ("mtp-modules", "forward_step", "StepwiseHead")],
+)  # fmt: skip
+def test_a_member_that_is_missing(kind, missing, protocol):
+    head = Changed(make_head(kind, make_target()), **{missing: None})
+    with pytest.raises(ConfigError, match=rf"the head Changed lacks {missing}: .* specgraph\.{protocol}"):
+        make(head)
+
+
+def test_attention_without_a_member():
+    with pytest.raises(ConfigError, match=r"attention backend Changed lacks named_tensors.*AttentionBackend"):
+        make(make_head("eagle", make_target()), Changed(PagedAttention(), named_tensors=None))
+
+
+HEAD = make_head("eagle", make_target())
+
+
+def attends_flat(token_ids, hidden, attend, rows=None):
+    def flat(index, query, key, value):
+        return attend(index, query.flatten(1), key, value)
+
+    return HEAD.forward(token_ids, hidden, flat, rows)
+
+
+def attends_elsewhere(token_ids, hidden, attend, rows=None):
+    return HEAD.forward(token_ids, hidden, lambda index, *rest: attend(7, *rest), rows)
+
+
+def ignores_rows(token_ids, hidden, attend, rows=None):
+    return HEAD.forward(token_ids, hidden, attend)
+
+
+def no_carry(token_ids, hidden, attend, rows=None):
+    return DraftOutput(HEAD.forward(token_ids, hidden, attend, rows).hidden, None)
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"logits": lambda hidden: torch.cat([HEAD.logits(hidden)] * 2, -1)},
+         r"Changed\.logits\(hidden\) is \[4, 96\].*expected \[4, 48\]"),
+        ({"combine": lambda aux: aux[:, :5]}, r"combine\(aux_hidden\) is \[4, 5\]"),
+        ({"combine": lambda aux: aux.double()}, r"combine\(aux_hidden\) is .*float64; expected .*float32"),
+        ({"forward": attends_flat}, r"forward's query of layer 0 is \[4, \d+\].*expected \[4, \d+, \d+\]"),
+        ({"forward": attends_elsewhere}, r"attends as layer 7; it has 1 attention layer"),
+        ({"forward": ignores_rows}, r"forward\(\.\.\., rows\) of one row\.hidden is \[4,"),
+        ({"forward": no_carry}, r"forward\(\.\.\.\)\.carry is a NoneType"),
+        ({"forward": lambda ids, hidden: None}, r"forward failed on tensors \[4\], .*TypeError"),
+        ({"draft_to_target": torch.zeros(3, dtype=torch.int64)}, r"draft_to_target is \[3\].*expected \[48\]"),
+        ({"weights": lambda: {"w": torch.zeros(2, device="meta")}}, r"weights\(\)\['w'\] is on meta"),
+    ],
+)  # fmt: skip
+def test_a_shape_that_is_wrong(members, message):
+    assert HEAD.draft_vocab_size == 48
+    with pytest.raises(ConfigError, match=message):
+        make(Changed(HEAD, **members))
+
+
+def test_a_mask_of_another_shape():
+    head = make_head("peagle", make_target())
+    with pytest.raises(ConfigError, match=r"Changed\.mask_hidden is \[7\].*expected \[32\]"):
+        make(Changed(head, mask_hidden=torch.zeros(7)))
+
+
+def batch(head, **changes):
+    values = {
+        "sampled_token_ids": torch.tensor([[1, 2, 3, 4], [5, 47, 999, 999]]),
+        "num_sampled": torch.tensor([4, 2], dtype=torch.int32),
+        "start_positions": torch.tensor([10, 20]),
+        "aux_hidden": torch.randn(8, head.aux_size),
+        "block_table": torch.tensor([[1, 2, 0, 0], [3, 4, 0, 0]], dtype=torch.int32),
+    }
+    return ProposeBatch(**values | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_sampled": torch.tensor([4, 5], dtype=torch.int32)}, "num_sampled of request 1 is 5: .*0 .* to 4"),
+        ({"num_sampled": torch.tensor([-1, 2], dtype=torch.int32)}, "num_sampled of request 0 is -1"),
+        ({"start_positions": torch.tensor([10, 48])}, "start_positions of request 1 is 48: it is 0 to 47"),
+        ({"start_positions": torch.tensor([-2, 20])}, "start_positions of request 0 is -2"),
+        ({"sampled_token_ids": torch.tensor([[1, 2, 48, 4], [5, 6, 0, 0]])},
+         "sampled_token_ids of request 0 is 48: token ids are 0 to 47"),
+        ({"block_table": torch.tensor([[1, 2], [3, 9]], dtype=torch.int32)},
+         "block_table of request 1 is 9: blocks are 0 to 8"),
+        ({"block_table": torch.tensor([[1, 2], [3, 0]], dtype=torch.int32)},
+         "block_table of request 1 is 0: block 0 is the null block"),
+        ({"aux_hidden": torch.full((8, HEAD.aux_size), float("nan"))}, "aux_hidden of request 0 .*finite"),
+    ],
+)  # fmt: skip
+def test_values_that_no_round_can_have(changes, message):
+    drafter = make(HEAD, debug=True)
+    with torch.inference_mode():
+        drafter.propose(batch(HEAD))
+        with pytest.raises(ConfigError, match=message):
+            drafter.propose(batch(HEAD, **changes))
+
+
+def test_a_round_that_accepts_past_the_last_position_is_sound():
+    """A request whose last token is at position 47 of 48 may have had more drafts accepted than there is room for."""
+    drafter = make(HEAD, debug=True)
+    with torch.inference_mode():
+        table = torch.tensor([[1, 2, 3, 0], [4, 5, 6, 0]], dtype=torch.int32)
+        drafter.propose(batch(HEAD, start_positions=torch.tensor([45, 47]), block_table=table))
+
+
+def test_what_an_inert_request_holds_does_not_matter():
+    drafter = make(HEAD, debug=True)
+    inert = {
+        "num_sampled": torch.tensor([0, 2], dtype=torch.int32),
+        "sampled_token_ids": torch.tensor([[-7, 999, 999, 4], [5, 6, 0, 0]]),
+        "start_positions": torch.tensor([-9, 20]),
+        "block_table": torch.tensor([[0, 99], [3, 4]], dtype=torch.int32),
+        "aux_hidden": torch.cat([torch.full((4, HEAD.aux_size), float("inf")), torch.randn(4, HEAD.aux_size)]),
+    }
+    with torch.inference_mode():
+        drafter.propose(batch(HEAD, **inert))
+
+
+@pytest.mark.parametrize("trees", [False, True])
+def test_the_decoder_s_rounds_are_sound(trees):
+    tree = {"speculative_num_steps": 3, "speculative_eagle_topk": 2, "speculative_num_draft_tokens": 6}
+    options = {"platform": "cpu", "lowering": "eager", "max_model_len": 64, "max_num_requests": 2}
+    options |= tree if trees else {}
+    with load_generator(**options, debug=True) as checked, load_generator(**options) as plain:
+        prompts = ["import os\n", "class A:\n"]
+        assert checked.text(prompts, max_tokens=40) == plain.text(prompts, max_tokens=40)

@@ -1,0 +1,30 @@
+"""Which requests a round on the host consists of, where the engine gave no numbers."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from specgraph.capture import BatchDescriptor
+from specgraph.device.cpu import CpuPlatform
+from specgraph.draft.host_lengths import HostRounds
+
+
+@pytest.mark.parametrize(
+    ("num_sampled", "starts", "counts"),
+    [
+        ([2, 1, 0, 0], [7, 8], [2, 1]),
+        ([0, 3, 0, 0], [7, 8], [0, 3]),  # an inert request before a real one keeps its place
+        ([0, 0, 0, 0], [], []),
+    ],
+)
+def test_what_stands_in_the_buffers_up_to_the_last_real_request(num_sampled, starts, counts):
+    buffers = SimpleNamespace(
+        num_sampled=torch.tensor(num_sampled, dtype=torch.int32), start_positions=torch.tensor([7, 8, 9, 9])
+    )
+    rounds = HostRounds(CpuPlatform(), 4)
+    found = rounds.round(BatchDescriptor("propose", 4, 3, 2), buffers, None, None)
+    assert list(found.start_positions) == starts
+    assert list(found.num_sampled) == counts

@@ -1,0 +1,54 @@
+"""Which lowering is chosen, and whether every refusal says why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from specgraph.capture import resolve
+from specgraph.device import no, quirk
+from specgraph.device.cpu.platform import CAPABILITIES
+from specgraph.errors import ConfigError, UnsupportedError
+
+
+def test_auto_takes_the_strongest_up_to_the_default():
+    assert resolve("auto", CAPABILITIES, ()).lowering == "merged"
+    stepwise = resolve("auto", replace(CAPABILITIES, default_lowering="step"), ())
+    assert stepwise.lowering == "step"
+    assert stepwise.refusals == {"merged": "the platform's default is step"}
+
+
+def test_a_refusal_keeps_the_capability_s_reason_though_the_default_is_weaker_anyway():
+    opted_out = replace(CAPABILITIES, default_lowering="step", merged_loop=no("set LOOPS=1 to allow it"))
+    resolution = resolve("auto", opted_out, ())
+    assert resolution.lowering == "step"
+    assert "set LOOPS=1 to allow it" in resolution.refusals["merged"]
+    assert "set LOOPS=1 to allow it" in resolution.explain()
+    with pytest.raises(UnsupportedError, match="set LOOPS=1 to allow it"):
+        resolve("merged", opted_out, ())
+
+
+def test_a_quirk_above_the_default_runs_only_by_name():
+    capabilities = replace(CAPABILITIES, default_lowering="step", merged_loop=quirk("only without collectives"))
+    assert resolve("auto", capabilities, ()).lowering == "step"
+    assert resolve("merged", capabilities, ()).lowering == "merged"
+
+
+def test_host_parameters_without_task_updates_leave_piecewise():
+    capabilities = replace(CAPABILITIES, task_update=no("no such call"))
+    resolution = resolve("auto", capabilities, ("seq_lens",))
+    assert resolution.lowering == "piecewise"
+    assert "seq_lens" in resolution.refusals["step"]
+    assert "no such call" in resolution.refusals["merged"]
+
+
+def test_without_graphs_everything_runs_eagerly():
+    resolution = resolve("auto", replace(CAPABILITIES, graphs=no("capture fails")), ())
+    assert resolution.lowering == "eager"
+    assert all("capture fails" in reason for reason in resolution.refusals.values())
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(ConfigError, match="auto, eager, piecewise, step, merged"):
+        resolve("full", CAPABILITIES, ())

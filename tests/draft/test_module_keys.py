@@ -1,0 +1,161 @@
+"""MTP with several modules: prompts in chunks and rounds of any K leave the KV of a float64 pass over the sequence."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from draft.pairs import VOCAB, make_head, make_target
+from draft.test_against_dense import dense_attend
+from draft.test_drafters_bit_equal import make_drafter
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specgraph.draft import ProposeBatch
+from specgraph.draft.past_rows import past_rows_bytes
+
+LENGTH, BLOCK = 64, 4
+
+
+@pytest.mark.parametrize("lengths", ["device", "host"])
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(
+    k=st.integers(2, 4),
+    length=st.integers(1, 40),
+    chunk=st.integers(1, 16),
+    seed=st.integers(0, 99),
+)
+def test_chunks_leave_the_keys_of_the_whole_prompt(lengths, k, length, chunk, seed):
+    """Module i takes token p + i + 1 at position p, also where a chunk ends before it."""
+    g = torch.Generator().manual_seed(seed)
+    head, oracle = make_head("mtp-modules", make_target()), make_head("mtp-modules", make_target(torch.float64))
+    drafter = make_drafter(
+        head, "merged", lengths, num_speculative_tokens=k, max_num_requests=1, max_model_len=LENGTH, prefill_sizes=[16]
+    )
+    blocks = (torch.randperm(LENGTH // BLOCK, generator=g) + 1).tolist()
+    prompt = torch.randint(0, VOCAB, (length,), generator=g)
+    aux = torch.randn(length, head.aux_size, generator=g)
+    for first in range(0, length, chunk):
+        rows = range(first, min(first + chunk, length))
+        drafter.prefill(prompt.tolist(), rows, blocks, aux[first : rows.stop])
+    check_keys(drafter, oracle, prompt[1:], aux[:-1], blocks)
+
+
+@pytest.mark.parametrize(
+    ("lowering", "lengths", "block"),
+    [("merged", "device", 4), ("eager", "device", 2), ("step", "device", 1), ("merged", "host", 4)],
+)
+def test_rounds_leave_the_keys_of_the_text(lowering, lengths, block):
+    """Of every module, whatever was accepted and however many tokens were drafted, for requests side by side.
+
+    Blocks go from one request to the next, requests change their rows, and rejected rows have hidden states of their
+    own. A round may be repeated; a request may be inert in a round.
+    """
+    head, oracle = make_head("mtp-modules", make_target()), make_head("mtp-modules", make_target(torch.float64))
+    drafter = make_drafter(
+        head, lowering, lengths, num_speculative_tokens=4, k_candidates=(1, 2, 4), max_num_requests=3, block_size=block,
+        max_model_len=LENGTH, capture_sizes=[1, 3], prefill_sizes=[8],
+    )  # fmt: skip
+
+    @settings(max_examples=6, deadline=None, derandomize=True)
+    @given(
+        prompts=st.lists(st.integers(1, 20), min_size=1, max_size=3),
+        rounds=st.lists(
+            st.tuples(st.sampled_from([1, 2, 4]), st.lists(st.integers(0, 5), min_size=3, max_size=3), st.booleans()),
+            min_size=2,
+            max_size=6,
+        ),
+        seed=st.integers(0, 99),
+    )
+    def check(prompts, rounds, seed):
+        g = torch.Generator().manual_seed(seed)
+        tables = (torch.randperm(3 * LENGTH // block, generator=g) + 1).view(3, -1)[: len(prompts)].tolist()
+        texts = [torch.randint(0, VOCAB, (n,), generator=g) for n in prompts]
+        states = [torch.randn(n, head.aux_size, generator=g) for n in prompts]
+        for text, aux, blocks in zip(texts, states, tables, strict=True):
+            for first in range(0, len(text), 5):
+                chunk = range(first, min(first + 5, len(text)))
+                drafter.prefill(text.tolist(), chunk, blocks, aux[first : chunk.stop])
+        rows, joined = 5, [False] * len(prompts)
+        for k, accepted, again in rounds:
+            order = torch.randperm(len(prompts), generator=g).tolist()
+            counts = [min(accepted[r], rows if joined[r] else 1) for r in order]
+            starts = [len(texts[r]) - 1 for r in order]
+            sampled = torch.randint(0, VOCAB, (len(order), rows), generator=g)
+            aux = 9 * torch.randn(len(order), rows, head.aux_size, generator=g)
+            for i, (r, count) in enumerate(zip(order, counts, strict=True)):
+                if count and not joined[r]:
+                    aux[i, 0], joined[r] = states[r][-1], True
+                else:
+                    states[r] = torch.cat([states[r], aux[i, :count]])
+                texts[r] = torch.cat([texts[r], sampled[i, :count]])
+            batch = ProposeBatch(
+                sampled_token_ids=sampled,
+                num_sampled=torch.tensor(counts, dtype=torch.int32),
+                start_positions=torch.tensor(starts),
+                aux_hidden=aux.flatten(0, 1),
+                block_table=torch.tensor([tables[r] for r in order], dtype=torch.int32),
+            )
+            for _ in range(1 + again):
+                drafter.propose(batch, num_speculative_tokens=k)
+            for r in order:
+                known = len(texts[r]) - 1  # rows of the text; the last token's comes with the next round
+                check_keys(drafter, oracle, texts[r][1:], states[r][:known], tables[r])
+            rows = k + 1
+
+    check()
+    drafter.close()
+
+
+def check_keys(drafter, oracle, tokens, aux, blocks):
+    """Compare where all tokens are known: row p of module i takes token p + i of `tokens`, the one after position p is
+    its first."""
+    past, hidden, block = {}, aux.double(), drafter.config.block_size
+    for module in range(drafter.config.num_speculative_tokens):
+        known = len(tokens) - module
+        if known < 1:
+            break
+        attend = dense_attend(oracle.attention_layers, torch.arange(known), past)
+        hidden = oracle.forward_step(module, tokens[module:], hidden[:known], attend).carry
+        slots = [blocks[p // block] * block + p % block for p in range(known)]
+        for name, wanted in zip(("key", "value"), past[module], strict=True):
+            stored = getattr(drafter.caches[module], name).flatten(0, 1)[slots]
+            torch.testing.assert_close(stored.double(), wanted, atol=1e-4, rtol=1e-4, msg=f"module {module} {name}")
+
+
+def test_a_request_that_shares_the_blocks_of_a_prefix():
+    """Prefix caching: its past rows lie in a block that another request wrote, in a batch of its own."""
+    g = torch.Generator().manual_seed(3)
+    head, oracle = make_head("mtp-modules", make_target()), make_head("mtp-modules", make_target(torch.float64))
+    drafter = make_drafter(
+        head, "merged", "device", num_speculative_tokens=4, max_num_requests=1, max_model_len=LENGTH, prefill_sizes=[8]
+    )
+    text, aux = torch.randint(0, VOCAB, (12,), generator=g), torch.randn(12, head.aux_size, generator=g)
+    drafter.prefill(text[:8].tolist(), range(8), [1, 2], aux[:8])
+    drafter.prefill(text[:6].tolist(), range(BLOCK, 6), [1, 3], aux[BLOCK:6])
+    known = 5
+    for count in (1, 2, 3):
+        round_aux = torch.randn(5, head.aux_size, generator=g)
+        round_aux[:count] = aux[known : known + count]
+        tokens = torch.zeros(1, 5, dtype=torch.int64)
+        tokens[0, :count] = text[known + 1 : known + 1 + count]
+        drafter.propose(
+            ProposeBatch(
+                sampled_token_ids=tokens,
+                num_sampled=torch.tensor([count], dtype=torch.int32),
+                start_positions=torch.tensor([known]),
+                aux_hidden=round_aux,
+                block_table=torch.tensor([[1, 3, 4, 5]], dtype=torch.int32),
+            )
+        )
+        known += count
+        check_keys(drafter, oracle, text[1 : known + 1], aux[:known], [1, 3, 4, 5])
+    drafter.close()
+
+
+def test_what_is_kept_takes_the_memory_that_a_generator_counts():
+    head = make_head("mtp-modules", make_target())
+    drafter = make_drafter(head, "eager", "device", num_speculative_tokens=4, max_num_requests=1, max_model_len=LENGTH)
+    kept = [tensor for name, tensor in drafter.read_set().items() if name.startswith("past_rows.")]
+    blocks = drafter.caches[0].key.shape[0]
+    assert sum(tensor.nbytes for tensor in kept) == blocks * past_rows_bytes(head, 4, BLOCK) > 0
+    assert past_rows_bytes(make_head("mtp", make_target()), 4, BLOCK) == 0

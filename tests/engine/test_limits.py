@@ -1,0 +1,214 @@
+"""Where a generation ends, what is refused, and who waits for whom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from random_prompts import prompt
+
+from specgraph.engine import EngineConfig, Request
+from specgraph.engine.agreement import check_sharing
+from specgraph.errors import ConfigError, UnsupportedError
+
+MAX_MODEL_LEN = 64
+
+
+def one(length: int, max_tokens: int, **kwargs) -> Request:
+    return Request(prompt_token_ids=prompt(length, seed=length), max_tokens=max_tokens, **kwargs)
+
+
+@pytest.fixture
+def unlimited(make_decoder):
+    """A request's greedy tokens by the target alone, with room for twice as many."""
+    decoder = make_decoder(None, query_len=4, max_model_len=128)
+
+    def run(request: Request, count: int) -> list[int]:
+        longer = Request(prompt_token_ids=request.prompt_token_ids, max_tokens=count)
+        return decoder.generate([longer])[0].token_ids
+
+    return run
+
+
+@pytest.mark.parametrize("steps", [1, 3, 7])
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 4, 5, 8, 13])
+def test_exactly_max_tokens(make_decoder, shadow, unlimited, steps, max_tokens):
+    result = make_decoder(shadow, num_speculative_tokens=steps).generate([one(2, max_tokens)])[0]
+    assert result.token_ids == unlimited(one(2, max_tokens), max_tokens)
+    assert result.finish_reason == "length"
+
+
+@pytest.mark.parametrize("attention", ["device", "host"])
+@pytest.mark.parametrize("lowering", ["eager", "merged"])
+@pytest.mark.parametrize("steps", [3, 7])
+def test_max_model_len_is_reached_exactly_and_never_passed(make_decoder, shadow, unlimited, steps, lowering, attention):
+    """From every distance to the end; drafts and verify rows would go on past it. No check of values objects."""
+    requests = [one(MAX_MODEL_LEN - left, 100) for left in range(1, 2 * steps + 3)]
+    decoder = make_decoder(
+        shadow,
+        num_speculative_tokens=steps,
+        lowering=lowering,
+        attention=attention,
+        max_num_requests=3,
+        capture_sizes=[3],
+        debug=True,
+    )
+    for request, result in zip(requests, decoder.generate(requests), strict=True):
+        left = MAX_MODEL_LEN - len(request.prompt_token_ids)
+        assert result.token_ids == unlimited(request, left)
+        assert result.finish_reason == "length"
+
+
+def test_a_prompt_of_max_model_len_is_refused_while_others_go_on(make_decoder, shadow):
+    decoder = make_decoder(shadow)
+    long, longer, fine = one(MAX_MODEL_LEN, 1), one(MAX_MODEL_LEN + 9, 1), one(MAX_MODEL_LEN - 1, 5)
+    results = decoder.generate([long, fine, longer])
+    assert [r.finish_reason for r in results] == ["refused", "length", "refused"]
+    assert [len(r.token_ids) for r in results] == [0, 1, 0]
+    assert "64 tokens" in results[0].message
+    assert "may have 63" in results[0].message
+    assert "73 tokens" in results[2].message
+
+
+def test_a_stream_that_is_closed_at_a_refused_request_leaves_none(make_decoder, shadow):
+    decoder = make_decoder(shadow)
+    stream = decoder.stream([one(MAX_MODEL_LEN, 1), one(4, 5)])
+    assert next(stream).finish_reason == "refused"
+    stream.close()
+    assert decoder.num_unfinished == 0
+    assert [len(result.token_ids) for result in decoder.generate([one(4, 5)])] == [5]
+
+
+@pytest.mark.parametrize("steps", [1, 3, 7])
+def test_generation_ends_after_a_stop_token_and_keeps_it(make_decoder, shadow, unlimited, steps):
+    whole = unlimited(one(2, 30), 30)
+    decoder = make_decoder(shadow, num_speculative_tokens=steps)
+    for stop in list(dict.fromkeys(whole))[:5]:
+        result = decoder.generate([one(2, 30, stop_token_ids=[stop])])[0]
+        assert result.token_ids == whole[: whole.index(stop) + 1]
+        assert result.finish_reason == "stop"
+
+
+def test_of_several_stop_tokens_the_first_one_counts(make_decoder, shadow, unlimited):
+    whole = unlimited(one(4, 20), 20)
+    distinct = list(dict.fromkeys(whole))
+    stops = distinct[2:5]
+    result = make_decoder(shadow).generate([one(4, 20, stop_token_ids=stops)])[0]
+    assert result.token_ids == whole[: min(whole.index(s) for s in stops) + 1]
+
+
+def test_a_stop_token_that_is_the_last_allowed_one_is_a_stop(make_decoder, unlimited, shadow):
+    whole = unlimited(one(4, 20), 20)
+    at = next(i for i in range(5, 20) if whole.index(whole[i]) == i)
+    result = make_decoder(shadow).generate([one(4, at + 1, stop_token_ids=[whole[at]])])[0]
+    assert (len(result.token_ids), result.finish_reason) == (at + 1, "stop")
+
+
+# ---- the KV cache ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_blocks", [17, 20, 33])
+def test_a_full_cache_makes_requests_wait_and_all_complete(make_decoder, requests, shadow, num_blocks):
+    """With 16 usable blocks hardly two requests fit at once."""
+    wanted = make_decoder(shadow, capture_sizes=[4]).generate(requests)
+    decoder = make_decoder(shadow, capture_sizes=[4], num_blocks=num_blocks)
+    most, least_free = 0, decoder.allocator.capacity
+    for _ in decoder.stream(requests):
+        most = max(most, decoder.target.round.start_positions.ge(0).sum().item())
+        least_free = min(least_free, decoder.allocator.num_free)
+    assert decoder.allocator.num_free == decoder.allocator.capacity == num_blocks - 1
+    assert decoder.generate(requests) == wanted
+    assert decoder.allocator.num_free == decoder.allocator.capacity
+    assert least_free < num_blocks - 1
+    assert most < 4 or num_blocks == 33
+
+
+def test_what_can_never_fit_is_refused_while_others_go_on(make_decoder, requests, shadow):
+    wanted = make_decoder(shadow, capture_sizes=[4]).generate(requests)
+    decoder = make_decoder(shadow, capture_sizes=[4], num_blocks=12)  # 11 blocks of 4: 44 tokens
+    results = decoder.generate(requests)
+    assert [r.finish_reason for r in results] == ["length"] * 5 + ["refused", "length"]  # 30 + 9 + 8 tokens: 12 blocks
+    assert "12 KV blocks of 4 tokens and the cache has 11" in results[5].message
+    assert [r.token_ids for i, r in enumerate(results) if i != 5] == [
+        r.token_ids for i, r in enumerate(wanted) if i != 5
+    ]
+    assert decoder.allocator.num_free == 11
+
+
+def test_no_two_running_requests_share_a_block(make_decoder, requests, shadow):
+    decoder = make_decoder(shadow, num_blocks=33)
+    verify, batches = decoder.rounds.verify, []
+
+    def spy(running) -> None:
+        verify(running)
+        table = decoder.target.round.block_table[: len(running)]
+        blocks = table[table != 0].tolist()
+        assert sorted(blocks) == sorted(block for state in running for block in state.blocks)
+        assert len(blocks) == len(set(blocks))
+        batches.append(len(running))
+
+    decoder.rounds.verify = spy
+    decoder.generate(requests)
+    assert max(batches) > 1
+
+
+def test_more_requests_than_rows_wait_their_turn(make_decoder, requests, shadow):
+    wanted = make_decoder(shadow, capture_sizes=[4]).generate(requests)
+    decoder = make_decoder(shadow, max_num_requests=2, capture_sizes=[2])
+    assert [r.token_ids for r in decoder.generate(requests)] == [r.token_ids for r in wanted]
+
+
+# ---- bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("request_", "says"),
+    [
+        (one(4, 5, temperature=0.7), "config.sampled"),
+        (Request(prompt_token_ids=[1, 96, 2], max_tokens=3), "96 is not in the target's vocabulary of 96"),
+        (Request(prompt_token_ids=[1, -1, 2], max_tokens=3), "-1 is not in the target's vocabulary"),
+    ],
+)
+def test_a_wrong_request_is_an_error_before_anything_ran(make_decoder, shadow, request_, says):
+    decoder = make_decoder(shadow)
+    with pytest.raises(ConfigError, match=says):
+        decoder.generate([one(4, 5), request_])
+    assert decoder.metrics.rounds == 0
+    assert decoder.allocator.num_free == decoder.allocator.capacity
+    assert decoder.generate([one(4, 5)])[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"max_model_len": 129}, "max_model_len 129 exceeds the target's 128"),
+        ({"num_blocks": 0}, "at least 2 blocks"),
+        ({"num_blocks": 1}, "at least 2 blocks"),
+        ({"prefill_chunk": 0}, "prefill_chunk"),
+        ({"query_len": 2}, "K \\+ 1 = 4"),
+        ({"query_len": 0}, "query_len must be at least 1"),
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens"),
+        ({"max_num_requests": 0}, "max_num_requests"),
+        ({"block_size": 0}, "block_size"),
+        ({"lowering": "merged", "capture_sizes": [2]}, "fallback"),
+        ({"lowering": "fastest"}, "unknown lowering 'fastest'"),
+    ],
+)
+def test_a_wrong_setting_is_one_clear_error(make_decoder, shadow, changes, says):
+    with pytest.raises(ConfigError, match=says):
+        make_decoder(shadow, **changes)
+
+
+def test_batches_beyond_the_captured_sizes_run_eager_if_asked(make_decoder, requests, shadow):
+    wanted = make_decoder(shadow).generate(requests)
+    decoder = make_decoder(shadow, lowering="merged", capture_sizes=[2], fallback="eager")
+    assert [r.token_ids for r in decoder.generate(requests)] == [r.token_ids for r in wanted]
+    assert 0 < decoder.drafter.launches["propose"] < decoder.drafter.num_proposes
+
+
+@pytest.mark.parametrize("asked", [{"lowering": "round"}, {"k_candidates": (1, 2)}])
+def test_data_parallel_ranks_take_rounds_one_by_one_and_one_k(asked):
+    config = EngineConfig(num_speculative_tokens=2, max_num_requests=2, max_model_len=64, block_size=4, **asked)
+    with pytest.raises(UnsupportedError, match="with data parallel ranks"):
+        check_sharing(config)
+    check_sharing(replace(config, lowering="merged", k_candidates=None))

@@ -1,0 +1,50 @@
+"""Requests that are wrong in themselves are refused when they are made."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from specgraph.engine import Request
+from specgraph.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"prompt_token_ids": []}, "no tokens"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
+        ({"max_tokens": -3}, "got -3"),
+        ({"temperature": -0.5}, "temperature"),
+        ({"temperature": math.nan}, "temperature"),
+        ({"temperature": math.inf}, "temperature"),
+        ({"temperature": 1e-30}, "at least 1e-05"),
+        ({"seed": 2**63}, "64 bits"),
+        ({"seed": -(2**63) - 1}, "64 bits"),
+        (
+            {"stop_token_ids": [3, 2**63]},
+            "stop_token_ids must be integers that fit in 64 bits, signed, got 9223372036854775808",
+        ),
+        ({"stop_token_ids": [-(2**63) - 1]}, "stop_token_ids"),
+        ({"stop_token_ids": [2.0]}, "got 2.0"),
+        ({"stop_token_ids": [True]}, "got True"),
+    ],
+)
+def test_refused(change, says):
+    with pytest.raises(ConfigError, match=says):
+        Request(**({"prompt_token_ids": [1], "max_tokens": 4} | change))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"temperature": 1e-5},
+        {"seed": -(2**63)},
+        {"seed": 2**63 - 1},
+        {"max_tokens": 1},
+        {"stop_token_ids": [2**63 - 1]},
+    ],
+)
+def test_the_limits_themselves_are_fine(change):
+    Request(**({"prompt_token_ids": [1], "max_tokens": 4} | change))

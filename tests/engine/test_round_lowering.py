@@ -1,0 +1,384 @@
+"""The lowering `round`: the tokens of eager decoding, from one launch per round, read a round late."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from random import Random
+
+import pytest
+import torch
+from draft.pairs import DRAFTERS, VOCAB, make_head, make_target
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_prompts import prompt
+
+from specgraph import load_generator
+from specgraph.attention import PagedAttention, PagedHostAttention
+from specgraph.device import no
+from specgraph.device.cpu import CpuPlatform
+from specgraph.draft import DraftTree
+from specgraph.engine import EngineConfig, Request, SpeculativeDecoder, round_times
+from specgraph.engine.round_outputs import RoundOutputs
+from specgraph.errors import CapacityError, ConfigError, SpecgraphError, UnsupportedError
+
+SHAPES = ((1, 6), (5, 9), (12, 4), (9, 7), (3, 1), (7, 30))
+"""Prompt tokens and tokens to generate; the last one ends at max_model_len."""
+MAX_MODEL_LEN = 32
+TREE = DraftTree(num_steps=3, top_k=2, num_draft_tokens=7)
+CANDIDATES = (1, 2, 3)
+
+
+def make_decoder(kind, lowering, lengths="device", **changes):
+    target, platform = make_target(), CpuPlatform()
+    settings = {"num_speculative_tokens": 3, "max_num_requests": 4, "max_model_len": MAX_MODEL_LEN, "block_size": 4}
+    config = EngineConfig(
+        **(settings | {"capture_sizes": [1, 2, 4], "prefill_sizes": [8], "lowering": lowering, **changes})
+    )
+    attention = PagedHostAttention(platform) if lengths == "host" else PagedAttention()
+    decoder = SpeculativeDecoder(target, make_head(kind, target), platform, config, attention=attention)
+    decoder.capture()
+    return decoder
+
+
+@cache
+def kept(kind, lengths, ahead, sampled, num_blocks=None, schedule=None, per_launch=1, candidates=None):
+    """One decoder for many examples: what an example leaves behind must not matter to the next."""
+    trees = schedule is not None and "tree" in dict(schedule).values()
+    return make_decoder(
+        kind, "round", lengths, rounds_ahead=ahead, sampled=sampled, num_blocks=num_blocks,
+        draft_schedule=None if schedule is None else dict(schedule), rounds_per_launch=per_launch,
+        tree=TREE if trees else None, k_candidates=candidates,
+        round_times=None if candidates is None else {size: dict.fromkeys(candidates, 1.0) for size in (1, 2, 4)},
+    )  # fmt: skip
+
+
+def request(index, temperature=0.0, stops=()):
+    length, count = SHAPES[index]
+    ids = [token % VOCAB for token in prompt(length, seed=length)]
+    return Request(
+        prompt_token_ids=ids, max_tokens=count, temperature=temperature, seed=index, stop_token_ids=tuple(stops)
+    )
+
+
+@cache
+def alone(kind, index, temperature):
+    """What eager decoding gives for one request, with nobody else there."""
+    decoder = make_decoder(kind, "eager", sampled=temperature > 0, capture_sizes=[4])
+    result = decoder.generate([request(index, temperature)])[0]
+    assert result.finish_reason == "length"
+    return tuple(result.token_ids)
+
+
+def up_to_stop(tokens, stops):
+    """The tokens up to the first stop token, and the finish reason."""
+    for place, token in enumerate(tokens):
+        if token in stops:
+            return list(tokens[: place + 1]), "stop"
+    return list(tokens), "length"
+
+
+@pytest.fixture(autouse=True)
+def _inference():
+    with torch.inference_mode():
+        yield
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_arrivals_stops_cancellations_and_kv_pressure(data):
+    kind, sampled = data.draw(st.sampled_from(DRAFTERS)), data.draw(st.booleans())
+    lengths, ahead, rounds = data.draw(
+        st.sampled_from([("device", 1, 1), ("device", 1, 3), ("device", 0, 4), ("host", 1, 1)])
+    )
+    decoder = kept(kind, lengths, ahead, sampled, data.draw(st.sampled_from([None, 13])), None, rounds)
+    check_random_requests(data, decoder, kind, sampled)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_arrivals_while_k_or_trees_change_in_flight(data):
+    """K drawn anew for each launch, or trees and chains by batch; greedy, since sampled tokens depend on K."""
+    lengths, ahead, rounds = data.draw(
+        st.sampled_from([("device", 1, 1), ("device", 1, 3), ("device", 0, 4), ("host", 1, 1)])
+    )
+    blocks = data.draw(st.sampled_from([None, 16]))
+    if lengths == "host" or data.draw(st.booleans()):  # host lengths have no ancestor mask
+        kind = data.draw(st.sampled_from(["eagle", "peagle", "mtp"]))
+        decoder = kept(kind, lengths, ahead, False, blocks, None, rounds, CANDIDATES)
+        # Not drawn by hypothesis at each launch: their number also depends on the K that the last example ended with.
+        order = Random(data.draw(st.integers(0, 999)))
+        decoder.rounds.adaptive.choose = lambda num_rows: order.choice(CANDIDATES)
+    else:
+        kind, schedules = "eagle", [((1, "tree"), (4, 2)), ((1, 3), (2, "tree"), (4, 0))]
+        decoder = kept(kind, lengths, ahead, False, blocks, data.draw(st.sampled_from(schedules)), rounds)
+    check_random_requests(data, decoder, kind, sampled=False, least=5)
+
+
+def check_random_requests(data, decoder, kind, sampled, least=1):
+    """Requests that arrive, stop and are cancelled at random get what each gets alone, and give their blocks back."""
+    expected, tokens, reasons = {}, {}, {}
+
+    def step():
+        for chunk in decoder.step():
+            assert chunk.request not in reasons, "nothing comes after the last chunk"
+            tokens.setdefault(chunk.request, []).extend(chunk.token_ids)
+            if chunk.finish_reason is not None:
+                reasons[chunk.request] = chunk.finish_reason
+
+    for _ in range(data.draw(st.integers(least, 8))):
+        index, temperature = data.draw(st.integers(0, len(SHAPES) - 1)), 0.8 if data.draw(st.booleans()) else 0.0
+        full = alone(kind, index, temperature if sampled else 0.0)
+        stops = data.draw(st.sampled_from([(), (full[len(full) // 2], VOCAB - 1), (full[0],)]))
+        added = decoder.add(request(index, temperature if sampled else 0.0, stops))
+        expected[added] = up_to_stop(full, stops)
+        for _ in range(data.draw(st.integers(0, 3))):
+            step()
+        if data.draw(st.integers(0, 3)) == 0:
+            victim = data.draw(st.sampled_from(sorted(expected)))
+            if decoder.cancel(victim):
+                expected[victim] = (expected[victim][0], "cancelled")
+    while decoder.num_unfinished:
+        step()
+    for added, (wanted, reason) in expected.items():
+        got = tokens.get(added, [])
+        assert (got, reasons[added]) == (wanted[: len(got)] if reason == "cancelled" else wanted, reason)
+    assert decoder.allocator.num_free == decoder.allocator.capacity
+    assert decoder.step() == []
+
+
+@pytest.mark.parametrize(("ahead", "per_launch"), [(0, 1), (1, 1), (1, 3)])
+def test_k_follows_the_batch_while_rounds_are_in_flight(ahead, per_launch):
+    decoder = kept("eagle", "device", ahead, False, None, ((1, 3), (2, 1), (4, 0)), per_launch)
+    results = decoder.generate([request(index) for index in range(len(SHAPES))])
+    assert [tuple(result.token_ids) for result in results] == [alone("eagle", i, 0.0) for i in range(len(SHAPES))]
+    used = {d.num_speculative_tokens for d in decoder.runners["round"].graphs.descriptors}
+    assert used == {0, 1, 3}
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_a_joining_request_has_its_row_and_nobody_elses(kind):
+    """Row 1 of 3, between rows of other requests, against what the request says and its prompt's passes left."""
+    decoder = make_decoder(kind, "round", sampled=True, capture_sizes=[4])
+    rounds, memory = decoder.rounds, decoder.target.round
+    others = [request(5, 0.7, (9,)), request(3), request(0)]
+    for each in others:
+        decoder.add(each)
+    for _ in range(3):
+        decoder.step()
+    rounds.leave(rounds.rows[1], finished=False)
+    tensors = {**rounds.runner.state.named_tensors(), **memory.named_tensors()}
+    tensors = {name.removeprefix("round."): tensor for name, tensor in tensors.items()}
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    hidden, rows = decoder.drafter.prefill_buffers.aux_hidden, rounds._query_len
+    asked, added = request(2, 0.8, (5, 11)), decoder.runners["round"].launches["join"]
+    decoder.add(asked)
+    decoder._admit()
+    joined, length = rounds.rows[1], len(asked.prompt_token_ids)
+    assert decoder.runners["round"].launches["join"] == added + 1
+    blocks = [*joined.blocks, *[0] * (memory.block_table.shape[1] - len(joined.blocks))]
+    expected = {
+        "remaining": [asked.max_tokens],
+        "stop_token_ids": [5, 11, *[-1] * 14],
+        "block_table": blocks,
+        "temperature": [torch.tensor(0.8).item()],
+        "seeds": [asked.seed],
+        "start_positions": [length - 1],
+        "num_sampled": [1],
+        "aux_hidden": [*hidden[(length - 1) % 8].tolist(), *[0.0] * (rows - 1) * hidden.shape[1]],
+        "sampled_token_ids": [alone(kind, 2, 0.8)[0]],
+    }
+    for name, values in expected.items():
+        per_row = rows if name in ("aux_hidden", "sampled_token_ids") else 1
+        first = tensors[name][per_row : per_row + len(values) // max(tensors[name][0].numel(), 1) or 1]
+        assert first.flatten().tolist() == values, name
+        untouched = before[name].clone()
+        untouched[per_row : per_row + first.shape[0]] = first
+        assert torch.equal(tensors[name], untouched), name
+
+
+@pytest.mark.parametrize(("count", "cause"), [(0, "the row was another request's"), (5, "that K is another round's")])
+def test_a_count_that_no_running_request_can_have_is_named_with_its_round(monkeypatch, count, cause):
+    decoder, read = make_decoder("eagle", "round"), RoundOutputs.round
+    monkeypatch.setattr(RoundOutputs, "round", lambda *args: replace(read(*args), counts=struct.pack("i", count)))
+    seen = (
+        f"round 1, read with K 3, has {count} tokens in row 0 for request 0, which has 1 of at most 9 tokens: {cause}"
+    )
+    with pytest.raises(SpecgraphError, match=seen):
+        decoder.generate([request(1)])
+
+
+@pytest.mark.parametrize("k", [0, 1])
+@pytest.mark.parametrize(("ahead", "per_launch"), [(0, 1), (1, 1), (1, 3)])
+def test_drafts_are_counted_by_the_k_that_they_had(ahead, per_launch, k):
+    """Requests that end together: those of a batch that shrinks are drafted for one round later than in eager. With K 0
+    for large batches there is nothing to count."""
+    rounds, schedule = {"rounds_ahead": ahead, "rounds_per_launch": per_launch}, {1: 3, 4: k}
+    by_k = []
+    for lowering, changes in (("eager", {}), ("round", rounds)):
+        decoder = make_decoder("eagle", lowering, draft_schedule=schedule, **changes)
+        for requests in ([request(5)], [request(5)] * 4):
+            decoder.generate(requests)
+        by_k.append(decoder.metrics.drafts_by_k)
+    assert set(by_k[0]) == {k, 3} - {0}
+    assert by_k[1] == by_k[0]
+
+
+@pytest.mark.parametrize(("ahead", "per_launch"), [(0, 1), (1, 1), (1, 3)])
+def test_acceptance_is_followed_and_counted_by_the_k_of_each_round(ahead, per_launch):
+    """One request, and K that changes with every launch: a launch has one round where K is not that of the last."""
+    decoder = make_decoder(
+        "eagle", "round", rounds_ahead=ahead, rounds_per_launch=per_launch, k_candidates=CANDIDATES,
+        round_times={size: dict.fromkeys(CANDIDATES, 1.0) for size in (1, 2, 4)},
+    )  # fmt: skip
+    policy, order, seen = decoder.rounds.adaptive, [2, 3, 1, 3, 2, 1, 2, 3, 1] * 4, []
+    chosen, observe = iter(order), policy.rates.observe
+    policy.choose = lambda num_rows: next(chosen)
+    policy.rates.observe = lambda k, accepted: (seen.append((k, [*accepted])), observe(k, accepted))
+    decoder.add(request(5))
+    _, *rounds = [chunk for _ in range(len(order)) for chunk in decoder.step()]
+    assert len(rounds) > 3
+    assert [(k, [len(chunk.token_ids) - 1]) for k, chunk in zip(order, rounds[:-1], strict=False)] == seen[:-1]
+    assert [k for k, _ in seen] == order[: len(rounds)]
+    assert decoder.metrics.drafts_by_k == Counter(order[: len(rounds)])
+
+
+def test_k_settles_on_what_acceptance_makes_best_and_repeats():
+    times = {size: {1: 500.0, 2: 590.0, 3: 680.0} for size in (1, 2, 4)}
+    for rate, best in ((0.0, 1), (1.0, 3)):
+        runs = []
+        for _ in range(2):
+            settings = {"synthetic_acceptance": rate, "k_candidates": CANDIDATES, "round_times": times}
+            decoder = make_decoder("eagle", "round", **settings)
+            results = decoder.generate([request(5)] * 6)
+            runs.append((results, decoder.metrics.drafts_by_k))
+        assert runs[0] == runs[1]
+        used = runs[0][1]
+        assert max(used, key=lambda k: used[k]) == best
+
+
+@pytest.mark.parametrize(("lengths", "per_launch"), [("device", 1), ("device", 3), ("host", 1)])
+def test_rounds_are_timed_for_each_size_and_k_and_leave_nothing(lengths, per_launch):
+    decoder = make_decoder("eagle", "round", lengths, k_candidates=CANDIDATES, rounds_per_launch=per_launch)
+    times = decoder.rounds.adaptive.times
+    assert {size: tuple(row) for size, row in times.items()} == dict.fromkeys((1, 2, 4), CANDIDATES)
+    assert all(time > 0 for row in times.values() for time in row.values())
+    for kv in (*decoder.target.caches, *decoder.drafter.caches):
+        assert not kv.key.any()
+    assert not decoder.target.round.block_table.any()
+    results = decoder.generate([request(index) for index in range(len(SHAPES))])
+    assert [tuple(result.token_ids) for result in results] == [alone("eagle", i, 0.0) for i in range(len(SHAPES))]
+
+
+def test_requests_go_on_through_all_timed_rounds_where_max_model_len_is_small(monkeypatch):
+    decoder = make_decoder("eagle", "round", max_model_len=20, synthetic_acceptance=1.0)
+    config = replace(decoder.config, k_candidates=(3,))
+    going_on = []
+
+    def run_once(platform, run, num_rounds):
+        run()
+        going_on.append(int((decoder.target.round.num_sampled > 0).sum()))
+        return 1.0
+
+    monkeypatch.setattr(round_times, "_time", run_once)
+    round_times.measure_round_times(decoder.target, decoder.drafter, config, decoder.rounds.runner)
+    assert going_on == [1, 2, 4]
+
+
+@pytest.mark.parametrize(("ahead", "sampled"), [(0, True), (1, False)])
+def test_draft_trees(ahead, sampled):
+    tree = {"tree": TREE, "sampled": sampled}
+    asked = [request(index, 0.8 * sampled) for index in range(len(SHAPES))]
+    merged, whole = (make_decoder("eagle", name, rounds_ahead=ahead, **tree) for name in ("merged", "round"))
+    assert whole.generate(asked) == merged.generate(asked)
+    assert (whole.metrics.accepted, whole.metrics.num_drafts) == (merged.metrics.accepted, merged.metrics.num_drafts)
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_one_launch_per_round_and_none_of_a_verify_or_propose(kind):
+    decoder = kept(kind, "device", 1, False)
+    runners, before = decoder.runners, decoder.rounds.num_rounds
+    launched = runners["round"].launches["round"]
+    decoder.generate([request(1), request(3)])
+    assert runners["round"].launches["round"] - launched == decoder.rounds.num_rounds - before > 2
+    for name in ("target", "drafter"):
+        assert set(runners[name].launches) == {"prefill"}
+        assert {descriptor.phase for descriptor in runners[name].graphs.descriptors} == {"prefill"}
+
+
+def test_a_stream_may_end_outside_of_inference_mode():
+    generator = load_generator(platform="cpu", lowering="round", capture_sizes=[1], prefill_sizes=[64])
+    with torch.inference_mode(False):
+        for _ in range(2):
+            with generator.stream_text("def read(self, size):\n", max_tokens=40, stop=["\n"]) as stream:
+                texts = [piece.text for piece in stream]
+        assert stream.finish_reason == "stop"
+        assert "\n" not in "".join(texts)
+        request_id = generator.add(generator.request("import os\n"))
+        generator.step()
+        assert generator.cancel(request_id)
+        assert [chunk.finish_reason for chunk in generator.step()] == ["cancelled"]
+    assert generator.decoder.allocator.num_free == generator.decoder.allocator.capacity
+    generator.close()
+
+
+def test_too_many_stop_tokens_and_a_wrong_number_of_rounds_ahead_are_refused():
+    decoder = kept("eagle", "device", 1, False)
+    with pytest.raises(ConfigError, match="17 stop tokens, and the lowering 'round' takes 16"):
+        decoder.add(request(0, stops=range(17)))
+    with pytest.raises(ConfigError, match="rounds_ahead must be 0 or 1, got 2"):
+        make_decoder("eagle", "round", rounds_ahead=2)
+
+
+@pytest.mark.parametrize("rounds", [2, 5])
+def test_several_rounds_are_one_launch_which_ends_with_the_last_request(rounds):
+    decoder = kept("eagle", "device", 0, False, None, None, rounds)
+    runner = decoder.runners["round"]
+    for asked in ([1], [0, 3, 5]):
+        launched, ran, needed = runner.launches["round"], decoder.rounds.num_rounds, decoder.metrics.rounds
+        results = decoder.generate([request(index) for index in asked])
+        assert [tuple(result.token_ids) for result in results] == [alone("eagle", index, 0.0) for index in asked]
+        needed = decoder.metrics.rounds - needed
+        assert decoder.rounds.num_rounds - ran == needed
+        if len(asked) == 1:
+            assert runner.launches["round"] - launched == -(-needed // rounds)
+
+
+def test_several_rounds_per_launch_are_refused_where_they_cannot_be(monkeypatch):
+    for wrong, message in (
+        ({"rounds_per_launch": 0}, "rounds_per_launch must be at least 1, got 0"),
+        ({"rounds_per_launch": 2, "logprobs": True}, "logprobs are kept of one round per launch"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            make_decoder("eagle", "round", **wrong)
+    with pytest.raises(ConfigError, match="rounds_per_launch is 2, and the lowering 'merged': only"):
+        make_decoder("eagle", "merged", rounds_per_launch=2)
+    with pytest.raises(UnsupportedError, match="a launch here runs one round: attention with host parameters"):
+        make_decoder("eagle", "round", "host", rounds_per_launch=2)
+    without = replace(CpuPlatform().capabilities, conditional_nodes=no("the driver is too old"))
+    monkeypatch.setattr(CpuPlatform, "capabilities", without)
+    with pytest.raises(UnsupportedError, match=r"'cpu' has no conditional nodes \(the driver is too old\)"):
+        make_decoder("eagle", "round", rounds_per_launch=2)
+
+
+def test_a_prompt_with_more_blocks_than_the_table_has_is_refused():
+    decoder = kept("eagle", "device", 1, False)
+    with pytest.raises(CapacityError, match="a prefill pass with 99 KV blocks: its block table holds"):
+        decoder.target.prefill([1, 2], 0, range(1, 100))
+
+
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_no_round_is_launched_for_requests_that_end_in_the_one_in_flight(waiting):
+    """All drafts are accepted, so a round gives K + 1 tokens: as many rounds as that takes, and none behind them."""
+    decoder = make_decoder("eagle3", "round", synthetic_acceptance=1.0, max_num_requests=1, capture_sizes=[1])
+    ids = request(0).prompt_token_ids
+    decoder.generate([Request(prompt_token_ids=ids, max_tokens=9)])  # before it there is no acceptance to go by
+    for count in (1, 2, 4, 5, 6, 9, 8, 13, 24):
+        asked = [Request(prompt_token_ids=ids, max_tokens=count)] * (1 + waiting)
+        before = decoder.rounds.num_rounds
+        assert [len(result.token_ids) for result in decoder.generate(asked)] == [count] * len(asked)
+        needed = -(-(count - 1) // 4)
+        assert decoder.rounds.num_rounds - before == needed * len(asked)
+    decoder.close()

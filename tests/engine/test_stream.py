@@ -1,0 +1,93 @@
+"""Streaming: chunks add up, and a stream that nobody finishes leaves nothing behind."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from random_prompts import prompt
+
+from specgraph.engine import Generation, Request
+from specgraph.errors import CapacityError
+
+
+def test_chunks_add_up_to_generate(make_decoder, requests, shadow):
+    wanted = make_decoder(shadow).generate(requests)
+    decoder = make_decoder(shadow)
+    results = [Generation() for _ in requests]
+    verified, accepted = 0, 0
+    for chunk in decoder.stream(requests):
+        result = results[chunk.request]
+        assert result.finish_reason is None  # nothing comes after the last chunk
+        assert 1 <= len(chunk.token_ids) <= 4
+        assert 0 <= chunk.num_accepted <= 3
+        if not result.token_ids:
+            assert (len(chunk.token_ids), chunk.num_accepted) == (1, 0)  # from the prefill
+        else:
+            verified += 1
+            accepted += chunk.num_accepted
+            if chunk.finish_reason is None:
+                assert chunk.num_accepted == len(chunk.token_ids) - 1
+        result.token_ids += chunk.token_ids
+        result.finish_reason = chunk.finish_reason
+    assert results == wanted
+    assert decoder.metrics.num_drafts == verified
+    assert accepted == sum(decoder.metrics.accepted) > 0
+
+
+def test_accepted_tokens_are_the_drafts(make_decoder, shadow):
+    decoder = make_decoder(shadow)
+    before = None
+    for chunk in decoder.stream([Request(prompt_token_ids=prompt(2), max_tokens=30)]):
+        if before is not None:
+            kept = chunk.token_ids[: chunk.num_accepted]
+            assert kept == before[: len(kept)]
+        before = decoder.drafter.buffers.draft_token_ids[0].tolist()
+    assert decoder.metrics.accepted[2] > 0
+
+
+def test_an_abandoned_stream_gives_its_blocks_back_wherever_it_stops(make_decoder, requests, shadow):
+    decoder = make_decoder(shadow, num_blocks=40)
+    wanted = decoder.generate(requests)
+    total = sum(1 for _ in decoder.stream(requests))
+    for stop in (0, 1, 3, 4, 5, *range(9, total, 9)):  # before, within and after the round in which four join
+        stream = decoder.stream(requests)
+        list(itertools.islice(stream, stop))
+        stream.close()
+        assert decoder.allocator.num_free == 39
+    assert decoder.generate(requests) == wanted
+
+
+def test_a_stream_that_fails_midway_gives_its_blocks_back(make_decoder, requests, shadow, monkeypatch):
+    decoder = make_decoder(shadow, num_blocks=40)
+    wanted = decoder.generate(requests)
+    for name, at in (("prefill", 3), ("verify", 4), ("propose", 2)):
+        calls, real = itertools.count(), getattr(decoder.rounds, name)
+
+        def failing(*args, calls=calls, at=at, real=real, **kwargs):
+            if next(calls) == at:
+                raise RuntimeError("the device is gone")
+            return real(*args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(decoder.rounds, name, failing)
+            with pytest.raises(RuntimeError, match="the device is gone"):
+                decoder.generate(requests)
+        assert decoder.allocator.num_free == 39
+    assert decoder.generate(requests) == wanted
+
+
+def test_two_open_streams_of_one_decoder_are_refused(make_decoder, requests, shadow):
+    """They would overwrite each other's drafts."""
+    decoder = make_decoder(shadow)
+    first = decoder.stream(requests)
+    next(first)
+    with pytest.raises(CapacityError, match="still open"):
+        next(decoder.stream(requests))
+    rest = sum(len(chunk.token_ids) for chunk in first)
+    assert rest == sum(request.max_tokens for request in requests) - 1
+    assert sum(len(chunk.token_ids) for chunk in decoder.stream(requests)) == rest + 1
+
+
+def test_nothing_to_generate(make_decoder, shadow):
+    assert make_decoder(shadow).generate([]) == []

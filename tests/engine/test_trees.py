@@ -1,0 +1,216 @@
+"""Decoding with draft trees gives the target's own tokens, in every lowering, however the trees look."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from draft.pairs import VOCAB, make_head, make_target, vocabulary
+from random_prompts import prompt
+from torch import Tensor
+from torch.nn import functional
+
+from specgraph.attention import Attend
+from specgraph.draft import DraftTree
+from specgraph.engine import Request
+from specgraph.errors import ConfigError, UnsupportedError
+from specgraph.models.dflash import DFlashHead
+
+STEPS = 4
+"""Of the parallel drafter's trees."""
+
+
+def tree(steps: int, top_k: int, tokens: int) -> dict:
+    return {"num_speculative_tokens": steps, "tree": DraftTree(num_steps=steps, top_k=top_k, num_draft_tokens=tokens)}
+
+
+def tokens(results) -> list[list[int]]:
+    return [result.token_ids for result in results]
+
+
+@pytest.fixture
+def by_target(make_decoder, requests):
+    return tokens(make_decoder(None).generate(requests))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 2), (1, 4, 5), (2, 3, 6), (5, 4, 16), (5, 8, 64)])
+@pytest.mark.parametrize("head", ["eagle3", "shadow"])
+def test_equal_to_the_target_alone(request, make_decoder, requests, by_target, head, shape):
+    decoder = make_decoder(request.getfixturevalue(head), **tree(*shape))
+    assert tokens(decoder.generate(requests)) == by_target
+    if head == "shadow":
+        accepted = decoder.metrics.accepted
+        assert 0 < accepted[0] < decoder.metrics.num_drafts  # some are kept, some are rejected at once
+        assert accepted[min(shape[0], 3) - 1] > 0
+
+
+@pytest.mark.parametrize("lowering", ["step", "merged", "piecewise"])
+def test_every_lowering_gives_the_tokens_and_the_acceptance_of_eager(
+    make_decoder, requests, by_target, shadow, lowering
+):
+    settings = {**tree(4, 3, 12), "capture_sizes": [2, 4]}
+    eager = make_decoder(shadow, **settings)
+    wanted = tokens(eager.generate(requests))
+    decoder = make_decoder(shadow, lowering=lowering, check_inputs=True, **settings)
+    assert tokens(decoder.generate(requests)) == wanted == by_target
+    assert decoder.metrics == eager.metrics
+    for drafts, others in zip(decoder.drafter.caches, eager.drafter.caches, strict=True):
+        assert drafts.key.equal(others.key)
+        assert drafts.value.equal(others.value)
+    if lowering == "merged":
+        assert decoder.drafter.launches["propose"] == decoder.drafter.num_proposes
+
+
+@pytest.mark.parametrize("head", ["eagle3", "shadow"])
+def test_a_tree_of_top_k_1_is_a_chain(request, make_decoder, requests, head):
+    head = request.getfixturevalue(head)
+    chain = make_decoder(head, num_speculative_tokens=4)
+    as_tree = make_decoder(head, **tree(4, 1, 5))
+    assert tokens(as_tree.generate(requests)) == tokens(chain.generate(requests))
+    assert as_tree.metrics == chain.metrics
+
+
+def test_a_tree_accepts_more_than_the_chain_in_it(make_decoder, requests, shadow):
+    lengths = []
+    for shape in ((3, 1, 4), (3, 2, 7), (3, 4, 16)):
+        decoder = make_decoder(shadow, **tree(*shape))
+        decoder.generate(requests)
+        lengths.append(decoder.metrics.mean_acceptance_length)
+    assert lengths[0] < lengths[1] < lengths[2]
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 64])
+def test_requests_that_reach_max_model_len(make_decoder, shadow, block_size):
+    """Nodes of a permitted depth lie behind max_model_len, in slots of their own."""
+    asked = [Request(prompt_token_ids=prompt(n, seed=n), max_tokens=100) for n in (50, 60, 63, 30)]
+    wanted = tokens(make_decoder(None, block_size=block_size).generate(asked))
+    decoder = make_decoder(shadow, block_size=block_size, capture_sizes=[4], lowering="merged", **tree(4, 4, 24))
+    assert tokens(decoder.generate(asked)) == wanted
+    assert [len(got) for got in wanted] == [14, 4, 1, 34]
+    for cache in (*decoder.target.caches, *decoder.drafter.caches):
+        assert not cache.key[0].any()  # the null block
+
+
+def test_prefill_passes_shorter_than_the_nodes_of_a_tree(make_decoder, shadow):
+    """A request that may reach max_model_len has more KV blocks, for nodes, than those of a prefill pass's rows."""
+    settings = {"prefill_sizes": [1], "block_size": 1, "max_num_requests": 1}
+    requests = [Request(prompt_token_ids=prompt(9), max_tokens=60)]
+    wanted = tokens(make_decoder(None, **settings).generate(requests))
+    assert tokens(make_decoder(shadow, **settings, **tree(3, 2, 6)).generate(requests)) == wanted
+
+
+@pytest.mark.parametrize("head", ["eagle3", "shadow"])
+def test_a_request_is_the_same_alone_and_in_a_batch(request, make_decoder, requests, head):
+    decoder = make_decoder(request.getfixturevalue(head), capture_sizes=[4], **tree(4, 3, 12))
+    together = tokens(decoder.generate(requests))
+    assert together == [tokens(decoder.generate([one]))[0] for one in requests]
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((0, 4, 4), "at least 1 step"),
+        ((3, 0, 4), "at least 1 step and top-k 1"),
+        ((5, 4, 5), "it is 6"),
+        ((2, 2, 8), r"3 .one path. to 7"),
+        ((9, 9, 60), "72"),
+        ((5, 8, 65), "64 rows"),
+    ],
+)
+def test_shapes_that_are_no_tree_are_refused(shape, words):
+    with pytest.raises(ConfigError, match=words):
+        tree(*shape)
+
+
+def test_what_has_no_trees_says_why(make_decoder, eagle3):
+    with pytest.raises(UnsupportedError, match=r"paged-host.*no ancestor mask"):
+        make_decoder(eagle3, attention="host", **tree(3, 2, 5))
+    with pytest.raises(ConfigError, match="draft_schedule"):
+        make_decoder(eagle3, draft_schedule={4: 3}, **tree(3, 2, 5))
+    with pytest.raises(ConfigError, match="4, and the draft tree has 3 steps"):
+        make_decoder(eagle3, **tree(3, 2, 5) | {"num_speculative_tokens": 4})
+
+
+@pytest.mark.parametrize("head", ["eagle3", "shadow"])
+def test_a_seed_gives_the_tokens_that_it_gives_the_target_alone(request, make_decoder, requests, head):
+    """The target's own draw decides at every node, with the noise of its position, whatever was drafted."""
+    asked = [replace(one, temperature=(0.5, 0.0, 1.1)[i % 3], seed=7 * i) for i, one in enumerate(requests)]
+    wanted = tokens(make_decoder(None, sampled=True).generate(asked))
+    decoder = make_decoder(request.getfixturevalue(head), sampled=True, lowering="merged", **tree(3, 3, 12))
+    assert tokens(decoder.generate(asked)) == wanted
+    assert decoder.metrics.accepted[0] > 0
+
+
+class Successors(DFlashHead):
+    """Drafts each token as the successor of the one before, as the target mostly does, disturbed by what it attends
+    to."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.successor = (self.tensors.embed_tokens @ vocabulary(torch.float32)[1].T).argmax(-1)
+
+    def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:
+        hidden = super().forward(token_ids, attend)
+        disturbed = functional.rms_norm(hidden, hidden.shape[-1:], self.tensors.norm, self.config.model.rms_norm_eps)
+        drafted = [token_ids.view(-1, 1 + STEPS)[:, 0]]
+        for _ in range(STEPS - 1):
+            drafted.append(self.successor[drafted[-1]])
+        known = self.tensors.embed_tokens[torch.stack([drafted[0], *drafted], 1).flatten()]
+        return known + 1.5 * disturbed
+
+    output_projection = None  # pyright: ignore  (its logits are no product of the hidden state)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return functional.linear(hidden, self.tensors.lm_head)
+
+    def weights(self) -> Mapping[str, Tensor]:
+        return {**super().weights(), "successor": self.successor}
+
+
+def successors() -> Successors:
+    head = make_head("dflash", make_target())
+    return Successors(head.config, replace(head.tensors, lm_head=vocabulary(torch.float32)[1]), head.layers)
+
+
+@pytest.mark.parametrize("lowering", ["eager", "step", "merged", "piecewise", "round"])
+def test_trees_of_a_parallel_drafter(make_decoder, requests, lowering):
+    model, settings = make_target(), tree(STEPS, 4, 14)
+    asked = [replace(one, prompt_token_ids=[t % VOCAB for t in one.prompt_token_ids]) for one in requests]
+    wanted = tokens(make_decoder(None, target=model, query_len=STEPS + 1).generate(asked))
+    decoder = make_decoder(successors(), target=model, lowering=lowering, check_inputs=True, **settings)
+    assert tokens(decoder.generate(asked)) == wanted
+    chain = make_decoder(successors(), target=model, num_speculative_tokens=STEPS)
+    assert tokens(chain.generate(asked)) == wanted
+    assert decoder.metrics.mean_acceptance_length > chain.metrics.mean_acceptance_length > 1.5
+    assert all(decoder.metrics.accepted)
+    if lowering == "merged":
+        assert decoder.drafter.launches["propose"] == decoder.drafter.num_proposes
+
+
+@pytest.mark.parametrize("kind", ["dflash", "peagle"])
+def test_a_parallel_drafter_s_tree_of_top_k_1_is_its_chain(make_decoder, requests, kind):
+    model = make_target()
+    head = successors() if kind == "dflash" else make_head(kind, model)
+    asked = [replace(one, prompt_token_ids=[t % VOCAB for t in one.prompt_token_ids]) for one in requests]
+    chain = make_decoder(head, target=model, num_speculative_tokens=STEPS)
+    as_tree = make_decoder(head, target=model, **tree(STEPS, 1, STEPS + 1))
+    assert tokens(as_tree.generate(asked)) == tokens(chain.generate(asked))
+    assert as_tree.metrics == chain.metrics
+
+
+@pytest.mark.parametrize("sampled", [False, True], ids=["scheduled", "sampled"])
+def test_a_parallel_drafter_s_trees(make_decoder, requests, sampled):
+    """For small batches beside chains; and of requests that sample, whose own draws decide at every node."""
+    model = make_target()
+    asked = [
+        replace(one, prompt_token_ids=[t % VOCAB for t in one.prompt_token_ids], temperature=sampled * 0.4 * (i % 3))
+        for i, one in enumerate(requests)
+    ]
+    settings = tree(STEPS, 3, 12) | ({"sampled": True} if sampled else {"draft_schedule": {2: "tree", 4: STEPS}})
+    wanted = tokens(make_decoder(None, target=model, sampled=sampled).generate(asked))
+    decoder = make_decoder(successors(), target=model, lowering="merged", **settings)
+    assert tokens(decoder.generate(asked)) == wanted
+    assert decoder.metrics.accepted[2] > 0

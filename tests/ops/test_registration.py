@@ -1,0 +1,303 @@
+"""Every op is a well-behaved registered torch op: its schema tells the truth, its fake knows shapes and dtypes."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from torch.testing._internal.optests import opcheck
+
+from specgraph import ops
+from specgraph.ops.library import NAMESPACE, implement, plain_torch
+from specgraph.parallel import join_ranks
+
+R, K, Q, V, DV, H, KVH, D = 3, 2, 3, 11, 7, 4, 2, 8
+
+
+def i32(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def i64(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.int64)
+
+
+def f32(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))
+
+
+TABLE = torch.arange(1, 1 + R * 4, dtype=torch.int32).view(R, 4)
+OFFSETS = torch.arange(DV) % 3
+CACHE = 13, 4, KVH, D
+FP8_WEIGHT = torch.randn(10, 8, generator=torch.Generator().manual_seed(0)).to(torch.float8_e4m3fn).float()
+"""FP8 values in float32: torch compares arguments by arithmetic, which it has not for float8."""
+
+
+def rows_out() -> dict[str, torch.Tensor]:
+    """What the first op of a pass over R * Q rows writes."""
+    return {"token_ids": i64(R * Q), "positions": i64(R * Q), "slot_mapping": i64(R * Q), "seq_lens": i32(1, 1, 1)}
+
+
+def path_out() -> dict[str, torch.Tensor]:
+    """What verifying a tree of one step writes."""
+    return {"sampled_token_ids": i64(R, 2), "num_sampled": i32(0, 0, 0), "path_rows": i64(R * 2),
+            "from_slots": i64(R), "to_slots": i64(R)}  # fmt: skip
+
+
+def arguments() -> dict[str, tuple[tuple, dict]]:
+    """Fresh arguments for each op, by its registered name."""
+    rows = f32(R * Q, H, D), f32(R * Q, KVH, D), f32(R * Q, KVH, D)
+    slots, starts, lengths = torch.arange(4, 4 + R * Q), i32(0, 3, 6, 9), i32(5, 0, 9)
+    attend = (rows[0], f32(*CACHE), f32(*CACHE), TABLE)
+    step, ids, drafts = i64(1), i64(R), i64(R, K)
+    limits = {"max_model_len": 12, "block_size": 4}
+    how = {"query_len": Q, "scale": 0.35, "causal": True}
+    return {
+        "advance": ((i32(3, 0, 9), i64(R), i64(R), step, TABLE, 12, 4), {}),
+        "begin_propose": (
+            (i64(R, Q), i32(1, 0, 3), i64(R), TABLE),
+            {**limits, **rows_out(), "last_rows": i64(R), "step_positions": i64(R), "step_seq_lens": i32(1, 1, 1),
+             "draft_step": step},
+        ),
+        "begin_verify": ((i64(R), i64(R, K), i64(R), TABLE), {**limits, **rows_out()}),
+        "rotate_and_store": ((*rows, f32(20, D), torch.arange(9), slots, f32(*CACHE), f32(*CACHE)), {}),
+        "paged_attention": ((*attend, lengths, starts), how),
+        "paged_attention_host": ((*attend, [Q] * R, [5, 0, 9]), {"scale": 0.35, "out": torch.zeros(R * Q, H, D)}),
+        "windowed_attention": (
+            (*attend, lengths, starts, f32(H)), {"query_len": Q, "scale": 0.35, "window": 3},
+        ),
+        "windowed_attention_host": (
+            (*attend, [Q] * R, [5, 0, 9], f32(H)), {"scale": 0.35, "window": 3, "out": torch.zeros(R * Q, H, D)},
+        ),
+        "rotate_store_attend": (
+            (*rows, f32(20, D), torch.arange(9), slots, f32(*CACHE), f32(*CACHE), TABLE, lengths, starts), how,
+        ),
+        "rotate_store_attend_host": (
+            (*rows, f32(20, D), torch.arange(9), slots, f32(*CACHE), f32(*CACHE), TABLE, [Q] * R, [5, 0, 9]),
+            {"scale": 0.35, "out": torch.zeros(R * Q, H, D)},
+        ),
+        "draft_greedy": ((f32(R, DV), OFFSETS, step, ids, drafts), {}),
+        "draft_gumbel": ((f32(R, DV), OFFSETS, torch.ones(R), i64(R), lengths, step, ids, drafts, f32(R, K, DV)), {}),
+        "verify_greedy": ((f32(R * Q, V), drafts, i64(R), i64(R, Q), i32(0, 0, 0)), {}),
+        "verify_synthetic": ((f32(R * Q, V), drafts, torch.ones(K) / 2, i64(R), i64(R), i64(R, Q), i32(0, 0, 0)), {}),
+        "verify_sampled": (
+            (f32(R * Q, V), drafts, torch.softmax(f32(R, K, DV), -1), OFFSETS, torch.ones(R), i64(R), i64(R), i64(R, Q),
+             i32(0, 0, 0)), {},
+        ),
+        "norm_linear": ((f32(R, 8), f32(8), 1e-5, f32(5, 8), f32(5), f32(R, 5)), {}),
+        "norm_linear_fp8": ((f32(R, 8), f32(8), 1e-5, FP8_WEIGHT, f32(2, 10), f32(10), f32(R, 10)), {}),
+        "norm_gate_up_fp8": ((f32(R, 8), f32(8), 1e-5, FP8_WEIGHT, f32(2, 10), f32(10)), {}),
+        "pair_linear_fp8": ((i64(R), f32(9, 2), f32(2), f32(R, 6), f32(6), 1e-5, FP8_WEIGHT, f32(2, 10), f32(10)), {}),
+        "norm_gate_up": ((f32(R, 8), f32(8), 1e-5, f32(10, 8), f32(10)), {}),
+        "adjust_logits": (
+            (f32(R * Q, V), drafts, torch.ones(R), i64(R) + 3, f32(R).abs(), f32(R).abs(), f32(R).abs() + 1, f32(R),
+             f32(R), f32(R, V), torch.ones(R, V).int(), torch.zeros(R, V, dtype=torch.bool)), {},
+        ),
+        "count_tokens": ((i64(R, Q), torch.ones(R, V).int()), {}),
+        "emitted_logprobs": ((f32(R * Q, V), i64(R, Q), f32(R, Q)), {}),
+        "expert_mlp": (
+            (f32(R, 8), torch.tensor([[0, 2], [3, 1], [2, 0]]), f32(R, 2), f32(4, 12, 8), f32(4, 8, 6), f32(4, 12),
+             f32(4, 8), 1.7, 7.0, 1), {},
+        ),
+        "greedy_next_step": (
+            (f32(R, 8), f32(8), 1e-5, f32(DV, 8), OFFSETS, step, ids, drafts, lengths, i64(R), i64(R), TABLE,
+             *limits.values(), f32(V, 6), f32(6), f32(R, 8), f32(8), 1e-5), {},
+        ),
+        "linear_norm_linear": ((f32(R, 8), f32(5, 8), f32(5), f32(R, 5), f32(5), 1e-5, f32(6, 5), f32(6)), {}),
+        "linear_norm_gate_up": ((f32(R, 8), f32(5, 8), f32(5), f32(R, 5), f32(5), 1e-5, f32(6, 5), f32(6)), {}),
+        "pair_linear": ((i64(R), f32(9, 6), f32(6), f32(R, 8), f32(8), 1e-5, f32(5, 14), f32(5)), {}),
+        "greedy_head": ((f32(R, 8), f32(8), 1e-5, f32(DV, 8), OFFSETS, step, ids, drafts), {}),
+        "greedy_block_head": ((f32(R * K, 8), f32(8), 1e-5, f32(DV, 8), OFFSETS, drafts), {}),
+        "gumbel_head": (
+            (f32(R, 8), f32(8), 1e-5, f32(DV, 8), OFFSETS, torch.ones(R), i64(R), lengths, step, ids, drafts,
+             f32(R, K, DV)), {},
+        ),
+        "begin_block": (
+            (i64(R, Q), i32(1, 0, 3), i64(R), TABLE),
+            {"mask_token_id": 10, **limits, "context_positions": i64(R * Q), "context_slots": i64(R * Q), **rows_out()},
+        ),
+        "begin_masked": (
+            (i64(R, Q), i32(1, 0, 3), i64(R), TABLE),
+            {"mask_token_id": 10, **limits, **rows_out(), "hidden_rows": i64(R * Q), "draft_rows": i64(R)},
+        ),
+        "draft_block_greedy": ((f32(R * K, DV), OFFSETS, drafts), {}),
+        "draft_block_gumbel": (
+            (f32(R * K, DV), OFFSETS, torch.ones(R), i64(R), i64(R), i32(1, 0, 3), drafts, f32(R, K, DV)), {},
+        ),
+        "begin_modules": (
+            (i64(R, Q), i32(1, 0, 3), i64(R), TABLE, f32(R * Q, 8)),
+            {"past_token_ids": i64(13, 2), "past_positions": i64(13, 2), "past_hidden": f32(13, 2, 8), **limits,
+             "hidden": f32(R * (Q + 2), 8), **{name: i64(R * (Q + 2)) for name in rows_out() if name != "seq_lens"},
+             "seq_lens": i32(0, 0, 0), "last_rows": i64(R), "step_seq_lens": i32(1, 1, 1), "draft_step": step},
+        ),
+        "keep_rows": (
+            (i64(R * Q), f32(R * Q, 8), i64(R * Q), i64(R * Q) - 1, i64(13, 2), i64(13, 2), f32(13, 2, 8), 4), {},
+        ),
+        "shift_token_ids": ((i64(R * Q), torch.tensor([0, 3, 8]), ids, lengths, step), {}),
+        "begin_prefill": (
+            (i64(1), i64(1) + 2, TABLE[:1]),
+            {**limits, "positions": i64(Q), "slot_mapping": i64(Q), "seq_lens": i32(0), "last_row": i64(1)},
+        ),
+        "load_round": (
+            (i64(2, Q) + 5, i32(1, 2), i64(2), f32(2 * Q, 8), TABLE[:2, :3]),
+            {"to_sampled_token_ids": i64(R, Q), "to_num_sampled": i32(7, 7, 7), "to_start_positions": i64(R),
+             "to_aux_hidden": f32(R * Q, 8), "to_block_table": TABLE.clone()},
+        ),
+        "stop_finished": ((i64(R, Q), i32(1, 0, 3), i64(R) + 2, i64(R, 2) - 1), {}),
+        "publish_round": (
+            (i64(9), i64(R, Q), i32(1, 0, 3), i64(R) + 2, i64(R, 2) - 1, i64(2, 11), i64(2), i32(0), 2), {},
+        ),
+        "next_verify": ((i64(R, Q), i32(1, 0, 3), drafts, i64(R), ids, i64(R, K)), {}),
+        "take_rows": ((f32(R * Q, 8), i64(R) + 2, f32(R, 8)), {}),
+        "grow_tree": (
+            (f32(R * 2, DV), OFFSETS, i64(1) + 1),
+            {"first": False, "node_scores": f32(R, 6), "node_token_ids": i64(R, 6), "node_parents": i64(R, 6),
+             "beam_scores": f32(R, 2), "beam_nodes": i64(R, 2), "beam_rows": i64(R * 2), "token_ids": i64(R * 2),
+             "ancestors": i64(R * 2) + 1},
+        ),
+        "draft_block_tree": ((f32(R * 3, DV), OFFSETS, 2, i64(R, 4), i64(R, 4)), {}),
+        "choose_nodes": ((f32(R, 6), i64(R, 6), i64(R, 6) - 1, i64(R, 4), i64(R, 4)), {}),
+        "advance_tree": (
+            (lengths, i64(R), TABLE),
+            {"tree_len": 2, **limits, "seq_lens": i32(1, 1, 1), "positions": i64(R * 2), "slot_mapping": i64(R * 2),
+             "draft_step": step},
+        ),
+        "tree_attention": ((*attend, lengths, i64(R * Q) + 1), {"tree_len": 4, "scale": 0.35}),
+        "begin_tree_verify": (
+            (i64(R), drafts, drafts.clone(), i64(R), TABLE),
+            {"num_steps": 1, **limits, **rows_out(), "ancestors": i64(R * Q)},
+        ),
+        "verify_tree": (
+            (f32(R * Q, V), drafts, drafts.clone(), torch.ones(R), i64(R), i64(R), i64(R * Q), slots), path_out(),
+        ),
+        "verify_tree_synthetic": (
+            (f32(R * Q, V), drafts, torch.ones(1) / 2, i64(R), i64(R), slots), path_out(),
+        ),
+        "all_reduce": ((f32(R, V), "one"), {}),
+        "all_gather": ((f32(R, V), "one", 1), {}),
+        "embed_part": ((i64(R) + 5, f32(4, H), 3), {}),
+        "best_tokens": ((f32(R, V), 22), {}),
+        "draft_best": ((i64(2, R, 2), OFFSETS, step, ids, drafts), {}),
+        "verify_best": ((i64(2, R * (K + 1), 2), drafts, i64(R), i64(R, K + 1), i32(0, 0, 0)), {}),
+        "move_kv": ((f32(*CACHE), f32(*CACHE), i64(2) + 5, i64(2) + 6), {}),
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_rank(tmp_path_factory):
+    """The ranks "one", of this process only."""
+    store = tmp_path_factory.mktemp("ranks") / "store"
+    ranks = join_ranks(torch.device("cpu"), 1, init_method=f"file://{store}", rank=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specgraph.ops.collectives.ranks_named", lambda name: ranks)
+        yield
+    ranks.close()
+
+
+def registered() -> set[str]:
+    """Names of all ops that `specgraph.ops` has defined."""
+    return {
+        name.partition("::")[2] for name in torch._C._dispatch_get_all_op_names() if name.startswith(f"{NAMESPACE}::")
+    }
+
+
+def test_every_op_is_checked_here():
+    assert registered() == set(arguments())
+
+
+@pytest.mark.parametrize("name", arguments())
+@pytest.mark.parametrize("inference", [False, True])
+def test_schema_and_fake(name, inference):
+    args, kwargs = arguments()[name]
+    op = getattr(torch.ops.specgraph, name).default
+    with torch.inference_mode(inference):
+        opcheck(op, args, kwargs, test_utils=("test_schema",))
+    opcheck(op, args, kwargs, test_utils=("test_faketensor",))
+
+
+def test_a_wrong_schema_would_be_found():
+    """An op that writes an argument it doesn't name as written."""
+
+    def liar(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x.clone()
+
+    library = torch.library.Library("specgraph_registration_test", "DEF")
+    library.define("liar(Tensor x) -> Tensor")
+    library.impl("liar", liar, "CompositeExplicitAutograd")
+    torch.library.register_fake("specgraph_registration_test::liar", lambda x: x.new_empty(x.shape), lib=library)
+    with pytest.raises(Exception, match=r"mutat|modified"):
+        opcheck(torch.ops.specgraph_registration_test.liar.default, (torch.zeros(3),), test_utils=("test_schema",))
+
+
+def test_implementing_an_op_twice_keeps_the_first():
+    calls: list[str] = []
+
+    def make(name: str):
+        def kernel(logits, draft_to_target, draft_step, token_ids, draft_token_ids):
+            calls.append(name)
+
+        return kernel
+
+    implement("draft_greedy", "PrivateUse3", make("first"))  # a key that no test's tensors have
+    implement("draft_greedy", "PrivateUse3", make("second"))
+    key = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse3)
+    torch.ops.specgraph.draft_greedy.default.redispatch(key, *arguments()["draft_greedy"][0])
+    assert calls == ["first"]
+
+
+def test_an_implementation_takes_the_parameters_of_the_declaration():
+    """A swapped pair of names or a lost default would pass the wrong tensor, or none, at a call that leaves it out."""
+    for wrong in (
+        lambda x, norm, eps, weight, residual=None, bias=None: None,
+        lambda x, norm, eps, weight, bias, residual: None,
+        lambda x, norm, eps, weight, bias=None: None,
+    ):
+        with pytest.raises(TypeError, match=r"norm_linear takes .* declared with"):
+            implement("norm_linear", "PrivateUse3", wrong)
+
+
+def test_a_declaration_is_the_schema_and_the_documentation():
+    schema = ops.begin_verify.overload._schema
+    assert {a.name for a in schema.arguments if a.alias_info} == {"token_ids", "positions", "slot_mapping", "seq_lens"}
+    assert [a.name for a in schema.arguments if a.kwarg_only][:2] == ["max_model_len", "block_size"]
+    assert "verify pass" in str(inspect.getdoc(ops.begin_verify))
+    assert list(inspect.signature(ops.begin_verify).parameters) == [a.name for a in schema.arguments]
+
+
+def test_plain_torch_takes_implementations_away_and_gives_them_back():
+    calls: list[int] = []
+
+    def kernel(x, norm, eps, weight, bias=None):
+        calls.append(1)
+        return x.new_zeros(x.shape[0], weight.shape[0] // 2)
+
+    key = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse3)  # a key that no test's tensors have
+
+    def run() -> torch.Tensor:
+        return torch.ops.specgraph.norm_gate_up.default.redispatch(key, *arguments()["norm_gate_up"][0])
+
+    implement("norm_gate_up", "PrivateUse3", kernel)
+    assert run().count_nonzero() == 0
+    with plain_torch("PrivateUse3"):
+        assert torch.equal(run(), torch.ops.specgraph.norm_gate_up.default(*arguments()["norm_gate_up"][0]))
+    assert run().count_nonzero() == 0
+    assert len(calls) == 2
+
+
+def test_an_op_on_a_device_is_what_torch_dispatches_there(monkeypatch):
+    """Without implementations the op itself; else the implementation, and under `plain_torch` the op again."""
+    op, cpu = ops.take_rows, torch.device("cpu")
+    assert op.on(cpu) is op.overload
+
+    def kernel(source, rows, out):
+        out.fill_(7)
+
+    monkeypatch.setattr("specgraph.ops.library.dispatch_key_of", lambda device: "PrivateUse3")
+    implement("take_rows", "PrivateUse3", kernel)
+    assert op.on(cpu) is kernel
+    with plain_torch("PrivateUse3"):
+        assert op.on(cpu) is op.overload
+    assert op.on(cpu) is kernel
+    assert ops.advance.on(cpu) is ops.advance.overload

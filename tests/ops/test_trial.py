@@ -1,0 +1,47 @@
+"""The trial of a device's ops: any op that gives one other number is named."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from specgraph import ops
+from specgraph.ops.triton.trial import agrees_with_reference
+
+OPS = ["begin_propose", "norm_linear", "rotate_store_attend", "norm_gate_up", "draft_gumbel", "advance",
+       "verify_sampled"]  # fmt: skip
+
+
+class WrongOnce:
+    """The plain torch ops; one of them changes one element, number `index`, of the `which`-th tensor that it gives."""
+
+    def __init__(self, name, which, index):
+        self.name, self.which, self.index, self.changed = name, which, index, None
+
+    def __getattr__(self, name):
+        def call(**arguments):
+            before = {key: value.clone() for key, value in arguments.items() if isinstance(value, Tensor)}
+            result = getattr(ops, name).reference(**arguments)
+            if name == self.name:
+                written = [arguments[key] for key in before if not torch.equal(arguments[key], before[key])]
+                written += [result] if isinstance(result, Tensor) else []
+                if self.which < len(written):
+                    self.changed = written[self.which].view(-1)
+                    self.changed[self.index] += 1
+            return result
+
+        return call
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_one_wrong_number_is_found(name):
+    found = 0
+    for which in range(8):
+        for index in (0, -1):
+            ops = WrongOnce(name, which, index)
+            said = agrees_with_reference(ops, torch.device("cpu"))
+            assert (said is None) == (ops.changed is None)
+            assert said is None or said.startswith(f"{name} in Triton differs from plain torch in ")
+            found += said is not None
+    assert found >= 2
