@@ -26,7 +26,7 @@ def test_all_public_names_load_torch_and_pluggy_only():
     assert public - loaded("import torch") == {"specgraph", "pluggy"}
 
 
-@pytest.mark.parametrize("room", ["attention", "drafting"])
+@pytest.mark.parametrize("room", ["attention", "draft"])
 def test_a_room_can_be_imported_first(room):
     """Rooms import each other with `from specgraph import ops`, which must not load the whole API."""
     loaded(f"import specgraph.{room}")
