@@ -1,5 +1,8 @@
 """Declaring the draft ops: one typed Python function per op is its schema, its reference and its documentation.
 
+A parameter may be a named tuple of tensors and numbers (`records`): the reference and every implementation get the same
+tuples, and torch one argument per field.
+
 Every kernel is one `torch.library` op with a fake implementation, so that capture checks, graph recorders and shape
 inference all see it as one op. The reference is plain torch that any device can run and capture: static shapes, no
 host reads. A device adds faster implementations under its own dispatch key with `implement`.
@@ -14,6 +17,8 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+
+from specgraph.ops.records import Parameters
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,28 +36,44 @@ class Op(Generic[P, R]):
     """One registered op. Calling it runs the implementation for the device of its tensors.
 
     Attributes:
-        name: in `torch.ops.specgraph`.
+        name: the op's name in `torch.ops.specgraph`.
         reference: the plain torch function that declares it. It runs on every device and in every dtype.
-        overload: what torch dispatches; graph recorders see this.
+        parameters: the parameters of the reference, and the arguments of the torch op that hold them.
+        overload: the torch op, which graph recorders see.
     """
 
-    def __init__(self, name: str, reference: Callable[P, R], overload: Callable[P, R]) -> None:
+    def __init__(
+        self, name: str, reference: Callable[P, R], parameters: Parameters, overload: Callable[..., R]
+    ) -> None:
         self.name = name
         self.reference = reference
+        self.parameters = parameters
         self.overload = overload
         self.__doc__ = reference.__doc__
         self.__wrapped__ = reference  # the signature that help() and inspect show
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Dispatch by the device of the tensors."""
-        return self.overload(*args, **kwargs)
+        if not self.parameters.has_records:
+            return self.overload(*args, **kwargs)
+        flat, named = self.parameters.flatten(args, kwargs)
+        return self.overload(*flat, **named)
 
     def on(self, device: torch.device) -> Callable[P, R]:
-        """What a call runs for tensors of that device: a device's own implementation without torch's dispatcher, which
-        takes 5 to 10 us to reach a Python function. For calls outside captures only: no recorder or guard sees them.
+        """Return what a call runs for tensors of that device, without torch's dispatcher where the device has an
+        implementation: the dispatcher takes 5 to 10 us to reach a Python function. For calls outside captures only: no
+        recorder or guard sees them.
         """
         key = dispatch_key_of(device)
-        return _implemented[key].get(self.name, self.overload) if key in _devices else self.overload
+        implementation = _implemented[key].get(self.name) if key in _devices else None
+        if implementation is None or not self.parameters.has_records:
+            return implementation or self
+
+        def direct(*args: P.args, **kwargs: P.kwargs) -> R:
+            flat, named = self.parameters.flatten(args, kwargs)
+            return implementation(*flat, **named)
+
+        return direct
 
     def __repr__(self) -> str:
         return f"<op {NAMESPACE}::{self.name}>"
@@ -64,42 +85,64 @@ def op(
     """Register the decorated function as an op of its name. Its typed signature is the op's schema.
 
     Args:
-        writes: names of the tensor arguments that it writes.
-        fake: shapes and dtypes of the results, from the same arguments; None for an op that returns nothing.
+        writes: the tensors that it writes: parameters ("out"), whole records ("rows"), or fields ("rows.positions").
+        fake: shapes and dtypes of the results, from the same parameters; None for an op that returns nothing.
         host: a faster implementation for tensors in host memory. It may read values, which a reference may not.
     """
 
     def register(reference: Callable[P, R]) -> Op[P, R]:
-        name = reference.__name__
-        _LIBRARY.define(torch.library.infer_schema(reference, mutates_args=tuple(writes), op_name=name))
-        _LIBRARY.impl(name, reference, "CompositeExplicitAutograd")
+        name, parameters = reference.__name__, Parameters(reference)
+        flat = parameters.with_records(reference)
+        schema = torch.library.infer_schema(flat, mutates_args=parameters.written(writes), op_name=name)
+        _LIBRARY.define(schema)
+        _LIBRARY.impl(name, flat, "CompositeExplicitAutograd")
         if host is not None:
             _same_parameters(name, reference, host)
-            _LIBRARY.impl(name, host, "CPU")
-        torch.library.register_fake(f"{NAMESPACE}::{name}", fake or _returns_nothing, lib=_LIBRARY)
-        _declared[name] = Op(name, reference, getattr(torch.ops.specgraph, name).default)
+            _LIBRARY.impl(name, parameters.with_records(host), "CPU")
+        shapes = _returns_nothing if fake is None else parameters.with_records(fake)
+        torch.library.register_fake(f"{NAMESPACE}::{name}", shapes, lib=_LIBRARY)
+        _declared[name] = Op(name, reference, parameters, getattr(torch.ops.specgraph, name).default)
         return _declared[name]
 
     return register
 
 
-def implement(name: str, dispatch_key: str, function: Callable[..., Any]) -> None:
+Around = Callable[[str, Callable[..., Any]], Callable[..., Any]]
+"""(op name, implementation that takes the torch op's arguments) -> the same with something of the device around it."""
+
+
+def implement(name: str, dispatch_key: str, function: Callable[..., Any], around: Around | None = None) -> None:
     """Add a device's implementation of op `name` under a torch dispatch key ("CUDA", "PrivateUse1", ...).
 
     Doing it twice for one op and key keeps the first, so that opening a platform twice is harmless.
 
     Args:
         function: takes the parameters of the reference: same names, order and defaults. torch passes keyword-only
-            parameters by name, and leaves out those that equal their default.
+            parameters by name, and leaves out those that equal their default. Where it returns NotImplemented, having
+            written nothing, the reference runs.
 
     Raises:
         TypeError: the parameters differ.
     """
-    _same_parameters(name, _declared[name].reference, function)
+    declared = _declared[name]
+    _same_parameters(name, declared.reference, function)
+
+    def implemented(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        return declared.reference(*args, **kwargs) if result is NotImplemented else result
+
     known = _implemented.setdefault(dispatch_key, {})
     if name not in known:
-        known[name] = function
-        _register(dispatch_key, {name: function})
+        flat = declared.parameters.with_records(implemented)
+        known[name] = flat if around is None else around(name, flat)
+        _register(dispatch_key, {name: known[name]})
+
+
+def implement_all(kernels: object, dispatch_key: str, around: Around | None = None) -> None:
+    """Add every op that `kernels` has a method for, under the op's name; see `implement`."""
+    methods = {name: getattr(kernels, name) for name in dir(kernels) if name in _declared}
+    for name, function in methods.items():
+        implement(name, dispatch_key, function, around)
 
 
 def _same_parameters(name: str, reference: Callable[..., Any], function: Callable[..., Any]) -> None:

@@ -266,6 +266,19 @@ def test_a_declaration_is_the_schema_and_the_documentation():
     assert list(inspect.signature(ops.begin_verify).parameters) == [a.name for a in schema.arguments]
 
 
+def test_an_implementation_that_declines_leaves_the_call_to_the_reference():
+    def declines(token_ids, draft_token_ids, *rest):
+        return NotImplemented
+
+    declines.__signature__ = inspect.signature(ops.next_verify)  # pyright: ignore
+    implement("next_verify", "PrivateUse3", declines)
+    key = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse3)
+    given, expected = arguments()["next_verify"][0], arguments()["next_verify"][0]
+    torch.ops.specgraph.next_verify.default.redispatch(key, *given)
+    ops.next_verify.reference(*expected)
+    assert all(torch.equal(a, b) for a, b in zip(given, expected, strict=True))
+
+
 def test_plain_torch_takes_implementations_away_and_gives_them_back():
     calls: list[int] = []
 
@@ -289,15 +302,16 @@ def test_plain_torch_takes_implementations_away_and_gives_them_back():
 def test_an_op_on_a_device_is_what_torch_dispatches_there(monkeypatch):
     """Without implementations the op itself; else the implementation, and under `plain_torch` the op again."""
     op, cpu = ops.take_rows, torch.device("cpu")
-    assert op.on(cpu) is op.overload
+    assert op.on(cpu) is op
 
     def kernel(source, rows, out):
         out.fill_(7)
 
     monkeypatch.setattr("specgraph.ops.library.dispatch_key_of", lambda device: "PrivateUse3")
     implement("take_rows", "PrivateUse3", kernel)
-    assert op.on(cpu) is kernel
+    op.on(cpu)(*arguments()["take_rows"][0][:2], out := torch.zeros(3, 8))
+    assert bool((out == 7).all())
     with plain_torch("PrivateUse3"):
-        assert op.on(cpu) is op.overload
-    assert op.on(cpu) is kernel
-    assert ops.advance.on(cpu) is ops.advance.overload
+        assert op.on(cpu) is op
+    assert op.on(cpu) is not op
+    assert ops.advance.on(cpu) is ops.advance

@@ -31,6 +31,8 @@ class Fp8LinearOps(LinearOps):
         residual: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """See `specgraph.ops.norm_linear_fp8`."""
+        if not self.options.float8:
+            return NotImplemented
         tile = self._fp8_tile("linear_fp8", x, weight, scale, weight.shape[0])
         if tile is None:
             dense = self._dequantised(weight, scale, x.dtype)
@@ -50,6 +52,8 @@ class Fp8LinearOps(LinearOps):
         self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, scale: Tensor, bias: Tensor | None = None
     ) -> Tensor:
         """See `specgraph.ops.norm_gate_up_fp8`."""
+        if not self.options.float8:
+            return NotImplemented
         columns = weight.shape[0] // 2
         tile = self._fp8_tile("gate_up_fp8", x, weight, scale, columns)
         if tile is None:
@@ -68,6 +72,8 @@ class Fp8LinearOps(LinearOps):
         hidden_norm: Tensor | None, eps: float, weight: Tensor, scale: Tensor, bias: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """See `specgraph.ops.pair_linear_fp8`."""
+        if not self.options.float8:
+            return NotImplemented
         pair = self._pair(token_ids, table, table_norm, hidden, hidden_norm, eps)
         return self.norm_linear_fp8(pair, None, eps, weight, scale, bias, None)
 

@@ -1,0 +1,120 @@
+"""Named tuples as parameters of ops. Their fields become arguments of the torch op, which takes tensors and numbers."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of an op as it is declared in Python.
+
+    Attributes:
+        name: the parameter's name.
+        record: the named tuple that it takes; None for a tensor or a number.
+        flat: names of the torch op's arguments that hold it: `name_field` per field of a record, else its own name.
+        optional: the parameter may be None.
+    """
+
+    name: str
+    record: type[tuple[Any, ...]] | None
+    flat: tuple[str, ...]
+    optional: bool
+
+
+class Parameters:
+    """The parameters of one op, in Python and in torch.
+
+    Records are positional parameters, and their fields are tensors, numbers or None, never records again. Every field
+    of a record that may be None may be None itself in torch; the record is None where all of them are.
+
+    Attributes:
+        signature: of the torch op, with one argument per field.
+    """
+
+    def __init__(self, reference: Callable[..., Any]) -> None:
+        hints = get_type_hints(reference)
+        declared = inspect.signature(reference)
+        flat: list[inspect.Parameter] = []
+        self.all: list[Parameter] = []
+        for parameter in declared.parameters.values():
+            name, record, optional = parameter.name, *_record_of(hints[parameter.name])
+            if record is None:
+                self.all.append(Parameter(name, None, (name,), optional))
+                flat.append(parameter.replace(annotation=hints[name]))
+                continue
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+                raise TypeError(f"{reference.__name__}: the record '{name}' must be a positional parameter")
+            fields = get_type_hints(record)
+            self.all.append(Parameter(name, record, tuple(f"{name}_{field}" for field in fields), optional))
+            flat += [
+                parameter.replace(name=f"{name}_{field}", annotation=kind | None if optional else kind)
+                for field, kind in fields.items()
+            ]
+        returned = hints.get("return")
+        self.signature = inspect.Signature(flat, return_annotation=None if returned is types.NoneType else returned)
+        self.has_records = any(parameter.record is not None for parameter in self.all)
+        self._by_name = {parameter.name: parameter for parameter in self.all}
+
+    def written(self, paths: Iterable[str]) -> tuple[str, ...]:
+        """Names of the torch op's arguments for parameters ("out"), fields ("rows.positions") or whole records."""
+        found: list[str] = []
+        for path in paths:
+            name, _, field = path.partition(".")
+            parameter = self._by_name[name]
+            found += [f"{name}_{field}"] if field else parameter.flat
+        return tuple(found)
+
+    def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The torch op's arguments for a call with records."""
+        flat: list[Any] = []
+        for parameter, value in zip(self.all, args, strict=False):
+            flat += _fields(parameter, value)
+        named: dict[str, Any] = {}
+        for name, value in kwargs.items():
+            parameter = self._by_name[name]
+            named |= zip(parameter.flat, _fields(parameter, value), strict=True)
+        return flat, named
+
+    def with_records(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, which takes records, as one that takes the torch op's arguments."""
+        if not self.has_records:
+            return function
+
+        def flat(*args: Any, **kwargs: Any) -> Any:
+            given: list[Any] = []
+            place = 0
+            for parameter in self.all:
+                if place >= len(args):
+                    break  # torch leaves out arguments at the end that equal their default
+                count = len(parameter.flat)
+                values = args[place : place + count]
+                place += count
+                if parameter.record is None:
+                    given.append(values[0])
+                    continue
+                values += (None,) * (count - len(values))
+                absent = parameter.optional and all(value is None for value in values)
+                given.append(None if absent else parameter.record(*values))
+            return function(*given, **kwargs)
+
+        flat.__signature__ = self.signature  # pyright: ignore[reportFunctionMemberAccess]
+        return flat
+
+
+def _fields(parameter: Parameter, value: Any) -> Iterable[Any]:
+    if parameter.record is None:
+        return (value,)
+    return (None,) * len(parameter.flat) if value is None else value
+
+
+def _record_of(annotation: Any) -> tuple[type[tuple[Any, ...]] | None, bool]:
+    """The named tuple that an annotation asks for, or None; and whether the parameter may be None."""
+    union = get_origin(annotation) in (Union, types.UnionType)
+    kinds = [kind for kind in get_args(annotation) if kind is not types.NoneType] if union else [annotation]
+    record = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, tuple)), None)
+    return record, union
