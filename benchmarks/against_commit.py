@@ -1,17 +1,23 @@
-"""Rounds of an earlier commit against today's, in turns in one run: tokens per second and their ratios.
+"""An earlier commit against today's tree, in turns in one run: proposes, whole rounds, and what both take the host.
 
-    mkdir old && git archive 0efe31e specgraph backends/cuda | tar x -C old
-    python benchmarks/against_commit.py --old old --platform cuda --json FILE
+    mkdir old && git archive d5ac211 | tar x -C old
+    python benchmarks/against_commit.py --old old --commit d5ac211 --platform cuda --json FILE
 
-Each commit runs in a process of its own; only one has work at a time. The earlier one runs lowering `merged`, today's
-`merged` and `round`. Targets: the shipped pair (requests one after the other), and a 1B Llama's shape with an EAGLE-3
-head, random weights and acceptance 0.7, for which the tokens per second are the expected tokens of a round over its
-measured time. K = 5.
+Each commit runs in a process of its own; only one has work at a time, and the order is drawn anew in each turn. All
+weights are random and equal in both. Rows, medians over the turns, K = 5:
+
+propose: an EAGLE-3 head for an 8B target, lowering `merged`: time on the device and on the host of `Drafter.propose`.
+rounds: targets of a 1B and an 8B Llama's shape with that head, draft tokens accepted with chance 0.7, lowerings
+`merged` and `round`: time of a round, and the part of it that the host does not wait for tokens.
+shipped: whole requests of the shipped pair, one after the other: tokens per second.
+
+`same_tokens` compares the drafts, and the tokens of the shipped pair, of all turns of both commits.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import random
@@ -20,164 +26,239 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from itertools import accumulate
-from operator import mul
 from pathlib import Path
 
-K, ACCEPTANCE, CONTEXT, ROUNDS, STRETCHES = 5, 0.7, 256, 20, 12
-WAYS = {"earlier merged": ("old", "merged"), "merged": ("new", "merged"), "round": ("new", "round")}
-"""Which commit and lowering, by the name of the way."""
+K, ACCEPTANCE, CONTEXT, ROUNDS, CALLS = 5, 0.7, 1024, 20, 20
+"""ROUNDS, CALLS: rounds and proposes of one turn."""
+ROOMS = {"device": "platforms", "draft": "drafting", "engine": "decoding", "capture": "runner", "tools": "benchmarking"}
+"""Rooms that had another name until d5ac211."""
+OPTIONS: dict[str, str] = {}
+"""Options that had another name then, by their name today."""
 
 
 class Worker:
     """One commit in a process of its own."""
 
-    def __init__(self, platform: str, path: str | None) -> None:
-        """path: folder of the commit's tree; None takes what this process imports."""
+    def __init__(self, platform, folder):
+        """folder: the commit's tree; None takes what this process imports."""
         environment = dict(os.environ)
-        if path is not None:
-            folders = [path, os.path.join(path, "backends", "cuda"), environment.get("PYTHONPATH", "")]
+        if folder is not None:
+            folders = [folder, *map(str, Path(folder, "backends").glob("*")), environment.get("PYTHONPATH", "")]
             environment["PYTHONPATH"] = os.pathsep.join(folders)
         command = [sys.executable, "-u", __file__, "--worker", "--platform", platform]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(command, env=environment, **pipes)
 
-    def ask(self, **what: object) -> dict[str, object]:
-        """The answer to one question."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        print(json.dumps(what), file=self.process.stdin, flush=True)
+    def ask(self, case):
+        """The answer of one turn of this case."""
+        print(json.dumps(case), file=self.process.stdin, flush=True)
         for line in self.process.stdout:
             if line.startswith("{"):
                 return json.loads(line)
-        raise SystemExit(f"the process of a commit ended with {self.process.wait()} when asked {what}")
+        raise SystemExit(f"the process of a commit ended with {self.process.wait()} when asked for {case}")
 
 
-def answers(platform_name: str) -> None:
-    """In the process of a commit: read questions, print answers. It uses only what all commits have."""
+class Commit:
+    """The library that a worker's process imports, under today's names."""
+
+    def __init__(self, platform):
+        self.old = importlib.util.find_spec("specgraph.tools") is None
+        self.on_cpu = platform == "cpu"  # to try this file; the entry point that is installed is today's
+        if self.on_cpu:
+            self.platform = (self.room("reference") if self.old else self.room("device", "cpu")).CpuPlatform()
+        else:
+            self.platform = self.room("device").open_platform(platform)
+        self.models = {}
+
+    def room(self, name, *more):
+        """A room, or a module in it."""
+        return importlib.import_module(".".join(["specgraph", ROOMS.get(name, name) if self.old else name, *more]))
+
+    def options(self, **options):
+        """Options under the names of this commit."""
+        return {OPTIONS.get(name, name) if self.old else name: value for name, value in options.items()}
+
+    def shape(self, name):
+        """The sizes of a target and of its head."""
+        import torch
+
+        shapes = self.room("tools", "shapes").SHAPES
+        shape, layers = shapes["eagle3-tiny-128" if self.on_cpu else "eagle3-llama3-8b"], 2 if self.on_cpu else 32
+        if name == "llama-1b" and not self.on_cpu:
+            shape, layers = replace(shape, hidden_size=2048, intermediate_size=8192, head_dim=64), 16
+        return shape, layers, torch.float32 if self.on_cpu else torch.bfloat16
+
+    def case(self, kind, name, requests, lowering):
+        """A function that runs one turn of the case and returns what it found, and one that frees what it holds."""
+        made = {"propose": self.propose, "rounds": self.rounds, "shipped": self.shipped}
+        return made[kind](name, requests, lowering)
+
+    def propose(self, name, requests, lowering):
+        """Proposes from a batch that is handed over in each."""
+        import torch
+
+        propose, timing = self.room("tools", "propose"), self.room("tools", "timing")
+        shape, _, dtype = self.shape(name)
+        context = 64 if self.on_cpu else CONTEXT
+        length = context + 2 * (K + 1)
+        head = self.room("tools", "shapes").random_head(shape, self.platform.device, dtype, length)
+        attention = self.room("attention").choose_attention("auto", self.platform, head.attention_layers, dtype).backend
+        config = self.room("draft").DraftConfig(**self.options(
+            num_speculative_tokens=K, max_num_requests=requests, max_model_len=length, lowering=lowering,
+            block_size=attention.preferred_block_size, capture_sizes=[requests],
+        ))  # fmt: skip
+        blocks = 1 + requests * -(-length // config.block_size)
+        place = config.block_size, head.dtype, self.platform.device
+        caches = self.room("engine").allocate_caches(head.attention_layers, blocks, *place)
+        g = torch.Generator(self.platform.device).manual_seed(0)
+        for cache in caches:
+            for part in cache:
+                part.normal_(generator=g)
+        drafter = self.room("draft").Drafter(head, caches, self.platform, config, attention=attention)
+        drafter.capture()
+        named = "eagle3-tiny-128" if self.on_cpu else "eagle3-llama3-8b"
+        case = propose.BenchCase(shape=named, requests=requests, k=K, context=context)
+        batch = propose.propose_batch(head, case, self.platform.device, config.block_size)
+
+        def call():
+            return drafter.propose(batch)
+
+        def turn():
+            device = timing.device_time(self.platform, call, repeats=CALLS)
+            host = timing.host_time(self.platform, call, repeats=CALLS)
+            tokens = call().token_ids.tolist()
+            return {"device_us": statistics.median(device), "host_us": statistics.median(host), "tokens": tokens}
+
+        return turn, drafter.close
+
+    def rounds(self, name, requests, lowering):
+        """Stretches of rounds in which nobody joins or ends; requests join anew for each."""
+        import torch
+
+        rounds, shapes = self.room("tools", "rounds"), self.room("tools", "shapes")
+        shape, layers, dtype = self.shape(name)
+        context = 32 if self.on_cpu else 512
+        length = context + (ROUNDS + 16) * (K + 1)
+        if name not in self.models:
+            self.models.clear()
+            target = rounds.random_target(replace(shape, num_layers=layers), self.platform.device, dtype, length)
+            self.models[name] = target, shapes.random_head(shape, self.platform.device, dtype, length)
+        target, head = self.models[name]
+        decoder = rounds.captured_decoder(self.platform, target, head, **self.options(
+            num_speculative_tokens=K, max_num_requests=requests, max_model_len=length, lowering=lowering,
+            synthetic_acceptance=ACCEPTANCE,
+        ))  # fmt: skip
+        g = torch.Generator().manual_seed(0)
+        prompts = torch.randint(0, target.vocab_size, (requests, context), generator=g).tolist()
+        copy, waited = self.room("capture").HostCopy, [0.0]
+        read = copy.read
+
+        def timed_read(own):
+            start = time.perf_counter()
+            values = read(own)
+            waited[0] += time.perf_counter() - start
+            return values
+
+        def turn():
+            rounds.add_prompts(decoder, prompts)
+            for _ in range(6):
+                decoder.step()
+            waited[0], copy.read = 0.0, timed_read
+            start = time.perf_counter()
+            for _ in range(ROUNDS):
+                decoder.step()
+            running = list(decoder.rounds.running)  # brings the requests' tokens up to date
+            wall = time.perf_counter() - start
+            copy.read = read
+            for one in running:
+                decoder.cancel(one.index)
+            while decoder.num_unfinished:
+                decoder.step()
+            return {"round_us": wall / ROUNDS * 1e6, "host_us": (wall - waited[0]) / ROUNDS * 1e6}
+
+        return turn, decoder.close
+
+    def shipped(self, name, requests, lowering):
+        """Passes over four prompts with 100 tokens each."""
+        from specgraph import load_generator
+
+        prompts = self.room("tools", "decoding").PROMPTS
+        options = self.options(num_speculative_tokens=K, lowering=lowering)
+        generator = load_generator(platform=self.platform, **options)
+
+        def turn():
+            asked = [generator.request(prompt, max_tokens=100) for prompt in prompts]
+            start = time.perf_counter()
+            tokens = [list(generator.generate([request])[0].token_ids) for request in asked]
+            seconds = time.perf_counter() - start
+            return {"tokens_per_second": sum(map(len, tokens)) / seconds, "tokens": tokens}
+
+        return turn, generator.close
+
+
+def answers(platform_name):
+    """In the process of a commit: read cases, print what one turn of each found."""
     import torch
 
     import specgraph
-    from specgraph.device import open_platform
 
-    platform, made = open_platform(platform_name), {}
+    commit, made = Commit(platform_name), {}
     with torch.inference_mode():
         for line in sys.stdin:
-            what = json.loads(line)
-            key = what["target"], what["requests"], what["lowering"]
+            case = json.loads(line)
+            same = case["kind"], case["name"], case["requests"]
+            if made and next(iter(made))[:3] != same:  # another case: free what the last one held
+                for _, close in made.values():
+                    close()
+                made.clear()
+            key = *same, case["lowering"]
             if key not in made:
-                build = shipped_pair if what["target"] == "shipped pair" else random_pair
-                made[key] = build(platform, what["requests"], what["lowering"])
-            print(json.dumps({**made[key](), "from": str(Path(specgraph.__file__).parent)}), flush=True)
+                made[key] = commit.case(*key)
+            turn, _ = made[key]
+            print(json.dumps({**turn(), "from": str(Path(specgraph.__file__).parent)}), flush=True)
 
 
-def shipped_pair(platform, requests, lowering):
-    """Times passes over four prompts with 100 tokens each, one request after the other."""
-    try:
-        from specgraph.engine.load import load_generator
-    except ImportError:
-        from specgraph.engine.text import load_generator
-    from specgraph.tools.decoding import PROMPTS
-
-    generator = load_generator(platform=platform, num_speculative_tokens=K, lowering=lowering)
-
-    def run():
-        asked = [generator.request(prompt, max_tokens=100) for prompt in PROMPTS]
-        start = time.perf_counter()
-        results = [generator.generate([request])[0].token_ids for request in asked]
-        seconds = time.perf_counter() - start
-        return {"tokens_per_second": sum(map(len, results)) / seconds, "tokens": results}
-
-    return run
-
-
-def random_pair(platform, requests, lowering):
-    """Times stretches of rounds of a batch whose requests all run on."""
-    import torch
-
-    from specgraph import decoding, drafting
-    from specgraph.tools.rounds import random_target
-    from specgraph.tools.shapes import SHAPES, random_head
-
-    dtype = torch.bfloat16 if platform.device.type == "cuda" else torch.float32
-    shape = replace(SHAPES["eagle3-llama3-8b"], num_layers=1, hidden_size=2048, intermediate_size=8192, head_dim=64)
-    layers, context = 16, CONTEXT
-    if platform.device.type == "cpu":  # to try this file
-        shape, layers, context = replace(shape, hidden_size=64, intermediate_size=64, vocab_size=256), 2, 32
-        shape = replace(shape, num_heads=2, num_kv_heads=2, draft_vocab_size=256)
-    length = context + ROUNDS * (STRETCHES + 3) * (K + 1)
-    target = random_target(replace(shape, num_layers=layers), platform.device, dtype, length)
-    head = random_head(shape, platform.device, dtype, length)
-    limits = {
-        "num_speculative_tokens": K, "max_num_requests": requests, "max_model_len": length, "capture_sizes": [requests],
-        "prefill_sizes": [context], "mode": "FULL_DECODE_ONLY", "synthetic_acceptance": ACCEPTANCE,
-    }  # fmt: skip
-    attention = None
-    if (config_type := getattr(decoding, "EngineConfig", None)) is not None:
-        from specgraph.attention import choose_attention
-
-        layers = [*target.attention_layers, *head.attention_layers]
-        attention = choose_attention("auto", platform, layers, dtype).backend
-        limits["block_size"] = attention.preferred_block_size
-    config = (config_type or drafting.DraftConfig)(**limits, lowering=lowering)
-    decoder = decoding.SpeculativeDecoder(target, head, platform, config, attention=attention)
-    decoder.capture()
-    g = torch.Generator().manual_seed(0)
-    prompts = torch.randint(0, target.vocab_size, (requests, context), generator=g).tolist()
-    stream = decoder.stream([decoding.Request(prompt_token_ids=p, max_tokens=length - context) for p in prompts])
-
-    def rounds(count):
-        for _ in range(count * requests):
-            next(stream)
-
-    rounds(ROUNDS)
-    expected = 1 + sum(accumulate([ACCEPTANCE] * K, mul))
-
-    def run():
-        rounds(2)  # what ran ahead while another way was timed
-        start = time.perf_counter()
-        rounds(ROUNDS)
-        seconds = (time.perf_counter() - start) / ROUNDS
-        return {"tokens_per_second": requests * expected / seconds, "round_us": seconds * 1e6}
-
-    return run
-
-
-def compare(workers, cases, repeats, keep):
-    """Rows of all ways, medians over `repeats` stretches in random order; the shipped pair's tokens must agree."""
+def compare(workers, cases, turns, keep):
+    """A row per case and lowering: medians of both commits, their ratio, and whether tokens agree."""
     rows, order = [], random.Random(0)
-    for target, requests in cases:
-        for name in WAYS:  # load, capture and warm up
-            worker, lowering = WAYS[name]
-            workers[worker].ask(target=target, requests=requests, lowering=lowering)
-        found = {name: [] for name in WAYS}
-        for _ in range(repeats):
-            for name in order.sample(list(WAYS), len(WAYS)):
-                worker, lowering = WAYS[name]
-                found[name].append(workers[worker].ask(target=target, requests=requests, lowering=lowering))
+    for kind, name, requests in cases:
+        lowerings = ("merged",) if kind == "propose" else ("merged", "round")
+        ways = [(worker, lowering) for lowering in lowerings for worker in workers]
+        case = {"kind": kind, "name": name, "requests": requests}
+        found = {way: [] for way in ways}
+        for worker, lowering in ways:  # load, capture and warm up
+            workers[worker].ask({**case, "lowering": lowering})
+        for _ in range(turns):
+            for worker, lowering in order.sample(ways, len(ways)):
+                found[worker, lowering].append(workers[worker].ask({**case, "lowering": lowering}))
         tokens = [answer.get("tokens") for each in found.values() for answer in each]
-        rates = {name: statistics.median(a["tokens_per_second"] for a in each) for name, each in found.items()}
-        for name, each in found.items():
-            row = {"target": target, "requests": requests, "way": name, "tokens_per_second": round(rates[name], 1)}
-            row["of_earlier"] = round(rates[name] / rates["earlier merged"], 3)
-            if "round_us" in each[0]:
-                row["round_us"] = round(statistics.median(answer["round_us"] for answer in each), 1)
-            else:
-                row["same_tokens"] = all(one == tokens[0] for one in tokens)
-                row["fastest"] = round(max(answer["tokens_per_second"] for answer in each), 1)
+        for lowering in lowerings:
+            row = {**case, "lowering": lowering}
+            for figure in found["new", lowering][0].keys() - {"tokens", "from"}:
+                old, new = ([a[figure] for a in found[worker, lowering]] for worker in ("old", "new"))
+                before, now = statistics.median(old), statistics.median(new)
+                row[figure] = {"earlier": round(before, 1), "today": round(now, 1), "ratio": round(now / before, 3)}
+                row[figure]["turns"] = {"earlier": [round(v, 1) for v in old], "today": [round(v, 1) for v in new]}
+            if tokens[0] is not None:
+                row["same_tokens"] = all(each == tokens[0] for each in tokens)
             rows.append(row)
-            print(row, flush=True)
+            short = {f: {n: v for n, v in row[f].items() if n != "turns"} for f in row if isinstance(row[f], dict)}
+            print({**row, **short}, flush=True)
         keep(rows)
 
 
 def main():
+    """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--old", help="folder of the earlier commit's tree")
-    parser.add_argument("--commit", default="0efe31e", help="its name, for the result")
+    parser.add_argument("--commit", default="d5ac211", help="its name, for the result")
     parser.add_argument("--platform", default="cuda")
-    parser.add_argument("--cases", default="shipped pair:1,llama-1b:1,llama-1b:8")
-    parser.add_argument("--repeats", type=int, default=8)
+    parser.add_argument(
+        "--cases",
+        default="propose:8b:1,8,32,64;rounds:llama-1b:1,8;rounds:llama3-8b:1,8,32,64;shipped:pair:1",
+        help="kind:name:requests,...; separated by semicolons",
+    )
+    parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -187,19 +268,21 @@ def main():
     from specgraph.cli.env import environment
     from specgraph.device import open_platform
 
-    if asked.repeats > STRETCHES:
-        parser.error(f"at most {STRETCHES} repeats")
-    platform = open_platform(asked.platform)
-    report = {**environment(platform), "command": " ".join(["python", *sys.argv]), "earlier": asked.commit}
+    report = {**environment(open_platform(asked.platform)), "command": " ".join(["python", *sys.argv])}
+    report |= {"earlier": asked.commit}
 
     def keep(rows):
         if asked.json is not None:
             asked.json.write_text(json.dumps({**report, "rows": rows}, indent=1) + "\n")
 
+    cases = [
+        (kind, name, int(count))
+        for kind, name, counts in (case.split(":") for case in asked.cases.split(";"))
+        for count in counts.split(",")
+    ]
     workers = {"old": Worker(asked.platform, asked.old), "new": Worker(asked.platform, None)}
-    cases = [(name, int(count)) for name, count in (case.split(":") for case in asked.cases.split(","))]
     try:
-        compare(workers, cases, asked.repeats, keep)
+        compare(workers, cases, asked.turns, keep)
     finally:
         for worker in workers.values():
             worker.process.stdin.close()

@@ -26,27 +26,22 @@ import time
 from collections import Counter
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import mul
 from pathlib import Path
 
 import torch
-from round_trace import trace
+from torch.profiler import ProfilerActivity, profile
 
-from specgraph import EngineConfig, Request, SpeculativeDecoder, load_generator, open_platform
-from specgraph.attention import choose_attention
+from specgraph import Request, load_generator, open_platform
 from specgraph.capture import HostCopy
 from specgraph.device import Graph
 from specgraph.tools.decoding import PROMPTS
-from specgraph.tools.rounds import random_target
+from specgraph.tools.rounds import captured_decoder, random_target
 from specgraph.tools.shapes import SHAPES, random_head
 
 K, ACCEPTANCE = 5, 0.7
-WAYS = {
-    "merged": {"lowering": "merged"},
-    "round": {"lowering": "round"},
-    "round, 4 per launch": {"lowering": "round", "rounds_per_launch": 4},
-}
+WAYS = {"merged": {"lowering": "merged"}, "round": {"lowering": "round"}}
 """Options of each way, by its name in the rows."""
 EIGHT_B = replace(SHAPES["eagle3-llama3-8b"], num_layers=1)
 ONE_B = replace(EIGHT_B, hidden_size=2048, intermediate_size=8192, head_dim=64)
@@ -119,6 +114,51 @@ def both_stretches(decoder, rounds):
     return {**stretch(decoder, rounds, lead=0), **launch, "host_us_per_round_read": read["host_us_per_round"]}
 
 
+def count_launches(decoder):
+    """Graph launches so far, by the runners' own count."""
+    return sum(runner.launches.total() for runner in decoder.runners.values())
+
+
+def trace(decoder, rounds=12):
+    """Counts per round and the gap between graphs, from a profiler's trace of some rounds. Graph launches are the
+    runners' own count: the trace does not show those by the driver's call."""
+    launched, launches = decoder.rounds.num_rounds, count_launches(decoder)
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+        for _ in range(rounds):
+            decoder.step()
+        torch.cuda.synchronize()
+    launched = decoder.rounds.num_rounds - launched
+    calls, work = Counter(), {}
+    for event in profiled.profiler.kineto_results.events():
+        name, start = event.name(), event.start_ns()
+        if event.device_type() == torch.autograd.DeviceType.CPU:
+            calls[name] += name.startswith("cu")
+        else:
+            calls["HtoD"] += "HtoD" in name
+            calls["Memset"] += "Memset" in name
+            calls["DtoH"] += "DtoH" in name
+            if "Mem" not in name:
+                calls["kernels"] += 1
+                work.setdefault(event.correlation_id(), []).append((start, start + event.duration_ns()))
+    graphs = sorted((min(s for s, _ in spans), max(e for _, e in spans)) for spans in work.values() if len(spans) > 5)
+    gaps = [(after[0] - before[1]) / 1e3 for before, after in pairwise(graphs)]
+    outside = calls["cudaLaunchKernel"] + calls["cudaLaunchKernelExC"] + calls["cuLaunchKernelEx"]
+    busy = sum(end - start for start, end in graphs) / max(graphs[-1][1] - graphs[0][0], 1) if graphs else 0
+    waits = sum(count for name, count in calls.items() if "Synchronize" in name) - 1  # the last one is the trace's own
+    counted = (count_launches(decoder) - launches) / launched
+    return {
+        "launches_per_round": round(counted, 2),
+        "kernels_outside_graphs_per_round": round(outside / launched, 2),
+        "kernels_per_round": round(calls["kernels"] / launched, 1),
+        "memsets_per_round": round(calls["Memset"] / launched, 1),
+        "uploads_per_round": round(calls["HtoD"] / launched, 2),
+        "copies_to_host_per_round": round(calls["DtoH"] / launched, 2),
+        "waits_per_round": round(waits / launched, 2),
+        "gap_us": round(statistics.median(gaps), 1) if gaps else None,
+        "in_graphs": round(busy, 3),
+    }  # fmt: skip
+
+
 def medians(stretches):
     """Of each time over the stretches; the host's least times; and every round_us, to see how far they lie apart."""
     found = {name: round(statistics.median(each[name] for each in stretches), 1) for name in stretches[0]}
@@ -163,18 +203,14 @@ def random_decoders(platform, name, requests, dtype, length, ways, cache):
         target = random_target(replace(shape, num_layers=layers), platform.device, dtype, most)
         cache[name] = target, random_head(shape, platform.device, dtype, most)
     target, head = cache[name]
-    attention = choose_attention("auto", platform, [*target.attention_layers, *head.attention_layers], dtype).backend
     g = torch.Generator().manual_seed(0)
     prompts = torch.randint(0, target.vocab_size, (requests, context), generator=g).tolist()
     decoders = {}
     for name_of_way, options in ways.items():
-        config = EngineConfig(
-            num_speculative_tokens=K, max_num_requests=requests, max_model_len=length, **options,
-            block_size=attention.preferred_block_size, capture_sizes=[requests], prefill_sizes=[min(256, context)],
-            mode="FULL_DECODE_ONLY", synthetic_acceptance=ACCEPTANCE,
+        decoders[name_of_way] = captured_decoder(
+            platform, target, head, num_speculative_tokens=K, max_num_requests=requests, max_model_len=length,
+            prefill_sizes=[min(256, context)], synthetic_acceptance=ACCEPTANCE, **options,
         )  # fmt: skip
-        decoders[name_of_way] = SpeculativeDecoder(target, head, platform, config, attention=attention)
-        decoders[name_of_way].capture()
     return decoders, prompts
 
 
@@ -240,12 +276,9 @@ def main():
     parser.add_argument("--requests", default="1,8,32,64")
     parser.add_argument("--targets", default=",".join(TARGETS), help="targets with random weights; empty for none")
     parser.add_argument("--no-shipped", dest="shipped", action="store_false", help="leave the shipped pair out")
-    parser.add_argument("--no-several", dest="several", action="store_false", help="leave out 4 rounds per launch")
     parser.add_argument("--repeats", type=int, default=5, help="timed stretches")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    if not asked.several:
-        del WAYS["round, 4 per launch"]
     platform = open_platform(asked.platform)
     dtype = torch.bfloat16 if platform.device.type == "cuda" else torch.float32
     info = platform.info

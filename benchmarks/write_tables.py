@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = (
     ROOT / "README.md",
     ROOT / "benchmarks/README.md",
-    ROOT / "benchmarks/NOTES-h200.md",
+    ROOT / "benchmarks/LESSONS.md",
     ROOT / "docs/integrations/vllm.md",
     ROOT / "docs/integrations/sglang.md",
 )
@@ -80,42 +80,6 @@ def peer_rounds(report: dict[str, Any]) -> str:
     return markdown((*columns, "merged", "floor"), rows)
 
 
-def sampled(report: dict[str, Any]) -> str:
-    """Greedy and sampled drafts, us per merged propose."""
-    times: dict[int, dict[bool, float]] = {}
-    for row in report["rows"]:
-        times.setdefault(row["requests"], {})[row["sampled"]] = row["device_us"]
-    rows = [[n, f"{us[False]:.0f}", f"{us[True]:.0f}", f"{us[True] / us[False]:.3f}"] for n, us in times.items()]
-    return markdown(("requests", "greedy", "sampled", "sampled / greedy"), rows)
-
-
-def accept(report: dict[str, Any]) -> str:
-    """Accepting draft tokens, us per call: torch ops and kernels."""
-    ops = {"verify_greedy": "greedy", "verify_sampled": "sampled", "verify_synthetic": "by chance"}
-    columns = [f"{name}: {way}" for name in ops.values() for way in ("torch ops", "kernels")]
-    rows = [
-        [row["requests"], *(f"{row[op][key]:.1f}" for op in ops for key in ("torch_ops_us", "device_us"))]
-        for row in report["rows"]
-    ]
-    return markdown(["requests", *columns], rows)
-
-
-def stored(report: dict[str, Any]) -> str:
-    """Merged proposes of plain weights and KV caches, and of those in FP8: us, and the ratio to the floor of each."""
-    found: dict[int, dict[str, dict[str, Any]]] = {}
-    for row in report["rows"]:
-        name = " and ".join(row[key] for key in ("weights", "kv_cache_dtype") if key in row) or "plain"
-        found.setdefault(row["requests"], {})[name] = row
-    names = list(next(iter(found.values())))
-    rows: list[list[Any]] = []
-    for requests, ways in found.items():
-        us, ratios = [ways[n]["device_us"] for n in names], [ways[n]["ratio"] for n in names]
-        rows.append(
-            [requests, *(f"{t:.0f} ({r:.2f})" for t, r in zip(us, ratios, strict=True)), f"{us[-1] / us[0]:.2f}"]
-        )
-    return markdown(["requests", *names, f"{names[-1]} / {names[0]}"], rows)
-
-
 def engine(report: dict[str, Any]) -> str:
     """Proposes and rounds of an engine, stock and with its plugin, us."""
     found: dict[int, dict[str, dict[str, Any]]] = {}
@@ -162,52 +126,15 @@ def one_launch(report: dict[str, Any]) -> str:
     return markdown([*columns, *of_round], rows)
 
 
-def kernel_floors(report: dict[str, Any]) -> str:
-    """Merged proposes beside both floors, us."""
-    rows: list[list[Any]] = []
-    for requests, ways in by_requests(report["rows"]).items():
-        row = ways["merged"]
-        us, floors = row["device_us"], (row["floor_us"], row["kernel_floor_us"])
-        times = [f"{floor:.0f}" for floor in floors] + [f"{us:.0f}"]
-        rows.append([requests, *times, *(f"{us / floor:.2f}" for floor in floors), f"{floors[1] / floors[0]:.2f}"])
-    ratios = "merged / floor", "merged / kernel floor", "kernel floor / floor"
-    return markdown(["requests", "floor", "kernel floor", "merged", *ratios], rows)
-
-
-def propose_kernels(report: dict[str, Any]) -> str:
-    """Kernels of a propose by what they do, each beside its floor, us."""
-    parts = {
-        "linears": ("linear", "few_rows", "many_rows", "add_parts", "gate_up", "head", "nvjet", "gemm", "splitK"),
-        "attention": ("attend", "combine", "rotate"),
-    }
-    rows: list[list[Any]] = []
-    for row in report["rows"]:
-        us = dict.fromkeys(parts, 0.0)
-        for name, kernel in row["kernels"].items():
-            part = next((part for part, words in parts.items() if any(word in name for word in words)), "others")
-            us[part] = us.get(part, 0.0) + kernel["us"]
-        floors = row["part_floors_us"]
-        cells = [f"{us[part]:.0f} ({floors[part]:.0f}, {us[part] / floors[part]:.2f})" for part in parts]
-        calls = sum(kernel["calls"] for kernel in row["kernels"].values())
-        rows.append([row["requests"], *cells, f"{us['others']:.0f}", calls, f"{sum(us.values()):.0f}"])
-    columns = [f"{part} (floor, ratio)" for part in parts]
-    return markdown(["requests", *columns, "other kernels", "kernels", "whole propose"], rows)
-
-
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     table.__name__: table
     for table in (
         propose,
         rounds,
         peer_rounds,
-        sampled,
-        stored,
-        accept,
         engine,
         host_times,
         one_launch,
-        kernel_floors,
-        propose_kernels,
     )
 }
 

@@ -30,7 +30,7 @@ ELSEWHERE = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "benchmarks/README.md": "results/index.md",
-    "benchmarks/NOTES-h200.md": "results/notes-h200.md",
+    "benchmarks/LESSONS.md": "results/lessons.md",
     "examples/tiny-python/README.md": "results/tiny-python.md",
     "conformance/README.md": "suite.md",
     "backends/accelerator/README.md": "devices/accelerator.md",

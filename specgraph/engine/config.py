@@ -45,7 +45,7 @@ class EngineConfig(DraftConfig):
     capture by default. With a given table the choice follows from nothing but the tokens."""
     sampling_parameters: bool = False
     """Requests may have top_k, top_p, min_p, penalties and logit_bias. What that costs a verify is in
-    benchmarks/NOTES-h200.md, Sampling parameters."""
+    benchmarks/LESSONS.md, Sampling."""
     logprobs: bool = False
     """Chunks have the log-probability of each token under the target's own distribution, before all parameters."""
 

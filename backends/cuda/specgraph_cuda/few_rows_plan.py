@@ -11,7 +11,7 @@ _MOST_BYTES = 227 << 10
 """Of shared memory that a launch may ask for on Hopper."""
 
 _LEAST_DEPTH, _LEAST_BLOCKS = 2048, 96
-"""Of the linears that were timed: each was faster than Triton's kernel, see benchmarks/NOTES-h200.md."""
+"""Of the linears that were timed: each was faster than Triton's kernel, see benchmarks/LESSONS.md."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from specgraph_cuda.many_rows_plan import BLOCKS
 
 _log = logging.getLogger(__name__)
 
-# Tiles per linear, tuned on an H200 (see benchmarks/NOTES-h200.md): rows -> tile. A
+# Tiles per linear, tuned on an H200 (see benchmarks/LESSONS.md): rows -> tile. A
 # linear with few output columns needs narrow tiles, so that every multiprocessor streams weights.
 _NARROW = {16: Tile(32, 256, 2, 6, 512), 32: Tile(32, 256, 2, 5, 512), 64: Tile(32, 128, 4, 6, 256)}
 _MEDIUM = {16: Tile(16, 512, 2, 3, 512), 32: Tile(16, 256, 2, 4, 512)}
@@ -76,7 +76,7 @@ def tile_for(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
 
 
 def attention_for(shape: AttentionShape) -> AttentionTile:
-    """The tile of one attention, for multiprocessors with 227 KiB of shared memory; see benchmarks/NOTES-h200.md."""
+    """The tile of one attention, for multiprocessors with 227 KiB of shared memory; see benchmarks/LESSONS.md."""
     if shape.itemsize != 2 or shape.head_dim > 128:
         return default_attention(shape)
     if shape.cache_itemsize == 1:

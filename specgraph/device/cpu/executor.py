@@ -2,9 +2,8 @@
 
 torch's Python bindings (`torch.add`, `Tensor.copy_`) cost about half of what an `OpOverload` call costs, and `out=`
 saves the allocation and the copy into the captured block. A binding is used only if a trial call dispatches exactly the
-recorded overload with exactly the recorded arguments; otherwise the overload itself is called. Measured by
-`benchmarks/cpu_replay.py`: without the bindings a replay takes about 10 % more host time per op, without `rewrites.py`
-as well about 40 %.
+recorded overload with exactly the recorded arguments; otherwise the overload itself is called. Measured:
+without the bindings a replay takes about 10 % more host time per op, without `rewrites.py` as well about 40 %.
 """
 
 # pyright: reportPrivateUsage=false
