@@ -1,4 +1,4 @@
-"""What a device can do, each answer with its reason.
+"""The capabilities of a device, each with its reason.
 
 The lowering resolver, `specgraph platforms` and the conformance report show the reason of an absent capability.
 """
@@ -13,7 +13,7 @@ Level = Literal["yes", "no", "quirk"]
 LoweringName = Literal["eager", "piecewise", "step", "merged", "round"]
 
 LOWERINGS: tuple[LoweringName, ...] = tuple(name for name in get_args(LoweringName) if name != "round")
-"""Of a propose, from the most launches to a single one. `round`, a decoder's, launches the verify with the propose."""
+"""The lowerings, from the most launches per propose to a single one. `round`, a decoder's, launches the verify too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What one opened platform offers. Claim only what a trial on the device at hand has shown."""
+    """The capabilities of one opened platform. Claim only what a trial on the device at hand has shown."""
 
     # ---- decide how a drafter runs -------------------------------------------------------------------------------
 
@@ -77,11 +77,11 @@ class Capabilities:
     float8: Support = field(default_factory=yes)
     """The device copies and converts torch.float8_e4m3fn. Without it FP8 weights and KV caches are refused."""
     update_order: Literal["before_replay", "during_replay"] = "before_replay"
-    """Whether task updates are issued before the replay, or while it runs and waits for them."""
+    """The time of task updates: before the replay, or while it runs and waits for them."""
     max_live_graphs: int | None = None
-    """How many captured graphs may live at once; None when no limit is known."""
+    """The number of captured graphs that may live at once; None when no limit is known."""
     default_lowering: LoweringName = "merged"
-    """What the lowering `auto` resolves to when nothing refuses it."""
+    """The lowering that `auto` resolves to when nothing refuses it."""
 
     # ---- decide which cases of the suite apply; engine authors ask them ------------------------------------------
 
@@ -104,7 +104,7 @@ class Capabilities:
     # ---- for people ----------------------------------------------------------------------------------------------
 
     notes: Mapping[str, Support] = field(default_factory=dict[str, Support])
-    """What else is worth knowing, by name; reports print it, and the core decides nothing by it."""
+    """Further facts by name; reports print them, and the core decides nothing by them."""
     rules: tuple[Rule, ...] = ()
     """The backend's policy, printed by `specgraph explain`."""
 

@@ -30,7 +30,7 @@ class Discovered:
     reason: str = ""
 
     def probe(self) -> Probe:
-        """What the backend found on this machine. Never raises: an exception becomes a reason."""
+        """Return what the backend found on this machine. Never raises: an exception becomes a reason."""
         if self.backend is None:
             return Probe(available=False, reason=self.reason)
         try:

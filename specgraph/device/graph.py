@@ -72,7 +72,7 @@ class Graph:
         self.pool = pool
         """The pool this graph allocates from. Used by: suite."""
         self.is_captured = False
-        """Whether there is something to replay. Used by: engine authors."""
+        """True once there is something to replay. Used by: engine authors."""
         self.is_closed = False
         """True once `close()` was called. Used by: suite."""
         self.pool_handle: Any = None

@@ -28,7 +28,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a backend found on this machine. `reason` says why it is not available and how to change that."""
+    """The answer of a backend about this machine. `reason` says why it is not available and how to change that."""
 
     available: bool
     reason: str = ""

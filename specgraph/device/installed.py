@@ -1,4 +1,4 @@
-"""What is installed: versions of distributions, and whether a vendor's module has what a backend calls."""
+"""Installed versions, and the names that a vendor's module has of those that a backend calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def calls_of(table: str) -> Calls:
 
 
 def missing_names(module: Any, calls: Calls) -> list[str]:
-    """What of `calls` a module lacks: names it does not have, and calls that its signatures refuse.
+    """List what a module lacks of `calls`: names it does not have, and calls that its signatures refuse.
 
     Signatures that Python can't read (functions of a binary module) are taken to fit.
     """
@@ -35,7 +35,7 @@ def missing_names(module: Any, calls: Calls) -> list[str]:
 
 
 def _mismatch(module: Any, name: str, arguments: tuple[str, ...] | None) -> str | None:
-    """What to append to `name` in the list of missing names; None if it fits."""
+    """Return what to append to `name` in the list of missing names; None if it fits."""
     try:
         found = attrgetter(name)(module)
     except AttributeError:

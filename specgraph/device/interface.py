@@ -1,4 +1,4 @@
-"""What the drafting engine asks of a device.
+"""The interface between the drafting engine and a device.
 
 Streams and events have torch's own methods (`torch.Stream`, `torch.Event`), so that a backend can return the vendor's
 objects as they are. Whoever creates a graph or pool owns it and closes it; closing twice is harmless.
@@ -33,7 +33,7 @@ class PlatformInfo:
     device_name: str
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
     device_kind: str = ""
-    """What kind of device it is, in a few words: "GPU", or "simulated runtime, no device". Reports show it, so that a
+    """The kind of device in a few words: "GPU", or "simulated runtime, no device". Reports show it, so that a
     simulation is not taken for the device."""
     simulated: bool = False
     """The device is a simulation: its results are meaningful, its times are not."""
@@ -47,7 +47,7 @@ class MemoryInfo:
     reserved: int
     total: int
     free: int = 0
-    """What can still be allocated: not used by any process, or reserved by this one and unused. 0 where unknown."""
+    """Bytes that can still be allocated: used by no process, or reserved by this one and unused. 0 where unknown."""
 
 
 @runtime_checkable
@@ -108,7 +108,7 @@ class Platform(ABC):
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities:
-        """What the device can do, with reasons. Used by: engine, suite, reports."""
+        """Return what the device can do, with reasons. Used by: engine, suite, reports."""
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -140,7 +140,7 @@ class Platform(ABC):
 
     @abstractmethod
     def is_capturing(self) -> bool:
-        """Whether this thread's current stream is being captured, as the device itself says.
+        """Return whether this thread's current stream is being captured, as the device itself says.
 
         Used by: engine authors, suite (after each case).
         """
@@ -252,7 +252,7 @@ class Platform(ABC):
         return None
 
     def counts(self) -> Mapping[str, int]:
-        """How often each kind of call was issued to the device since it was opened, by name; empty if not counted.
+        """Count each kind of call that was issued to the device since it was opened, by name; empty if not counted.
 
         The names are the platform's own, such as "graph_launches" or "task_updates"; the numbers only grow. For checks
         such as "one launch and no synchronise per propose". Used by: benchmarks, suite.

@@ -24,7 +24,7 @@ class CaptureLock:
 
     @property
     def is_here(self) -> bool:
-        """Whether the calling thread is the one that captures."""
+        """Return whether the calling thread is the one that captures."""
         return self.graph is not None and self._thread == threading.get_ident()
 
     def acquire(self, graph: Graph) -> None:

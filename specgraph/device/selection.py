@@ -35,7 +35,7 @@ class Selection:
 
 
 def select_platform(asked: str | None, backends: Mapping[str, Discovered], environ: Mapping[str, str]) -> Selection:
-    """What `open_platform` opens for these arguments.
+    """Choose what `open_platform` opens for these arguments.
 
     Raises:
         PlatformError: several accelerators are available, or the index is no number.

@@ -1,4 +1,4 @@
-"""Where in the user's program an op was issued, and what the program calls a tensor there."""
+"""The line of the user's program that issued an op, and the program's name of a tensor there."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def user_line() -> str:
 
 
 def variable_name(tensor: Tensor) -> str:
-    """What the program calls `tensor` where it issued an op on it: `scale`, or `self.scale`; empty if nothing there is
-    this tensor or a view of it."""
+    """Return the program's name of `tensor` where it issued an op on it: `scale`, or `self.scale`; empty if nothing
+    there is this tensor or a view of it."""
     for frame in _user_frames():
         for same in (_is_it, _shares_memory):
             for name, value in _variables(frame):
@@ -74,7 +74,7 @@ def _shares_memory(one: Tensor, other: Tensor) -> bool:
 
 
 def in_compiled_function() -> bool:
-    """Whether a caller is under `torch.compile`. Below a dispatch mode dynamo runs such code eagerly, so without
+    """Return whether a caller is under `torch.compile`. Below a dispatch mode dynamo runs such code eagerly, so without
     this check a capture would hold other kernels than the program runs outside of it.
     """
     if "torch._dynamo" not in sys.modules:

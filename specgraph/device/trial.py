@@ -20,7 +20,7 @@ Trial = Callable[[Any], "str | None"]
 
 
 def outcome(platform: Platform, trial: Trial) -> str:
-    """What the trial found wrong, or the exception that it raised, in one line; empty if nothing."""
+    """Return what the trial found wrong, or the exception that it raised, in one line; empty if nothing."""
     try:
         return trial(platform) or ""
     except Exception as error:

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 def findings(platform: Platform, index: int, module: str, trials: Mapping[str, Trial]) -> Findings:
-    """What the trials found on this device: from the cache folder, else from a process of their own.
+    """Return what the trials found on this device: from the cache folder, else from a process of their own.
 
     Args:
         platform: the device, of which only `info` is needed where another process runs the trials.
@@ -96,7 +96,7 @@ def _run_apart(module: str, index: int, names: list[str], variable: str) -> dict
 
 
 def read(file: Path) -> dict[str, dict[str, str]]:
-    """What a cache file holds, by device and versions; nothing where it is missing, broken or another user's."""
+    """Read a cache file, by device and versions; nothing where it is missing, broken or another user's."""
     try:
         if hasattr(os, "getuid") and file.stat().st_uid != os.getuid():
             return {}

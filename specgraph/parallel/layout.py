@@ -24,7 +24,7 @@ class ParallelLayout:
     ranks: Ranks
     """All of them."""
     tensor_parallel: TensorParallel
-    """What this rank holds of the model."""
+    """The part of the model that this rank holds."""
     data_rank: int = 0
     data_size: int = 1
     """Groups of ranks that have requests of their own, and this rank's place among them."""

@@ -23,7 +23,7 @@ _HEADER = 224
 _NUMBERS = 16
 """Integers that such an exchange may carry."""
 _GRACE = timedelta(seconds=5)
-"""How long a rank that gave up waiting looks for where the others are."""
+"""Seconds that a rank which gave up waiting looks for where the others are."""
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Ranks:
     """
 
     name: str
-    """By which captured collectives find it; see `ranks_named`."""
+    """The name by which captured collectives find it; see `ranks_named`."""
     rank: int
     size: int
     device: Any
@@ -46,9 +46,9 @@ class Ranks:
     """torch's store of key and value that all ranks reach."""
     timeout: timedelta
     compares: bool
-    """Whether the hosts compare every eager collective before it runs (on the CPU: also replayed ones)."""
+    """True if the hosts compare every eager collective before it runs (on the CPU: also replayed ones)."""
     started: bool
-    """Whether torch.distributed was started for these ranks."""
+    """True if torch.distributed was started for these ranks."""
     members: tuple[int, ...]
     """Their numbers among all processes, for messages."""
     exchanges: int = 0
@@ -213,7 +213,7 @@ class Ranks:
 
 _numbers = count()
 _JOINED: dict[str, Ranks] = {}
-"""By name: a captured op holds the name, and its replay finds the group here."""
+"""The ranks by name: a captured op holds the name, and its replay finds the group here."""
 
 
 def ranks_named(name: str) -> Ranks:

@@ -1,4 +1,4 @@
-"""What a rank holds of a model that is split over several: tensor parallel, expert parallel."""
+"""The part that a rank holds of a model split over several: tensor parallel, expert parallel."""
 
 from __future__ import annotations
 

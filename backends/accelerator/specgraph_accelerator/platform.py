@@ -59,7 +59,7 @@ class AcceleratorPlatform(Platform):
         torch.accelerator.synchronize(self.index)
 
     def memory(self) -> MemoryInfo:
-        """What the device's allocator of this process counts; `free` and `total` are 0 where it does not say."""
+        """Return what this process's allocator counts; `free` and `total` are 0 where it does not say."""
         allocated = torch.accelerator.memory_allocated(self.index)
         reserved = torch.accelerator.memory_reserved(self.index)
         try:

@@ -20,7 +20,7 @@ CALLS = calls_of(
     accelerator.set_device_index(index) accelerator.set_stream(stream) accelerator.synchronize(device)
 """
 )
-"""What this package calls below `torch`."""
+"""The names below `torch` that this package calls."""
 
 
 def probe(module: Any = torch) -> Probe:

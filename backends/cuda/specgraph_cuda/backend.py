@@ -9,7 +9,7 @@ from specgraph.errors import PlatformError, first_line
 
 
 def probe() -> Probe:
-    """Whether torch can drive a GPU here; if not, what is missing and how to get it."""
+    """Say whether torch can drive a GPU here; if not, what is missing and how to get it."""
     found = {"torch": str(torch.__version__)}
     if torch.version.cuda is None:
         what = "is a ROCm build" if torch.version.hip else "has no CUDA support"

@@ -27,7 +27,7 @@ class CudaGraphPool(GraphPool):
 
     @cached_property
     def update_memory(self) -> torch.cuda.MemPool:
-        """What task updates of graphs in this pool allocate from; see tasks.py."""
+        """The pool that task updates of graphs in this pool allocate from; see tasks.py."""
         return torch.cuda.MemPool()
 
     def _new_handle(self) -> Any:
@@ -62,7 +62,7 @@ class CudaGraph(Graph):
         self._by_driver: Callable[[int], None] | None = None
         """Launches on a stream, given by its handle, once torch's first replay has shown that this is enough."""
         self._draws_numbers = False
-        """Whether that replay moved torch's random generator on."""
+        """True if that replay moved torch's random generator on."""
         self._loop: Loop | None = None
         """What is launched in place of the captured graph where that repeats."""
         self.groups: list[CudaTaskGroup] = []

@@ -21,7 +21,7 @@ def last(stream: int) -> list[Any]:
 
 
 def is_lost(stream: int) -> bool:
-    """Whether the capture on this stream failed for good."""
+    """Return whether the capture on this stream failed for good."""
     return cu.cuStreamIsCapturing(stream)[1] == cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_INVALIDATED
 
 
@@ -47,7 +47,7 @@ def between(before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
 
 
 def parameters(node: Any) -> tuple[tuple[Any, ...], Any]:
-    """What a node is, which an update must match, and its parameters, which an update sets.
+    """Return what a node is, which an update must match, and its parameters, which an update sets.
 
     Raises:
         CaptureError: the driver can't rewrite nodes of this kind.
@@ -76,7 +76,7 @@ def rewrite(executable: Any, node: Any, new: Any) -> None:
 
 
 def launcher(executable: int) -> Callable[[int], None]:
-    """What launches an executable graph on a stream; both are given as the driver's handles."""
+    """Return the function that launches an executable graph on a stream, both given as the driver's handles."""
     graph = cu.CUgraphExec(executable)
 
     def launch(stream: int) -> None:

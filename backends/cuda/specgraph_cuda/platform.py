@@ -36,10 +36,10 @@ class CudaPlatform(Platform):
         device = torch.device("cuda", index)
         super().__init__(PlatformInfo("cuda", device, properties.name, probe.versions(device), "GPU"))
         self._streams: dict[int, torch.cuda.Stream] = {}
-        """Those that were current, by the driver's handle."""
+        """The streams that were current, by the driver's handle."""
         self._total = int(properties.total_memory)
         self.put_off: list[Callable[[], object]] = []
-        """What `free` has still to call."""
+        """The releases that `free` has still to call."""
         self.tasks: TaskUpdates | None = None
         """None without cuda.bindings, or where the trial of task updates failed."""
         self._capabilities = probe.capabilities(self)
@@ -61,7 +61,7 @@ class CudaPlatform(Platform):
         torch.cuda.synchronize(self.device)
 
     def memory(self) -> MemoryInfo:
-        """What torch's allocator holds; only `free` counts other processes."""
+        """Return what torch's allocator holds; only `free` counts other processes."""
         allocated, reserved = torch.cuda.memory_allocated(self.device), torch.cuda.memory_reserved(self.device)
         free = torch.cuda.mem_get_info(self.device)[0] + reserved - allocated
         return MemoryInfo(allocated, reserved, self._total, free)

@@ -1,4 +1,4 @@
-"""What one GPU offers: tried where that takes milliseconds, else read from versions."""
+"""The capabilities of one GPU: tried where that takes milliseconds, else read from versions."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def repeat_support(platform: CudaPlatform, task_update: Support) -> Support:
 
 
 def versions(device: torch.device) -> dict[str, str]:
-    """What a figure measured here depends on."""
+    """Return the versions that a figure measured here depends on."""
     major, minor = torch.cuda.get_device_capability(device)
     about = Path("/proc/driver/nvidia/version")
     words = about.read_text().split() if about.is_file() else []
@@ -78,7 +78,7 @@ def versions(device: torch.device) -> dict[str, str]:
 
 
 def triton_support(device: torch.device) -> Support:
-    """Whether the Triton kernels of the core can run on `device`."""
+    """Say whether the Triton kernels of the core can run on `device`."""
     if importlib.util.find_spec("triton") is None:
         return no("triton is not installed: pip install triton. The plain torch ops run, slower")
     if torch.cuda.get_device_capability(device) < (8, 0):

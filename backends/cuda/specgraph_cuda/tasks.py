@@ -43,7 +43,7 @@ class CudaTaskGroup:
     nodes: list[Any] = field(default_factory=list[Any])
     """The nodes that an update rewrites, in order: those that store host values where its ops say which, else all."""
     kinds: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
-    """What each node is; an update that captures the block again must issue the same."""
+    """The kind of each node; an update that captures the block again must issue the same."""
     stored: list[tuple[StoredValues, Hashable]] = field(default_factory=list[tuple[StoredValues, Hashable]])
     """Per op with host values: where they are stored, and what an update may not change."""
     executable: Any = None
@@ -216,7 +216,7 @@ class TaskUpdates:
             self._platform.free()
 
     def is_updating(self) -> bool:
-        """Whether this thread captures the ops of an update: nothing may free device memory then."""
+        """Return whether this thread captures the ops of an update: nothing may free device memory then."""
         return _batch.get() is not None
 
     @contextmanager

@@ -137,7 +137,7 @@ def own(kind: type[Any], handle: Any) -> Any:
 
 
 def has_collectives() -> bool:
-    """Whether this process is one of several ranks."""
+    """Return whether this process is one of several ranks."""
     distributed = torch.distributed
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 

@@ -1,4 +1,4 @@
-"""What this backend does that the device does not force: `policy.md` is the table, `Policy` the numbers and choices."""
+"""The choices of this backend that the device does not force: `policy.md` is the table, `Policy` the numbers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Policy:
     """Live graphs per process, counting every library's."""
 
     def merged_loop(self, collectives: bool) -> Support:
-        """Whether the whole draft loop may be one graph. `collectives`: torch.distributed has several ranks."""
+        """Return whether the whole draft loop may be one graph. `collectives`: torch.distributed has several ranks."""
         seen = "with toolchain mcc 5.1.0 acceptance fell to 3.49 % (vllm-musa #50)"
         if self.merged == "off":
             return no(f"opt-in on this platform: {seen}; set {MERGED_VARIABLE}=1 to allow it and compare with eager")

@@ -31,7 +31,7 @@ CALLS = calls_of(
     memory_allocated(device) memory_reserved(device) set_rng_state(state,device) stream(stream) synchronize(device)
 """
 )
-"""What this package calls below `torch.musa`, as `backends/musa/api/` records the sources of 2.7.1 and 2.11.0.post2."""
+"""The names below `torch.musa` that this package calls, as `backends/musa/api/` records 2.7.1 and 2.11.0.post2."""
 
 
 def probe(

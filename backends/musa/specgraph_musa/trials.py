@@ -1,4 +1,4 @@
-"""What is claimed of the device at hand: each capability only if a computation that needs it gave the right numbers
+"""The capabilities of the device at hand: each is claimed only if a computation that needs it gave the right numbers
 there. The trials run in a process of their own (`specgraph.device.trial_process`), since a device fault ends it."""
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class NpuGraph(Graph):
         self.platform.counters["graph_launches"] += 1
 
     def _destroy(self) -> None:
-        """Of a graph that nobody closed this may happen at any time: never wait for a launch that needs an update."""
+        """A graph that nobody closed may be collected at any time: never wait for a launch that needs an update."""
         if self.launches and not self.platform.broken:
             self.release()
             if self.platform.is_waiting():

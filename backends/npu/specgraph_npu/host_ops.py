@@ -35,7 +35,7 @@ class HostOp:
     arguments: tuple[str, ...]
     """The other arguments, by the names that all rows share."""
     renamed: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What the op calls an argument whose name is another one than the shared one."""
+    """The op's name of an argument, where it differs from the shared name."""
     fixed: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Arguments that are the same in every call of this row, by the op's own names."""
     namespace: str = "npu"
@@ -47,7 +47,7 @@ class HostOp:
 
     @property
     def is_latent(self) -> bool:
-        """Whether it is an MLA op: keys and values are one latent, rotated parts come separately."""
+        """True for an MLA op: keys and values are one latent, rotated parts come separately."""
         return "query_rope" in self.arguments
 
     def with_lengths(self, call: partial[Any], lengths: HostLengths) -> partial[Any]:

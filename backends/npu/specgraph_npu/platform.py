@@ -38,7 +38,7 @@ class NpuPlatform(Platform):
         self.graphs: weakref.WeakSet[NpuGraph] = weakref.WeakSet()
         """Captured graphs that may wait at a gate."""
         self.retired: list[tuple[Event, Any, list[ExternalEvent]]] = []
-        """Of graphs that were dropped while a launch waited at a gate: the end of the last launch, torch_npu's graph,
+        """The graphs that were dropped while a launch waited at a gate: the end of the last launch, torch_npu's graph,
         the gates. See `free_retired`."""
         self.broken = ""
         """Why this platform takes no more work; empty while it does."""
@@ -104,7 +104,7 @@ class NpuPlatform(Platform):
             return bool(self.npu.is_current_stream_capturing())
 
     def is_waiting(self) -> bool:
-        """Whether a launch waits at a gate for its update: until that is issued, waiting for the device never ends."""
+        """Return whether a launch waits at a gate for its update: until then, waiting for the device never ends."""
         return any(not group.is_updated for graph in list(self.graphs) for group in graph.groups)
 
     def free_retired(self) -> None:

@@ -1,4 +1,4 @@
-"""What this machine has of an Ascend software stack, what to do about what is missing, and what an opened NPU can do.
+"""The Ascend software that this machine has, what to do about what is missing, and the capabilities of an opened NPU.
 
 The checks go from cheap to expensive and stop at the first that fails. torch_npu is imported only when its libraries
 can load: without CANN that import fails deep inside, and with autoload on `import torch` fails with it.
@@ -27,7 +27,7 @@ KNOWN_WHEELS = ("2.12.0.post3", "2.13.0", "2.14.0")
 
 
 def probe() -> Probe:
-    """Whether an NPU can be opened here; never raises."""
+    """Say whether an NPU can be opened here; never raises."""
     if reason := missing():
         return Probe(available=False, reason=reason)
     try:
@@ -41,7 +41,7 @@ def probe() -> Probe:
 
 
 def missing(environ: Mapping[str, str] = os.environ) -> str:
-    """What keeps this backend from working, with what to do, or an empty string."""
+    """Return what keeps this backend from working and what to do about it, or an empty string."""
     wheel, torch_version = installed_version("torch_npu"), installed_version("torch").partition("+")[0]
     release = torch_version.split(".")[:2]
     if not wheel or importlib.util.find_spec("torch_npu") is None:
@@ -71,12 +71,12 @@ def library(name: str) -> ctypes.CDLL | None:
 
 
 def has_value_wait() -> bool:
-    """Whether a stream can wait for a value in device memory: decides what torch_npu's `ExternalEvent` is."""
+    """Return whether a stream can wait for a value in device memory: it decides what torch_npu's `ExternalEvent` is."""
     return all(hasattr(library("libascendcl.so"), name) for name in ("aclrtValueWait", "aclrtValueWrite"))
 
 
 def is_simulated() -> bool:
-    """Whether the runtime is this project's simulation for tests (`simulator/`) and no NPU is behind it."""
+    """Return whether the runtime is this project's simulation for tests (`simulator/`) and no NPU is behind it."""
     return hasattr(library("libascendcl.so"), "ascendsim_report")
 
 

@@ -1,4 +1,4 @@
-"""How a recorded op is run again at the least cost per call, with exactly the same result.
+"""Running a recorded op again at the least cost per call, with exactly the same result.
 
 torch's Python bindings (`torch.add`, `Tensor.copy_`) cost about half of what an `OpOverload` call costs, and `out=`
 saves the allocation and the copy into the captured block. A binding is used only if a trial call dispatches exactly the
@@ -25,7 +25,7 @@ _Outputs = list[tuple[int, torch.Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """How one task is called: a function, and the keywords that take its output blocks."""
+    """The call of one task: a function, and the keywords that take its output blocks."""
 
     function: Callable[..., Any]
     out_names: tuple[str, ...] = ()

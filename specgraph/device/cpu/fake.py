@@ -17,7 +17,7 @@ from specgraph.device.cpu.baking import map_tensors
 
 @dataclass(slots=True)
 class Inferred:
-    """What a call would return. `aliases[i]`: index of the input that output i shares its storage with, or None."""
+    """The results that a call would return. `aliases[i]`: the input that output i shares storage with, or None."""
 
     outputs: list[Any]
     spec: TreeSpec

@@ -81,7 +81,7 @@ class CpuGraph(Graph):
 
     @property
     def num_tasks(self) -> int:
-        """How many ops one replay runs."""
+        """The number of ops that one replay runs."""
         return sum(len(p.tasks) for p in self._captured.parts) if self._captured else 0
 
     def _begin(self, handle: Any) -> None:

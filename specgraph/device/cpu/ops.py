@@ -1,4 +1,4 @@
-"""What an op's schema says about it: whether it is a view, an allocation, a composition of others, what it writes."""
+"""Properties of an op by its schema: a view, an allocation, a composition of others, what it writes."""
 
 # pyright: reportPrivateUsage=false
 
@@ -32,7 +32,7 @@ RESIZING = frozenset(
 
 @cache
 def changes_metadata_only(func: OpOverload) -> bool:
-    """Whether `func` is a view, or changes sizes and strides in place."""
+    """Return whether `func` is a view, or changes sizes and strides in place."""
     if func.overloadpacket in RESIZING:
         return False
     return func.is_view or func in _UNANNOTATED or torch.Tag.inplace_view in func.tags
@@ -40,7 +40,7 @@ def changes_metadata_only(func: OpOverload) -> bool:
 
 @cache
 def is_composite(func: OpOverload) -> bool:
-    """Whether the CPU runs `func` as its composition.
+    """Return whether the CPU runs `func` as its composition.
 
     Under `inference_mode` such ops reach a dispatch mode whole, otherwise in parts; recording the parts makes both the
     same, and lets each part write straight into its block.

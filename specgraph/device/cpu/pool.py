@@ -89,7 +89,7 @@ class CpuGraphPool(GraphPool):
         return self._owner.get(address)
 
     def covers(self, address: int) -> bool:
-        """Whether `address` lies in this pool's memory."""
+        """Return whether `address` lies in this pool's memory."""
         return any(s.address <= address < s.address + s.nbytes for s in self._segments)
 
     def allocate(self, nbytes: int, dtype: torch.dtype, stream: int) -> torch.UntypedStorage:

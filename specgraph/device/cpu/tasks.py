@@ -150,6 +150,6 @@ class UpdateMode(TorchDispatchMode):
 
 
 def _tensor_places(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, int]:
-    """How many tensors each argument holds, by name; host values may come and go with their defaults."""
+    """Count the tensors that each argument holds, by name; host values may come and go with their defaults."""
     named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
     return {name: count for name, value in named.items() if (count := len(tensors_in(value)))}

@@ -1,1 +1,1 @@
-"""What the `cpu` platform checks and a device does not: order between streams, inputs that moved, host reads."""
+"""The checks that the `cpu` platform makes and a device does not: order between streams, moved inputs, host reads."""

@@ -60,7 +60,7 @@ class Region:
         return self.numel * self.itemsize == self.stop - self.start
 
     def overlaps(self, other: Region) -> bool:
-        """Whether any byte is in both. Interleaved regions of one item size are compared element by element."""
+        """Return whether any byte is in both. Interleaved regions of one item size are compared element by element."""
         if self.start >= other.stop or other.start >= self.stop:
             return False
         if self == other or (self.is_dense and other.is_dense):
@@ -106,7 +106,7 @@ def order_error(ours: Access, our_stream: str, theirs: Access, their_stream: str
 
 
 class EagerLog:
-    """What tracked eager work touched: per storage, the last tick of each (stream, region, read or write).
+    """Tracked eager work: per storage, the last tick of each (stream, region, read or write).
 
     The last tick is enough: work ordered after it is ordered after all earlier ones. Entries are dropped with their
     storage, so the log is bounded by the regions that exist.

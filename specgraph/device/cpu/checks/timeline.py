@@ -89,7 +89,7 @@ class Timeline:
         self._streams[stream.id] = stream
 
     def _may_be_unordered(self, stream: CpuStream) -> bool:
-        """Whether another stream has work that `stream` is not ordered after. Cheap while other streams are idle."""
+        """Return whether `stream` is not ordered after another stream's work. Cheap while other streams are idle."""
         elsewhere = self._all_ticks - stream.clock[stream.id]
         if self._settled.get(stream.id) == elsewhere:
             return False
