@@ -18,6 +18,18 @@ def random(shape: tuple[int, ...], dtype: torch.dtype, seed: int, scale: float =
     return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype)
 
 
+def normal(
+    g: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, scale: float = 1.0
+) -> Tensor:
+    """Normal values times `scale`, in host memory."""
+    return (torch.randn(shape, generator=g) * scale).to(dtype)
+
+
+def norm_of(g: torch.Generator, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """[size]: the weight of a norm, values around 1."""
+    return normal(g, (size,), torch.float32, 1 / 8).add(1).to(dtype)
+
+
 def small_integers(shape: tuple[int, ...], seed: int) -> Tensor:
     """Float32 values from -3 to 3: sums of their products are exact in float32, so equal in every order."""
     return torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(seed)).float()

@@ -1,0 +1,106 @@
+"""The table of what the draft ops do: a row makes inputs for an op, runs it, and compares with an oracle on the host.
+
+The suite runs each row on the device under test, eagerly and in a graph. The core's own tests run the rows on the plain
+torch references.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from specgraph_conformance.case import Case
+
+WAYS = ("eager", "captured")
+"""How the suite runs an op: at once, or in the replay of a graph."""
+FLOATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Values of the parameter `dtype`."""
+
+
+class Run(Protocol):
+    """Runs an op, or a function that calls several, with arguments in host memory as if it ran there."""
+
+    def __call__(self, op: Callable[..., Any], *args: Any, written: Iterable[Tensor] = (), **kwargs: Any) -> Any:
+        """Return the results, in host memory.
+
+        Args:
+            op: looked up in `specgraph.ops` by the caller.
+            args: tensors, numbers, and tuples, lists or dicts of them. Views keep their strides.
+            written: the tensors among the arguments that the op writes; they have the new values afterwards.
+
+        Raises:
+            AssertionError: the op wrote an argument that is not in `written`, or memory beside an argument.
+        """
+        ...
+
+
+Check = Callable[..., None]
+"""`check(run, g, **parameters)`: g is the generator of the inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One claim about ops.
+
+    Attributes:
+        case: the claim, and where to look when it does not hold.
+        check: raises an AssertionError when it does not hold.
+        parameters: by name, the values that the claim is checked for, each with its part of the case's id.
+        large: the sizes are those for which devices have kernels of their own. A reference has none.
+    """
+
+    case: Case
+    check: Check
+    parameters: Mapping[str, Mapping[str, Any]]
+    large: bool = False
+
+    def parameter_sets(self, ways: Sequence[str] = WAYS) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        """Yield the id of each set of parameters, the way to run it, and the set."""
+        dtypes = {name: values for name, values in self.parameters.items() if name == "dtype"}
+        axes = {**dtypes, "way": {way: way for way in ways}, **self.parameters}
+        for chosen in product(*(values.items() for values in axes.values())):
+            values = {name: value for name, (_, value) in zip(axes, chosen, strict=True)}
+            yield "-".join(id for id, _ in chosen), values.pop("way"), values
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The rows of one family of ops, in the order in which the suite runs them."""
+
+    rows: list[Row] = field(default_factory=list[Row])
+
+    def row(
+        self,
+        id: str,
+        property: str,
+        *,
+        cause: str,
+        hazard: str | None = None,
+        needs: tuple[str, ...] = (),
+        quick: bool = False,
+        timeout: float = 60.0,
+        large: bool = False,
+        **parameters: Sequence[Any] | Mapping[str, Any],
+    ) -> Callable[[Check], Check]:
+        """Add the decorated check as a row; arguments as in `Case` and `Row`.
+
+        Args:
+            parameters: their values as a sequence, or by their part of the id.
+        """
+        named = {
+            name: values if isinstance(values, Mapping) else {str(value): value for value in values}
+            for name, values in parameters.items()
+        }
+
+        def add(check: Check) -> Check:
+            declared = Case(f"kernels.{id}", property, cause, hazard, needs, (), quick, timeout)
+            self.rows.append(Row(declared, check, named, large))
+            return check
+
+        return add

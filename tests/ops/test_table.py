@@ -1,0 +1,56 @@
+"""The rows of the op table on the plain torch references, whose schemas and fakes are checked on the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from specgraph_conformance.op_rows import ROWS
+from specgraph_conformance.op_run import run_on
+from specgraph_conformance.op_table import Row
+from torch.testing._internal.optests import opcheck
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from specgraph.device.cpu import CpuPlatform
+from specgraph.ops.library import NAMESPACE
+
+SETS = [
+    pytest.param(row, parameters, id=f"{row.case.id}[{id}]")
+    for row in ROWS
+    if not row.large
+    for id, _, parameters in row.parameter_sets(["eager"])
+]
+REFERENCE = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse3)
+"""A key that no device implements the ops for."""
+
+
+class References(TorchDispatchMode):
+    """Runs the references of the ops, also of those that host memory has a faster implementation of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.checked: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace != NAMESPACE:
+            return func(*args, **kwargs)
+        kinds = [str(leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in tree_leaves((args, kwargs))]
+        if (key := f"{func} {kinds}") not in self.checked:
+            self.checked.add(key)
+            copies = tree_map_only(torch.Tensor, _copy, (args, kwargs))
+            opcheck(func, *copies, test_utils=("test_schema", "test_faketensor"))
+        return func.redispatch(REFERENCE, *args, **kwargs)
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """float8 values as float32: torch compares arguments by arithmetic, which it has not for float8."""
+    return tensor.float() if tensor.dtype.itemsize == 1 and tensor.dtype.is_floating_point else tensor.clone()
+
+
+@pytest.mark.parametrize(("row", "parameters"), SETS)
+def test_reference(row: Row, parameters: dict[str, Any]) -> None:
+    with torch.no_grad(), References():
+        row.check(run_on(CpuPlatform(), "eager"), torch.Generator().manual_seed(0), **parameters)
