@@ -37,9 +37,9 @@ def masked_drafter(folder):
     Path(folder, "config.json").write_text(json.dumps({**config, "parallel_drafting": True, "ptd_token_id": 1}))
 
 
-def compare(platform, rounds_per_launch, least_rounds, draft, seed=0):
+def compare(platform, least_rounds, draft, seed=0):
     """The shipped target with a drafter, until `least_rounds` rounds were launched; yields what was found so far."""
-    ways = {"merged": {"lowering": "merged"}, "round": {"lowering": "round", "rounds_per_launch": rounds_per_launch}}
+    ways = {"merged": {"lowering": "merged"}, "round": {"lowering": "round"}}
     rng, report = random.Random(seed), {"rounds": 0, "requests": 0, "different": 0, "cancelled": 0}
     made = {
         name: load_generator(
@@ -95,7 +95,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--platform", default=None)
     parser.add_argument("--rounds", type=int, default=2000, help="least rounds of each drafter")
-    parser.add_argument("--rounds-per-launch", type=int, default=1)
     parser.add_argument(
         "--drafter", action="append",
         help="shipped, p-eagle (made of the shipped one), or a drafter's folder; shipped by default",
@@ -111,7 +110,7 @@ def main():
             given = {"shipped": shipped_pair()[1], "p-eagle": folder}.get(draft, draft)
             if draft == "p-eagle":
                 masked_drafter(Path(folder))
-            for found in compare(platform, asked.rounds_per_launch, asked.rounds, given):
+            for found in compare(platform, asked.rounds, given):
                 report["drafters"][Path(draft).name] = found
                 report["seconds"] = round(time.perf_counter() - start)
                 if asked.json is not None:

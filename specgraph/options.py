@@ -140,9 +140,6 @@ class EngineOptions:
         "auto", "How the draft loop becomes graph launches; round launches the verify with it."
     )
     rounds_ahead: int = _option(1, "Lowering round: rounds launched before the last one's tokens are read, 0 or 1.")
-    rounds_per_launch: int = _option(
-        1, "Lowering round: rounds that a launch runs without the host (platforms with conditional_nodes)."
-    )
     fallback: Fallback = _option("error", "What happens to a batch larger than every captured size.")
     attention: str = _option(
         "auto", "Where attention reads sequence lengths from (device or host), or a backend's own attention by name."

@@ -41,7 +41,6 @@ def decoder(
             "num_blocks",
             "prefill_chunk",
             "rounds_ahead",
-            "rounds_per_launch",
             "round_times",
             "synthetic_acceptance",
             "sampling_parameters",

@@ -81,7 +81,6 @@ def captured(
     body: Callable[[], Any],
     pool: GraphPool | None = None,
     warm_up: bool = True,
-    repeat_while: Tensor | None = None,
 ) -> Graph:
     """A graph of `body`, which ran once before on the capture stream to warm up; the device is idle around it."""
     platform.synchronize()
@@ -90,7 +89,7 @@ def captured(
             body()
         platform.synchronize()
     graph = platform.graph(pool)
-    with graph.capture(repeat_while=repeat_while):
+    with graph.capture():
         body()
     platform.synchronize()
     return graph

@@ -18,7 +18,7 @@ from typing import Any
 from specgraph_conformance.report import CaseResult, Report
 from specgraph_conformance.rig import CORE_ATTENTION
 
-SUITE_VERSION = "1.7"
+SUITE_VERSION = "2.0"
 FOLDER = Path(__file__).parent / "standard"
 ATTENTION = "{attention}"
 """In a parameter set: any attention backend, one of the core's or of the device's own."""

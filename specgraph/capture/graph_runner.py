@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from specgraph.attention import HostLengths
 from specgraph.capture.dispatch import BatchDescriptor
@@ -40,17 +39,11 @@ class Recording:
         guard: ReadSetGuard,
         num_requests: int,
         live_graphs: int,
-        repeat_while: Tensor | None = None,
     ) -> None:
-        """
-        Args:
-            live_graphs: graphs that the runner holds already.
-            repeat_while: see `specgraph.device.Graph.capture`.
-        """
+        """live_graphs: graphs that the runner holds already."""
         self.updates = UpdatePlan(platform, num_requests)
         self.pieces: list[Graph | EagerPiece] = []
-        self._platform, self._pool, self._guard = platform, pool, guard
-        self._live_graphs, self._repeat_while = live_graphs, repeat_while
+        self._platform, self._pool, self._guard, self._live_graphs = platform, pool, guard, live_graphs
         self._segment: AbstractContextManager[object] | None = None
 
     def begin(self) -> None:
@@ -85,7 +78,7 @@ class Recording:
 
     @contextmanager
     def _capture(self, graph: Graph) -> Generator[None]:
-        with graph.capture(repeat_while=self._repeat_while), self._guard:
+        with graph.capture(), self._guard:
             yield
 
     def close(self) -> None:
@@ -150,13 +143,10 @@ class GraphRunner:
         first, *others = captured.pieces
         return first if isinstance(first, Graph) and not others else None
 
-    def capture(self, descriptor: BatchDescriptor, body: Body, repeat_while: Tensor | None = None) -> None:
+    def capture(self, descriptor: BatchDescriptor, body: Body) -> None:
         """Run `body(None)` once for warm-up on the platform's capture stream, then capture `body(recording)`.
 
         The body must have its inputs inert (all rows padded) during capture: warm-up really runs.
-
-        Args:
-            repeat_while: see `specgraph.device.Graph.capture`; for bodies that are captured whole.
 
         Raises:
             CaptureError: already captured, too many live graphs, or the platform refused. What was captured of this
@@ -167,9 +157,7 @@ class GraphRunner:
             raise CaptureError(f"{descriptor} is captured already")
         named = self._reads()
         guard = ReadSetGuard(named, self._platform.device)
-        recording = Recording(
-            self._platform, self._pool, guard, descriptor.num_requests, self.graph_count, repeat_while
-        )
+        recording = Recording(self._platform, self._pool, guard, descriptor.num_requests, self.graph_count)
         stream = self._platform.capture_stream
         stream.wait_stream(self._platform.current_stream())
         try:

@@ -195,13 +195,9 @@ class ModelRunner:
                 inert = program
             if launch.descriptor not in self.graphs:
                 body = self._body(program, batch, launch)
-                self.graphs.capture(launch.descriptor, body, self.repeat_while(launch.descriptor))
+                self.graphs.capture(launch.descriptor, body)
             if captured is not None:
                 captured()
-
-    def repeat_while(self, batch: BatchDescriptor) -> Tensor | None:
-        """What a launch of this batch repeats on; None runs it once."""
-        return None
 
     def pass_mode(self, program: Program) -> PassMode:
         """How the passes of a program run: the mode's word for prefill passes or for decode passes."""

@@ -71,9 +71,6 @@ class Capabilities:
     task_update: Support
     """Host parameters of captured ops can be rewritten between replays; without it, attention with host parameters
     runs eagerly or piecewise."""
-    conditional_nodes: Support = field(default_factory=lambda: no("this backend captures no work that repeats"))
-    """Captured work can run again while a value on the device is not 0, in one launch (`Graph.capture`,
-    `repeat_while`). Without it each round of the lowering `round` is a launch."""
     float8: Support = field(default_factory=yes)
     """The device copies and converts torch.float8_e4m3fn. Without it FP8 weights and KV caches are refused."""
     update_order: Literal["before_replay", "during_replay"] = "before_replay"

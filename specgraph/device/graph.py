@@ -15,11 +15,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, final
 
-import torch
-from torch import Tensor
-
 from specgraph.device.pool import GraphPool
-from specgraph.errors import CaptureError, HostReadError, SpecgraphError, UnsupportedError, first_line
+from specgraph.errors import CaptureError, HostReadError, SpecgraphError, first_line
 
 if TYPE_CHECKING:
     from specgraph.device.interface import Platform
@@ -77,8 +74,6 @@ class Graph:
         """True once `close()` was called. Used by: suite."""
         self.pool_handle: Any = None
         """The vendor's handle of `pool` that this graph is, or was, captured with."""
-        self.repeat_while: Tensor | None = None
-        """What `capture` was given, for `_end`: the kept work runs at least once, and again while this is not 0."""
         self._owns_pool = owns_pool
 
     def __repr__(self) -> str:
@@ -91,12 +86,8 @@ class Graph:
 
     @final
     @contextmanager
-    def capture(self, repeat_while: Tensor | None = None) -> Generator[None]:
+    def capture(self) -> Generator[None]:
         """Record the work issued in the `with` block instead of running it. Used by: engine.
-
-        Args:
-            repeat_while: int32 [1] on the device, which the work writes. A launch then runs the work once, and again as
-                long as this is not 0 after it, without the host. None runs it once.
 
         The block runs with `platform.capture_stream` as the current stream, and is captured from there: streams that
         wait for it take part. Warm the work up on that stream first: libraries initialise, and allocate, on first use.
@@ -106,18 +97,14 @@ class Graph:
                 capture. Afterwards the platform and its streams are usable, and this graph is empty. Exceptions of the
                 block itself pass through.
             PlatformError: the platform is closed.
-            UnsupportedError: `repeat_while` without `capabilities.conditional_nodes`.
         """
         self.platform.require_open()
-        if repeat_while is not None:
-            self._require_repeats(repeat_while)
         if self.is_closed:
             raise CaptureError("this graph is closed: make a new one with platform.graph()")
         if self.is_captured:
             raise CaptureError("this graph holds a capture already: reset() it first")
         captures, handle = self.platform.captures, None
         captures.acquire(self)
-        self.repeat_while = repeat_while
         try:
             handle = self.pool_handle = self.pool.enter()
             with self._recording():
@@ -165,15 +152,6 @@ class Graph:
             self.is_closed = True
             if self._owns_pool:
                 self.pool.close()
-
-    def _require_repeats(self, repeat_while: Tensor) -> None:
-        if not self._can_repeat():
-            raise UnsupportedError(
-                f"platform '{self.platform.info.name}' captures no work that repeats by itself: "
-                f"{self.platform.capabilities.conditional_nodes.reason}"
-            )
-        if repeat_while.dtype != torch.int32 or repeat_while.numel() != 1:
-            raise CaptureError(f"repeat_while is {repeat_while.dtype} {list(repeat_while.shape)}: give one int32")
 
     @contextmanager
     def _recording(self) -> Generator[None]:
@@ -260,10 +238,6 @@ class Graph:
     def _launch(self) -> None:
         """Launch what `_end` kept, on the current stream."""
         raise NotImplementedError
-
-    def _can_repeat(self) -> bool:
-        """Whether `_end` and `_launch` look at `repeat_while`."""
-        return False
 
     def _destroy(self) -> None:
         """Drop what `_end` kept. The share of the pool is given back after this."""

@@ -30,9 +30,6 @@ class EngineConfig(DraftConfig):
     rounds_ahead: int = 1
     """In the lowering `round`: rounds that are launched before the tokens of the last one are read, 0 or 1. Attention
     with host parameters takes 0, because it needs the accepted counts."""
-    rounds_per_launch: int = 1
-    """In the lowering `round`: rounds that one launch may run without the host, which reads and admits requests between
-    launches. More than 1 needs a platform with `conditional_nodes`, and attention with device lengths."""
     synthetic_acceptance: float | Sequence[float] | None = None
     """For measuring speed: accept drafts by chance instead of by the target. A number is the chance that a draft token
     is accepted when all before it are; a list gives, for each of the K positions, the share of drafts accepted there.
@@ -59,18 +56,10 @@ class EngineConfig(DraftConfig):
                 )
         if self.round_times is not None:
             check_times(self.round_times, self.sizes, self.k_candidates)
-        check_count("rounds_per_launch", self.rounds_per_launch, 1)
         if self.prefill_chunk is not None:
             check_count("prefill_chunk", self.prefill_chunk, 1)
         if self.rounds_ahead not in (0, 1):
             raise ConfigError(f"rounds_ahead must be 0 or 1, got {self.rounds_ahead}")
-        if self.rounds_per_launch > 1 and self.logprobs:
-            raise ConfigError("logprobs are kept of one round per launch: leave out rounds_per_launch, or logprobs")
-        if self.rounds_per_launch > 1 and self.lowering != "round":
-            raise ConfigError(
-                f"rounds_per_launch is {self.rounds_per_launch}, and the lowering '{self.lowering}': only the lowering "
-                "'round' has whole rounds in a launch"
-            )
         if self.synthetic_acceptance is not None:
             acceptance_chances(self.synthetic_acceptance, self.num_speculative_tokens)
         if self.synthetic_tree_acceptance is not None:

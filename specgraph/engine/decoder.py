@@ -74,7 +74,7 @@ class SpeculativeDecoder:
         if head is not None and self.query_len != config.query_len:
             raise ConfigError(f"with a drafter query_len is K + 1 = {config.query_len}, got {query_len}")
         if head is None and config.lowering == "round":
-            config = replace(config, lowering="merged", rounds_per_launch=1)  # a verify is one launch anyway
+            config = replace(config, lowering="merged")  # a verify is one launch anyway
         self.platform, self.config = platform, config
         per_request = -(-(config.max_model_len + config.scratch_tokens) // config.block_size)
         enough = 1 + per_request * config.max_num_requests

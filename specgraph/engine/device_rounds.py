@@ -63,7 +63,7 @@ class DeviceRounds:
         """Rows to make inert before the next launch."""
         self._query_len = self.config.query_len
         """Rows per request in the last round: how its sampled tokens and hidden states are packed."""
-        self._most_tokens = self.config.rounds_per_launch * max(self.config.query_lens)
+        self._most_tokens = max(self.config.query_lens)
         """Of a request in one launch."""
         self._steady = SteadyRounds(metrics)
         self._rounds_ahead, self._host_lengths = runner.rounds_ahead, target.attention.host_parameters
@@ -160,7 +160,7 @@ class DeviceRounds:
         if not self._unread or not self.rows:
             return False
         self._steady.fold()
-        of_a_launch = math.ceil(self.config.rounds_per_launch * self.metrics.mean_acceptance_length)
+        of_a_launch = math.ceil(self.metrics.mean_acceptance_length)
         tokens = sum(of_a_launch if unread.rows else 1 for unread in self._unread)
         return all(state is None or state.limit - len(state.token_ids) <= tokens for state in self.rows)
 

@@ -96,15 +96,14 @@ class UnreadLaunch:
 class RoundOutputs:
     """The ring of one decoder, and the first tokens of requests that joined."""
 
-    def __init__(self, platform: Platform, memory: RoundBuffers, rounds_per_launch: int, num_in_flight: int) -> None:
+    def __init__(self, platform: Platform, memory: RoundBuffers, num_in_flight: int) -> None:
         """
         Args:
             memory: where rounds leave their results.
-            rounds_per_launch: the most that a launch may have.
             num_in_flight: launches whose rounds may be unread at one time.
         """
         self.memory = memory
-        self.num_slots = rounds_per_launch * num_in_flight
+        self.num_slots = num_in_flight
         words, requests, device = memory.results.numel(), memory.num_sampled.numel(), platform.device
         size = self.num_slots * (words + 2) + num_in_flight * requests
         mapped = platform.mapped_memory(size, torch.int64)
@@ -125,11 +124,11 @@ class RoundOutputs:
         """What the rounds' graphs touch, by name."""
         return {"round.outputs": self._written, "round.progress": self.progress, "round.again": self.again}
 
-    def publish(self, batch: ProposeBatch, remaining: Tensor, stop_token_ids: Tensor, rounds_per_launch: int) -> None:
+    def publish(self, batch: ProposeBatch, remaining: Tensor, stop_token_ids: Tensor) -> None:
         """Write what a round sampled; the last work of every round. See `ops.publish_round`."""
         ops.publish_round(
             self.memory.results, batch.sampled_token_ids, batch.num_sampled, remaining, stop_token_ids, self.ring,
-            self.progress, self.again, rounds_per_launch,
+            self.progress, self.again, 1,
         )  # fmt: skip
 
     def _host_ring(self, number: int, copy: HostCopy, memory: RoundBuffers) -> HostRing:

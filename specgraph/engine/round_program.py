@@ -28,7 +28,6 @@ from specgraph.engine.round_outputs import RoundOutputs
 from specgraph.engine.target import TargetRunner
 from specgraph.engine.tree_verify import TreeVerifyBuffers
 from specgraph.engine.verify import VerifyProgram
-from specgraph.errors import UnsupportedError
 
 
 class RoundProgram:
@@ -91,16 +90,9 @@ class RoundProgram:
             if isinstance(verified, TreeVerifyBuffers) and buffers.draft_parents is not None:
                 verified.draft_parents.copy_(buffers.draft_parents[:n])
             verify((0,), lambda metadata, _: make_attend(metadata, last))
-            self.outputs.publish(
-                verified.round, self.state.remaining[:n], self.state.stop_token_ids[:n], self.rounds_per_launch(batch)
-            )
+            self.outputs.publish(verified.round, self.state.remaining[:n], self.state.stop_token_ids[:n])
 
         return work
-
-    def rounds_per_launch(self, batch: BatchDescriptor) -> int:
-        """The most rounds of a launch: 1 where the next round would have other rows per request."""
-        repeats = batch.query_len == batch.num_speculative_tokens + 1 and batch.num_requests in self.config.sizes
-        return self.config.rounds_per_launch if repeats else 1
 
     def make_inert(self) -> None:
         """No request sampled a token."""
@@ -128,17 +120,13 @@ class RoundRunner(ModelRunner):
     """Runs the rounds of a target and its drafter, each as one launch. Prefill passes stay with the two."""
 
     def __init__(self, target: TargetRunner, drafter: Drafter, config: EngineConfig) -> None:
-        """
-        Raises:
-            UnsupportedError: more than one round per launch is not possible here.
-        """
         model = _Pair(target, drafter)
         super().__init__(model, (*target.caches, *drafter.caches), target.platform, config, target.attention)
         self.config = config
         self.rounds_ahead = 0 if target.attention.host_parameters else config.rounds_ahead
         """Launches whose rounds the host has not read when it launches another one."""
         layers = len(target.model.attention_layers)
-        self.outputs = RoundOutputs(self.platform, target.round, config.rounds_per_launch, self.rounds_ahead + 1)
+        self.outputs = RoundOutputs(self.platform, target.round, self.rounds_ahead + 1)
         self.state = RoundState.allocate(config.max_num_requests, self.platform.device)
         self.round_programs = {
             draft.draws_trees: RoundProgram(draft, verify, config, layers, self.state, self.outputs)
@@ -151,19 +139,6 @@ class RoundRunner(ModelRunner):
         self.programs += [self._join, *self.round_programs.values()]
         self._rounds: dict[tuple[int, int, int | None], Pass] = {}
         self._joins: dict[int, Pass] = {}
-        if config.rounds_per_launch > 1 and (reason := self._launches_one_round()):
-            raise UnsupportedError(
-                f"rounds_per_launch is {config.rounds_per_launch}, and a launch here runs one round: {reason}"
-            )
-
-    def _launches_one_round(self) -> str:
-        """Why a launch can't have several rounds; empty where it can."""
-        repeats = self.platform.capabilities.conditional_nodes
-        if not repeats:
-            return f"platform '{self.platform.info.name}' has no conditional nodes ({repeats.reason})"
-        if self.attention.host_parameters:
-            return "attention with host parameters needs the lengths of each round from the host"
-        return ""
 
     def capture(self, captured: Callable[[], None] | None = None) -> None:
         """See `ModelRunner.capture`."""
@@ -174,11 +149,6 @@ class RoundRunner(ModelRunner):
         """Count from 0 again, and let no request give a token; for rounds whose tokens nobody reads."""
         self.outputs.progress.zero_()
         self.state.remaining.zero_()
-
-    def repeat_while(self, batch: BatchDescriptor) -> Tensor | None:
-        """See `ModelRunner.repeat_while`."""
-        repeats = batch.phase == "round" and self.round_programs[batch.tree].rounds_per_launch(batch) > 1
-        return self.outputs.again if repeats else None
 
     def dispatch(self, num_rows: int, query_len: int, num_speculative_tokens: int | None = None) -> Pass:
         """The padded round over the first `num_rows` rows of the round's memory.

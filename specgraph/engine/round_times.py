@@ -60,7 +60,7 @@ def measure_round_times(
 
 
 def _start(config: EngineConfig) -> int:
-    behind = config.max_model_len - _ROUNDS * config.rounds_per_launch * config.query_len - 1
+    behind = config.max_model_len - _ROUNDS * config.query_len - 1
     return max(0, min(CONTEXT, config.max_model_len // 2, behind))
 
 
@@ -68,7 +68,7 @@ def _make_live(target: TargetRunner, config: EngineConfig, size: int) -> None:
     """Give each of `size` requests blocks, a draft and sampled tokens; they share blocks where there are too few."""
     memory, program = target.round, target.verify_program
     blocks = target.caches[0].key.shape[0] - 1
-    tokens = _start(config) + (_ROUNDS * config.rounds_per_launch + 1) * config.query_len
+    tokens = _start(config) + (_ROUNDS + 1) * config.query_len
     columns = min(-(-tokens // config.block_size), memory.block_table.shape[1])
     table = torch.arange(size * columns, dtype=torch.int32).view(size, columns) % blocks + 1
     memory.block_table[:size, :columns].copy_(table)

@@ -121,7 +121,7 @@ def test_a_run_of_an_earlier_version_has_its_cases_only() -> None:
     assert not run.has(Case("drafting.two-modules-follow-float64[paged]", "", ""))
     run.platform.close()
     with pytest.raises(
-        ConfigError, match=r"there is no suite version '0.9' here; there are 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7"
+        ConfigError, match=r"there is no suite version '0.9' here; there are 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 2.0"
     ):
         open_session("cpu", suite="0.9")
 

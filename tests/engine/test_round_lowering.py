@@ -17,12 +17,11 @@ from random_prompts import prompt
 
 from specgraph import load_generator
 from specgraph.attention import PagedAttention, PagedHostAttention
-from specgraph.device import no
 from specgraph.device.cpu import CpuPlatform
 from specgraph.draft import DraftTree
 from specgraph.engine import EngineConfig, Request, SpeculativeDecoder, round_times
 from specgraph.engine.round_outputs import RoundOutputs
-from specgraph.errors import CapacityError, ConfigError, SpecgraphError, UnsupportedError
+from specgraph.errors import CapacityError, ConfigError, SpecgraphError
 
 SHAPES = ((1, 6), (5, 9), (12, 4), (9, 7), (3, 1), (7, 30))
 """Prompt tokens and tokens to generate; the last one ends at max_model_len."""
@@ -44,12 +43,12 @@ def make_decoder(kind, lowering, lengths="device", **changes):
 
 
 @cache
-def kept(kind, lengths, ahead, sampled, num_blocks=None, schedule=None, per_launch=1, candidates=None):
+def kept(kind, lengths, ahead, sampled, num_blocks=None, schedule=None, candidates=None):
     """One decoder for many examples: what an example leaves behind must not matter to the next."""
     trees = schedule is not None and "tree" in dict(schedule).values()
     return make_decoder(
         kind, "round", lengths, rounds_ahead=ahead, sampled=sampled, num_blocks=num_blocks,
-        draft_schedule=None if schedule is None else dict(schedule), rounds_per_launch=per_launch,
+        draft_schedule=None if schedule is None else dict(schedule),
         tree=TREE if trees else None, k_candidates=candidates,
         round_times=None if candidates is None else {size: dict.fromkeys(candidates, 1.0) for size in (1, 2, 4)},
     )  # fmt: skip
@@ -90,10 +89,8 @@ def _inference():
 @given(data=st.data())
 def test_arrivals_stops_cancellations_and_kv_pressure(data):
     kind, sampled = data.draw(st.sampled_from(DRAFTERS)), data.draw(st.booleans())
-    lengths, ahead, rounds = data.draw(
-        st.sampled_from([("device", 1, 1), ("device", 1, 3), ("device", 0, 4), ("host", 1, 1)])
-    )
-    decoder = kept(kind, lengths, ahead, sampled, data.draw(st.sampled_from([None, 13])), None, rounds)
+    lengths, ahead = data.draw(st.sampled_from([("device", 1), ("device", 0), ("host", 1)]))
+    decoder = kept(kind, lengths, ahead, sampled, data.draw(st.sampled_from([None, 13])))
     check_random_requests(data, decoder, kind, sampled)
 
 
@@ -101,19 +98,17 @@ def test_arrivals_stops_cancellations_and_kv_pressure(data):
 @given(data=st.data())
 def test_arrivals_while_k_or_trees_change_in_flight(data):
     """K drawn anew for each launch, or trees and chains by batch; greedy, since sampled tokens depend on K."""
-    lengths, ahead, rounds = data.draw(
-        st.sampled_from([("device", 1, 1), ("device", 1, 3), ("device", 0, 4), ("host", 1, 1)])
-    )
+    lengths, ahead = data.draw(st.sampled_from([("device", 1), ("device", 0), ("host", 1)]))
     blocks = data.draw(st.sampled_from([None, 16]))
     if lengths == "host" or data.draw(st.booleans()):  # host lengths have no ancestor mask
         kind = data.draw(st.sampled_from(["eagle", "peagle", "mtp"]))
-        decoder = kept(kind, lengths, ahead, False, blocks, None, rounds, CANDIDATES)
+        decoder = kept(kind, lengths, ahead, False, blocks, None, CANDIDATES)
         # Not drawn by hypothesis at each launch: their number also depends on the K that the last example ended with.
         order = Random(data.draw(st.integers(0, 999)))
         decoder.rounds.adaptive.choose = lambda num_rows: order.choice(CANDIDATES)
     else:
         kind, schedules = "eagle", [((1, "tree"), (4, 2)), ((1, 3), (2, "tree"), (4, 0))]
-        decoder = kept(kind, lengths, ahead, False, blocks, data.draw(st.sampled_from(schedules)), rounds)
+        decoder = kept(kind, lengths, ahead, False, blocks, data.draw(st.sampled_from(schedules)))
     check_random_requests(data, decoder, kind, sampled=False, least=5)
 
 
@@ -149,9 +144,9 @@ def check_random_requests(data, decoder, kind, sampled, least=1):
     assert decoder.step() == []
 
 
-@pytest.mark.parametrize(("ahead", "per_launch"), [(0, 1), (1, 1), (1, 3)])
-def test_k_follows_the_batch_while_rounds_are_in_flight(ahead, per_launch):
-    decoder = kept("eagle", "device", ahead, False, None, ((1, 3), (2, 1), (4, 0)), per_launch)
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_k_follows_the_batch_while_rounds_are_in_flight(ahead):
+    decoder = kept("eagle", "device", ahead, False, None, ((1, 3), (2, 1), (4, 0)))
     results = decoder.generate([request(index) for index in range(len(SHAPES))])
     assert [tuple(result.token_ids) for result in results] == [alone("eagle", i, 0.0) for i in range(len(SHAPES))]
     used = {d.num_speculative_tokens for d in decoder.runners["round"].graphs.descriptors}
@@ -211,11 +206,11 @@ def test_a_count_that_no_running_request_can_have_is_named_with_its_round(monkey
 
 
 @pytest.mark.parametrize("k", [0, 1])
-@pytest.mark.parametrize(("ahead", "per_launch"), [(0, 1), (1, 1), (1, 3)])
-def test_drafts_are_counted_by_the_k_that_they_had(ahead, per_launch, k):
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_drafts_are_counted_by_the_k_that_they_had(ahead, k):
     """Requests that end together: those of a batch that shrinks are drafted for one round later than in eager. With K 0
     for large batches there is nothing to count."""
-    rounds, schedule = {"rounds_ahead": ahead, "rounds_per_launch": per_launch}, {1: 3, 4: k}
+    rounds, schedule = {"rounds_ahead": ahead}, {1: 3, 4: k}
     by_k = []
     for lowering, changes in (("eager", {}), ("round", rounds)):
         decoder = make_decoder("eagle", lowering, draft_schedule=schedule, **changes)
@@ -226,11 +221,11 @@ def test_drafts_are_counted_by_the_k_that_they_had(ahead, per_launch, k):
     assert by_k[1] == by_k[0]
 
 
-@pytest.mark.parametrize(("ahead", "per_launch"), [(0, 1), (1, 1), (1, 3)])
-def test_acceptance_is_followed_and_counted_by_the_k_of_each_round(ahead, per_launch):
-    """One request, and K that changes with every launch: a launch has one round where K is not that of the last."""
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_acceptance_is_followed_and_counted_by_the_k_of_each_round(ahead):
+    """One request, and K that changes with every launch."""
     decoder = make_decoder(
-        "eagle", "round", rounds_ahead=ahead, rounds_per_launch=per_launch, k_candidates=CANDIDATES,
+        "eagle", "round", rounds_ahead=ahead, k_candidates=CANDIDATES,
         round_times={size: dict.fromkeys(CANDIDATES, 1.0) for size in (1, 2, 4)},
     )  # fmt: skip
     policy, order, seen = decoder.rounds.adaptive, [2, 3, 1, 3, 2, 1, 2, 3, 1] * 4, []
@@ -259,9 +254,9 @@ def test_k_settles_on_what_acceptance_makes_best_and_repeats():
         assert max(used, key=lambda k: used[k]) == best
 
 
-@pytest.mark.parametrize(("lengths", "per_launch"), [("device", 1), ("device", 3), ("host", 1)])
-def test_rounds_are_timed_for_each_size_and_k_and_leave_nothing(lengths, per_launch):
-    decoder = make_decoder("eagle", "round", lengths, k_candidates=CANDIDATES, rounds_per_launch=per_launch)
+@pytest.mark.parametrize("lengths", ["device", "host"])
+def test_rounds_are_timed_for_each_size_and_k_and_leave_nothing(lengths):
+    decoder = make_decoder("eagle", "round", lengths, k_candidates=CANDIDATES)
     times = decoder.rounds.adaptive.times
     assert {size: tuple(row) for size, row in times.items()} == dict.fromkeys((1, 2, 4), CANDIDATES)
     assert all(time > 0 for row in times.values() for time in row.values())
@@ -330,37 +325,6 @@ def test_too_many_stop_tokens_and_a_wrong_number_of_rounds_ahead_are_refused():
         decoder.add(request(0, stops=range(17)))
     with pytest.raises(ConfigError, match="rounds_ahead must be 0 or 1, got 2"):
         make_decoder("eagle", "round", rounds_ahead=2)
-
-
-@pytest.mark.parametrize("rounds", [2, 5])
-def test_several_rounds_are_one_launch_which_ends_with_the_last_request(rounds):
-    decoder = kept("eagle", "device", 0, False, None, None, rounds)
-    runner = decoder.runners["round"]
-    for asked in ([1], [0, 3, 5]):
-        launched, ran, needed = runner.launches["round"], decoder.rounds.num_rounds, decoder.metrics.rounds
-        results = decoder.generate([request(index) for index in asked])
-        assert [tuple(result.token_ids) for result in results] == [alone("eagle", index, 0.0) for index in asked]
-        needed = decoder.metrics.rounds - needed
-        assert decoder.rounds.num_rounds - ran == needed
-        if len(asked) == 1:
-            assert runner.launches["round"] - launched == -(-needed // rounds)
-
-
-def test_several_rounds_per_launch_are_refused_where_they_cannot_be(monkeypatch):
-    for wrong, message in (
-        ({"rounds_per_launch": 0}, "rounds_per_launch must be at least 1, got 0"),
-        ({"rounds_per_launch": 2, "logprobs": True}, "logprobs are kept of one round per launch"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            make_decoder("eagle", "round", **wrong)
-    with pytest.raises(ConfigError, match="rounds_per_launch is 2, and the lowering 'merged': only"):
-        make_decoder("eagle", "merged", rounds_per_launch=2)
-    with pytest.raises(UnsupportedError, match="a launch here runs one round: attention with host parameters"):
-        make_decoder("eagle", "round", "host", rounds_per_launch=2)
-    without = replace(CpuPlatform().capabilities, conditional_nodes=no("the driver is too old"))
-    monkeypatch.setattr(CpuPlatform, "capabilities", without)
-    with pytest.raises(UnsupportedError, match=r"'cpu' has no conditional nodes \(the driver is too old\)"):
-        make_decoder("eagle", "round", rounds_per_launch=2)
 
 
 def test_a_prompt_with_more_blocks_than_the_table_has_is_refused():

@@ -92,7 +92,6 @@ WAYS = {
     "merged": {"lowering": "merged"},
     "round": {"lowering": "round"},
     "round, read at once": {"lowering": "round", "rounds_ahead": 0},
-    "rounds in one launch": {"lowering": "round", "rounds_per_launch": 3},
     "tree": {**LARGER, "lowering": "merged"},
     "trees for up to 2 requests": {**LARGER, "lowering": "merged", "draft_schedule": {2: "tree", 4: 3}},
     "round of trees": {**LARGER, "lowering": "round"},
@@ -139,7 +138,6 @@ def test_greedy_requests_with_penalties_take_the_best_token_of_each_context(
     assert ([result.token_ids for result in results] == expected) is not bool(wrong)
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "rounds in one launch"])  # refused
 def test_logprobs_are_the_targets_own(make_decoder, requests, target_folder, shadow, way):
     transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(target_folder, dtype=torch.float32).eval()

@@ -138,13 +138,12 @@ def test_generate_touches_no_request_in_rounds_in_which_nobody_joins_or_ends(mon
     decoder.close()
 
 
-@pytest.mark.parametrize("rounds_per_launch", [1, 3])
-def test_chunks_may_be_read_after_their_requests_have_ended(rounds_per_launch):
+def test_chunks_may_be_read_after_their_requests_have_ended():
     """The same arrivals twice, one request cancelled: chunks read at once, and chunks read when all is over."""
     target = make_target()
     config = EngineConfig(
         num_speculative_tokens=3, max_num_requests=3, max_model_len=72, block_size=4, capture_sizes=[1, 3],
-        prefill_sizes=[8], lowering="round", rounds_per_launch=rounds_per_launch,
+        prefill_sizes=[8], lowering="round",
     )  # fmt: skip
     decoder = SpeculativeDecoder(target, make_head("eagle", target), CpuPlatform(), config)
     decoder.capture()

@@ -52,7 +52,6 @@ TREE = DraftTree(num_steps=3, top_k=2, num_draft_tokens=8)
 TOGETHER: dict[str, dict[str, Any]] = {
     "`sampling_parameters`, `synthetic_acceptance`": {"sampling_parameters": True, "synthetic_acceptance": 0.5},
     "`logprobs`, `synthetic_acceptance`": {"logprobs": True, "synthetic_acceptance": 0.5},
-    "`rounds_per_launch` above 1, `logprobs`": {"lowering": "round", "rounds_per_launch": 2, "logprobs": True},
     "a tree of another depth than K": {"tree": TREE, "num_speculative_tokens": 5},
 }  # fmt: skip
 """Options of `EngineConfig` that do not go together."""

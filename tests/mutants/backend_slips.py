@@ -65,60 +65,6 @@ def integers_of_32_bits(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Task, "compile", compile)
 
 
-def _repeats_while(patch: pytest.MonkeyPatch, goes_on: Callable[[CpuGraph, int], bool]) -> None:
-    """Work runs again where `goes_on(graph, runs so far)` says so, instead of while its value is not 0."""
-
-    def run(self: Any, captured: Any) -> None:
-        captured.inputs.check()
-        stream, runs = self.platform.current_stream(), 0
-        with torch.inference_mode():
-            while not runs or (self.repeat_while is not None and goes_on(self, runs)):
-                self._run_parts(captured, stream)
-                runs += 1
-        for group in captured.groups:
-            group.is_updated = False
-
-    patch.setattr(CpuGraph, "_run", run)
-
-
-def _value(graph: CpuGraph) -> int:
-    assert graph.repeat_while is not None
-    return int(graph.repeat_while)
-
-
-@mutant("repeats-on-some-values", "platform")
-def repeats_while_positive(patch: pytest.MonkeyPatch) -> None:
-    """Work repeats while its value is above 0."""
-    _repeats_while(patch, lambda graph, runs: _value(graph) > 0)
-
-
-@mutant("repeats-on-some-values-byte", "platform", hazard="repeats-on-some-values")
-def repeats_while_a_byte(patch: pytest.MonkeyPatch) -> None:
-    """Work repeats while the lowest byte of its value is not 0."""
-    _repeats_while(patch, lambda graph, runs: _value(graph) & 255 != 0)
-
-
-@mutant("repeats-on-some-values-limit", "platform", hazard="repeats-on-some-values")
-def repeats_at_most_sixteen_times(patch: pytest.MonkeyPatch) -> None:
-    """Work that repeats runs sixteen times at most."""
-    _repeats_while(patch, lambda graph, runs: runs < 16 and _value(graph) != 0)
-
-
-@mutant("repeats-on-some-values-last", "platform", hazard="repeats-on-some-values")
-def repeats_on_the_last_value(patch: pytest.MonkeyPatch) -> None:
-    """Every graph of the platform repeats on the value that was captured last."""
-    last: list[Tensor] = []
-    real = CpuGraph._begin
-
-    def begin(self: CpuGraph, handle: Any) -> None:
-        if self.repeat_while is not None:
-            last[:] = [self.repeat_while]
-        real(self, handle)
-
-    patch.setattr(CpuGraph, "_begin", begin)
-    _repeats_while(patch, lambda graph, runs: runs < 1000 and int(last[0]) != 0)
-
-
 @mutant("close-ends-other-platforms", "platform")
 def close_resets_the_device(patch: pytest.MonkeyPatch) -> None:
     """close() of a platform drops what all platforms of its device have captured."""

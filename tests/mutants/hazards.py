@@ -377,11 +377,6 @@ HAZARDS: dict[str, Hazard] = {
         "placeholders or tokens of other places where the number of drafts changes",
         "results of a round are taken apart with the number of drafts of a later one",
     ),
-    "round-launch-runs-on": Hazard(
-        OWN,
-        "rounds that sample for nobody",
-        "a launch with several rounds does not look whether anybody is left",
-    ),
     "sibling-sees-sibling": Hazard(
         "sglang-jax #1569, #1611",
         "drafts and acceptance depend on branches that exclude each other",
@@ -562,11 +557,6 @@ HAZARDS: dict[str, Hazard] = {
         "wrong keys in large caches, or with many heads",
         "block numbers, or heads, of too few bits",
     ),
-    "repeats-another-number": Hazard(
-        REVIEW,
-        "rounds missing, or one too many",
-        "the value that work repeats on is tested before the first run, or not at all",
-    ),
     "mapped-memory-is-stale": Hazard(
         REVIEW,
         "a round that never ran is read",
@@ -616,11 +606,6 @@ HAZARDS: dict[str, Hazard] = {
         REVIEW,
         "seeds or positions of many sequences repeat",
         "integers of captured ops are kept in 32 bits",
-    ),
-    "repeats-on-some-values": Hazard(
-        REVIEW,
-        "a launch ends before its rounds are over, or goes on after them",
-        "the condition of repeating work takes part of its value, another graph's, or has a limit",
     ),
     "close-ends-other-platforms": Hazard(
         REVIEW,

@@ -19,9 +19,9 @@ def one_slot(patch: pytest.MonkeyPatch) -> None:
     """The ring has slots for the rounds of one launch, whatever is in flight."""
     real = RoundOutputs.__init__
 
-    def init(self: Any, platform: Any, memory: Any, rounds_per_launch: int, num_in_flight: int) -> None:
-        real(self, platform, memory, rounds_per_launch, num_in_flight)
-        self.num_slots = rounds_per_launch
+    def init(self: Any, platform: Any, memory: Any, num_in_flight: int) -> None:
+        real(self, platform, memory, num_in_flight)
+        self.num_slots = 1
         self.ring = self.ring[: self.num_slots]
 
     patch.setattr(RoundOutputs, "__init__", init)
@@ -128,18 +128,6 @@ def counted_by_the_latest(patch: pytest.MonkeyPatch) -> None:
         return real(self, read)
 
     patch.setattr(DeviceRounds, "_hand_out", hand_out)
-
-
-@mutant("round-launch-runs-on", "kernel")
-def runs_on(patch: pytest.MonkeyPatch) -> None:
-    """A launch runs all its rounds, also when every request is finished."""
-
-    def broken(
-        real: Any, results: Any, sampled: Any, counts: Any, left: Any, stops: Any, *rest: Any, **by: Any
-    ) -> None:
-        real(results, sampled, counts.clamp(min=1), left + 1000, stops * 0 - 1, *rest, **by)
-
-    replace_op(patch, "publish_round", broken)
 
 
 @mutant("cancelled-request-lives-on", "engine")

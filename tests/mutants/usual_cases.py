@@ -14,7 +14,6 @@ from torch import Tensor
 
 from specgraph.capture.read_set import ReadSetGuard
 from specgraph.device import GraphPool
-from specgraph.device.cpu.graph import CpuGraph
 from specgraph.device.cpu.platform import CpuPlatform
 from specgraph.draft import BoundTensors, DraftProgram
 from specgraph.draft.host_lengths import HostRounds
@@ -157,21 +156,6 @@ def block_numbers_of_10_bits(patch: pytest.MonkeyPatch) -> None:
         return real(query, keys, values, table % 1024, *rest)
 
     patch.setattr(PAGED, "_per_request", broken)
-
-
-@mutant("repeats-another-number", "platform")
-def runs_once(patch: pytest.MonkeyPatch) -> None:
-    """Work that should repeat while a value is not 0 runs once."""
-    real = CpuGraph._run
-
-    def broken(self: CpuGraph, captured: Any) -> None:
-        held, self.repeat_while = self.repeat_while, None
-        try:
-            real(self, captured)
-        finally:
-            self.repeat_while = held
-
-    patch.setattr(CpuGraph, "_run", broken)
 
 
 @mutant("mapped-memory-is-stale", "platform")

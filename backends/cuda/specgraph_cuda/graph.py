@@ -15,7 +15,6 @@ from specgraph.device import Graph, GraphPool, VendorMessage
 from specgraph.errors import HostReadError
 
 if TYPE_CHECKING:
-    from specgraph_cuda.conditional import Loop
     from specgraph_cuda.platform import CudaPlatform
     from specgraph_cuda.tasks import CudaTaskGroup
 
@@ -63,8 +62,6 @@ class CudaGraph(Graph):
         """Launches on a stream, given by its handle, once torch's first replay has shown that this is enough."""
         self._draws_numbers = False
         """True if that replay moved torch's random generator on."""
-        self._loop: Loop | None = None
-        """What is launched in place of the captured graph where that repeats."""
         self.groups: list[CudaTaskGroup] = []
         self.broken = ""
         """Why the graph can't be replayed any more: an update that the driver stopped half-way."""
@@ -81,11 +78,7 @@ class CudaGraph(Graph):
 
     def _end(self) -> None:
         self._graph.capture_end()
-        if self.repeat_while is not None:
-            from specgraph_cuda.conditional import Loop
-
-            self._loop = Loop(self._graph.raw_cuda_graph(), self.repeat_while)
-        elif self.platform.tasks is not None:
+        if self.platform.tasks is not None:
             self._graph.instantiate()
 
     def _abandon(self, began: bool) -> None:
@@ -108,8 +101,6 @@ class CudaGraph(Graph):
         index = self.platform.device.index
         if self._by_driver is not None and torch._C._cuda_getDevice() == index:  # pyright: ignore[reportPrivateUsage]
             self._by_driver(torch._C._cuda_getCurrentRawStream(index))  # pyright: ignore[reportPrivateUsage]
-        elif self._loop is not None:
-            self._loop.launch()
         elif self._by_driver is not None or self._draws_numbers or self.platform.tasks is None:
             self._graph.replay()
         else:
@@ -126,14 +117,11 @@ class CudaGraph(Graph):
         if not self._draws_numbers:
             self._by_driver = launcher(self.executable())
 
-    def _can_repeat(self) -> bool:
-        return self.platform.tasks is not None  # captured graphs are kept, and cuda.bindings is there
-
     def _destroy(self) -> None:
         for group in self.groups:
             group.stored.clear()  # memory of the pool
         self.groups.clear()
-        loop, self._loop = self._loop, None
         graph, self._graph = self._graph, None  # its destructor tells torch's random generator
         self._by_driver = None
-        self.platform.free(*(each for each in (loop and loop.close, graph and graph.reset) if each is not None))
+        if graph is not None:
+            self.platform.free(graph.reset)

@@ -21,12 +21,10 @@ def capabilities(platform: CudaPlatform) -> Capabilities:
     """Try out one GPU."""
     graphs = trial.claim(platform, trial.replays_follow_their_input)
     nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
-    task_update = graphs and task_update_support(platform)
     return Capabilities(
         graphs=graphs,
         merged_loop=graphs and trial.claim(platform, trial.a_loop_in_one_graph),
-        task_update=task_update,
-        conditional_nodes=repeat_support(platform, task_update),
+        task_update=graphs and task_update_support(platform),
         shared_pool=graphs and trial.claim(platform, trial.graphs_share_a_pool, "capture the largest graph first"),
         external_events=yes(),
         collectives_in_graph=quirk("NCCL can be captured; not tried here") if nccl else no("this torch has no NCCL"),
@@ -55,15 +53,6 @@ def task_update_support(platform: CudaPlatform) -> Support:
     else:
         platform.tasks = None
     return found
-
-
-def repeat_support(platform: CudaPlatform, task_update: Support) -> Support:
-    """Whether captured work can be the body of a WHILE node."""
-    if platform.tasks is None:  # captured graphs are kept for both
-        return task_update
-    from specgraph_cuda.conditional import work_repeats
-
-    return trial.claim(platform, work_repeats, "WHILE nodes, through cuda.bindings")
 
 
 def versions(device: torch.device) -> dict[str, str]:

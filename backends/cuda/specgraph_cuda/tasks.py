@@ -152,8 +152,6 @@ class TaskUpdates:
         if (outer := _block.get()) is not None:
             raise CaptureError(f"{outer.group} is still open: task groups don't nest")
         graph: Any = captures.graph
-        if graph.repeat_while is not None:
-            raise CaptureError("task_group() in work that repeats: its host parameters would be those of the first run")
         group = CudaTaskGroup(graph, len(graph.groups))
         stream = torch.cuda.current_stream(self._platform.device).cuda_stream
         before, token = nodes.last(stream), _block.set(_Block(group, is_update=False))

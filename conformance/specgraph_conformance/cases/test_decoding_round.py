@@ -177,35 +177,9 @@ def test_trees_and_chains(platform: Platform, seed: int) -> None:
     cause="tokens of a round, or a request's first token, overwritten or taken from another row before they are read",
 )
 def test_arrivals(platform: Platform, seed: int) -> None:
-    _expect_own_tokens(platform, seed, rounds_per_launch=1)
-
-
-@pytest.mark.parametrize("rounds", [2, 5])
-@case(
-    "decoding.rounds-in-one-launch",
-    "Several rounds per launch give each request the target's tokens, and end with the last request.",
-    hazard="round-launch-runs-on",
-    needs=("conditional_nodes",),
-    cause="a launch that goes on for finished requests, or rounds of one launch that are read as another's",
-)
-def test_several(platform: Platform, rounds: int, seed: int) -> None:
-    _expect_own_tokens(platform, seed, rounds_per_launch=rounds)
-    (request,) = requests(seed, count=1, tokens=24)
-    with decoder(platform, lowering="round", rounds_per_launch=rounds, rounds_ahead=0) as made:
-        made.generate([request])
-        launches, run = made.runners["round"].launches["round"], made.rounds.num_rounds
-        needed = made.metrics.rounds
-        assert launches == -(-needed // rounds), f"{launches} launches of up to {rounds} rounds, {needed} were needed"
-        assert run == needed, f"{run} rounds ran, {needed} were needed"
-
-
-def _expect_own_tokens(platform: Platform, seed: int, rounds_per_launch: int) -> None:
-    """Random arrivals and cancellations in batches whose size changes."""
     rng = random.Random(seed)
     asked = [replace(request, max_tokens=1 + i * i % 13) for i, request in enumerate(requests(seed, count=12))]
     limits: dict[str, Any] = {"capture_sizes": (1, 2, 4), "max_num_requests": 4}
-    if rounds_per_launch > 1:
-        limits["rounds_per_launch"] = rounds_per_launch
     with decoder(platform, lowering="round", **limits) as made:
         for _ in range(4):
             ids: dict[int, int] = {}

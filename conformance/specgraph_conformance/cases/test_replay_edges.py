@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
 import torch
 from specgraph.device import Discovered, Graph, Platform
 from torch import Tensor
@@ -73,44 +72,6 @@ def test_wide_integers(platform: Platform) -> None:
         expect_equal(on_host(out), wanted, "sums and products of int64")
         expect_equal(on_host(far), torch.tensor([value == (1 << 36) + 7 for value in values]), "comparisons of int64")
     graph.close()
-
-
-@pytest.mark.parametrize(
-    ("start", "step", "runs"),
-    [(40, -1, 40), (-3, 1, 3), (3 * 256, -256, 3), (2 << 16, -1 << 16, 2), (-(3 << 24), 1 << 24, 3)],
-    ids=["forty", "negative", "bits-8", "bits-16", "bits-24"],
-)
-@case(
-    "replay.repeats-on-any-value",
-    "Work captured with `repeat_while` goes on for every value that is not 0, however often, and for the value of its "
-    "own graph.",
-    hazard="repeats-on-some-values",
-    needs=("conditional_nodes",),
-    cause="the condition is value > 0 or one byte of the value, it is kept for the device instead of the graph, or the "
-    "number of runs has a limit",
-)
-def test_any_value(platform: Platform, start: int, step: int, runs: int) -> None:
-    def counting() -> tuple[Graph, Tensor, Tensor]:
-        seen, left, again = (torch.zeros(1, dtype=torch.int32, device=platform.device) for _ in range(3))
-
-        def body() -> None:
-            seen.add_(1)
-            left.add_(step)
-            again.copy_(left)
-
-        return captured(platform, body, repeat_while=again), seen, left
-
-    graphs = [counting(), counting()]
-    for graph, seen, left in graphs:
-        for wanted in (runs, 1, runs):
-            seen.zero_()
-            left.fill_(start if wanted == runs else -step)
-            graph.replay()
-            platform.synchronize()
-            ran = int(on_host(seen))
-            assert ran == wanted, f"work that was to end after {wanted} runs ran {ran} times"
-    for graph, _, _ in graphs:
-        graph.close()
 
 
 @case(

@@ -263,3 +263,22 @@ def test_come_and_go(platform: Platform) -> None:
             event.record()
     platform.synchronize()
     assert on_host(x + 1)[0].item() == 1.0
+
+
+@case(
+    "capture.other-streams-do-not-capture",
+    "While one stream is captured, `is_capturing` is true for it, and false for a stream that takes no part.",
+    cause="is_capturing asks whether any capture is under way instead of the current stream",
+)
+def test_other_stream(platform: Platform) -> None:
+    x = torch.ones(4, device=platform.device)
+    side, graph = platform.stream(), platform.graph()
+    platform.synchronize()
+    with graph.capture():
+        x.add_(1)
+        inside = platform.is_capturing()
+        with platform.use(side):
+            beside = platform.is_capturing()
+    platform.synchronize()
+    graph.close()
+    assert (inside, beside) == (True, False)

@@ -24,7 +24,6 @@ from specgraph.device.source import user_line
 
 if TYPE_CHECKING:
     from specgraph.device.cpu.platform import CpuPlatform
-    from specgraph.device.cpu.stream import CpuStream
 
 _numbers = itertools.count(1)
 
@@ -87,7 +86,7 @@ class CpuGraph(Graph):
     def _begin(self, handle: Any) -> None:
         self._line = user_line()
         stream = self.platform.current_stream()
-        self._recorder = self.platform.recorder = Recorder(self.platform, self.pool, stream, self.repeat_while)
+        self._recorder = self.platform.recorder = Recorder(self.platform, self.pool, stream)
         self._modes.enter_context(_recording(self._recorder))
 
     def _end(self) -> None:
@@ -122,26 +121,18 @@ class CpuGraph(Graph):
         captured.inputs.check()
         for group in captured.groups:
             group.require_update()
-        stream, again = self.platform.current_stream(), True
+        stream = self.platform.current_stream()
         with torch.inference_mode():
-            while again:
-                self._run_parts(captured, stream)
-                again = self.repeat_while is not None and bool(self.repeat_while.item())
+            for number, part in enumerate(captured.parts):
+                self.platform.timeline.replay(self, number, part.accesses, stream)
+                part.run()
+                if part.then is not None:
+                    if part.then.kind == "record":
+                        part.then.event.fire(stream)
+                    else:
+                        part.then.event.require(stream, str(self))
         for group in captured.groups:
             group.is_updated = False
-
-    def _run_parts(self, captured: _Captured, stream: CpuStream) -> None:
-        for number, part in enumerate(captured.parts):
-            self.platform.timeline.replay(self, number, part.accesses, stream)
-            part.run()
-            if part.then is not None:
-                if part.then.kind == "record":
-                    part.then.event.fire(stream)
-                else:
-                    part.then.event.require(stream, str(self))
-
-    def _can_repeat(self) -> bool:
-        return True
 
     def _destroy(self) -> None:
         """Drop the calls. Tensors that the capture returned keep their memory."""

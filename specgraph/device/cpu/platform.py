@@ -40,7 +40,6 @@ CAPABILITIES = Capabilities(
     random_in_graph=quirk("the default generator only; an explicit generator is refused in capture"),
     host_read_detection=yes('refused in capture; .to("cpu") only when written as that literal'),
     order_detection=quirk("replays and work on other streams always; default-stream work inside platform.checked()"),
-    conditional_nodes=yes("a recording runs again while the value is not 0"),
     notes={"triton": no("Triton's kernels need a GPU")},
 )
 
@@ -128,8 +127,6 @@ class CpuPlatform(Platform):
         """See `Platform.task_group`."""
         if self.recorder is None:
             raise CaptureError("task_group() belongs in a capture: there is no task to collect outside of one")
-        if self.recorder.repeat_while is not None:
-            raise CaptureError("task_group() in work that repeats: its host parameters would be those of the first run")
         group = self.recorder.begin_group()
         try:
             yield group

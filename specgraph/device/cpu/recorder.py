@@ -59,12 +59,9 @@ class _HostScalar:
 class Recorder(TorchDispatchMode):
     """Records into `nodes`. Lives for one capture; `finish` checks what only the end can tell."""
 
-    def __init__(
-        self, platform: CpuPlatform, pool: CpuGraphPool, stream: CpuStream, repeat_while: torch.Tensor | None = None
-    ) -> None:
-        """repeat_while: see `Graph.capture`."""
+    def __init__(self, platform: CpuPlatform, pool: CpuGraphPool, stream: CpuStream) -> None:
         super().__init__()
-        self.pool, self.repeat_while = pool, repeat_while
+        self.pool = pool
         self.nodes: list[Task | EventNode] = []
         self.groups: list[CpuTaskGroup] = []
         self.inputs = Inputs()
@@ -84,8 +81,6 @@ class Recorder(TorchDispatchMode):
 
     def add_event(self, event: CpuEvent, kind: Literal["record", "wait"]) -> None:
         """Put an external event into the graph."""
-        if self.repeat_while is not None:
-            self._fail(CaptureError(f"{event} in work that repeats: a WHILE node holds no events"))
         self.nodes.append(EventNode(event, kind))
 
     def begin_group(self) -> CpuTaskGroup:
@@ -119,13 +114,6 @@ class Recorder(TorchDispatchMode):
                 scalar.task.args, scalar.task.kwargs = _replace(scalar.task, scalar.baked, scalar.value)
                 self.constants.append(scalar.value)
         self.inputs.finish()
-        if self.repeat_while is not None and not self._writes(self.repeat_while):
-            raise CaptureError("the captured work never writes repeat_while: it would run for ever, or always once")
-
-    def _writes(self, tensor: torch.Tensor) -> bool:
-        wanted = Region.of(tensor).base
-        accesses = [a for node in self.nodes if isinstance(node, Task) for a in node.accesses]
-        return any(access.write and access.region.base == wanted for access in accesses)
 
     # ---- ops -----------------------------------------------------------------------------------------------------
 
