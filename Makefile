@@ -15,7 +15,7 @@ NOT_HERE := $(shell $(PYTHON) -c "import sys; print('' if sys.version_info >= (3
 OTHERS := $(foreach part,$(filter-out . %/$(NOT_HERE),$(PARTS)),$(if $(wildcard $(part)/pyproject.toml),-e ./$(part)))
 JOBS ?= 2
 
-.PHONY: demo test lint types unit docs packages installed conformance mutation clean
+.PHONY: demo test lint types unit docs packages installed conformance clean
 
 demo: $(BIN)/specgraph
 	$(BIN)/specgraph generate
@@ -66,30 +66,6 @@ installed: packages
 
 conformance: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/specgraph conformance cpu
-
-# A sample of cosmic-ray's mutants, in a copy of the last commit (docs/testing.md); goes on where it was stopped
-MUTATION := $(abspath build/mutation)
-MUTATED := PYTHONPATH=$(MUTATION)/code:$(MUTATION)/code/conformance:$(MUTATION)/code/tests OMP_NUM_THREADS=1 \
-  nice -n 10 $(abspath $(BIN))/python tests/mutation
-mutation: $(MUTATION)/session.sqlite
-	cd $(MUTATION)/code && $(MUTATED)/judge.py $<
-	cd $(MUTATION)/code && $(MUTATED)/report.py $<
-
-# The same for the conformance suite alone, as a vendor's device would be judged (tests/mutation/suite.toml)
-.PHONY: mutation-suite
-mutation-suite: $(MUTATION)/suite.sqlite
-	cd $(MUTATION)/code && test -s ../reach.json || $(MUTATED)/reach.py ../reach.json
-	cd $(MUTATION)/code && $(MUTATED)/judge_suite.py $< ../reach.json
-	cd $(MUTATION)/code && $(MUTATED)/report.py $<
-
-$(MUTATION)/suite.sqlite: $(MUTATION)/session.sqlite
-	cd $(MUTATION)/code && $(MUTATED)/sample.py $@ tests/mutation/suite.toml
-
-$(MUTATION)/session.sqlite: | $(VENV)/.dev
-	$(PIP) cosmic-ray==8.7.0
-	rm -rf $(MUTATION) && mkdir -p $(MUTATION)/code
-	git archive HEAD | tar -x -C $(MUTATION)/code
-	cd $(MUTATION)/code && $(MUTATED)/sample.py $@
 
 -include integrations/integrations.mk
 -include backends/npu/npu.mk
