@@ -32,7 +32,7 @@ K, ACCEPTANCE, CONTEXT, ROUNDS, CALLS = 5, 0.7, 1024, 20, 20
 """ROUNDS, CALLS: rounds and proposes of one turn."""
 ROOMS = {"device": "platforms", "draft": "drafting", "engine": "decoding", "capture": "runner", "tools": "benchmarking"}
 """Rooms that had another name until d5ac211."""
-OPTIONS: dict[str, str] = {}
+OPTIONS = {"decode": "lowering"}
 """Options that had another name then, by their name today."""
 
 
@@ -104,7 +104,7 @@ class Commit:
         head = self.room("tools", "shapes").random_head(shape, self.platform.device, dtype, length)
         attention = self.room("attention").choose_attention("auto", self.platform, head.attention_layers, dtype).backend
         config = self.room("draft").DraftConfig(**self.options(
-            num_speculative_tokens=K, max_num_requests=requests, max_model_len=length, lowering=lowering,
+            num_speculative_tokens=K, max_num_requests=requests, max_model_len=length, decode=lowering,
             block_size=attention.preferred_block_size, capture_sizes=[requests],
         ))  # fmt: skip
         blocks = 1 + requests * -(-length // config.block_size)
@@ -145,7 +145,7 @@ class Commit:
             self.models[name] = target, shapes.random_head(shape, self.platform.device, dtype, length)
         target, head = self.models[name]
         decoder = rounds.captured_decoder(self.platform, target, head, **self.options(
-            num_speculative_tokens=K, max_num_requests=requests, max_model_len=length, lowering=lowering,
+            num_speculative_tokens=K, max_num_requests=requests, max_model_len=length, decode=lowering,
             synthetic_acceptance=ACCEPTANCE,
         ))  # fmt: skip
         g = torch.Generator().manual_seed(0)
@@ -183,7 +183,7 @@ class Commit:
         from specgraph import load_generator
 
         prompts = self.room("tools", "decoding").PROMPTS
-        options = self.options(num_speculative_tokens=K, lowering=lowering)
+        options = self.options(num_speculative_tokens=K, decode=lowering)
         generator = load_generator(platform=self.platform, **options)
 
         def turn():

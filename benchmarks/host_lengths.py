@@ -199,7 +199,7 @@ def main() -> None:
                 num_speculative_tokens=a.k,
                 max_num_requests=a.requests,
                 max_model_len=MAX_MODEL_LEN,
-                lowering=lowering,
+                decode=lowering,
             )
             caches = allocate_caches(head.attention_layers, traffic.num_blocks, BLOCK, dtype, platform.device)
             chosen = choose_attention(attention, platform).backend

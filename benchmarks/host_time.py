@@ -41,7 +41,7 @@ def times(platform: Platform, head: RandomHead, shape: str, requests: int, k: in
     case = BenchCase(shape=shape, requests=requests, k=k, context=256)
     config = DraftConfig(
         num_speculative_tokens=k, max_num_requests=requests, max_model_len=512, capture_sizes=[requests],
-        block_size=attention.preferred_block_size, lowering="merged",
+        block_size=attention.preferred_block_size, decode="merged",
     )  # fmt: skip
     blocks = 1 + requests * -(-512 // config.block_size)
     caches = allocate_caches(head.attention_layers, blocks, config.block_size, head.dtype, platform.device)

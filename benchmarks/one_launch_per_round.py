@@ -41,7 +41,7 @@ from specgraph.tools.rounds import captured_decoder, random_target
 from specgraph.tools.shapes import SHAPES, random_head
 
 K, ACCEPTANCE = 5, 0.7
-WAYS = {"merged": {"lowering": "merged"}, "round": {"lowering": "round"}}
+WAYS = {"merged": {"decode": "merged"}, "round": {"decode": "round"}}
 """Options of each way, by its name in the rows."""
 EIGHT_B = replace(SHAPES["eagle3-llama3-8b"], num_layers=1)
 ONE_B = replace(EIGHT_B, hidden_size=2048, intermediate_size=8192, head_dim=64)

@@ -39,7 +39,7 @@ def masked_drafter(folder):
 
 def compare(platform, least_rounds, draft, seed=0):
     """The shipped target with a drafter, until `least_rounds` rounds were launched; yields what was found so far."""
-    ways = {"merged": {"lowering": "merged"}, "round": {"lowering": "round"}}
+    ways = {"merged": {"decode": "merged"}, "round": {"decode": "round"}}
     rng, report = random.Random(seed), {"rounds": 0, "requests": 0, "different": 0, "cancelled": 0}
     made = {
         name: load_generator(

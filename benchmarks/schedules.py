@@ -84,7 +84,7 @@ def measure(a: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
         start = time.perf_counter()
         made = captured_decoder(
             platform, target, head, num_speculative_tokens=5, max_num_requests=sizes[-1], max_model_len=length,
-            capture_sizes=sizes, prefill_sizes=[min(512, a.context)], lowering=a.lowering, synthetic_acceptance=CHAIN,
+            capture_sizes=sizes, prefill_sizes=[min(512, a.context)], decode=a.lowering, synthetic_acceptance=CHAIN,
             **settings,
         )  # fmt: skip
         print(f"captured {settings}: {time.perf_counter() - start:.1f} s", flush=True)

@@ -87,7 +87,7 @@ def rounds(platform: Platform, shape: str, dtype: torch.dtype, split: TensorPara
         for lowering in ("eager", "merged", "round"):
             decoder = captured_decoder(
                 platform, target, head, num_speculative_tokens=K, max_num_requests=requests, max_model_len=length,
-                prefill_sizes=[prompt], lowering=lowering, mode="NONE" if lowering == "eager" else "FULL_DECODE_ONLY",
+                prefill_sizes=[prompt], decode=lowering, prefill="eager",
             )  # fmt: skip
             g = torch.Generator().manual_seed(0)
             prompts: list[list[int]] = torch.randint(0, target.vocab_size, (requests, prompt), generator=g).tolist()
@@ -107,7 +107,7 @@ def rounds(platform: Platform, shape: str, dtype: torch.dtype, split: TensorPara
             launches = sum(sum(runner.launches.values()) for runner in decoder.runners.values())
             rows.append(
                 {"shape": shape, "target_layers": sizes.num_layers, "ranks": split.size, "requests": requests,
-                 "lowering": lowering, "round_ms": round(statistics.median(times[1:]), 3), "launches": launches,
+                 "decode": lowering, "round_ms": round(statistics.median(times[1:]), 3), "launches": launches,
                  "same_tokens": short == tokens[0]}
             )  # fmt: skip
             decoder.close()

@@ -1,4 +1,4 @@
-"""Options of an engine, each declared once: `load_generator` and the commands that load a pair take them from here.
+"""Options, each declared once: `DraftConfig`, `EngineConfig`, `load_generator` and the commands take them from here.
 
 Importing this module does not import torch, so that `specgraph --help` is fast.
 """
@@ -16,17 +16,42 @@ from specgraph.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Self
 
 LoweringChoice = Literal["auto", "eager", "piecewise", "step", "merged", "round"]
-ModeChoice = Literal["auto", "NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"]
+PrefillChoice = Literal["auto", "eager", "piecewise", "full"]
 Fallback = Literal["error", "eager"]
 KVCacheDtype = Literal["auto", "fp8"]
 Fp8Weights = Literal["dequantise", "keep"]
 DraftSampling = Literal["sampled", "greedy"]
 
 
+_MODES = {
+    "NONE": "decode='eager'",
+    "PIECEWISE": "decode='piecewise'",
+    "FULL": "prefill='full'",
+    "FULL_DECODE_ONLY": "prefill='eager'",
+    "FULL_AND_PIECEWISE": "prefill='piecewise'",
+}
+"""What to write instead of each value of the former option `mode`."""
+
+
+def refuse_former_names(given: Mapping[str, object]) -> None:
+    """Say what to write instead of an option's former name.
+
+    Raises:
+        ConfigError: `given` has a former name.
+    """
+    if (lowering := given.get("lowering")) is not None:
+        raise ConfigError(f"the option lowering is now decode: write decode='{lowering}' (--decode {lowering})")
+    if (mode := given.get("mode")) is not None:
+        now = _MODES.get(str(mode).upper(), "decode=... or prefill=...")
+        flag = "--" + now.replace("=", " ").replace("'", "")
+        raise ConfigError(f"the option mode is now decode and prefill: instead of '{mode}' write {now} ({flag})")
+
+
 def _option(default: Any, text: str, *flags: str, parse: Callable[[str], Any] | None = None) -> Any:
-    """A field of `EngineOptions`.
+    """A field that is an option of the commands.
 
     Args:
         text: one sentence, shown by `--help`.
@@ -78,8 +103,100 @@ def parse_acceptance(text: str) -> float | tuple[float, ...]:
     return shares[0] if len(shares) == 1 else shares
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineOptions:
+@dataclass(frozen=True, kw_only=True)
+class RunnerOptions:
+    """Options of whatever captures and runs the programs of a model."""
+
+    capture_sizes: Sequence[int] | None = _option(
+        None, "Batch sizes to capture, comma-separated. Default: a ladder up to max_num_requests.", parse=_integers
+    )
+    prefill_sizes: Sequence[int] | None = _option(
+        None, "Rows of the prefill passes to capture, comma-separated. Default: a ladder up to 512.", parse=_integers
+    )
+    decode: LoweringChoice = _option(
+        "auto", "How the draft loop becomes graph launches; round launches the verify with it."
+    )
+    prefill: PrefillChoice = _option(
+        "auto", "How prompts run: op by op, from graphs between attention calls, or as one graph per pass."
+    )
+    fallback: Fallback = _option("error", "What happens to a batch larger than every captured size.")
+    check_inputs: bool = _option(False, "Compare the addresses of all tensors that a graph reads before every replay.")
+    """It takes some microseconds per launch."""
+    debug: bool = _option(False, "Check the values of every batch before it is drafted for; waits for the device.")
+    """The values are token ids, counts, positions, block ids and hidden states. It is also checked that no two requests
+    write one block, and, once this drafter has prefilled a prompt, that it has written the key of every position before
+    a request's rows."""
+
+    def __new__(cls, **given: object) -> Self:
+        """Refuse the former names of options; the fields are set by the dataclass."""
+        refuse_former_names(given)
+        return object.__new__(cls)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftOptions(RunnerOptions):
+    """Options of a drafter."""
+
+    k_candidates: Sequence[int] | None = _option(
+        None, "With -k auto: K to choose from, comma-separated. Default: 1,2,3,5.", parse=_integers
+    )
+    """In a `DraftConfig`: each of these K, ascending, is captured at every size, and `Drafter.propose` is told which to
+    draft; num_speculative_tokens is the largest of them."""
+    draft_schedule: Mapping[int, int | Literal["tree"]] | None = _option(
+        None,
+        "K by batch size: 4:5,16:3 drafts 5 tokens for up to 4 requests, 3 for up to 16. 4:tree,16:3 drafts trees, "
+        "of the three --speculative options, for up to 4.",
+        parse=_schedule,
+    )
+    """A batch takes the first entry that holds its padded size, so that every captured size drafts one thing. None
+    always drafts num_speculative_tokens.
+
+    K 0 gives no drafts, and the next round is plain decode. The drafter's first pass (of several MTP modules every one)
+    still runs, so that its KV is complete and drafting can go on when the batch is small again. "tree" drafts trees,
+    which pay while the target's pass has few rows, so they are for the smallest batches."""
+    sampled: bool = _option(False, "Allow temperatures above 0.")
+    draft_sampling: DraftSampling = _option(
+        "sampled", "Drafts of requests above temperature 0: drawn by temperature too, or greedy. Lossless either way."
+    )
+    """"sampled" keeps the distributions of the drafts, float32 [max_num_requests, K, draft_vocab]; "greedy" takes the
+    most likely tokens. The output has the target's distribution either way (`ops.verify_sampled`); which is accepted
+    more often depends on the pair. The tokens of a tree are always the most likely ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderOptions(DraftOptions):
+    """Options of a target with its drafter."""
+
+    num_blocks: int | None = _option(
+        None, "KV blocks of each cache, one of them the null block. Default: what the batch needs and memory allows."
+    )
+    kv_cache_dtype: KVCacheDtype = _option(
+        "auto", "KV caches: auto (the model's dtype) or fp8 (e4m3, half the memory of bfloat16; not lossless)."
+    )
+    """Scales of the target's layers are in its weights (`load_target`)."""
+    rounds_ahead: int = _option(1, "Lowering round: rounds launched before the last one's tokens are read, 0 or 1.")
+    """Attention with host parameters takes 0, because it needs the accepted counts."""
+    synthetic_acceptance: float | Sequence[float] | None = _option(
+        None,
+        "For speed tests; the text is not the target's then: accept drafts by chance, one rate or a share per place.",
+        parse=parse_acceptance,
+    )
+    """A number is the chance that a draft token is accepted when all before it are; a list gives, for each of the K
+    positions, the share of drafts accepted there."""
+    round_times: Mapping[int, Mapping[int, float]] | None = _option(
+        None,
+        "With -k auto: a JSON file with the times to choose by, {requests: {K: microseconds}}, or a report of explain. "
+        "Default: measured.",
+        parse=_times,
+    )
+    """With a given table the choice of K follows from nothing but the tokens."""
+    sampling_parameters: bool = _option(False, "Allow top_k, top_p, min_p, penalties and logit_bias in requests.")
+    logprobs: bool = _option(False, "Give the log-probability of each generated token.")
+    """It is under the target's own distribution, before all parameters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions(DecoderOptions):
     """How a pair is loaded, captured and run. Each field is a keyword argument of `load_generator`.
 
     Values are checked where they are used, before any device work.
@@ -92,22 +209,7 @@ class EngineOptions:
         "--num-speculative-tokens",
         parse=_tokens,
     )
-    k_candidates: Sequence[int] | None = _option(
-        None, "With -k auto: K to choose from, comma-separated. Default: 1,2,3,5.", parse=_integers
-    )
-    round_times: Mapping[int, Mapping[int, float]] | None = _option(
-        None,
-        "With -k auto: a JSON file with the times to choose by, {requests: {K: microseconds}}, or a report of explain. "
-        "Default: measured.",
-        parse=_times,
-    )
     num_modules: int | None = _option(None, "MTP modules to use; 1 reuses the first at every step. Default: all.")
-    draft_schedule: Mapping[int, int | Literal["tree"]] | None = _option(
-        None,
-        "K by batch size: 4:5,16:3 drafts 5 tokens for up to 4 requests, 3 for up to 16. 4:tree,16:3 drafts trees, "
-        "of the three --speculative options, for up to 4.",
-        parse=_schedule,
-    )
     speculative_num_steps: int | None = _option(
         None,
         "Draft trees instead of chains: steps, the depth of the tree. Give all three --speculative options; with "
@@ -124,23 +226,8 @@ class EngineOptions:
         None, "Tokens of the longest request, prompt and output together. Default: the target's maximum."
     )
     block_size: int | None = _option(None, "Tokens per KV block. Default: what the attention prefers.")
-    num_blocks: int | None = _option(
-        None, "KV blocks of each cache, one of them the null block. Default: what the batch needs and memory allows."
-    )
     kv_memory: float | None = _option(None, "GiB for all KV caches together. Default: by --memory-fraction.")
     memory_fraction: float = _option(0.9, "Share of the memory free after loading that the KV caches may take.")
-    capture_sizes: Sequence[int] | None = _option(
-        None, "Batch sizes to capture, comma-separated. Default: a ladder up to max_num_requests.", parse=_integers
-    )
-    prefill_sizes: Sequence[int] | None = _option(
-        None, "Rows of the prefill passes to capture, comma-separated. Default: a ladder up to 512.", parse=_integers
-    )
-    mode: ModeChoice = _option("auto", "Which passes run from graphs, of target and drafter alike.")
-    lowering: LoweringChoice = _option(
-        "auto", "How the draft loop becomes graph launches; round launches the verify with it."
-    )
-    rounds_ahead: int = _option(1, "Lowering round: rounds launched before the last one's tokens are read, 0 or 1.")
-    fallback: Fallback = _option("error", "What happens to a batch larger than every captured size.")
     attention: str = _option(
         "auto", "Where attention reads sequence lengths from (device or host), or a backend's own attention by name."
     )
@@ -149,23 +236,9 @@ class EngineOptions:
         "Of weights and activations: float32, float16 or bfloat16. Default: float32 on cpu, else the target's.",
         parse=str,
     )
-    kv_cache_dtype: KVCacheDtype = _option(
-        "auto", "KV caches: auto (the model's dtype) or fp8 (e4m3, half the memory of bfloat16; not lossless)."
-    )
     fp8_weights: Fp8Weights = _option(
         "dequantise", "Matrices stored as FP8: dequantise them at load, or keep them: half the memory of bfloat16."
     )
-    sampled: bool = _option(False, "Allow temperatures above 0.")
-    draft_sampling: DraftSampling = _option(
-        "sampled", "Drafts of requests above temperature 0: drawn by temperature too, or greedy. Lossless either way."
-    )
-    synthetic_acceptance: float | Sequence[float] | None = _option(
-        None,
-        "For speed tests; the text is not the target's then: accept drafts by chance, one rate or a share per place.",
-        parse=parse_acceptance,
-    )
-    sampling_parameters: bool = _option(False, "Allow top_k, top_p, min_p, penalties and logit_bias in requests.")
-    logprobs: bool = _option(False, "Give the log-probability of each generated token.")
     tensor_parallel: int = _option(1, "Ranks that split the target's and the drafter's matrices; start with torchrun.")
     draft_tensor_parallel: int | None = _option(
         None, "Ranks that split the drafter: as the target's by default, or 1 for a whole drafter on every rank."
@@ -177,8 +250,6 @@ class EngineOptions:
         False, "Deal the experts of a mixture out to the ranks, whole, instead of splitting each like other matrices."
     )
     rank_timeout: float = _option(600.0, "Seconds that a rank waits for another before all end with an error.")
-    check_inputs: bool = _option(False, "Compare the addresses of all tensors that a graph reads before every replay.")
-    debug: bool = _option(False, "Check the values of every batch before it is drafted for; waits for the device.")
 
 
 def check_num_sequences(n: int, temperature: float) -> None:

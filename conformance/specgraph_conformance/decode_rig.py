@@ -27,7 +27,7 @@ MANY: dict[str, Any] = {"max_num_requests": 9, "capture_sizes": (9,)}
 
 @contextmanager
 def decoder(
-    platform: Platform, *, lowering: str = "auto", kind: str | None = "eagle", attention: str = "paged", **options: Any
+    platform: Platform, *, decode: str = "auto", kind: str | None = "eagle", attention: str = "paged", **options: Any
 ) -> Generator[SpeculativeDecoder]:
     """A decoder over the tiny pair; `kind` None decodes with the target alone at the verify pass's shape.
 
@@ -50,7 +50,7 @@ def decoder(
     }
     drafts = make_config(**limits | options)
     given: dict[str, Any] = {each.name: getattr(drafts, each.name) for each in fields(drafts)}
-    config = EngineConfig(**given | {"lowering": lowering}, **engine)
+    config = EngineConfig(**given | {"decode": decode}, **engine)
     shape = fit_attention(platform, attention, config.block_size)
     config = replace(config, block_size=shape.block)
     model: dict[str, Any] = {"dtype": shape.dtype, "head_dim": shape.dim}

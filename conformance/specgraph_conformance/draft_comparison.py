@@ -82,14 +82,14 @@ def compare(
     dtype: torch.dtype = torch.float32,
     sizes: Sequence[int] = BATCHES,
 ) -> None:
-    """Run the same rounds in `config.lowering` and in eager, and expect the same bits from graphs."""
+    """Run the same rounds in `config.decode` and in eager, and expect the same bits from graphs."""
     if (most := max(sizes)) > config.max_num_requests:
         config = replace(config, max_num_requests=most, capture_sizes=(1, 2, most))
     ours = rig(platform, config, attention, kind, dtype)
     rounds = run(ours, make_batches(ours.config, ours.head.aux_size, seed, sizes))
     assert all(r.from_graph for r in rounds[0]), "a batch ran without its graph"
     # Keyed without the lowering, so that every lowering is compared with one eager run.
-    config = replace(config, lowering="eager")
+    config = replace(config, decode="eager")
     assert_same(rounds, _eager_rounds(platform, config, attention, seed, kind, dtype, tuple(sizes)))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -52,8 +52,18 @@ class HostBatch:
         )
 
 
+GRAPH_MODES: Mapping[str, dict[str, Any]] = {
+    "NONE": {"decode": "eager"},
+    "PIECEWISE": {"decode": "piecewise"},
+    "FULL": {"decode": "auto", "prefill": "full"},
+    "FULL_DECODE_ONLY": {"decode": "auto", "prefill": "eager"},
+    "FULL_AND_PIECEWISE": {"decode": "auto", "prefill": "piecewise"},
+}
+"""Options by the name that the standard has for them."""
+
+
 def make_config(
-    *, lowering: Any = "eager", k: int = 3, max_num_requests: int = 4, max_model_len: int = 96, **options: Any
+    *, decode: Any = "eager", k: int = 3, max_num_requests: int = 4, max_model_len: int = 96, **options: Any
 ) -> DraftConfig:
     """A small drafter's limits; captures 1, 2 and `max_num_requests` requests, and prompts of 16 rows."""
     sizes = sorted({1, min(2, max_num_requests), max_num_requests})
@@ -62,7 +72,7 @@ def make_config(
         num_speculative_tokens=k,
         max_num_requests=max_num_requests,
         max_model_len=max_model_len,
-        lowering=lowering,
+        decode=decode,
         **options,
     )
 

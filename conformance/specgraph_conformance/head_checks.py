@@ -49,18 +49,18 @@ def check_head(
     config = config or make_config()
     head, reference = make(platform.device, dtype), make(torch.device("cpu"), torch.float64)
     batches = make_batches(config, head.aux_size, seed, SIZES)
-    eager = run(DraftRig(platform, head, replace(config, lowering="eager")), batches)
+    eager = run(DraftRig(platform, head, replace(config, decode="eager")), batches)
     compared: list[str] = []
     for lowering in LOWERINGS:
         if lowering == "eager":
             continue
         try:
-            made = DraftRig(platform, head, replace(config, lowering=lowering))
+            made = DraftRig(platform, head, replace(config, decode=lowering))
         except Absent:
             continue
         assert_same(run(made, batches), eager)
         compared.append(lowering)
-    made = DraftRig(platform, head, replace(config, lowering="auto"))
+    made = DraftRig(platform, head, replace(config, decode="auto"))
     for batch in make_batches(config, head.aux_size, seed + 1, SIZES):
         expect_oracle(made, away_from_the_end(config, batch), reference)
     _expect_repeatable(made, seed)

@@ -90,7 +90,7 @@ def run_scenario(platform: Platform, name: str, seed: int, timeout: float) -> st
         head = DraftModelHead(make_mixture(seed + 1, platform.device, layout.tensor_parallel), HIDDEN)
         config = EngineConfig(
             num_speculative_tokens=3, draft_schedule=scenario.draft_schedule, max_num_requests=4, max_model_len=LENGTH,
-            capture_sizes=(1, 4), prefill_sizes=(CHUNK,), lowering="merged", mode="FULL",
+            capture_sizes=(1, 4), prefill_sizes=(CHUNK,), decode="merged", prefill="full",
         )  # fmt: skip
         made = SpeculativeDecoder(target, head, platform, config, layout=layout)
         made.capture()

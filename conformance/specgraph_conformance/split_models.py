@@ -45,7 +45,7 @@ def run_split(platform: Platform, name: str, seed: int, timeout: float) -> str:
         )
         config = EngineConfig(
             num_speculative_tokens=3, max_num_requests=2, max_model_len=LENGTH, capture_sizes=(2,),
-            prefill_sizes=(CHUNK,), lowering="merged", mode="FULL", logprobs=not is_same,
+            prefill_sizes=(CHUNK,), decode="merged", prefill="full", logprobs=not is_same,
         )  # fmt: skip
         made = SpeculativeDecoder(target, head, platform, config, layout=layout)
         made.capture()

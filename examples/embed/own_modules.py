@@ -176,7 +176,7 @@ class Engine:
             max_model_len=MAX_LEN,
             block_size=BLOCK,
             prefill_sizes=[16],
-            lowering="merged",
+            decode="merged",
         )
         draft_cache = KVCache(*torch.zeros(2, NUM_BLOCKS, BLOCK, KV_HEADS, HEAD_DIM))
         attention = EngineAttention()

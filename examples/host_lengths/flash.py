@@ -110,7 +110,7 @@ def main() -> None:
         raise SystemExit(str(error)) from error
     target_folder, draft_folder = shipped_pair()
     head = load_drafter(draft_folder, load_target(target_folder, platform.device, torch.bfloat16))
-    config = DraftConfig(num_speculative_tokens=4, max_num_requests=2, max_model_len=256, lowering="merged")
+    config = DraftConfig(num_speculative_tokens=4, max_num_requests=2, max_model_len=256, decode="merged")
     caches = allocate_caches(head.attention_layers, 33, 16, torch.bfloat16, platform.device)
     with torch.inference_mode():
         drafter = Drafter(head, caches, platform, config, attention=FlashAttention(platform))

@@ -35,7 +35,6 @@ TREES = (
 )  # fmt: skip
 """Drafter, steps, top-k and rows per request in a verify (nodes and the last token)."""
 LOWERINGS = ("eager", "piecewise", "step", "merged")
-MODES = {"eager": "NONE", "piecewise": "PIECEWISE", "step": "FULL_DECODE_ONLY", "merged": "FULL_DECODE_ONLY"}
 MAX_MODEL_LEN, BATCH = 384, 8
 
 
@@ -62,8 +61,7 @@ def decode(
         max_num_requests=BATCH,
         max_model_len=MAX_MODEL_LEN,
         capture_sizes=[BATCH],
-        lowering=lowering,
-        mode=MODES[lowering],
+        decode=lowering,
     )
     with torch.inference_mode():
         decoder = SpeculativeDecoder(target, head, platform, config, query_len=k + 1)

@@ -38,7 +38,7 @@ def main() -> None:
     encoder = Tokenizer.from_file(str(Path(TARGET) / "tokenizer.json"))
     prompts = [encoder.encode(each["text"]).ids for each in corpus.read_prompts(HERE / "prompts.jsonl")[: a.limit]]
     requests = [Request(prompt_token_ids=ids, max_tokens=96, stop_token_ids=(0,)) for ids in prompts]
-    limits = {"max_num_requests": 1, "max_model_len": MAX_MODEL_LEN, "lowering": "eager", "mode": "NONE"}
+    limits = {"max_num_requests": 1, "max_model_len": MAX_MODEL_LEN, "decode": "eager"}
     every = DraftTree(num_steps=5, top_k=4, num_draft_tokens=64)
     m = decode(platform, target, head, requests, 5, "merged", every).metrics
     print(f"tree {every}: {m.mean_acceptance_length:.4f} tokens per verify", flush=True)

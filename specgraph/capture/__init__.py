@@ -12,7 +12,7 @@ from specgraph.capture.dispatch import (
     prefill_sizes,
 )
 from specgraph.capture.graph_runner import Body, Captured, GraphRunner, Recording, StepLengths
-from specgraph.capture.lowering import GraphMode, Launch, Resolution, StepKind, launches, resolve
+from specgraph.capture.lowering import Launch, Resolution, StepKind, launches, resolve
 from specgraph.capture.model_runner import LengthsAt, ModelRunner, Pass, Program, Work, report_captures
 from specgraph.capture.prefill import PrefillBuffers, PrefillProgram, allocate_prefill, uniform_lengths
 from specgraph.capture.read_set import Fingerprint, ReadSet, ReadSetGuard, fingerprint
@@ -26,7 +26,6 @@ __all__ = [
     "Captured",
     "Dispatch",
     "Fingerprint",
-    "GraphMode",
     "GraphRunner",
     "HostCopy",
     "Launch",

@@ -125,7 +125,7 @@ def prefill_sizes(max_model_len: int, asked: Sequence[int] | None = None) -> tup
 
 def _checked(what: str, asked: Sequence[int], limit: int, limit_name: str) -> tuple[int, ...]:
     if not asked:
-        raise ConfigError(f"{what}: the list is empty; name at least one size, or use lowering 'eager'")
+        raise ConfigError(f"{what}: the list is empty; name at least one size, or use decode 'eager'")
     wrong = [size for size in asked if not 1 <= size <= limit]
     if wrong:
         raise ConfigError(f"{what} {wrong} are outside 1..{limit} ({limit_name})")

@@ -2,59 +2,25 @@
 
 The lowering of the draft loop: `eager` runs op by op; `piecewise` captures between attention calls; `step` captures the
 first step and one later step; `merged` captures the whole loop; `round`, which needs a target, captures the loop and
-the verify after it. Programs without a loop (prefill, verify) are always one launch. Which lowering is used follows
-from the graph mode, which target and drafter share, and from the platform.
+the verify after it. Programs without a loop (prefill, verify) are always one launch. The options `decode` and
+`prefill`, which target and drafter share, name the lowering and how prompts run; `auto` follows from the platform.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import Literal
 
 from specgraph.capture.attend import PassMode
 from specgraph.capture.dispatch import BatchDescriptor
 from specgraph.device import LOWERINGS, Capabilities, LoweringName
-from specgraph.errors import ConfigError, UnsupportedError
+from specgraph.errors import UnsupportedError
+from specgraph.options import LoweringChoice, PrefillChoice
 
 StepKind = Literal["together", "alike", "distinct"]
 """How the steps of a program may be captured. together: always in one launch. alike: a draft loop whose later steps are
 the same computation, so that one captured step is replayed for all of them. distinct: a draft loop whose later steps
 differ, so that each has a graph of its own."""
-
-
-class GraphMode(Enum):
-    """Which passes run from graphs. *decode* passes are uniform batches (verify, propose), *prefill* passes prompts."""
-
-    NONE = ("eager", "eager")
-    """Nothing is captured."""
-    PIECEWISE = ("piecewise", "piecewise")
-    """Graphs between attention calls; attention itself is eager."""
-    FULL = ("full", "full")
-    """Every pass is captured whole."""
-    FULL_DECODE_ONLY = ("full", "eager")
-    """Uniform batches are captured whole, prompts run eagerly."""
-    FULL_AND_PIECEWISE = ("full", "piecewise")
-    """Uniform batches are captured whole, prompts between attention calls."""
-
-    def __init__(self, decode: PassMode, prefill: PassMode) -> None:
-        self.decode: PassMode = decode
-        self.prefill: PassMode = prefill
-
-    def __str__(self) -> str:
-        return self.name
-
-    @classmethod
-    def named(cls, name: str) -> GraphMode:
-        """The mode of that name.
-
-        Raises:
-            ConfigError: there is none.
-        """
-        if name not in cls.__members__:
-            raise ConfigError(f"unknown graph mode '{name}'; there are auto, {', '.join(cls.__members__)}")
-        return cls[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,23 +56,18 @@ def launches(
     return (first, *(Launch(later, (1,), (k,)) for k in every[1:]))
 
 
-_EVERY: tuple[LoweringName, ...] = (*LOWERINGS, "round")
-
-LOWERINGS_OF: Mapping[PassMode, tuple[LoweringName, ...]] = {
-    "eager": ("eager",),
-    "piecewise": ("piecewise",),
-    "full": ("merged", "step"),
-}
-"""The lowerings of the draft loop that go with a mode's decode passes, strongest first."""
-
-
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """The lowering that was chosen, the reason why each stronger one was not, and the graph mode."""
+    """The lowering that was chosen, the reason why each stronger one was not, and how prompts run."""
 
     lowering: LoweringName
     refusals: dict[str, str]
-    mode: GraphMode
+    prefill: PassMode
+
+    @property
+    def decode(self) -> PassMode:
+        """The mode of verify and propose passes, which follows from the lowering."""
+        return pass_mode(self.lowering)
 
     def explain(self) -> str:
         """One line for a person: the lowering, and what was refused."""
@@ -130,61 +91,44 @@ def refusal(lowering: LoweringName, capabilities: Capabilities, host_parameters:
     return None
 
 
-def resolve(asked: str, capabilities: Capabilities, host_parameters: tuple[str, ...], mode: str = "auto") -> Resolution:
-    """The lowering and mode to use; where one is `auto`, the strongest one that is possible and fits the other.
+def resolve(
+    decode: LoweringChoice,
+    capabilities: Capabilities,
+    host_parameters: tuple[str, ...],
+    prefill: PrefillChoice = "auto",
+) -> Resolution:
+    """The lowering of the draft loop and the mode of prefill passes; for `auto` the strongest that is possible.
+
+    Args:
+        decode: auto takes no lowering that is stronger than the platform's default.
+        prefill: auto is as strong as the lowering, but attention with host lengths stays outside the graphs of
+            prompts, because it would need an update per layer.
 
     Raises:
-        UnsupportedError: a named lowering or mode is not possible here; the message has the reason.
-        ConfigError: there is no lowering or mode of that name, or the two contradict each other.
+        UnsupportedError: what was named is not possible here; the message has the reason.
     """
-    if mode == "auto":
-        every = tuple(reversed(LOWERINGS)) if asked == "auto" else (_named(asked),)
-        found = _strongest(asked, every, capabilities, host_parameters, f"lowering '{asked}'")
-        return Resolution(found.lowering, found.refusals, _fastest_mode(found.lowering, host_parameters))
-    named = GraphMode.named(mode)
-    names = LOWERINGS_OF[named.decode]
-    if asked == "round" and named.decode == "full":
-        names = ("round",)
-    elif asked != "auto" and _named(asked) not in names:
-        raise ConfigError(
-            f"lowering '{asked}' contradicts graph mode {named}, whose drafter runs {' or '.join(names)}; "
-            "leave one of them at auto"
-        )
-    if named.prefill == "full" and (reason := refusal("step", capabilities, host_parameters)) is not None:
-        raise UnsupportedError(f"graph mode {named} is not possible here: {reason}")
-    names = names if asked == "auto" else (_named(asked),)
-    found = _strongest(asked, names, capabilities, host_parameters, f"graph mode {named}")
-    return Resolution(found.lowering, found.refusals, named)
-
-
-def _strongest(
-    asked: str, names: Sequence[LoweringName], capabilities: Capabilities, host_parameters: tuple[str, ...], what: str
-) -> Resolution:
-    """The first of `names` that is possible; for `auto`, none that is stronger than the platform's default."""
     refusals: dict[str, str] = {}
-    for name in names:
-        reason = refusal(name, capabilities, host_parameters)
-        above = _EVERY.index(name) > _EVERY.index(capabilities.default_lowering)
-        if reason is None and asked == "auto" and above:
+    for lowering in reversed(LOWERINGS) if decode == "auto" else (decode,):
+        reason = refusal(lowering, capabilities, host_parameters)
+        if reason is None and decode == "auto" and _is_above(lowering, capabilities.default_lowering):
             reason = f"the platform's default is {capabilities.default_lowering}"
         if reason is None:
-            return Resolution(name, refusals, _fastest_mode(name, host_parameters))
-        refusals[name] = reason
-    reasons = [f"{name}: {reason}" for name, reason in refusals.items()] if len(refusals) > 1 else refusals.values()
-    raise UnsupportedError(f"{what} is not possible here: {'; '.join(reasons)}")
+            break
+        refusals[lowering] = reason
+    else:
+        raise UnsupportedError(f"decode '{decode}' is not possible here: {'; '.join(refusals.values())}")
+    if prefill == "auto":
+        decode_mode = pass_mode(lowering)
+        return Resolution(lowering, refusals, "piecewise" if decode_mode == "full" and host_parameters else decode_mode)
+    if (reason := refusal("step" if prefill == "full" else prefill, capabilities, host_parameters)) is not None:
+        raise UnsupportedError(f"prefill '{prefill}' is not possible here: {reason}")
+    return Resolution(lowering, refusals, prefill)
 
 
-def _fastest_mode(lowering: LoweringName, host_parameters: tuple[str, ...]) -> GraphMode:
-    """Prompts are captured whole where the device knows the lengths: their attention needs no update then."""
-    if lowering == "eager":
-        return GraphMode.NONE
-    if lowering == "piecewise":
-        return GraphMode.PIECEWISE
-    return GraphMode.FULL_AND_PIECEWISE if host_parameters else GraphMode.FULL
+def pass_mode(lowering: LoweringName) -> PassMode:
+    """The mode of the passes of a lowering."""
+    return lowering if lowering == "eager" or lowering == "piecewise" else "full"
 
 
-def _named(asked: str) -> LoweringName:
-    for name in _EVERY:
-        if name == asked:
-            return name
-    raise ConfigError(f"unknown lowering '{asked}'; there are auto, {', '.join(_EVERY)}")
+def _is_above(lowering: LoweringName, other: LoweringName) -> bool:
+    return LOWERINGS.index(lowering) > LOWERINGS.index(other)

@@ -23,7 +23,7 @@ from specgraph.capture.attend import AttentionStack, MakeAttend, PassMode
 from specgraph.capture.config import RunnerConfig
 from specgraph.capture.dispatch import BatchDescriptor, Phase
 from specgraph.capture.graph_runner import Body, GraphRunner, Recording, StepLengths
-from specgraph.capture.lowering import GraphMode, Launch, StepKind, launches, resolve
+from specgraph.capture.lowering import Launch, StepKind, launches, resolve
 from specgraph.device import Graph, Platform
 
 Work = Callable[[Sequence[int], MakeAttend], None]
@@ -117,7 +117,7 @@ class LaunchLengths(Mapping[int, HostLengths]):
 
 
 class ModelRunner:
-    """Runs one model's programs on one platform, from graphs captured at start-up or eagerly, as the mode says.
+    """Runs one model's programs on one platform, from graphs captured at start-up or eagerly, as the config says.
 
     Owns its graphs and its programs' buffers; the model and the KV caches belong to the caller. Not thread-safe: one
     pass at a time.
@@ -140,15 +140,15 @@ class ModelRunner:
             attention: the attention backend.
 
         Raises:
-            UnsupportedError: the lowering or mode that was asked for is not possible on this platform.
+            UnsupportedError: the lowering or prefill mode that was asked for is not possible on this platform.
         """
         self.platform, self.caches, self.attention = platform, tuple(caches), attention
-        self.resolution = resolve(config.lowering, platform.capabilities, attention.host_parameters, config.mode)
-        """The lowering and mode in use, and why stronger ones were refused."""
+        self.resolution = resolve(config.decode, platform.capabilities, attention.host_parameters, config.prefill)
+        """The lowering and prefill mode in use, and why stronger ones were refused."""
         self.stack = AttentionStack(attention, model.attention_layers, self.caches)
         self.graphs: GraphRunner | None = None
-        """The captured graphs; None in mode NONE."""
-        if self.resolution.mode is not GraphMode.NONE:
+        """The captured graphs; None where every pass is eager."""
+        if (self.resolution.decode, self.resolution.prefill) != ("eager", "eager"):
             self.graphs = GraphRunner(platform, _weakly(self.read_set), check_inputs=config.check_inputs)
         self.programs: list[Program] = []
         """In the order in which they are captured."""
@@ -167,7 +167,7 @@ class ModelRunner:
         return named
 
     def captures(self) -> list[tuple[Program, BatchDescriptor, Launch]]:
-        """What `capture` captures: every launch of every batch of the programs that the mode runs from graphs, once."""
+        """What `capture` captures: every launch of every batch of the programs that run from graphs, once."""
         found: dict[BatchDescriptor, tuple[Program, BatchDescriptor, Launch]] = {}
         for program in self.programs if self.graphs is not None else ():
             if self.resolution.lowering == "round" and program.phase in ("verify", "propose"):
@@ -178,7 +178,7 @@ class ModelRunner:
         return list(found.values())
 
     def capture(self, captured: Callable[[], None] | None = None) -> None:
-        """Capture every batch of every program that the mode runs from graphs. Nothing is captured later.
+        """Capture every batch of every program that runs from graphs. Nothing is captured later.
 
         Args:
             captured: called after each capture.
@@ -200,9 +200,8 @@ class ModelRunner:
                 captured()
 
     def pass_mode(self, program: Program) -> PassMode:
-        """How the passes of a program run: the mode's word for prefill passes or for decode passes."""
-        mode = self.resolution.mode
-        return mode.prefill if program.phase == "prefill" else mode.decode
+        """How the passes of a program run."""
+        return self.resolution.prefill if program.phase == "prefill" else self.resolution.decode
 
     def launches_of(self, program: Program, batch: BatchDescriptor) -> tuple[Launch, ...]:
         """The launches of one padded batch, in order."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, get_args
 
 from torch import Tensor
 
-from specgraph.capture import GraphMode, ModelRunner, report_captures, resolve
-from specgraph.device import LOWERINGS, Platform
+from specgraph.capture import ModelRunner, Resolution, report_captures, resolve
+from specgraph.capture.attend import PassMode
+from specgraph.device import Capabilities, LoweringName, Platform
 from specgraph.draft import DraftConfig, Drafter
 from specgraph.engine.adaptive_k import RoundTimes, best_k
 from specgraph.errors import UnsupportedError
@@ -46,19 +47,19 @@ def describe(
         "attention": drafter.attention.name,
         "host_parameters": list(hosts),
         "program": ", ".join(type(program).__name__ for program in drafter.draft_programs),
-        "mode": resolution.mode.name,
         "lowering": resolution.lowering,
+        "prefill": resolution.prefill,
         "launches_per_propose": _launches(owners.get("round", drafter)),
         "refusals": resolution.refusals,
-        "lowerings": {name: _outcome(name, "auto", capabilities, hosts) for name in (*LOWERINGS, "round")},
-        "modes": {mode.name: _outcome("auto", mode.name, capabilities, hosts) for mode in GraphMode},
+        "lowerings": {name: _outcome(name, "auto", capabilities, hosts) for name in get_args(LoweringName)},
+        "prefills": {mode: _outcome("auto", mode, capabilities, hosts) for mode in get_args(PassMode)},
         "num_speculative_tokens": {size: config.shape(size).num_speculative_tokens for size in config.sizes},
         "tree": None if config.tree is None else asdict(config.tree),
         "tree_sizes": [size for size in config.sizes if config.shape(size).tree],
         "max_num_requests": config.max_num_requests,
         "max_model_len": config.max_model_len,
         "prefill_sizes": list(config.prefill_rows),
-        "eager": _eager(config, resolution.mode),
+        "eager": _eager(config, resolution),
         "captured": captured,
         "graph_count": sum(row["graphs"] for row in captured),
         "max_live_graphs": capabilities.max_live_graphs,
@@ -105,27 +106,27 @@ def _captured(model: str, runner: ModelRunner) -> list[dict[str, Any]]:
     ]
 
 
-def _outcome(lowering: str, mode: str, capabilities: Any, host_parameters: tuple[str, ...]) -> str:
-    """`yes` if this lowering and mode are possible here, else the reason why not."""
+def _outcome(decode: Any, prefill: Any, capabilities: Capabilities, host_parameters: tuple[str, ...]) -> str:
+    """`yes` if these are possible here, else the reason why not."""
     try:
-        resolve(lowering, capabilities, host_parameters, mode)
+        resolve(decode, capabilities, host_parameters, prefill)
     except UnsupportedError as error:
         return str(error)
     return "yes"
 
 
-def _eager(config: DraftConfig, mode: GraphMode) -> list[str]:
+def _eager(config: DraftConfig, resolution: Resolution) -> list[str]:
     """Passes that run without a graph, each with the reason."""
     lines: list[str] = []
-    if mode.decode == "eager":
-        lines.append(f"verify and propose: mode {mode}")
+    if resolution.decode == "eager":
+        lines.append("verify and propose: decode eager")
     elif config.sizes[-1] < config.max_num_requests:
         lines.append(f"batches of more than {config.sizes[-1]} requests: no captured size holds them")
-    if mode.prefill == "eager":
-        lines.append(f"prompts: mode {mode}")
-    if "piecewise" in (mode.decode, mode.prefill):
-        piecewise = [what for what, how in (("decode", mode.decode), ("prefill", mode.prefill)) if how == "piecewise"]
-        lines.append(f"attention in {' and '.join(piecewise)} passes: mode {mode}")
+    if resolution.prefill == "eager":
+        lines.append("prompts: prefill eager")
+    for option, mode in (("decode", resolution.decode), ("prefill", resolution.prefill)):
+        if mode == "piecewise":
+            lines.append(f"attention in {option} passes: {option} piecewise")
     return lines
 
 

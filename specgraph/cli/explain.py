@@ -46,8 +46,8 @@ def explain(
     check_output("--json", json)
     if shape is not None and (target, draft, options.num_modules) != (None, None, None):
         raise ConfigError("give --shape, or folders, not both")
-    if shape is not None and options.lowering == "round":
-        raise ConfigError("--shape has no target, and lowering 'round' launches a verify with the propose")
+    if shape is not None and options.decode == "round":
+        raise ConfigError("--shape has no target, and --decode round launches a verify with the propose")
     if (target is None) != (draft is None):
         raise ConfigError("give both the target's and the drafter's folder, or neither for the shipped pair")
     with waiting() as captured:
@@ -166,14 +166,14 @@ def _show(console: Console, report: Mapping[str, Any]) -> None:
         shape = "{num_steps} steps, top-k {top_k}, {num_draft_tokens} rows per request in a verify".format(**tree)
         summary.add_row("draft trees", shape + where)
     summary.add_row("draft program", report["program"])
-    summary.add_row("mode", report["mode"])
     summary.add_row("lowering", report["lowering"])
+    summary.add_row("prefill", report["prefill"])
     launches = ", ".join(f"{count} for K {k}" for k, count in report["launches_per_propose"].items())
     summary.add_row("launches per propose", launches)
-    for what in ("lowerings", "modes"):
-        for name, outcome in report[what].items():
+    for what, outcomes in (("", report["lowerings"]), ("prefill ", report["prefills"])):
+        for name, outcome in outcomes.items():
             if outcome != "yes":
-                summary.add_row(f"{name}: refused", outcome)
+                summary.add_row(f"{what}{name}: refused", outcome)
     for name, reason in report["refusals"].items():
         if report["lowerings"][name] == "yes":
             summary.add_row(f"{name}: not chosen", reason)

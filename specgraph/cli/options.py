@@ -13,7 +13,7 @@ import typer
 
 import specgraph.options
 from specgraph.errors import ConfigError
-from specgraph.options import EngineOptions
+from specgraph.options import EngineOptions, refuse_former_names
 
 PlatformOption = Annotated[str | None, typer.Option(help="NAME or NAME:INDEX; see `specgraph platforms`.")]
 TargetOption = Annotated[Path | None, typer.Option(help="Folder of the target. Default: the shipped pair.")]
@@ -22,6 +22,9 @@ JsonOption = Annotated[str | None, typer.Option(help="Write JSON to this file, o
 
 RANKS = ("tensor_parallel", "draft_tensor_parallel", "data_parallel", "enable_expert_parallel", "rank_timeout")
 """Options of commands that several processes can run together."""
+
+_FORMER = ("lowering", "mode")
+"""Former names of options, for which a message says what to write instead."""
 
 
 def with_engine_options(*, without: Collection[str] = (), **defaults: Any) -> Callable[..., Callable[..., None]]:
@@ -36,14 +39,16 @@ def with_engine_options(*, without: Collection[str] = (), **defaults: Any) -> Ca
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
         def run(**given: Any) -> None:
+            refuse_former_names({name: given.pop(name) for name in _FORMER})
             values = {each.name: _parsed(each, given.pop(each.name)) for each in taken}
             command(options=EngineOptions(**values), **given)
 
         own = inspect.signature(command, eval_str=True).parameters
         added = [_parameter(each, defaults.get(each.name, each.default)) for each in taken]
+        former = [_shown(name, str | None, None, typer.Option(hidden=True)) for name in _FORMER]
         shown: list[inspect.Parameter] = []
         for name, parameter in own.items():
-            shown += added if name == "options" else [parameter]
+            shown += [*added, *former] if name == "options" else [parameter]
         run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
         return run
@@ -56,8 +61,12 @@ def _parameter(each: Field[Any], default: Any) -> inspect.Parameter:
     option = typer.Option(
         *each.metadata["flags"], help=each.metadata["help"], case_sensitive=False, rich_help_panel="Engine"
     )
+    return _shown(each.name, kind, default, option)
+
+
+def _shown(name: str, kind: Any, default: Any, option: Any) -> inspect.Parameter:
     annotation = Annotated[kind, option]
-    return inspect.Parameter(each.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
+    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
 
 
 def _parsed(each: Field[Any], value: Any) -> Any:

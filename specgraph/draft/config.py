@@ -4,45 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from specgraph.capture import RunnerConfig
-from specgraph.capture.config import check_count
+from specgraph.capture.config import check_choice, check_count
 from specgraph.draft.shapes import DraftShape, DraftTree
 from specgraph.errors import ConfigError
-from specgraph.options import DraftSampling
+from specgraph.options import DraftOptions, DraftSampling
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftConfig(RunnerConfig):
+@dataclass(frozen=True, kw_only=True)
+class DraftConfig(RunnerConfig, DraftOptions):
     """Limits and choices of one drafter.
 
     Raises:
-        ConfigError: a number is out of range.
+        ConfigError: a number is out of range, or an option has no such value.
     """
 
     num_speculative_tokens: int
     """K, draft tokens per propose; with a schedule the largest K or tree depth."""
-    draft_schedule: Mapping[int, int | Literal["tree"]] | None = None
-    """What is drafted by batch: {largest number of requests: K, or "tree"}. A batch takes the first entry that holds
-    its padded size, so that every captured size drafts one thing. None always drafts num_speculative_tokens.
-
-    K 0 gives no drafts, and the next round is plain decode. The drafter's first pass (of several MTP modules every one)
-    still runs, so that its KV is complete and drafting can go on when the batch is small again. "tree" drafts `tree`:
-    trees pay while the target's pass has few rows, so they are for the smallest batches."""
-    k_candidates: Sequence[int] | None = None
-    """Capture each of these K, ascending, at every size, instead of one K: `Drafter.propose` is told which to draft.
-    num_speculative_tokens is the largest of them."""
     tree: DraftTree | None = None
     """Draft trees of this shape instead of chains: in every batch, num_speculative_tokens being its num_steps, or in
     the batches that the schedule says."""
-    sampled: bool = False
-    """Requests may have temperatures above 0."""
-    draft_sampling: DraftSampling = "sampled"
-    """How the drafts of such requests are chosen. "sampled" draws them by the request's temperature and keeps their
-    distributions, float32 [max_num_requests, K, draft_vocab]; "greedy" takes the most likely tokens. The output has the
-    target's distribution either way (`kernels.verify_sampled`); which is accepted more often depends on the pair. The
-    tokens of a tree are always the most likely ones."""
 
     @property
     def keeps_draft_probs(self) -> bool:
@@ -52,10 +35,9 @@ class DraftConfig(RunnerConfig):
 
     def __post_init__(self) -> None:
         RunnerConfig.__post_init__(self)
-        if self.draft_sampling not in get_args(DraftSampling):
-            raise ConfigError(f"draft_sampling is '{self.draft_sampling}'; it is 'sampled' or 'greedy'")
-        if self.lowering == "round" and type(self) is DraftConfig:
-            raise ConfigError("lowering 'round' launches a verify with the propose, and a drafter alone has no verify")
+        check_choice("draft_sampling", self.draft_sampling, DraftSampling)
+        if self.decode == "round" and type(self) is DraftConfig:
+            raise ConfigError("decode 'round' launches a verify with the propose, and a drafter alone has no verify")
         k = self.num_speculative_tokens
         check_count("num_speculative_tokens", k, 1)
         if k >= self.max_model_len:

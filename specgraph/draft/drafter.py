@@ -117,12 +117,12 @@ class Drafter(ModelRunner):
         Raises:
             CaptureError: the graphs were captured before.
             ConfigError: a tensor is missing, or has the wrong shape, dtype or device.
-            UnsupportedError: the lowering is 'round', whose graphs begin with what the target's graph left.
+            UnsupportedError: decode is 'round', whose graphs begin with what the target's graph left.
         """
         if self.graphs is not None and self.graphs.descriptors:
             raise CaptureError("bind: the graphs are captured already, and read other memory; bind before capture()")
         if self.resolution.lowering == "round":
-            raise UnsupportedError("bind: lowering 'round' launches no propose of its own; use 'merged'")
+            raise UnsupportedError("bind: decode 'round' launches no propose of its own; use 'merged'")
         check_types("bind", tensors, self.round.num_sampled.device)
         made = BoundTensors(len(self.bound) + 1, tensors, self.round, self.config)
         programs = [BoundProgram(program, made, self.round) for program in self.draft_programs]

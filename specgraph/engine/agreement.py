@@ -62,9 +62,9 @@ def check_sharing(config: EngineConfig) -> None:
     Raises:
         UnsupportedError: rounds are launched ahead, or each rank would choose a K of its own.
     """
-    if config.lowering == "round":
+    if config.decode == "round":
         raise UnsupportedError(
-            "lowering 'round' with data parallel ranks: they agree on each round before it is launched, and the "
+            "decode 'round' with data parallel ranks: they agree on each round before it is launched, and the "
             "lowering launches rounds ahead; leave it at auto, which is merged"
         )
     if config.k_candidates is not None:
@@ -92,6 +92,6 @@ def compare_captures(ranks: Ranks, runners: Mapping[str, ModelRunner], config: E
         "rows per request of verifies": list(config.query_lens),
     }
     for name, runner in runners.items():
-        asked[f"lowering of the {name}"] = f"{runner.resolution.lowering}, mode {runner.resolution.mode.name}"
+        asked[f"lowering of the {name}"] = f"{runner.resolution.lowering}, prefill {runner.resolution.prefill}"
         asked[f"graphs of the {name}"] = [str(launch.descriptor) for _, _, launch in runner.captures()]
     ranks.same("the comparison of what is captured", asked)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -10,41 +10,21 @@ from specgraph.capture.config import check_count
 from specgraph.draft import DraftConfig
 from specgraph.engine.adaptive_k import check_times
 from specgraph.errors import ConfigError
-from specgraph.options import KVCacheDtype
+from specgraph.options import DecoderOptions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig(DraftConfig):
-    """Limits and choices of a target with its drafter.
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig(DraftConfig, DecoderOptions):
+    """Limits and choices of a target with its drafter. Without num_blocks there are enough for the largest batch.
 
     Raises:
-        ConfigError: a number is out of range.
+        ConfigError: a number is out of range, or an option has no such value.
     """
 
-    num_blocks: int | None = None
-    """KV blocks of each cache, the null block included; by default enough for max_num_requests of max_model_len."""
-    kv_cache_dtype: KVCacheDtype = "auto"
-    """fp8: keys and values are stored as e4m3. Scales of the target's layers are in its weights (`load_target`)."""
     prefill_chunk: int | None = None
     """Prompt tokens per prefill pass, at most; by default the largest prefill size."""
-    rounds_ahead: int = 1
-    """In the lowering `round`: rounds that are launched before the tokens of the last one are read, 0 or 1. Attention
-    with host parameters takes 0, because it needs the accepted counts."""
-    synthetic_acceptance: float | Sequence[float] | None = None
-    """For measuring speed: accept drafts by chance instead of by the target. A number is the chance that a draft token
-    is accepted when all before it are; a list gives, for each of the K positions, the share of drafts accepted there.
-    The output is then not the target's."""
     synthetic_tree_acceptance: float | Sequence[float] | None = None
-    """The same for draft trees, a share per depth; by default that of chains."""
-
-    round_times: Mapping[int, Mapping[int, float]] | None = None
-    """With k_candidates, microseconds of a round by padded requests and K, by which K is chosen; measured after the
-    capture by default. With a given table the choice follows from nothing but the tokens."""
-    sampling_parameters: bool = False
-    """Requests may have top_k, top_p, min_p, penalties and logit_bias. What that costs a verify is in
-    benchmarks/LESSONS.md, Sampling."""
-    logprobs: bool = False
-    """Chunks have the log-probability of each token under the target's own distribution, before all parameters."""
+    """As synthetic_acceptance, for draft trees, a share per depth; by default that of chains."""
 
     def __post_init__(self) -> None:
         DraftConfig.__post_init__(self)

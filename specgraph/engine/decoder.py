@@ -73,8 +73,8 @@ class SpeculativeDecoder:
             raise ConfigError(f"query_len must be at least 1, got {query_len}")
         if head is not None and self.query_len != config.query_len:
             raise ConfigError(f"with a drafter query_len is K + 1 = {config.query_len}, got {query_len}")
-        if head is None and config.lowering == "round":
-            config = replace(config, lowering="merged")  # a verify is one launch anyway
+        if head is None and config.decode == "round":
+            config = replace(config, decode="merged")  # a verify is one launch anyway
         self.platform, self.config = platform, config
         per_request = -(-(config.max_model_len + config.scratch_tokens) // config.block_size)
         enough = 1 + per_request * config.max_num_requests

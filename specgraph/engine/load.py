@@ -82,7 +82,7 @@ def load_generator(
     took = time.perf_counter() - start
     resolution = decoder.drafter.resolution if decoder.drafter is not None else decoder.target.resolution
     drafter = f"; drafter {drafter_format(draft_folder)}" if speculate else ""
-    how = f"mode {resolution.mode}, lowering {resolution.explain()}"
+    how = f"lowering {resolution.explain()}, prefill {resolution.prefill}"
     how += f"; attention '{attention.backend.name}', because {attention.reason}" if attention.reason else ""
     where = f"{opened.info.name} (simulated)" if opened.info.simulated else opened.info.name
     ignored = f"; generation_config.json's {defaults} are not applied, each request says how it samples"

@@ -72,5 +72,5 @@ def make_runners(
         drafter=drafter,
         sampling=asked,
     )
-    whole = RoundRunner(runner, drafter, config) if drafter is not None and config.lowering == "round" else None
+    whole = RoundRunner(runner, drafter, config) if drafter is not None and config.decode == "round" else None
     return Runners(runner, drafter, whole)

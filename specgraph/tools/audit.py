@@ -150,7 +150,7 @@ def _drafter(
         max_model_len=case.max_model_len,
         block_size=case.block_size,
         prefill_sizes=[16],
-        lowering=lowering,
+        decode=lowering,
     )
     caches = allocate_caches(head.attention_layers, num_blocks, case.block_size, head.dtype, platform.device)
     return Drafter(head, caches, platform, config, attention=attention or PagedAttention())

@@ -25,7 +25,7 @@ def bench_decoding(platform: Platform, *, k: int, lowerings: tuple[LoweringChoic
     """
     generators = {
         lowering: load_generator(
-            platform=platform, num_speculative_tokens=k, lowering=lowering or "auto", speculate=lowering is not None
+            platform=platform, num_speculative_tokens=k, decode=lowering or "auto", speculate=lowering is not None
         )
         for lowering in (*lowerings, None)
     }

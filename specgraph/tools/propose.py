@@ -168,7 +168,7 @@ def _drafter(
         max_model_len=length,
         block_size=attention.preferred_block_size,
         capture_sizes=[case.requests],
-        lowering=way.lowering,
+        decode=way.lowering,
         sampled=way.sampled,
         tree=way.tree,
     )

@@ -136,7 +136,7 @@ def captured_decoder(
         "block_size": attention.preferred_block_size,
         "capture_sizes": [limits["max_num_requests"]],
         "prefill_sizes": [min(512, limits["max_model_len"])],
-        "mode": "FULL_DECODE_ONLY",
+        "prefill": "eager",
     }
     decoder = SpeculativeDecoder(target, head, platform, EngineConfig(**defaults | limits), attention=attention)
     decoder.capture()
@@ -214,8 +214,7 @@ def _way(
         num_speculative_tokens=case.k,
         max_num_requests=case.requests,
         max_model_len=length,
-        lowering=lowering,
-        mode="NONE" if lowering == "eager" else "PIECEWISE" if lowering == "piecewise" else "FULL_DECODE_ONLY",
+        decode=lowering,
         synthetic_acceptance=case.acceptance if tree is None else _tree_acceptance(case),
         tree=tree,
     )

@@ -119,7 +119,7 @@ def _drafter(platform: Platform, head: RandomHead, requests: int, k: int, loweri
     attention = choose_attention("auto", platform, head.attention_layers, head.dtype).backend
     config = DraftConfig(
         num_speculative_tokens=k, max_num_requests=requests, max_model_len=64, capture_sizes=[requests],
-        prefill_sizes=[16], lowering=lowering, block_size=attention.preferred_block_size,
+        prefill_sizes=[16], decode=lowering, block_size=attention.preferred_block_size,
     )  # fmt: skip
     blocks = 1 + requests * -(-64 // config.block_size)
     caches = allocate_caches(head.attention_layers, blocks, config.block_size, head.dtype, platform.device)

@@ -33,7 +33,7 @@ def test_generate(lowering, tmp_path):
     prompt.write_text("def main():\n    import sys\n")
     quick = () if lowering == "auto" else ("--no-compare",)
     run = (in_a_process if lowering == "auto" else specgraph)(
-        "generate", "--prompt-file", prompt, "--lowering", lowering, "-k", 3, "--max-tokens", 24, "--json", "-", *quick
+        "generate", "--prompt-file", prompt, "--decode", lowering, "-k", 3, "--max-tokens", 24, "--json", "-", *quick
     )
     assert run.returncode == 0, run.stderr
     report = json.loads(run.stdout)
@@ -63,7 +63,7 @@ def test_launches_per_round_are_those_of_the_text():
 
 def test_host_attention_and_sampling_repeat_by_seed():
     command = ("generate", "--attention", "host", "--temperature", 0.8, "--seed", 7, "--max-tokens", 16, "--json", "-")
-    command += ("--no-compare", "--mode", "FULL_DECODE_ONLY")
+    command += ("--no-compare", "--prefill", "eager")
     one, two = specgraph(*command), specgraph(*command)
     assert json.loads(one.stdout)["tokens"] == json.loads(two.stdout)["tokens"]
     other = specgraph(*command, "--seed", 8)
@@ -201,8 +201,8 @@ def test_options_of_the_engine_are_declared_once():
 
 
 def test_choices_in_any_case_and_values_that_do_not_parse():
-    run = specgraph("explain", "--mode", "none", "--shape", "eagle3-tiny-python", "--json", "-")
-    assert json.loads(run.stdout)["mode"] == "NONE"
+    run = specgraph("explain", "--decode", "EAGER", "--shape", "eagle3-tiny-python", "--json", "-")
+    assert json.loads(run.stdout)["prefill"] == "eager"
     refused(specgraph("explain", "--prefill-sizes", "8,x"), "--prefill-sizes 8,x", "whole numbers")
     refused(specgraph("generate", "--synthetic-acceptance", "often"), "--synthetic-acceptance often", "0.8,0.6,0.5")
     refused(specgraph("generate", "--dtype", "int8"), "int8", "float32, float16, bfloat16")

@@ -49,7 +49,7 @@ def rows(report):
 
 def test_trees_for_small_batches():
     tree = DraftTree(num_steps=2, top_k=2, num_draft_tokens=5)
-    report = report_of(tree=tree, draft_schedule={1: "tree", 4: 3}, lowering="step", mode="FULL_DECODE_ONLY")
+    report = report_of(tree=tree, draft_schedule={1: "tree", 4: 3}, decode="step", prefill="eager")
     seen = [(r["phase"], r["requests"], r["rows_per_request"], r["k"], r["tree"]) for r in report["captured"]]
     assert seen == [
         *(("verify", n, 4, 3, False) for n in (4, 1)),  # both sizes verify both: a request may have left
@@ -62,9 +62,9 @@ def test_trees_for_small_batches():
     assert (report["tree"]["num_draft_tokens"], report["program"]) == (5, "ChainProgram, TreeProgram")
 
 
-@pytest.mark.parametrize(("mode", "target", "drafter"), [("auto", 1, 1), ("FULL_AND_PIECEWISE", 3, 2)])
-def test_every_size_by_phase_and_model(mode, target, drafter):
-    assert rows(report_of(mode=mode)) == [
+@pytest.mark.parametrize(("prefill", "target", "drafter"), [("auto", 1, 1), ("piecewise", 3, 2)])
+def test_every_size_by_phase_and_model(prefill, target, drafter):
+    assert rows(report_of(prefill=prefill)) == [
         ("target", "prefill", 1, 8, 0, 0, target),  # or two attention layers between three graphs
         ("target", "verify", 4, 16, 3, 0, 1),
         ("target", "verify", 1, 4, 3, 0, 1),
@@ -75,12 +75,12 @@ def test_every_size_by_phase_and_model(mode, target, drafter):
 
 
 def test_prompts_are_captured_whole_where_the_device_knows_the_lengths():
-    assert report_of()["mode"] == "FULL"
-    assert report_of(host=True)["mode"] == "FULL_AND_PIECEWISE"
+    assert report_of()["prefill"] == "full"
+    assert report_of(host=True)["prefill"] == "piecewise"
 
 
 def test_a_round_is_one_graph_and_so_is_a_join():
-    assert [row for row in rows(report_of(lowering="round")) if row[1] != "prefill"] == [
+    assert [row for row in rows(report_of(decode="round")) if row[1] != "prefill"] == [
         ("round", "join", 1, 4, 0, 0, 1),
         ("round", "round", 4, 16, 3, 0, 1),
         ("round", "round", 1, 4, 3, 0, 1),
@@ -88,7 +88,7 @@ def test_a_round_is_one_graph_and_so_is_a_join():
 
 
 def test_one_step_graph_serves_all_steps_and_rounds_unless_steps_differ():
-    schedule = {"lowering": "step", "mode": "FULL_DECODE_ONLY", "draft_schedule": {1: 3, 4: 2}}
+    schedule = {"decode": "step", "prefill": "eager", "draft_schedule": {1: 3, 4: 2}}
     drafter = [row[1:6] for row in rows(report_of(**schedule)) if row[0] == "drafter"]
     assert drafter == [
         ("first", 4, 16, 2, 0), ("step", 4, 4, 2, 0), ("first", 4, 12, 2, 0),
@@ -111,26 +111,25 @@ def test_one_step_graph_serves_all_steps_and_rounds_unless_steps_differ():
     ],
 )
 def test_launches_of_a_propose_by_k(lowering, launches):
-    schedule = {"lowering": lowering, "draft_schedule": {1: 3, 2: 2, 4: 0}, "capture_sizes": [1, 2, 4]}
+    schedule = {"decode": lowering, "draft_schedule": {1: 3, 2: 2, 4: 0}, "capture_sizes": [1, 2, 4]}
     assert report_of(**schedule)["launches_per_propose"] == (launches or {0: 0, 2: 0, 3: 0})
 
 
 def test_refusals_have_the_capability_s_reason():
     report = report_of(platform=NoTaskUpdate(), host=True)
-    assert (report["mode"], report["lowering"]) == ("PIECEWISE", "piecewise")
+    assert (report["lowering"], report["prefill"]) == ("piecewise", "piecewise")
     assert report["host_parameters"] == ["query_lens", "seq_lens"]
-    for name in ("FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"):
-        assert "this device has no such call" in report["modes"][name]
-    assert report["modes"]["PIECEWISE"] == report["lowerings"]["piecewise"] == "yes"
+    assert "this device has no such call" in report["prefills"]["full"]
+    assert report["prefills"]["piecewise"] == report["lowerings"]["piecewise"] == "yes"
     assert "this device has no such call" in report["refusals"]["merged"]
-    assert report["eager"] == ["attention in decode and prefill passes: mode PIECEWISE"]
+    assert report["eager"] == [f"attention in {way} passes: {way} piecewise" for way in ("decode", "prefill")]
 
 
 def test_nothing_captured():
-    report = report_of(mode="NONE")
+    report = report_of(decode="eager")
     assert report["graph_count"] == 0
     assert report["captured"] == []
-    assert report["eager"] == ["verify and propose: mode NONE", "prompts: mode NONE"]
+    assert report["eager"] == ["verify and propose: decode eager", "prompts: prefill eager"]
 
 
 def test_command():
@@ -139,7 +138,7 @@ def test_command():
     report = json.loads(run.stdout)
     assert report["graph_count"] == sum(row["graphs"] for row in report["captured"]) > 3
     assert report["memory_bytes"]["drafter"]["weights"] > 1e6
-    assert re.search(r"mode[ │]+FULL\b", run.stderr)
+    assert re.search(r"prefill[ │]+full\b", run.stderr)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +151,8 @@ def test_command():
         (("--capture-sizes", "a"), "whole numbers"),
         (("--capture-sizes", "99"), "outside 1..8"),
         (("--max-num-requests", "0"), "max_num_requests must be at least 1, got 0"),
-        (("--mode", "PIECEWISE", "--lowering", "merged"), "contradicts graph mode PIECEWISE"),
+        (("--mode", "PIECEWISE"), "write decode='piecewise' (--decode piecewise)"),
+        (("--decode", "merged"), "write decode='merged' (--decode merged)"),
         (("--draft-schedule", "2:5"), "add an entry"),
         (("--draft-schedule", "8:0"), "drafts no token at any size"),
         (("--shape", "no-such-shape"), "unknown shape"),

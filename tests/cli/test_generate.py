@@ -23,7 +23,7 @@ from specgraph.engine.load import load_generator, shipped_pair
 from specgraph.errors import ConfigError
 
 SETTINGS = Prompt(prompt="", max_tokens=9, temperature=0.0, seed=1)
-QUICK = ("--lowering", "eager", "--no-compare", "--max-tokens", 12)
+QUICK = ("--decode", "eager", "--no-compare", "--max-tokens", 12)
 
 
 @pytest.fixture(autouse=True)
@@ -127,7 +127,7 @@ def test_a_drafter_of_another_target_is_told(tmp_path):
         for name, tensor in load_file(weights).items()
     }
     save_file(random, weights)
-    options = ("--max-tokens", 24, "--no-compare", "--lowering", "eager")
+    options = ("--max-tokens", 24, "--no-compare", "--decode", "eager")
     run = specgraph("generate", "--target", target, "--draft", draft, *options)
     assert "Hardly any draft token is accepted" in run.stdout
     assert "Hardly any" not in specgraph("generate", *options).stdout
@@ -174,12 +174,12 @@ def test_a_conversation(tmp_path, monkeypatch):
     monkeypatch.setattr("specgraph.engine.text.render_chat", rendered)
     monkeypatch.setattr("sys.stdin", io.StringIO("def a():\nclass B:\n\nnever read\n"))
     folders = ("--target", pair[0], "--draft", pair[1])
-    run = specgraph("chat", *folders, "--system", "Be brief.", "--lowering", "eager", "--max-tokens", 6)
+    run = specgraph("chat", *folders, "--system", "Be brief.", "--decode", "eager", "--max-tokens", 6)
     assert run.returncode == 0, run.stderr
     first, second = seen
     assert [message["role"] for message in second] == ["system", "user", "assistant", "user"]
     assert [first[0]["content"], first[1]["content"], second[3]["content"]] == ["Be brief.", "def a():", "class B:"]
-    generator = load_generator(*pair, platform="cpu", lowering="eager")
+    generator = load_generator(*pair, platform="cpu", decode="eager")
     answer = generator.tokenizer.decode(generator.generate([generator.request(first, max_tokens=6)])[0].token_ids)
     assert second[2]["content"] == answer
     assert answer in run.stdout
@@ -207,7 +207,7 @@ def test_ctrl_c_shows_the_figures_so_far(monkeypatch):
         return push(self, *arguments, **options)
 
     monkeypatch.setattr(Detokenizer, "push", interrupted)
-    run = specgraph("generate", "--lowering", "eager", "--json", "-")
+    run = specgraph("generate", "--decode", "eager", "--json", "-")
     assert run.returncode == 130
     assert "Traceback" not in run.stderr
     report = json.loads(run.stdout)

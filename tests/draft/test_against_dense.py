@@ -77,7 +77,7 @@ def test_drafts_follow_the_whole_accepted_history(tmp_path, lowering, window, le
     head = load_drafter(tmp_path / "d", load_target(tmp_path / "t"))
     logged = LoggedHead(head, torch.zeros(k, 3, head.draft_vocab_size))
     config = DraftConfig(
-        num_speculative_tokens=k, max_num_requests=3, max_model_len=LENGTH, block_size=BLOCK, lowering=lowering
+        num_speculative_tokens=k, max_num_requests=3, max_model_len=LENGTH, block_size=BLOCK, decode=lowering
     )
     caches = allocate_caches(head.attention_layers, 1 + 3 * LENGTH // BLOCK, BLOCK, torch.float32, platform.device)
     attention = PagedHostAttention(platform) if lengths == "host" else PagedAttention()

@@ -17,6 +17,7 @@ from specgraph.device import no
 from specgraph.device.cpu import CpuPlatform
 from specgraph.device.cpu.platform import CAPABILITIES
 from specgraph.draft import DraftConfig, Drafter, allocate_sampling
+from specgraph.engine.load import load_generator
 from specgraph.errors import CapacityError, CaptureError, ConfigError, UnsupportedError
 
 LIMITS = {"max_num_requests": 2, "max_model_len": 48, "capture_sizes": [2]}
@@ -105,7 +106,9 @@ def test_a_prompt_pass_longer_than_the_largest_size():
         ({"draft_schedule": {2: -5}}, "K is 0 to"),
         ({"prefill_sizes": []}, "prefill sizes: the list is empty"),
         ({"prefill_sizes": [64]}, r"\[64\] are outside 1..48"),
-        ({"mode": "FULLY"}, "unknown graph mode 'FULLY'"),
+        ({"decode": "fully"}, "unknown decode 'fully'; there are auto, eager, piecewise, step, merged, round"),
+        ({"prefill": "FULL"}, "unknown prefill 'FULL'; there are auto, eager, piecewise, full"),
+        ({"draft_sampling": "drawn"}, "unknown draft_sampling 'drawn'; there are sampled, greedy"),
         ({"num_speculative_tokens": "4"}, r"num_speculative_tokens must be an integer, got '4' \(str\)"),
         ({"max_model_len": 48.0}, r"max_model_len must be an integer, got 48.0 \(float\)"),
         ({"num_speculative_tokens": True}, r"num_speculative_tokens must be an integer, got True \(bool\)"),
@@ -144,21 +147,36 @@ def test_sampling_of_other_sizes():
             Drafter(head, drafter.caches, drafter.platform, drafter.config, sampling=sampling)
 
 
-@pytest.mark.parametrize("mode", ["FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"])
-def test_a_mode_that_the_platform_can_t_run(mode):
+def test_passes_that_the_platform_can_t_run():
     capabilities = replace(CAPABILITIES, task_update=no("no such call here"))
-    with pytest.raises(UnsupportedError, match=f"graph mode {mode} is not possible here.*no such call here"):
-        resolve("auto", capabilities, ("seq_lens",), mode)
+    with pytest.raises(UnsupportedError, match=r"decode 'merged' is not possible here.*no such call here"):
+        resolve("merged", capabilities, ("seq_lens",))
+    with pytest.raises(UnsupportedError, match=r"prefill 'full' is not possible here.*no such call here"):
+        resolve("auto", capabilities, ("seq_lens",), "full")
     without = replace(CAPABILITIES, graphs=no("capture fails"))
-    with pytest.raises(UnsupportedError, match="capture fails"):
-        resolve("auto", without, (), mode)
+    for prefill in ("piecewise", "full"):
+        with pytest.raises(UnsupportedError, match=f"prefill '{prefill}' is not possible here.*capture fails"):
+            resolve("auto", without, (), prefill)
 
 
-def test_lowering_and_mode_that_contradict():
-    with pytest.raises(ConfigError, match="lowering 'piecewise' contradicts graph mode FULL"):
-        resolve("piecewise", CAPABILITIES, (), "FULL")
-    assert resolve("step", CAPABILITIES, (), "FULL").lowering == "step"
-    assert resolve("auto", CAPABILITIES, (), "NONE").lowering == "eager"
+@pytest.mark.parametrize(
+    ("former", "message"),
+    [
+        ({"decode": "merged"}, r"the option lowering is now decode: write decode='merged' \(--decode merged\)"),
+        ({"mode": "NONE"}, r"instead of 'NONE' write decode='eager' \(--decode eager\)"),
+        ({"mode": "FULL_DECODE_ONLY"}, r"instead of 'FULL_DECODE_ONLY' write prefill='eager' \(--prefill eager\)"),
+        ({"mode": "fastest"}, "the option mode is now decode and prefill: instead of 'fastest' write decode=... or"),
+    ],
+)
+def test_the_former_name_of_an_option(former, message):
+    made = DraftConfig(num_speculative_tokens=3, **LIMITS)
+    for make in (
+        lambda: DraftConfig(num_speculative_tokens=3, **LIMITS, **former),
+        lambda: replace(made, **former),
+        lambda: load_generator(platform="cpu", **former),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            make()
 
 
 class Wrapped:
@@ -186,7 +204,7 @@ def test_a_wrapper_does_not_hide_the_kind_of_a_head(kind):
 def test_prompt_and_propose_graphs_count_against_one_limit(limit, enough, monkeypatch):
     """One prompt size with one attention layer is two graphs, one propose is the third."""
     monkeypatch.setattr(CpuPlatform, "capabilities", replace(CAPABILITIES, max_live_graphs=limit))
-    settings = {"num_speculative_tokens": 2, "prefill_sizes": [8], "mode": "FULL_AND_PIECEWISE", **LIMITS}
+    settings = {"num_speculative_tokens": 2, "prefill_sizes": [8], "prefill": "piecewise", **LIMITS}
     if enough:
         drafter = make_drafter(make_head("eagle", make_target()), "merged", "device", **settings)
         assert drafter.graphs.graph_count == limit

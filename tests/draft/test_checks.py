@@ -12,9 +12,7 @@ from specgraph import ConfigError, DraftConfig, Drafter, DraftOutput, PagedAtten
 from specgraph.device.cpu import CpuPlatform
 from specgraph.draft import ProposeBatch
 
-CONFIG = DraftConfig(
-    num_speculative_tokens=3, max_num_requests=2, max_model_len=48, lowering="eager", prefill_sizes=[8]
-)
+CONFIG = DraftConfig(num_speculative_tokens=3, max_num_requests=2, max_model_len=48, decode="eager", prefill_sizes=[8])
 
 
 class Changed:
@@ -170,7 +168,7 @@ def test_what_an_inert_request_holds_does_not_matter():
 @pytest.mark.parametrize("trees", [False, True])
 def test_the_decoder_s_rounds_are_sound(trees):
     tree = {"speculative_num_steps": 3, "speculative_eagle_topk": 2, "speculative_num_draft_tokens": 6}
-    options = {"platform": "cpu", "lowering": "eager", "max_model_len": 64, "max_num_requests": 2}
+    options = {"platform": "cpu", "decode": "eager", "max_model_len": 64, "max_num_requests": 2}
     options |= tree if trees else {}
     with load_generator(**options, debug=True) as checked, load_generator(**options) as plain:
         prompts = ["import os\n", "class A:\n"]

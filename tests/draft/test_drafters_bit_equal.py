@@ -19,7 +19,7 @@ WAYS = [(lowering, lengths) for lengths in ("device", "host") for lowering in LO
 def make_drafter(head, lowering, attention, capture=True, **settings):
     """attention: a backend, or "device" or "host" for the core's own."""
     platform = CpuPlatform()
-    config = DraftConfig(lowering=lowering, **{"block_size": 4, "check_inputs": True, **settings})
+    config = DraftConfig(decode=lowering, **{"block_size": 4, "check_inputs": True, **settings})
     blocks = 1 + -(-(config.max_model_len + config.scratch_tokens) // config.block_size) * config.max_num_requests
     caches = allocate_caches(head.attention_layers, blocks, config.block_size, head.dtype, platform.device)
     if isinstance(attention, str):

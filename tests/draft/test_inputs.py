@@ -175,10 +175,10 @@ def test_bound_tensors_after_rounds_of_fewer_rows():
             assert caches_equal(placed.caches, handed.caches)
 
 
-def bound_drafter(change=None, lowering="merged", **settings):
+def bound_drafter(change=None, decode="merged", **settings):
     """A drafter, bound tensors that `change` has changed before, and the drafter's config."""
     drafter = make_drafter(
-        make_head("eagle", make_target()), lowering, "device", capture=False, **SETTINGS, check_inputs=False, **settings
+        make_head("eagle", make_target()), decode, "device", capture=False, **SETTINGS, check_inputs=False, **settings
     )
     tensors = engine_tensors(drafter.config, drafter.head.aux_size, torch.float32, drafter.config.max_blocks)
     tensors = replace(tensors, **(change(tensors) if change else {}))

@@ -24,7 +24,7 @@ class Engine:
     def __init__(self, kind: str = "eagle", **options) -> None:
         self.head, platform = HEADS[kind], CpuPlatform()
         sizes = {"max_num_requests": REQUESTS, "max_model_len": MAX_LEN, "block_size": BLOCK, "prefill_sizes": [8]}
-        config = DraftConfig(num_speculative_tokens=K, lowering="eager", debug=True, **sizes, **options)
+        config = DraftConfig(num_speculative_tokens=K, decode="eager", debug=True, **sizes, **options)
         caches = allocate_caches(self.head.attention_layers, NUM_BLOCKS, BLOCK, self.head.dtype, platform.device)
         self.drafter = Drafter(self.head, caches, platform, config)
         self.drafter.capture()

@@ -9,7 +9,7 @@ import pytest
 from specgraph.capture import resolve
 from specgraph.device import no, quirk
 from specgraph.device.cpu.platform import CAPABILITIES
-from specgraph.errors import ConfigError, UnsupportedError
+from specgraph.errors import UnsupportedError
 
 
 def test_auto_takes_the_strongest_up_to_the_default():
@@ -49,6 +49,12 @@ def test_without_graphs_everything_runs_eagerly():
     assert all("capture fails" in reason for reason in resolution.refusals.values())
 
 
-def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(ConfigError, match="auto, eager, piecewise, step, merged"):
-        resolve("full", CAPABILITIES, ())
+@pytest.mark.parametrize(
+    ("decode", "host", "prefill"),
+    [("eager", (), "eager"), ("piecewise", (), "piecewise"), ("merged", (), "full"), ("step", ("lens",), "piecewise")],
+)
+def test_prompts_run_as_the_lowering_does_without_updates_of_their_attention(decode, host, prefill):
+    assert resolve(decode, CAPABILITIES, host).prefill == prefill
+    for named in ("eager", "piecewise", "full"):
+        resolution = resolve(decode, CAPABILITIES, host, named)
+        assert (resolution.lowering, resolution.prefill) == (decode, named)

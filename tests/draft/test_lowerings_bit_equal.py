@@ -24,7 +24,7 @@ def folders(tmp_path_factory):
 
 def make_drafter(folders, platform, lowering, lengths, dtype, **settings):
     target = load_target(folders[0], dtype=dtype)
-    config = DraftConfig(lowering=lowering, check_inputs=True, **settings)
+    config = DraftConfig(decode=lowering, check_inputs=True, **settings)
     head = load_drafter(folders[1], target)
     log = torch.zeros(config.num_speculative_tokens, config.max_num_requests, head.draft_vocab_size, dtype=dtype)
     logged = LoggedHead(head, log)

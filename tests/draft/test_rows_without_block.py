@@ -68,7 +68,7 @@ def test_a_decoder_loses_none_unless_it_gives_too_few_blocks(lowering, tree, mon
     target = make_target()
     config = EngineConfig(
         num_speculative_tokens=K, tree=tree, max_num_requests=2, max_model_len=LENGTH, block_size=BLOCK,
-        lowering=lowering, capture_sizes=[2], prefill_sizes=[4],
+        decode=lowering, capture_sizes=[2], prefill_sizes=[4],
     )  # fmt: skip
 
     def rows_without_block() -> tuple[int, int]:

@@ -32,14 +32,14 @@ def test_kv_is_complete_after_rounds_without_drafts(kind, lowering, lengths):
 
 
 @pytest.mark.parametrize("settings", [{}, {"sampled": True}, {"synthetic_acceptance": 0.5}], ids=str)
-@pytest.mark.parametrize("mode", ["NONE", "FULL"])
-def test_a_decoder_that_drafts_for_small_batches_only(settings, mode):
+@pytest.mark.parametrize("decode", ["eager", "merged"])
+def test_a_decoder_that_drafts_for_small_batches_only(settings, decode):
     target = make_target()
     requests = [Request(prompt_token_ids=[3, 5 + i], max_tokens=m) for i, m in enumerate((5, 9, 16))]
 
     def generate(head, **more):
         config = EngineConfig(
-            num_speculative_tokens=3, max_num_requests=3, max_model_len=48, mode=mode, prefill_sizes=[8], **more
+            num_speculative_tokens=3, max_num_requests=3, max_model_len=48, decode=decode, prefill_sizes=[8], **more
         )
         with torch.inference_mode():
             decoder = SpeculativeDecoder(target, head, CpuPlatform(), config, attention=PagedAttention())

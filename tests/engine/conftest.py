@@ -92,7 +92,7 @@ def make_decoder(target) -> Iterator[MakeDecoder]:
             "max_num_requests": 4,
             "max_model_len": MAX_MODEL_LEN,
             "block_size": BLOCK_SIZE,
-            "lowering": "eager",
+            "decode": "eager",
         }
         platform = CpuPlatform()
         backend: AttentionBackend = PagedHostAttention(platform) if attention == "host" else PagedAttention()

@@ -97,7 +97,7 @@ def test_rates_are_those_of_counting_every_draft_with_its_weight(rounds):
 
 @pytest.mark.parametrize(("rate", "lowering"), [(0.0, "eager"), (0.6, "step"), (1.0, "merged")])
 def test_a_decoder_settles_on_the_k_of_its_acceptance(make_decoder, shadow, rate, lowering):
-    decoder = make_decoder(shadow, lowering=lowering, synthetic_acceptance=rate, **AUTO)
+    decoder = make_decoder(shadow, decode=lowering, synthetic_acceptance=rate, **AUTO)
     decoder.generate([Request(prompt_token_ids=prompt(4, seed=i), max_tokens=60, seed=i) for i in range(8)])
     wanted = best_k([rate] * 5, TIMES[4])
     used = decoder.metrics.drafts_by_k
@@ -107,7 +107,7 @@ def test_a_decoder_settles_on_the_k_of_its_acceptance(make_decoder, shadow, rate
 
 @pytest.fixture
 def both(make_decoder, shadow):
-    return make_decoder(None), make_decoder(shadow, lowering="merged", **AUTO)
+    return make_decoder(None), make_decoder(shadow, decode="merged", **AUTO)
 
 
 def test_the_targets_tokens_while_k_changes(both):
@@ -134,7 +134,7 @@ def _random_k(seed: int):
 
 def test_a_batch_beyond_every_captured_size_runs_eagerly_with_the_k_of_the_largest(make_decoder, requests, shadow):
     times = {1: dict.fromkeys(CANDIDATES, 1.0) | {1: 0.1}, 2: dict.fromkeys(CANDIDATES, 1.0) | {3: 0.1}}
-    settings = AUTO | {"capture_sizes": [1, 2], "round_times": times, "lowering": "merged", "fallback": "eager"}
+    settings = AUTO | {"capture_sizes": [1, 2], "round_times": times, "decode": "merged", "fallback": "eager"}
     decoder = make_decoder(shadow, **settings)
     wanted = make_decoder(None).generate([requests[0]] * 4)
     assert [r.token_ids for r in decoder.generate([requests[0]] * 4)] == [r.token_ids for r in wanted]
@@ -158,7 +158,7 @@ def test_a_given_table_makes_the_choice_repeat(make_decoder, requests, shadow):
 
 @pytest.mark.parametrize("attention", ["device", "host"])
 def test_times_are_measured_after_the_capture(make_decoder, requests, shadow, attention):
-    settings = {**AUTO, "lowering": "merged", "attention": attention, "capture_sizes": [1, 4]} | {"round_times": None}
+    settings = {**AUTO, "decode": "merged", "attention": attention, "capture_sizes": [1, 4]} | {"round_times": None}
     decoder = make_decoder(shadow, **settings)
     times = decoder.rounds.adaptive.times
     assert {size: tuple(row) for size, row in times.items()} == {1: CANDIDATES, 4: CANDIDATES}

@@ -75,7 +75,7 @@ def test_a_pair_on_a_small_device_runs_with_fewer_positions():
     """The rotary table has one row per position that is used, and the tokens are those of a large device."""
     config = json.loads((shipped_pair()[0] / "config.json").read_text())
     per_token = (config["num_hidden_layers"] + 1) * 2 * config["num_key_value_heads"] * config["head_dim"] * 4
-    settings = {"max_num_requests": 2, "capture_sizes": [2], "prefill_sizes": [16], "lowering": "merged"}
+    settings = {"max_num_requests": 2, "capture_sizes": [2], "prefill_sizes": [16], "decode": "merged"}
     generators = [
         load_generator(platform=Small(free), memory_fraction=0.5, **settings)
         for free in (2 * per_token * 16 * 9, 1 << 40)

@@ -27,12 +27,12 @@ def generated(**options):
 @pytest.fixture(scope="module")
 def alone():
     """The target's own tokens, from FP8 caches too: what speculation must not change."""
-    return generated(speculate=False, lowering="eager")[0]
+    return generated(speculate=False, decode="eager")[0]
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"lowering": "eager"}, {"lowering": "merged"}, {"lowering": "merged", "attention": "host"}, TREE],
+    [{"decode": "eager"}, {"decode": "merged"}, {"decode": "merged", "attention": "host"}, TREE],
     ids=["eager", "merged", "host lengths", "tree"],
 )
 def test_drafting_does_not_change_the_tokens(options, alone):
@@ -43,10 +43,10 @@ def test_drafting_does_not_change_the_tokens(options, alone):
 
 def test_it_takes_a_quarter_of_the_memory_of_float32():
     """What holds one request in FP8, and no more, does not hold it in float32."""
-    with load_generator(platform="cpu", lowering="eager") as generator:
+    with load_generator(platform="cpu", decode="eager") as generator:
         layers = [a for runner in generator.decoder.runners.values() for a in runner.stack.layers]
     needed = sum(2 * a.num_kv_heads * a.head_dim for a in layers) * 16 * 5 / 2**30
-    options = {"platform": "cpu", "max_model_len": 64, "kv_memory": needed, "lowering": "eager"}
+    options = {"platform": "cpu", "max_model_len": 64, "kv_memory": needed, "decode": "eager"}
     load_generator(**options, kv_cache_dtype="fp8").close()
     with pytest.raises(CapacityError):
         load_generator(**options)
@@ -57,7 +57,7 @@ def test_attention_that_cannot_is_refused_by_name():
         def attention_backends(self):
             return {"narrow": lambda platform: PagedAttention("narrow", cache_dtypes=())}
 
-    layers = load_generator(platform="cpu", lowering="eager").decoder.target.model.attention_layers
+    layers = load_generator(platform="cpu", decode="eager").decoder.target.model.attention_layers
     how = layers, torch.float32, None, False, torch.float8_e4m3fn
     with pytest.raises(UnsupportedError, match=r"'narrow'.*float8_e4m3fn; --attention device"):
         choose_attention("narrow", WithItsOwn(), *how)
@@ -73,4 +73,4 @@ def test_a_device_without_fp8_refuses_it(monkeypatch, options):
     without = replace(CpuPlatform().capabilities, float8=no("its copies know no e4m3"))
     monkeypatch.setattr(CpuPlatform, "capabilities", without)
     with pytest.raises(UnsupportedError, match=r"fp8.*: 'cpu' has no FP8: its copies know no e4m3"):
-        load_generator(platform="cpu", lowering="eager", **options)
+        load_generator(platform="cpu", decode="eager", **options)

@@ -57,7 +57,7 @@ def test_every_lowering_gives_the_tokens_and_the_acceptance_of_eager(
     settings = {"num_speculative_tokens": 2, "capture_sizes": [4]}
     eager = make_decoder(shadow, **settings)
     wanted = tokens(eager.generate(requests))
-    decoder = make_decoder(shadow, lowering=lowering, attention=attention, check_inputs=True, **settings)
+    decoder = make_decoder(shadow, decode=lowering, attention=attention, check_inputs=True, **settings)
     captured = decoder.drafter.graphs.descriptors, decoder.target.graphs.descriptors
     assert tokens(decoder.generate(requests)) == wanted == by_target(3)
     assert decoder.metrics == eager.metrics
@@ -127,7 +127,7 @@ def test_block_sizes_change_nothing(make_decoder, requests, shadow, block_size):
 
 @pytest.mark.parametrize("lowering", ["eager", "merged"])
 def test_nothing_ever_writes_to_the_null_block(make_decoder, requests, shadow, lowering):
-    decoder = make_decoder(shadow, lowering=lowering, capture_sizes=[4])
+    decoder = make_decoder(shadow, decode=lowering, capture_sizes=[4])
     decoder.generate(requests)
     for cache in (*decoder.target.caches, *decoder.drafter.caches):
         assert not cache.key[0].any()

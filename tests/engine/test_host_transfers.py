@@ -97,11 +97,11 @@ class Reads(TorchFunctionMode):
         return result
 
 
-def make_decoder(kind, mode="FULL", lengths="device", **settings):
+def make_decoder(kind, prefill="full", lengths="device", **settings):
     target, platform = make_target(), CpuPlatform()
     config = EngineConfig(
         num_speculative_tokens=3, max_num_requests=3, max_model_len=48, block_size=4, capture_sizes=[1, 3],
-        prefill_sizes=[8], mode=mode, **settings,
+        prefill_sizes=[8], prefill=prefill, **settings,
     )  # fmt: skip
     attention = PagedHostAttention(platform) if lengths == "host" else PagedAttention()
     head = None if kind is None else make_head(kind, target)
@@ -151,20 +151,20 @@ ONE = (["copy to the host"], 1)
 
 @pytest.mark.parametrize("kind", [None, *DRAFTERS])
 def test_one_transfer_a_round(kind, monkeypatch):
-    decoder = make_decoder(kind, "FULL")
+    decoder = make_decoder(kind)
     rounds = transfers_by_round(decoder, monkeypatch, requests())
     assert len(rounds) > 5
     assert rounds == [ONE] * len(rounds)
 
 
-@pytest.mark.parametrize("mode", ["NONE", "FULL_AND_PIECEWISE"])
-def test_in_modes_that_run_passes_eagerly(mode, monkeypatch):
-    rounds = transfers_by_round(make_decoder("eagle", mode), monkeypatch, requests())
+@pytest.mark.parametrize(("decode", "prefill"), [("eager", "eager"), ("merged", "piecewise")])
+def test_in_modes_that_run_passes_eagerly(decode, prefill, monkeypatch):
+    rounds = transfers_by_round(make_decoder("eagle", prefill, decode=decode), monkeypatch, requests())
     assert rounds == [ONE] * len(rounds)
 
 
 def test_with_sampling_and_a_schedule(monkeypatch):
-    decoder = make_decoder("mtp", "FULL", sampled=True, draft_schedule={1: 3, 3: 1})
+    decoder = make_decoder("mtp", sampled=True, draft_schedule={1: 3, 3: 1})
     rounds = transfers_by_round(decoder, monkeypatch, requests(temperature=0.8))
     assert rounds == [ONE] * len(rounds)
 
@@ -182,7 +182,7 @@ def test_a_round_uploads_nothing_while_nobody_joins_or_leaves(kind, mapped, ahea
     memory."""
     monkeypatch.setattr(CpuPlatform, "mapped_memory", mapped_memory if mapped else Platform.mapped_memory)
     copy = [] if mapped else ["copy to the host"]
-    decoder = make_decoder(kind, lowering="round", rounds_ahead=ahead, sampled=True)
+    decoder = make_decoder(kind, decode="round", rounds_ahead=ahead, sampled=True)
     uploads, launched = [], []
     launch = decoder.rounds.runner.launch
     monkeypatch.setattr(decoder.rounds.runner, "launch", lambda *args: (launched.append(len(uploads)), launch(*args)))
@@ -201,7 +201,7 @@ def test_a_round_uploads_nothing_while_nobody_joins_or_leaves(kind, mapped, ahea
 
 
 def test_host_lengths_take_the_counts_from_the_same_transfer(monkeypatch):
-    rounds = transfers_by_round(make_decoder("eagle", "FULL", "host"), monkeypatch, requests())
+    rounds = transfers_by_round(make_decoder("eagle", "full", "host"), monkeypatch, requests())
     assert rounds == [ONE] * len(rounds)
 
 

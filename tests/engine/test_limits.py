@@ -47,7 +47,7 @@ def test_max_model_len_is_reached_exactly_and_never_passed(make_decoder, shadow,
     decoder = make_decoder(
         shadow,
         num_speculative_tokens=steps,
-        lowering=lowering,
+        decode=lowering,
         attention=attention,
         max_num_requests=3,
         capture_sizes=[3],
@@ -190,8 +190,8 @@ def test_a_wrong_request_is_an_error_before_anything_ran(make_decoder, shadow, r
         ({"num_speculative_tokens": 0}, "num_speculative_tokens"),
         ({"max_num_requests": 0}, "max_num_requests"),
         ({"block_size": 0}, "block_size"),
-        ({"lowering": "merged", "capture_sizes": [2]}, "fallback"),
-        ({"lowering": "fastest"}, "unknown lowering 'fastest'"),
+        ({"decode": "merged", "capture_sizes": [2]}, "fallback"),
+        ({"decode": "fastest"}, "unknown decode 'fastest'"),
     ],
 )
 def test_a_wrong_setting_is_one_clear_error(make_decoder, shadow, changes, says):
@@ -201,14 +201,14 @@ def test_a_wrong_setting_is_one_clear_error(make_decoder, shadow, changes, says)
 
 def test_batches_beyond_the_captured_sizes_run_eager_if_asked(make_decoder, requests, shadow):
     wanted = make_decoder(shadow).generate(requests)
-    decoder = make_decoder(shadow, lowering="merged", capture_sizes=[2], fallback="eager")
+    decoder = make_decoder(shadow, decode="merged", capture_sizes=[2], fallback="eager")
     assert [r.token_ids for r in decoder.generate(requests)] == [r.token_ids for r in wanted]
     assert 0 < decoder.drafter.launches["propose"] < decoder.drafter.num_proposes
 
 
-@pytest.mark.parametrize("asked", [{"lowering": "round"}, {"k_candidates": (1, 2)}])
+@pytest.mark.parametrize("asked", [{"decode": "round"}, {"k_candidates": (1, 2)}])
 def test_data_parallel_ranks_take_rounds_one_by_one_and_one_k(asked):
     config = EngineConfig(num_speculative_tokens=2, max_num_requests=2, max_model_len=64, block_size=4, **asked)
     with pytest.raises(UnsupportedError, match="with data parallel ranks"):
         check_sharing(config)
-    check_sharing(replace(config, lowering="merged", k_candidates=None))
+    check_sharing(replace(config, decode="merged", k_candidates=None))

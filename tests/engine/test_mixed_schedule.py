@@ -37,7 +37,7 @@ def by_target(make_decoder, requests):
     ids=str,
 )
 def test_equal_to_the_target_alone(make_decoder, requests, by_target, shadow, schedule, lowering):
-    decoder = make_decoder(shadow, lowering=lowering, check_inputs=True, **mixed(schedule))
+    decoder = make_decoder(shadow, decode=lowering, check_inputs=True, **mixed(schedule))
     assert tokens(decoder.generate(requests)) == by_target
     if lowering == "merged":
         assert decoder.drafter.launches["propose"] == decoder.drafter.num_proposes
@@ -47,7 +47,7 @@ def test_equal_to_the_target_alone(make_decoder, requests, by_target, shadow, sc
 @pytest.fixture
 def both(make_decoder, shadow):
     """The target alone, and a mixed schedule, with one graph per propose."""
-    return make_decoder(None), make_decoder(shadow, lowering="merged", **mixed({2: "tree", 4: 2}))
+    return make_decoder(None), make_decoder(shadow, decode="merged", **mixed({2: "tree", 4: 2}))
 
 
 def test_random_arrivals_and_cancellations(both):
@@ -123,7 +123,7 @@ def test_a_seed_gives_the_tokens_of_the_target_alone(make_decoder, requests, sha
     """In batches that verify trees or nothing, the target's own draw decides at every position."""
     asked = [replace(one, temperature=(0.5, 0.0, 1.1)[i % 3], seed=7 * i) for i, one in enumerate(requests)]
     wanted = tokens(make_decoder(None, sampled=True).generate(asked))
-    decoder = make_decoder(shadow, sampled=True, lowering="merged", **mixed({2: "tree", 4: 0}))
+    decoder = make_decoder(shadow, sampled=True, decode="merged", **mixed({2: "tree", 4: 0}))
     assert tokens(decoder.generate(asked)) == wanted
     assert decoder.metrics.accepted[0] > 0
 
@@ -147,7 +147,7 @@ def test_requests_that_reach_max_model_len(make_decoder, shadow):
     """Their last nodes lie behind max_model_len, in slots that a request of a batch of chains has too."""
     asked = [Request(prompt_token_ids=prompt(n, seed=n), max_tokens=100) for n in (50, 60, 63, 30)]
     wanted = tokens(make_decoder(None).generate(asked))
-    decoder = make_decoder(shadow, lowering="merged", **mixed({2: "tree", 4: 2}))
+    decoder = make_decoder(shadow, decode="merged", **mixed({2: "tree", 4: 2}))
     assert tokens(decoder.generate(asked)) == wanted
     assert [len(got) for got in wanted] == [14, 4, 1, 34]
     assert set(decoder.metrics.drafts_by_k) == {2, 3}

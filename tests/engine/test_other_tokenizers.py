@@ -27,7 +27,7 @@ def warnings(tmp_path, caplog):
         shutil.copy(TOKENIZER, target)
         spoil(draft / "tokenizer.json")
         with caplog.at_level(logging.WARNING, "specgraph"):
-            load_generator(target, draft, platform="cpu", lowering="eager", max_model_len=32, **options).close()
+            load_generator(target, draft, platform="cpu", decode="eager", max_model_len=32, **options).close()
         return [text for text in caplog.messages if "tokenizer" in text]
 
     return load

@@ -32,7 +32,7 @@ def graphs_of(runner):
 @pytest.mark.parametrize("lowering", ["piecewise", "merged", "round"])
 def test_a_dropped_decoder_frees_its_graphs_and_caches(target, shadow, requests, lowering):
     platform = CpuPlatform()
-    decoder = SpeculativeDecoder(target, shadow, platform, EngineConfig(**LIMITS, lowering=lowering, prefill_sizes=[8]))
+    decoder = SpeculativeDecoder(target, shadow, platform, EngineConfig(**LIMITS, decode=lowering, prefill_sizes=[8]))
     decoder.capture()
     stream = decoder.stream(requests[:2])
     next(stream)

@@ -34,7 +34,7 @@ def make_decoder(kind, lowering, lengths="device", **changes):
     target, platform = make_target(), CpuPlatform()
     settings = {"num_speculative_tokens": 3, "max_num_requests": 4, "max_model_len": MAX_MODEL_LEN, "block_size": 4}
     config = EngineConfig(
-        **(settings | {"capture_sizes": [1, 2, 4], "prefill_sizes": [8], "lowering": lowering, **changes})
+        **(settings | {"capture_sizes": [1, 2, 4], "prefill_sizes": [8], "decode": lowering, **changes})
     )
     attention = PagedHostAttention(platform) if lengths == "host" else PagedAttention()
     decoder = SpeculativeDecoder(target, make_head(kind, target), platform, config, attention=attention)
@@ -304,7 +304,7 @@ def test_one_launch_per_round_and_none_of_a_verify_or_propose(kind):
 
 
 def test_a_stream_may_end_outside_of_inference_mode():
-    generator = load_generator(platform="cpu", lowering="round", capture_sizes=[1], prefill_sizes=[64])
+    generator = load_generator(platform="cpu", decode="round", capture_sizes=[1], prefill_sizes=[64])
     with torch.inference_mode(False):
         for _ in range(2):
             with generator.stream_text("def read(self, size):\n", max_tokens=40, stop=["\n"]) as stream:
@@ -321,7 +321,7 @@ def test_a_stream_may_end_outside_of_inference_mode():
 
 def test_too_many_stop_tokens_and_a_wrong_number_of_rounds_ahead_are_refused():
     decoder = kept("eagle", "device", 1, False)
-    with pytest.raises(ConfigError, match="17 stop tokens, and the lowering 'round' takes 16"):
+    with pytest.raises(ConfigError, match="17 stop tokens, and decode 'round' takes 16"):
         decoder.add(request(0, stops=range(17)))
     with pytest.raises(ConfigError, match="rounds_ahead must be 0 or 1, got 2"):
         make_decoder("eagle", "round", rounds_ahead=2)

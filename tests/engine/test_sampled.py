@@ -39,7 +39,7 @@ def test_a_seed_repeats_whatever_the_batch(request, make_decoder, requests, head
 def test_every_lowering_samples_the_same_tokens(make_decoder, requests, shadow, lowering, attention):
     eager = make_decoder(shadow, sampled=True, capture_sizes=[4])
     wanted = tokens(eager.generate(warm(requests, 0.5)))
-    decoder = make_decoder(shadow, sampled=True, capture_sizes=[4], lowering=lowering, attention=attention)
+    decoder = make_decoder(shadow, sampled=True, capture_sizes=[4], decode=lowering, attention=attention)
     assert tokens(decoder.generate(warm(requests, 0.5))) == wanted
     assert decoder.metrics == eager.metrics
     assert decoder.metrics.accepted[1] > 0
@@ -51,7 +51,7 @@ def test_greedy_drafts_for_requests_that_sample(make_decoder, requests, shadow, 
     config = {"sampled": True, "draft_sampling": "greedy", "capture_sizes": [4]}
     eager = make_decoder(shadow, **config)
     wanted = tokens(eager.generate(warm(requests, 0.5)))
-    decoder = make_decoder(shadow, lowering=lowering, **config)
+    decoder = make_decoder(shadow, decode=lowering, **config)
     assert tokens(decoder.generate(warm(requests, 0.5))) == wanted
     assert decoder.metrics == eager.metrics
     assert decoder.metrics.accepted[1] > 0

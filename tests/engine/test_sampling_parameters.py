@@ -23,7 +23,7 @@ MIXED = [
     {"temperature": 3.0, "min_p": 0.3, "logit_bias": {2: 4.0, 0: -2.0}},
     {"temperature": 3.0, "repetition_penalty": 1.8, "presence_penalty": 4.0},
 ]
-ROUND = {"lowering": "round", "capture_sizes": [4, 64]}
+ROUND = {"decode": "round", "capture_sizes": [4, 64]}
 TREE = {"num_speculative_tokens": 2, "tree": DraftTree(num_steps=2, top_k=2, num_draft_tokens=5)}
 LARGER = {"num_speculative_tokens": 3, "tree": DraftTree(num_steps=3, top_k=4, num_draft_tokens=16)}
 SETTINGS = {"sampled": True, "sampling_parameters": True, "max_num_requests": 64, "num_speculative_tokens": 2}
@@ -89,12 +89,12 @@ ASKED = [{"repetition_penalty": 1.5}, {"frequency_penalty": 1.0, "presence_penal
 
 WAYS = {
     "eager": {},
-    "merged": {"lowering": "merged"},
-    "round": {"lowering": "round"},
-    "round, read at once": {"lowering": "round", "rounds_ahead": 0},
-    "tree": {**LARGER, "lowering": "merged"},
-    "trees for up to 2 requests": {**LARGER, "lowering": "merged", "draft_schedule": {2: "tree", 4: 3}},
-    "round of trees": {**LARGER, "lowering": "round"},
+    "merged": {"decode": "merged"},
+    "round": {"decode": "round"},
+    "round, read at once": {"decode": "round", "rounds_ahead": 0},
+    "tree": {**LARGER, "decode": "merged"},
+    "trees for up to 2 requests": {**LARGER, "decode": "merged", "draft_schedule": {2: "tree", 4: 3}},
+    "round of trees": {**LARGER, "decode": "round"},
 }
 
 
@@ -179,7 +179,7 @@ def test_values_out_of_range_are_refused(asked, message):
 def test_parameters_of_the_text_generator():
     """Those of a server that have no lossless meaning here are refused by name; top_p goes through."""
     generator = load_generator(
-        platform="cpu", max_model_len=64, prefill_sizes=[16], lowering="eager", sampled=True, sampling_parameters=True
+        platform="cpu", max_model_len=64, prefill_sizes=[16], decode="eager", sampled=True, sampling_parameters=True
     )
     for name in (*UNSUPPORTED, "colour"):
         with pytest.raises(ConfigError, match=f"'{name}' is not supported: "):

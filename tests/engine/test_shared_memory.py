@@ -23,7 +23,7 @@ def names_by_storage(runner):
 
 def test_target_and_drafter_share_the_round_and_nothing_else(make_decoder, eagle3):
     """Metadata in particular: the next verify would overwrite what the drafter's graphs read."""
-    decoder = make_decoder(eagle3, lowering="merged", sampled=True)
+    decoder = make_decoder(eagle3, decode="merged", sampled=True)
     target, drafter = names_by_storage(decoder.target), names_by_storage(decoder.drafter)
     shared = {name for storage in target.keys() & drafter.keys() for name in target[storage] | drafter[storage]}
     # Metadata holds the block table itself, under its own name.
@@ -34,7 +34,7 @@ def test_target_and_drafter_share_the_round_and_nothing_else(make_decoder, eagle
 
 @pytest.mark.parametrize("lowering", ["eager", "merged"])
 def test_no_graph_writes_what_the_host_uploads_once(make_decoder, shadow, requests, lowering):
-    decoder = make_decoder(shadow, lowering=lowering, sampled=True, capture_sizes=[4])
+    decoder = make_decoder(shadow, decode=lowering, sampled=True, capture_sizes=[4])
     for request in requests[:3]:
         decoder.add(request)
     for _ in range(3):

@@ -51,7 +51,7 @@ def decode(target):
         head = load_drafter(folder_of(name), target) if name else None
         platform = CpuPlatform()
         config = EngineConfig(
-            num_speculative_tokens=STEPS, max_num_requests=4, max_model_len=256, capture_sizes=[4], lowering="merged"
+            num_speculative_tokens=STEPS, max_num_requests=4, max_model_len=256, capture_sizes=[4], decode="merged"
         )
         with torch.inference_mode():
             decoder = SpeculativeDecoder(target, head, platform, config, query_len=STEPS + 1)

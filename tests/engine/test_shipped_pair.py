@@ -50,7 +50,7 @@ def run():
                 max_num_requests=BATCH,
                 max_model_len=256,
                 capture_sizes=[BATCH],
-                lowering=lowering or "eager",
+                decode=lowering or "eager",
             )
             drafter = head if lowering else None
             decoder = SpeculativeDecoder(target, drafter, platform, config, query_len=STEPS + 1)

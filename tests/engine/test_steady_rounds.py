@@ -117,7 +117,7 @@ def test_generate_touches_no_request_in_rounds_in_which_nobody_joins_or_ends(mon
     target = make_target()
     config = EngineConfig(
         num_speculative_tokens=3, max_num_requests=2, max_model_len=72, block_size=4, capture_sizes=[2],
-        prefill_sizes=[8], lowering="round",
+        prefill_sizes=[8], decode="round",
     )  # fmt: skip
     decoder = SpeculativeDecoder(target, make_head("eagle", target), CpuPlatform(), config)
     decoder.capture()
@@ -143,7 +143,7 @@ def test_chunks_may_be_read_after_their_requests_have_ended():
     target = make_target()
     config = EngineConfig(
         num_speculative_tokens=3, max_num_requests=3, max_model_len=72, block_size=4, capture_sizes=[1, 3],
-        prefill_sizes=[8], lowering="round",
+        prefill_sizes=[8], decode="round",
     )  # fmt: skip
     decoder = SpeculativeDecoder(target, make_head("eagle", target), CpuPlatform(), config)
     decoder.capture()

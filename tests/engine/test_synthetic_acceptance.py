@@ -12,10 +12,10 @@ from specgraph.engine import EngineConfig, Request, SpeculativeDecoder, acceptan
 from specgraph.errors import ConfigError
 
 
-def run(synthetic, lowering="eager", kind="dflash"):
+def run(synthetic, decode="eager", kind="dflash"):
     target = make_target()
     config = EngineConfig(
-        num_speculative_tokens=4, max_num_requests=8, max_model_len=128, lowering=lowering, capture_sizes=[8],
+        num_speculative_tokens=4, max_num_requests=8, max_model_len=128, decode=decode, capture_sizes=[8],
         prefill_sizes=[8], synthetic_acceptance=synthetic,
     )  # fmt: skip
     with torch.inference_mode():

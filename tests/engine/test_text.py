@@ -26,7 +26,7 @@ def _inference():
 
 @pytest.fixture(scope="module")
 def generator():
-    generator = load_generator(platform="cpu", lowering="eager", max_num_requests=2, max_model_len=128)
+    generator = load_generator(platform="cpu", decode="eager", max_num_requests=2, max_model_len=128)
     yield generator
     generator.close()
 
@@ -58,7 +58,7 @@ def test_an_empty_prompt_is_refused(generator):
 
 
 def test_without_drafting_the_text_is_the_same(generator):
-    alone = load_generator(platform="cpu", lowering="eager", speculate=False, max_model_len=128)
+    alone = load_generator(platform="cpu", decode="eager", speculate=False, max_model_len=128)
     assert alone.decoder.drafter is None
     assert alone.text([PROMPT], max_tokens=24) == generator.text([PROMPT], max_tokens=24)
     alone.close()
@@ -74,7 +74,7 @@ def folders(tmp_path):
 
 
 def test_any_folders(folders):
-    generator = load_generator(*folders, platform="cpu", lowering="merged", num_speculative_tokens=2)
+    generator = load_generator(*folders, platform="cpu", decode="merged", num_speculative_tokens=2)
     assert len(generator.generate([generator.request("import os", max_tokens=5)])[0].token_ids) <= 5
     assert "merged" in generator.description
     generator.close()
@@ -120,7 +120,7 @@ def test_wrong_options_are_told_before_weights_are_read(options, words, monkeypa
 @pytest.mark.parametrize(("ids", "wanted"), [(5, (5,)), ([5, 7], (5, 7)), (None, (0,))])
 def test_stop_tokens_come_from_the_generation_config_else_from_the_config(folders, ids, wanted):
     (folders[0] / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
-    generator = load_generator(*folders, platform="cpu", lowering="eager")
+    generator = load_generator(*folders, platform="cpu", decode="eager")
     assert generator.stop_token_ids == wanted
     generator.close()
 
@@ -172,7 +172,7 @@ def test_more_prompts_than_run_together_are_told(generator):
 
 @pytest.mark.parametrize("lowering", ["eager", "merged"])
 def test_a_closed_generator_says_so(lowering):
-    settings = {"lowering": lowering, "max_model_len": 32, "prefill_sizes": [8], "mode": "auto"}
+    settings = {"decode": lowering, "max_model_len": 32, "prefill_sizes": [8]}
     with load_generator(platform="cpu", **settings) as generator:
         request = generator.request("x", max_tokens=2)
         generator.generate([request])

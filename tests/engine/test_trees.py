@@ -54,7 +54,7 @@ def test_every_lowering_gives_the_tokens_and_the_acceptance_of_eager(
     settings = {**tree(4, 3, 12), "capture_sizes": [2, 4]}
     eager = make_decoder(shadow, **settings)
     wanted = tokens(eager.generate(requests))
-    decoder = make_decoder(shadow, lowering=lowering, check_inputs=True, **settings)
+    decoder = make_decoder(shadow, decode=lowering, check_inputs=True, **settings)
     assert tokens(decoder.generate(requests)) == wanted == by_target
     assert decoder.metrics == eager.metrics
     for drafts, others in zip(decoder.drafter.caches, eager.drafter.caches, strict=True):
@@ -87,7 +87,7 @@ def test_requests_that_reach_max_model_len(make_decoder, shadow, block_size):
     """Nodes of a permitted depth lie behind max_model_len, in slots of their own."""
     asked = [Request(prompt_token_ids=prompt(n, seed=n), max_tokens=100) for n in (50, 60, 63, 30)]
     wanted = tokens(make_decoder(None, block_size=block_size).generate(asked))
-    decoder = make_decoder(shadow, block_size=block_size, capture_sizes=[4], lowering="merged", **tree(4, 4, 24))
+    decoder = make_decoder(shadow, block_size=block_size, capture_sizes=[4], decode="merged", **tree(4, 4, 24))
     assert tokens(decoder.generate(asked)) == wanted
     assert [len(got) for got in wanted] == [14, 4, 1, 34]
     for cache in (*decoder.target.caches, *decoder.drafter.caches):
@@ -139,7 +139,7 @@ def test_a_seed_gives_the_tokens_that_it_gives_the_target_alone(request, make_de
     """The target's own draw decides at every node, with the noise of its position, whatever was drafted."""
     asked = [replace(one, temperature=(0.5, 0.0, 1.1)[i % 3], seed=7 * i) for i, one in enumerate(requests)]
     wanted = tokens(make_decoder(None, sampled=True).generate(asked))
-    decoder = make_decoder(request.getfixturevalue(head), sampled=True, lowering="merged", **tree(3, 3, 12))
+    decoder = make_decoder(request.getfixturevalue(head), sampled=True, decode="merged", **tree(3, 3, 12))
     assert tokens(decoder.generate(asked)) == wanted
     assert decoder.metrics.accepted[0] > 0
 
@@ -180,7 +180,7 @@ def test_trees_of_a_parallel_drafter(make_decoder, requests, lowering):
     model, settings = make_target(), tree(STEPS, 4, 14)
     asked = [replace(one, prompt_token_ids=[t % VOCAB for t in one.prompt_token_ids]) for one in requests]
     wanted = tokens(make_decoder(None, target=model, query_len=STEPS + 1).generate(asked))
-    decoder = make_decoder(successors(), target=model, lowering=lowering, check_inputs=True, **settings)
+    decoder = make_decoder(successors(), target=model, decode=lowering, check_inputs=True, **settings)
     assert tokens(decoder.generate(asked)) == wanted
     chain = make_decoder(successors(), target=model, num_speculative_tokens=STEPS)
     assert tokens(chain.generate(asked)) == wanted
@@ -211,6 +211,6 @@ def test_a_parallel_drafter_s_trees(make_decoder, requests, sampled):
     ]
     settings = tree(STEPS, 3, 12) | ({"sampled": True} if sampled else {"draft_schedule": {2: "tree", 4: STEPS}})
     wanted = tokens(make_decoder(None, target=model, sampled=sampled).generate(asked))
-    decoder = make_decoder(successors(), target=model, lowering="merged", **settings)
+    decoder = make_decoder(successors(), target=model, decode="merged", **settings)
     assert tokens(decoder.generate(asked)) == wanted
     assert decoder.metrics.accepted[2] > 0

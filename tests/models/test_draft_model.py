@@ -73,7 +73,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(lowering, prefill_chunk,
         max_num_requests=3,
         max_model_len=64,
         block_size=8,
-        lowering=lowering,
+        decode=lowering,
         prefill_chunk=prefill_chunk,
     )
     backend = attention(platform) if attention is PagedHostAttention else attention()

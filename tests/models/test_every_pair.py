@@ -39,7 +39,7 @@ def decoded(target, head) -> tuple[list[list[int]], int]:
     """Greedy tokens, and rounds; without a head at the shape of the verify pass, which gives the same bits."""
     platform = CpuPlatform()
     config = EngineConfig(
-        num_speculative_tokens=2, max_num_requests=2, max_model_len=32, block_size=4, lowering="eager",
+        num_speculative_tokens=2, max_num_requests=2, max_model_len=32, block_size=4, decode="eager",
         capture_sizes=[2], prefill_sizes=[8],
     )  # fmt: skip
     decoder = SpeculativeDecoder(target, head, platform, config, query_len=3)

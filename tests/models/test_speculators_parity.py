@@ -154,7 +154,7 @@ def test_a_saved_folder_drafts(name, target):
     """Through graphs, for two requests: every output is the target's alone."""
     config = EngineConfig(
         num_speculative_tokens=3, max_num_requests=2, max_model_len=32, block_size=4, capture_sizes=[2],
-        prefill_sizes=[8], lowering="merged",
+        prefill_sizes=[8], decode="merged",
     )  # fmt: skip
     requests = [Request(prompt_token_ids=[5, 9, 2 + i], max_tokens=12) for i in range(2)]
     outputs = []

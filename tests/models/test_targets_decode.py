@@ -54,9 +54,7 @@ LENGTHS, TOKENS = (3, 21), 16
 def decoded(target, prompts, lowering, attention) -> tuple[list[list[int]], float]:
     """Greedy tokens of each prompt with the target as its own drafter, so that drafts are accepted too."""
     platform = CpuPlatform()
-    config = EngineConfig(
-        num_speculative_tokens=3, max_num_requests=2, max_model_len=64, block_size=4, lowering=lowering
-    )
+    config = EngineConfig(num_speculative_tokens=3, max_num_requests=2, max_model_len=64, block_size=4, decode=lowering)
     head = DraftModelHead(target, target.hidden_size)
     backend: AttentionBackend = PagedHostAttention(platform) if attention == "host" else PagedAttention()
     decoder = SpeculativeDecoder(target, head, platform, config, attention=backend)

@@ -35,7 +35,7 @@ def generate(
     ranks: Ranks | None,
     target: str,
     draft: str,
-    lowering: str = "merged",
+    decode: str = "merged",
     dtype: str = "float64",
     tree: bool = False,
     whole_drafter: bool = False,
@@ -55,7 +55,7 @@ def generate(
     if tree:
         options["tree"] = DraftTree(num_steps=3, top_k=2, num_draft_tokens=6)
     config = EngineConfig(
-        max_num_requests=2, max_model_len=64, block_size=4, prefill_sizes=(8,), lowering=lowering,
+        max_num_requests=2, max_model_len=64, block_size=4, prefill_sizes=(8,), decode=decode,
         sampled=temperature > 0, **{"num_speculative_tokens": 3, "capture_sizes": (2,), **options},
     )  # fmt: skip
     decoder = SpeculativeDecoder(model, head, CpuPlatform(), config, layout=layout)

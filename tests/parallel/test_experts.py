@@ -28,7 +28,7 @@ def runs(folders: dict[str, str]) -> list[dict[str, Any]]:
     for name, lowerings in (("Qwen3Moe", LOWERINGS), ("GptOss", ("merged",))):
         for experts in (True, False):
             every += [
-                {"target": folders[name], "draft": folders[name], "lowering": lowering, "experts": experts}
+                {"target": folders[name], "draft": folders[name], "decode": lowering, "experts": experts}
                 for lowering in lowerings
             ]
     return every

@@ -25,8 +25,8 @@ def run(draft: str = "eagle3-llama", **changes: Any) -> dict[str, Any]:
 
 RUNS = [
     *(run(draft) for draft in DRAFTERS),
-    *(run(lowering=lowering) for lowering in LOWERINGS if lowering != "merged"),
-    *(run(draft, lowering=lowering) for draft in DRAFTERS[1:] for lowering in KINDS_IN[:-1]),
+    *(run(decode=lowering) for lowering in LOWERINGS if lowering != "merged"),
+    *(run(draft, decode=lowering) for draft in DRAFTERS[1:] for lowering in KINDS_IN[:-1]),
     run(dtype="float32"),
     run("target", k_candidates=(1, 3)),
     run(tree=True),
@@ -44,7 +44,7 @@ def alone(runs: list[dict[str, Any]]) -> list[Any]:
 @pytest.fixture(scope="module")
 def whole() -> list[Any]:
     """Each of RUNS in this process; in the merged lowering, since lowerings must give the same tokens."""
-    merged = [{name: value for name, value in each.items() if name != "lowering"} for each in RUNS]
+    merged = [{name: value for name, value in each.items() if name != "decode"} for each in RUNS]
     distinct = [each for n, each in enumerate(merged) if each not in merged[:n]]
     found = alone(distinct)
     return [found[distinct.index(each)] for each in merged]
@@ -98,15 +98,15 @@ def test_float32_differs_only_at_near_ties(two, record_property):
 
 @pytest.mark.parametrize("draft", DRAFTERS)
 def test_every_kind_is_bit_equal_in_its_lowerings(two, draft):
-    numbers = [RUNS.index(run(draft, **({} if each == "merged" else {"lowering": each}))) for each in KINDS_IN]
+    numbers = [RUNS.index(run(draft, **({} if each == "merged" else {"decode": each}))) for each in KINDS_IN]
     for rank in two:
         assert len({rank[n]["kv"] for n in numbers}) == 1
         assert len({str(rank[n]["tokens"]) for n in numbers}) == 1
 
 
 def test_lowerings_are_bit_equal_on_every_rank(two):
-    of = {each.get("lowering", "merged"): n for n, each in enumerate(RUNS) if each["draft"].endswith("eagle3-llama")
-          and not each.keys() - {"target", "draft", "lowering"}}  # fmt: skip
+    of = {each.get("decode", "merged"): n for n, each in enumerate(RUNS) if each["draft"].endswith("eagle3-llama")
+          and not each.keys() - {"target", "draft", "decode"}}  # fmt: skip
     assert set(of) == set(LOWERINGS)
     for rank in two:
         assert len({rank[n]["kv"] for name, n in of.items() if name != "round"}) == 1
@@ -123,7 +123,7 @@ def test_a_rank_holds_half_of_the_matrices(whole, two):
 
 def test_four_ranks_share_kv_heads(whole):
     """Two KV heads on four ranks: each head on two of them. Lowerings are bit-equal there too."""
-    runs = [*(run(lowering=each) for each in KINDS_IN), run("dflash")]
+    runs = [*(run(decode=each) for each in KINDS_IN), run("dflash")]
     four = results(4, "several", runs=runs)
     for number, each in enumerate((*(whole[0] for _ in KINDS_IN), whole[DRAFTERS.index("dflash")])):
         assert all(rank[number]["tokens"] == each["tokens"] for rank in four)

@@ -78,7 +78,7 @@ def counted_propose(shape, requests: int, k: int) -> tuple[int, list[tuple[int, 
         max_num_requests=requests,
         max_model_len=64,
         capture_sizes=[requests],
-        lowering="eager",
+        decode="eager",
     )
     caches = allocate_caches(head.attention_layers, 1 + 4 * requests, 16, torch.float32, platform.device)
     drafter = Drafter(head, caches, platform, config)

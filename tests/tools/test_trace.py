@@ -23,8 +23,8 @@ ROUNDS = 4
 def make(lowering, host=False):
     platform, target = CpuPlatform(), make_target()
     config = EngineConfig(
-        num_speculative_tokens=3, max_num_requests=2, max_model_len=48, lowering=lowering, prefill_sizes=[8],
-        capture_sizes=[2], mode="auto",
+        num_speculative_tokens=3, max_num_requests=2, max_model_len=48, decode=lowering, prefill_sizes=[8],
+        capture_sizes=[2],
     )  # fmt: skip
     attention = PagedHostAttention(platform) if host else PagedAttention()
     decoder = SpeculativeDecoder(target, make_head("eagle", target), platform, config, attention=attention)
@@ -168,7 +168,7 @@ def test_kernels_that_overlap_in_one_stream_get_rows_that_nest():
 def test_the_command(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECGRAPH_PLATFORM", "cpu")
     file = tmp_path / "trace.json"
-    quick = ("--mode", "FULL_DECODE_ONLY", "--max-model-len", 256)
+    quick = ("--prefill", "eager", "--max-model-len", 256)
     run = specgraph("trace", "--output", file, "--rounds", 3, *quick)
     assert run.returncode == 0, run.stderr
     assert "3 x round" in " ".join(run.stdout.split())  # lines are wrapped

@@ -116,7 +116,7 @@ def test_each_rule_has_a_reason_and_a_source() -> None:
 @pytest.mark.parametrize("lowering", ["piecewise", "step", "merged", "round"])
 def test_the_shipped_pair_writes_what_the_cpu_writes(platform: Platform, cpu: CpuPlatform, lowering: str) -> None:
     def written(on: Platform, name: str) -> tuple[str, float]:
-        generator = load_generator(platform=on, num_speculative_tokens=3, max_num_requests=1, lowering=name)
+        generator = load_generator(platform=on, num_speculative_tokens=3, max_num_requests=1, decode=name)
         text = generator.text("def read_chunk(self, size):\n", max_tokens=24)
         length = generator.decoder.metrics.mean_acceptance_length
         generator.close()

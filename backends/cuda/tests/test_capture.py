@@ -191,7 +191,7 @@ def test_smaller_sizes_after_out_of_memory(platform: Platform) -> None:
             max_model_len=4096,
             capture_sizes=sizes,
             prefill_sizes=[16],
-            lowering="merged",
+            decode="merged",
         )
         return Drafter(head, caches, platform, config)
 

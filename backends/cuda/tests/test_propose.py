@@ -66,7 +66,7 @@ def test_one_graph_launch_and_no_wait(platform: Platform, launches: list[Any], l
                     max_model_len=256,
                     capture_sizes=[2],
                     prefill_sizes=[16],
-                    lowering=lowering,
+                    decode=lowering,
                 )
                 attention = choose_attention(lengths, platform).backend
                 drafter = Drafter(head, caches, platform, config, attention=attention)

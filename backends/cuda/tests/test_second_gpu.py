@@ -23,7 +23,7 @@ def test_it_generates_what_the_first_one_generates(lowering: str, attention: str
         platform = open_device(index)
         assert torch.cuda.current_device() == 0
         assert platform.capabilities.task_update, platform.capabilities.task_update.reason
-        generator = load_generator(platform=platform, lowering=lowering, attention=attention, max_num_requests=1)
+        generator = load_generator(platform=platform, decode=lowering, attention=attention, max_num_requests=1)
         texts += generator.text("def read_chunk(self, size):\n", max_tokens=24)
         generator.close()
         platform.close()

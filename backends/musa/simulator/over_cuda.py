@@ -78,7 +78,7 @@ def timed(platform: MusaPlatform, shape: str, k: int, requests: int, context: in
                 max_num_requests=requests,
                 max_model_len=length,
                 capture_sizes=[requests],
-                lowering=name,
+                decode=name,
             ),
         )
         for name in ("step", "merged")

@@ -51,7 +51,7 @@ class MusaGraph(Graph):
         if (live := len(instances())) >= budget:
             raise CaptureError(
                 f"this process holds {live} MUSA graphs, and the budget is {budget} (the runtime fails near 2048): "
-                "name fewer capture sizes, use lowering 'step' instead of 'piecewise', or close drafters that are done"
+                "name fewer capture sizes, use decode='step' instead of 'piecewise', or close drafters that are done"
             )
         musa.synchronize(self.platform.index)
         musa.empty_cache()

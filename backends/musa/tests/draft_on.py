@@ -41,7 +41,7 @@ def make_drafter(platform: Platform, lowering: str, k: int, kind: str = "eagle3"
         "prefill_sizes": [16],
         **settings,
     }
-    config = DraftConfig(num_speculative_tokens=k, lowering=lowering, check_inputs=True, **limits)  # type: ignore[arg-type]
+    config = DraftConfig(num_speculative_tokens=k, decode=lowering, check_inputs=True, **limits)  # type: ignore[arg-type]
     return captured_drafter(target_and_head(kind, platform)[1], platform, config)
 
 

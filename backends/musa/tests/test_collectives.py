@@ -32,7 +32,7 @@ class ShardedHead:
 
 def draft(platform, lowering, k=4, rounds=3):
     head = ShardedHead(target_and_head("eagle3", platform)[1])
-    config = DraftConfig(num_speculative_tokens=k, max_num_requests=3, max_model_len=64, lowering=lowering)
+    config = DraftConfig(num_speculative_tokens=k, max_num_requests=3, max_model_len=64, decode=lowering)
     drafter = captured_drafter(head, platform, config)
     batches = rounds_for(drafter, seed=3)
     tokens = [propose(drafter, batches.next()) for _ in range(rounds)]

@@ -85,7 +85,7 @@ def test_explain_shows_every_rule_with_its_reason_and_source(monkeypatch):
     monkeypatch.setenv("COLUMNS", "2000")
     found = {"musa": Discovered("musa", "specgraph-musa", "0.1.0", specgraph_backend())}
     monkeypatch.setattr("specgraph.device.open_platform", lambda name: open_platform(name, found=found))
-    small = "--capture-sizes 1 --max-num-requests 1 -k 2 --prefill-sizes 8 --mode FULL_DECODE_ONLY --max-model-len 64"
+    small = "--capture-sizes 1 --max-num-requests 1 -k 2 --prefill-sizes 8 --prefill eager --max-model-len 64"
     done = CliRunner().invoke(app, ["explain", "--platform", "musa", *small.split()])
     assert done.exit_code == 0, done.output
     for rule in RULES:

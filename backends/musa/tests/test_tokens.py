@@ -106,7 +106,7 @@ def test_generation_gives_what_cpu_gives(musa, forced, cpu, kind, lowering):
             max_num_requests=3,
             max_model_len=64,
             block_size=4,
-            lowering=name,
+            decode=name,
             prefill_sizes=[4, 16],
         )
         with torch.inference_mode():

@@ -79,7 +79,7 @@ def make_drafter(
     head = moved(head, platform.device) if head else random_head(layers, platform.device)
     limits = {"max_num_requests": MAX_REQUESTS, "max_model_len": MAX_LEN, "block_size": BLOCK}
     config = DraftConfig(
-        num_speculative_tokens=k, lowering=lowering, **{**limits, "capture_sizes": [1, 2, 5], **settings}
+        num_speculative_tokens=k, decode=lowering, **{**limits, "capture_sizes": [1, 2, 5], **settings}
     )  # type: ignore[arg-type]
     blocks = 1 + -(-config.max_model_len // config.block_size) * config.max_num_requests
     caches = allocate_caches(head.attention_layers, blocks, config.block_size, head.dtype, platform.device)

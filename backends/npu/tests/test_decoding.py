@@ -27,7 +27,7 @@ def generate(folders, platform, lowering, k, attention=None, *, block=4, max_len
     target = load_target(folders[0], dtype=torch.float32, device=platform.device)
     head = load_drafter(folders[1], target)
     config = EngineConfig(
-        num_speculative_tokens=k, max_num_requests=3, max_model_len=max_len, block_size=block, lowering=lowering
+        num_speculative_tokens=k, max_num_requests=3, max_model_len=max_len, block_size=block, decode=lowering
     )
     decoder = SpeculativeDecoder(target, head, platform, config, attention=attention)
     g = torch.Generator().manual_seed(9)
@@ -66,7 +66,7 @@ def test_folders_in_shapes_of_a_device(npu, runtime, all_limits, tmp_path, monke
     shutil.copy(shipped_pair()[0] / "tokenizer.json", folders[0])
     texts = {}
     for lowering in ("eager", "step", "merged", "round"):
-        made = load_generator(*folders, platform=npu, dtype="bfloat16", lowering=lowering, num_speculative_tokens=3)
+        made = load_generator(*folders, platform=npu, dtype="bfloat16", decode=lowering, num_speculative_tokens=3)
         assert made.decoder.target.attention.name == made.decoder.drafter.attention.name == "fia"
         texts[lowering] = made.text(["import os"], max_tokens=20)
         made.close()

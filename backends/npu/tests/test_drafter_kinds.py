@@ -22,7 +22,7 @@ def generate(platform, kind, lowering, k, attention=None):
     target = make_target()
     head = moved(make_head(kind, target), platform.device)
     config = EngineConfig(
-        num_speculative_tokens=k, max_num_requests=3, max_model_len=48, block_size=4, lowering=lowering,
+        num_speculative_tokens=k, max_num_requests=3, max_model_len=48, block_size=4, decode=lowering,
         capture_sizes=[3], prefill_sizes=[16],
     )  # fmt: skip
     decoder = SpeculativeDecoder(moved(target, platform.device), head, platform, config, attention=attention)

@@ -63,7 +63,7 @@ def test_a_latent_target_and_drafter_from_a_folder(npu, runtime, all_limits, fol
     """The target drafts for itself, so that drafts are accepted too."""
     seen = {}
     for lowering in ("eager", "step", "merged"):
-        made = load_generator(folder, folder, platform=npu, lowering=lowering, **OPTIONS)
+        made = load_generator(folder, folder, platform=npu, decode=lowering, **OPTIONS)
         attention = made.decoder.target.attention
         assert attention.name == made.decoder.drafter.attention.name == "fia-mla"
         seen[lowering] = made.text(["import os"], max_tokens=20)

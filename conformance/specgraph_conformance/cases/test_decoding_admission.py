@@ -61,7 +61,7 @@ def test_cancel(platform: Platform, seed: int) -> None:
 )
 def test_cancelled_blocks(platform: Platform, lowering: str, seed: int) -> None:
     asked = [replace(request, max_tokens=60) for request in requests(seed, count=3)]
-    with decoder(platform, lowering=lowering, max_model_len=128) as made:
+    with decoder(platform, decode=lowering, max_model_len=128) as made:
         ids = [made.add(request) for request in asked]
         for _ in range(3):
             made.step()
@@ -160,7 +160,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 )
 def test_wrong(platform: Platform, wrong: str) -> None:
     fields, said = WRONG[wrong]
-    with decoder(platform, lowering="eager") as made:
+    with decoder(platform, decode="eager") as made:
         given: dict[str, Any] = {"prompt_token_ids": [5, 9, 2], "max_tokens": 4} | fields
         what = (
             f"a request with {wrong.replace('-', ' ')} ({', '.join(f'{n} {str(v)[:30]}' for n, v in fields.items())})"

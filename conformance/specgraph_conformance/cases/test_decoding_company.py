@@ -21,8 +21,8 @@ TREE = DraftTree(num_steps=4, top_k=3, num_draft_tokens=12)
 WAYS: dict[str, dict[str, Any]] = {
     "chain": {},
     "tree": {"k": 4, "tree": TREE},
-    "round": {"lowering": "round"},
-    "round-tree": {"lowering": "round", "k": 4, "tree": TREE},
+    "round": {"decode": "round"},
+    "round-tree": {"decode": "round", "k": 4, "tree": TREE},
 }
 """Options of `decoder`."""
 Rounds = list[tuple[list[int], int]]
@@ -74,7 +74,7 @@ def test_company(platform: Platform, way: str, seed: int) -> None:
 def test_compacted(platform: Platform, seed: int) -> None:
     limits = [3, 12, 3, 12, 20, 20]
     asked = [replace(each, max_tokens=n) for each, n in zip(requests(seed, count=6), limits, strict=True)]
-    with decoder(platform, lowering="round", rounds_ahead=0, max_num_requests=4, capture_sizes=(2, 4)) as made:
+    with decoder(platform, decode="round", rounds_ahead=0, max_num_requests=4, capture_sizes=(2, 4)) as made:
         assert made.drafter is not None
         reads_hidden_states(made.drafter.head)
         expected = generate(made, asked)
@@ -99,7 +99,7 @@ def test_compacted(platform: Platform, seed: int) -> None:
 def test_stops_move(platform: Platform, seed: int) -> None:
     limits = [3, 20, 3, 20]
     asked = [replace(each, max_tokens=n) for each, n in zip(requests(seed, count=4), limits, strict=True)]
-    with decoder(platform, lowering="round", rounds_ahead=0, max_num_requests=4, capture_sizes=(2, 4)) as made:
+    with decoder(platform, decode="round", rounds_ahead=0, max_num_requests=4, capture_sizes=(2, 4)) as made:
         expected = generate(made, asked)
         early = {token for tokens in (expected[0], expected[2]) for token in tokens}
         late = list(dict.fromkeys(t for i in (1, 3) for t in expected[i][8:-1] if t not in early))[:16]
@@ -125,7 +125,7 @@ def test_first(platform: Platform, lowering: str, seed: int) -> None:
         replace(request, max_tokens=6, frequency_penalty=500.0, repetition_penalty=1.0, logit_bias={7: 3.0})
         for request in requests(seed, count=4)
     ]
-    with decoder(platform, lowering=lowering, sampling_parameters=True) as made:
+    with decoder(platform, decode=lowering, sampling_parameters=True) as made:
         for i, result in enumerate(made.generate(asked)):
             tokens = result.token_ids
             assert len(set(tokens)) == len(tokens), f"request {i} gives a token twice in spite of its penalty: {tokens}"

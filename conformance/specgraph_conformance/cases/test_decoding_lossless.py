@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from specgraph.capture import GraphMode
 from specgraph.device import LOWERINGS, Platform
 from torch import Tensor
 
 from specgraph_conformance.case import case
 from specgraph_conformance.decode_rig import MANY, decoder, expect_targets_tokens, generate, requests
 from specgraph_conformance.draft_comparison import CAPTURED
+from specgraph_conformance.draft_rig import GRAPH_MODES
 from specgraph_conformance.rig import expect_equal, on_host
 from specgraph_conformance.tiny_models import HEADS
 
@@ -36,10 +36,10 @@ def test_quick(platform: Platform, seed: int) -> None:
 )
 def test_lossless(platform: Platform, attention: str, lowering: str, seed: int) -> None:
     asked = requests(seed, count=12)
-    with decoder(platform, lowering=lowering, attention=attention, **MANY) as speculative:
+    with decoder(platform, decode=lowering, attention=attention, **MANY) as speculative:
         ours = generate(speculative, asked)
         assert speculative.metrics.mean_acceptance_length > 1.3, "the pair accepts too little for this to say much"
-    with decoder(platform, lowering=lowering, attention=attention, kind=None, **MANY) as plain:
+    with decoder(platform, decode=lowering, attention=attention, kind=None, **MANY) as plain:
         assert ours == generate(plain, asked)
 
 
@@ -66,8 +66,8 @@ def test_every_k(platform: Platform, k: int, seed: int) -> None:
 def test_heads(platform: Platform, lowering: str, kind: str, seed: int) -> None:
     asked = requests(seed, count=3)
     with (
-        decoder(platform, lowering=lowering, kind=kind) as speculative,
-        decoder(platform, lowering=lowering, kind=None) as plain,
+        decoder(platform, decode=lowering, kind=kind) as speculative,
+        decoder(platform, decode=lowering, kind=None) as plain,
     ):
         assert generate(speculative, asked) == generate(plain, asked)
 
@@ -94,7 +94,7 @@ def test_target(platform: Platform, attention: str, seed: int) -> None:
 def test_acceptance(platform: Platform, attention: str, lowering: str, seed: int) -> None:
     asked, counts = requests(seed), []
     for way in ("eager", lowering):
-        with decoder(platform, lowering=way, attention=attention) as made:
+        with decoder(platform, decode=way, attention=attention) as made:
             made.generate(asked)
             counts.append((made.metrics.num_drafts, made.metrics.accepted, made.metrics.rounds))
     assert counts[1] == counts[0]
@@ -109,7 +109,7 @@ def test_acceptance(platform: Platform, attention: str, lowering: str, seed: int
     quick=True,
 )
 def test_launches(platform: Platform, seed: int) -> None:
-    with decoder(platform, lowering="merged") as made:
+    with decoder(platform, decode="merged") as made:
         assert made.drafter is not None
         assert made.drafter.graphs is not None
         made.generate(requests(seed, count=2, tokens=12))
@@ -117,7 +117,7 @@ def test_launches(platform: Platform, seed: int) -> None:
         assert made.metrics.rounds <= made.drafter.launches["propose"] <= made.metrics.rounds + 2
 
 
-@pytest.mark.parametrize("mode", [mode.name for mode in GraphMode if mode is not GraphMode.NONE])
+@pytest.mark.parametrize("mode", [mode for mode in GRAPH_MODES if mode != "NONE"])
 @case(
     "decoding.graph-modes",
     "In each graph mode, target and drafter decode what they decode without graphs, and leave the same bits of KV.",
@@ -125,8 +125,8 @@ def test_launches(platform: Platform, seed: int) -> None:
 )
 def test_modes(platform: Platform, attention: str, mode: str, seed: int) -> None:
     asked, seen, kept = requests(seed, count=4, tokens=12), list[Any](), list[list[Tensor]]()
-    for name in (GraphMode.NONE.name, mode):
-        with decoder(platform, mode=name, attention=attention) as made:
+    for name in ("NONE", mode):
+        with decoder(platform, **GRAPH_MODES[name], attention=attention) as made:
             seen.append((generate(made, asked), made.metrics.accepted, made.metrics.rounds))
             assert made.drafter is not None
             caches = [*made.target.caches, *made.drafter.caches]

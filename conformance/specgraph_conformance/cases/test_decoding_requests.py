@@ -110,7 +110,7 @@ def test_stop(platform: Platform, seed: int) -> None:
 )
 def test_own_stops(platform: Platform, lowering: str, seed: int) -> None:
     asked = requests(seed, count=3, tokens=24)
-    with decoder(platform, lowering=lowering) as made:
+    with decoder(platform, decode=lowering) as made:
         texts = generate(made, asked)
         wanted = list[list[int]]()
         for number, place in enumerate((12, 7, 2)):

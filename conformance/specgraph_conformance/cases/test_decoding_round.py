@@ -34,7 +34,7 @@ def test_one_launch(platform: Platform, attention: str, kind: str, seed: int) ->
     asked = requests(seed, count=5, tokens=14, temperatures=(0.0, 0.8))
     with decoder(platform, kind=kind, attention=attention, sampled=True) as separate:
         expected = generate(separate, asked)
-    with decoder(platform, lowering="round", kind=kind, attention=attention, sampled=True) as made:
+    with decoder(platform, decode="round", kind=kind, attention=attention, sampled=True) as made:
         assert generate(made, asked) == expected
         launches = made.runners["round"].launches["round"]
         assert launches == made.rounds.num_rounds, f"{launches} launches in {made.rounds.num_rounds} rounds"
@@ -49,7 +49,7 @@ def test_one_launch(platform: Platform, attention: str, kind: str, seed: int) ->
 )
 def test_rows(platform: Platform, seed: int) -> None:
     asked = requests(seed, count=6, tokens=12)
-    with decoder(platform, lowering="round") as made:
+    with decoder(platform, decode="round") as made:
         alone = [generate(made, [request])[0] for request in asked]
         for steps in (1, 2, 3):
             ids = {made.add(request): i for i, request in enumerate(asked[:3])}
@@ -75,7 +75,7 @@ def test_rows(platform: Platform, seed: int) -> None:
 )
 def test_inert(platform: Platform, ends: str, seed: int) -> None:
     (request,) = requests(seed, count=1, tokens=24)
-    with decoder(platform, lowering="round") as made:
+    with decoder(platform, decode="round") as made:
         (full,) = generate(made, [request])
     stop = [full[9]] if ends == "stop" else []
     limit = 24 if ends == "stop" else 9
@@ -83,7 +83,7 @@ def test_inert(platform: Platform, ends: str, seed: int) -> None:
     expected = full[: full.index(stop[0]) + 1] if stop else full[:limit]
     written: list[list[Tensor]] = []
     for ahead in (0, 1):
-        with decoder(platform, lowering="round", rounds_ahead=ahead) as made:
+        with decoder(platform, decode="round", rounds_ahead=ahead) as made:
             (result,) = made.generate([cut])
             assert (result.token_ids, result.finish_reason) == (expected, ends)
             written.append([on_host(cache.key) for cache in made.runners["round"].caches])
@@ -99,7 +99,7 @@ def test_inert(platform: Platform, ends: str, seed: int) -> None:
 )
 def test_blocks(platform: Platform, seed: int) -> None:
     asked = requests(seed, count=3, tokens=12)
-    with decoder(platform, lowering="round", rounds_ahead=1) as made:
+    with decoder(platform, decode="round", rounds_ahead=1) as made:
         first, *_ = (made.add(request) for request in asked)
         tokens: dict[int, list[int]] = {}
         _take(made, tokens)
@@ -120,7 +120,7 @@ def test_blocks(platform: Platform, seed: int) -> None:
 def test_k(platform: Platform, seed: int) -> None:
     asked = requests(seed, count=6, tokens=14)
     schedule = {1: 4, 2: 2, 3: 1}
-    with decoder(platform, lowering="round", draft_schedule=schedule, capture_sizes=(1, 2, 3)) as made:
+    with decoder(platform, decode="round", draft_schedule=schedule, capture_sizes=(1, 2, 3)) as made:
         results = generate(made, asked)
         assert [len(tokens) for tokens in results] == [request.max_tokens for request in asked]
         expect_targets_tokens(made, asked, results)
@@ -137,7 +137,7 @@ def test_k_by_acceptance(platform: Platform, attention: str, ahead: int, seed: i
     asked, candidates = requests(seed, count=6), (1, 2, 4)
     times = {size: dict.fromkeys(candidates, 1.0) for size in (1, 3)}
     given: dict[str, Any] = {"k_candidates": candidates, "round_times": times, "capture_sizes": (1, 3)}
-    with decoder(platform, lowering="round", attention=attention, rounds_ahead=ahead, **given) as made:
+    with decoder(platform, decode="round", attention=attention, rounds_ahead=ahead, **given) as made:
         policy, order = made.rounds.adaptive, (4, 1, 2, 4, 2, 1)
         assert policy is not None
         turns = cycle(order)
@@ -165,7 +165,7 @@ def test_k_by_acceptance(platform: Platform, attention: str, ahead: int, seed: i
 def test_trees_and_chains(platform: Platform, seed: int) -> None:
     asked = requests(seed, count=7)
     given: dict[str, Any] = {"tree": TREE, "draft_schedule": {1: "tree", 3: 2}, "capture_sizes": (1, 3)}
-    with decoder(platform, lowering="round", **given) as made:
+    with decoder(platform, decode="round", **given) as made:
         expect_targets_tokens(made, asked, generate(made, asked))
         assert set(made.metrics.drafts_by_k) == {2, TREE.num_steps}, "both kinds of drafts must be verified"
 
@@ -180,7 +180,7 @@ def test_arrivals(platform: Platform, seed: int) -> None:
     rng = random.Random(seed)
     asked = [replace(request, max_tokens=1 + i * i % 13) for i, request in enumerate(requests(seed, count=12))]
     limits: dict[str, Any] = {"capture_sizes": (1, 2, 4), "max_num_requests": 4}
-    with decoder(platform, lowering="round", **limits) as made:
+    with decoder(platform, decode="round", **limits) as made:
         for _ in range(4):
             ids: dict[int, int] = {}
             tokens: dict[int, list[int]] = {}

@@ -27,7 +27,7 @@ def test_trees_and_chains(platform: Platform, lowering: str, kind: str, seed: in
     asked = requests(seed, count=7)
     schedule = {1: "tree", 3: 2}
     with decoder(
-        platform, lowering=lowering, kind=kind, tree=TREE, draft_schedule=schedule, capture_sizes=(1, 3)
+        platform, decode=lowering, kind=kind, tree=TREE, draft_schedule=schedule, capture_sizes=(1, 3)
     ) as made:
         expect_targets_tokens(made, asked, generate(made, asked))
         assert set(made.metrics.drafts_by_k) == {2, 4}, "both kinds of drafts must be verified"
@@ -43,7 +43,7 @@ def test_trees_and_chains(platform: Platform, lowering: str, kind: str, seed: in
 def test_k_by_acceptance(platform: Platform, attention: str, lowering: str, seed: int) -> None:
     asked, candidates = requests(seed, count=6), (1, 2, 4)
     times = {3: dict.fromkeys(candidates, 1.0)}
-    with decoder(platform, lowering=lowering, attention=attention, k_candidates=candidates, round_times=times) as made:
+    with decoder(platform, decode=lowering, attention=attention, k_candidates=candidates, round_times=times) as made:
         rounds = made.rounds
         assert isinstance(rounds, Rounds)
         assert rounds.adaptive is not None

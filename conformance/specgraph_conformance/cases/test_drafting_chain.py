@@ -22,7 +22,7 @@ from specgraph_conformance.rig import expect_equal, on_host
     cause="positions, lengths or slots that are not moved on from draft step to draft step",
 )
 def test_chain(platform: Platform, attention: str, lowering: str, seed: int) -> None:
-    follow_oracle(platform, make_config(lowering=lowering, k=4), attention, seed, [3, 4, 1])
+    follow_oracle(platform, make_config(decode=lowering, k=4), attention, seed, [3, 4, 1])
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
@@ -33,7 +33,7 @@ def test_chain(platform: Platform, attention: str, lowering: str, seed: int) -> 
     cause="every step got step 0's or step 1's lengths",
 )
 def test_each_step(platform: Platform, attention: str, lowering: str, seed: int) -> None:
-    follow_oracle(platform, make_config(lowering=lowering, k=7, max_num_requests=2), attention, seed, [2, 1])
+    follow_oracle(platform, make_config(decode=lowering, k=7, max_num_requests=2), attention, seed, [2, 1])
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
@@ -44,7 +44,7 @@ def test_each_step(platform: Platform, attention: str, lowering: str, seed: int)
     cause="the chain is captured without slots for the later steps",
 )
 def test_chain_writes(platform: Platform, attention: str, lowering: str, seed: int) -> None:
-    config = make_config(lowering=lowering, k=4)
+    config = make_config(decode=lowering, k=4)
     made = rig(platform, config, attention)
     config = made.config
     (batch,) = make_batches(config, made.head.aux_size, seed, [1])
@@ -70,7 +70,7 @@ def test_chain_writes(platform: Platform, attention: str, lowering: str, seed: i
     cause="host lengths are computed before the accepted counts are known",
 )
 def test_rejected(platform: Platform, attention: str, lowering: str, numbers: str, seed: int) -> None:
-    config = make_config(lowering=lowering, k=4, capture_sizes=(4,))
+    config = make_config(decode=lowering, k=4, capture_sizes=(4,))
     made, other = rig(platform, config, attention), rig(platform, config, attention)
     (batch,) = make_batches(made.config, made.head.aux_size, seed, [3])
     batch = replace(batch, num_sampled=[1, 2, 1])
@@ -93,7 +93,7 @@ def test_rejected(platform: Platform, attention: str, lowering: str, numbers: st
     cause="later draft steps move positions or slots past max_model_len",
 )
 def test_max_len(platform: Platform, attention: str, lowering: str, seed: int) -> None:
-    config = make_config(lowering=lowering, k=5, max_model_len=32, max_num_requests=2)
+    config = make_config(decode=lowering, k=5, max_model_len=32, max_num_requests=2)
     made = rig(platform, config, attention)
     config, end = made.config, made.config.max_model_len
     (any_batch,) = make_batches(config, made.head.aux_size, seed, [2])

@@ -25,7 +25,7 @@ from specgraph_conformance.rig import adding, expect_refusal, on_host
 )
 def test_sizes(platform: Platform, lowering: str) -> None:
     sizes = (1, 3, 5, 7)
-    made = rig(platform, make_config(lowering=lowering, max_num_requests=7, capture_sizes=sizes), "paged")
+    made = rig(platform, make_config(decode=lowering, max_num_requests=7, capture_sizes=sizes), "paged")
     assert made.drafter.graphs is not None
     seen = made.drafter.graphs.descriptors
     captured = sorted({d.num_requests for d in seen if d.phase != "prefill"})
@@ -41,7 +41,7 @@ def test_sizes(platform: Platform, lowering: str) -> None:
     cause="capture and dispatch build the key of a graph in two places",
 )
 def test_keys(platform: Platform, lowering: str, seed: int) -> None:
-    made = rig(platform, make_config(lowering=lowering), "paged")
+    made = rig(platform, make_config(decode=lowering), "paged")
     runner = made.drafter.graphs
     assert runner is not None
     before = list(runner.descriptors)
@@ -61,7 +61,7 @@ def test_keys(platform: Platform, lowering: str, seed: int) -> None:
     cause="the runner captures what it lacks when a request comes",
 )
 def test_request_time(platform: Platform, lowering: str, seed: int) -> None:
-    made = rig(platform, make_config(lowering=lowering), "paged")
+    made = rig(platform, make_config(decode=lowering), "paged")
     assert made.drafter.graphs is not None
     assert made.drafter.graphs.graph_count > 0, "capture() captured nothing: it is left to the first request"
     (batch,) = make_batches(made.config, made.head.aux_size, seed, [2])
@@ -128,7 +128,7 @@ def test_budget(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_one_launch(platform: Platform, seed: int) -> None:
     for k in (1, 5):
-        made = rig(platform, make_config(lowering="merged", k=k), "paged")
+        made = rig(platform, make_config(decode="merged", k=k), "paged")
         assert made.drafter.graphs is not None
         before = made.drafter.graphs.launches
         made.round(make_batches(made.config, made.head.aux_size, seed, [3])[0])
@@ -144,7 +144,7 @@ def test_one_launch(platform: Platform, seed: int) -> None:
     timeout=120,
 )
 def test_growth(platform: Platform, lowering: str, seed: int) -> None:
-    made = rig(platform, make_config(lowering=lowering), "paged")
+    made = rig(platform, make_config(decode=lowering), "paged")
     batches = make_batches(made.config, made.head.aux_size, seed, [4, 1, 3, 2])
     for batch in batches:
         made.round(batch)

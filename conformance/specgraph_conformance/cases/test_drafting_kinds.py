@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 import pytest
 import torch
 from specgraph.attention import AttentionMetadata
-from specgraph.capture import GraphMode
 from specgraph.device import Platform
 from torch import Tensor
 
@@ -28,7 +26,7 @@ from specgraph_conformance.draft_comparison import (
     run,
 )
 from specgraph_conformance.draft_oracles import dense_prompt
-from specgraph_conformance.draft_rig import DraftRig, HostBatch, make_batches, make_config
+from specgraph_conformance.draft_rig import GRAPH_MODES, DraftRig, HostBatch, make_batches, make_config
 from specgraph_conformance.oracles import DenseKeys
 from specgraph_conformance.rig import expect_close, expect_equal, on_host
 from specgraph_conformance.tiny_models import HEADS, VOCAB
@@ -47,7 +45,7 @@ rows, and a chain whose positions differ from the target's."""
     cause="an op that only this head uses (auxiliary states, a vocabulary map) under capture",
 )
 def test_heads(platform: Platform, attention: str, lowering: str, kind: str, seed: int) -> None:
-    compare(platform, make_config(lowering=lowering), attention, seed, kind)
+    compare(platform, make_config(decode=lowering), attention, seed, kind)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in HEADS if kind != "eagle"])
@@ -58,7 +56,7 @@ def test_heads(platform: Platform, attention: str, lowering: str, kind: str, see
     cause="rows, positions or slots of this kind: modules over all rows, a block after the accepted ones, an offset",
 )
 def test_oracle(platform: Platform, attention: str, kind: str, seed: int) -> None:
-    follow_oracle(platform, make_config(lowering="auto", k=4), attention, seed, [3, 1], kind)
+    follow_oracle(platform, make_config(decode="auto", k=4), attention, seed, [3, 1], kind)
 
 
 @case(
@@ -68,7 +66,7 @@ def test_oracle(platform: Platform, attention: str, kind: str, seed: int) -> Non
     cause="a head of two modules taken for one whose module serves every step",
 )
 def test_two_modules(platform: Platform, attention: str, seed: int) -> None:
-    follow_oracle(platform, make_config(lowering="auto", k=2), attention, seed, [2], "mtp-two-modules")
+    follow_oracle(platform, make_config(decode="auto", k=2), attention, seed, [2], "mtp-two-modules")
 
 
 @case(
@@ -78,7 +76,7 @@ def test_two_modules(platform: Platform, attention: str, seed: int) -> None:
     cause="the next step takes the hidden states before the norm, where one op ends a step and begins the next",
 )
 def test_norm_output(platform: Platform, attention: str, seed: int) -> None:
-    follow_oracle(platform, make_config(lowering="auto", k=4), attention, seed, [3, 1], "eagle3-norm-output")
+    follow_oracle(platform, make_config(decode="auto", k=4), attention, seed, [3, 1], "eagle3-norm-output")
 
 
 @case(
@@ -88,7 +86,7 @@ def test_norm_output(platform: Platform, attention: str, seed: int) -> None:
     cause="lengths of later steps that leave out the row itself: a draft model's rows are one position further",
 )
 def test_context(platform: Platform, attention: str, seed: int) -> None:
-    follow_oracle(platform, make_config(lowering="auto", k=4), attention, seed, [3, 1, 2], "draft-model-of-context")
+    follow_oracle(platform, make_config(decode="auto", k=4), attention, seed, [3, 1, 2], "draft-model-of-context")
 
 
 @pytest.mark.parametrize("kind", PROGRAMS)
@@ -101,7 +99,7 @@ def test_context(platform: Platform, attention: str, seed: int) -> None:
 )
 def test_schedule(platform: Platform, attention: str, kind: str, seed: int) -> None:
     schedule = {1: 5, 3: 3, 4: 0}  # a batch of 2 takes the K of the entry for up to 3
-    made = rig(platform, make_config(lowering="auto", k=5, draft_schedule=schedule), attention, kind)
+    made = rig(platform, make_config(decode="auto", k=5, draft_schedule=schedule), attention, kind)
     rows = made.config.query_len
     for batch in make_batches(made.config, made.head.aux_size, seed, [4, 1, 2, 1]):
         round_ = _of_rows(away_from_the_end(made.config, batch), rows)
@@ -131,7 +129,7 @@ def _of_rows(batch: HostBatch, rows: int) -> HostBatch:
     cause="padded rows of a prompt pass that write, rows of its later modules, positions that restart with a pass",
 )
 def test_prompts(platform: Platform, attention: str, kind: str, seed: int) -> None:
-    made = rig(platform, make_config(lowering="auto"), attention, kind)
+    made = rig(platform, make_config(decode="auto"), attention, kind)
     head, tolerance = float64_head(made, kind), TOLERANCE[made.head.dtype]
     before = made.host_caches()
     (batch,) = make_batches(made.config, head.aux_size, seed, [1])
@@ -189,29 +187,31 @@ def test_ragged(platform: Platform, kind: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", PROGRAMS)
-@pytest.mark.parametrize("mode", [mode.name for mode in GraphMode])
+@pytest.mark.parametrize("mode", GRAPH_MODES)
 @case(
     "drafting.graph-modes",
     "In each graph mode prompts and rounds leave the bits of eager, from the graphs that the mode names and no others.",
     hazard="acceptance-hidden",
     cause="a prompt pass that differs under capture, or a mode that captures what it says runs eagerly",
 )
-def test_modes(platform: Platform, attention: str, mode: Any, kind: str, seed: int) -> None:
-    named = GraphMode.named(mode)
-    made = rig(platform, make_config(lowering="auto", mode=mode), attention, kind)
+def test_modes(platform: Platform, attention: str, mode: str, kind: str, seed: int) -> None:
+    made = rig(platform, make_config(**GRAPH_MODES[mode]), attention, kind)
+    decode, prefill = made.drafter.resolution.decode, made.drafter.resolution.prefill
+    for option, asked in GRAPH_MODES[mode].items():
+        assert asked in ("auto", {"decode": decode, "prefill": prefill}[option])
     graphs = made.drafter.graphs
     phases = set() if graphs is None else {descriptor.phase for descriptor in graphs.descriptors}
-    assert bool(phases - {"prefill"}) == (named.decode != "eager")
-    assert ("prefill" in phases) == (named.prefill != "eager")
+    assert bool(phases - {"prefill"}) == (decode != "eager")
+    assert ("prefill" in phases) == (prefill != "eager")
     ours = prompt_and_round(made, seed)
-    for phase, how in (("propose", named.decode), ("prefill", named.prefill)):
+    for phase, how in (("propose", decode), ("prefill", prefill)):
         assert (made.drafter.launches[phase] > 0) == (how != "eager"), f"{phase} passes should be {how}"
     assert_same(ours, _eager_prompt_and_round(platform, attention, kind, seed))
 
 
 @lru_cache
 def _eager_prompt_and_round(platform: Platform, attention: str, kind: str, seed: int) -> Rounds:
-    return prompt_and_round(rig(platform, make_config(lowering="eager"), attention, kind), seed)
+    return prompt_and_round(rig(platform, make_config(decode="eager"), attention, kind), seed)
 
 
 def prompt_and_round(made: DraftRig, seed: int) -> Rounds:
@@ -240,8 +240,8 @@ def make_prompt(made: DraftRig, length: int, seed: int) -> list[tuple[int, list[
     cause="noise of this kind's draft op: of the row or the block instead of seed and position",
 )
 def test_samples(platform: Platform, kind: str, seed: int) -> None:
-    config = make_config(lowering="auto", k=5, sampled=True)
-    made, eager = rig(platform, config, "paged", kind), rig(platform, replace(config, lowering="eager"), "paged", kind)
+    config = make_config(decode="auto", k=5, sampled=True)
+    made, eager = rig(platform, config, "paged", kind), rig(platform, replace(config, decode="eager"), "paged", kind)
     (batch,) = make_batches(config, made.head.aux_size, seed, [4])
     hot = replace(batch, temperature=torch.full((4,), 1e6))  # every token equally likely: only the noise decides
     first, wanted = made.round(hot), eager.round(hot)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from specgraph.attention import KVCache
 from specgraph.capture import resolve
-from specgraph.device import LOWERINGS, Capabilities, Platform
+from specgraph.device import LOWERINGS, Capabilities, LoweringName, Platform
 from specgraph.device.capabilities import no, yes
 from specgraph.draft import DraftConfig, Drafter
 from specgraph.errors import UnsupportedError
@@ -63,9 +63,9 @@ def test_wrong_sizes(platform: Platform) -> None:
         assert (made.sizes if name == "capture_sizes" else made.prefill_rows) == (1, 3, 8)
     short: dict[str, Any] = {"max_num_requests": 4, "capture_sizes": (1, 3)}
     what = "a largest size of 3 for batches of up to 4 without a fallback"
-    expect_refusal(lambda: make_config(lowering="merged", fallback="error", **short), what, r"\b3\b.*\b4\b")
-    assert make_config(lowering="merged", fallback="eager", **short).sizes == (1, 3)
-    assert make_config(lowering="eager", fallback="error", **short).sizes == (1, 3)
+    expect_refusal(lambda: make_config(decode="merged", fallback="error", **short), what, r"\b3\b.*\b4\b")
+    assert make_config(decode="merged", fallback="eager", **short).sizes == (1, 3)
+    assert make_config(decode="eager", fallback="error", **short).sizes == (1, 3)
 
 
 @case(
@@ -76,7 +76,7 @@ def test_wrong_sizes(platform: Platform) -> None:
     cause="dispatch: the reason names another size, or the batch is cut to the largest one",
 )
 def test_past(platform: Platform, seed: int) -> None:
-    made = rig(platform, make_config(lowering="auto", capture_sizes=(1, 3), fallback="eager"), "paged")
+    made = rig(platform, make_config(decode="auto", capture_sizes=(1, 3), fallback="eager"), "paged")
     (batch,) = make_batches(made.config, made.head.aux_size, seed, [4])
     drafts = made.propose(batch)
     assert not drafts.dispatch.captured
@@ -127,7 +127,7 @@ def _support(has: bool, reason: str) -> Any:
     return yes() if has else no(reason)
 
 
-def _refused(name: str, capabilities: Capabilities, host_parameters: tuple[str, ...]) -> str:
+def _refused(name: LoweringName, capabilities: Capabilities, host_parameters: tuple[str, ...]) -> str:
     """The error's message; empty if the lowering is allowed."""
     try:
         resolve(name, capabilities, host_parameters)

@@ -19,7 +19,7 @@ from specgraph_conformance.draft_rig import Round, make_batches, make_config
     quick=True,
 )
 def test_quick(platform: Platform, seed: int) -> None:
-    compare(platform, make_config(lowering="auto"), "paged", seed, sizes=[3, 4, 1])
+    compare(platform, make_config(decode="auto"), "paged", seed, sizes=[3, 4, 1])
 
 
 @case(
@@ -31,8 +31,8 @@ def test_quick(platform: Platform, seed: int) -> None:
     quick=True,
 )
 def test_quick_steps(platform: Platform, attention: str, seed: int) -> None:
-    compare(platform, make_config(lowering="step"), attention, seed, sizes=[3, 1])
-    follow_oracle(platform, make_config(lowering="step"), attention, seed, [3])
+    compare(platform, make_config(decode="step"), attention, seed, sizes=[3, 1])
+    follow_oracle(platform, make_config(decode="step"), attention, seed, [3])
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5, 7])
@@ -44,7 +44,7 @@ def test_quick_steps(platform: Platform, attention: str, seed: int) -> None:
     cause="a captured kernel that differs from the eager one, or an input that its replay doesn't see",
 )
 def test_lowerings(platform: Platform, attention: str, lowering: str, k: int, seed: int) -> None:
-    compare(platform, make_config(lowering=lowering, k=k), attention, seed)
+    compare(platform, make_config(decode=lowering, k=k), attention, seed)
 
 
 @pytest.mark.parametrize("lowering", CAPTURED)
@@ -56,7 +56,7 @@ def test_lowerings(platform: Platform, attention: str, lowering: str, k: int, se
     cause="a matmul that chooses another algorithm or workspace under capture",
 )
 def test_half(platform: Platform, attention: str, lowering: str, dtype: torch.dtype, seed: int) -> None:
-    compare(platform, make_config(lowering=lowering), attention, seed, dtype=dtype)
+    compare(platform, make_config(decode=lowering), attention, seed, dtype=dtype)
 
 
 @pytest.mark.parametrize("lowering", CAPTURED)
@@ -67,8 +67,8 @@ def test_half(platform: Platform, attention: str, lowering: str, dtype: torch.dt
     cause="sizes or columns that assume at least two later steps",
 )
 def test_k2(platform: Platform, lowering: str, seed: int) -> None:
-    compare(platform, make_config(lowering=lowering, k=2), "paged", seed)
-    follow_oracle(platform, make_config(lowering=lowering, k=2), "paged", seed, [4, 1])
+    compare(platform, make_config(decode=lowering, k=2), "paged", seed)
+    follow_oracle(platform, make_config(decode=lowering, k=2), "paged", seed, [4, 1])
 
 
 @pytest.mark.parametrize("lowering", CAPTURED)
@@ -79,7 +79,7 @@ def test_k2(platform: Platform, lowering: str, seed: int) -> None:
     cause="graphs, updates or pools are kept by size in a table that both share",
 )
 def test_two(platform: Platform, attention: str, lowering: str, seed: int) -> None:
-    config = make_config(lowering=lowering, capture_sizes=(2, 4))
+    config = make_config(decode=lowering, capture_sizes=(2, 4))
     one, other = rig(platform, config, attention), rig(platform, config, attention, kind="eagle3")
     alone = rig(platform, config, attention)
     batches = make_batches(one.config, one.head.aux_size, seed, [4, 2, 3])

@@ -34,7 +34,7 @@ ACCEPTED_OF_OTHER_K = ((1, 1), (2, 1), (4, 2), (1, 2), (4, 1))
     cause="past rows: kept of rejected rows or of the batch's row instead of the block, or not computed again",
 )
 def test_rounds(platform: Platform, attention: str, mixed: str, seed: int) -> None:
-    made = rig(platform, make_config(lowering="auto", k=K), attention, "mtp-modules")
+    made = rig(platform, make_config(decode="auto", k=K), attention, "mtp-modules")
     _follow_text(platform, made, mixed, ACCEPTED, (None,) * len(ACCEPTED), seed)
 
 
@@ -46,7 +46,7 @@ def test_rounds(platform: Platform, attention: str, mixed: str, seed: int) -> No
     cause="a propose of fewer tokens runs fewer modules, whose keys then lack the rows of that round",
 )
 def test_other_k(platform: Platform, attention: str, seed: int) -> None:
-    config = make_config(lowering="auto", k=K, k_candidates=(1, K))
+    config = make_config(decode="auto", k=K, k_candidates=(1, K))
     made = rig(platform, config, attention, "mtp-modules")
     _follow_text(platform, made, "alone", ACCEPTED_OF_OTHER_K, OTHER_K, seed)
 

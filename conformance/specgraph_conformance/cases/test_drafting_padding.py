@@ -24,7 +24,7 @@ from specgraph_conformance.tiny_models import make_head
     cause="padded rows run with a slot of a real block instead of -1",
 )
 def test_padding_writes(platform: Platform, attention: str, lowering: str, seed: int) -> None:
-    config = make_config(lowering=lowering, capture_sizes=(4,))
+    config = make_config(decode=lowering, capture_sizes=(4,))
     made = rig(platform, config, attention)
     config = made.config
     full, small = make_batches(config, made.head.aux_size, seed, [4, 1])
@@ -50,7 +50,7 @@ def test_padding_writes(platform: Platform, attention: str, lowering: str, seed:
     cause="an idle rank skips the launch that its peers' collectives wait for, or its inert rows write KV",
 )
 def test_idle(platform: Platform, attention: str, lowering: str, seed: int) -> None:
-    config = make_config(lowering=lowering)
+    config = make_config(decode=lowering)
     made, busy = rig(platform, config, attention), rig(platform, config, attention)
     sizes = (3, 1, 2, 4)
     for batch, size in zip(make_batches(made.config, made.head.aux_size, seed, sizes), sizes, strict=True):
@@ -75,7 +75,7 @@ def test_idle(platform: Platform, attention: str, lowering: str, seed: int) -> N
     cause="the tail of the buffers keeps the last, larger batch",
 )
 def test_shrinking(platform: Platform, lowering: str, seed: int) -> None:
-    config = make_config(lowering=lowering, capture_sizes=(4,))
+    config = make_config(decode=lowering, capture_sizes=(4,))
     made, alone = rig(platform, config, "paged"), rig(platform, config, "paged")
     full, small = make_batches(config, made.head.aux_size, seed, [4, 2])
     (expected,) = [alone.round(small)]
@@ -124,7 +124,7 @@ def test_shrinking_again(platform: Platform, seed: int) -> None:
 
 
 def _shrink_in_place(platform: Platform, lowering: str, seed: int, times: int) -> None:
-    config = make_config(lowering=lowering, capture_sizes=(4,))
+    config = make_config(decode=lowering, capture_sizes=(4,))
     made, alone = rig(platform, config, "paged"), rig(platform, config, "paged")
     full, small = make_batches(config, made.head.aux_size, seed, [4, 1])
     fresh = [tuple(tensor[small.blocks[0]].clone() for tensor in cache) for cache in alone.caches]
@@ -162,7 +162,7 @@ def _shrink_in_place(platform: Platform, lowering: str, seed: int, times: int) -
     cause="a buffer is allocated for the asked maximum and sliced at the padded one",
 )
 def test_largest(platform: Platform, lowering: str, seed: int) -> None:
-    config = make_config(lowering=lowering, max_num_requests=5, capture_sizes=(2, 5))
+    config = make_config(decode=lowering, max_num_requests=5, capture_sizes=(2, 5))
     follow_oracle(platform, config, "paged", seed, [5, 3])
 
 
@@ -191,7 +191,7 @@ class RowCount:
 )
 def test_rows(platform: Platform, lowering: str, seed: int) -> None:
     head: Any = RowCount(make_head("eagle", 1, platform.device))
-    config = make_config(lowering=lowering, k=3, max_num_requests=5, capture_sizes=(2, 5))
+    config = make_config(decode=lowering, k=3, max_num_requests=5, capture_sizes=(2, 5))
     made = DraftRig(platform, head, config)
     for batch in make_batches(config, head.aux_size, seed, [2, 5]):
         made.round(batch)
@@ -214,7 +214,7 @@ def test_rows(platform: Platform, lowering: str, seed: int) -> None:
     quick=True,
 )
 def test_alignment(platform: Platform, k: int) -> None:
-    made = rig(platform, make_config(lowering="auto", k=k), "paged")
+    made = rig(platform, make_config(decode="auto", k=k), "paged")
     assert made.drafter.graphs is not None
     for descriptor in made.drafter.graphs.descriptors:
         if descriptor.phase == "prefill":

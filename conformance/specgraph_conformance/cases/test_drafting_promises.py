@@ -44,7 +44,7 @@ def _drafter(head: Head, caches: list[KVCache], platform: Platform, config: Draf
     cause="the warm-up before a capture runs over live requests",
 )
 def test_capture_writes_nothing(platform: Platform, lowering: str, seed: int) -> None:
-    config = make_config(lowering=lowering)
+    config = make_config(decode=lowering)
     head = make_head("eagle", 1, platform.device)
     caches = random_caches(head, config, platform.device, seed)
     made = _drafter(head, caches, platform, config)
@@ -69,7 +69,7 @@ def test_capture_writes_nothing(platform: Platform, lowering: str, seed: int) ->
     cause="propose hands out the graph's own buffer of parents instead of a copy",
 )
 def test_results(platform: Platform, lowering: str, seed: int) -> None:
-    made = rig(platform, make_config(lowering=lowering, tree=TREE), "paged", "eagle")
+    made = rig(platform, make_config(decode=lowering, tree=TREE), "paged", "eagle")
     batches = make_batches(made.config, made.head.aux_size, seed, [4, 4, 4])
     results = [made.propose(batch) for batch in batches[:1]]
     first = results[0]
@@ -90,7 +90,7 @@ def test_results(platform: Platform, lowering: str, seed: int) -> None:
     cause="K is looked up by the number of real requests, for which no graph of that K was captured",
 )
 def test_schedule(platform: Platform, lowering: str, seed: int) -> None:
-    config = make_config(lowering=lowering, draft_schedule={1: 3, 2: 2, 4: 1}, capture_sizes=(1, 4))
+    config = make_config(decode=lowering, draft_schedule={1: 3, 2: 2, 4: 1}, capture_sizes=(1, 4))
     made = rig(platform, config, "paged")
     for n, k in ((1, 3), (2, 1), (3, 1), (4, 1)):
         (batch,) = make_batches(made.config, made.head.aux_size, seed + n, [n])
@@ -106,7 +106,7 @@ def test_schedule(platform: Platform, lowering: str, seed: int) -> None:
     cause="host lengths for as many requests as are live, and not up to the last live one",
 )
 def test_between(platform: Platform, attention: str, lowering: str, seed: int) -> None:
-    made = rig(platform, make_config(lowering=lowering, capture_sizes=(4,)), attention)
+    made = rig(platform, make_config(decode=lowering, capture_sizes=(4,)), attention)
     (batch,) = make_batches(made.config, made.head.aux_size, seed, [4])
     before = [(cache.key.clone(), cache.value.clone()) for cache in made.caches]
     expected = made.round(batch)
@@ -128,7 +128,7 @@ def test_between(platform: Platform, attention: str, lowering: str, seed: int) -
     cause="drafts of later steps, which the last propose left in the buffer, count as tokens of the output",
 )
 def test_penalties(platform: Platform, lowering: str, seed: int) -> None:
-    config = make_config(lowering=lowering, k=4)
+    config = make_config(decode=lowering, k=4)
     head = make_head("eagle", 1, platform.device)
     asked = allocate_sampling(config.max_num_requests, VOCAB, platform.device)
     asked.frequency_penalty.fill_(8.0)
@@ -155,7 +155,7 @@ def test_penalties(platform: Platform, lowering: str, seed: int) -> None:
     "has them, which shows in the acceptance only",
 )
 def test_earlier_drafts(platform: Platform, lowering: str, seed: int) -> None:
-    config = replace(make_config(lowering=lowering, k=4), sampled=True, draft_sampling="greedy")
+    config = replace(make_config(decode=lowering, k=4), sampled=True, draft_sampling="greedy")
     head = make_head("eagle", 1, platform.device)
     asked = allocate_sampling(config.max_num_requests, VOCAB, platform.device)
     wanted = torch.tensor([7, 19, 30, 52])
@@ -180,7 +180,7 @@ def test_earlier_drafts(platform: Platform, lowering: str, seed: int) -> None:
     quick=True,
 )
 def test_moved(platform: Platform, seed: int) -> None:
-    made = rig(platform, make_config(lowering="auto", sampled=True), "paged", bound=True)
+    made = rig(platform, make_config(decode="auto", sampled=True), "paged", bound=True)
     bound = made.drafter.bound[0]
     (batch,) = make_batches(made.config, made.head.aux_size, seed, [3])
     made.propose(batch)
@@ -240,7 +240,7 @@ def _compare_bound(
     Args:
         write: (view of the bound tensors for this round, the tensors that were bound, the round's values by name).
     """
-    config = make_config(lowering=lowering, k=3, draft_schedule={2: 3, 4: 1})
+    config = make_config(decode=lowering, k=3, draft_schedule={2: 3, 4: 1})
     head = make_head("eagle", 1, platform.device)
     (batch,) = make_batches(make_config(k=1), head.aux_size, seed, [3])
     handed, drafts = batch.on(platform.device, head.dtype), list[Tensor]()

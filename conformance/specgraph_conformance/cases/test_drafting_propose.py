@@ -25,7 +25,7 @@ from specgraph_conformance.tiny_models import make_head
     cause="the block table is copied after the replay, or the slots are computed from an old one",
 )
 def test_blocks(platform: Platform, lowering: str, seed: int) -> None:
-    config = make_config(lowering=lowering)
+    config = make_config(decode=lowering)
     made = rig(platform, config, "paged")
     (batch,) = make_batches(config, made.head.aux_size, seed, [4])
     first = made.round(batch)
@@ -54,7 +54,7 @@ def test_blocks(platform: Platform, lowering: str, seed: int) -> None:
     cause="a buffer is reassigned instead of written in place: the graph reads the old address",
 )
 def test_inputs(platform: Platform, lowering: str, seed: int) -> None:
-    config, eager = make_config(lowering=lowering), make_config()
+    config, eager = make_config(decode=lowering), make_config()
     head = make_head("eagle", 1, platform.device)
     (a, b) = make_batches(config, head.aux_size, seed, [4, 4])
     batches = [a]
@@ -73,7 +73,7 @@ def test_inputs(platform: Platform, lowering: str, seed: int) -> None:
     cause="the copy is not part of the graph, or padded requests of the engine's tensors stay alive",
 )
 def test_bound(platform: Platform, attention: str, lowering: str, seed: int) -> None:
-    config = make_config(lowering=lowering, sampled=True)
+    config = make_config(decode=lowering, sampled=True)
     bound = rig(platform, config, attention, bound=True)
     batches = make_batches(bound.config, bound.head.aux_size, seed, [4, 1, 3, 4, 2])
     eager = rig(platform, make_config(sampled=True), attention)
@@ -88,7 +88,7 @@ def test_bound(platform: Platform, attention: str, lowering: str, seed: int) -> 
     cause="the graph was captured without attention metadata, so attention was left out",
 )
 def test_attends(platform: Platform, lowering: str, seed: int) -> None:
-    config = make_config(lowering=lowering)
+    config = make_config(decode=lowering)
     made = rig(platform, config, "paged")
     (batch,) = make_batches(config, made.head.aux_size, seed, [4])
     first = made.round(batch)
@@ -108,7 +108,7 @@ def test_attends(platform: Platform, lowering: str, seed: int) -> None:
     cause="addresses aren't compared with those of the capture",
 )
 def test_weights(platform: Platform, lowering: str, seed: int) -> None:
-    made = rig(platform, make_config(lowering=lowering, check_inputs=True), "paged")
+    made = rig(platform, make_config(decode=lowering, check_inputs=True), "paged")
     (batch,) = make_batches(made.config, made.head.aux_size, seed, [2])
     made.round(batch)
     head: Any = made.head
@@ -130,7 +130,7 @@ def test_weights(platform: Platform, lowering: str, seed: int) -> None:
     quick=True,
 )
 def test_results(platform: Platform, lowering: str, seed: int) -> None:
-    made = rig(platform, make_config(lowering=lowering, sampled=True), "paged")
+    made = rig(platform, make_config(decode=lowering, sampled=True), "paged")
     batches = make_batches(made.config, made.head.aux_size, seed, [4, 4])
     first = made.propose(batches[0])
     assert first.probs is not None
@@ -149,7 +149,7 @@ def test_results(platform: Platform, lowering: str, seed: int) -> None:
     quick=True,
 )
 def test_wrong_shapes(platform: Platform, seed: int) -> None:
-    made = rig(platform, make_config(lowering="auto"), "paged")
+    made = rig(platform, make_config(decode="auto"), "paged")
     (batch,) = make_batches(made.config, made.head.aux_size, seed, [2])
     with pytest.raises(ConfigError):
         made.propose(replace(batch, aux_hidden=batch.aux_hidden[:-1]))

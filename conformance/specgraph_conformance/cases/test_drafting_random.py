@@ -143,9 +143,9 @@ class RandomRounds(RuleBasedStateMachine):
     timeout=400,
 )
 def test_random(platform: Platform, attention: str, kind: str, seed: int) -> None:
-    config = make_config(lowering="auto", k=4, draft_schedule=SCHEDULE, capture_sizes=(1, 2, 4))
+    config = make_config(decode="auto", k=4, draft_schedule=SCHEDULE, capture_sizes=(1, 2, 4))
     captured = rig(platform, config, attention, kind)
-    eager = rig(platform, replace(config, lowering="eager"), attention, kind)
+    eager = rig(platform, replace(config, decode="eager"), attention, kind)
     members = {"captured": captured, "eager": eager, "reference": float64_head(captured, kind)}
     run_machine(RandomRounds, members, seed, EXAMPLES, STEPS)
     captured.close()

@@ -22,7 +22,7 @@ from specgraph_conformance.rig import expect_equal
     cause="the column is chosen by the host at capture, or written into a copy",
 )
 def test_columns(platform: Platform, lowering: str, seed: int) -> None:
-    made = rig(platform, make_config(lowering=lowering, k=5, sampled=True), "paged")
+    made = rig(platform, make_config(decode=lowering, k=5, sampled=True), "paged")
     (batch,) = make_batches(made.config, made.head.aux_size, seed, [4])
     cold = replace(batch, temperature=torch.zeros(4))
     made.drafter.buffers.draft_token_ids.fill_(-7)
@@ -41,7 +41,7 @@ def test_columns(platform: Platform, lowering: str, seed: int) -> None:
     cause="noise that depends on the graph, the padding or the draft step instead of seed and position",
 )
 def test_sampled(platform: Platform, attention: str, lowering: str, seed: int) -> None:
-    compare(platform, make_config(lowering=lowering, sampled=True), attention, seed)
+    compare(platform, make_config(decode=lowering, sampled=True), attention, seed)
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
@@ -52,7 +52,7 @@ def test_sampled(platform: Platform, attention: str, lowering: str, seed: int) -
     cause="noise that is not a function of seed and position alone",
 )
 def test_repeats(platform: Platform, lowering: str, seed: int) -> None:
-    config = make_config(lowering=lowering, k=5, sampled=True)
+    config = make_config(decode=lowering, k=5, sampled=True)
     made = rig(platform, config, "paged", kind="eagle3")
     (batch,) = make_batches(config, made.head.aux_size, seed, [4])
     hot = replace(batch, temperature=torch.full((4,), 5.0))

@@ -79,7 +79,7 @@ def test_trace(platform: Platform, attention: str, lowering: str) -> None:
     target = load_target(trace.folder, platform.device, fits.dtype)
     head = load_drafter(trace.folder, target, fits.dtype)
     config = make_config(
-        lowering=lowering, k=trace.num_speculative_tokens, max_num_requests=5, max_model_len=128, block_size=fits.block
+        decode=lowering, k=trace.num_speculative_tokens, max_num_requests=5, max_model_len=128, block_size=fits.block
     )
     caches = allocate_caches(head.attention_layers, num_blocks(config), config.block_size, fits.dtype, platform.device)
     try:

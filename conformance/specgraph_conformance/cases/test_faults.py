@@ -79,7 +79,7 @@ def test_nth_op(platform: Platform, place: int) -> None:
     cause="the runner doesn't close what it captured of the failed descriptor",
 )
 def test_drafter(platform: Platform, lowering: str, passes: int, seed: int) -> None:
-    config = make_config(lowering=lowering)
+    config = make_config(decode=lowering)
     head = make_head("eagle", 1, platform.device)
     with pytest.raises(Failure):
         DraftRig(platform, FailingHead(head, passes), config)  # pyright: ignore

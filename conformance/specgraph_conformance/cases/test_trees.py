@@ -36,7 +36,7 @@ MARGIN = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.2}
     cause="rows of a step that see other branches, a wrong parent's hidden state, or a score without its path",
 )
 def test_search(platform: Platform, lowering: str, kind: str, seed: int) -> None:
-    made = rig(platform, make_config(lowering=lowering, k=4, tree=TREE), "paged", kind)
+    made = rig(platform, make_config(decode=lowering, k=4, tree=TREE), "paged", kind)
     oracle, compared = cast(DraftHead, float64_head(made, kind)), 0
     for batch in make_batches(made.config, made.head.aux_size, seed, [3, 4, 1]):
         batch = away_from_the_end(made.config, batch)
@@ -67,7 +67,7 @@ def test_search(platform: Platform, lowering: str, kind: str, seed: int) -> None
     cause="a step that is captured with values of its own level: slots, bits or candidates",
 )
 def test_equals_eager(platform: Platform, lowering: str, kind: str, seed: int) -> None:
-    compare(platform, make_config(lowering=lowering, k=4, tree=TREE), "paged", seed, kind)
+    compare(platform, make_config(decode=lowering, k=4, tree=TREE), "paged", seed, kind)
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
@@ -80,7 +80,7 @@ def test_equals_eager(platform: Platform, lowering: str, kind: str, seed: int) -
 def test_stale(platform: Platform, lowering: str, seed: int) -> None:
     seen = []
     for junk in (1.0, -30.0):
-        made = rig(platform, make_config(lowering=lowering, k=4, tree=TREE), "paged", "eagle")
+        made = rig(platform, make_config(decode=lowering, k=4, tree=TREE), "paged", "eagle")
         (batch,) = make_batches(made.config, made.head.aux_size, seed, [3])
         batch = away_from_the_end(made.config, replace(batch, num_sampled=[made.config.query_len] * 3))
         for start, blocks in zip(batch.start_positions, batch.blocks, strict=True):
@@ -105,7 +105,7 @@ def test_stale(platform: Platform, lowering: str, seed: int) -> None:
     cause="slots counted on from the last one in memory, or too few KV slots reserved behind a request",
 )
 def test_blocks(platform: Platform, lowering: str, seed: int) -> None:
-    made = rig(platform, make_config(lowering=lowering, k=4, tree=TREE, max_num_requests=2), "paged", "eagle")
+    made = rig(platform, make_config(decode=lowering, k=4, tree=TREE, max_num_requests=2), "paged", "eagle")
     (batch,) = make_batches(made.config, made.head.aux_size, seed, [1])
     block = made.config.block_size
     batch = replace(batch, start_positions=[2 * block - made.config.query_len - 2], blocks=[[5, 1, 3, 7]])
@@ -129,7 +129,7 @@ def test_blocks(platform: Platform, lowering: str, seed: int) -> None:
 )
 def test_lossless(platform: Platform, lowering: str, kind: str, seed: int) -> None:
     asked = requests(seed)
-    with decoder(platform, lowering=lowering, kind=kind, tree=TREE) as made:
+    with decoder(platform, decode=lowering, kind=kind, tree=TREE) as made:
         expect_targets_tokens(made, asked, generate(made, asked))
         if kind == "eagle":
             assert made.metrics.accepted[1] > 0, "paths of two nodes must be accepted"
@@ -168,7 +168,7 @@ def test_after_path(platform: Platform, seed: int) -> None:
     target, head = float64_pair()
     reads_hidden_states(head)
     accepted = 0
-    with decoder(platform, lowering="piecewise", k=4, tree=TREE) as made:
+    with decoder(platform, decode="piecewise", k=4, tree=TREE) as made:
         assert made.drafter is not None
         reads_hidden_states(made.drafter.head)
         for request in requests(seed, count=3):
@@ -192,7 +192,7 @@ def test_after_path(platform: Platform, seed: int) -> None:
     cause="draft_block_tree: logits of another position or request, or paths that are left out too early",
 )
 def test_parallel_search(platform: Platform, lowering: str, kind: str, seed: int) -> None:
-    made = rig(platform, make_config(lowering=lowering, k=4, tree=TREE), "paged", kind)
+    made = rig(platform, make_config(decode=lowering, k=4, tree=TREE), "paged", kind)
     oracle, compared = float64_head(made, kind), 0
     for batch in make_batches(made.config, made.head.aux_size, seed, [3, 4, 1]):
         batch = away_from_the_end(made.config, batch)
@@ -222,7 +222,7 @@ def test_parallel_search(platform: Platform, lowering: str, kind: str, seed: int
     cause="a tree of rows that the graph was captured with",
 )
 def test_parallel_equals_eager(platform: Platform, lowering: str, kind: str, seed: int) -> None:
-    compare(platform, make_config(lowering=lowering, k=4, tree=TREE), "paged", seed, kind)
+    compare(platform, make_config(decode=lowering, k=4, tree=TREE), "paged", seed, kind)
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
@@ -235,5 +235,5 @@ def test_parallel_equals_eager(platform: Platform, lowering: str, kind: str, see
 )
 def test_parallel_lossless(platform: Platform, lowering: str, kind: str, seed: int) -> None:
     asked = requests(seed)
-    with decoder(platform, lowering=lowering, kind=kind, tree=TREE) as made:
+    with decoder(platform, decode=lowering, kind=kind, tree=TREE) as made:
         expect_targets_tokens(made, asked, generate(made, asked))

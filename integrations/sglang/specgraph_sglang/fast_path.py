@@ -74,7 +74,7 @@ class FastPath:
             block_size=page_size,
             capture_sizes=sorted(capture_sizes),
             prefill_sizes=(1,),  # SGLang writes the prompts' keys and values itself
-            mode="FULL_DECODE_ONLY",
+            prefill="eager",
         )
         self.drafter = Drafter(head, caches, platform, self.config)
         self.drafter.capture()

@@ -126,7 +126,7 @@ def test_a_text_that_takes_every_position(architecture, eagle3):
     model = make_target(architecture, max_position_embeddings=32, n_positions=32)
     ids, mask = make_prompts(9, 4)
     options = {**OPTIONS, "attention_mask": mask, "max_new_tokens": 23}
-    draft = speculative(eagle3, 4, lowering="eager", mode="NONE")
+    draft = speculative(eagle3, 4, decode="eager")
     assert torch.equal(model.generate(ids, custom_generate=draft, **options), model.generate(ids, **options))
     assert draft.drafter.config.max_model_len == 32
 

@@ -59,9 +59,7 @@ def folder_of(name: str) -> Path:
 def engine(name: str, prompts) -> AcceptanceMetrics:
     """Acceptance of the same prompts in specgraph's own engine, with its own model as the target, run eagerly."""
     target = load_target(TARGET, dtype=torch.float32, max_model_len=256)
-    config = EngineConfig(
-        num_speculative_tokens=K, max_num_requests=3, max_model_len=256, mode="NONE", lowering="eager"
-    )
+    config = EngineConfig(num_speculative_tokens=K, max_num_requests=3, max_model_len=256, decode="eager")
     rows = zip(prompts["inputs"].tolist(), prompts["attention_mask"].sum(1).tolist(), strict=True)
     requests = [Request(prompt_token_ids=row[-length:], max_tokens=OPTIONS["max_new_tokens"]) for row, length in rows]
     with torch.inference_mode():

@@ -74,7 +74,7 @@ class FastPath:
             block_size=cache.block_size,
             capture_sizes=None if sizes is None else sorted({min(size, max_num_seqs) for size in sizes}),
             prefill_sizes=(1,),  # vLLM writes the prompts' keys and values itself
-            mode="FULL_DECODE_ONLY",
+            prefill="eager",
         )
         self.config, self.group = config, cache.group
         self.drafter = Drafter(head, cache.caches, platform, config)
