@@ -1,7 +1,4 @@
-"""Every test here runs on the simulated torch_musa, never on a Moore Threads device.
-
-SPECGRAPH_MUSA_SIMULATOR is what runs underneath: "cpu" (the default) or "cuda".
-"""
+"""Every test here runs on the simulated torch_musa, never on a Moore Threads device."""
 
 from __future__ import annotations
 

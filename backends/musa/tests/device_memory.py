@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import gc
 
-import torch
-
-from torch_musa.forms import form
-
 
 def reserved(platform) -> int:
     """Bytes that the allocator holds after everything unused was freed."""
     gc.collect()
     platform.synchronize()
-    if form.NAME == "cuda":
-        torch._C._cuda_clearCublasWorkspaces()  # kept by stream
     platform.musa.empty_cache()
     return platform.memory().reserved
 

@@ -16,7 +16,6 @@ from specgraph_musa.graph import end_recording
 from specgraph_musa.platform import MusaPlatform
 from specgraph_musa.policy import Policy
 from torch_musa import simulated
-from torch_musa.forms import form
 from torch_musa.graphs import Generator
 
 
@@ -275,7 +274,6 @@ def test_captures_and_replays_inside_and_outside_inference_mode(musa, first_insi
         graph.close()
 
 
-@pytest.mark.skipif(form.NAME != "cpu", reason="torch.cuda's generator can't be put back")
 def test_so_beside_a_graph_that_another_library_captured_in_inference_mode(musa, monkeypatch):
     monkeypatch.setattr("torch_musa.graphs.generator", Generator())  # as before any capture of this process
     foreign = musa.musa.MUSAGraph()

@@ -10,7 +10,7 @@ from torch_musa import simulated
 
 
 def generic_stream() -> torch.Stream:
-    return torch.Stream(device="cpu") if not torch.cuda.is_available() else torch.Stream(device="cuda")
+    return torch.Stream(device="cpu")
 
 
 def test_a_generic_stream_handed_to_a_musa_event_is_refused(musa):

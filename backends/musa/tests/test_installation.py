@@ -171,7 +171,7 @@ def test_what_is_simulated_shows(musa):
     assert "simulator" in musa.info.versions["torch_musa"]
     assert "simulated" in musa.info.device_name
     assert "stand-in for torch_musa over" in musa.info.device_kind
-    assert musa.info.device.type == import_module("torch_musa").forms.form.NAME
+    assert musa.info.device.type == import_module("torch_musa").form.NAME
     assert torch.empty(1, device=musa.device).device.type != "musa"
 
 

@@ -15,8 +15,7 @@ import specgraph_musa.platform
 from specgraph_musa.backend import specgraph_backend
 from specgraph_musa.platform import MusaPlatform
 from specgraph_musa.policy import MERGED_VARIABLE, RULES, TABLE, Policy, policy_from
-from torch_musa import simulated
-from torch_musa.forms import form
+from torch_musa import form, simulated
 
 
 @pytest.mark.parametrize(

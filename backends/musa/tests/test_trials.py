@@ -14,8 +14,7 @@ from specgraph.errors import ConfigError, PlatformError
 from specgraph_musa import trials
 from specgraph_musa.platform import MusaPlatform
 from specgraph_musa.policy import Policy
-from torch_musa import simulated
-from torch_musa.forms import form
+from torch_musa import form, simulated
 
 COUNTED = pytest.mark.skipif(form.NAME != "cpu", reason="this form does not count a graph's nodes")
 VARIABLE = "SPECGRAPH_MUSA_TRIALS"

@@ -1,7 +1,6 @@
 """The calls of the binary module that reach the allocator's pools. torch_musa's own Python code uses them."""
 
-from torch_musa import simulated
-from torch_musa.forms import form
+from torch_musa import form, simulated
 
 
 def _musa_beginAllocateToPool(device, mempool_id):

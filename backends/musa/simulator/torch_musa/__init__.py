@@ -1,12 +1,8 @@
 """Test equipment: a stand-in for torch_musa that presents the public names and signatures of 2.7.1.
 
-It is not torch_musa and drives no Moore Threads device. SPECGRAPH_MUSA_SIMULATOR says what runs underneath:
-
-    cpu   specgraph's recorded graphs on the CPU (continuous integration)
-    cuda  torch.cuda, a real asynchronous GPU
-
-Tensors are what they are: `cpu` or `cuda` tensors. There is no device named `musa` here, and what is underneath shows
-in every version and device name. Limits and defects of 2.7.1 are modelled, each with a switch: see
+It is not torch_musa and drives no Moore Threads device: specgraph's recorded graphs on the CPU run underneath.
+Tensors are `cpu` tensors. There is no device named `musa` here, and what is underneath shows in every version and
+device name. Limits and defects of 2.7.1 are modelled, each with a switch: see
 `torch_musa.simulated`.
 """
 
@@ -14,9 +10,9 @@ import sys
 
 import torch
 
+from torch_musa import form
 from torch_musa import simulated as simulated
 from torch_musa.device import *  # noqa: F403
-from torch_musa.forms import form
 from torch_musa.graphs import *  # noqa: F403
 from torch_musa.handles import *  # noqa: F403
 from torch_musa.memory import *  # noqa: F403

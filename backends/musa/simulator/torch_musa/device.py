@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
-from torch_musa.forms import form
+from torch_musa import form
 
 __all__ = [
     "current_device", "device", "device_count", "get_device_capability", "get_device_name", "get_device_properties",

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torch_musa import simulated
+from torch_musa import form, simulated
 from torch_musa.device import current_device, synchronize
-from torch_musa.forms import form
 from torch_musa.handles import Stream, current_stream, default_stream
 from torch_musa.handles import stream as stream_context
 from torch_musa.memory import empty_cache

@@ -2,10 +2,9 @@
 
 from contextlib import nullcontext
 
-from torch_musa import simulated
+from torch_musa import form, simulated
 from torch_musa.device import device as device_context
 from torch_musa.device import index_of
-from torch_musa.forms import form
 
 __all__ = [
     "Event", "Stream", "StreamContext", "current_stream", "default_stream", "set_stream", "stream",

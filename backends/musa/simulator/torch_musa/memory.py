@@ -1,8 +1,7 @@
 """The caching allocator's counts, and MemPool."""
 
-from torch_musa import simulated
+from torch_musa import form, simulated
 from torch_musa.device import index_of
-from torch_musa.forms import form
 
 __all__ = ["MemPool", "empty_cache", "mem_get_info", "memory_allocated", "memory_reserved", "memory_stats"]
 

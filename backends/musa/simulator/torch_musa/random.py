@@ -1,7 +1,7 @@
 """The default generator's state and seed."""
 
+from torch_musa import form
 from torch_musa.device import index_of
-from torch_musa.forms import form
 
 __all__ = ["get_rng_state", "manual_seed", "manual_seed_all", "set_rng_state"]
 

@@ -28,9 +28,9 @@ class Defects:
     pool_overlaps: bool = False
     """A second graph of a pool overwrites the first one's results: modelled as a replay that does nothing."""
     loop_stops_short: bool = False
-    """A graph of 64 ops or more loses its last ones: modelled as a replay that does nothing (cpu form only)."""
+    """A graph of 64 ops or more loses its last ones: modelled as a replay that does nothing."""
     loop_faults: bool = False
-    """The replay of a graph of 64 ops or more ends the process, as a device fault does (cpu form only)."""
+    """The replay of a graph of 64 ops or more ends the process, as a device fault does."""
 
 
 @dataclass
@@ -60,7 +60,7 @@ faults: list[str] = []
 
 def device_kind() -> str:
     """The kind of device that reports name."""
-    from torch_musa.forms import form
+    from torch_musa import form
 
     return f"stand-in for torch_musa over {form.WHAT}, no Moore Threads device"
 

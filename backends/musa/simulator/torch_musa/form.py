@@ -1,5 +1,6 @@
-"""The simulator over specgraph's recorded graphs: one device, whose tensors are CPU tensors."""
+"""What the simulator runs on: specgraph's recorded graphs on the CPU, one device, whose tensors are CPU tensors."""
 
+import os
 from contextlib import contextmanager
 
 import torch
@@ -7,6 +8,13 @@ from specgraph.device.cpu import CpuPlatform
 from specgraph.errors import CaptureError, PlatformError
 
 from torch_musa import simulated
+
+VARIABLE = "SPECGRAPH_MUSA_SIMULATOR"
+if os.environ.get(VARIABLE) != "cpu":
+    raise ImportError(
+        f"this torch_musa is specgraph's simulator, test equipment that drives no MUSA device, and {VARIABLE} is not "
+        "cpu: set it to run tests on it, or take it off the path to use the real torch_musa"
+    )
 
 NAME = "cpu"
 WHAT = "the CPU recorder"
