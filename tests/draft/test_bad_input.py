@@ -162,7 +162,7 @@ def test_passes_that_the_platform_can_t_run():
 @pytest.mark.parametrize(
     ("former", "message"),
     [
-        ({"decode": "merged"}, r"the option lowering is now decode: write decode='merged' \(--decode merged\)"),
+        ({"lowering": "merged"}, r"the option lowering is now decode: write decode='merged' \(--decode merged\)"),
         ({"mode": "NONE"}, r"instead of 'NONE' write decode='eager' \(--decode eager\)"),
         ({"mode": "FULL_DECODE_ONLY"}, r"instead of 'FULL_DECODE_ONLY' write prefill='eager' \(--prefill eager\)"),
         ({"mode": "fastest"}, "the option mode is now decode and prefill: instead of 'fastest' write decode=... or"),
