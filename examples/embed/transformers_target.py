@@ -3,7 +3,7 @@
     python examples/embed/transformers_target.py TARGET_FOLDER DRAFT_FOLDER "def main("
 
 The head's folder says which of the target's hidden states it takes; `load_drafter` takes sizes, embedding and lm_head
-from the model itself. One request, greedy; engine.py beside this file has batches, and docs/embedding.md has the steps.
+from the model itself. One request, greedy; ../one_file.py has batches, and docs/embedding.md has the steps.
 """
 
 from __future__ import annotations

@@ -45,6 +45,13 @@ class Run(NamedTuple):
     metrics: AcceptanceMetrics
 
 
+def held_out_requests(limit: int | None, new_tokens: int = 96) -> list[Request]:
+    """A greedy request for each held-out prompt, of the first `limit`."""
+    encoder = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
+    prompts = [encoder.encode(prompt["text"]).ids for prompt in corpus.read_prompts(HERE / "prompts.jsonl")[:limit]]
+    return [Request(prompt_token_ids=ids, max_tokens=new_tokens, stop_token_ids=(0,)) for ids in prompts]
+
+
 def decode(
     platform: Platform,
     target: LlamaTarget,
@@ -119,14 +126,7 @@ def main() -> None:
     kept = HERE.parents[1] / "docs" / "acceptance.md"
     known = {} if platform.info.name == "cpu" or arguments.limit else on_cpu(kept.read_text())
     target = load_target(TARGET, platform.device, dtype=torch.float32, max_model_len=MAX_MODEL_LEN)
-    encoder = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
-    prompts = corpus.read_prompts(HERE / "prompts.jsonl")[: arguments.limit]
-    requests = [
-        Request(
-            prompt_token_ids=encoder.encode(prompt["text"]).ids, max_tokens=arguments.new_tokens, stop_token_ids=(0,)
-        )
-        for prompt in prompts
-    ]
+    requests = held_out_requests(arguments.limit, arguments.new_tokens)
     alone: dict[int, list[list[int]]] = {}
     rows: list[dict[str, Any]] = []
     shapes: list[tuple[str, int, DraftTree | None]] = [(name, k, None) for name, k in CHAINS]

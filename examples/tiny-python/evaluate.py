@@ -13,7 +13,7 @@ from pathlib import Path
 import corpus
 import figures
 import torch
-from eagle3_head import Eagle3Head
+from chain_heads import Eagle3Head
 from tokenizers import Tokenizer
 from torch.nn import functional as F
 from transformers import DynamicCache, LlamaForCausalLM
@@ -47,11 +47,11 @@ class Drafter:
         """Append rows; return the last row's draft token (a target id) and its hidden state [1, 1, H]."""
         past, new = self.keys.shape[2], len(tokens)
         positions = torch.arange(past, past + new)
-        query, key, value = self.head.project(self.embedding(torch.tensor([tokens])), hidden, positions)
+        query, key, value, residual = self.head.rows(self.embedding(torch.tensor([tokens])), hidden, positions)
         self.keys, self.values = torch.cat([self.keys, key], 2), torch.cat([self.values, value], 2)
         visible = torch.arange(past + new) <= positions[:, None]
         attended = F.scaled_dot_product_attention(query, self.keys, self.values, attn_mask=visible, enable_gqa=True)
-        logits, hidden = self.head.finish(attended, hidden)
+        logits, hidden = self.head.finish(attended, residual)
         return self.target_ids[int(logits[0, -1].argmax())], hidden[:, -1:]
 
     def propose(self, tokens: list[int], aux: torch.Tensor, count: int) -> list[int]:

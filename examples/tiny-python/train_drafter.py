@@ -9,12 +9,10 @@ import corpus
 import distillation
 import figures
 import torch
+from chain_heads import Eagle1Head, Eagle3Head, MtpModule
 from continuations import Generated
 from dflash_head import DFlashHead
 from distillation import Batch, Course, Material, Outcome, Vocabulary
-from eagle1_head import Eagle1Head
-from eagle3_head import Eagle3Head
-from mtp_head import MtpModule
 from train_target import config as llama
 from train_target import save
 from transformers import LlamaForCausalLM

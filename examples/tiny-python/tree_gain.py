@@ -11,15 +11,12 @@ import argparse
 import json
 from pathlib import Path
 
-import corpus
 import torch
-from acceptance import EAGLE3, HERE, MAX_MODEL_LEN, TARGET, decode
-from tokenizers import Tokenizer
+from acceptance import EAGLE3, MAX_MODEL_LEN, TARGET, decode, held_out_requests
 
 from specgraph.checkpoints import load_drafter, load_target
 from specgraph.device import open_platform
 from specgraph.draft import DraftTree
-from specgraph.engine import Request
 
 K, TREE = 5, DraftTree(num_steps=5, top_k=4, num_draft_tokens=16)
 
@@ -34,12 +31,7 @@ def main() -> None:
     arguments = parser.parse_args()
     platform = open_platform(arguments.platform)
     target = load_target(TARGET, platform.device, dtype=torch.float32, max_model_len=MAX_MODEL_LEN)
-    encoder = Tokenizer.from_file(str(Path(TARGET) / "tokenizer.json"))
-    prompts = corpus.read_prompts(HERE / "prompts.jsonl")[: arguments.limit]
-    requests = [
-        Request(prompt_token_ids=encoder.encode(each["text"]).ids, max_tokens=96, stop_token_ids=(0,))
-        for each in prompts
-    ]
+    requests = held_out_requests(arguments.limit)
     alone = decode(platform, target, None, requests, K, "eager").token_ids
     rows: list[dict[str, float]] = []
     print("| noise | first drafts accepted | chain of 5 | tree 5, 4, 16 | gain |\n|---|---|---|---|---|", flush=True)

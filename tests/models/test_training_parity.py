@@ -38,18 +38,18 @@ def round_of(target, head, length=14):
 
 
 @pytest.mark.parametrize(
-    ("folder", "module", "name", "shared"),
+    ("folder", "name", "shared"),
     [
-        ("eagle1", "eagle1_head", "Eagle1Head", True),
-        ("eagle3", "eagle3_head", "Eagle3Head", False),
-        ("mtp", "mtp_head", "MtpModule", True),
+        ("eagle1", "Eagle1Head", True),
+        ("eagle3", "Eagle3Head", False),
+        ("mtp", "MtpModule", True),
     ],
 )
 @torch.no_grad()
-def test_chain(folder, module, name, shared, target, trained, dense_attend):
+def test_chain(folder, name, shared, target, trained, dense_attend):
     path = shipped_pair()[1] if folder == "eagle3" else EXAMPLE / "drafters" / folder
     head = load_drafter(path, target)
-    teacher = trained(module, name).load(path, *([target.lm_head] if shared else []))
+    teacher = trained("chain_heads", name).load(path, *([target.lm_head] if shared else []))
     tokens, states = round_of(target, head)
     wanted = list(teacher.unroll(target.embed_tokens[tokens][None], states[None], STEPS))
     hidden = head.combine(states)
