@@ -31,17 +31,17 @@ class Support:
 
 
 def yes(reason: str = "") -> Support:
-    """The capability is there."""
+    """Say that a capability is there."""
     return Support("yes", reason)
 
 
 def no(reason: str) -> Support:
-    """The capability is absent, for `reason`."""
+    """Say that a capability is absent, for `reason`."""
     return Support("no", reason)
 
 
 def quirk(reason: str) -> Support:
-    """The capability is there under the conditions in `reason`."""
+    """Say that a capability is there under the conditions in `reason`."""
     return Support("quirk", reason)
 
 
@@ -106,6 +106,6 @@ class Capabilities:
     """The backend's policy, printed by `specgraph explain`."""
 
     def supports(self) -> dict[str, Support]:
-        """Every answer by name: the fields in order of declaration, then the notes."""
+        """Return every answer by name: the fields in order of declaration, then the notes."""
         own = {f.name: v for f in fields(self) if isinstance(v := getattr(self, f.name), Support)}
         return own | dict(self.notes)

@@ -40,7 +40,7 @@ class Discovered:
 
 
 def discover(entries: Iterable[EntryPoint] | None = None) -> MappingProxyType[str, Discovered]:
-    """All installed backends by name.
+    """Return all installed backends by name.
 
     Args:
         entries: the entry points to load; those of the group `specgraph.backends` by default.

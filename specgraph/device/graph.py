@@ -64,7 +64,7 @@ class Graph:
     """The vendor's messages during capture, and our error for each; the first entry that fits is used."""
 
     def __init__(self, platform: Platform, pool: GraphPool, *, owns_pool: bool = False) -> None:
-        """Called by `Platform.graph()`. `owns_pool`: close the pool together with the graph."""
+        """Make an empty graph, as `Platform.graph()` does. `owns_pool`: close the pool together with the graph."""
         self.platform = platform
         self.pool = pool
         """The pool this graph allocates from. Used by: suite."""
@@ -244,5 +244,5 @@ class Graph:
         raise NotImplementedError
 
     def _reason(self, error: Exception) -> str:
-        """The vendor's own words in `error`, one line: for runtimes whose first line says nothing."""
+        """Return the vendor's own words in `error`, one line: for runtimes whose first line says nothing."""
         return first_line(error)

@@ -13,7 +13,7 @@ Calls = Mapping[str, "tuple[str, ...] | None"]
 
 
 def installed_version(distribution: str) -> str:
-    """The version of an installed distribution, read without importing it; empty if it is missing."""
+    """Return the version of an installed distribution, read without importing it; empty if it is missing."""
     try:
         return version(distribution)
     except PackageNotFoundError:

@@ -102,7 +102,7 @@ class Platform(ABC):
 
     @property
     def device(self) -> torch.device:
-        """The torch device of this platform's tensors. Used by: engine."""
+        """Return the torch device of this platform's tensors. Used by: engine."""
         return self.info.device
 
     @property
@@ -120,11 +120,11 @@ class Platform(ABC):
 
     @abstractmethod
     def stream(self) -> Stream:
-        """A new stream on this device. Used by: engine (host transfers), suite."""
+        """Return a new stream on this device. Used by: engine (host transfers), suite."""
 
     @abstractmethod
     def current_stream(self) -> Stream:
-        """The stream that work of this thread goes to. Used by: engine."""
+        """Return the stream that work of this thread goes to. Used by: engine."""
 
     @abstractmethod
     def use(self, stream: Stream) -> AbstractContextManager[None]:
@@ -132,7 +132,7 @@ class Platform(ABC):
 
     @abstractmethod
     def event(self, *, timing: bool = False, external: bool = False) -> Event:
-        """A new event. `external=True` needs `capabilities.external_events`, else UnsupportedError.
+        """Return a new event. `external=True` needs `capabilities.external_events`, else UnsupportedError.
 
         Used by: engine (host transfers), benchmarks (`timing`), engine authors and suite (`external`: a record or wait
         captured in a graph and visible outside of it).
@@ -147,7 +147,7 @@ class Platform(ABC):
 
     @cached_property
     def capture_stream(self) -> Stream:
-        """The stream that every capture of this platform runs on; warm work up here.
+        """Return the stream that every capture of this platform runs on; warm work up here.
 
         One for all, since allocators keep free blocks, and libraries their workspaces, per stream. An engine that has
         a stream for this may assign it before the first capture. Used by: engine.
@@ -156,7 +156,7 @@ class Platform(ABC):
 
     @final
     def graph_pool(self) -> GraphPool:
-        """A new, empty pool that several graphs can share. Used by: engine.
+        """Return a new, empty pool that several graphs can share. Used by: engine.
 
         Raises:
             PlatformError: the platform is closed.
@@ -166,7 +166,7 @@ class Platform(ABC):
 
     @final
     def graph(self, pool: GraphPool | None = None) -> Graph:
-        """A new, empty graph; in a pool of its own unless `pool` is given. Used by: engine.
+        """Return a new, empty graph; in a pool of its own unless `pool` is given. Used by: engine.
 
         Raises:
             PlatformError: the platform is closed, or `pool` is another platform's.
@@ -182,7 +182,7 @@ class Platform(ABC):
 
     @final
     def require_open(self) -> None:
-        """Used by: backends.
+        """Refuse work on a closed platform. Used by: backends.
 
         Raises:
             PlatformError: the platform is closed.
@@ -237,7 +237,8 @@ class Platform(ABC):
         return nullcontext()
 
     def attention_backends(self) -> Mapping[str, Any]:
-        """The device's own attention backends by name: factories `(platform) -> specgraph.attention.AttentionBackend`.
+        """Return the device's own attention backends by name: factories `(platform) ->
+        specgraph.attention.AttentionBackend`.
 
         The core's paged attention needs no entry here. Used by: engine, suite.
         """

@@ -40,7 +40,7 @@ class CaptureLock:
         self._thread, self.graph = threading.get_ident(), graph
 
     def release(self) -> None:
-        """The capture is over."""
+        """End the capture."""
         self._thread, self.graph = 0, None
         self._lock.release()
 
@@ -66,7 +66,7 @@ class GraphPool:
 
     @final
     def enter(self) -> Any:
-        """One more graph; returns the vendor's handle for its capture.
+        """Count one more graph; return the vendor's handle for its capture.
 
         Raises:
             CaptureError: the pool is closed.
@@ -80,7 +80,7 @@ class GraphPool:
 
     @final
     def leave(self, handle: Any) -> None:
-        """One graph less that was captured with `handle`."""
+        """Count one graph less that was captured with `handle`."""
         self._graphs[handle] -= 1
         if not self._graphs[handle]:
             del self._graphs[handle]
@@ -101,11 +101,11 @@ class GraphPool:
     # ---- primitives ----------------------------------------------------------------------------------------------
 
     def _new_handle(self) -> Any:
-        """A new pool of the vendor's; any hashable object but None."""
+        """Return a new pool of the vendor's; any hashable object but None."""
         return object()
 
     def _release(self, handle: Any) -> None:
-        """The last graph captured with `handle` is gone: give the memory back.
+        """Give the memory back: the last graph captured with `handle` is gone.
 
         May be called while another thread captures (`platform.captures.graph` is not None then); freeing memory would
         break that capture on most devices.

@@ -110,7 +110,7 @@ def _only_accelerator(backends: Mapping[str, Discovered]) -> str | None:
 
 
 def _torch_sees(backends: Mapping[str, Discovered]) -> str:
-    """An accelerator of torch whose backend is missing or not available; empty where there is none."""
+    """Return an accelerator of torch whose backend is missing or not available; empty where there is none."""
     device = torch.accelerator.current_accelerator(True)
     if device is None or device.type in WITHOUT_GRAPHS:
         return ""

@@ -50,7 +50,7 @@ def _user_frames() -> Iterator[FrameType]:
 
 
 def _variables(frame: FrameType) -> Iterator[tuple[str, Any]]:
-    """The frame's variables with their names, the attributes of its objects, then the module's variables."""
+    """Yield the frame's variables with their names, the attributes of its objects, then the module's variables."""
     yield from frame.f_locals.items()
     for name, value in frame.f_locals.items():
         attributes: Mapping[str, Any] = getattr(value, "__dict__", {})

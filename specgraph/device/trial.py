@@ -38,7 +38,7 @@ def claim(platform: Platform, trial: Trial, reason: str = "") -> Support:
 
 
 def replays_follow_their_input(platform: Platform) -> str | None:
-    """One graph with a result and an update in place, replayed on new input each time."""
+    """Replay one graph with a result and an update in place on new input each time."""
     x, total = torch.zeros(8, device=platform.device), torch.zeros(8, device=platform.device)
     _warm_up(platform, lambda: x * 3 + 1)
     graph = platform.graph()
@@ -59,7 +59,7 @@ def replays_follow_their_input(platform: Platform) -> str | None:
 
 
 def graphs_share_a_pool(platform: Platform) -> str | None:
-    """Two graphs of one pool whose results both live on: neither may write over the other's."""
+    """Replay two graphs of one pool whose results both live on: neither may write over the other's."""
     x = torch.arange(64, dtype=torch.float32, device=platform.device)
     pool = platform.graph_pool()
     first, second = platform.graph(pool), platform.graph(pool)
@@ -152,7 +152,7 @@ def float8_is_copied(platform: Platform) -> str | None:
 
 
 def on_host(tensor: Tensor) -> Tensor:
-    """A copy in host memory, also where device memory is host memory."""
+    """Return a copy in host memory, also where device memory is host memory."""
     return tensor.detach().to("cpu", copy=True)
 
 

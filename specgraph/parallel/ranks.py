@@ -62,7 +62,7 @@ class Ranks:
         return TensorParallel(self.rank, self.size, self.name) if self.size > 1 else WHOLE
 
     def exchange(self, what: str, values: Sequence[int] = ()) -> list[list[int]]:
-        """Every rank's `values`, by rank. All ranks must be at the same exchange: `what` is compared too.
+        """Return every rank's `values`, by rank. All ranks must be at the same exchange: `what` is compared too.
 
         Args:
             what: for messages, and the same on every rank.
@@ -131,11 +131,11 @@ class Ranks:
                     )
 
     def smallest(self, what: str, value: int) -> int:
-        """The smallest `value` over the ranks."""
+        """Return the smallest `value` over the ranks."""
         return min(values[0] for values in self.exchange(what, [value]))
 
     def part(self, what: str, groups: Sequence[Sequence[int]]) -> Ranks:
-        """The group that this rank is in. All ranks call it with the same groups, which hold each rank once.
+        """Return the group that this rank is in. All ranks call it with the same groups, which hold each rank once.
 
         Args:
             what: for the name.
@@ -171,7 +171,8 @@ class Ranks:
                 _dist.destroy_process_group()
 
     def tell(self, what: str, text: str) -> list[str]:
-        """Every rank's text, by rank, through the store: any length, and a rank that is missing is known by name.
+        """Return every rank's text, by rank, through the store: any length, and a rank that is missing is known by
+        name.
 
         Raises:
             RankError: a rank did not come within `timeout`.
@@ -192,7 +193,7 @@ class Ranks:
         return found
 
     def _absent(self, what: str) -> str:
-        """Which ranks are elsewhere: each rank that gives up says where it was."""
+        """Return which ranks are elsewhere: each rank that gives up says where it was."""
         try:
             self.store.set(f"{self.name}/waiting/{self.rank}", what)
             places: dict[int, str] = {}
@@ -217,7 +218,7 @@ _JOINED: dict[str, Ranks] = {}
 
 
 def ranks_named(name: str) -> Ranks:
-    """The joined ranks of that name.
+    """Return the joined ranks of that name.
 
     Raises:
         RankError: there are none.
@@ -228,12 +229,12 @@ def ranks_named(name: str) -> Ranks:
 
 
 def world_size() -> int:
-    """Processes that torchrun started, this one included; 1 without it."""
+    """Return the number of processes that torchrun started, this one included; 1 without it."""
     return _dist.get_world_size() if _dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def local_rank() -> int:
-    """This process's number on its machine: the index of its device. 0 without torchrun."""
+    """Return this process's number on its machine, the index of its device; 0 without torchrun."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 

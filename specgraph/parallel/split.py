@@ -58,27 +58,28 @@ class TensorParallel:
     """The ranks that hold whole experts; not only those that split the other matrices where ranks are data parallel."""
 
     def part(self, total: int) -> tuple[int, int]:
-        """(begin, end) of this rank's part of `total` equal things; `total` is a multiple of `size`."""
+        """Return (begin, end) of this rank's part of `total` equal things; `total` is a multiple of `size`."""
         each = total // self.size
         return self.rank * each, (self.rank + 1) * each
 
     def share(self, dim: int, total: int) -> Share | None:
-        """This rank's part of a dimension of size `total`; None for all of it."""
+        """Return this rank's part of a dimension of size `total`; None for all of it."""
         return None if self.size == 1 else Share(dim, (self.part(total),))
 
     def kv_heads(self, num_kv_heads: int) -> tuple[int, int]:
-        """(begin, end) of this rank's KV heads; with fewer heads than ranks, neighbouring ranks hold the same one."""
+        """Return (begin, end) of this rank's KV heads; with fewer heads than ranks, neighbours hold the same one."""
         if num_kv_heads >= self.size:
             return self.part(num_kv_heads)
         head = self.rank * num_kv_heads // self.size
         return head, head + 1
 
     def vocabulary(self, rows: int) -> Share | None:
-        """This rank's rows of an embedding or lm_head; None where they cannot be split evenly: then each has all."""
+        """Return this rank's rows of an embedding or lm_head; None where they cannot be split evenly: each has all."""
         return self.share(0, rows) if rows % self.size == 0 else None
 
     def check(self, num_heads: int, num_kv_heads: int, inner: int, what: str) -> None:
-        """
+        """Refuse sizes that the ranks cannot split.
+
         Raises:
             ConfigError: a model of these sizes cannot be split over the ranks.
         """
@@ -90,7 +91,8 @@ class TensorParallel:
             )
 
     def check_experts(self, num_experts: int, inner: int) -> None:
-        """
+        """Refuse a mixture that the ranks cannot split.
+
         Raises:
             ConfigError: a mixture of these sizes cannot be split over the ranks.
         """

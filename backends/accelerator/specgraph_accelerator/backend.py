@@ -16,5 +16,6 @@ def open_device(index: int) -> Platform:
 
 @hookimpl
 def specgraph_backend() -> Backend:
-    """The accelerator of this process, whichever torch names. Backends written for one vendor supersede this one."""
+    """Return the accelerator of this process, whichever torch names. Backends written for one vendor supersede this
+    one."""
     return Backend(name="accelerator", probe=probe, open=open_device, api=2)

@@ -65,7 +65,7 @@ TRIALS: Mapping[str, trial.Trial] = {
 
 
 def capabilities(found: Findings) -> Capabilities:
-    """The claims that `found` supports, and what is not claimed, with reasons."""
+    """Return the claims that `found` supports, and what is not claimed, with reasons."""
 
     def claim(name: str, reason: str = "") -> Support:
         return trial.support(found["graphs"] or found[name], reason)

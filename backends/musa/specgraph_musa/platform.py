@@ -62,7 +62,7 @@ class MusaPlatform(Platform):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The merged loop also follows the policy, which depends on how many ranks torch.distributed has now."""
+        """Return the claims; the merged loop follows the policy too, and so the number of ranks."""
         if not self._capabilities:
             raise PlatformError("this musa platform was opened for trials only: it claims no capabilities")
         return self._capabilities[has_collectives()]

@@ -45,7 +45,7 @@ class Policy:
 
 
 def policy_from(environ: Mapping[str, str] = os.environ) -> Policy:
-    """The policy that the environment asks for; ConfigError if SPECGRAPH_MUSA_MERGED has an unknown value."""
+    """Return the policy that the environment asks for; ConfigError if SPECGRAPH_MUSA_MERGED has an unknown value."""
     asked = environ.get(MERGED_VARIABLE, "")
     if asked not in _MERGED_VALUES:
         raise ConfigError(f"{MERGED_VARIABLE}={asked!r}: it may be 0, 1 or force")

@@ -65,8 +65,8 @@ TRIALS: Mapping[str, trial.Trial] = {
 
 
 def capabilities(found: Findings, policy: Policy, collectives: bool) -> Capabilities:
-    """The claims that `found` supports and `policy` allows, and what is not claimed, with reasons. `collectives`:
-    torch.distributed has several ranks."""
+    """Return the claims that `found` supports and `policy` allows, and what is not claimed, with reasons.
+    `collectives`: torch.distributed has several ranks."""
 
     def claim(name: str, reason: str = "") -> Support:
         return trial.support(found["graphs"] or found[name], reason)

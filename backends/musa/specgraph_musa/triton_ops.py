@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def why_absent(platform: MusaPlatform) -> str | None:
-    """Why Triton can't compile for the platform's tensors, or None. Runs no kernel. Asks for Triton's target: the
-    driver package of the vendor's Triton has had several names (mtgpu, musa, mthreads)."""
+    """Return why Triton can't compile for the platform's tensors, or None. Runs no kernel. Asks for Triton's target:
+    the driver package of the vendor's Triton has had several names (mtgpu, musa, mthreads)."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed: install Moore Threads' build of it"
     try:
@@ -47,7 +47,7 @@ def register_ops(platform: MusaPlatform) -> None:
 
 
 def agree_with_reference(platform: MusaPlatform) -> str | None:
-    """The core's trial of its Triton kernels on this device; what is wrong, or None."""
+    """Return the core's trial of its Triton kernels on this device; what is wrong, or None."""
     if (absent := why_absent(platform)) is not None:
         return absent
     from specgraph.ops.triton.implement import TritonOps

@@ -127,7 +127,7 @@ def _zero_inert(out: Tensor, metadata: AttentionMetadata, lengths: HostLengths) 
 
 
 def _checked(lengths: HostLengths, num_rows: int, room: int, masked: bool) -> HostLengths:
-    """The lengths as the op takes them; raises UpdateError where they don't fit it.
+    """Return the lengths as the op takes them; raises UpdateError where they don't fit it.
 
     Its query has `num_rows` rows, a row of its block table room for `room` tokens. `masked`: it runs in sparse mode 3
     or 4, which takes no request with fewer keys than rows. Inert requests get as many keys as rows then; they read the

@@ -8,7 +8,7 @@ from specgraph_npu.probe import probe
 
 @hookimpl
 def specgraph_backend() -> Backend:
-    """The npu backend. Its platform is imported when one is opened."""
+    """Return the npu backend. Its platform is imported when one is opened."""
     return Backend(
         name="npu",
         probe=probe,

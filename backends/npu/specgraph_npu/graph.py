@@ -79,7 +79,7 @@ class NpuGraph(Graph):
         self._forget()
 
     def _launch(self) -> None:
-        """The launch waits at the gate of each task group until the group's update."""
+        """Launch; the launch waits at the gate of each task group until the group's update."""
         self.platform.require_working()
         self.require_updates()
         self.order_updates()
@@ -92,7 +92,7 @@ class NpuGraph(Graph):
         self.platform.counters["graph_launches"] += 1
 
     def _destroy(self) -> None:
-        """A graph that nobody closed may be collected at any time: never wait for a launch that needs an update."""
+        """Destroy the graph, at any time if nobody closed it: never wait for a launch that needs an update."""
         if self.launches and not self.platform.broken:
             self.release()
             if self.platform.is_waiting():

@@ -49,7 +49,7 @@ def use_fused_write(platform: NpuPlatform) -> Support:
 
 
 def _writes_live_rows_only(platform: NpuPlatform) -> str | None:
-    """The documents give slots from 0 on, the kernels skip negative ones: what is before the cache must stay."""
+    """Say what is wrong, or None: the documents give slots from 0 on, and what is before the cache must stay."""
     host = torch.arange(2 * 3 * 32).view(2, 3, 1, 32).to(torch.bfloat16)
     rows, memory = host.to(platform.device), torch.zeros(2, 4, 16, 1, 32, dtype=torch.bfloat16, device=platform.device)
     write(rows[0], rows[1], memory[0, 1:], memory[1, 1:], torch.tensor([17, -1, 2], device=platform.device))

@@ -92,7 +92,7 @@ class NpuPlatform(Platform):
         return self.npu.device(self._index)
 
     def event(self, *, timing: bool = False, external: bool = False) -> Event:
-        """An external event can't be queried, timed, or waited for by the host."""
+        """Return an event; the host can neither query, time nor wait for an external one."""
         if not external:
             return self.event_type(enable_timing=timing)
         if not self.capabilities.external_events:
@@ -134,27 +134,27 @@ class NpuPlatform(Platform):
         return NpuTaskGroup(graph).capture()
 
     def task_update(self, group: Any) -> AbstractContextManager[None]:
-        """The block runs with the update stream as the current one."""
+        """Run the block with the update stream as the current one."""
         if not isinstance(group, NpuTaskGroup):
             raise UnsupportedError(f"{group!r} is not a task group of this platform")
         return group.update()
 
     def attention_backends(self) -> Mapping[str, Any]:
-        """All that are installed; the MLA rows take latent layers only (DeepSeek-V3), and the others none."""
+        """Return all that are installed: the MLA rows take latent layers only (DeepSeek-V3), and the others none."""
         return {name: partial(make_attention, name=name) for name, row in HOST_OPS.items() if row.available()}
 
     def counts(self) -> Mapping[str, int]:
         return dict(self.counters)
 
     def close(self) -> None:
-        """A launch that waits at a gate is let go, so that the device can end."""
+        """Let go of a launch that waits at a gate, so that the device can end."""
         for graph in list(self.graphs):
             graph.release()
         super().close()
 
 
 def _counted(event_type: Any, counters: dict[str, int]) -> Any:
-    """The vendor's event type, with records and host waits counted."""
+    """Return the vendor's event type, with records and host waits counted."""
 
     class CountedEvent(event_type):
         def record(self, stream: Any = None) -> None:

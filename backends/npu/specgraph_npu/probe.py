@@ -65,7 +65,7 @@ def missing(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def library(name: str) -> ctypes.CDLL | None:
-    """A library that the dynamic linker finds with all that it needs; None where it doesn't."""
+    """Return a library that the dynamic linker finds with all that it needs; None where it doesn't."""
     with contextlib.suppress(OSError):
         return ctypes.CDLL(name)
 
@@ -91,7 +91,7 @@ def versions(torch_npu: Any) -> dict[str, str]:
 
 
 def reason_of(error: Exception) -> str:
-    """The runtime's own sentence out of torch_npu's report, or its first line."""
+    """Return the runtime's own sentence out of torch_npu's report, or its first line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if line.startswith(("[simulated", "EZ", "EE", "The "))]
     return (telling or lines or [type(error).__name__])[0]

@@ -9,7 +9,7 @@ import torch
 
 
 def storage_at(address: int, nbytes: int) -> torch.UntypedStorage:
-    """A storage over `address` that owns nothing and keeps nothing alive."""
+    """Return a storage over `address` that owns nothing and keeps nothing alive."""
     if nbytes == 0:
         return torch.UntypedStorage(0)
     return torch.frombuffer((ctypes.c_char * nbytes).from_address(address), dtype=torch.uint8).untyped_storage()
@@ -30,7 +30,7 @@ class Baker:
         self._storages: dict[tuple[int, int], torch.UntypedStorage] = {}
 
     def bake(self, tensor: torch.Tensor, *, keep_grad: bool = False) -> torch.Tensor:
-        """An alias of `tensor` by address.
+        """Return an alias of `tensor` by address.
 
         Args:
             keep_grad: carry `requires_grad` over. Implementations of custom ops may call composite ops, and some of
@@ -55,7 +55,7 @@ def map_tensors(value: Any, f: Any) -> Any:
 
 
 def tensors_in(*values: Any) -> list[torch.Tensor]:
-    """All tensors in nested lists and tuples, in order."""
+    """Return all tensors in nested lists and tuples, in order."""
     found: list[torch.Tensor] = []
     for value in values:
         map_tensors(value, found.append)

@@ -37,7 +37,7 @@ class Binding:
     """`rewrites.rewrite` has another way to run this op."""
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: _Outputs) -> Callable[[], Any]:
-        """The task as a callable without arguments."""
+        """Return the task as a callable without arguments."""
         blocks = tuple(block for _, block in outputs)
         if self.rewritten is not None:
             call = rewrite(self.rewritten, args, kwargs, blocks)
@@ -87,7 +87,7 @@ def bind(
 
 @cache
 def out_variant(func: OpOverload) -> tuple[OpOverload, tuple[str, ...]] | None:
-    """The overload with the same arguments that writes all results into given tensors, and its out names."""
+    """Return the overload with the same arguments that writes all results into given tensors, and its out names."""
     wanted = [(a.name, str(a.type)) for a in func._schema.arguments]
     if func.namespace != "aten" or any(str(r.type) != "Tensor" for r in func._schema.returns):
         return None
@@ -119,7 +119,7 @@ def _fastest(
     out: dict[str, Any],
     schema_out: dict[str, Any] | None = None,
 ) -> Callable[..., Any] | None:
-    """A Python binding that dispatches exactly `target` with exactly these arguments, or None."""
+    """Return a Python binding that dispatches exactly `target` with exactly these arguments, or None."""
     if func.namespace != "aten":
         return None
     wanted = _by_name(target, args, {**kwargs, **(schema_out or {})})

@@ -88,7 +88,7 @@ _PLAIN = (int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.
 
 
 def _key(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable | None:
-    """The cache key of a call: all that its fake may depend on; None if an argument has no key."""
+    """Return the cache key of a call: all that its fake may depend on; None if an argument has no key."""
     parts: list[Hashable] = [func, torch.get_default_dtype()]
     storages: dict[int, int] = {}
 

@@ -80,7 +80,7 @@ class CpuGraph(Graph):
 
     @property
     def num_tasks(self) -> int:
-        """The number of ops that one replay runs."""
+        """Return the number of ops that one replay runs."""
         return sum(len(p.tasks) for p in self._captured.parts) if self._captured else 0
 
     def _begin(self, handle: Any) -> None:
@@ -205,7 +205,8 @@ def _not_compiled() -> None:
 
 
 def _outside(tasks: list[Task], pool: CpuGraphPool) -> list[Access]:
-    """The accesses that can conflict with other work: those to living storages, and one for the pool as a whole."""
+    """Return the accesses that can conflict with other work: those to living storages, and one for the pool as a
+    whole."""
     token = -id(pool)
     whole = Access(Region(token, token, token + 1, (1,), (1,), 1), True, "a replay of a graph in the same pool")
     found: dict[tuple[Region, bool], Access] = {}

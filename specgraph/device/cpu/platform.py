@@ -148,7 +148,7 @@ class CpuPlatform(Platform):
 
     @property
     def recorder(self) -> Recorder | None:
-        """The capture of this thread, if any."""
+        """Return the capture of this thread, if any."""
         return self._thread.recorder
 
     @recorder.setter
@@ -163,12 +163,12 @@ class CpuPlatform(Platform):
             raise error
 
     def host_wait(self, what: str, stream: CpuStream) -> None:
-        """The host waits for `stream`: all work issued from now on is ordered after it."""
+        """Note that the host waits for `stream`: all work issued from now on is ordered after it."""
         self.refuse_in_capture(what)
         self.host_knows(stream.clock)
 
     def host_knows(self, clock: Clock) -> None:
-        """The host has waited for `clock`: all work issued from now on is ordered after it."""
+        """Note that the host has waited for `clock`: all work issued from now on is ordered after it."""
         merge(self.timeline.host, clock)
 
     def _own(self, stream: Stream) -> CpuStream:
@@ -178,7 +178,7 @@ class CpuPlatform(Platform):
 
 
 def _machine_free() -> int:
-    """Bytes that Linux says a new allocation can have; 0 elsewhere."""
+    """Return bytes that Linux says a new allocation can have; 0 elsewhere."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))

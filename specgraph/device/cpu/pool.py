@@ -85,7 +85,7 @@ class CpuGraphPool(GraphPool):
         self._trim()
 
     def allocated_by(self, address: int) -> int | None:
-        """The capture whose living block starts at `address`, or None."""
+        """Return the capture whose living block starts at `address`, or None."""
         return self._owner.get(address)
 
     def covers(self, address: int) -> bool:
@@ -93,7 +93,7 @@ class CpuGraphPool(GraphPool):
         return any(s.address <= address < s.address + s.nbytes for s in self._segments)
 
     def allocate(self, nbytes: int, dtype: torch.dtype, stream: int) -> torch.UntypedStorage:
-        """A poisoned storage of at least `nbytes` bytes from the blocks of `stream`."""
+        """Return a poisoned storage of at least `nbytes` bytes from the blocks of `stream`."""
         size = -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
         self._merge_freed()
         segment, offset = self._take(size, stream)

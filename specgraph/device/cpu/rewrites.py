@@ -20,7 +20,7 @@ _Call = Callable[[], Any]
 def rewrite(
     func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], blocks: tuple[torch.Tensor, ...]
 ) -> _Call | None:
-    """A call equivalent to `func` that writes its result into `blocks[0]`, or None if there is none."""
+    """Return a call equivalent to `func` that writes its result into `blocks[0]`, or None if there is none."""
     rule = _INTO_BLOCK.get(func) if len(blocks) == 1 else _IN_PLACE.get(func) if not blocks else None
     return rule(args, kwargs, *blocks) if rule is not None else None
 

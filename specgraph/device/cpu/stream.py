@@ -30,7 +30,7 @@ class CpuStream:
         self._platform.host_wait("stream.synchronize()", self)
 
     def query(self) -> bool:
-        """Always True: work runs when it is issued. Refused during capture."""
+        """Return True: work runs when it is issued. Refused during capture."""
         self._platform.refuse_in_capture("stream.query()")
         return True
 
@@ -111,7 +111,7 @@ class CpuEvent:
             merge(stream.clock, self._clock)
 
     def require(self, stream: CpuStream, graph: str) -> None:
-        """A replay reaches a captured wait.
+        """Follow a captured wait that a replay reaches.
 
         Raises:
             OrderError: nothing has recorded this event.
@@ -128,7 +128,7 @@ class CpuEvent:
         self.wait(waiting)
 
     def query(self) -> bool:
-        """Always True: work runs when it is issued. Refused during capture."""
+        """Return True: work runs when it is issued. Refused during capture."""
         self._platform.refuse_in_capture("event.query()")
         return True
 

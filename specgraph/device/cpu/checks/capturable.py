@@ -17,7 +17,7 @@ _INDEX_PUT = (torch.ops.aten.index_put_, torch.ops.aten.index_put)
 
 
 def refusal(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CaptureError | None:
-    """Why the call can't be captured, or None."""
+    """Return why the call can't be captured, or None."""
     given = tensors_in(args, list(kwargs.values()))
     if in_compiled_function():
         return CaptureError(

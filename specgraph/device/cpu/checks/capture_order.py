@@ -21,7 +21,7 @@ class CaptureOrder:
         self._log: dict[int, list[tuple[int, list[Access]]]] = {}
 
     def clock_of(self, stream: CpuStream) -> Clock | None:
-        """The capture's clock of `stream`, or None if the stream takes no part in it."""
+        """Return the capture's clock of `stream`, or None if the stream takes no part in it."""
         return self._clocks.get(stream.id)
 
     def join(self, stream: CpuStream, clock: Clock) -> None:

@@ -58,7 +58,7 @@ class Inputs:
         self._storages.pop(storage_key, None)
 
     def finish(self) -> None:
-        """The capture is over: watch what is still alive.
+        """Watch what is still alive after the capture.
 
         Raises:
             CaptureError: an input was freed during the capture.

@@ -85,7 +85,7 @@ class Access(NamedTuple):
 
 
 def conflict(ours: list[Access], theirs: list[Access]) -> tuple[Access, Access] | None:
-    """The first pair that touches the same bytes with at least one write."""
+    """Return the first pair that touches the same bytes with at least one write."""
     for a in ours:
         for b in theirs:
             if (a.write or b.write) and a.region.overlaps(b.region):
@@ -124,7 +124,7 @@ class EagerLog:
         entries[stream, access.region, access.write] = tick, access.label
 
     def unordered(self, access: Access, stream: int, clock: Clock) -> tuple[int, Access] | None:
-        """An earlier conflicting access of another stream that `clock` doesn't know to be over."""
+        """Return an earlier conflicting access of another stream that `clock` doesn't know to be over."""
         for (other, region, write), (tick, label) in self._entries.get(access.region.base, {}).items():
             if other == stream or not (write or access.write) or clock.get(other, 0) >= tick:
                 continue

@@ -37,7 +37,7 @@ class Timeline:
         self._conflicts: dict[tuple[_PartKey, _PartKey], tuple[Access, Access] | None] = {}
 
     def replay(self, graph: CpuGraph, part: int, accesses: list[Access], stream: CpuStream) -> None:
-        """One part of a graph starts on `stream`.
+        """Begin one part of a graph on `stream`.
 
         Raises:
             OrderError: other work on another stream conflicts, and nothing orders the two.
@@ -52,7 +52,7 @@ class Timeline:
         self._ticks[key, stream.id] = stream.clock[stream.id]
 
     def eager(self, func: Any, tensors: list[torch.Tensor], written: set[int], stream: CpuStream) -> None:
-        """One eager op is about to run on `stream`. Raises OrderError as `replay` does."""
+        """Note that one eager op is about to run on `stream`. Raises OrderError as `replay` does."""
         self._tick(stream)
         label = f"{func} at {user_line()}"
         accesses = [Access(Region.of(t), id(t) in written, label) for t in tensors if t.device.type == "cpu"]
@@ -68,7 +68,7 @@ class Timeline:
             self._eager.add(tensor, stream.id, stream.clock[stream.id], access)
 
     def everything(self) -> Clock:
-        """The clock of all work so far."""
+        """Return the clock of all work so far."""
         clock: Clock = {}
         for stream in self._streams.values():
             merge(clock, stream.clock)
