@@ -113,8 +113,8 @@ def test_tables_of_bench_cut_no_figure(more, width):
 
 
 def test_why_a_lowering_was_refused_is_said_once():
-    rows = [{"requests": 1, "decode": "eager", "device_us": 5.0}]
-    rows += [{"requests": 1, "decode": "merged", "refused": "the platform [here] can't"}]
+    rows = [{"requests": 1, "lowering": "eager", "device_us": 5.0}]
+    rows += [{"requests": 1, "lowering": "merged", "refused": "the platform [here] can't"}]
     text = shown(show_bench, 80, "piped", "propose", rows, ("requests", "lowering", "device_us", "host_us"))
     assert text.count("the platform [here] can't") == 1
     assert "merged, 1 requests: refused: the platform" in text
