@@ -49,7 +49,7 @@ class Case:
     quick: bool = False
     """Part of `--quick`."""
     timeout: float = 60.0
-    """Seconds after which the case has failed, on an idle machine; see `watchdog.py`."""
+    """Seconds after which the case has failed, on an idle machine; see `timeouts.py`."""
 
     @builtins.property
     def group(self) -> str:

@@ -1,7 +1,4 @@
-"""What the suite on `cpu` has besides the cases of earlier minor versions, in the form of `standard/VERSION.json`.
-
-python -m specgraph_conformance.case_list writes the file of the newest version, `standard.SUITE_VERSION`.
-"""
+"""Writes `standard.json`, the list of the suite's cases: python -m specgraph_conformance.case_list"""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ import pytest
 
 from specgraph_conformance.plugin import CASE
 from specgraph_conformance.run import Selection
-from specgraph_conformance.standard import ATTENTION, FOLDER, SUITE_VERSION, Listed, earlier_minor_version, listed_cases
+from specgraph_conformance.standard import ATTENTION, LIST, Listed
 
 
 class _Collected:
@@ -38,7 +35,7 @@ class _Collected:
 
 
 def collect() -> dict[str, Listed]:
-    """The cases of the suite by id without parameters."""
+    """Return the cases of the suite by id without parameters, as they are on `cpu`."""
     collected = _Collected()
     arguments = [*Selection().arguments("cpu"), "--collect-only"]
     with redirect_stdout(io.StringIO()) as output:
@@ -46,34 +43,6 @@ def collect() -> dict[str, Listed]:
     if status != 0:
         raise SystemExit(output.getvalue())
     return collected.cases
-
-
-def removed(earlier: Mapping[str, Listed], cases: Mapping[str, Listed]) -> list[str]:
-    """Cases and parameter sets of an earlier version that are missing or changed: no minor version may do that."""
-    out: list[str] = []
-    for id, before in earlier.items():
-        now = cases.get(id)
-        if now is None:
-            out.append(f"{id} is not there")
-        elif (before.needs, before.unless) != (now.needs, now.unless):
-            out.append(f"{id} has other needs")
-        elif bool(before.parameters) != bool(now.parameters):
-            out.append(f"{id} has {'no' if before.parameters else 'now'} parameter sets")
-        else:
-            out += [f"{id}[{each}] is not there" for each in before.parameters if each not in now.parameters]
-    return out
-
-
-def added(earlier: Mapping[str, Listed], cases: Mapping[str, Listed]) -> dict[str, Listed]:
-    """New cases, and the new parameter sets of earlier ones."""
-    out: dict[str, Listed] = {}
-    for id, now in cases.items():
-        before = earlier.get(id)
-        if before is None:
-            out[id] = now
-        elif new := tuple(each for each in now.parameters if each not in before.parameters):
-            out[id] = Listed(parameters=new)
-    return out
 
 
 def as_json(cases: Mapping[str, Listed]) -> str:
@@ -86,18 +55,10 @@ def as_json(cases: Mapping[str, Listed]) -> str:
 
 
 def main() -> None:
-    """Write the list of the newest version.
-
-    Raises:
-        SystemExit: a case of an earlier minor version is not there any more, or has changed.
-    """
-    earlier = listed_cases(earlier_minor_version(SUITE_VERSION) or "") or {}
+    """Write the list."""
     cases = collect()
-    if lost := removed(earlier, cases):
-        raise SystemExit(f"these changes take a new major version of the suite: {'; '.join(lost)}")
-    path = FOLDER / f"{SUITE_VERSION}.json"
-    path.write_text(as_json(added(earlier, cases)), encoding="utf-8")
-    print(f"{path}: {len(added(earlier, cases))} cases")
+    LIST.write_text(as_json(cases), encoding="utf-8")
+    print(f"{LIST}: {len(cases)} cases")
 
 
 if __name__ == "__main__":

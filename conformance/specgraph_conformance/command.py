@@ -9,21 +9,20 @@ from pathlib import Path
 from specgraph.errors import ConfigError
 
 from specgraph_conformance.case import GROUPS
-from specgraph_conformance.merge import merge, shard_problems
 from specgraph_conformance.render import as_json, check_writable, print_report, profile_lines, verdict, write_report
 from specgraph_conformance.report import Report
 from specgraph_conformance.run import Selection, run_suite
-from specgraph_conformance.shards import parse_shard
 from specgraph_conformance.standard import PROFILES, conformance
 from specgraph_conformance.verify import problems_of, read_report
 
-__all__ = ["Selection", "merge_command", "run_command", "verify_command"]
+__all__ = ["Selection", "run_command", "verify_command"]
 
 
 def run_command(
     platform: str,
     selection: Selection,
     *,
+    jobs: int = 1,
     profile: str | None = None,
     json: str | None = None,
     markdown: Path | None = None,
@@ -32,6 +31,7 @@ def run_command(
     """Run the suite, show the report, write the files.
 
     Args:
+        jobs: processes that run cases on the device at the same time.
         profile: what the run must conform to, besides being green.
         json: a path, or "-" for standard output; the table then goes to standard error.
 
@@ -49,32 +49,11 @@ def run_command(
         raise ConfigError(f"there is no group {', '.join(unknown)}; groups are {', '.join(GROUPS)}")
     if selection.timeout is not None and selection.timeout <= 0:
         raise ConfigError(f"timeout {selection.timeout:g} is not a number of seconds that a case can take")
-    if selection.shard is not None:
-        parse_shard(selection.shard)
+    if jobs < 1:
+        raise ConfigError(f"jobs {jobs} is not a number of processes that can run cases")
     paths = _writable(json, markdown, badge)
-    selection.open(platform).platform.close()
-    report = run_suite(platform, selection)
+    report = run_suite(platform, selection, jobs=jobs)
     _show(report, json, paths)
-    return report.is_green and _conforms(report, profile)
-
-
-def merge_command(
-    paths: Sequence[Path],
-    *,
-    profile: str | None = None,
-    json: str | None = None,
-    markdown: Path | None = None,
-    badge: Path | None = None,
-) -> bool:
-    """Join the reports of shards into one, and show and write it as `run_command` does; nothing runs.
-
-    Raises:
-        ConfigError: the files are not all shards of one run of the suite, or a path can't be written.
-    """
-    _check_profile(profile)
-    files = _writable(json, markdown, badge)
-    report = merge(paths)
-    _show(report, json, files)
     return report.is_green and _conforms(report, profile)
 
 
@@ -123,7 +102,7 @@ def verify_command(paths: Sequence[Path], *, profile: str | None = None, checkou
     verified = True
     for path in paths:
         report, data = read_report(path)
-        problems = problems_of(report, data, checkout) + shard_problems(report)
+        problems = problems_of(report, data, checkout)
         if not _conforms(report, profile):
             problems.append(f"it does not conform to {profile}")
         verified = verified and not problems

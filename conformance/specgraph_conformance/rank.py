@@ -22,7 +22,7 @@ from torch import Tensor
 from specgraph_conformance.rig import captured, expect_close, expect_equal, on_host
 from specgraph_conformance.shared_experts import run_scenario
 from specgraph_conformance.split_models import SPLIT, run_split
-from specgraph_conformance.watchdog import load_factor
+from specgraph_conformance.timeouts import load_factor
 
 ROWS, WIDTH, REPLAYS = 8, 64, 5
 COMMAND = (sys.executable, "-u", "-m", "specgraph_conformance.rank")

@@ -38,7 +38,6 @@ def as_table(report: Report) -> Group:
     table.add_section()
     table.add_row("all", *(str(report.counts[outcome]) for outcome in OUTCOMES))
     lines = [Text(f"versions: {_pairs(subject.versions)}; seed {subject.seed}")]
-    lines += [Text(f"made of: {made_of(report)}")] if report.shards else []
     groups = by_cause(report.failures)
     for first, *others in groups[:SHOWN]:
         lines.append(Text(f"\nfailed {first.id}", style="bold red"))
@@ -99,7 +98,6 @@ def as_markdown(report: Report) -> str:
         f"| {source['distribution']} {source['version']} | {_cell(source_state(source))} |"
         for source in subject.sources
     ]
-    lines += [f"| made of | {made_of(report)} |"] if report.shards else []
     lines += [f"| seed | {subject.seed} |", "", "## Results", "", f"| group | {' | '.join(OUTCOMES)} |"]
     lines.append("|---|" + "---:|" * len(OUTCOMES))
     by_group = _by_group(report)
@@ -152,12 +150,6 @@ def source_state(source: Mapping[str, Any]) -> str:
     )
     known = {"commit": f"commit {source['commit'][:12]}", "wheel": "installed from a wheel"}
     return known.get(source["state"], "neither in a repository nor installed from a wheel") + changed
-
-
-def made_of(report: Report) -> str:
-    """The shards of a report, with the number of cases that each was to run and its day."""
-    each = [f"{s.index}/{s.count} ({s.selected} cases{f', {s.date}' if s.date else ''})" for s in report.shards]
-    return f"{len(each)} shard{'s'[: len(each) > 1]}: {', '.join(each)}"
 
 
 def as_badge(report: Report) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
+from specgraph_conformance.case import Case
+
 Outcome = Literal["passed", "failed", "xfailed", "absent"]
 UNSTATED = "not said by the backend"
 """Shown where `PlatformInfo.device_kind` is empty."""
@@ -31,6 +33,11 @@ class CaseResult:
     """The likely cause, for failed cases."""
     seconds: float = 0.0
     """Wall time with set-up and compilation; 0 where it is not known, as of a case that ended its process."""
+
+
+def result_of(case: Case, outcome: Outcome, reason: str = "", seconds: float = 0.0) -> CaseResult:
+    """Return how a case ended."""
+    return CaseResult(case.id, case.group, case.property, case.hazard, outcome, reason, case.cause, seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,29 +63,6 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
-    """One shard of a run; of a merged report: what it keeps of that shard's own report."""
-
-    index: int
-    """From 1 to `count`."""
-    count: int
-    """How many shards the suite was split into."""
-    selected: int
-    """Cases that this shard was to run."""
-    total: int
-    """Cases that all shards were to run."""
-    places: str = ""
-    """Where the cases of this shard's report are among all `total`, from 0: such as "0-3 7 9-12"."""
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Options of the run that choose cases or change how they run."""
-    date: str = ""
-    """Day of the run; only in a merged report, as the two fields below."""
-    problems: Sequence[str] = ()
-    digest: str = ""
-    """Of the shard's own report."""
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
     """One run of the suite."""
 
@@ -86,8 +70,6 @@ class Report:
     cases: Sequence[CaseResult]
     problems: Sequence[str] = field(default_factory=tuple)
     """Errors that belong to no case: entries of xfails.toml that match no case."""
-    shards: Sequence[Shard] = ()
-    """The shards that it was merged from; one for the report of a shard; none for a run in one piece."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -117,9 +99,8 @@ class Report:
                 data["rerun"] = self.rerun_command(result)
             else:
                 del data["cause"]
-        shards = {"shards": [asdict(shard) for shard in self.shards]} if self.shards else {}
         counted = {"counts": self.counts, "problems": list(self.problems)}
-        data = {**asdict(self.subject), **shards, **counted, "cases": cases}
+        data = {**asdict(self.subject), **counted, "cases": cases}
         return {**data, "digest": digest_of(data)}
 
 
@@ -137,4 +118,4 @@ def from_json(data: Mapping[str, Any]) -> Report:
     """
     subject = Subject(**{field.name: data[field.name] for field in fields(Subject)})
     cases = [CaseResult(**{name: v for name, v in case.items() if name != "rerun"}) for case in data["cases"]]
-    return Report(subject, cases, data["problems"], [Shard(**shard) for shard in data.get("shards", ())])
+    return Report(subject, cases, data["problems"])

@@ -1,11 +1,10 @@
-"""One run of the suite on one platform: the opened platform, the planned cases and their results."""
+"""The platform that a run of the suite tests: opened, with what its report says of it and its declared gaps."""
 
 from __future__ import annotations
 
 import platform as system
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from importlib import import_module
@@ -17,74 +16,33 @@ from specgraph.device import Discovered, Platform, discover, open_platform
 from specgraph.errors import ConfigError, PlatformError
 
 from specgraph_conformance.case import Case
-from specgraph_conformance.records import RecordFile
-from specgraph_conformance.render import check_writable, write_report
-from specgraph_conformance.report import UNSTATED, CaseResult, Outcome, Report, Shard, Subject
+from specgraph_conformance.report import UNSTATED, Subject
 from specgraph_conformance.rig import CORE_ATTENTION
-from specgraph_conformance.shards import ran
 from specgraph_conformance.sources import Source, source_of
-from specgraph_conformance.standard import SUITE_VERSION, expected_ids, known_versions, listed_cases
-from specgraph_conformance.xfails import Xfail, entry_module, find_xfails, read_xfails, unmatched
+from specgraph_conformance.standard import SUITE_VERSION
+from specgraph_conformance.xfails import Xfail, entry_module, find_xfails, read_xfails
 
 
 class Session:
     """Made by `open_session`."""
 
-    def __init__(
-        self,
-        item: Discovered,
-        platform: Platform,
-        seed: int,
-        xfails: Sequence[Xfail],
-        records: RecordFile | None,
-        reports: Sequence[Path],
-        suite: str | None = None,
-    ) -> None:
+    def __init__(self, item: Discovered, platform: Platform, seed: int, xfails: Sequence[Xfail]) -> None:
         self.item, self.platform, self.seed = item, platform, seed
-        self._xfails, self._records, self._reports = xfails, records, reports
-        self.subject = describe(item, platform, seed, suite or SUITE_VERSION)
-        cases = None if suite is None else listed_cases(suite)
-        self._ids = None if cases is None else frozenset(expected_ids(cases, self.subject.attention))
-        self.problems: list[str] = []
-        self._planned: list[Case] = []
-        self._shard: Shard | None = None
-        self._begin = 0.0
-        self._results: dict[str, CaseResult] = {} if records is None else records.results()
-        self.finished = frozenset(self._results)
+        self.subject = describe(item, platform, seed)
+        self._xfails = xfails
 
-    def check_selection(self, cases: Sequence[Case], asked: Sequence[str]) -> None:
-        """Refuse asked ids that match no case; note xfails.toml entries that match none as problems of the run."""
-        ids = [case.id for case in cases]
-        for wanted in asked:
-            if not any(wanted in (id, id.partition("[")[0]) for id in ids):
-                raise ConfigError(f"there is no case '{wanted}'")
-        self.problems = [
+    def problems(self, ids: Collection[str]) -> list[str]:
+        """Return a line for each entry of xfails.toml that matches none of these cases."""
+        return [
             f"xfails.toml declares '{xfail.case}', and there is no such case: remove or correct the entry"
-            for xfail in unmatched(self._xfails, ids)
+            for xfail in self._xfails
+            if xfail.case not in ids
         ]
-
-    def has(self, case: Case) -> bool:
-        """Whether the version of the suite that was asked for has a case."""
-        return self._ids is None or case.id in self._ids
 
     def xfail_of(self, case_id: str) -> Xfail | None:
         """The declared gap that covers a case."""
         supports = self.platform.capabilities.supports()
         return next((xfail for xfail in self._xfails if xfail.matches(case_id) and xfail.applies(supports)), None)
-
-    def plan(self, cases: Sequence[Case], shard: Shard | None = None) -> None:
-        """Note all selected cases, in order, including those that an earlier process finished.
-
-        Args:
-            shard: the shard that they are, with the places of all of them.
-        """
-        self._planned, self._shard = list(cases), shard
-        if self._records is not None:
-            planned = [
-                {**asdict(case), "xfail": None if (x := self.xfail_of(case.id)) is None else x.reason} for case in cases
-            ]
-            plan = {"subject": asdict(self.subject), "problems": self.problems, "planned": planned}
-            self._records.write("session", {**plan, "shard": None if shard is None else asdict(shard)})
 
     def absent(self, case: Case) -> str | None:
         """Why a case does not apply to this platform; None if it does."""
@@ -96,22 +54,6 @@ class Session:
             if supports[name]:
                 return f"the platform has {name}, and the case is about platforms without it"
         return None
-
-    def start(self, case: Case) -> None:
-        """Note that a case is running."""
-        self._begin = time.monotonic()
-        if self._records is not None:
-            self._records.write("start", {"id": case.id})
-
-    def finish(self, case: Case, outcome: Outcome, reason: str = "") -> None:
-        """Note how a case ended. A failure after a first one (in teardown) does not replace it."""
-        if (before := self._results.get(case.id)) is not None and before.outcome == "failed":
-            return
-        took = round(time.monotonic() - self._begin, 3)
-        result = CaseResult(case.id, case.group, case.property, case.hazard, outcome, reason, case.cause, took)
-        self._results[case.id] = result
-        if self._records is not None:
-            self._records.write("result", asdict(result))
 
     def broken(self) -> str | None:
         """None if the device still computes, else what is wrong with it."""
@@ -126,54 +68,18 @@ class Session:
             return f"{type(error).__name__}: {error}"
         return None
 
-    def unhealthy(self, case: Case, reason: str) -> None:
-        """Note that nothing more can run in this process."""
-        if self._records is not None:
-            self._records.write("unhealthy", {"id": case.id, "reason": reason})
 
-    def expire(self, case: Case) -> None:
-        """Note that a running case has passed its time limit."""
-        if self._records is not None:
-            self._records.write("expired", {"id": case.id, "seconds": case.timeout})
-
-    def report(self) -> Report:
-        """The report of the cases that have a result."""
-        order = [case.id for case in self._planned]
-        cases = [self._results[id] for id in order if id in self._results]
-        shards = () if self._shard is None else (ran(self._shard, order, self._results),)
-        return Report(self.subject, cases, self.problems, shards)
-
-    def write_reports(self) -> None:
-        """Write the files named by `--specgraph-report`."""
-        for path in self._reports:
-            write_report(self.report(), path)
-
-
-def open_session(
-    name: str,
-    *,
-    seed: int = 0,
-    xfails: Path | None = None,
-    records: Path | None = None,
-    reports: Sequence[Path] = (),
-    attention: Sequence[str] = (),
-    suite: str | None = None,
-) -> Session:
+def open_session(name: str, *, seed: int = 0, xfails: str | None = None, attention: Sequence[str] = ()) -> Session:
     """Open the platform that a run tests.
 
     Args:
+        xfails: the file of declared gaps, instead of the backend's own.
         attention: `NAME=MODULE:FUNCTION` each: attention backends that are tested as if they were the platform's own.
-        suite: the version whose cases run; None for all cases, which is the newest.
 
     Raises:
         PlatformError: unknown or unavailable, or it has no graphs, which the suite is about.
-        ConfigError: a malformed xfails.toml, a report path that can't be written, attention that can't be imported, or
-            an unknown version of the suite.
+        ConfigError: a malformed xfails.toml, or attention that can't be imported.
     """
-    for path in reports:
-        check_writable(path)
-    if suite is not None and listed_cases(suite) is None:
-        raise ConfigError(f"there is no suite version '{suite}' here; there are {', '.join(known_versions())}")
     given = {word.partition("=")[0]: _attention(word) for word in attention}
     found = discover()
     platform = open_platform(name, found=found)
@@ -186,12 +92,11 @@ def open_session(
             f"platform '{item.name}' has no graphs: {platform.capabilities.graphs.reason}. The suite tests drafting "
             "through graphs; there is nothing here for it to vouch for."
         )
-    path = xfails or find_xfails(item)
-    declared = read_xfails(path) if path is not None else ()
-    return Session(item, platform, seed, declared, None if records is None else RecordFile(records), reports, suite)
+    path = find_xfails(item) if xfails is None else Path(xfails)
+    return Session(item, platform, seed, () if path is None else read_xfails(path))
 
 
-def describe(item: Discovered, platform: Platform, seed: int, suite: str) -> Subject:
+def describe(item: Discovered, platform: Platform, seed: int) -> Subject:
     """The platform, device, versions, capabilities and sources of a report."""
     versions = {"torch": torch.__version__, item.distribution: item.version, **platform.info.versions}
     supports = platform.capabilities.supports()
@@ -204,7 +109,7 @@ def describe(item: Discovered, platform: Platform, seed: int, suite: str) -> Sub
         versions,
         capabilities,
         seed,
-        suite,
+        SUITE_VERSION,
         tested_attention(platform),
         item.probe().device_count,
         environment(),

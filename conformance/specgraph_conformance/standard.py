@@ -1,16 +1,15 @@
 """The versioned standard: which cases a suite of this version has, and what a backend must pass for each profile.
 
-A report "conforms to drafting 1.0" when every case of that profile is in it and passed, or is absent for a reason that
-the profile allows. The version is apart from those of the packages. A minor version may add cases and parameter sets,
-only a major one may remove or change them. `standard/1.0.json` lists the cases of 1.0, the file of each later minor
-version what it adds to those before it, so that a report made by an earlier version is still judged by its own list.
+A report "conforms to drafting 2.0" when every case of that profile is in it and passed, or is absent for a reason that
+the profile allows. The version is apart from those of the packages. `standard.json` lists the cases of this version; a
+report of another one is judged by the suite that made it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from specgraph_conformance.report import CaseResult, Report
 from specgraph_conformance.rig import CORE_ATTENTION
 
 SUITE_VERSION = "2.0"
-FOLDER = Path(__file__).parent / "standard"
+LIST = Path(__file__).parent / "standard.json"
 ATTENTION = "{attention}"
 """In a parameter set: any attention backend, one of the core's or of the device's own."""
 BASE = ("discovery", "device", "streams", "capture", "replay")
@@ -72,46 +71,32 @@ class Listed:
     """Its parameter sets; empty where it has none."""
 
 
-def earlier_minor_version(version: str) -> str | None:
-    """The one before it; None for the first minor version of a major one."""
-    major, _, minor = version.partition(".")
-    return f"{major}.{int(minor) - 1}" if minor.isdecimal() and int(minor) > 0 else None
-
-
-def known_versions() -> list[str]:
-    """Versions with a list here, oldest first."""
-    return sorted((path.stem for path in FOLDER.glob("*.json")), key=lambda name: [*map(int, name.split("."))])
-
-
 @cache
-def listed_cases(version: str) -> Mapping[str, Listed] | None:
-    """The cases of a version by id without parameters, with those of the minor versions before it.
-
-    Returns:
-        None where this suite does not know the version.
-    """
-    path = FOLDER / f"{version}.json"
-    if not path.is_file():
-        return None
-    earlier = earlier_minor_version(version)
-    cases = {} if earlier is None else dict(listed_cases(earlier) or {})
-    for id, about in json.loads(path.read_text(encoding="utf-8")).items():
-        added = Listed(**{key: tuple(value) for key, value in about.items()})
-        before = cases.get(id)
-        cases[id] = added if before is None else replace(before, parameters=(*before.parameters, *added.parameters))
-    return cases
+def listed_cases() -> Mapping[str, Listed]:
+    """Return the cases of this version by id without parameters."""
+    cases = json.loads(LIST.read_text(encoding="utf-8"))
+    return {id: Listed(**{key: tuple(value) for key, value in about.items()}) for id, about in cases.items()}
 
 
-def expected_ids(cases: Mapping[str, Listed], own_attention: Sequence[str]) -> dict[str, Listed]:
-    """Every id with its parameters on a device with these attention backends of its own."""
+def expected_ids(own_attention: Sequence[str]) -> dict[str, Listed]:
+    """Return every id with its parameters on a device with these attention backends of its own."""
     out: dict[str, Listed] = {}
-    for id, listed in cases.items():
+    for id, listed in listed_cases().items():
         if not listed.parameters:
             out[id] = listed
         for parameters in listed.parameters:
             names = (*CORE_ATTENTION, *own_attention) if ATTENTION in parameters else ("",)
             out.update({f"{id}[{parameters.replace(ATTENTION, name)}]": listed for name in names})
     return out
+
+
+def unknown_version(version: str) -> str:
+    """Say that a report is of another version of the suite; empty where it is of this one."""
+    if version == SUITE_VERSION:
+        return ""
+    return (
+        f"it is of suite {version or 'not stated'}, and this is {SUITE_VERSION}: verify it with the suite that made it"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +117,9 @@ class Conformance:
 
 def conformance(report: Report) -> list[Conformance]:
     """One answer for each profile, from the cases and capabilities of a report alone."""
-    cases = listed_cases(report.subject.suite)
-    if cases is None:
-        version = report.subject.suite or "not stated"
-        return [Conformance(p.name, (f"suite version {version} is not known",)) for p in PROFILES]
-    expected = expected_ids(cases, report.subject.attention)
+    if other := unknown_version(report.subject.suite):
+        return [Conformance(profile.name, (other,)) for profile in PROFILES]
+    expected = expected_ids(report.subject.attention)
     seen = {result.id: result for result in report.cases}
     return [_conformance(profile, report, expected, seen) for profile in PROFILES]
 
@@ -204,7 +187,7 @@ def level(capabilities: Mapping[str, Any], name: str) -> str:
 
 
 def summary(report: Report) -> str:
-    """Such as "graphs and drafting 1.0"; empty where it conforms to nothing."""
+    """Such as "graphs and drafting 2.0"; empty where it conforms to nothing."""
     names = [answer.profile for answer in conformance(report) if answer.conforms]
     if not names:
         return ""

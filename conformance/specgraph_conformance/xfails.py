@@ -13,7 +13,7 @@ Strict: a declared case that passes fails the run, and so does an entry that mat
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -44,6 +44,11 @@ class Xfail:
     link: str
     when: str = ""
     """Words in the reason of one of the platform's capabilities: the gap of only some devices, drivers or runtimes."""
+
+    @property
+    def text(self) -> str:
+        """The reason, with the owner and the link."""
+        return f"{self.reason} ({self.owner}) {self.link}"
 
     def applies(self, supports: Mapping[str, Support]) -> bool:
         """Whether the gap is to be expected of a platform with these capabilities."""
@@ -95,9 +100,3 @@ def _entry(path: Path, number: int, entry: Any) -> Xfail:
     if not entry["case"] or not entry["reason"] or not entry["owner"]:
         raise ConfigError(f"{path}: entry {number} has an empty case, owner or reason")
     return Xfail(**entry)
-
-
-def unmatched(xfails: Iterable[Xfail], case_ids: Iterable[str]) -> list[Xfail]:
-    """Entries that match no case of the suite."""
-    ids = list(case_ids)
-    return [xfail for xfail in xfails if not any(xfail.matches(case_id) for case_id in ids)]

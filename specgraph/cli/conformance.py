@@ -16,12 +16,8 @@ SUITE = "specgraph_conformance"
 
 
 def conformance(
-    platform: Annotated[
-        str, typer.Argument(help="NAME or NAME:INDEX; see `specgraph platforms`. Or `verify`, `merge`.")
-    ],
-    reports: Annotated[
-        list[Path] | None, typer.Argument(help="With `verify` and `merge`: reports made by --json.")
-    ] = None,
+    platform: Annotated[str, typer.Argument(help="NAME or NAME:INDEX; see `specgraph platforms`. Or `verify`.")],
+    reports: Annotated[list[Path] | None, typer.Argument(help="With `verify`: reports made by --json.")] = None,
     case: Annotated[list[str] | None, typer.Option(help="Only this case; repeatable.")] = None,
     group: Annotated[list[str] | None, typer.Option(help="Only this group; repeatable.")] = None,
     hazard: Annotated[list[str] | None, typer.Option(help="Only cases against this hazard; repeatable.")] = None,
@@ -30,12 +26,9 @@ def conformance(
     ] = None,
     keyword: Annotated[str, typer.Option("-k", help="Only cases that match this pytest expression.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="A selection that takes less than half a minute.")] = False,
-    suite: Annotated[str | None, typer.Option(help="The cases of this version of the suite; default: newest.")] = None,
-    shard: Annotated[
-        str | None, typer.Option(help="I/N: the I-th of N parts of the cases; `merge` joins their reports.")
-    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of all generated inputs.")] = 0,
     timeout: Annotated[float | None, typer.Option(help="Limit of every case, in seconds; default: its own.")] = None,
+    jobs: Annotated[int, typer.Option(help="Processes that run cases on the device at the same time.")] = 1,
     xfails: Annotated[Path | None, typer.Option(help="Instead of the backend's own xfails.toml.")] = None,
     profile: Annotated[
         str | None, typer.Option(help="Exit status 0 only if it conforms to: graphs, task-update, drafting, parallel.")
@@ -48,9 +41,6 @@ def conformance(
 
     `specgraph conformance verify REPORT...` checks reports of others, without their devices: exit status 0 only if
     nothing is wrong with them.
-
-    `specgraph conformance merge REPORT...` joins the reports of all shards (--shard 1/3, 2/3, 3/3) into one, which
-    --json, --markdown and --badge write. They must be of the same suite, versions, device, options and seed.
     """
     try:
         package: Any = import_module(f"{SUITE}.command")
@@ -69,10 +59,6 @@ def conformance(
         if not reports:
             raise ConfigError("name the reports to verify: specgraph conformance verify REPORT...")
         sys.exit(not package.verify_command(reports, profile=profile, checkout=Path.cwd()))
-    if platform == "merge":
-        if not package.merge_command(reports or (), profile=profile, json=json, markdown=markdown, badge=badge):
-            sys.exit(1)
-        return
     if reports:
         raise ConfigError(f"one platform at a time: what is {', '.join(map(str, reports))}?")
     green = package.run_command(
@@ -84,12 +70,11 @@ def conformance(
             attention=attention or (),
             keyword=keyword,
             quick=quick,
-            suite=suite,
-            shard=shard,
             seed=seed,
             xfails=xfails,
             timeout=timeout,
         ),
+        jobs=jobs,
         profile=profile,
         json=json,
         markdown=markdown,

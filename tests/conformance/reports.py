@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from specgraph_conformance.report import CaseResult, Report, Subject
-from specgraph_conformance.standard import SUITE_VERSION, expected_ids, listed_cases
+from specgraph_conformance.standard import SUITE_VERSION, expected_ids
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 NAMES = ("graphs", "merged_loop", "task_update", "shared_pool", "external_events", "collectives_in_graph",
@@ -23,13 +23,11 @@ def complete_report(absent: tuple[str, ...] = (), own_attention: tuple[str, ...]
     """Every case of the suite, passed, or absent for want of the capabilities `absent`.
 
     Args:
-        changes: other fields of the subject; `suite` also chooses the list of cases, where there is one.
+        changes: other fields of the subject.
     """
     capabilities = {name: {"level": "no" if name in absent else "yes", "reason": f"why {name} is so"} for name in NAMES}
-    cases = listed_cases(str(changes.get("suite", SUITE_VERSION))) or listed_cases(SUITE_VERSION)
-    assert cases is not None
     results = list[CaseResult]()
-    for id, listed in expected_ids(cases, own_attention).items():
+    for id, listed in expected_ids(own_attention).items():
         lacking = [name for name in listed.needs if name in absent]
         too_able = [name for name in listed.unless if name not in absent]
         reason = (

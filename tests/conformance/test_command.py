@@ -93,7 +93,7 @@ def test_declared_gaps_are_strict(tmp_path: Path) -> None:
     assert specgraph(folder, "conformance", "acme", *cases).returncode == 0
 
 
-def test_a_hang_and_a_crash_cost_their_cases_only(tmp_path: Path) -> None:
+def test_a_hang_and_a_crash_cost_their_cases_only(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = install(
         tmp_path / "site",
         extra="""
@@ -106,12 +106,13 @@ def test_a_hang_and_a_crash_cost_their_cases_only(tmp_path: Path) -> None:
     asked = ["device.memory-figures-agree", "streams.events-time", "streams.event-verbs"]
     options = [word for case in asked for word in ("--case", case)]
     done = specgraph(folder, "conformance", "acme", *options, "--timeout", "8", "--json", str(tmp_path / "r.json"))
+    assert "plugin.py" in capfd.readouterr().err  # the stack of the hang
     report = load(tmp_path / "r.json")
     assert done.returncode == 1
     assert outcomes(report) == dict(zip(asked, ["failed", "failed", "passed"], strict=True))
     reasons = {case["id"]: case["reason"] for case in report["cases"]}
     assert "did not finish within 8 s" in reasons[asked[0]]
-    assert "status 11" in reasons[asked[1]]
+    assert "the process died" in reasons[asked[1]]
 
 
 def test_a_device_that_is_left_capturing_is_replaced(tmp_path: Path) -> None:
@@ -177,6 +178,7 @@ def test_a_device_whose_captures_have_one_stream(tmp_path: Path) -> None:
         (["acme", "-k", "nothing_of_that_name"], "no case is selected"),
         (["acme", "-k", "and and"], "Wrong expression passed to '-k'"),
         (["acme", "--timeout", "0"], "timeout 0 is not a number of seconds"),
+        (["acme", "--jobs", "0"], "jobs 0 is not a number of processes"),
         (["acme:4"], "index 4 was asked for"),
     ],
 )

@@ -50,6 +50,7 @@ def specgraph(folder: Path, *args: str) -> Done:
     path = os.pathsep.join([str(folder), *(p for p in [os.environ.get("PYTHONPATH")] if p)])
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
+        patch.setattr("xdist.workermanage._sys_path", [*sys.path])  # a copy of when this process began
         try:
             return command.specgraph(*args, cwd=folder, PYTHONPATH=path, OMP_NUM_THREADS="1")
         finally:

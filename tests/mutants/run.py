@@ -10,16 +10,19 @@ import multiprocessing
 import sys
 import tempfile
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from pkgutil import iter_modules
 
-from specgraph_conformance import cases, watchdog
+import pytest
+from specgraph_conformance import cases, timeouts
+from specgraph_conformance.plugin import CASE, RESULT
 
 PRELOAD = ["mutants.all", "specgraph_conformance.plugin", "specgraph.device.cpu.platform"]
-PRELOAD += watchdog.HEAVY
+PRELOAD += timeouts.HEAVY
 PRELOAD += [f"{cases.__name__}.{module.name}" for module in iter_modules(cases.__path__)]
+HUNG = "did not finish"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +37,37 @@ class Verdict:
     """Cases of this hazard."""
 
 
-def run_mutant(name: str, platform: str, records: str) -> None:
+class Watch:
+    """Writes what came of a mutant so far: a hang ends the process, as the failure of the case that it is in."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        self.verdict, self.path = Verdict(name), path
+
+    def note(self, **found: str | int) -> None:
+        self.verdict = replace(self.verdict, **found)  # pyright: ignore
+        self.path.write_text(json.dumps(asdict(self.verdict)))
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.note(num_cases=len(session.items))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> None:
+        self.note(killed_by=item.stash[CASE].id, reason=HUNG)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.note(reason=dict(report.user_properties)[RESULT]["reason"])
+
+    def pytest_runtest_logfinish(self) -> None:
+        if self.verdict.reason == HUNG:
+            self.note(killed_by="", reason="")
+
+
+def run_mutant(name: str, platform: str, path: Path) -> None:
     """In this process: put the bug back and run the cases of its hazard until one fails."""
     import gc
     import os
 
-    import pytest
     from mutants.all import MUTANTS
     from specgraph_conformance.run import Selection
 
@@ -51,27 +79,18 @@ def run_mutant(name: str, platform: str, records: str) -> None:
         with pytest.MonkeyPatch.context() as patch:
             MUTANTS[name].apply(patch)
             selection = Selection(hazards=[MUTANTS[name].hazard], pytest_args=["-q", "-x", "--no-header"])
-            pytest.main([*selection.arguments(platform), "--specgraph-records", records])
+            pytest.main(selection.arguments(platform), plugins=[Watch(name, path)])
 
 
 def judge(name: str, platform: str = "cpu", context: BaseContext | None = None) -> Verdict:
-    """Run one mutant in a fork of a warm process and read what came of it; a hang counts as its case's failure."""
-    from mutants.all import MUTANTS
-    from specgraph_conformance.records import RecordFile
-
-    hazard = MUTANTS[name].hazard
+    """Run one mutant in a fork of a warm process and read what came of it."""
     context = context or forks()
     with tempfile.TemporaryDirectory() as folder:
-        records = RecordFile(Path(folder) / "records.jsonl")
-        process = context.Process(target=run_mutant, args=(name, platform, str(records.path)), daemon=True)  # pyright: ignore
+        path = Path(folder) / "verdict.json"
+        process = context.Process(target=run_mutant, args=(name, platform, path), daemon=True)  # pyright: ignore
         process.start()
         process.join()  # each case has a limit of its own: a hang ends the process
-        planned = [r for r in records.read() if r["event"] == "session"]
-        cases = len(planned[-1]["planned"]) if planned else 0
-        if (hung := records.unfinished()) is not None:
-            return Verdict(name, hung, "did not finish", cases)
-        failed = [r for r in records.results().values() if r.outcome == "failed" and r.hazard == hazard]
-        return Verdict(name, failed[0].id, failed[0].reason, cases) if failed else Verdict(name, num_cases=cases)
+        return Verdict(**json.loads(path.read_text())) if path.exists() else Verdict(name)
 
 
 def forks() -> BaseContext:
@@ -89,6 +108,6 @@ def judge_all(names: list[str], platform: str = "cpu", workers: int = 2) -> dict
 
 if __name__ == "__main__":
     for mutant_name in sys.argv[1:]:
-        with tempfile.NamedTemporaryFile(suffix=".jsonl") as file:
-            run_mutant(mutant_name, "cpu", file.name)
-            print(*(json.loads(line).get("reason", "") for line in Path(file.name).read_text().splitlines()), sep="\n")
+        with tempfile.NamedTemporaryFile(suffix=".json") as file:
+            run_mutant(mutant_name, "cpu", Path(file.name))
+            print(Path(file.name).read_text())

@@ -1,0 +1,31 @@
+"""The time limit of a case grows with the load of the machine.
+
+At a load of 20 on two cores a case gets ten times its seconds. A hang is still found, later; a healthy case is not
+failed because others use the machine.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+
+HEAVY = ("torch._dynamo", "torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes", "torch.testing")
+"""Modules that torch imports at the first capture or dispatch mode. The suite imports them before any case runs, so
+that their seconds are not counted against the first case."""
+
+
+def import_heavy_modules() -> None:
+    """Import HEAVY; a name that this torch release does not have is passed over."""
+    for name in HEAVY:
+        try:
+            import_module(name)
+        except ImportError:
+            continue
+
+
+def load_factor() -> float:
+    """Return the runnable processes per core over the last minute, at least 1; 1 where the system does not say."""
+    try:
+        return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    except (AttributeError, OSError):
+        return 1.0
