@@ -27,6 +27,7 @@ from specgraph.attention import choose_attention
 from specgraph.device import Platform, open_platform
 from specgraph.draft import DraftConfig, Drafter, ProposeBatch
 from specgraph.engine import allocate_caches
+from specgraph.ops import HostLengths, KVCache, Mask
 from specgraph.tools.audit import AuditCase, Traffic
 from specgraph.tools.shapes import random_head, shape_named
 
@@ -124,7 +125,8 @@ def update_costs(platform: Platform, updates: int, groups: int = 8) -> dict[str,
     out = [torch.empty_like(query) for _ in range(groups)]
 
     def attend(group: int, value: int) -> None:
-        ops.paged_attention_host(query, cache, cache, table, [1] * 8, [1 + value % 100] * 8, scale=0.1, out=out[group])
+        lengths = HostLengths([1] * 8, [1 + value % 100] * 8)
+        ops.paged_attention_host(query, KVCache(cache, cache), table, lengths, Mask(), scale=0.1, out=out[group])
 
     def scale(group: int, value: int) -> None:
         out[group].copy_(query * float(value))

@@ -1,40 +1,42 @@
-"""One attention pass over random rows and caches, compared with float64."""
+"""The rows of one pass over a paged KV cache of random values, and what attention gives for them in float64."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from specgraph.attention import (
-    NULL_SLOT,
-    AttentionLayer,
-    AttentionMetadata,
-    HostLengths,
-    KVCache,
-    StepContext,
-)
+from specgraph import ops
+from specgraph.attention import NULL_SLOT, AttentionLayer, AttentionMetadata, StepContext
 from specgraph.device import Platform
 from specgraph.errors import UnsupportedError
 from specgraph.models.config import RotaryConfig
 from specgraph.models.rotary import rotary_table
+from specgraph.ops import DeviceLengths, HostLengths, KVCache, Mask, NewRows
 from torch import Tensor
 
 from specgraph_conformance import oracles
 from specgraph_conformance.case import Absent
-from specgraph_conformance.rig import AttentionShape, attention_backend, expect_close, on_host, supported_shape
+from specgraph_conformance.op_run import run_on
+from specgraph_conformance.op_table import Run
+from specgraph_conformance.rig import AttentionShape, attention_backend, expect_close, supported_shape
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 POSITIONS = 2048
 """Rows of the rotary table, unless a request has more keys."""
+FP8 = torch.float8_e4m3fn
+CAUSAL = Mask()
+
+Attend = Callable[..., Tensor]
+"""Called as `ops.paged_attention` is."""
 
 
 @dataclass
 class Rows:
-    """Requests with given numbers of rows and keys over a cache of random values, and their float64 result."""
+    """Requests with given numbers of rows and keys, in host memory."""
 
-    platform: Platform
-    attention: str
+    g: torch.Generator
     query_lens: Sequence[int]
     seq_lens: Sequence[int]
     """Keys of each request, its own rows included; 0 for an inert one."""
@@ -42,151 +44,178 @@ class Rows:
     dim: int = 64
     block: int = 16
     dtype: torch.dtype = torch.float32
-    causal: bool = True
-    rotary: bool = True
+    mask: Mask = CAUSAL
+    rotated: int | None = None
+    """Elements of a head that are rotated; all by default."""
+    cache_dtype: torch.dtype | None = None
+    """The cache's dtype; `dtype` by default."""
     poison: bool = False
     """Fill blocks of no request with NaN."""
     poison_tail: bool = False
     """Fill the slots behind each request's last key, in its own last block, with NaN."""
     strided: bool = False
-    seed: int = 0
+    """Query, key and value are views of one tensor, as of a packed projection."""
+    strided_cache: bool = False
+    """Keys and values are views of one tensor [num_blocks, num_kv_heads, block_size, 2 * head_dim]."""
     gain: float = 1.0
     """Factor of the queries: scores have a standard deviation of about this."""
-    window: int | None = None
-    """See `AttentionLayer.window`."""
-    sinks: Tensor | None = None
-    """See `AttentionLayer.sinks`; in host memory."""
     scale: float | None = None
-    """See `AttentionLayer.scale`; dim ** -0.5 by default."""
+    """The factor of the scores; dim ** -0.5 by default."""
     spare_blocks: int = 0
     """Blocks of no request between every second block of the requests and the others."""
-    metadata: AttentionMetadata = field(init=False)
 
     def __post_init__(self) -> None:
-        backend = attention_backend(self.platform, self.attention)
-        shape = supported_shape(backend, self.heads, AttentionShape(self.dtype, self.dim, self.block))
-        self.dtype, self.dim, self.block = shape.dtype, shape.dim, shape.block
-        device, generator = self.platform.device, torch.Generator().manual_seed(self.seed)
         num_heads, kv_heads = self.heads
-
-        def random(*shape: int) -> Tensor:
-            return torch.randn(shape, generator=generator).to(self.dtype)
-
-        table = (
-            rotary_table(RotaryConfig(), max(POSITIONS, *self.seq_lens), self.dim, torch.device("cpu"))
-            if self.rotary
-            else None
-        )
-        scale = self.dim**-0.5 if self.scale is None else self.scale
-        self.layer_on_host = AttentionLayer(num_heads, kv_heads, self.dim, scale, table, self.causal)
-        on_device = None if table is None else table.to(device)
-        self.layer = AttentionLayer(
-            num_heads,
-            kv_heads,
-            self.dim,
-            scale,
-            on_device,
-            self.causal,
-            self.window,
-            None if self.sinks is None else self.sinks.to(device),
-        )
+        self.factor = self.dim**-0.5 if self.scale is None else self.scale
         width = max(-(-n // self.block) for n in self.seq_lens) + 1
-        order = (torch.randperm(len(self.seq_lens) * width, generator=generator) + 1).tolist()
+        order = (torch.randperm(len(self.seq_lens) * width, generator=self.g) + 1).tolist()
         order = [block + self.spare_blocks * (block % 2) for block in order]
         self.blocks = [[order.pop() for _ in range(-(-n // self.block))] for n in self.seq_lens]
+        table = [row + [0] * (width - len(row)) for row in self.blocks]
+        self.table = torch.tensor(table, dtype=torch.int32)
+        self.cache = self._random_cache(1 + len(self.seq_lens) * width + self.spare_blocks)
+        packed = self._random(sum(self.query_lens), num_heads + 2 * kv_heads, self.dim)
+        packed[:, :num_heads] *= self.gain
+        rows = packed.split((num_heads, kv_heads, kv_heads), dim=1)
+        self.query, key, value = rows if self.strided else (each.contiguous() for each in rows)
+        places = [
+            (blocks, max(seq_len - query_len + i, 0), seq_len)
+            for blocks, query_len, seq_len in zip(self.blocks, self.query_lens, self.seq_lens, strict=True)
+            for i in range(query_len)
+        ]
+        positions = [position for _, position, _ in places]
+        slots = [blocks[p // self.block] * self.block + p % self.block if n else NULL_SLOT for blocks, p, n in places]
+        rotary, rotated = None, self.dim if self.rotated is None else self.rotated
+        if rotated:
+            rotary = rotary_table(RotaryConfig(), max(POSITIONS, *self.seq_lens), rotated, torch.device("cpu"))
+        self.new = NewRows(key, value, rotary, torch.tensor(positions), torch.tensor(slots))
+        starts = torch.tensor([0, *self.query_lens]).cumsum(0).int()
+        lengths = torch.tensor(self.seq_lens, dtype=torch.int32)
+        self.lengths = DeviceLengths(lengths, starts, max(self.query_lens))
+        self.host_lengths = HostLengths(list(self.query_lens), list(self.seq_lens))
+
+    def _random(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self.g).to(self.dtype)
+
+    def _random_cache(self, total: int) -> KVCache:
         used = {block for row in self.blocks for block in row}
-        total = 1 + len(self.seq_lens) * width + self.spare_blocks
-        self.key_cache, self.value_cache = (random(total, self.block, kv_heads, self.dim) for _ in range(2))
-        for cache in (self.key_cache, self.value_cache):
-            cache[0] = 0
+        parts = [self._random(total, self.block, self.heads[1], self.dim) for _ in range(2)]
+        for part in parts:
+            part[0] = 0
             if self.poison:
-                cache[[b for b in range(1, total) if b not in used]] = torch.nan
+                part[[b for b in range(1, total) if b not in used]] = torch.nan
             for row, length in zip(self.blocks, self.seq_lens, strict=True):
                 if self.poison_tail and length % self.block:
-                    cache[row[-1], length % self.block :] = torch.nan
-        rows = sum(self.query_lens)
-        packed = random(rows, num_heads + 2 * kv_heads, self.dim)
-        packed[:, :num_heads] *= self.gain
-        self.query, self.key, self.value = packed.split((num_heads, kv_heads, kv_heads), dim=1)
-        query, key, value = packed.to(device).split((num_heads, kv_heads, kv_heads), dim=1)
-        self.device_rows = query, key, value
-        if not self.strided:
-            self.device_rows = query.contiguous(), key.contiguous(), value.contiguous()
-        positions, slots = [], []
-        for row, (query_len, seq_len) in enumerate(zip(self.query_lens, self.seq_lens, strict=True)):
-            for i in range(query_len):
-                position = seq_len - query_len + i if seq_len else 0
-                positions.append(position)
-                blocks = self.blocks[row]
-                slot = blocks[position // self.block] * self.block + position % self.block if seq_len else NULL_SLOT
-                slots.append(slot)
-        table_rows = [row + [0] * (width - len(row)) for row in self.blocks]
-        starts = torch.tensor([0, *self.query_lens]).cumsum(0)
-        self.metadata = AttentionMetadata(
-            query_start_loc=starts.int().to(device),
-            seq_lens=torch.tensor(self.seq_lens, dtype=torch.int32, device=device),
-            positions=torch.tensor(positions, device=device),
-            slot_mapping=torch.tensor(slots, device=device),
-            block_table=torch.tensor(table_rows, dtype=torch.int32, device=device),
-            query_len=max(self.query_lens),
-        )
-        self.positions, self.slots = positions, slots
-        self.cache = KVCache(self.key_cache.to(device), self.value_cache.to(device))
+                    part[row[-1], length % self.block :] = torch.nan
+        if self.strided_cache:
+            both = torch.cat(parts, dim=-1).transpose(1, 2).contiguous().transpose(1, 2)
+            parts = list(both.to(self.cache_dtype or self.dtype).split(self.dim, dim=-1))
+        return KVCache(*(part.to(self.cache_dtype or self.dtype) for part in parts))
 
-    def forward(self) -> Tensor:
-        """Run the backend eagerly; the output stays on the device."""
-        backend = attention_backend(self.platform, self.attention)
-        lengths = HostLengths(list(self.query_lens), list(self.seq_lens))
-        context = StepContext(self.metadata, 0, lengths if backend.host_parameters else None)
-        try:
-            return backend.forward(self.layer, 0, *self.device_rows, self.cache, context)
-        except UnsupportedError as error:
-            raise Absent(f"attention '{self.attention}': {error}") from error
+    def spread_values(self, blocks: Sequence[int]) -> None:
+        """Make the values of a request's blocks so large that one that is left out or counted twice shows among
+        thousands of keys, over which random values average out, and so that those of two blocks add up to little."""
+        for place, block in enumerate(blocks):
+            self.cache.value[block] += (len(blocks) if place % 2 else -len(blocks)) / 4
 
-    def expected(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(output, key cache, value cache) in float64."""
-        table, positions = self.layer_on_host.rotary, torch.tensor(self.positions)
-        keys, values = self.key_cache.double(), self.value_cache.double()
-        query = oracles.rotate(self.query.double(), table, positions)
-        key = oracles.rotate(self.key.double(), table, positions)
-        out, row = torch.zeros_like(query), 0
-        for slot, k, v in zip(self.slots, key, self.value.double(), strict=True):
-            if slot != NULL_SLOT:
-                keys[slot // self.block, slot % self.block] = k
-                values[slot // self.block, slot % self.block] = v
+    def rotated_query(self) -> Tensor:
+        """The query in float64."""
+        return oracles.rotate(self.query.double(), self.new.rotary, self.new.positions)
+
+    def stored(self) -> KVCache:
+        """The cache with the new rows in it, in float64."""
+        cache = KVCache(*(part.double() for part in self.cache))
+        key = oracles.rotate(self.new.key.double(), self.new.rotary, self.new.positions)
+        for part, rows in zip(cache, (key, self.new.value.double()), strict=True):
+            if self.cache_dtype == FP8:
+                rows = rows.float().clamp(-448, 448).to(FP8).double()
+            for slot, row in zip(self.new.slot_mapping.tolist(), rows, strict=True):
+                if slot != NULL_SLOT:
+                    part[slot // self.block, slot % self.block] = row
+        return cache
+
+    def expected(self) -> list[Tensor]:
+        """The output in float64, per request."""
+        query, cache, row, out = self.rotated_query(), self.stored(), 0, list[Tensor]()
         for query_len, seq_len, blocks in zip(self.query_lens, self.seq_lens, self.blocks, strict=True):
-            if query_len and seq_len:
-                k, v = (oracles.gather_request(cache, blocks, seq_len) for cache in (keys, values))
-                rows = query[row : row + query_len]
-                out[row : row + query_len] = oracles.attention(
-                    rows, k, v, self.layer.scale, self.causal, self.window, self.sinks
-                )
+            mine = slice(row, row + query_len)
             row += query_len
-        return out, keys, values
+            out.append(torch.zeros_like(query[mine]))
+            if query_len and seq_len:
+                keys, values = (oracles.gather_request(part, blocks, seq_len) for part in cache)
+                words = [] if self.mask.ancestors is None else self.mask.ancestors[mine].tolist()
+                out[-1] = oracles.attention(query[mine], keys, values, self.factor, self.mask, words)
+        return out
 
-    def check(self, forward: Callable[[Rows], Tensor] | None = None) -> None:
-        """Output within the dtype's tolerance; caches written where they should be, and bit for bit nowhere else.
+    def cells(self) -> list[Tensor]:
+        """What a pass may write of the cache: the cells of its slots, and the null block."""
+        slots = [slot for slot in self.new.slot_mapping.tolist() if slot != NULL_SLOT]
+        return [c for part in self.cache for c in (part[0], *(part[s // self.block, s % self.block] for s in slots))]
+
+    def run(self, run: Run, attend: Attend) -> Tensor:
+        """The output of one pass, after which the cache has the new rows."""
+        given = self.query, self.cache, self.table, self.lengths, self.mask, self.new
+        return run(attend, *given, scale=self.factor, written=self.cells())
+
+    def check(self, run: Run, attend: Attend = ops.paged_attention, tolerance: float | None = None) -> None:
+        """Output within the tolerance, the dtype's by default; caches written where they should be, and nowhere else.
 
         Args:
-            forward: runs the pass; the attention backend's by default.
+            attend: an op, or attention of a device.
         """
-        out, keys, values = self.expected()
-        tolerance = TOLERANCE[self.dtype]
-        seen = on_host(self.forward() if forward is None else forward(self)).double()
-        row = 0
-        for number, (query_len, seq_len) in enumerate(zip(self.query_lens, self.seq_lens, strict=True)):
-            mine = slice(row, row + query_len)
-            what = f"output of request {number} of {len(self.seq_lens)} ({query_len} rows, {seq_len} keys)"
-            expect_close(seen[mine], out[mine], tolerance, what)
-            row += query_len
-        assert seen.shape == out.shape
-        written = [slot for slot in self.slots if slot != NULL_SLOT]
-        others = [slot for slot in range(self.block, keys.shape[0] * self.block) if slot not in set(written)]
-        for name, now, before, wanted in (
-            ("keys", on_host(self.cache.key), self.key_cache, keys),
-            ("values", on_host(self.cache.value), self.value_cache, values),
-        ):
-            now, before, wanted = (t.flatten(0, 1) for t in (now, before, wanted))
-            expect_close(now[written], wanted[written], tolerance, f"{name} of the pass's rows in the cache")
-            same = (now[others] == before[others]) | (now[others].isnan() & before[others].isnan())
-            assert same.all(), f"{name} were written where no row has a slot"
+        tolerance = TOLERANCE[self.dtype] if tolerance is None else tolerance
+        out, cache = self.expected(), self.stored()
+        seen = self.run(run, attend)
+        assert seen.shape == self.query.shape
+        for number, (mine, wanted) in enumerate(zip(seen.split(list(self.query_lens)), out, strict=True)):
+            what = f"{len(wanted)} rows, {self.seq_lens[number]} keys"
+            expect_close(mine, wanted, tolerance, f"output of request {number} of {len(out)} ({what})")
+        self.check_stored(cache, 0.0 if self.cache_dtype == FP8 else tolerance)
+
+    def check_stored(self, wanted: KVCache, tolerance: float) -> None:
+        """The cells of the pass's rows are those of `wanted`."""
+        live = self.new.slot_mapping[self.new.slot_mapping != NULL_SLOT]
+        for name, now, expected in zip(("keys", "values"), self.cache, wanted, strict=True):
+            place = live // self.block, live % self.block
+            expect_close(now.double()[place], expected[place], tolerance, f"{name} of the pass's rows in the cache")
+
+
+def rows_for(
+    platform: Platform, attention: str, seed: int, query_lens: Sequence[int], seq_lens: Sequence[int],
+    heads: tuple[int, int] = (4, 2), *, dim: int = 64, block: int = 16, dtype: torch.dtype = torch.float32,
+    **options: Any,
+) -> Rows:  # fmt: skip
+    """Rows of the shapes that attention of that name supports, as `supported_shape` has them."""
+    backend = attention_backend(platform, attention)
+    shape = supported_shape(backend, heads, AttentionShape(dtype, dim, block))
+    g = torch.Generator().manual_seed(seed)
+    return Rows(g, query_lens, seq_lens, heads, shape.dim, shape.block, shape.dtype, **options)
+
+
+def attention_of(platform: Platform, attention: str, rows: Rows) -> Attend:
+    """Attention of that name as a call like that of `ops.paged_attention`."""
+    backend = attention_backend(platform, attention)
+
+    def attend(
+        query: Tensor, cache: KVCache, table: Tensor, lengths: DeviceLengths, mask: Mask, new: NewRows, *, scale: float
+    ) -> Tensor:
+        key, value, rotary, positions, slots = new
+        window = mask.window or None
+        layer = AttentionLayer(*rows.heads, query.shape[2], scale, rotary, mask.causal, window, mask.sinks)
+        seq_lens, starts, query_len = lengths
+        metadata = AttentionMetadata(starts, seq_lens, positions, slots, table, query_len)
+        context = StepContext(metadata, 0, rows.host_lengths if backend.host_parameters else None)
+        try:
+            return backend.forward(layer, 0, query, key, value, cache, context)
+        except UnsupportedError as error:
+            raise Absent(f"attention '{attention}': {error}") from error
+
+    return attend
+
+
+def check_attention(
+    platform: Platform, attention: str, seed: int, *rows: Any, way: str = "eager", **shape: Any
+) -> None:
+    """The rows of `rows_for` are those of float64, eagerly or in the replay of a graph."""
+    made = rows_for(platform, attention, seed, *rows, **shape)
+    made.check(run_on(platform, way), attention_of(platform, attention, made))

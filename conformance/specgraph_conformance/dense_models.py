@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from specgraph.ops import Mask
 from torch import Tensor
 
 from specgraph_conformance.oracles import attention
@@ -53,7 +54,7 @@ def run_layers(x: Tensor, layers: Sequence[Any]) -> Pass:
         qkv = rms_norm(x, layer.input_norm) @ layer.qkv.T
         query, keys, values = qkv.view(n, heads + 2 * kv_heads, dim).split((heads, kv_heads, kv_heads), dim=1)
         keys = rotate(keys)
-        x = x + attention(rotate(query), keys, values, dim**-0.5).reshape(n, -1) @ layer.output.T
+        x = x + attention(rotate(query), keys, values, dim**-0.5, Mask()).reshape(n, -1) @ layer.output.T
         gate, up = (rms_norm(x, layer.post_norm) @ layer.gate_up.T).chunk(2, dim=-1)
         x = x + (gate * torch.sigmoid(gate) * up) @ layer.down.T
         all_keys.append(keys)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 from specgraph.attention import AttentionLayer
+from specgraph.ops import Mask
 from torch import Tensor
 
 
@@ -29,17 +30,13 @@ def rotate(x: Tensor, rotary: Tensor | None, positions: Tensor) -> Tensor:
 
 
 def attention(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    scale: float,
-    causal: bool = True,
-    window: int | None = None,
-    sinks: Tensor | None = None,
+    query: Tensor, keys: Tensor, values: Tensor, scale: float, mask: Mask, words: Sequence[int] = ()
 ) -> Tensor:
     """One request, float64: query [q, heads, dim]; keys, values [n, kv_heads, dim], n >= q -> [q, heads, dim].
 
-    window: a row sees only its last so many keys. sinks [heads]: a score more, of a key whose value is 0.
+    Args:
+        mask: a sink of it is a score more, of a key whose value is 0.
+        words: those of `mask.ancestors` that are these rows'.
     """
     rows, heads, _ = query.shape
     length, kv_heads, _ = keys.shape
@@ -47,13 +44,16 @@ def attention(
     values = values.repeat_interleave(heads // kv_heads, dim=1)
     out = torch.empty_like(query)
     for row in range(rows):
-        seen = length - rows + 1 + row if causal else length
-        mine = slice(0 if window is None else max(0, seen - window), seen)
-        scores = torch.einsum("hd,nhd->hn", query[row], keys[mine]) * scale
-        if sinks is not None:
-            scores = torch.cat([scores, sinks.double()[:, None]], dim=-1)
-        weights = scores.softmax(dim=-1)[:, : seen - mine.start]
-        out[row] = torch.einsum("hn,nhd->hd", weights, values[mine])
+        end = length - rows + 1 + row if mask.causal else length
+        seen = list(range(max(0, end - mask.window) if mask.window else 0, end))
+        if words:
+            context = length - mask.tree_len
+            seen = [n for n in seen if n < context or words[row] >> (n - context) & 1]
+        scores = torch.einsum("hd,nhd->hn", query[row], keys[seen]) * scale
+        if mask.sinks is not None:
+            scores = torch.cat([scores, mask.sinks.double()[:, None]], dim=-1)
+        weights = scores.softmax(dim=-1)[:, : len(seen)]
+        out[row] = torch.einsum("hn,nhd->hd", weights, values[seen])
     return out
 
 
@@ -93,7 +93,7 @@ class DenseKeys:
         layer = self.layers[index]
         self.store(index, key, value)
         query = rotate(query, layer.rotary, self.positions)
-        return attention(query, self.keys[index], self.values[index], layer.scale, layer.causal)
+        return attention(query, self.keys[index], self.values[index], layer.scale, Mask(layer.causal))
 
 
 def expect_shares(tokens: Tensor, shares: Tensor, what: str, limit: float = 30.0) -> None:

@@ -56,7 +56,7 @@ class FlashAttention:
 
         metadata = context.metadata
         query = ops.rotate_and_store(
-            query, key, value, layer.rotary, metadata.positions, metadata.slot_mapping, cache.key, cache.value
+            query, ops.NewRows(key, value, layer.rotary, metadata.positions, metadata.slot_mapping), cache
         )
         # torch 2.11 attends to contiguous keys only: each request's whole table, whatever its length. An op that takes
         # a block table needs no copy.

@@ -7,7 +7,6 @@ from specgraph.attention.interface import (
     AttentionBackend,
     AttentionFactory,
     AttentionLayer,
-    KVCache,
     PrepareUpdate,
     StepContext,
     Store,
@@ -22,12 +21,12 @@ from specgraph.attention.metadata import (
     NULL_BLOCK,
     NULL_SLOT,
     AttentionMetadata,
-    HostLengths,
     advance,
     allocate_block_table,
     allocate_metadata,
 )
 from specgraph.attention.paged import PagedAttention, PagedHostAttention, move_rows, store_rows
+from specgraph.ops import HostLengths, KVCache
 
 __all__ = [
     "MAX_TREE_LEN",

@@ -9,8 +9,9 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from specgraph.attention.metadata import AttentionMetadata, HostLengths
+from specgraph.attention.metadata import AttentionMetadata
 from specgraph.device import Support, TaskGroup
+from specgraph.ops import HostLengths, KVCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +40,6 @@ class AttentionLayer:
     def is_plain(self) -> bool:
         """Whether it has neither a window nor sinks, and keeps values of its own."""
         return self.window is None and self.sinks is None and not self.latent
-
-
-class KVCache(NamedTuple):
-    """One layer's paged keys and values, each [num_blocks, block_size, num_kv_heads, head_dim]; the same tensor where
-    `AttentionLayer.latent`."""
-
-    key: Tensor
-    value: Tensor
-
-    @property
-    def block_size(self) -> int:
-        """Tokens per block."""
-        return self.key.shape[1]
 
 
 class TaskKey(NamedTuple):

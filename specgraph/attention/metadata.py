@@ -20,17 +20,6 @@ MAX_TREE_LEN = 64
 
 
 @dataclass(frozen=True, slots=True)
-class HostLengths:
-    """The lengths of one pass as Python integers, for attention with host parameters.
-
-    Both lists have one entry per request of the graph, padding included; padded requests have `seq_lens` 0.
-    """
-
-    query_lens: list[int]
-    seq_lens: list[int]
-
-
-@dataclass(frozen=True, slots=True)
 class AttentionMetadata:
     """Metadata of one pass over R requests and T = R * query_len rows, all on the device.
 
@@ -59,6 +48,11 @@ class AttentionMetadata:
     def num_requests(self) -> int:
         """R, padding included."""
         return self.seq_lens.shape[0]
+
+    @property
+    def lengths(self) -> ops.DeviceLengths:
+        """The rows and keys of each request."""
+        return ops.DeviceLengths(self.seq_lens, self.query_start_loc, self.query_len)
 
     def named_tensors(self, prefix: str) -> dict[str, Tensor]:
         """The tensors by dotted name, for the read-set."""

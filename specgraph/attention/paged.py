@@ -14,27 +14,27 @@ import torch
 from torch import Tensor
 
 from specgraph import ops
-from specgraph.attention.interface import (
-    AttentionLayer,
-    KVCache,
-    StepContext,
-    TaskKey,
-)
-from specgraph.attention.metadata import AttentionMetadata, HostLengths
+from specgraph.attention.interface import AttentionLayer, StepContext, TaskKey
+from specgraph.attention.metadata import AttentionMetadata
 from specgraph.device import Platform, Support, no, yes
 from specgraph.errors import UpdateError
+from specgraph.ops import HostLengths, KVCache, Mask, NewRows
+
+FP8_CACHE = (torch.float8_e4m3fn,)
 
 
-def _rotate_and_store(
+def _inputs(
     layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, cache: KVCache, metadata: AttentionMetadata
-) -> Tensor:
-    values = cache.value
-    if layer.latent and layer.rotary is not None:  # the same numbers in the same place as the key's: written once
-        rotated = layer.rotary.shape[1]
-        value, values = value[..., rotated:], values[..., rotated:]
-    return ops.rotate_and_store(
-        query, key, value, layer.rotary, metadata.positions, metadata.slot_mapping, cache.key, values
+) -> tuple[Tensor, KVCache, NewRows | None]:
+    """Query, cache and new rows for an attention op. Latent rows are stored here: their values are columns of keys."""
+    new = NewRows(key, value, layer.rotary, metadata.positions, metadata.slot_mapping)
+    if not layer.latent or layer.rotary is None:
+        return query, cache, new
+    rotated = layer.rotary.shape[1]  # the same numbers in the same place as the key's: written once
+    query = ops.rotate_and_store(
+        query, new._replace(value=value[..., rotated:]), KVCache(cache.key, cache.value[..., rotated:])
     )
+    return query, KVCache(cache.key, cache.key), None
 
 
 def _supports(layer: AttentionLayer) -> Support:
@@ -51,9 +51,7 @@ def store_rows(layer: AttentionLayer, key: Tensor, value: Tensor, cache: KVCache
     The cache has the core's own layout, so this needs neither an attention backend nor host parameters.
     """
     # The op also rotates a query; it gets the key, and its result is not used.
-    ops.rotate_and_store(
-        key, key, value, layer.rotary, metadata.positions, metadata.slot_mapping, cache.key, cache.value
-    )
+    ops.rotate_and_store(key, NewRows(key, value, layer.rotary, metadata.positions, metadata.slot_mapping), cache)
 
 
 def move_rows(caches: Sequence[KVCache], from_slots: Tensor, to_slots: Tensor) -> None:
@@ -69,8 +67,8 @@ class PagedAttention:
     name: str = "paged"
     host_parameters: tuple[str, ...] = ()
     preferred_block_size: int = 16
-    cache_dtypes: tuple[torch.dtype, ...] = (torch.float8_e4m3fn,)
-    """Of KV caches, beside the dtype of the model."""
+    cache_dtypes: tuple[torch.dtype, ...] = FP8_CACHE
+    """Dtypes of KV caches, beside the dtype of the model."""
 
     def forward(
         self,
@@ -84,36 +82,10 @@ class PagedAttention:
     ) -> Tensor:
         """See `AttentionBackend.forward`."""
         metadata = context.metadata
-        if layer.is_plain and metadata.ancestors is None:
-            return ops.rotate_store_attend(
-                query,
-                key,
-                value,
-                layer.rotary,
-                metadata.positions,
-                metadata.slot_mapping,
-                cache.key,
-                cache.value,
-                metadata.block_table,
-                metadata.seq_lens,
-                metadata.query_start_loc,
-                query_len=metadata.query_len,
-                scale=layer.scale,
-                causal=layer.causal,
-            )
-        query = _rotate_and_store(layer, query, key, value, cache, metadata)
-        placed, scale = (metadata.block_table, metadata.seq_lens), layer.scale
-        if metadata.ancestors is not None:
-            return ops.tree_attention(
-                query, cache.key, cache.value, *placed, metadata.ancestors, tree_len=metadata.tree_len, scale=scale
-            )
-        rows, query_len = (*placed, metadata.query_start_loc), metadata.query_len
-        if layer.latent:
-            return ops.paged_attention(query, cache.key, cache.key, *rows, query_len=query_len, scale=scale)
-        window = layer.window or 0
-        return ops.windowed_attention(
-            query, cache.key, cache.value, *rows, layer.sinks, query_len=query_len, scale=scale, window=window
-        )
+        words, tree_len = metadata.ancestors, metadata.tree_len
+        mask = Mask(layer.causal and words is None, layer.window or 0, layer.sinks, words, tree_len)
+        query, cache, new = _inputs(layer, query, key, value, cache, metadata)
+        return ops.paged_attention(query, cache, metadata.block_table, metadata.lengths, mask, new, scale=layer.scale)
 
     def supports(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
         """See `AttentionBackend.supports`: every shape; windows, sinks and latents with causal attention."""
@@ -136,7 +108,7 @@ class PagedHostAttention:
     name: str = "paged-host"
     host_parameters: tuple[str, ...] = ("query_lens", "seq_lens")
     preferred_block_size: int = 16
-    cache_dtypes: tuple[torch.dtype, ...] = (torch.float8_e4m3fn,)
+    cache_dtypes: tuple[torch.dtype, ...] = FP8_CACHE
 
     def forward(
         self,
@@ -155,20 +127,11 @@ class PagedHostAttention:
                 f"attention '{self.name}' takes lengths from the host, and none were given for step {context.step}"
             )
         out = query.new_empty(query.shape)
-        if not layer.is_plain:
-            query = _rotate_and_store(layer, query, key, value, cache, metadata)
+        query, cache, new = _inputs(layer, query, key, value, cache, metadata)
+        mask = Mask(layer.causal, layer.window or 0, layer.sinks)
 
         def attend(lengths: HostLengths) -> None:
-            keys = (cache.key, cache.value, metadata.block_table, lengths.query_lens, lengths.seq_lens)
-            if layer.is_plain:
-                stored = (key, value, layer.rotary, metadata.positions, metadata.slot_mapping)
-                ops.rotate_store_attend_host(query, *stored, *keys, scale=layer.scale, causal=layer.causal, out=out)
-            elif layer.latent:
-                ops.paged_attention_host(query, *keys, scale=layer.scale, out=out)
-            else:
-                ops.windowed_attention_host(
-                    query, *keys, layer.sinks, scale=layer.scale, window=layer.window or 0, out=out
-                )
+            ops.paged_attention_host(query, cache, metadata.block_table, lengths, mask, new, scale=layer.scale, out=out)
 
         if context.updates is None:
             attend(context.lengths)

@@ -5,29 +5,27 @@ from specgraph.ops.collectives import all_gather, all_reduce, best_tokens, draft
 from specgraph.ops.copies import load_round, take_rows
 from specgraph.ops.draft_sampling import draft_block_greedy, draft_block_gumbel, draft_greedy, draft_gumbel
 from specgraph.ops.experts import expert_mlp
-from specgraph.ops.kv_cache import rotate_and_store
+from specgraph.ops.kv_cache import KVCache, NewRows, rotate_and_store
 from specgraph.ops.library import implement
 from specgraph.ops.linear import greedy_block_head, greedy_head, gumbel_head, norm_gate_up, norm_linear, pair_linear
 from specgraph.ops.linear_fp8 import norm_gate_up_fp8, norm_linear_fp8, pair_linear_fp8
 from specgraph.ops.next_step import greedy_next_step
-from specgraph.ops.paged_attention import (
-    paged_attention,
-    paged_attention_host,
-    rotate_store_attend,
-    rotate_store_attend_host,
-)
+from specgraph.ops.paged_attention import DeviceLengths, HostLengths, Mask, paged_attention, paged_attention_host
 from specgraph.ops.past_rows import begin_modules, keep_rows
 from specgraph.ops.rejection import verify_greedy, verify_sampled, verify_synthetic
 from specgraph.ops.round_state import next_verify, publish_round, stop_finished
 from specgraph.ops.sampling_parameters import adjust_logits, count_tokens, emitted_logprobs
 from specgraph.ops.slots import advance, shift_token_ids
 from specgraph.ops.tree import advance_tree, choose_nodes, draft_block_tree, grow_tree
-from specgraph.ops.tree_attention import tree_attention
 from specgraph.ops.tree_verify import begin_tree_verify, move_kv, verify_tree, verify_tree_synthetic
 from specgraph.ops.two_linears import linear_norm_gate_up, linear_norm_linear
-from specgraph.ops.windowed_attention import windowed_attention, windowed_attention_host
 
 __all__ = [
+    "DeviceLengths",
+    "HostLengths",
+    "KVCache",
+    "Mask",
+    "NewRows",
     "adjust_logits",
     "advance",
     "advance_tree",
@@ -74,18 +72,13 @@ __all__ = [
     "pair_linear_fp8",
     "publish_round",
     "rotate_and_store",
-    "rotate_store_attend",
-    "rotate_store_attend_host",
     "shift_token_ids",
     "stop_finished",
     "take_rows",
-    "tree_attention",
     "verify_best",
     "verify_greedy",
     "verify_sampled",
     "verify_synthetic",
     "verify_tree",
     "verify_tree_synthetic",
-    "windowed_attention",
-    "windowed_attention_host",
 ]

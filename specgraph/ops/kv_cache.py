@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from specgraph.ops.library import like_query, op
 from specgraph.ops.linear_fp8 import FP8
+
+
+class KVCache(NamedTuple):
+    """One layer's paged keys and values, each [num_blocks, block_size, num_kv_heads, head_dim] of any strides; the same
+    tensor where values are the latent part of keys."""
+
+    key: Tensor
+    value: Tensor
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        return self.key.shape[1]
+
+
+class NewRows(NamedTuple):
+    """The keys and values of one pass, to be rotated and stored."""
+
+    key: Tensor
+    """[T, num_kv_heads, head_dim], not rotated yet."""
+    value: Tensor
+    """[T, num_kv_heads, head_dim]"""
+    rotary: Tensor | None
+    """float32 [max_positions, rotary_dim] (cos | sin), or None for no rotation."""
+    positions: Tensor
+    """int64 [T]"""
+    slot_mapping: Tensor
+    """int64 [T]; a row with a negative slot is not written."""
 
 
 def rotate(x: Tensor, rotary: Tensor, positions: Tensor) -> Tensor:
@@ -45,64 +75,42 @@ def cells_of(cache: Tensor, slots: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     return cache, (slots // cache.shape[1], slots % cache.shape[1])
 
 
-def rotate_and_store_on_host(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    rotary: Tensor | None,
-    positions: Tensor,
-    slot_mapping: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-) -> Tensor:
+def rotate_and_store_on_host(query: Tensor, new: NewRows, cache: KVCache) -> Tensor:
+    key, value, rotary, positions, slots = new
     if rotary is not None:  # both at once: on few rows the number of calls decides
         rotated = rotate(torch.cat([query, key], dim=1), rotary, positions)
         query, key = rotated.split([query.shape[1], key.shape[1]], dim=1)
-    live = slot_mapping >= 0
+    live = slots >= 0
     if not bool(live.all()):
-        key, value, slot_mapping = key[live], value[live], slot_mapping[live]
-    for rows, cache in ((key, key_cache), (value, value_cache)):
-        cells, place = cells_of(cache, slot_mapping)
+        key, value, slots = key[live], value[live], slots[live]
+    for rows, part in ((key, cache.key), (value, cache.value)):
+        cells, place = cells_of(part, slots)
         if len(place) == 1:
-            cells.index_copy_(0, place[0], as_cells(rows, cache))  # cheaper than index_put_
+            cells.index_copy_(0, place[0], as_cells(rows, part))  # cheaper than index_put_
         else:
-            cells.index_put_(place, as_cells(rows, cache))
+            cells.index_put_(place, as_cells(rows, part))
     return query.clone() if rotary is None else query.contiguous()
 
 
-@op(writes=("key_cache", "value_cache"), fake=like_query, host=rotate_and_store_on_host)
-def rotate_and_store(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    rotary: Tensor | None,
-    positions: Tensor,
-    slot_mapping: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-) -> Tensor:
+@op(writes=("cache",), fake=like_query, host=rotate_and_store_on_host)
+def rotate_and_store(query: Tensor, new: NewRows, cache: KVCache) -> Tensor:
     """Rotate query and key, write key and value to the cache at their slots, and return the rotated query.
 
     Rotation is in float32 and pairs element i with element i + rotary_dim / 2. Elements past rotary_dim pass through.
 
     Args:
         query: [T, num_heads, head_dim].
-        key, value: [T, num_kv_heads, head_dim].
-        rotary: float32 [max_positions, rotary_dim] (cos | sin), or None for no rotation.
-        positions: int64 [T].
-        slot_mapping: int64 [T]; a row with a negative slot is not written.
-        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim] of any strides, written; in the dtype
-            of keys and values, or float8_e4m3fn.
+        cache: in the dtype of keys and values, or float8_e4m3fn, written.
 
     Returns:
         [T, num_heads, head_dim] in the query's dtype: a new tensor, also without rotation.
     """
+    key, value, rotary, positions, slots = new
     if rotary is not None:
         query, key = rotate(query, rotary, positions), rotate(key, rotary, positions)
-    live = (slot_mapping >= 0)[:, None, None]
-    slots = slot_mapping.clamp(min=0)
-    for rows, cache in ((key, key_cache), (value, value_cache)):
-        cells, place = cells_of(cache, slots)
+    live = (slots >= 0)[:, None, None]
+    for rows, part in ((key, cache.key), (value, cache.value)):
+        cells, place = cells_of(part, slots.clamp(min=0))
         # An inert row writes slot 0 back as it was: slot 0 is in the null block, which no live row writes.
-        cells.index_put_(place, torch.where(live, as_cells(rows, cache), cells[place]))
+        cells.index_put_(place, torch.where(live, as_cells(rows, part), cells[place]))
     return query.clone() if rotary is None else query

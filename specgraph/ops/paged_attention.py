@@ -1,93 +1,86 @@
-"""Attention over a paged KV cache, with device lengths and with host lengths.
+"""Attention over a paged KV cache: one op with device lengths, and the same with host lengths.
 
-`paged_attention` and `rotate_store_attend` read sequence lengths from device tensors. `paged_attention_host` and
-`rotate_store_attend_host` take them as Python integers, which a graph bakes in and a task update rewrites. In host
-memory both run the same code and give the same bits.
-What lies past a request's own length never reaches its output.
+`paged_attention` reads sequence lengths from device tensors. `paged_attention_host` takes them as Python integers,
+which a graph bakes in and a task update rewrites. In host memory both run the same code and give the same bits.
+
+The KV cache holds every position; a window, or the ancestors in a draft tree, only limit which keys a row sees. An
+attention sink is one more score of each head, without a key and a value: it takes a share of the softmax (gpt-oss).
+What a row does not see never reaches its output.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specgraph.ops.kv_cache import read_cells, rotate_and_store, rotate_and_store_on_host
+from specgraph.ops.kv_cache import KVCache, NewRows, read_cells, rotate_and_store, rotate_and_store_on_host
 from specgraph.ops.library import like_query, op
 
 GATHER_BYTES = 256 << 20
 """At most this many bytes of keys and values are gathered at a time, unless one request alone has more."""
 
 
-def attend_gathered(
-    query: Tensor,
-    visible: Tensor,
-    block_table: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    scale: float,
-    hidden: Tensor | None = None,
-) -> Tensor:
-    """query [R, n, heads, dim], visible [R, n] keys per row, block_table [R, blocks] -> [R, n, heads, dim].
+class DeviceLengths(NamedTuple):
+    """The rows and keys of each of R requests, on the device."""
 
-    `hidden`, bool [R, n, blocks * block_size], takes keys out of those that a row sees; one must be left.
+    seq_lens: Tensor
+    """int32 [R]: keys; a request of length 0 gives zeros."""
+    query_start_loc: Tensor
+    """int32 [R + 1]: first row of each request, then T."""
+    query_len: int
+    """The most rows of one request. If T == R * query_len, every request has that many."""
+
+
+class HostLengths(NamedTuple):
+    """The rows and keys of each request as Python integers, for attention with host parameters.
+
+    Both lists have one entry per request of the graph, padding included; padded requests have `seq_lens` 0.
     """
-    requests, query_len, heads, dim = query.shape
-    block_size, kv_heads = key_cache.shape[1], key_cache.shape[2]
-    width = block_table.shape[1] * block_size
-    group = heads // kv_heads
-    key = torch.arange(width, device=query.device)
-    # What no row may see is cleared, not only masked: it may hold anything, and 0 * NaN is NaN.
-    unseen = key >= visible.amax(dim=1)[:, None]
-    if hidden is not None:
-        unseen = unseen | hidden.all(dim=1)
-    unseen = unseen[:, :, None, None]
-    keys, values = (
-        read_cells(cache, block_table, query.dtype).reshape(requests, width, kv_heads, dim).masked_fill_(unseen, 0.0)
-        for cache in (key_cache, value_cache)
-    )
-    # Query heads of one KV head become rows of one matrix, so that no key is repeated.
-    grouped = query.view(requests, query_len, kv_heads, group, dim).permute(0, 2, 3, 1, 4)
-    mask = key < visible.clamp(min=1)[:, :, None]  # a row that sees nothing is cleared below
-    if hidden is not None:
-        mask = mask & ~hidden
-    out = functional.scaled_dot_product_attention(
-        grouped.reshape(requests, kv_heads, group * query_len, dim),
-        keys.transpose(1, 2).to(query.dtype),
-        values.transpose(1, 2).to(query.dtype),
-        attn_mask=mask[:, None, None].expand(-1, 1, group, -1, -1).reshape(requests, 1, group * query_len, width),
-        scale=scale,
-    )
-    out = out.view(requests, kv_heads, group, query_len, dim).permute(0, 3, 1, 2, 4)
-    return out.masked_fill((visible <= 0)[:, :, None, None, None], 0.0).reshape(requests, query_len, heads, dim)
+
+    query_lens: Sequence[int]
+    seq_lens: Sequence[int]
 
 
-def visible_keys(
-    rows: int, block_table: Tensor, seq_lens: Tensor, query_start_loc: Tensor, query_len: int, causal: bool = True
-) -> tuple[Tensor, Tensor]:
-    """How many keys each of T = `rows` rows sees, int64 [R, n] of n rows per request, and block_table [R, blocks].
+class Mask(NamedTuple):
+    """Which of its request's keys a row sees, and with what else they share the softmax."""
 
-    Where requests have different numbers of rows, every row becomes a request of its own: [T, 1] and [T, blocks].
-    """
-    requests = block_table.shape[0]
-    row = torch.arange(rows, device=seq_lens.device)
-    if rows == requests * query_len:
-        request = row // query_len
-    else:
-        request = torch.searchsorted(query_start_loc[1:].long(), row, right=True).clamp(max=requests - 1)
-        block_table, query_len = block_table[request], 1
-    visible = seq_lens[request].long()
-    if causal:
-        visible = torch.where(visible > 0, visible - (query_start_loc[1:][request] - 1 - row), 0)
-    return visible.view(-1, query_len), block_table
+    causal: bool = True
+    """Row i of a request's n rows sees its first seq_len - n + 1 + i keys; otherwise all seq_len."""
+    window: int = 0
+    """Keys that a row sees at most, its own included; 0 for all. Only with causal attention."""
+    sinks: Tensor | None = None
+    """[num_heads]: one score per head that takes part in the softmax and adds nothing; None for none."""
+    ancestors: Tensor | None = None
+    """int64 [T], for the rows of a draft tree: of the last `tree_len` keys a row sees number i if its bit i is set, and
+    it sees every key before. At least one bit is set. Only without `causal`."""
+    tree_len: int = 0
+    """At most 64."""
 
+    @property
+    def is_windowed(self) -> bool:
+        """The mask has a window or sinks."""
+        return self.window > 0 or self.sinks is not None
 
-def requests_at_once(key_cache: Tensor, max_blocks: int) -> int:
-    """How many requests `attend_gathered` takes at a time, so that memory stays bounded."""
-    return max(1, GATHER_BYTES // (2 * max_blocks * key_cache[0].numel() * key_cache.element_size()))
+    def seen(self, key: Tensor, visible: Tensor, ancestors: Tensor | None) -> Tensor:
+        """The keys that each row sees, bool [..., rows, keys].
+
+        Args:
+            key: int64 [..., keys], numbers of the keys in their request.
+            visible: int64 [..., rows], of how many keys a row sees those that window and ancestors leave.
+            ancestors: of these rows, in the shape of `visible`.
+        """
+        seen = key < visible[..., None]
+        if self.window:
+            seen = seen & (key >= visible[..., None] - self.window)
+        if ancestors is not None:
+            place = key - (visible[..., None] - self.tree_len)
+            words = ancestors[..., None].expand_as(place)  # a device's shift may not broadcast
+            seen = seen & ((place < 0) | ((words >> place.clamp(0, 63)) & 1 == 1))
+        return seen
 
 
 def attend_request(query: Tensor, keys: Tensor, values: Tensor, scale: float, hidden: Tensor | None = None) -> Tensor:
@@ -106,190 +99,188 @@ def attend_request(query: Tensor, keys: Tensor, values: Tensor, scale: float, hi
     return out.view(kv_heads, -1, rows, dim).permute(2, 0, 1, 3).reshape(rows, heads, dim).to(query.dtype)
 
 
-def _per_request(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_table: Tensor,
-    query_lens: Sequence[int],
-    seq_lens: Sequence[int],
-    scale: float,
-    causal: bool,
+def _attend_requests(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scale: float) -> Tensor:
+    """query [R, n, heads, dim], keys and values [R, m, kv_heads, dim], seen [R, n, m] -> [R, n, heads, dim]."""
+    requests, rows, heads, dim = query.shape
+    length, kv_heads = keys.shape[1], keys.shape[2]
+    group = heads // kv_heads
+    # Query heads of one KV head become rows of one matrix, so that no key is repeated.
+    grouped = query.view(requests, rows, kv_heads, group, dim).permute(0, 2, 3, 1, 4)
+    out = functional.scaled_dot_product_attention(
+        grouped.reshape(requests, kv_heads, group * rows, dim),
+        keys.transpose(1, 2).to(query.dtype),
+        values.transpose(1, 2).to(query.dtype),
+        attn_mask=seen[:, None, None].expand(-1, 1, group, -1, -1).reshape(requests, 1, group * rows, length),
+        scale=scale,
+    )
+    return out.view(requests, kv_heads, group, rows, dim).permute(0, 3, 1, 2, 4).reshape(requests, rows, heads, dim)
+
+
+def _attend_with_sinks(
+    query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, sinks: Tensor | None, scale: float
 ) -> Tensor:
-    """One request after the other, so that the work follows the actual lengths."""
-    out = torch.zeros_like(query)
-    block_size = key_cache.shape[1]
-    row = 0
-    for request, (query_len, seq_len) in enumerate(zip(query_lens, seq_lens, strict=True)):
-        if query_len > 0 and seq_len > 0:
-            blocks = block_table[request, : -(-seq_len // block_size)]
-            keys = read_cells(key_cache, blocks, query.dtype).flatten(0, 1)[:seq_len]
-            values = read_cells(value_cache, blocks, query.dtype).flatten(0, 1)[:seq_len]
-            hidden = None
-            if causal and query_len > 1:
-                hidden = torch.ones(query_len, seq_len, dtype=torch.bool, device=query.device)
-                hidden = hidden.triu_(seq_len - query_len + 1)
-            out[row : row + query_len] = attend_request(query[row : row + query_len], keys, values, scale, hidden)
+    """`_attend_requests` with sinks [heads], for windows also without."""
+    requests, rows, heads, dim = query.shape
+    kv_heads = keys.shape[2]
+    grouped = query.float().view(requests, rows, kv_heads, heads // kv_heads, dim)
+    scores = torch.einsum("rnkgd,rlkd->rkgnl", grouped, keys.float()) * scale
+    scores = scores.masked_fill(~seen[:, None, None], float("-inf"))
+    # Without a sink, a score that only keeps the softmax of a row that sees nothing finite.
+    sink = scores.new_full((heads,), -1e30) if sinks is None else sinks.float()
+    sink = sink.view(1, kv_heads, -1, 1, 1).expand(requests, -1, -1, rows, 1)
+    weights = torch.cat([scores, sink], dim=-1).softmax(dim=-1)[..., :-1]
+    out = torch.einsum("rkgnl,rlkd->rnkgd", weights, values.float())
+    return out.reshape(requests, rows, heads, dim).to(query.dtype)
+
+
+def _visible_keys(rows: int, lengths: DeviceLengths, block_table: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    """How many keys each of T = `rows` rows sees, int64 [R, n] of n rows per request, and block_table [R, blocks].
+
+    Where requests have different numbers of rows, every row becomes a request of its own: [T, 1] and [T, blocks].
+    """
+    seq_lens, starts, query_len = lengths
+    requests, row = block_table.shape[0], torch.arange(rows, device=seq_lens.device)
+    if rows == requests * query_len:
+        request = row // query_len
+    else:
+        request = torch.searchsorted(starts[1:].long(), row, right=True).clamp(max=requests - 1)
+        block_table, query_len = block_table[request], 1
+    visible = seq_lens[request].long()
+    if causal:
+        visible = torch.where(visible > 0, visible - (starts[1:][request] - 1 - row), 0)
+    return visible.view(-1, query_len), block_table
+
+
+def _gather_and_attend(
+    query: Tensor, cache: KVCache, table: Tensor, visible: Tensor, words: Tensor | None, mask: Mask, touched: int,
+    scale: float,
+) -> Tensor:  # fmt: skip
+    """query [R, n, heads, dim] against the keys of `touched` blocks per request, from the first that a row sees."""
+    block_size, blocks = cache.block_size, table.shape[1]
+    first = (visible.amin(dim=1) - mask.window).clamp(min=0) // block_size if mask.window else visible[:, 0] * 0
+    index = first[:, None] + torch.arange(touched, device=query.device)
+    chosen = table.gather(1, index.clamp(max=blocks - 1))
+    key = (index[..., None] * block_size + torch.arange(block_size, device=query.device)).flatten(1)
+    seen = mask.seen(key[:, None], visible, words)
+    # What no row sees is cleared, not only masked: it may hold anything, and 0 * NaN is NaN.
+    unseen = ~seen.any(dim=1)[:, :, None, None]
+    keys, values = (read_cells(part, chosen, query.dtype).flatten(1, 2).masked_fill_(unseen, 0.0) for part in cache)
+    empty = visible <= 0
+    if mask.is_windowed:
+        out = _attend_with_sinks(query, keys, values, seen, mask.sinks, scale)
+    else:
+        out = _attend_requests(query, keys, values, seen | empty[..., None], scale)
+    return out.masked_fill(empty[..., None, None], 0.0)
+
+
+def attend_by_request(
+    query: Tensor, cache: KVCache, block_table: Tensor, lengths: HostLengths, mask: Mask, scale: float
+) -> Tensor:
+    """One request after the other, over the blocks that its rows see, so that the work follows the actual lengths."""
+    out, block_size, row = torch.zeros_like(query), cache.block_size, 0
+    for request, (query_len, seq_len) in enumerate(zip(lengths.query_lens, lengths.seq_lens, strict=True)):
+        rows = slice(row, row + query_len)
         row += query_len
+        if query_len <= 0 or seq_len <= 0:
+            continue
+        first = max(0, seq_len - query_len + 1 - mask.window) // block_size if mask.window else 0
+        blocks = block_table[request, first : -(-seq_len // block_size)]
+        key = torch.arange(first * block_size, seq_len, device=query.device)
+        keys, values = (read_cells(part, blocks, query.dtype).flatten(0, 1)[: len(key)] for part in cache)
+        seen = None
+        if mask.is_windowed or mask.ancestors is not None or (mask.causal and query_len > 1):
+            visible = torch.arange(seq_len - query_len + 1, seq_len + 1, device=query.device)
+            visible = visible if mask.causal else visible.fill_(seq_len)
+            words = None if mask.ancestors is None else mask.ancestors[rows]
+            seen = mask.seen(key, visible, words)
+            if mask.window or words is not None:
+                values = values.masked_fill(~seen.any(dim=0)[:, None, None], 0.0)  # may hold anything; 0 * NaN is NaN
+        if mask.is_windowed and seen is not None:
+            given = query[None, rows], keys[None], values[None], seen[None]
+            out[rows] = _attend_with_sinks(*given, mask.sinks, scale)[0]
+        else:
+            out[rows] = attend_request(query[rows], keys, values, scale, None if seen is None else ~seen)
     return out
 
 
 def _on_host(
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    cache: KVCache,
     block_table: Tensor,
-    seq_lens: Tensor,
-    query_start_loc: Tensor,
+    lengths: DeviceLengths,
+    mask: Mask,
+    new: NewRows | None = None,
     *,
-    query_len: int,
     scale: float,
-    causal: bool = True,
 ) -> Tensor:
-    starts: list[int] = query_start_loc.tolist()
-    query_lens = [b - a for a, b in pairwise(starts)]
-    return _per_request(query, key_cache, value_cache, block_table, query_lens, seq_lens.tolist(), scale, causal)
+    if new is not None:
+        query = rotate_and_store_on_host(query, new, cache)
+    on_host = HostLengths(lengths.query_start_loc.diff().tolist(), lengths.seq_lens.tolist())
+    return attend_by_request(query, cache, block_table, on_host, mask, scale)
 
 
-@op(fake=like_query, host=_on_host)
+@op(writes=("cache",), fake=like_query, host=_on_host)
 def paged_attention(
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    cache: KVCache,
     block_table: Tensor,
-    seq_lens: Tensor,
-    query_start_loc: Tensor,
+    lengths: DeviceLengths,
+    mask: Mask,
+    new: NewRows | None = None,
     *,
-    query_len: int,
     scale: float,
-    causal: bool = True,
 ) -> Tensor:
-    """Attention with device lengths.
+    """Attention with device lengths, after `rotate_and_store` where rows are given.
 
-    The reference attends over the whole width of each request's block table and masks what is past its length, because
-    it may not read a length. It takes a few requests at a time, so that memory stays bounded.
+    The reference attends over the whole width of each request's block table, or as many blocks as a window can touch,
+    and masks what is past its length, because it may not read a length. It takes a few requests at a time, so that
+    memory stays bounded.
 
     Args:
-        query: [T, num_heads, head_dim].
-        key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim] of any strides; in the query's dtype
-            or float8_e4m3fn.
+        query: [T, num_heads, head_dim]; with `new` not rotated yet.
+        cache: in the query's dtype or float8_e4m3fn; written where rows are given.
         block_table: int32 [R, max_blocks].
-        seq_lens: int32 [R]; a request of length 0 gives zeros.
-        query_start_loc: int32 [R + 1]: first row of each request, then T.
-        query_len: the most rows of one request. If T == R * query_len, every request has that many.
+        new: the keys and values of these rows, stored before any row attends; None where the cache has them.
         scale: factor of the scores.
-        causal: row i of a request's n rows sees its first seq_len - n + 1 + i keys; otherwise all seq_len.
 
     Returns:
         [T, num_heads, head_dim] in the query's dtype, accumulated in float32.
     """
+    if new is not None:
+        query = rotate_and_store(query, new, cache)
     rows, heads, dim = query.shape
-    visible, block_table = visible_keys(rows, block_table, seq_lens, query_start_loc, query_len, causal)
-    query = query.reshape(*visible.shape, heads, dim)
-    at_once = requests_at_once(key_cache, block_table.shape[1])
-    split = zip(query.split(at_once), visible.split(at_once), block_table.split(at_once), strict=True)
-    parts = [attend_gathered(q, v, t, key_cache, value_cache, scale) for q, v, t in split]
+    visible, table = _visible_keys(rows, lengths, block_table, mask.causal)
+    blocks, block_size, query_len = table.shape[1], cache.block_size, visible.shape[1]
+    touched = min(blocks, -(-(mask.window + query_len - 1) // block_size) + 1) if mask.window else blocks
+    at_once = max(1, GATHER_BYTES // (2 * touched * cache.key[0].numel() * cache.key.element_size()))
+    given = [query.reshape(-1, query_len, heads, dim), table, visible]
+    if mask.ancestors is not None:
+        given.append(mask.ancestors.view(visible.shape))
+    parts = [
+        _gather_and_attend(q, cache, t, v, words[0] if words else None, mask, touched, scale)
+        for q, t, v, *words in zip(*(each.split(at_once) for each in given), strict=True)
+    ]
     return (parts[0] if len(parts) == 1 else torch.cat(parts)).view(rows, heads, dim)
 
 
-@op(writes=("out",))
+@op(writes=("cache", "out"))
 def paged_attention_host(
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    cache: KVCache,
     block_table: Tensor,
-    query_lens: Sequence[int],
-    seq_lens: Sequence[int],
+    lengths: HostLengths,
+    mask: Mask,
+    new: NewRows | None = None,
     *,
     scale: float,
-    causal: bool = True,
     out: Tensor,
 ) -> None:
-    """Attention with host lengths, into a preallocated `out`, so that a task update can issue it again.
+    """`paged_attention` with host lengths, into a preallocated `out`, so that a task update can issue it again.
 
     Args:
-        query_lens, seq_lens: rows and visible keys per request; a request without either gives zeros.
+        lengths: rows and keys per request; a request without either gives zeros.
         out: [T, num_heads, head_dim] in the query's dtype, written. The others are as in `paged_attention`.
     """
-    out.copy_(_per_request(query, key_cache, value_cache, block_table, query_lens, seq_lens, scale, causal))
-
-
-def _rotate_store_attend_on_host(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    rotary: Tensor | None,
-    positions: Tensor,
-    slot_mapping: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    query_start_loc: Tensor,
-    *,
-    query_len: int,
-    scale: float,
-    causal: bool = True,
-) -> Tensor:
-    """The host implementations of the two ops, called without a dispatch."""
-    query = rotate_and_store_on_host(query, key, value, rotary, positions, slot_mapping, key_cache, value_cache)
-    attended = (query, key_cache, value_cache, block_table, seq_lens, query_start_loc)
-    return _on_host(*attended, query_len=query_len, scale=scale, causal=causal)
-
-
-@op(writes=("key_cache", "value_cache"), fake=like_query, host=_rotate_store_attend_on_host)
-def rotate_store_attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    rotary: Tensor | None,
-    positions: Tensor,
-    slot_mapping: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_table: Tensor,
-    seq_lens: Tensor,
-    query_start_loc: Tensor,
-    *,
-    query_len: int,
-    scale: float,
-    causal: bool = True,
-) -> Tensor:
-    """`rotate_and_store`, then `paged_attention` with the rotated query. Arguments and result as in those."""
-    query = rotate_and_store(query, key, value, rotary, positions, slot_mapping, key_cache, value_cache)
-    return paged_attention(
-        query,
-        key_cache,
-        value_cache,
-        block_table,
-        seq_lens,
-        query_start_loc,
-        query_len=query_len,
-        scale=scale,
-        causal=causal,
-    )
-
-
-@op(writes=("key_cache", "value_cache", "out"))
-def rotate_store_attend_host(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    rotary: Tensor | None,
-    positions: Tensor,
-    slot_mapping: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_table: Tensor,
-    query_lens: Sequence[int],
-    seq_lens: Sequence[int],
-    *,
-    scale: float,
-    causal: bool = True,
-    out: Tensor,
-) -> None:
-    """`rotate_and_store`, then `paged_attention_host` with the rotated query. Arguments as in those."""
-    query = rotate_and_store(query, key, value, rotary, positions, slot_mapping, key_cache, value_cache)
-    paged_attention_host(
-        query, key_cache, value_cache, block_table, query_lens, seq_lens, scale=scale, causal=causal, out=out
-    )
+    if new is not None:
+        query = rotate_and_store(query, new, cache)
+    out.copy_(attend_by_request(query, cache, block_table, lengths, mask, scale))

@@ -27,13 +27,8 @@ class HostAttention:
 
     def attend(self, lengths: HostLengths, layer: int, out: Tensor) -> None:
         n = self.named
-        ops.paged_attention_host(
-            *(n[name] for name in ("query", "keys", "values", "table")),
-            lengths.query_lens,
-            lengths.seq_lens,
-            scale=layer + 1.0,
-            out=out,
-        )
+        cache = ops.KVCache(n["keys"], n["values"])
+        ops.paged_attention_host(n["query"], cache, n["table"], lengths, ops.Mask(), scale=layer + 1.0, out=out)
 
     def body(self, recording: Recording | None) -> None:
         for layer in range(LAYERS):

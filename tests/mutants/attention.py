@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from mutants.draft_ops import change_arguments, replace_op
 from mutants.registry import mutant
 from torch import Tensor
 
 from specgraph import ops
 from specgraph.capture import AttentionStack
-
-ATTENTION_OPS = ("paged_attention", "rotate_store_attend")
+from specgraph.ops import DeviceLengths, KVCache, NewRows
 
 
 @mutant("metadata-none-at-capture", "attention")
@@ -98,25 +98,13 @@ def padded_rows_write_kv(patch: pytest.MonkeyPatch) -> None:
 def query_len_zero(patch: pytest.MonkeyPatch) -> None:
     """A request without rows is skipped when rows are numbered, so that later requests take their neighbour's rows."""
 
-    def ragged(real: Any) -> Any:
-        def attention(*args: Any, **options: Any) -> Tensor:
-            changed = [_dense_starts(a) if _is_start_loc(a) else a for a in args]
-            return real(*changed, **options)
+    def change(query: Tensor, cache: Any, table: Tensor, lengths: DeviceLengths, *rest: Any) -> tuple[Any, ...]:
+        starts = lengths.query_start_loc
+        counts = starts.diff().clamp(min=1)
+        dense = torch.cat([starts[:1], counts.cumsum(0).clamp(max=int(starts[-1])).int()])
+        return query, cache, table, lengths._replace(query_start_loc=dense), *rest
 
-        return attention
-
-    for name in ATTENTION_OPS:
-        patch.setattr(ops, name, ragged(getattr(ops, name)))
-
-
-def _is_start_loc(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dtype == torch.int32 and value.dim() == 1 and value[0] == 0
-
-
-def _dense_starts(starts: Tensor) -> Tensor:
-    """Every request has at least one row."""
-    counts = starts.diff().clamp(min=1)
-    return torch.cat([starts[:1], counts.cumsum(0).clamp(max=int(starts[-1])).int()])
+    change_arguments(patch, "paged_attention", change)
 
 
 @mutant("draft-step-column", "attention")
@@ -146,14 +134,12 @@ def gumbel_seed_position(patch: pytest.MonkeyPatch) -> None:
 
 def _with_tables(patch: pytest.MonkeyPatch, change: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
     """Device-length attention reads `change(block_table, seq_lens, key_cache)` instead of its table and lengths."""
-    for name, place in (("paged_attention", 3), ("rotate_store_attend", 8)):
-        real = getattr(ops, name)
 
-        def broken(*args: Any, _real: Any = real, _place: int = place, **options: Any) -> Tensor:
-            table, seq_lens = change(args[_place], args[_place + 1], args[_place - 2])
-            return _real(*args[:_place], table, seq_lens, *args[_place + 2 :], **options)
+    def changed(query: Tensor, cache: KVCache, table: Tensor, lengths: DeviceLengths, *rest: Any) -> tuple[Any, ...]:
+        table, seq_lens = change(table, lengths.seq_lens, cache.key)
+        return query, cache, table, lengths._replace(seq_lens=seq_lens), *rest
 
-        patch.setattr(ops, name, broken)
+    change_arguments(patch, "paged_attention", changed)
 
 
 @mutant("attention-many-requests", "attention")
@@ -200,20 +186,18 @@ def keys_in_sixteen_bits(patch: pytest.MonkeyPatch) -> None:
 @mutant("attention-rounded-scores", "attention")
 def rounded_scores(patch: pytest.MonkeyPatch) -> None:
     """Scores of half-precision attention are rounded to the query's dtype before the softmax."""
-    real = ops.rotate_store_attend
 
-    def broken(query: Tensor, *args: Any, query_len: int, scale: float, causal: bool = True) -> Tensor:
-        plain = real(query, *args, query_len=query_len, scale=scale, causal=causal)
-        key_cache, value_cache, table, seq_lens, starts = args[5:]
-        if query.dtype == torch.float32 or args[2] is not None:
+    def broken(
+        real: Any, query: Tensor, cache: KVCache, table: Tensor, lengths: DeviceLengths, mask: Any, new: NewRows | None,
+        *, scale: float,
+    ) -> Tensor:  # fmt: skip
+        plain = real(query, cache, table, lengths, mask, new, scale=scale)
+        if query.dtype == torch.float32 or new is None or new.rotary is not None:
             return plain
-        for r, (first, last) in enumerate(pairwise(starts.tolist())):
-            n, rows = int(seq_lens[r]), query[first:last]
-            groups = query.shape[1] // key_cache.shape[2]
-            keys, values = (
-                cache[table[r].long()].flatten(0, 1)[:n].repeat_interleave(groups, dim=1)
-                for cache in (key_cache, value_cache)
-            )
+        for r, (first, last) in enumerate(pairwise(lengths.query_start_loc.tolist())):
+            n, rows = int(lengths.seq_lens[r]), query[first:last]
+            groups = query.shape[1] // cache.key.shape[2]
+            keys, values = (part[table[r].long()].flatten(0, 1)[:n].repeat_interleave(groups, dim=1) for part in cache)
             for i in range(last - first):
                 seen = n - (last - first) + 1 + i
                 scores = torch.einsum("hd,nhd->hn", rows[i].float(), keys[:seen].float()) * scale
@@ -221,4 +205,4 @@ def rounded_scores(patch: pytest.MonkeyPatch) -> None:
                 plain[first + i] = torch.einsum("hn,nhd->hd", weights, values[:seen].float()).to(query.dtype)
         return plain
 
-    patch.setattr(ops, "rotate_store_attend", broken)
+    replace_op(patch, "paged_attention", broken)

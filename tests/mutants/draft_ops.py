@@ -311,12 +311,10 @@ def hidden_norm_dropped(patch: pytest.MonkeyPatch) -> None:
 def requests_from_the_eighth(patch: pytest.MonkeyPatch) -> None:
     """Attention of requests from the eighth on reads the blocks of the one before."""
 
-    def broken(real: Any, query: Any, keys: Any, values: Any, table: Tensor, *rest: Any, **options: Any) -> Any:
-        moved = table.clone()
-        moved[7:] = table[6:-1]
-        return real(query, keys, values, moved, *rest, **options)
+    def change(query: Any, cache: Any, table: Tensor, *rest: Any) -> tuple[Any, ...]:
+        return query, cache, torch.cat([table[:7], table[6:-1]]) if len(table) > 7 else table, *rest
 
-    replace_op(patch, "paged_attention", broken)
+    change_arguments(patch, "paged_attention", change)
 
 
 @mutant("fused-sampling", "kernel")

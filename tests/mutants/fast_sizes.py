@@ -12,6 +12,8 @@ from mutants.draft_ops import change_arguments, replace_op
 from mutants.registry import mutant
 from torch import Tensor
 
+from specgraph.ops import NewRows
+
 HALVES = (torch.bfloat16, torch.float16)
 PAGED: Any = import_module("specgraph.ops.paged_attention")
 """The module: `specgraph.ops` has an op of its name."""
@@ -315,7 +317,7 @@ def groups_reversed(patch: pytest.MonkeyPatch) -> None:
 def table_of_4096_rows(patch: pytest.MonkeyPatch) -> None:
     """Positions past 4,095 are rotated as that one."""
 
-    def change(query: Any, key: Any, value: Any, rotary: Any, positions: Tensor, *rest: Any) -> tuple[Any, ...]:
-        return query, key, value, rotary, positions.clamp(max=4095), *rest
+    def change(query: Any, new: NewRows, cache: Any) -> tuple[Any, ...]:
+        return query, new._replace(positions=new.positions.clamp(max=4095)), cache
 
     change_arguments(patch, "rotate_and_store", change)

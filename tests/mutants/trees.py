@@ -11,19 +11,22 @@ from mutants.registry import mutant
 from torch import Tensor
 
 import specgraph.ops.tree
+from specgraph.ops import Mask
 
 
 @mutant("sibling-sees-sibling", "kernel")
 def causal_in_the_tree(patch: pytest.MonkeyPatch) -> None:
     """Rows of a tree also attend to the rows of the tree before them, as if it were a chain."""
 
-    def broken(query: Any, keys: Any, values: Any, table: Any, seq_lens: Tensor, ancestors: Tensor) -> tuple[Any, ...]:
-        before = ancestors.view(seq_lens.shape[0], -1).clone()
-        for row in range(1, before.shape[1]):
-            before[:, row] |= before[:, row - 1]
-        return query, keys, values, table, seq_lens, before.flatten()
+    def change(query: Any, cache: Any, table: Tensor, lengths: Any, mask: Mask, *rest: Any) -> tuple[Any, ...]:
+        if mask.ancestors is not None:
+            before = mask.ancestors.view(table.shape[0], -1).clone()
+            for row in range(1, before.shape[1]):
+                before[:, row] |= before[:, row - 1]
+            mask = mask._replace(ancestors=before.flatten())
+        return query, cache, table, lengths, mask, *rest
 
-    change_arguments(patch, "tree_attention", broken)
+    change_arguments(patch, "paged_attention", change)
 
 
 @mutant("ancestor-mask-shifted", "kernel")

@@ -22,6 +22,7 @@ from specgraph.engine import join_program
 from specgraph.engine.device_rounds import DeviceRounds
 from specgraph.engine.join_program import MAX_STOP_TOKENS, JoinProgram
 from specgraph.engine.rounds import Rounds
+from specgraph.ops import HostLengths, KVCache, Mask
 
 PAGED: Any = import_module("specgraph.ops.paged_attention")
 """The module: `specgraph.ops` has an op of its name."""
@@ -84,11 +85,12 @@ def probabilities_in_half(patch: pytest.MonkeyPatch) -> None:
 def mask_of_32_bits(patch: pytest.MonkeyPatch) -> None:
     """Tree attention takes bit i of the ancestor mask for key i + 32 too."""
 
-    def broken(real: Any, query: Tensor, *rest: Any, **options: Any) -> Tensor:
-        *placed, words = rest
-        return real(query, *placed, words | words << 32, **options)
+    def change(query: Any, cache: Any, table: Any, lengths: Any, mask: Mask, *rest: Any) -> tuple[Any, ...]:
+        words = mask.ancestors
+        mask = mask if words is None else mask._replace(ancestors=words | words << 32)
+        return query, cache, table, lengths, mask, *rest
 
-    replace_op(patch, "tree_attention", broken)
+    change_arguments(patch, "paged_attention", change)
 
 
 @mutant("trees-of-one-shape-parents", "kernel", hazard="trees-of-one-shape")
@@ -121,41 +123,39 @@ def four_stop_tokens(patch: pytest.MonkeyPatch) -> None:
 @mutant("nan-behind-the-last-key", "attention")
 def weights_of_zero(patch: pytest.MonkeyPatch) -> None:
     """Values behind a request's last key, in its last block, are multiplied by a weight of 0 and added."""
-    real = PAGED._per_request
+    real = PAGED.attend_by_request
 
-    def broken(
-        query: Tensor, keys: Tensor, values: Tensor, table: Tensor, rows: Any, lengths: Any, *rest: Any
-    ) -> Tensor:
-        out, first = real(query, keys, values, table, rows, lengths, *rest), 0
-        for request, (count, length) in enumerate(zip(rows, lengths, strict=True)):
+    def broken(query: Tensor, cache: KVCache, table: Tensor, lengths: HostLengths, *rest: Any) -> Tensor:
+        out, first = real(query, cache, table, lengths, *rest), 0
+        for request, (count, length) in enumerate(zip(*lengths, strict=True)):
             if length > 0:
-                last = values[table[request, (length - 1) // values.shape[1]]]
+                last = cache.value[table[request, (length - 1) // cache.block_size]]
                 out[first : first + count] += 0 * last.float().sum().to(out.dtype)
             first += count
         return out
 
-    patch.setattr(PAGED, "_per_request", broken)
+    patch.setattr(PAGED, "attend_by_request", broken)
 
 
 @mutant("attention-own-scale", "attention")
 def scale_of_the_head_size(patch: pytest.MonkeyPatch) -> None:
     """Attention over a window scales by the head size, whatever scale the layer has."""
 
-    def broken(real: Any, query: Tensor, *args: Any, **options: Any) -> Any:
-        return real(query, *args, **options | {"scale": query.shape[-1] ** -0.5})
+    def broken(real: Any, query: Tensor, *args: Any, scale: float) -> Any:
+        return real(query, *args, scale=query.shape[-1] ** -0.5 if args[3].is_windowed else scale)
 
-    replace_op(patch, "windowed_attention", broken)
+    replace_op(patch, "paged_attention", broken)
 
 
 @mutant("attention-many-blocks", "attention")
 def block_numbers_of_10_bits(patch: pytest.MonkeyPatch) -> None:
     """Attention takes block numbers in 10 bits."""
-    real = PAGED._per_request
+    real = PAGED.attend_by_request
 
-    def broken(query: Any, keys: Any, values: Any, table: Tensor, *rest: Any) -> Tensor:
-        return real(query, keys, values, table % 1024, *rest)
+    def broken(query: Any, cache: Any, table: Tensor, *rest: Any) -> Tensor:
+        return real(query, cache, table % 1024, *rest)
 
-    patch.setattr(PAGED, "_per_request", broken)
+    patch.setattr(PAGED, "attend_by_request", broken)
 
 
 @mutant("mapped-memory-is-stale", "platform")

@@ -37,7 +37,7 @@ def test_a_block_table_with_a_foreign_last_stride_is_packed():
     """stride(-1) != 1, which failed in vllm-musa."""
     schema = torch.ops.specgraph.paged_attention.default._schema
     table = torch.arange(12, dtype=torch.int32).view(4, 3).t()
-    args = (torch.zeros(3, 2, 8), torch.zeros(5, 4, 2, 8), torch.zeros(5, 4, 2, 8), table)
+    args = torch.zeros(3, 2, 8), torch.zeros(5, 4, 2, 8), torch.zeros(5, 4, 2, 8), table
     given, _ = packed_arguments(schema, args, {})
     assert given[3].stride() == (4, 1)
     assert torch.equal(given[3], table)

@@ -9,6 +9,7 @@ import torch
 from torch.testing._internal.optests import opcheck
 
 from specgraph import ops
+from specgraph.ops import DeviceLengths, HostLengths, KVCache, Mask, NewRows
 from specgraph.ops.library import NAMESPACE, implement, plain_torch
 from specgraph.parallel import join_ranks
 
@@ -49,10 +50,10 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
     """Fresh arguments for each op, by its registered name."""
     rows = f32(R * Q, H, D), f32(R * Q, KVH, D), f32(R * Q, KVH, D)
     slots, starts, lengths = torch.arange(4, 4 + R * Q), i32(0, 3, 6, 9), i32(5, 0, 9)
-    attend = (rows[0], f32(*CACHE), f32(*CACHE), TABLE)
+    new = NewRows(*rows[1:], f32(20, D), torch.arange(9), slots)
+    attend = rows[0], KVCache(f32(*CACHE), f32(*CACHE)), TABLE
     step, ids, drafts = i64(1), i64(R), i64(R, K)
     limits = {"max_model_len": 12, "block_size": 4}
-    how = {"query_len": Q, "scale": 0.35, "causal": True}
     return {
         "advance": ((i32(3, 0, 9), i64(R), i64(R), step, TABLE, 12, 4), {}),
         "begin_propose": (
@@ -61,21 +62,12 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
              "draft_step": step},
         ),
         "begin_verify": ((i64(R), i64(R, K), i64(R), TABLE), {**limits, **rows_out()}),
-        "rotate_and_store": ((*rows, f32(20, D), torch.arange(9), slots, f32(*CACHE), f32(*CACHE)), {}),
-        "paged_attention": ((*attend, lengths, starts), how),
-        "paged_attention_host": ((*attend, [Q] * R, [5, 0, 9]), {"scale": 0.35, "out": torch.zeros(R * Q, H, D)}),
-        "windowed_attention": (
-            (*attend, lengths, starts, f32(H)), {"query_len": Q, "scale": 0.35, "window": 3},
+        "rotate_and_store": ((rows[0], new, attend[1]), {}),
+        "paged_attention": (
+            (*attend, DeviceLengths(lengths, starts, Q), Mask(window=3, sinks=f32(H)), new), {"scale": 0.35},
         ),
-        "windowed_attention_host": (
-            (*attend, [Q] * R, [5, 0, 9], f32(H)), {"scale": 0.35, "window": 3, "out": torch.zeros(R * Q, H, D)},
-        ),
-        "rotate_store_attend": (
-            (*rows, f32(20, D), torch.arange(9), slots, f32(*CACHE), f32(*CACHE), TABLE, lengths, starts), how,
-        ),
-        "rotate_store_attend_host": (
-            (*rows, f32(20, D), torch.arange(9), slots, f32(*CACHE), f32(*CACHE), TABLE, [Q] * R, [5, 0, 9]),
-            {"scale": 0.35, "out": torch.zeros(R * Q, H, D)},
+        "paged_attention_host": (
+            (*attend, HostLengths([Q] * R, [5, 0, 9]), Mask(), new), {"scale": 0.35, "out": torch.zeros(R * Q, H, D)},
         ),
         "draft_greedy": ((f32(R, DV), OFFSETS, step, ids, drafts), {}),
         "draft_gumbel": ((f32(R, DV), OFFSETS, torch.ones(R), i64(R), lengths, step, ids, drafts, f32(R, K, DV)), {}),
@@ -163,7 +155,6 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
             {"tree_len": 2, **limits, "seq_lens": i32(1, 1, 1), "positions": i64(R * 2), "slot_mapping": i64(R * 2),
              "draft_step": step},
         ),
-        "tree_attention": ((*attend, lengths, i64(R * Q) + 1), {"tree_len": 4, "scale": 0.35}),
         "begin_tree_verify": (
             (i64(R), drafts, drafts.clone(), i64(R), TABLE),
             {"num_steps": 1, **limits, **rows_out(), "ancestors": i64(R * Q)},
@@ -209,8 +200,9 @@ def test_every_op_is_checked_here():
 @pytest.mark.parametrize("name", arguments())
 @pytest.mark.parametrize("inference", [False, True])
 def test_schema_and_fake(name, inference):
-    args, kwargs = arguments()[name]
-    op = getattr(torch.ops.specgraph, name).default
+    declared = getattr(ops, name)
+    args, kwargs = declared.parameters.flatten(*arguments()[name])
+    op = declared.overload
     with torch.inference_mode(inference):
         opcheck(op, args, kwargs, test_utils=("test_schema",))
     opcheck(op, args, kwargs, test_utils=("test_faketensor",))

@@ -22,7 +22,7 @@ SETS = [
     if not row.large
     for id, _, parameters in row.parameter_sets(["eager"])
 ]
-REFERENCE = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse3)
+REFERENCE = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse2)
 """A key that no device implements the ops for."""
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from specgraph import ops
 from specgraph.ops.triton.trial import agrees_with_reference
 
-OPS = ["begin_propose", "norm_linear", "rotate_store_attend", "norm_gate_up", "draft_gumbel", "advance",
+OPS = ["begin_propose", "norm_linear", "paged_attention", "norm_gate_up", "draft_gumbel", "advance",
        "verify_sampled"]  # fmt: skip
 
 
@@ -21,10 +22,11 @@ class WrongOnce:
 
     def __getattr__(self, name):
         def call(**arguments):
-            before = {key: value.clone() for key, value in arguments.items() if isinstance(value, Tensor)}
+            tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
+            before = [tensor.clone() for tensor in tensors]
             result = getattr(ops, name).reference(**arguments)
             if name == self.name:
-                written = [arguments[key] for key in before if not torch.equal(arguments[key], before[key])]
+                written = [now for now, then in zip(tensors, before, strict=True) if not torch.equal(now, then)]
                 written += [result] if isinstance(result, Tensor) else []
                 if self.which < len(written):
                     self.changed = written[self.which].view(-1)

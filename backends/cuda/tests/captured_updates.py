@@ -68,18 +68,20 @@ class Stored:
 class HostAttention:
     """Attention with host lengths captured in a task group; block table of 4 blocks of 16 per request.
 
-    `window`: keys that a row sees at most; None for `paged_attention_host`, which has no window.
+    `window`: keys that a row sees at most, with sinks; None for neither.
     """
 
     def __init__(self, platform: Platform, query_lens: list[int], window: int | None = None) -> None:
-        self.platform, self.query_lens, self.window = platform, query_lens, window
-        self.sinks = torch.linspace(-1, 1, 8, device=platform.device)
+        self.platform, self.query_lens = platform, query_lens
+        sinks = torch.linspace(-1, 1, 8, device=platform.device)
+        self.mask = ops.Mask() if window is None else ops.Mask(window=window, sinks=sinks)
         requests = len(query_lens)
 
         def random(*shape: int) -> torch.Tensor:
             return torch.randn(shape, device=platform.device, dtype=torch.bfloat16)
 
-        self.query, self.caches = random(sum(query_lens), 8, 64), [random(1 + 4 * requests, 16, 2, 64) for _ in "kv"]
+        self.query = random(sum(query_lens), 8, 64)
+        self.cache = ops.KVCache(random(1 + 4 * requests, 16, 2, 64), random(1 + 4 * requests, 16, 2, 64))
         self.table = torch.arange(1, 1 + 4 * requests, dtype=torch.int32, device=platform.device).view(requests, 4)
         self.out = torch.zeros_like(self.query)
         self._attend([0] * requests)
@@ -89,11 +91,8 @@ class HostAttention:
             self._attend([0] * requests)
 
     def _attend(self, seq_lens: list[int]) -> None:
-        inputs = (self.query, *self.caches, self.table, self.query_lens, seq_lens)
-        if self.window is None:
-            ops.paged_attention_host(*inputs, scale=0.125, out=self.out)
-        else:
-            ops.windowed_attention_host(*inputs, self.sinks, scale=0.125, window=self.window, out=self.out)
+        lengths = ops.HostLengths(self.query_lens, seq_lens)
+        ops.paged_attention_host(self.query, self.cache, self.table, lengths, self.mask, scale=0.125, out=self.out)
 
     def replay(self, seq_lens: list[int]) -> None:
         with self.platform.task_update(self.group):
@@ -104,7 +103,5 @@ class HostAttention:
         starts = torch.tensor([0, *self.query_lens], device="cuda").cumsum(0).int()
         lengths = torch.tensor(seq_lens, dtype=torch.int32, device="cuda")
         each = max(self.query_lens) if len(set(self.query_lens)) == 1 else self.query.shape[0]
-        inputs = (self.query, *self.caches, self.table, lengths, starts)
-        if self.window is None:
-            return ops.paged_attention(*inputs, query_len=each, scale=0.125)
-        return ops.windowed_attention(*inputs, self.sinks, query_len=each, scale=0.125, window=self.window)
+        on_device = ops.DeviceLengths(lengths, starts, each)
+        return ops.paged_attention(self.query, self.cache, self.table, on_device, self.mask, scale=0.125)

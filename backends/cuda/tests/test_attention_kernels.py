@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from against_float64 import close, make, triton_ops  # noqa: F401
+from specgraph_conformance.attention_rows import Rows
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from specgraph import ops
-from specgraph.ops.kv_cache import rotate
+from specgraph.ops import DeviceLengths, KVCache, Mask, NewRows
 
 CASES = [
     # block size, rows per request, lengths, causal, heads, kv heads, head dim
@@ -30,77 +35,57 @@ CASES = [
 ]
 
 
+def wide(record: Any) -> Any:
+    """The record with floating tensors in float64."""
+    return tree_map_only(Tensor, lambda t: t.double() if t.is_floating_point() else t, record)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"b{c[0]}q{c[1]}c{c[3]:d}h{c[4]}d{c[6]}")
 @pytest.mark.parametrize("packed_caches", [False, True])
 def test_attention(case: tuple, dtype: torch.dtype, packed_caches: bool) -> None:
-    block, rows, lengths, causal, heads, kv_heads, dim = case
-    requests, width = len(lengths), -(-max(lengths) // block) + 3
-    keys = make(requests * width + 1, block, kv_heads, dim, dtype=dtype)
-    values = make(*keys.shape, dtype=dtype)
-    if packed_caches:  # as engines have them: one tensor [blocks, kv_heads, block, 2 * dim]
-        whole = torch.cat([keys, values], dim=-1).transpose(1, 2).contiguous()
-        keys, values = whole.transpose(1, 2).split(dim, dim=-1)
-    table = (torch.randperm(requests * width, device="cuda") + 1).view(requests, width).int()
-    seq_lens = torch.tensor(lengths, dtype=torch.int32, device="cuda")
-    starts = torch.arange(0, requests * rows + 1, rows, dtype=torch.int32, device="cuda")
-    packed = make(requests * rows, (heads + 2 * kv_heads) * dim, dtype=dtype)
-    sizes = (heads * dim, kv_heads * dim, kv_heads * dim)
-    query, key, value = (t.view(requests * rows, -1, dim) for t in packed.split(sizes, dim=-1))
-    scale = dim**-0.5
-
-    how = {"query_len": rows, "scale": scale, "causal": causal}
-    got = ops.paged_attention(query, keys, values, table, seq_lens, starts, **how)
-    attend = ops.paged_attention.reference
-    want = attend(query.double(), keys.double(), values.double(), table, seq_lens, starts, **how)
+    block, count, lengths, causal, heads, kv_heads, dim = case
+    made = Rows(
+        torch.Generator().manual_seed(0), [count] * len(lengths), lengths, (heads, kv_heads), dim, block, dtype,
+        Mask(causal), strided=True, strided_cache=packed_caches,
+    )  # fmt: skip
+    given = made.query, made.cache, made.table, made.lengths, made.mask, made.new
+    query, cache, *placed, new = tree_map_only(Tensor, lambda t: t.to("cuda"), given)
+    expected = KVCache(*(part.clone() for part in cache))
+    turned = ops.rotate_and_store.reference(query, new, expected)
+    want = ops.paged_attention.reference(turned.double(), wide(expected), *placed, scale=made.factor)
+    got = ops.paged_attention(query, cache, *placed, new, scale=made.factor)
     close(got, want)
-    assert bool((got.view(requests, rows, heads, dim)[seq_lens == 0] == 0).all())
+    close(ops.paged_attention(turned, cache, *placed, scale=made.factor), want)
+    close(cache.key, expected.key)
+    assert torch.equal(cache.value, expected.value)
+    cells = [int(slot) for slot in made.new.slot_mapping if slot >= 0]
+    others = torch.ones(cache.key.shape[:2], dtype=torch.bool, device="cuda")
+    others.view(-1)[cells] = False
+    assert torch.equal(cache.key[others], expected.key[others])
+    assert bool((got.unflatten(0, (len(lengths), count))[torch.tensor(lengths) == 0] == 0).all())
 
-    rotary = torch.randn(max(lengths) + 1, dim, device="cuda")
-    position = (seq_lens.long()[:, None] - rows + torch.arange(rows, device="cuda")).clamp(min=0).flatten()
-    request = torch.arange(requests, device="cuda").repeat_interleave(rows)
-    slots = table[request, position // block].long() * block + position % block
-    slots = torch.where(seq_lens.long()[request] > 0, slots, -1)
-    wide = [t.double() for t in (query, key, value, keys, values)]
-    turned = [rotate(t, rotary.double(), position) for t in wide[:2]]
-    live = slots >= 0
-    place = slots[live] // block, slots[live] % block
-    wide[3][place], wide[4][place] = turned[1][live].to(dtype).double(), wide[2][live]
-    before = keys.clone(), values.clone()
-    got = ops.rotate_store_attend(
-        query, key, value, rotary, position, slots, keys, values, table, seq_lens, starts, **how
-    )
-    want = attend(turned[0].to(dtype).double(), wide[3], wide[4], table, seq_lens, starts, **how)
-    close(got, want)
-    close(keys, wide[3])
-    assert torch.equal(values, wide[4].to(dtype))
-    untouched = torch.ones(keys.shape[0] * block, dtype=torch.bool, device="cuda")
-    untouched[slots[live]] = False
-    for now, then in zip((keys, values), before, strict=True):
-        assert torch.equal(now.flatten(0, 1)[untouched], then.flatten(0, 1)[untouched])
+
+def lengths_of(*keys: int) -> DeviceLengths:
+    """One row per request."""
+    starts = torch.arange(len(keys) + 1, dtype=torch.int32, device="cuda")
+    return DeviceLengths(torch.tensor(keys, dtype=torch.int32, device="cuda"), starts, 1)
 
 
 def test_a_row_without_a_slot_reads_the_cache_as_it_is() -> None:
-    keys, values = make(4, 16, 8, 128), make(4, 16, 8, 128)
-    table = torch.tensor([[1, 2]], dtype=torch.int32, device="cuda")
-    seq_lens, starts = torch.tensor([20], dtype=torch.int32).cuda(), torch.tensor([0, 1], dtype=torch.int32).cuda()
-    query, key, value = make(1, 32, 128), make(1, 8, 128), make(1, 8, 128)
-    before = keys.clone()
-    got = ops.rotate_store_attend(
-        query, key, value, None, torch.tensor([19]).cuda(), torch.tensor([-1]).cuda(), keys, values, table, seq_lens,
-        starts, query_len=1, scale=0.1,
-    )  # fmt: skip
-    wide = query.double(), keys.double(), values.double()
-    close(got, ops.paged_attention.reference(*wide, table, seq_lens, starts, query_len=1, scale=0.1))
-    assert torch.equal(keys, before)
+    cache = KVCache(make(4, 16, 8, 128), make(4, 16, 8, 128))
+    table, positions = torch.tensor([[1, 2]], dtype=torch.int32).cuda(), torch.tensor([19]).cuda()
+    query, new = make(1, 32, 128), NewRows(make(1, 8, 128), make(1, 8, 128), None, positions, positions * 0 - 1)
+    before = cache.key.clone()
+    got = ops.paged_attention(query, cache, table, lengths_of(20), Mask(), new, scale=0.1)
+    close(got, ops.paged_attention.reference(query.double(), wide(cache), table, lengths_of(20), Mask(), scale=0.1))
+    assert torch.equal(cache.key, before)
 
 
 def test_caches_that_the_kernels_cannot_take_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    keys, values = make(3, 16, 2, 128)[..., ::2], make(3, 16, 2, 128)[..., ::2]
-    table, starts = torch.tensor([[1, 2]], dtype=torch.int32).cuda(), torch.tensor([0, 1], dtype=torch.int32).cuda()
-    seq_lens, query = torch.tensor([20], dtype=torch.int32).cuda(), make(1, 4, 64)
+    cache = KVCache(make(3, 16, 2, 128)[..., ::2], make(3, 16, 2, 128)[..., ::2])
+    table, query = torch.tensor([[1, 2]], dtype=torch.int32).cuda(), make(1, 4, 64)
     for _ in range(2):
-        got = ops.paged_attention(query, keys, values, table, seq_lens, starts, query_len=1, scale=0.1)
-    wide = query.double(), keys.double(), values.double()
-    close(got, ops.paged_attention.reference(*wide, table, seq_lens, starts, query_len=1, scale=0.1))
+        got = ops.paged_attention(query, cache, table, lengths_of(20), Mask(), scale=0.1)
+    close(got, ops.paged_attention.reference(query.double(), wide(cache), table, lengths_of(20), Mask(), scale=0.1))
     assert sum("last stride of the KV caches is 2" in record.message for record in caplog.records) == 1

@@ -5,17 +5,21 @@ With TRITON_INTERPRET=1 the tests also run without a GPU.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from interpreted import DEVICE, INTERPRETED, device
+from specgraph_conformance.attention_rows import Rows
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
+from specgraph.ops import Mask
 from specgraph.ops.triton import attention_ops
 from specgraph.ops.triton.implement import TritonOps
 from specgraph.ops.triton.launch import AttentionTile, LaunchOptions
 
 __all__ = ["device"]  # the fixture
-BLOCK, HEADS, KV_HEADS, WIDTH = 16, 6, 2, 9
 DTYPES = [torch.float32] if INTERPRETED else [torch.float32, torch.bfloat16]
 LENGTHS = {1: [1, 0, 17, 129, 33, 32, 34, 65], 6: [6, 0, 17, 130, 33], 16: [16, 0, 75]}
 TILES = [
@@ -25,100 +29,69 @@ TILES = [
     AttentionTile(16, 16, 8, span=64),  # more than one tile of 16 rows
     AttentionTile(64, 16, 8, span=16),
 ]
+BITS = pytest.mark.skipif(
+    not INTERPRETED, reason="compares bits of two kernels, which a compiler may round differently"
+)
 
 
-def close(got: Tensor, want: Tensor) -> None:
-    error = float((got.cpu().double() - want).norm() / want.norm())
-    assert error < (6e-3 if got.dtype == torch.bfloat16 else 1e-5), error  # NaN fails too
+def rows_of(count: int, lengths: list[int], dtype: torch.dtype = torch.float32, **options: Any) -> Rows:
+    """Requests of `count` rows each, in host memory."""
+    g = torch.Generator().manual_seed(count)
+    mask = Mask(causal=count < 16)
+    return Rows(
+        g, [count] * len(lengths), lengths, (6, 2), 32, 16, dtype, mask, poison=True, poison_tail=True, **options
+    )
+
+
+def run_tile(tile: AttentionTile) -> Any:
+    """Runs attention with that tile: see `specgraph_conformance.op_table.Run`."""
+    ops = TritonOps(LaunchOptions(attention=lambda shape: tile))
+
+    def run(op: Any, *given: Any, scale: float, written: Any = ()) -> Tensor:
+        there = tree_map_only(Tensor, lambda t: t.to(DEVICE, copy=True), given)
+        out = ops.paged_attention(*there, scale=scale)
+        for here, now in zip(given[1], there[1], strict=True):
+            here.copy_(now)
+        return out.cpu()
+
+    return run
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.keys}x{tile.splits}from{tile.span}")
-@pytest.mark.parametrize("rows", LENGTHS)
-def test_every_cut_of_a_context(tile: AttentionTile, rows: int, dtype: torch.dtype) -> None:
-    g = torch.Generator().manual_seed(rows)
-    seq_lens, dim = torch.tensor(LENGTHS[rows]).int(), 32
-    requests = len(seq_lens)
-
-    def make(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=g).to(dtype)
-
-    cache = [make(requests * WIDTH + 1, BLOCK, KV_HEADS, dim) for _ in range(2)]
-    table = (torch.randperm(requests * WIDTH, generator=g) + 1).view(requests, WIDTH).int()
-    cells = table.long().repeat_interleave(BLOCK, 1) * BLOCK + torch.arange(WIDTH * BLOCK) % BLOCK
-    past = torch.arange(WIDTH * BLOCK) >= seq_lens[:, None]
-    for part in cache:
-        part.view(-1, KV_HEADS, dim)[cells[past]] = float("nan")
-    starts = torch.arange(0, requests * rows + 1, rows).int()
-    query, key, value = make(requests * rows, (HEADS + 2 * KV_HEADS), dim).split((HEADS, KV_HEADS, KV_HEADS), dim=1)
-    options = {"query_len": rows, "scale": dim**-0.5, "causal": rows < 16}
-    ops = TritonOps(LaunchOptions(attention=lambda shape: tile))
-
-    lengths = table, seq_lens, starts
-    there = [t.to(DEVICE) for t in (*cache, *lengths)]
-    got = ops.paged_attention(query.contiguous().to(DEVICE), *there, **options)
-    wide = [part.double() for part in cache]
-    close(got, ops.paged_attention.reference(query.double(), *wide, *lengths, **options))
-    if rows > 1:
-        return
-    position = (seq_lens - 1).long().clamp(min=0)
-    slots = cells.gather(1, position[:, None])[:, 0].where(seq_lens > 0, -1)
-    slots[3] = -1  # its key is in the cache already
-    for part in (*there[:2], *wide):
-        part.view(-1, KV_HEADS, dim)[slots[slots >= 0].to(part.device)] = float("nan")
-    rotary = torch.randn(WIDTH * BLOCK, dim, generator=g)
-    given = [t.to(DEVICE) for t in (query, key, value, rotary, position, slots)]
-    got = ops.rotate_store_attend(*given, *there, **options)
-    new = query.double(), key.double(), value.double(), rotary.double(), position, slots
-    close(got, ops.rotate_store_attend.reference(*new, *wide, *lengths, **options))
-    for part, expected in zip(there[:2], wide, strict=True):
-        torch.testing.assert_close(part.cpu().double(), expected, rtol=1e-2, atol=1e-2, equal_nan=True)
+@pytest.mark.parametrize("count", LENGTHS)
+def test_every_cut_of_a_context(tile: AttentionTile, count: int, dtype: torch.dtype) -> None:
+    """Of rows that the kernel also stores, where there is one per request; else after they are stored."""
+    made = rows_of(count, LENGTHS[count], dtype, strided=True)
+    if count == 1:
+        for part, rows in zip(made.cache, (made.new.key, made.new.value), strict=True):
+            for slot in made.new.slot_mapping[:3]:
+                part.view(-1, 2, 32)[max(int(slot), 0)] = float("nan")  # a row's own key does not travel through it
+            part.view(-1, 2, 32)[made.new.slot_mapping[3]] = rows[3]  # its key is in the cache already
+        made.new.slot_mapping[3] = -1
+    made.check(run_tile(tile), tolerance=1e-5 if dtype == torch.float32 else 3e-2)
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="compares bits of two kernels, which a compiler may round differently")
-@pytest.mark.parametrize("rows", [1, 6])
-def test_short_contexts_are_not_cut(rows: int) -> None:
+@BITS
+@pytest.mark.parametrize("count", [1, 6])
+def test_short_contexts_are_not_cut(count: int) -> None:
     """Of less than two spans: the bits of a tile without splits, in one batch with contexts that are cut."""
-    g, dim, lengths = torch.Generator().manual_seed(rows), 32, torch.tensor([63, 6, 33, 64, 130]).int()
-
-    def make(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=g).to(DEVICE)
-
-    blocks = torch.arange(1, 5 * WIDTH + 1).view(5, WIDTH).int().to(DEVICE)
-    cache, starts = [make(5 * WIDTH + 1, BLOCK, KV_HEADS, dim) for _ in range(2)], torch.arange(0, 5 * rows + 1, rows)
-    given = make(5 * rows, HEADS, dim), *cache, blocks, lengths.to(DEVICE), starts.int().to(DEVICE)
+    made = rows_of(count, [63, 6, 33, 64, 130])
     cut, whole = (
-        TritonOps(LaunchOptions(attention=lambda shape, tile=tile: tile)).paged_attention(
-            *given, query_len=rows, scale=dim**-0.5
-        )
-        for tile in (AttentionTile(32, 16, 4, span=32), AttentionTile(32, 16, 1))
+        made.run(run_tile(tile), None) for tile in (AttentionTile(32, 16, 4, span=32), AttentionTile(32, 16, 1))
     )
-    short = 3 * rows
+    short = 3 * count
     assert torch.equal(cut[:short], whole[:short])
     assert not torch.equal(cut[short:], whole[short:])  # cut, and added in another order
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="compares bits of two kernels, which a compiler may round differently")
-@pytest.mark.parametrize("rows", [1, 6])
-def test_the_order_in_which_splits_start_changes_no_bit(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@BITS
+@pytest.mark.parametrize("count", [1, 6])
+def test_the_order_in_which_splits_start_changes_no_bit(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of contexts that are equal, inert, cut and not cut."""
-    g, dim, lengths = torch.Generator().manual_seed(rows), 32, torch.tensor([63, 0, 130, 33, 64, 130, 97]).int()
-    requests = len(lengths)
-
-    def make(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=g).to(DTYPES[-1]).to(DEVICE)
-
-    blocks = torch.arange(1, requests * WIDTH + 1).view(requests, WIDTH).int().to(DEVICE)
-    cache = [make(requests * WIDTH + 1, BLOCK, KV_HEADS, dim) for _ in range(2)]
-    starts = torch.arange(0, requests * rows + 1, rows).int().to(DEVICE)
-    query, outs = make(requests * rows, HEADS, dim), list[Tensor]()
-    ops = TritonOps(LaunchOptions(attention=lambda shape: AttentionTile(16, 16, 4, span=32)))
+    made, outs = rows_of(count, [63, 0, 130, 33, 64, 130, 97]), list[Tensor]()
     for most in (0, 32):
         monkeypatch.setattr(attention_ops, "MOST_LISTED", most)
-        outs.append(
-            ops.paged_attention(
-                query, *cache, blocks, lengths.to(DEVICE), starts, query_len=rows, scale=dim**-0.5, causal=rows < 6
-            )
-        )
+        outs.append(made.run(run_tile(AttentionTile(16, 16, 4, span=32)), None))
     assert torch.equal(*outs)
-    assert outs[0][:rows].any()
+    assert outs[0][:count].any()

@@ -24,8 +24,12 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from specgraph.ops.triton.implement import _FP8_OPS, _OPS, TritonOps
+from specgraph import ops as declared
+from specgraph.ops import DeviceLengths, KVCache, Mask, NewRows
+from specgraph.ops.triton.implement import TritonOps
 from specgraph.ops.triton.launch import LaunchOptions
+
+_FP8_OPS = ("norm_gate_up_fp8", "norm_linear_fp8", "pair_linear_fp8")
 
 
 class Driver:
@@ -81,16 +85,22 @@ class Call(NamedTuple):
     make: Callable[[Callable[..., Tensor]], tuple[tuple[Any, ...], dict[str, Any]]]
 
 
-def _attend(rows: int, op: str, dim: int = 64) -> Call:
-    def make(x: Callable[..., Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        n, caches, how = 2 * rows, (x(6, 16, 2, dim), x(6, 16, 2, dim)), {"query_len": rows, "scale": 0.125}
-        where = (i32(2, 3), i32(2), i32(3))
-        new = (x(n, 2, dim), x(n, 2, dim), torch.zeros(256, dim), i64(n), i64(n), *caches)
-        if op == "paged_attention":
-            return (x(n, 4, dim), *caches, *where), how
-        return (x(n, 4, dim), *new, *(where if op == "rotate_store_attend" else ())), how if "attend" in op else {}
+def _attend(rows: int, kind: str, dim: int = 64) -> Call:
+    """Attention of that kind: it "stores" its rows, does not ("attends"), or has the rows of a "tree"."""
 
-    return Call(op, make)
+    def make(x: Callable[..., Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        n, cache = 2 * rows, KVCache(x(6, 16, 2, dim), x(6, 16, 2, dim))
+        lengths = DeviceLengths(i32(2), i32(3), rows)
+        mask = Mask(causal=False, ancestors=i64(n), tree_len=8) if kind == "tree" else Mask()
+        new = NewRows(x(n, 2, dim), x(n, 2, dim), torch.zeros(256, dim), i64(n), i64(n)) if kind == "stores" else None
+        return (x(n, 4, dim), cache, i32(2, 3), lengths, mask, new), {"scale": 0.125}
+
+    return Call("paged_attention", make)
+
+
+def _store(x: Callable[..., Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    new = NewRows(x(4, 2, 64), x(4, 2, 64), torch.zeros(256, 64), i64(4), i64(4))
+    return (x(4, 4, 64), new, KVCache(x(6, 16, 2, 64), x(6, 16, 2, 64))), {}
 
 
 def _head(op: str, *more: Any) -> Call:
@@ -137,11 +147,6 @@ def _grow(first: bool, k: int) -> Call:
     return Call("grow_tree", lambda x: ((x(rows, 9000), i64(9000), i64(1)), {"first": first, **node, **beam}))
 
 
-def _tree_attention(x: Callable[..., Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    caches = x(6, 16, 2, 64), x(6, 16, 2, 64)
-    return (x(16, 4, 64), *caches, i32(2, 3), i32(2), i64(16)), {"tree_len": 8, "scale": 0.125}
-
-
 def _adjust(mapped: bool) -> Call:
     floats, vocab, columns = torch.zeros(2), 9000, 3000 if mapped else 9000
     asked = (i64(2), floats, floats, floats, floats, floats, torch.zeros(2, vocab), i32(2, vocab))
@@ -185,9 +190,10 @@ CALLS = [
         lambda x: ((x(16, 500), i64(2, 7), torch.zeros(3), i64(2), i64(2), i64(16)), TREE),
     ),
     Call("move_kv", lambda x: ((x(6, 16, 2, 64), x(6, 16, 2, 64), i64(5), i64(5)), {})),
-    Call("tree_attention", _tree_attention),
-    *[_attend(rows, op) for rows in (1, 2, 6) for op in ("paged_attention", "rotate_store_attend", "rotate_and_store")],
-    *[_attend(rows, "rotate_store_attend", dim) for rows in (1, 6) for dim in (16, 96, 128, 256)],
+    Call("rotate_and_store", _store),
+    _attend(8, "tree"),
+    *[_attend(rows, kind) for rows in (1, 2, 6) for kind in ("attends", "stores")],
+    *[_attend(rows, "stores", dim) for rows in (1, 6) for dim in (16, 96, 128, 256)],
     Call("norm_linear", lambda x: ((x(3, 256), x(256), 1e-6, x(512, 256)), {})),
     Call("norm_linear", lambda x: ((x(3, 256), None, 1e-6, x(512, 256)), {"residual": x(3, 512)})),
     Call("norm_gate_up", lambda x: ((x(3, 256), x(256), 1e-6, x(1024, 256)), {})),
@@ -306,21 +312,21 @@ def test_it_compiles_over_fp8(ops: TritonOps, op: str, rows: int, groups: int, m
 
 
 @pytest.mark.parametrize("rows", [1, 6])
-@pytest.mark.parametrize("op", ["rotate_store_attend", "paged_attention", "rotate_and_store"])
-def test_it_compiles_over_fp8_caches(ops: TritonOps, op: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["stores", "attends"])
+def test_it_compiles_over_fp8_caches(ops: TritonOps, kind: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if not ops.options.float8:
         pytest.skip("this GPU has no conversion from e4m3")
 
     def make(*shape: int) -> Tensor:
         return torch.zeros(*shape, dtype=torch.float8_e4m3fn if shape[:2] == (6, 16) else torch.bfloat16)
 
-    args, kwargs = _attend(rows, op).make(make)
+    args, kwargs = _attend(rows, kind).make(make)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
-    on_its_device(op, getattr(ops, op))(*args, **kwargs)
+    on_its_device("paged_attention", ops.paged_attention)(*args, **kwargs)
 
 
 def test_every_op_is_tried() -> None:
-    assert {call.op for call in CALLS} == set(_OPS)
+    assert {call.op for call in CALLS} == {name for name in dir(TritonOps) if name in declared.__all__} - set(_FP8_OPS)
 
 
 def test_loops_of_linears_have_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,11 +63,10 @@ def test_attention_is_float64s(updating: Platform, flash: Any, query_len: int, c
     shapes = (rows, heads, dim), (rows, kv_heads, dim), (rows, kv_heads, dim), *[(25, 16, kv_heads, dim)] * 2
     query, key, value, *cache = (torch.randn(*shape).bfloat16() for shape in shapes)
     starts = torch.arange(0, rows + 1, query_len).int()
-    wanted = ops.rotate_store_attend(
-        query.double(), key.double(), value.double(), rotary.double(), positions, slots, cache[0].double(),
-        cache[1].double(), table, torch.tensor(seq_lens).int(), starts, query_len=query_len, scale=dim**-0.5,
-        causal=causal,
-    )  # fmt: skip
+    new = ops.NewRows(key.double(), value.double(), rotary.double(), positions, slots)
+    wide, lengths = ops.KVCache(*(part.double() for part in cache)), torch.tensor(seq_lens).int()
+    placed = table, ops.DeviceLengths(lengths, starts, query_len), ops.Mask(causal)
+    wanted = ops.paged_attention(query.double(), wide, *placed, new, scale=dim**-0.5)
 
     def there(x: torch.Tensor) -> torch.Tensor:
         return x.to(updating.device)

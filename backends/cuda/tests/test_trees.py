@@ -9,8 +9,10 @@ import pytest
 import torch
 from interpreted import DEVICE, INTERPRETED, device, expect, ops
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from specgraph import ops as kernels
+from specgraph.ops import DeviceLengths, KVCache, Mask
 
 __all__ = ["device"]  # the fixture
 BLOCK = 16
@@ -150,9 +152,10 @@ def test_attention_of_a_tree(rows: int, heads: int, dim: int, dtype: torch.dtype
     cache = [torch.randn(20, BLOCK, kv_heads, dim, generator=g).to(dtype) for _ in range(2)]
     for part in cache:
         part.flatten(0, 1)[int(table[0, (rows + 37) // BLOCK]) * BLOCK + (rows + 37) % BLOCK] = float("nan")
-    there = [t.to(DEVICE) for t in (query, *cache, table, lengths, bits.flatten())]
-    seen = ops().tree_attention(*there, tree_len=rows, scale=0.2).cpu()
-    wide = (query.double(), *(part.double() for part in cache), table, lengths, bits.flatten())
-    wanted = kernels.tree_attention.reference(*wide, tree_len=rows, scale=0.2)
+    starts, mask = torch.arange(0, len(query) + 1, rows).int(), Mask(False, ancestors=bits.flatten(), tree_len=rows)
+    given = query, KVCache(*cache), table, DeviceLengths(lengths, starts, rows), mask
+    seen = ops().paged_attention(*tree_map_only(Tensor, lambda t: t.to(DEVICE), given), scale=0.2).cpu()
+    wide = tree_map_only(Tensor, lambda t: t.double() if t.is_floating_point() else t, given)
+    wanted = kernels.paged_attention.reference(*wide, scale=0.2)
     near = 2e-2 if dtype == torch.bfloat16 else 2e-5
     torch.testing.assert_close(seen.double(), wanted, rtol=near, atol=near)

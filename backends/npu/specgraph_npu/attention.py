@@ -15,6 +15,7 @@ from specgraph import ops
 from specgraph.attention import AttentionLayer, AttentionMetadata, HostLengths, KVCache, StepContext, TaskKey
 from specgraph.device import Support, no, yes
 from specgraph.errors import ConfigError, UnsupportedError, UpdateError
+from specgraph.ops import NewRows
 from specgraph_npu.host_ops import HOST_OPS, HostOp, make_call
 
 if TYPE_CHECKING:
@@ -76,8 +77,8 @@ class HostOpAttention:
         if row.is_latent:
             arguments |= store_latent(layer, query, key, value, cache, metadata)
         else:
-            at = metadata.positions, metadata.slot_mapping
-            arguments["query"] = ops.rotate_and_store(query, key, value, layer.rotary, *at, cache.key, cache.value)
+            new = NewRows(key, value, layer.rotary, metadata.positions, metadata.slot_mapping)
+            arguments["query"] = ops.rotate_and_store(query, new, cache)
             arguments |= {n: c.flatten(2) if row.fused else c for n, c in zip(("key", "value"), cache, strict=True)}
         out = torch.empty_like(arguments["query"])
         masked = layer.causal and (metadata.query_len > 1 or layer.window is not None)
@@ -164,10 +165,9 @@ def store_latent(
     cells = cache.key[..., 0].numel()
     parts = cache.key.view(-1).split((cells * (layer.head_dim - rope), cells * rope))
     latent, key_rope = (part.view(*cache.key.shape[:3], -1) for part in parts)
-    query_rope = ops.rotate_and_store(
-        query[..., :rope].contiguous(), key[..., :rope].contiguous(), value[..., rope:].contiguous(), layer.rotary,
-        metadata.positions, metadata.slot_mapping, key_rope, latent,
-    )  # fmt: skip
+    rows = key[..., :rope].contiguous(), value[..., rope:].contiguous()
+    new = NewRows(*rows, layer.rotary, metadata.positions, metadata.slot_mapping)
+    query_rope = ops.rotate_and_store(query[..., :rope].contiguous(), new, KVCache(key_rope, latent))
     ropes, latent = {"query_rope": query_rope, "key_rope": key_rope.flatten(2)}, latent.flatten(2)
     return {"query": query[..., rope:].contiguous(), "key": latent, "value": latent, **ropes}
 

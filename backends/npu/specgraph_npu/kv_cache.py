@@ -9,6 +9,7 @@ from torch import Tensor
 
 from specgraph import ops
 from specgraph.device import Support, no, trial
+from specgraph.ops import KVCache, NewRows
 from specgraph.ops.kv_cache import rotate
 
 if TYPE_CHECKING:
@@ -22,20 +23,17 @@ def write(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, sl
     )
 
 
-def rotate_and_store(
-    query: Tensor, key: Tensor, value: Tensor, rotary: Tensor | None, positions: Tensor, slot_mapping: Tensor,
-    key_cache: Tensor, value_cache: Tensor,
-) -> Tensor:  # fmt: skip
+def rotate_and_store(query: Tensor, new: NewRows, cache: KVCache) -> Tensor:
     """See `specgraph.ops.rotate_and_store`. Other dtypes, and caches with gaps, take the plain torch ops."""
-    caches, dtype = (key_cache, value_cache), key_cache.dtype
-    fits = dtype == key.dtype and dtype in (torch.bfloat16, torch.float16)
-    if not fits or not all(cache.is_contiguous() for cache in caches):
-        return ops.rotate_and_store.reference(query, key, value, rotary, positions, slot_mapping, *caches)
+    key, value, rotary, positions, slot_mapping = new
+    fits = cache.key.dtype == key.dtype and key.dtype in (torch.bfloat16, torch.float16)
+    if not fits or not all(part.is_contiguous() for part in cache):
+        return NotImplemented
     if rotary is None:
         query = query.clone()
     else:
         query, key = rotate(query, rotary, positions), rotate(key, rotary, positions)
-    write(key, value, *caches, slot_mapping)
+    write(key, value, *cache, slot_mapping)
     return query
 
 

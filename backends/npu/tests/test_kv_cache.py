@@ -8,6 +8,7 @@ from specgraph_npu import kv_cache
 
 from specgraph import ops
 from specgraph.device import trial
+from specgraph.ops import KVCache, NewRows
 
 ROWS, HEADS, KV_HEADS, DIM, BLOCKS, BLOCK = 7, 4, 2, 32, 4, 16
 SLOTS = [17, -1, 33, 16, -1, 63, 40]
@@ -21,7 +22,7 @@ def opened(npu, runtime, all_limits):
 
 
 def operands(dtype: torch.dtype, rotary_dim: int, value_dim: int = DIM) -> list:
-    """The arguments of `rotate_and_store`, on the host."""
+    """The arguments of `rotate_and_store`, one tensor after the other, on the host."""
     g = torch.Generator().manual_seed(rotary_dim)
 
     def random(*shape: int) -> torch.Tensor:
@@ -32,6 +33,11 @@ def operands(dtype: torch.dtype, rotary_dim: int, value_dim: int = DIM) -> list:
     positions = torch.randint(0, 50, (ROWS,), generator=g)
     caches = random(BLOCKS, BLOCK, KV_HEADS, DIM), random(BLOCKS, BLOCK, KV_HEADS, value_dim)
     return [query, key, value, rotary, positions, torch.tensor(SLOTS), *caches]
+
+
+def store(op, query: torch.Tensor, *rest: torch.Tensor | None) -> torch.Tensor:
+    """Call the op with the operands."""
+    return op(query, NewRows(*rest[:5]), KVCache(*rest[5:]))
 
 
 def on_npu(host: list) -> list:
@@ -49,9 +55,9 @@ def test_rows_reach_their_slots(runtime, dtype, rotary_dim, value_dim):
     """One fused op in bfloat16 and float16, none in float32; rows with a negative slot write nothing."""
     host = operands(dtype, rotary_dim, value_dim)
     device, before = on_npu(host), calls(runtime)
-    rotated = ops.rotate_and_store(*device)
+    rotated = store(ops.rotate_and_store, *device)
     assert calls(runtime) - before == (dtype is not torch.float32)
-    expected = ops.rotate_and_store.reference(*host)
+    expected = store(ops.rotate_and_store.reference, *host)
     assert torch.equal(device[-2].cpu(), host[-2])
     assert torch.equal(device[-1].cpu(), host[-1])
     torch.testing.assert_close(rotated.cpu(), expected)
@@ -63,12 +69,12 @@ def test_values_of_a_joint_projection_and_caches_with_gaps(runtime):
     host = operands(torch.bfloat16, 0)
     device = on_npu(host)
     device[2] = torch.cat([device[1], device[2]], dim=-1)[..., DIM:]
-    ops.rotate_and_store(*device)
-    ops.rotate_and_store.reference(*host)
+    store(ops.rotate_and_store, *device)
+    store(ops.rotate_and_store.reference, *host)
     assert torch.equal(device[-1].cpu(), host[-1])
     wide = torch.zeros(BLOCKS, BLOCK, KV_HEADS, 2 * DIM, dtype=torch.bfloat16, device="npu")
     device[-1], before = wide[..., :DIM], calls(runtime)
-    ops.rotate_and_store(*device)
+    store(ops.rotate_and_store, *device)
     assert calls(runtime) == before
     live = [slot for slot in SLOTS if slot >= 0]
     assert torch.equal(wide.cpu().view(-1, KV_HEADS, 2 * DIM)[live][..., :DIM], host[-1].view(-1, KV_HEADS, DIM)[live])
@@ -78,12 +84,12 @@ def test_captured_write_follows_its_slots(npu, runtime):
     host = operands(torch.bfloat16, DIM)
     device, graph = on_npu(host), npu.graph()
     with graph.capture():
-        ops.rotate_and_store(*device)
+        store(ops.rotate_and_store, *device)
     for slots in (SLOTS, [5, 4, -1, 3, 2, 1, 60]):
         host[5] = torch.tensor(slots)
         device[5].copy_(host[5])
         graph.replay()
-        ops.rotate_and_store.reference(*host)
+        store(ops.rotate_and_store.reference, *host)
         assert torch.equal(device[-1].cpu(), host[-1])
     graph.close()
 

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from specgraph.attention import (
-    NULL_SLOT,
-    KVCache,
-    StepContext,
-    advance,
-    allocate_metadata,
-)
+from specgraph.attention import NULL_SLOT, advance, allocate_metadata
 from specgraph.device import Platform
+from specgraph.ops import Mask
 
-from specgraph_conformance.attention_rows import TOLERANCE, Rows
+from specgraph_conformance.attention_rows import attention_of, check_attention, rows_for
 from specgraph_conformance.case import Absent, case
-from specgraph_conformance.rig import attention_backend, captured, expect_close, expect_equal, on_host
+from specgraph_conformance.op_run import run_on
+from specgraph_conformance.rig import attention_backend, expect_equal, on_host
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (8, 2), (8, 1)], ids=lambda h: f"{h[0]}x{h[1]}")
@@ -26,7 +22,7 @@ from specgraph_conformance.rig import attention_backend, captured, expect_close,
     cause="query heads mapped to the wrong key head, or the scale",
 )
 def test_decode(platform: Platform, attention: str, heads: tuple[int, int], dim: int, seed: int) -> None:
-    Rows(platform, attention, [1] * 4, [5, 16, 33, 70], heads, dim, seed=seed).check()
+    check_attention(platform, attention, seed, [1] * 4, [5, 16, 33, 70], heads, dim=dim)
 
 
 @pytest.mark.parametrize("rows", [2, 3, 4, 6, 8])
@@ -36,7 +32,7 @@ def test_decode(platform: Platform, attention: str, heads: tuple[int, int], dim:
     cause="the causal mask counts from the first row instead of the last",
 )
 def test_verify(platform: Platform, attention: str, rows: int, seed: int) -> None:
-    Rows(platform, attention, [rows] * 3, [rows, 16 + rows // 2, 50], seed=seed).check()
+    check_attention(platform, attention, seed, [rows] * 3, [rows, 16 + rows // 2, 50])
 
 
 @pytest.mark.parametrize("block", [16, 32, 128])
@@ -46,7 +42,7 @@ def test_verify(platform: Platform, attention: str, rows: int, seed: int) -> Non
     cause="a block size baked into the kernel or into the slot arithmetic",
 )
 def test_block_sizes(platform: Platform, attention: str, block: int, seed: int) -> None:
-    Rows(platform, attention, [4] * 3, [20, 129, 140], block=block, seed=seed).check()
+    check_attention(platform, attention, seed, [4] * 3, [20, 129, 140], block=block)
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 32, 33, 48])
@@ -56,7 +52,7 @@ def test_block_sizes(platform: Platform, attention: str, block: int, seed: int) 
     cause="the number of blocks is rounded the wrong way, or the last block's mask is off by one",
 )
 def test_borders(platform: Platform, attention: str, length: int, seed: int) -> None:
-    Rows(platform, attention, [1, 1], [length, 40], seed=seed).check()
+    check_attention(platform, attention, seed, [1, 1], [length, 40])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["fp32", "fp16", "bf16"])
@@ -66,7 +62,7 @@ def test_borders(platform: Platform, attention: str, length: int, seed: int) -> 
     cause="products or sums in the narrow type instead of float32",
 )
 def test_dtypes(platform: Platform, attention: str, dtype: torch.dtype, seed: int) -> None:
-    Rows(platform, attention, [4] * 3, [4, 37, 90], dtype=dtype, seed=seed).check()
+    check_attention(platform, attention, seed, [4] * 3, [4, 37, 90], dtype=dtype)
 
 
 @case(
@@ -75,7 +71,7 @@ def test_dtypes(platform: Platform, attention: str, dtype: torch.dtype, seed: in
     cause="the kernel assumes the same number of rows for all requests",
 )
 def test_ragged(platform: Platform, attention: str, seed: int) -> None:
-    Rows(platform, attention, [19, 1, 6], [19, 40, 22], seed=seed).check()
+    check_attention(platform, attention, seed, [19, 1, 6], [19, 40, 22])
 
 
 @case(
@@ -86,7 +82,7 @@ def test_ragged(platform: Platform, attention: str, seed: int) -> None:
     quick=True,
 )
 def test_no_rows(platform: Platform, attention: str, seed: int) -> None:
-    Rows(platform, attention, [2, 0, 3, 0], [18, 0, 33, 0], seed=seed).check()
+    check_attention(platform, attention, seed, [2, 0, 3, 0], [18, 0, 33, 0])
 
 
 @case(
@@ -97,7 +93,7 @@ def test_no_rows(platform: Platform, attention: str, seed: int) -> None:
     quick=True,
 )
 def test_inert(platform: Platform, attention: str, seed: int) -> None:
-    Rows(platform, attention, [4] * 4, [0, 21, 0, 0], seed=seed).check()
+    check_attention(platform, attention, seed, [4] * 4, [0, 21, 0, 0])
 
 
 @case(
@@ -108,7 +104,7 @@ def test_inert(platform: Platform, attention: str, seed: int) -> None:
     quick=True,
 )
 def test_all_inert(platform: Platform, attention: str, seed: int) -> None:
-    Rows(platform, attention, [1] * 3, [0, 0, 0], seed=seed).check()
+    check_attention(platform, attention, seed, [1] * 3, [0, 0, 0])
 
 
 @case(
@@ -118,7 +114,7 @@ def test_all_inert(platform: Platform, attention: str, seed: int) -> None:
     cause="keys past the length are multiplied by zero instead of left out, or the block table is read past its end",
 )
 def test_poison(platform: Platform, attention: str, seed: int) -> None:
-    Rows(platform, attention, [1, 4, 4], [16, 33, 60], poison=True, seed=seed).check()
+    check_attention(platform, attention, seed, [1, 4, 4], [16, 33, 60], poison=True)
 
 
 @case(
@@ -127,7 +123,7 @@ def test_poison(platform: Platform, attention: str, seed: int) -> None:
     cause="causal=False is ignored",
 )
 def test_not_causal(platform: Platform, attention: str, seed: int) -> None:
-    Rows(platform, attention, [5, 5], [21, 40], causal=False, seed=seed).check()
+    check_attention(platform, attention, seed, [5, 5], [21, 40], mask=Mask(causal=False))
 
 
 @case(
@@ -136,7 +132,7 @@ def test_not_causal(platform: Platform, attention: str, seed: int) -> None:
     cause="rotary=None isn't handled",
 )
 def test_no_rotary(platform: Platform, attention: str, seed: int) -> None:
-    Rows(platform, attention, [3, 3], [21, 40], rotary=False, seed=seed).check()
+    check_attention(platform, attention, seed, [3, 3], [21, 40], rotated=0)
 
 
 @case(
@@ -145,7 +141,7 @@ def test_no_rotary(platform: Platform, attention: str, seed: int) -> None:
     cause="the kernel takes its inputs as contiguous",
 )
 def test_strided(platform: Platform, attention: str, seed: int) -> None:
-    Rows(platform, attention, [4] * 3, [4, 37, 90], strided=True, seed=seed).check()
+    check_attention(platform, attention, seed, [4] * 3, [4, 37, 90], strided=True)
 
 
 @pytest.mark.parametrize("requests", [9, 17, 33, 65])
@@ -157,7 +153,7 @@ def test_strided(platform: Platform, attention: str, seed: int) -> None:
 )
 def test_many_requests(platform: Platform, attention: str, requests: int, seed: int) -> None:
     lengths = [0 if r % 8 == 5 else 4 + (37 * r) % 131 for r in range(requests)]
-    Rows(platform, attention, [4] * requests, lengths, seed=seed).check()
+    check_attention(platform, attention, seed, [4] * requests, lengths)
 
 
 @pytest.mark.parametrize("keys", [1025, 4097, 33_000])
@@ -168,12 +164,10 @@ def test_many_requests(platform: Platform, attention: str, requests: int, seed: 
     cause="keys past a window or a fixed number of splits are left out, or partial results are merged wrongly",
 )
 def test_many_keys(platform: Platform, attention: str, keys: int, seed: int) -> None:
-    rows = Rows(platform, attention, [2, 2, 2], [keys, 7, 600], block=128, seed=seed)
+    rows = rows_for(platform, attention, seed, [2, 2, 2], [keys, 7, 600], block=128)
     # Random keys average out over thousands of them: the earliest ones get values that show where they are missing.
-    first = rows.blocks[0][0]
-    for cache in (rows.value_cache, rows.cache.value):
-        cache[first] += keys / 8
-    rows.check()
+    rows.cache.value[rows.blocks[0][0]] += keys / 8
+    rows.check(run_on(platform, "eager"), attention_of(platform, attention, rows))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["fp32", "fp16", "bf16"])
@@ -184,7 +178,7 @@ def test_many_keys(platform: Platform, attention: str, keys: int, seed: int) -> 
     cause="scores are rounded to the narrow type before the softmax; keep them in float32",
 )
 def test_large_scores(platform: Platform, attention: str, dtype: torch.dtype, seed: int) -> None:
-    Rows(platform, attention, [4] * 3, [40, 300, 90], dtype=dtype, gain=8.0, rotary=False, seed=seed).check()
+    check_attention(platform, attention, seed, [4] * 3, [40, 300, 90], dtype=dtype, gain=8.0, rotated=0)
 
 
 @case(
@@ -193,44 +187,20 @@ def test_large_scores(platform: Platform, attention: str, dtype: torch.dtype, se
     cause="partial results over splits of the keys are merged wrongly",
 )
 def test_long(platform: Platform, attention: str, seed: int) -> None:
-    Rows(platform, attention, [1, 1, 1], [1000, 3, 511], seed=seed).check()
+    check_attention(platform, attention, seed, [1, 1, 1], [1000, 3, 511])
 
 
 @case(
     "attention.captured-sees-new-lengths",
-    "A captured pass with device lengths follows lengths, slots, positions and blocks written after its capture.",
+    "A pass captured over inert requests follows lengths, slots, positions and blocks written after its capture.",
     hazard="stale-metadata-copied-late",
     cause="a length that was read on the host at capture and is now part of a grid, a workspace or a maximum",
 )
 def test_captured(platform: Platform, attention: str, seed: int) -> None:
-    backend = attention_backend(platform, attention)
-    if backend.host_parameters:
+    if attention_backend(platform, attention).host_parameters:
         raise Absent(f"attention '{attention}' has host lengths: see the group task_update")
-    small = Rows(platform, attention, [2] * 3, [2, 5, 0], seed=seed)
-    large = Rows(platform, attention, [2] * 3, [150, 33, 64], seed=seed + 1)
-    table = torch.zeros_like(large.metadata.block_table)
-    held = allocate_metadata(3, 2, table)
-    query, key, value = rows = [torch.zeros_like(t) for t in large.device_rows]
-    cache = KVCache(*(torch.zeros_like(t) for t in large.cache))
-    out = torch.zeros_like(rows[0])
-    context = StepContext(held)
-    graph = captured(platform, lambda: out.copy_(backend.forward(large.layer, 0, query, key, value, cache, context)))
-    for source in (large, small, large):
-        fresh = Rows(platform, attention, source.query_lens, source.seq_lens, seed=source.seed)
-        for mine, theirs in zip(cache, fresh.cache, strict=True):
-            mine[: theirs.shape[0]].copy_(theirs)
-        for mine, theirs in zip(rows, fresh.device_rows, strict=True):
-            mine.copy_(theirs)
-        held.seq_lens.copy_(fresh.metadata.seq_lens)
-        held.positions.copy_(fresh.metadata.positions)
-        held.slot_mapping.copy_(fresh.metadata.slot_mapping)
-        table.zero_()
-        table[:, : fresh.metadata.block_table.shape[1]].copy_(fresh.metadata.block_table)
-        graph.replay()
-        platform.synchronize()
-        expected, _, _ = fresh.expected()
-        expect_close(on_host(out), expected, TOLERANCE[torch.float32], "output of the replay")
-    graph.close()
+    for seq_lens in ([150, 33, 64], [2, 5, 0]):
+        check_attention(platform, attention, seed, [2] * 3, seq_lens, way="captured")
 
 
 @case(
@@ -268,7 +238,8 @@ def test_advance(platform: Platform) -> None:
     cause="splits of the keys that are summed in the order in which they finish",
 )
 def test_repeats(platform: Platform, attention: str, seed: int) -> None:
-    rows = Rows(platform, attention, [4] * 3, [300, 37, 90], seed=seed)
-    first = on_host(rows.forward())
+    rows = rows_for(platform, attention, seed, [4] * 3, [300, 37, 90])
+    run, attend = run_on(platform, "eager"), attention_of(platform, attention, rows)
+    first = rows.run(run, attend)
     for _ in range(4):
-        expect_equal(on_host(rows.forward()), first)
+        expect_equal(rows.run(run, attend), first)

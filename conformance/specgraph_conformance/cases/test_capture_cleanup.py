@@ -149,7 +149,9 @@ def test_writes_and_returns(platform: Platform, seed: int) -> None:
     out, read = torch.zeros(shape, device=device), torch.zeros(shape, device=device)
 
     def body() -> None:
-        rotated = ops.rotate_and_store(query, key, value, None, positions, slots, keys, values)
+        rotated = ops.rotate_and_store(
+            query, ops.NewRows(key, value, None, positions, slots), ops.KVCache(keys, values)
+        )
         out.copy_(rotated * 2)
         read.copy_(keys.view(16, 2, 8)[slots])
 

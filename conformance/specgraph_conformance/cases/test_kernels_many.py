@@ -9,10 +9,9 @@ import torch
 from specgraph import ops
 from specgraph.device import Platform
 from specgraph.ops.kv_cache import bytes_of
-from torch import Tensor
 
 from specgraph_conformance.case import case
-from specgraph_conformance.rig import WAYS, expect_close, expect_equal, on_host, run_op, slot_of
+from specgraph_conformance.rig import WAYS, expect_equal, on_host, run_op, slot_of
 
 LIMIT, BLOCK = 60, 16
 
@@ -94,49 +93,3 @@ def test_moves(platform: Platform, way: str, moves: int, seed: int) -> None:
         moved[to] = cells[source]
         wanted[:, part] = moved.view(blocks, BLOCK, heads, dim)
     expect_equal(bytes_of(on_host(there)), bytes_of(wanted), "keys and values")
-
-
-@pytest.mark.parametrize("keys", [50, 3000])
-@pytest.mark.parametrize("way", WAYS)
-@case(
-    "kernels.tree-attention-in-half",
-    "In bfloat16, with four query heads per key head, each of 48 rows attends to up to 3,000 keys and to its own "
-    "ancestors as in float64.",
-    hazard="trees-of-one-shape",
-    cause="tree_attention: rows past a tile, splits of the keys that are merged wrongly, or words of another row",
-)
-def test_tree_attention(platform: Platform, way: str, keys: int, seed: int) -> None:
-    device, rows, heads, kv_heads, dim = platform.device, 48, 8, 2, 64
-    g = torch.Generator().manual_seed(seed)
-    lengths = [keys + rows, 0, rows + 7]
-    columns = -(-lengths[0] // BLOCK)
-    table = (torch.randperm(3 * columns, generator=g) + 1).view(3, columns).int()
-    query = torch.randn(3 * rows, heads, dim, generator=g).to(torch.bfloat16)
-    caches = [torch.randn(3 * columns + 1, BLOCK, kv_heads, dim, generator=g).to(torch.bfloat16) for _ in range(2)]
-    for place in range(columns):  # so large that a block that is left out shows, and adding up to little
-        caches[1][table[0, place]] += (columns if place % 2 else -columns) / 4
-    bits = torch.rand(3, rows, rows, generator=g) < 0.3
-    sees = bits.tril(-1) | torch.eye(rows, dtype=torch.bool)
-    words = (sees.long() << torch.arange(rows)).sum(-1).flatten()
-    there = [t.to(device) for t in (query, *caches, table, torch.tensor(lengths, dtype=torch.int32), words)]
-    out = torch.full_like(there[0], -7.0)
-    run_op(platform, way, lambda: out.copy_(_attend(there, rows)), [out])
-    seen = on_host(out).view(3, rows, heads, dim)
-    assert not seen[1].any(), "an inert request has output"
-    for r in (0, 2):
-        k, v = (_of_heads(cache[table[r].long()].flatten(0, 1)[: lengths[r]], heads) for cache in caches)
-        context = torch.ones(rows, lengths[r] - rows, dtype=torch.bool)
-        mask = torch.cat((context, sees[r]), dim=1)
-        scores = torch.einsum("rhd,nhd->hrn", query.view(3, rows, heads, dim)[r].double(), k) * 0.1
-        weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
-        expect_close(seen[r], torch.einsum("hrn,nhd->rhd", weights, v), 3e-2, f"rows of request {r}")
-
-
-def _attend(there: list[Tensor], rows: int) -> Tensor:
-    query, keys, values, table, seq_lens, words = there
-    return ops.tree_attention(query, keys, values, table, seq_lens, words, tree_len=rows, scale=0.1)
-
-
-def _of_heads(cells: Tensor, heads: int) -> Tensor:
-    """[n, kv_heads, dim] in float64, repeated for the query heads."""
-    return cells.double().repeat_interleave(heads // cells.shape[1], dim=1)

@@ -2,47 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 from specgraph import ops
 from specgraph.device import Platform
-from torch import Tensor
 
-from specgraph_conformance.attention_rows import Rows
 from specgraph_conformance.case import case
 from specgraph_conformance.rig import WAYS, expect_close, expect_equal, on_host, run_op
-
-
-def windowed_forward(op: str, rows: Rows) -> Tensor:
-    """The rows' attention by `windowed_attention`, or by `windowed_attention_host`: a forward for `Rows.check`."""
-    m, cache, (query, key, value) = rows.metadata, rows.cache, rows.device_rows
-    stored = m.positions, m.slot_mapping, cache.key, cache.value
-    query = ops.rotate_and_store(query, key, value, rows.layer.rotary, *stored)
-    where, scale, window = (cache.key, cache.value, m.block_table), rows.layer.scale, rows.window or 0
-    if op == "windowed_attention":
-        return ops.windowed_attention(
-            query, *where, m.seq_lens, m.query_start_loc, rows.layer.sinks, query_len=m.query_len, scale=scale,
-            window=window,
-        )  # fmt: skip
-    out, host = torch.zeros_like(query), (list(rows.query_lens), list(rows.seq_lens))
-    ops.windowed_attention_host(query, *where, *host, rows.layer.sinks, scale=scale, window=window, out=out)
-    return out
-
-
-@pytest.mark.parametrize("op", ["windowed_attention", "windowed_attention_host"])
-@pytest.mark.parametrize(("window", "has_sinks"), [(7, False), (20, True), (0, True)], ids=["7", "20-sinks", "sinks"])
-@case(
-    "kernels.windowed-attention",
-    "Attention over a sliding window, with and without sinks, gives float64's output; keys before the window are not "
-    "seen.",
-    cause="windowed_attention: a window one key too long or too short, a sink that is left out or has a value",
-)
-def test_windowed_attention(platform: Platform, op: str, window: int, has_sinks: bool, seed: int) -> None:
-    sinks = torch.randn(4, generator=torch.Generator().manual_seed(seed)) if has_sinks else None
-    rows = Rows(platform, "paged", [4] * 6, [4, 37, 0, 90, 16, 17], seed=seed, window=window or None, sinks=sinks)
-    rows.check(partial(windowed_forward, op))
 
 
 @pytest.mark.parametrize("way", WAYS)

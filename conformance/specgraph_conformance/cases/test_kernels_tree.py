@@ -9,7 +9,7 @@ from specgraph.device import Platform
 from torch import Tensor
 
 from specgraph_conformance.case import case
-from specgraph_conformance.rig import WAYS, expect_close, expect_equal, on_host, run_op, slot_of
+from specgraph_conformance.rig import WAYS, expect_equal, on_host, run_op, slot_of
 
 PARENTS = [0, 0, 1, 1, 2, 3, 6]
 """The row that each node follows; row 0 is the last token, the node of column i is row i + 1."""
@@ -28,46 +28,6 @@ def line(row: int) -> set[int]:
 def full(platform: Platform, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
     """A tensor to be written."""
     return torch.full(shape, -77, dtype=dtype, device=platform.device)
-
-
-@pytest.mark.parametrize("way", WAYS)
-@case(
-    "kernels.tree-attention",
-    "Rows of a tree attend to the context and to their own ancestors, as in float64.",
-    hazard="sibling-sees-sibling",
-    cause="tree_attention: a causal mask over the rows of the tree, or bits of another row",
-)
-def test_tree_attention(platform: Platform, way: str, seed: int) -> None:
-    heads, kv_heads, dim, rows = 4, 2, 32, len(DEPTHS)
-    g = torch.Generator().manual_seed(seed)
-    lengths = [rows + 5, 0, 40]
-    query = torch.randn(3 * rows, heads, dim, generator=g)
-    cache = [torch.randn(10, BLOCK, kv_heads, dim, generator=g) for _ in range(2)]
-    for part in cache:
-        part[BLOCKS[0][0], rows + 5 :] = float("nan")  # past the end of request 0
-    bits = torch.tensor([sum(1 << i for i in line(row)) for row in range(rows)] * 3)
-    rows_there, keys_there, values_there = (t.to(platform.device) for t in (query, *cache))
-    table = torch.tensor(BLOCKS, dtype=torch.int32, device=platform.device)
-    there = rows_there, keys_there, values_there, table
-    seq_lens = torch.tensor(lengths, dtype=torch.int32, device=platform.device)
-    words, out = bits.to(platform.device), full(platform, *query.shape, dtype=torch.float32)
-    run_op(
-        platform,
-        way,
-        lambda: out.copy_(ops.tree_attention(*there, seq_lens, words, tree_len=rows, scale=0.2)),
-        [out],
-    )
-    seen = on_host(out).view(3, rows, heads, dim)
-    expect_equal(seen[1], torch.zeros_like(seen[1]), "an inert request")
-    for r in (0, 2):
-        keys, values = (part[BLOCKS[r]].flatten(0, 1)[: lengths[r]].double() for part in cache)
-        context = list(range(lengths[r] - rows))
-        for row in range(rows):
-            own = context + [lengths[r] - rows + i for i in sorted(line(row))]
-            for head in range(heads):
-                group = head // (heads // kv_heads)
-                weights = (keys[own, group] @ query[r * rows + row, head].double() * 0.2).softmax(0)
-                expect_close(seen[r, row, head], weights @ values[own, group], 1e-3, f"row {row} of request {r}")
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -110,8 +110,11 @@ def test_rows(platform: Platform, way: str, rows: int, seed: int) -> None:
     def work() -> None:
         ops.begin_tree_verify(**given, num_steps=DEPTH, max_model_len=limit, block_size=BLOCK, **written)
         words = written["ancestors"].view(len(STARTS), rows)[:, :half].flatten()
-        seen = given["block_table"], written["seq_lens"], words
-        out.copy_(ops.tree_attention(there[0], there[1], there[2], *seen, tree_len=rows, scale=0.3))
+        starts = torch.arange(0, len(words) + 1, half, dtype=torch.int32, device=words.device)
+        lengths = ops.DeviceLengths(written["seq_lens"], starts, half)
+        mask = ops.Mask(causal=False, ancestors=words, tree_len=rows)
+        cache = ops.KVCache(there[1], there[2])
+        out.copy_(ops.paged_attention(there[0], cache, given["block_table"], lengths, mask, scale=0.3))
 
     run_op(platform, way, work, [*written.values(), out])
     now = {name: on_host(tensor) for name, tensor in written.items()}

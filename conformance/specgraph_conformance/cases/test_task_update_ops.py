@@ -45,9 +45,8 @@ class Ops:
     def issue(self, lengths: Sequence[Sequence[int]], scale: float = SCALE) -> None:
         """One op per list of key counts."""
         for cache, rows, seq_lens in zip(self.caches, self.out, lengths, strict=True):
-            ops.paged_attention_host(
-                self.query, cache, cache, self.table, [1] * REQUESTS, list(seq_lens), scale=scale, out=rows
-            )
+            given = self.query, ops.KVCache(cache, cache), self.table, ops.HostLengths([1] * REQUESTS, list(seq_lens))
+            ops.paged_attention_host(*given, ops.Mask(), scale=scale, out=rows)
 
     def replay(self, lengths: Sequence[Sequence[int]], scale: float = SCALE) -> Tensor:
         """Update and replay in the platform's order; what it left.

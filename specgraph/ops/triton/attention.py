@@ -5,6 +5,8 @@ The context of each request is cut into the same number of splits, whatever its 
 depends on a length; each split covers an equal part of the actual context, of a least size (a context of less than two
 such sizes is not cut), and a second kernel adds the parts in order. A result depends on the request's own length and on
 shapes, not on the other requests.
+
+Each vector of head_dim elements is in registers as two halves, `left` and `right`, which rotation pairs.
 """
 
 from __future__ import annotations
@@ -22,12 +24,24 @@ def first_of(mask, HALF: tl.constexpr, HALVES: tl.constexpr):
 
 
 @triton.jit
-def store_rows(out, place, left, right, total, wanted, HALF: tl.constexpr, HALVES: tl.constexpr):
-    """Divide the sums of rows [N, HALVES] by their weights' and store them at the pairs of row and head `place`."""
-    share = tl.where(total > 0, 1.0 / total, 0.0)[:, None]
-    at = out + place[:, None] * (2 * HALF) + tl.arange(0, HALVES)[None, :]
-    tl.store(at, (left * share).to(out.dtype.element_ty), mask=wanted)
-    tl.store(at + HALF, (right * share).to(out.dtype.element_ty), mask=wanted)
+def load_halves(at, mask, HALF: tl.constexpr):
+    """Both halves of the vectors whose first halves are at `at`."""
+    return tl.load(at, mask=mask, other=0.0), tl.load(at + HALF, mask=mask, other=0.0)
+
+
+@triton.jit
+def store_halves(at, left, right, mask, HALF: tl.constexpr):
+    """Store vectors whose first halves go to `at`, in the dtype of the memory."""
+    tl.store(at, left, mask=mask)
+    tl.store(at + HALF, right, mask=mask)
+
+
+@triton.jit
+def turn(left, right, cos, sin):
+    """Rotate vectors, in float32."""
+    x = left.to(tl.float32)
+    y = right.to(tl.float32)
+    return (x * cos - y * sin).to(left.dtype), (y * cos + x * sin).to(right.dtype)
 
 
 @triton.jit
@@ -45,6 +59,35 @@ def listed_split(seq_lens, n, requests, REQUESTS: tl.constexpr, SPLITS: tl.const
     request = tl.sum(tl.where(chosen, of + 1, 0), axis=0) - 1
     split = tl.sum(tl.where(chosen, n - start, 0), axis=0)
     return request, split, tl.sum(tl.where(chosen, pieces, 0), axis=0)
+
+
+@triton.jit
+def attend_keys(
+    q_left, q_right, keys_left, keys_right, values_left, values_right, seen, top, total, left, right, scale,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add the keys of one block to the softmax of each row: its largest score, the sum of its weights and of values."""
+    scores = tl.dot(q_left, tl.trans(keys_left.to(q_left.dtype)), input_precision=PRECISION)
+    scores = tl.dot(q_right, tl.trans(keys_right.to(q_left.dtype)), scores, input_precision=PRECISION)
+    scores = tl.where(seen, scores * (scale * 1.4426950408889634), float("-inf"))
+    new_top = tl.maximum(top, tl.max(scores, axis=1))
+    base = tl.where(new_top == float("-inf"), 0.0, new_top)
+    shrink = tl.exp2(top - base)
+    weights = tl.exp2(scores - base[:, None])
+    total = total * shrink + tl.sum(weights, axis=1)
+    weights = weights.to(q_left.dtype)
+    left = tl.dot(weights, values_left.to(q_left.dtype), left * shrink[:, None], input_precision=PRECISION)
+    right = tl.dot(weights, values_right.to(q_left.dtype), right * shrink[:, None], input_precision=PRECISION)
+    return new_top, total, left, right
+
+
+@triton.jit
+def store_rows(out, place, left, right, total, wanted, HALF: tl.constexpr, HALVES: tl.constexpr):
+    """Divide the sums of rows [N, HALVES] by their weights' and store them at the pairs of row and head `place`."""
+    share = tl.where(total > 0, 1.0 / total, 0.0)[:, None]
+    at = out + place[:, None] * (2 * HALF) + tl.arange(0, HALVES)[None, :]
+    tl.store(at, left * share, mask=wanted)
+    tl.store(at + HALF, right * share, mask=wanted)
 
 
 @triton.jit
@@ -133,44 +176,32 @@ def attend_kernel(
     known = half < HALF
     wanted = first_of(live[:, None], HALF, HALVES)
     q_at = query + (begin + row).to(tl.int64)[:, None] * query_stride + head[:, None] * DIM + half[None, :]
-    q_left = tl.load(q_at, mask=wanted, other=0.0)
-    q_right = tl.load(q_at + HALF, mask=wanted, other=0.0)
+    q_left, q_right = load_halves(q_at, wanted, HALF)
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     left = tl.zeros((ROWS, HALVES), tl.float32)
     right = tl.zeros((ROWS, HALVES), tl.float32)
     if FUSED:
         if ROTATED:
-            turn = rotary + tl.load(positions + begin) * rotary_stride + half
-            cos = tl.load(turn, mask=known, other=0.0)
-            sin = tl.load(turn + HALF, mask=known, other=0.0)
-            q_x = q_left.to(tl.float32)
-            q_y = q_right.to(tl.float32)
-            q_left = (q_x * cos[None, :] - q_y * sin[None, :]).to(q_left.dtype)
-            q_right = (q_y * cos[None, :] + q_x * sin[None, :]).to(q_right.dtype)
+            angle = rotary + tl.load(positions + begin) * rotary_stride + half
+            cos, sin = load_halves(angle, known, HALF)
+            q_left, q_right = turn(q_left, q_right, cos[None, :], sin[None, :])
         if fresh & (split == 0):
             new = new_key + begin.to(tl.int64) * new_stride + kv_head * DIM + half
-            k_left = tl.load(new, mask=known, other=0.0)
-            k_right = tl.load(new + HALF, mask=known, other=0.0)
+            k_left, k_right = load_halves(new, known, HALF)
             if ROTATED:
-                k_x = k_left.to(tl.float32)
-                k_y = k_right.to(tl.float32)
-                k_left = (k_x * cos - k_y * sin).to(k_left.dtype)
-                k_right = (k_y * cos + k_x * sin).to(k_right.dtype)
+                k_left, k_right = turn(k_left, k_right, cos, sin)
             new = new_value + begin.to(tl.int64) * new_stride + kv_head * DIM + half
-            v_left = tl.load(new, mask=known, other=0.0)
-            v_right = tl.load(new + HALF, mask=known, other=0.0)
+            v_left, v_right = load_halves(new, known, HALF)
             to = slot // BLOCK * BLOCK_STRIDE + slot % BLOCK * KEY_STRIDE + kv_head * HEAD_STRIDE + half
-            own_left = k_left.to(key_cache.dtype.element_ty)
-            own_right = k_right.to(key_cache.dtype.element_ty)
-            tl.store(key_cache + to, own_left, mask=known)
-            tl.store(key_cache + to + HALF, own_right, mask=known)
+            k_left = k_left.to(key_cache.dtype.element_ty)
+            k_right = k_right.to(key_cache.dtype.element_ty)
+            store_halves(key_cache + to, k_left, k_right, known, HALF)
             v_left = v_left.to(value_cache.dtype.element_ty)
             v_right = v_right.to(value_cache.dtype.element_ty)
-            tl.store(value_cache + to, v_left, mask=known)
-            tl.store(value_cache + to + HALF, v_right, mask=known)
-            own = tl.sum(q_left.to(tl.float32) * own_left.to(tl.float32)[None, :], axis=1)
-            own += tl.sum(q_right.to(tl.float32) * own_right.to(tl.float32)[None, :], axis=1)
+            store_halves(value_cache + to, v_left, v_right, known, HALF)
+            own = tl.sum(q_left.to(tl.float32) * k_left.to(tl.float32)[None, :], axis=1)
+            own += tl.sum(q_right.to(tl.float32) * k_right.to(tl.float32)[None, :], axis=1)
             top = tl.where(live, own * (scale * 1.4426950408889634), float("-inf"))
             total = tl.where(live, 1.0, 0.0)
             left += v_left.to(tl.float32)[None, :]
@@ -184,28 +215,18 @@ def attend_kernel(
         cell = block * BLOCK_STRIDE + position % BLOCK * KEY_STRIDE + kv_head * HEAD_STRIDE
         cell = cell[:, None] + half[None, :]
         loaded = first_of(inside[:, None], HALF, HALVES)
-        keys_left = tl.load(key_cache + cell, mask=loaded, other=0.0)
-        keys_right = tl.load(key_cache + cell + HALF, mask=loaded, other=0.0)
+        keys_left, keys_right = load_halves(key_cache + cell, loaded, HALF)
         seen = inside[None, :] & (position[None, :] < visible[:, None])
         if ancestors is not None:
             in_tree = position - (seq_len - tree_len)
             bit = (bits[:, None] >> tl.minimum(tl.maximum(in_tree, 0), 63).to(tl.int64)[None, :]) & 1
             seen = seen & ((in_tree < 0)[None, :] | (bit > 0))
             loaded = loaded & (tl.max(seen.to(tl.int32), axis=0) > 0)[:, None]  # other values may be anything
-        values_left = tl.load(value_cache + cell, mask=loaded, other=0.0)
-        values_right = tl.load(value_cache + cell + HALF, mask=loaded, other=0.0)
-        scores = tl.dot(q_left, tl.trans(keys_left.to(q_left.dtype)), input_precision=PRECISION)
-        scores = tl.dot(q_right, tl.trans(keys_right.to(q_left.dtype)), scores, input_precision=PRECISION)
-        scores = tl.where(seen, scores * (scale * 1.4426950408889634), float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, axis=1))
-        base = tl.where(new_top == float("-inf"), 0.0, new_top)
-        shrink = tl.exp2(top - base)
-        weights = tl.exp2(scores - base[:, None])
-        total = total * shrink + tl.sum(weights, axis=1)
-        weights = weights.to(q_left.dtype)
-        left = tl.dot(weights, values_left.to(q_left.dtype), left * shrink[:, None], input_precision=PRECISION)
-        right = tl.dot(weights, values_right.to(q_left.dtype), right * shrink[:, None], input_precision=PRECISION)
-        top = new_top
+        values_left, values_right = load_halves(value_cache + cell, loaded, HALF)
+        top, total, left, right = attend_keys(
+            q_left, q_right, keys_left, keys_right, values_left, values_right, seen, top, total, left, right, scale,
+            PRECISION,
+        )  # fmt: skip
 
     if SPLITS == 1:
         store_rows(out, place, left, right, total, wanted, HALF, HALVES)
@@ -216,9 +237,7 @@ def attend_kernel(
         place = place * SPLITS + split
         tl.store(partial_max + place, top, mask=live)
         tl.store(partial_sum + place, total, mask=live)
-        at = partial_out + place[:, None] * DIM + half[None, :]
-        tl.store(at, left, mask=wanted)
-        tl.store(at + HALF, right, mask=wanted)
+        store_halves(partial_out + place[:, None] * DIM + half[None, :], left, right, wanted, HALF)
 
 
 @triton.jit

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from specgraph import ops
+from specgraph.ops import DeviceLengths, KVCache, Mask, NewRows
 from specgraph.ops.linear_fp8 import FP8
 from specgraph.ops.triton import attention, rows
 from specgraph.ops.triton.launch import AttentionShape, Launcher, ceil_div, power_of_two
@@ -22,123 +23,77 @@ MOST_LISTED = 32
 class AttentionOps(Launcher):
     """Implementations of the ops in `specgraph.ops.kv_cache` and `specgraph.ops.paged_attention`."""
 
-    def rotate_and_store(
-        self, query: Tensor, key: Tensor, value: Tensor, rotary: Tensor | None, positions: Tensor,
-        slot_mapping: Tensor, key_cache: Tensor, value_cache: Tensor,
-    ) -> Tensor:  # fmt: skip
+    def rotate_and_store(self, query: Tensor, new: NewRows, cache: KVCache) -> Tensor:
         """See `specgraph.ops.rotate_and_store`."""
+        if self._refuses("rotate_and_store", cache):
+            return NotImplemented
+        key, value, rotary, positions, slots = new
         query, key, value = _heads(query), _heads(key), _heads(value)
         count, heads, dim = query.shape
         out = torch.empty((count, heads, dim), dtype=query.dtype, device=query.device)
         total = heads + 2 * key.shape[1]
         per_program = 16
-        if reason := self.unsupported(dim, key_cache, value_cache, rotated_only=True):
-            self.say_once(f"rotate_and_store runs on plain torch ops, slower: {reason}")
-            return ops.rotate_and_store.reference(
-                query, key, value, rotary, positions, slot_mapping, key_cache, value_cache
-            )
         if count:
             rows.rotate_and_store_kernel[(count, ceil_div(total, per_program))](
-                query, key, value, rotary, positions.contiguous(), slot_mapping.contiguous(), out, key_cache,
-                value_cache, query.stride(0), key.stride(0), value.stride(0),
-                0 if rotary is None else rotary.stride(0), heads, key.shape[1], **cache_layout(key_cache), DIM=dim,
-                DIMS=power_of_two(dim), HALF=0 if rotary is None else rotary.shape[1] // 2,
-                HEADS=per_program, ROTATED=rotary is not None, num_warps=4, **self.common(),
+                query, key, value, rotary, positions.contiguous(), slots.contiguous(), out, cache.key, cache.value,
+                query.stride(0), key.stride(0), value.stride(0), 0 if rotary is None else rotary.stride(0), heads,
+                key.shape[1], **cache_layout(cache.key), DIM=dim, DIMS=power_of_two(dim),
+                HALF=0 if rotary is None else rotary.shape[1] // 2, HEADS=per_program, ROTATED=rotary is not None,
+                num_warps=4, **self.common(),
             )  # fmt: skip
         return out
 
     def paged_attention(
-        self, query: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Tensor, seq_lens: Tensor,
-        query_start_loc: Tensor, *, query_len: int, scale: float, causal: bool = True,
+        self, query: Tensor, cache: KVCache, block_table: Tensor, lengths: DeviceLengths, mask: Mask,
+        new: NewRows | None = None, *, scale: float,
     ) -> Tensor:  # fmt: skip
-        """See `specgraph.ops.paged_attention`."""
-        if self._refuses("attention", query, key_cache, value_cache):
-            return ops.paged_attention.reference(
-                query, key_cache, value_cache, block_table, seq_lens, query_start_loc, query_len=query_len,
-                scale=scale, causal=causal,
-            )  # fmt: skip
-        return self._attend(
-            query, None, None, None, None, None, key_cache, value_cache, block_table, seq_lens, query_start_loc,
-            query_len, scale, causal,
-        )  # fmt: skip
-
-    def tree_attention(
-        self, query: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Tensor, seq_lens: Tensor,
-        ancestors: Tensor, *, tree_len: int, scale: float,
-    ) -> Tensor:  # fmt: skip
-        """See `specgraph.ops.tree_attention`."""
-        if self._refuses("tree_attention", query, key_cache, value_cache):
-            return ops.tree_attention.reference(
-                query, key_cache, value_cache, block_table, seq_lens, ancestors, tree_len=tree_len, scale=scale
-            )
-        rows = query.shape[0] // max(seq_lens.shape[0], 1)
-        return self._attend(
-            query, None, None, None, None, None, key_cache, value_cache, block_table, seq_lens, None, rows, scale,
-            causal=False, ancestors=ancestors.contiguous(), tree_len=tree_len,
-        )  # fmt: skip
-
-    def rotate_store_attend(
-        self, query: Tensor, key: Tensor, value: Tensor, rotary: Tensor | None, positions: Tensor,
-        slot_mapping: Tensor, key_cache: Tensor, value_cache: Tensor, block_table: Tensor, seq_lens: Tensor,
-        query_start_loc: Tensor, *, query_len: int, scale: float, causal: bool = True,
-    ) -> Tensor:  # fmt: skip
-        """See `specgraph.ops.rotate_store_attend`: one kernel when every request has one row."""
-        single = query_len == 1 and query.shape[0] == seq_lens.shape[0]
-        fits = single and (rotary is None or rotary.shape[1] == query.shape[2])
-        if fits and not self._refuses("attention", query, key_cache, value_cache):
-            return self._attend(
-                query, key, value, rotary, positions, slot_mapping, key_cache, value_cache, block_table, seq_lens,
-                query_start_loc, query_len, scale, causal,
-            )  # fmt: skip
-        return ops.rotate_store_attend.reference(
-            query, key, value, rotary, positions, slot_mapping, key_cache, value_cache, block_table, seq_lens,
-            query_start_loc, query_len=query_len, scale=scale, causal=causal,
-        )  # fmt: skip
-
-    def _attend(
-        self, query: Tensor, key: Tensor | None, value: Tensor | None, rotary: Tensor | None,
-        positions: Tensor | None, slot_mapping: Tensor | None, key_cache: Tensor, value_cache: Tensor,
-        block_table: Tensor, seq_lens: Tensor, query_start_loc: Tensor | None, query_len: int, scale: float,
-        causal: bool, ancestors: Tensor | None = None, tree_len: int = 0,
-    ) -> Tensor:  # fmt: skip
-        """query_start_loc: None where every request has `query_len` rows."""
-        query = _heads(query)
+        """See `specgraph.ops.paged_attention`: without windows and sinks; storing in the same kernel where every
+        request has one row."""
+        if mask.is_windowed or self._refuses("attention", cache, query.shape[2]):
+            return NotImplemented
         count, heads, dim = query.shape
-        kv_heads = key_cache.shape[2]
-        requests, group = seq_lens.shape[0], heads // kv_heads
+        seq_lens, starts, query_len = lengths
+        requests, kv_heads = seq_lens.shape[0], cache.key.shape[2]
+        if new is not None:
+            single = query_len == 1 and count == requests and mask.ancestors is None
+            if not single or (new.rotary is not None and new.rotary.shape[1] != dim):
+                query, new = ops.rotate_and_store(query, new, cache), None
+        query = _heads(query)
         out = torch.empty((count, heads, dim), dtype=query.dtype, device=query.device)
         if count == 0:
             return out
-        wide = query.dtype == torch.float32
+        key = value = rotary = positions = slots = ancestors = None
+        if new is not None:
+            key, value, rotary, positions, slots = new
+            key, value = _heads(key), _heads(value)
+            if key.stride(0) != value.stride(0):
+                key, value = key.contiguous(), value.contiguous()
+        if mask.ancestors is not None:  # every request has as many rows
+            ancestors, starts, query_len = mask.ancestors.contiguous(), None, count // requests
+        group = heads // kv_heads
         tile = self.options.attention(
             AttentionShape(
-                rows=query_len * group, pairs=requests * kv_heads, context=block_table.shape[1] * key_cache.shape[1],
-                head_dim=dim, itemsize=query.element_size(),
-                cache_itemsize=key_cache.element_size(), compute_units=self.options.compute_units,
+                rows=query_len * group, pairs=requests * kv_heads, context=block_table.shape[1] * cache.block_size,
+                head_dim=dim, itemsize=query.element_size(), cache_itemsize=cache.key.element_size(),
+                compute_units=self.options.compute_units,
             )
         )  # fmt: skip
         splits, tiles = tile.splits, ceil_div(query_len * group, tile.rows)
         span = tile.span if splits > 1 else 0
+        partial = top = total = None
         if splits > 1:
-            shape = (count * heads, splits)
-            partial = torch.empty((*shape, dim), dtype=torch.float32, device=query.device)
-            top = torch.empty(shape, dtype=torch.float32, device=query.device)
-            total = torch.empty(shape, dtype=torch.float32, device=query.device)
-        else:
-            partial = top = total = None
-        if key is not None and value is not None:
-            key, value = _heads(key), _heads(value)
-            if key.stride(0) != value.stride(0):
-                key, value = key.contiguous(), value.contiguous()
+            partial, top, total = (
+                torch.empty((count * heads, splits, *last), dtype=torch.float32, device=query.device)
+                for last in ((dim,), (), ())
+            )
         attention.attend_kernel[(kv_heads, splits, requests * tiles)](
-            query, key, value, rotary, positions, slot_mapping, key_cache, value_cache, block_table, seq_lens,
-            query_start_loc, ancestors, out, partial, top, total, query.stride(0),
-            0 if key is None else key.stride(0), 0 if rotary is None else rotary.stride(0), block_table.stride(0),
-            block_table.shape[1], heads, scale, tree_len, requests,
-            GROUP=group, HALF=dim // 2, HALVES=power_of_two(max(dim // 2, 16)), **cache_layout(key_cache),
-            ROWS=tile.rows, KEYS=tile.keys, SPLITS=splits, SPAN=span,
-            TILES=tiles, CAUSAL=causal, FUSED=key is not None, ROTATED=rotary is not None,
-            PRECISION="ieee" if wide else "tf32", UNIFORM=query_len if query_start_loc is None else 0,
+            query, key, value, rotary, positions, slots, *cache, block_table, seq_lens, starts, ancestors, out,
+            partial, top, total, query.stride(0), 0 if key is None else key.stride(0),
+            0 if rotary is None else rotary.stride(0), block_table.stride(0), block_table.shape[1], heads, scale,
+            mask.tree_len, requests, GROUP=group, HALF=dim // 2, HALVES=power_of_two(max(dim // 2, 16)),
+            **cache_layout(cache.key), ROWS=tile.rows, KEYS=tile.keys, SPLITS=splits, SPAN=span, TILES=tiles,
+            CAUSAL=mask.causal, FUSED=new is not None, ROTATED=rotary is not None,
+            PRECISION="ieee" if query.dtype == torch.float32 else "tf32", UNIFORM=query_len if starts is None else 0,
             REQUESTS=power_of_two(requests) if span and requests <= MOST_LISTED else 0,
             num_warps=tile.warps, num_stages=tile.stages, **self.common(),
         )  # fmt: skip
@@ -150,28 +105,24 @@ class AttentionOps(Launcher):
             )  # fmt: skip
         return out
 
-    def _refuses(self, what: str, query: Tensor, key_cache: Tensor, value_cache: Tensor) -> bool:
-        """Whether the kernels cannot use these caches; it is said once."""
-        reason = self.unsupported(query.shape[2], key_cache, value_cache)
+    def _refuses(self, what: str, cache: KVCache, head_dim: int = 0) -> bool:
+        """Say once why the kernels cannot use these caches, or with `head_dim` attend over them; whether it is so."""
+        reason = unsupported(*cache)
+        if cache.key.dtype == FP8 and not self.options.float8:
+            reason = "this device does not convert e4m3, the dtype of the KV caches"
+        elif head_dim > 256 or head_dim % 2:
+            reason = f"head_dim is {head_dim}, the attention kernel takes even numbers up to 256"
         if reason is not None:
-            self.say_once(f"{what} runs on plain torch ops, many times slower: {reason}")
+            self.say_once(f"{what} runs on plain torch ops, slower: {reason}")
         return reason is not None
 
-    def unsupported(self, dim: int, key_cache: Tensor, value_cache: Tensor, rotated_only: bool = False) -> str | None:
-        """Why the kernels cannot use these caches on this device; None if they can."""
-        if key_cache.dtype == FP8 and not self.options.float8:
-            return "this device does not convert e4m3, the dtype of the KV caches"
-        return unsupported(dim, key_cache, value_cache, rotated_only)
 
-
-def unsupported(dim: int, key_cache: Tensor, value_cache: Tensor, rotated_only: bool = False) -> str | None:
+def unsupported(key_cache: Tensor, value_cache: Tensor) -> str | None:
     """Why the kernels cannot use these caches; None if they can.
 
     They take any strides that key and value share if heads are contiguous. So they take the two halves of one tensor
     [num_blocks, num_kv_heads, block_size, 2 * head_dim], each transposed to the shape of a cache.
     """
-    if not rotated_only and (dim > 256 or dim % 2):
-        return f"head_dim is {dim}, the attention kernel takes even numbers up to 256"
     if key_cache.shape != value_cache.shape:
         return f"the key cache is {list(key_cache.shape)}, the value cache {list(value_cache.shape)}"
     if key_cache.stride() != value_cache.stride():

@@ -166,7 +166,7 @@ class TreeOps(Launcher):
         """See `specgraph.ops.move_kv`."""
         key_cache, value_cache = bytes_of(key_cache), bytes_of(value_cache)
         moves, (heads, dim) = from_slots.shape[0], key_cache.shape[2:]
-        if moves > _MOST_MOVES or unsupported(dim, key_cache, value_cache, rotated_only=True):
+        if moves > _MOST_MOVES or unsupported(key_cache, value_cache):
             ops.move_kv.reference(key_cache, value_cache, from_slots, to_slots)
         elif moves:
             part = 32 if moves <= 256 else 8

@@ -8,26 +8,30 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from specgraph import ops
+from specgraph.ops import DeviceLengths, KVCache, Mask, NewRows
 
 
-def agrees_with_reference(ops: Any, device: torch.device) -> str | None:
+def agrees_with_reference(kernels: Any, device: torch.device) -> str | None:
     """The first op that differs from its reference, and in what; None if all agree.
 
     Args:
-        ops: `TritonOps`, not registered.
+        kernels: `TritonOps`, not registered.
     """
     for name, arguments in _round():
-        seen, wanted = ({n: _on(device, a) for n, a in arguments.items()} for _ in range(2))
-        seen["its result"] = getattr(ops, name)(**seen)
+        seen, wanted = (
+            {n: tree_map_only(Tensor, lambda t: t.to(device, copy=True), a) for n, a in arguments.items()}
+            for _ in range(2)
+        )
+        seen["its result"] = getattr(kernels, name)(**seen)
         wanted["its result"] = getattr(ops, name).reference(**wanted)
         for what, expected in wanted.items():
-            if isinstance(expected, Tensor) and not _close(seen[what], expected):
-                return f"{name} in Triton differs from plain torch in {what}"
+            for tensor, wanted_tensor in zip(tree_leaves(seen[what]), tree_leaves(expected), strict=True):
+                if isinstance(tensor, Tensor) and not _close(tensor, wanted_tensor):
+                    return f"{name} in Triton differs from plain torch in {what}"
     return None
-
-
-def _on(device: torch.device, argument: Any) -> Any:
-    return argument.to(device, copy=True) if isinstance(argument, Tensor) else argument
 
 
 def _close(seen: Tensor, expected: Tensor) -> bool:
@@ -59,11 +63,10 @@ def _round() -> Iterator[tuple[str, dict[str, Any]]]:
         **zeros, "seq_lens": i32(0, 0, 0), **last, "draft_step": torch.zeros(1).long(),
     }  # fmt: skip
     yield "norm_linear", {"x": normal(6, 64), "norm": normal(64), "eps": 1e-6, "weight": normal(96, 64) / 8}
-    yield "rotate_store_attend", {
-        "query": normal(6, 4, 32), "key": normal(6, 2, 32), "value": normal(6, 2, 32),
-        "rotary": normal(16, 32, dtype=torch.float32), "positions": positions, "slot_mapping": slots,
-        "key_cache": normal(6, 4, 2, 32), "value_cache": normal(6, 4, 2, 32), "block_table": table, "seq_lens": lens,
-        "query_start_loc": i32(0, 2, 4, 6), "query_len": 2, "scale": 32**-0.5,
+    new = NewRows(normal(6, 2, 32), normal(6, 2, 32), normal(16, 32, dtype=torch.float32), positions, slots)
+    yield "paged_attention", {
+        "query": normal(6, 4, 32), "cache": KVCache(normal(6, 4, 2, 32), normal(6, 4, 2, 32)), "block_table": table,
+        "lengths": DeviceLengths(lens, i32(0, 2, 4, 6), 2), "mask": Mask(), "new": new, "scale": 32**-0.5,
     }  # fmt: skip
     yield "norm_gate_up", {"x": normal(6, 64), "norm": normal(64), "eps": 1e-6, "weight": normal(192, 64) / 8}
     sampling = {"temperature": torch.tensor([0.0, 0.9, 1.3]), "seeds": torch.tensor([1, 2**40, 3])}
