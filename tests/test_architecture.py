@@ -25,6 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"attention", "capture", "device", "ops", "parallel", "errors"},
     "checkpoints": {"models", "parallel", "errors"},
     "draft": {"options", "capture", "device", "attention", "ops", "models", "errors"},
+    "plugin": {"draft", "device", "attention", "models"},
     "engine": {
         "options", "parallel", "draft", "capture", "device", "attention", "ops", "models", "checkpoints", "errors",
     },

@@ -113,9 +113,9 @@ def run_scheduler_process(*args: Any, **options: Any) -> Any:
 
     def maybe_init_draft_worker(self: Any) -> None:
         init(self)
-        counts = getattr(self.draft_worker._draft_worker, "counts", None)
-        if counts is not None:
-            threading.Thread(target=write, args=(counts,), daemon=True).start()
+        drafting = getattr(self.draft_worker._draft_worker, "specgraph", None)
+        if drafting is not None:
+            threading.Thread(target=write, args=(drafting.counts,), daemon=True).start()
 
     def write(counts: Any) -> None:
         path = Path(os.environ["SPECGRAPH_COUNTS"])

@@ -64,7 +64,7 @@ class RoundTimer:
             self.size, self.count, self.rows, self.starts = size, 0, [], []
         phase = self.count // (WARM + MEASURED)
         self.way, self.primed = WAYS[phase % 2], phase // 2 % 2 == 1
-        self.draft_worker.use_sglang = self.way == "stock"
+        self.draft_worker.specgraph.use_sglang = self.way == "stock"
         if self.primed and size in self.sizes:
             torch.cuda._sleep(SLEEP)
         start = torch.cuda.Event(enable_timing=True)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from specgraph import ProposeCounts, open_platform
+from specgraph.plugin import FastPath, RoundEnd
 from specgraph_sglang.draft_model import draft_cache, draft_head
-from specgraph_sglang.fast_path import FastPath, KeptTokens
-from specgraph_sglang.round_end import RoundEnd
 
 _LOG = logging.getLogger("sglang.specgraph")
 
 
 def draft_worker_class(stock: Any, sglang: Any) -> Any:
-    """A subclass of SGLang's `EagleDraftWorker`.
+    """A subclass of SGLang's `EagleDraftWorker` that asks `DraftRounds` first.
+
+    Its instances are made by SGLang and change their class (`worker_class`), so SGLang's class must be its only base.
 
     Args:
         stock: SGLang's class.
@@ -24,133 +27,26 @@ def draft_worker_class(stock: Any, sglang: Any) -> Any:
     """
 
     class SpecgraphDraftWorker(stock):
-        """Drafts at the tail of a decode round through one graph, and hands the tokens out at the head of the next.
-
-        A request whose last round was a prompt, or larger than every captured size, has no tokens: SGLang's own code
-        then drafts for the batch, in the same KV cache, and rows that have tokens keep them.
-        """
-
-        fast_path: FastPath | None = None
-        """None before the capture."""
-        use_sglang = False
-        """Set it to leave every propose to SGLang, for comparisons in one process."""
+        specgraph: DraftRounds
 
         def start_specgraph(self) -> None:
             """Once, before anything is loaded onto the device by the plugin."""
-            self.counts = ProposeCounts(_LOG)
-            self.kept: KeptTokens | None = None
+            self.specgraph = DraftRounds(self, sglang)
 
         def init_cuda_graphs(self) -> None:
             super().init_cuda_graphs()
-            runner = self.draft_runner
-            head = draft_head(runner.model)
-            page_size = self.server_args.page_size
-            sizes, _ = sglang.get_batch_sizes_to_capture(runner)
-            rows = self.req_to_token_pool.req_to_token
-            table = head.attention_layers[0].rotary
-            assert table is not None
-            self.fast_path = FastPath(
-                head,
-                draft_cache(head, runner.token_to_kv_pool, page_size),
-                open_platform(f"cuda:{self.gpu_id}" if rows.is_cuda else "cpu"),
-                num_speculative_tokens=self.speculative_num_steps,
-                capture_sizes=sizes,
-                max_model_len=min(runner.model_config.context_len, table.shape[0]),
-                page_size=page_size,
-            )
-            self.kept = KeptTokens(rows.shape[0], self.speculative_num_steps, rows.device)
-            _LOG.info("specgraph drafts decode rounds of up to %d requests (%d graphs)", max(sizes), len(sizes))
+            self.specgraph.capture()
 
         def draft(self, batch: Any) -> Any:
-            kept = self.kept
-            if kept is None or batch.forward_mode.is_idle():
-                return super().draft(batch)
-            slots = batch.req_pool_indices_cpu.tolist()
-            held = kept.holds(slots)
-            if all(held):
-                n = len(slots)
-                return sglang.build_eagle_verify_input(
-                    batch,
-                    batch.spec_info,
-                    self._topk1_parents_prealloc[:n],
-                    self._topk1_score_indices_prealloc[:n],
-                    kept.take(batch.req_pool_indices),
-                    None,
-                    target_worker=self.target_worker,
-                    topk=self.topk,
-                    num_steps=self.speculative_num_steps,
-                    num_draft_tokens=self.speculative_num_draft_tokens,
-                    tree_mask_mode=self.tree_mask_mode,
-                    device=self.device,
-                )
-            verify = super().draft(batch)
-            if any(held):
-                drafts = verify.draft_token.view(len(slots), -1)[:, 1:]
-                mine = torch.tensor(held).to(drafts.device, non_blocking=True)[:, None]
-                drafts.copy_(torch.where(mine, kept.take(batch.req_pool_indices), drafts))
-            return verify
+            return self.specgraph.draft(batch, super().draft)
 
         def _draft_extend_for_prefill(self, batch: Any, *args: Any, **options: Any) -> Any:
-            if self.kept is not None and not batch.forward_mode.is_idle():
-                self.kept.forget(batch.req_pool_indices_cpu.tolist())
-                self.counts.add("prompts")
+            self.specgraph.begin(batch)
             return super()._draft_extend_for_prefill(batch, *args, **options)
 
         def _draft_extend_for_decode(self, batch: Any, batch_result: Any) -> None:
-            reason = self._reason_for_sglang(batch)
-            self.counts.add(reason)
-            if reason is not None:
-                if self.kept is not None and not batch.forward_mode.is_idle():
-                    self.kept.forget(batch.req_pool_indices_cpu.tolist())
+            if not self.specgraph.end(batch, batch_result):
                 super()._draft_extend_for_decode(batch, batch_result)
-                return
-            fast, kept, n = self.fast_path, self.kept, len(batch.seq_lens)
-            assert fast is not None
-            assert kept is not None
-            fast.fill(
-                RoundEnd(
-                    next_token_ids=batch_result.next_token_ids,
-                    accept_lens=batch_result.accept_lens,
-                    seq_lens=batch.seq_lens,
-                    req_pool_indices=batch.req_pool_indices,
-                    req_to_token=self.req_to_token_pool.req_to_token,
-                    hidden_states=batch_result.logits_output.hidden_states,
-                )
-            )
-            if batch.seq_lens.is_cuda:
-                # The last read of what the scheduler writes next: its barrier waits for this event.
-                event = torch.cuda.Event()
-                event.record()
-                self.draft_runner.war_fastpath_read_done_event = event
-            kept.keep(batch.req_pool_indices_cpu.tolist(), batch.req_pool_indices, fast.propose(n))
-            # SGLang stores these three per request slot, and reads them only where it drafts itself.
-            draft = batch_result.next_draft_input
-            draft.topk_p, draft.topk_index, draft.hidden_states = self._stand_ins(n)
-
-        def _reason_for_sglang(self, batch: Any) -> str | None:
-            """Why SGLang's own code must draft after this round; None where specgraph drafts."""
-            if batch.forward_mode.is_idle():
-                return "idle"
-            if self.fast_path is None:
-                return "no captured graphs"
-            if self.use_sglang:
-                return "switched off"
-            if len(batch.seq_lens) > self.fast_path.config.sizes[-1]:
-                return "more requests than the largest captured size"
-            return None
-
-        def _stand_ins(self, n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-            """Zeros of the shapes of `topk_p`, `topk_index` and `hidden_states`."""
-            if not hasattr(self, "_zeros"):
-                most = self.fast_path.config.max_num_requests if self.fast_path else n
-                config, device = self.draft_runner.model_config, self.req_to_token_pool.req_to_token.device
-                self._zeros = (
-                    torch.zeros(most, 1, dtype=torch.float32, device=device),
-                    torch.zeros(most, 1, dtype=torch.int64, device=device),
-                    torch.zeros(most, config.spec_hidden_size, dtype=config.dtype, device=device),
-                )
-            p, index, hidden = self._zeros
-            return p[:n], index[:n], hidden[:n]
 
     return SpecgraphDraftWorker
 
@@ -167,3 +63,163 @@ def worker_class(stock: Any, draft_worker: Any) -> Any:
             self._draft_worker.start_specgraph()
 
     return SpecgraphWorker
+
+
+class KeptTokens:
+    """The draft tokens of the last round by request slot, and on the host which slots have them.
+
+    SGLang drafts at the head of a round; specgraph at the tail of the round before, and keeps the tokens until then.
+    """
+
+    def __init__(self, num_slots: int, num_speculative_tokens: int, device: torch.device) -> None:
+        """
+        Args:
+            num_slots: rows of SGLang's `req_to_token`.
+        """
+        self.tokens = torch.zeros(num_slots, num_speculative_tokens, dtype=torch.int64, device=device)
+        self._held: set[int] = set()
+
+    def keep(self, slots: Sequence[int], indices: Tensor, token_ids: Tensor) -> None:
+        """Keep int64 [n, K] for the slots, which `indices` holds on the device."""
+        self.tokens.index_copy_(0, indices, token_ids)
+        self._held.update(slots)
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """These slots have no tokens any more: their requests begin, or SGLang drafted for them."""
+        self._held.difference_update(slots)
+
+    def holds(self, slots: Sequence[int]) -> list[bool]:
+        """Which of the slots have tokens."""
+        return [slot in self._held for slot in slots]
+
+    def take(self, indices: Tensor) -> Tensor:
+        """int64 [n, K]."""
+        return self.tokens.index_select(0, indices)
+
+
+class DraftRounds:
+    """Drafts at the tail of a decode round through one graph, and hands the tokens out at the head of the next.
+
+    A request whose last round was a prompt, or larger than every captured size, has no tokens: SGLang's own code then
+    drafts for the batch, in the same KV cache, and rows that have tokens keep them.
+    """
+
+    def __init__(self, worker: Any, sglang: Any) -> None:
+        """
+        Args:
+            worker: SGLang's draft worker.
+            sglang: see `draft_worker_class`.
+        """
+        self.worker, self.sglang = worker, sglang
+        self.counts = ProposeCounts(_LOG)
+        self.fast_path: FastPath | None = None
+        """None before the capture."""
+        self.kept: KeptTokens | None = None
+        self.use_sglang = False
+        """Set it to leave every propose to SGLang, for comparisons in one process."""
+
+    def capture(self) -> None:
+        """Make the fast path, when SGLang has captured its own graphs."""
+        worker, runner = self.worker, self.worker.draft_runner
+        head, page_size = draft_head(runner.model), worker.server_args.page_size
+        sizes, _ = self.sglang.get_batch_sizes_to_capture(runner)
+        rows, table = worker.req_to_token_pool.req_to_token, head.attention_layers[0].rotary
+        assert table is not None
+        self.fast_path = FastPath(
+            head,
+            draft_cache(head, runner.token_to_kv_pool, page_size),
+            open_platform(f"cuda:{worker.gpu_id}" if rows.is_cuda else "cpu"),
+            num_speculative_tokens=worker.speculative_num_steps,
+            max_num_requests=max(sizes),
+            max_model_len=min(runner.model_config.context_len, table.shape[0]),
+            block_size=page_size,
+            capture_sizes=sizes,
+        )
+        self.kept = KeptTokens(rows.shape[0], worker.speculative_num_steps, rows.device)
+        config = runner.model_config
+        self._stand_ins = (
+            torch.zeros(max(sizes), 1, dtype=torch.float32, device=rows.device),
+            torch.zeros(max(sizes), 1, dtype=torch.int64, device=rows.device),
+            torch.zeros(max(sizes), config.spec_hidden_size, dtype=config.dtype, device=rows.device),
+        )
+        """Zeros of the shapes of `topk_p`, `topk_index` and `hidden_states`."""
+        _LOG.info("specgraph drafts decode rounds of up to %d requests (%d graphs)", max(sizes), len(sizes))
+
+    def draft(self, batch: Any, stock: Callable[[Any], Any]) -> Any:
+        """The verify input of a round, of kept tokens; by SGLang's own code (`stock`) where some are missing."""
+        kept, worker = self.kept, self.worker
+        if kept is None or batch.forward_mode.is_idle():
+            return stock(batch)
+        slots = batch.req_pool_indices_cpu.tolist()
+        held = kept.holds(slots)
+        if all(held):
+            n = len(slots)
+            return self.sglang.build_eagle_verify_input(
+                batch,
+                batch.spec_info,
+                worker._topk1_parents_prealloc[:n],
+                worker._topk1_score_indices_prealloc[:n],
+                kept.take(batch.req_pool_indices),
+                None,
+                target_worker=worker.target_worker,
+                topk=worker.topk,
+                num_steps=worker.speculative_num_steps,
+                num_draft_tokens=worker.speculative_num_draft_tokens,
+                tree_mask_mode=worker.tree_mask_mode,
+                device=worker.device,
+            )
+        verify = stock(batch)
+        if any(held):
+            drafts = verify.draft_token.view(len(slots), -1)[:, 1:]
+            mine = torch.tensor(held).to(drafts.device, non_blocking=True)[:, None]
+            drafts.copy_(torch.where(mine, kept.take(batch.req_pool_indices), drafts))
+        return verify
+
+    def begin(self, batch: Any) -> None:
+        """Prompts run: nothing is kept for their slots any more."""
+        if self.kept is not None and not batch.forward_mode.is_idle():
+            self.kept.forget(batch.req_pool_indices_cpu.tolist())
+            self.counts.add("prompts")
+
+    def end(self, batch: Any, batch_result: Any) -> bool:
+        """Draft after a decode round and keep the tokens; False where SGLang's own code must."""
+        reason = self._reason_for_sglang(batch)
+        self.counts.add(reason)
+        fast, kept, n = self.fast_path, self.kept, len(batch.seq_lens)
+        if reason is not None or fast is None or kept is None:
+            if kept is not None and not batch.forward_mode.is_idle():
+                kept.forget(batch.req_pool_indices_cpu.tolist())
+            return False
+        fast.fill(
+            RoundEnd(
+                token_ids=batch_result.next_token_ids,
+                num_sampled=batch_result.accept_lens,
+                starts=batch.seq_lens,
+                table=self.worker.req_to_token_pool.req_to_token,
+                hidden_states=[batch_result.logits_output.hidden_states],
+                table_of_slots=True,
+                table_rows=batch.req_pool_indices,
+            )
+        )
+        if batch.seq_lens.is_cuda:
+            # The last read of what the scheduler writes next: its barrier waits for this event.
+            event = torch.cuda.Event()
+            event.record()
+            self.worker.draft_runner.war_fastpath_read_done_event = event
+        kept.keep(batch.req_pool_indices_cpu.tolist(), batch.req_pool_indices, fast.propose(n))
+        # SGLang stores these three per request slot, and reads them only where it drafts itself.
+        draft = batch_result.next_draft_input
+        draft.topk_p, draft.topk_index, draft.hidden_states = (zeros[:n] for zeros in self._stand_ins)
+        return True
+
+    def _reason_for_sglang(self, batch: Any) -> str | None:
+        """Why SGLang's own code must draft after this round; None where specgraph drafts."""
+        if batch.forward_mode.is_idle():
+            return "idle"
+        if self.fast_path is None:
+            return "no captured graphs"
+        if self.use_sglang:
+            return "switched off"
+        if len(batch.seq_lens) > self.fast_path.config.sizes[-1]:
+            return "more requests than the largest captured size"
+        return None

@@ -131,7 +131,7 @@ def test_drafts_follow_the_whole_history_in_sglangs_cache(engine) -> None:
         assert (draft.topk_p.shape, draft.topk_index.dtype, draft.hidden_states.shape) == (
             (len(slots), 1), torch.int64, (len(slots), 32),
         )  # fmt: skip
-    assert engine.worker.counts.by_reason == {"prompts": 3, "specgraph": 7}
+    assert engine.worker.specgraph.counts.by_reason == {"prompts": 3, "specgraph": 7}
 
 
 def test_near_the_end_of_the_context_no_other_request_is_written(engine) -> None:
@@ -162,10 +162,10 @@ def test_everything_else_goes_to_sglang_and_is_counted(engine, why) -> None:
         engine.prompt(slot, 20)
     engine.round([0], [1])
     if why == "switched off":
-        engine.worker.use_sglang = True
+        engine.worker.specgraph.use_sglang = True
     if why == "no captured graphs":
-        engine.worker.fast_path = None
+        engine.worker.specgraph.fast_path = None
     _, result, _ = engine.round(slots, [1] * len(slots))
     assert result.next_draft_input.topk_p == "SGLang's"
-    assert engine.worker.counts.by_reason[why] == 1
-    assert engine.worker.kept.holds(slots) == [False] * len(slots)
+    assert engine.worker.specgraph.counts.by_reason[why] == 1
+    assert engine.worker.specgraph.kept.holds(slots) == [False] * len(slots)

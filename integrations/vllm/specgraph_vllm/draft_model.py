@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specgraph import DraftHead, KVCache, eagle3_head_from_module, eagle_head_from_module
 from specgraph.errors import UnsupportedError
+from specgraph.plugin.round_end import MAX_STATES
 from specgraph_vllm.language_model import LANGUAGE_MODEL_CLASSES, language_model_head
 from specgraph_vllm.mtp import MTP_CLASS, mtp_head, mtp_module
 
@@ -20,9 +21,6 @@ EAGLE3_CLASS, EAGLE_CLASS = "Eagle3LlamaForCausalLM", "EagleLlamaForCausalLM"
 
 SERVED_CLASSES = (EAGLE3_CLASS, EAGLE_CLASS, MTP_CLASS, *LANGUAGE_MODEL_CLASSES)
 """The modules of vLLM that `draft_head` reads."""
-
-MAX_AUX = 4
-"""Hidden states of the target that the hand-over takes at most."""
 
 
 def draft_head(module: Any, target_hidden_size: int) -> DraftHead:
@@ -49,8 +47,8 @@ def draft_head(module: Any, target_hidden_size: int) -> DraftHead:
         return language_model_head(module, target_hidden_size)
     if not inner.use_aux_hidden_state:
         raise UnsupportedError("eagle_config.use_aux_hidden_state is false; the head takes the target's hidden states")
-    if inner.num_aux_hidden_states > MAX_AUX:
-        raise UnsupportedError(f"the drafter takes {inner.num_aux_hidden_states} hidden states, at most {MAX_AUX}")
+    if inner.num_aux_hidden_states > MAX_STATES:
+        raise UnsupportedError(f"the drafter takes {inner.num_aux_hidden_states} hidden states, at most {MAX_STATES}")
     whole = int(config.draft_vocab_size) == int(config.vocab_size)  # vLLM 0.26 keeps zeros there
     return eagle3_head_from_module(
         module,

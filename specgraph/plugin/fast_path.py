@@ -1,0 +1,67 @@
+"""A drafter over an engine's weights and KV cache, which drafts after the engine's decode rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from specgraph.attention import KVCache
+from specgraph.device import Platform
+from specgraph.draft import DraftConfig, Drafter
+from specgraph.models.protocol import DraftHead
+from specgraph.plugin.round_end import RoundEnd, fill_round
+
+
+class FastPath:
+    """The drafter with every captured size. Make it when the engine captures its own graphs.
+
+    Not thread-safe. Owns its graphs and buffers; weights and KV cache are the engine's.
+    """
+
+    def __init__(
+        self,
+        head: DraftHead,
+        caches: Sequence[KVCache],
+        platform: Platform,
+        *,
+        num_speculative_tokens: int,
+        max_num_requests: int,
+        max_model_len: int,
+        block_size: int,
+        capture_sizes: Sequence[int] | None = None,
+    ) -> None:
+        """Capture.
+
+        Args:
+            max_num_requests: of a batch of the engine.
+            capture_sizes: numbers of requests to capture; by default a ladder up to `max_num_requests`. The largest is
+                the largest batch that can be drafted for.
+
+        Raises:
+            ConfigError, UnsupportedError, CaptureError: as of `Drafter` and its `capture`.
+        """
+        sizes = None if capture_sizes is None else sorted({min(size, max_num_requests) for size in capture_sizes})
+        self.config = DraftConfig(
+            num_speculative_tokens=num_speculative_tokens,
+            max_num_requests=max_num_requests if sizes is None else sizes[-1],
+            max_model_len=max_model_len,
+            block_size=block_size,
+            capture_sizes=sizes,
+            prefill_sizes=(1,),  # the engine writes the prompts' keys and values itself
+            prefill="eager",
+        )
+        self.drafter = Drafter(head, caches, platform, self.config)
+        self.drafter.capture()
+
+    def fill(self, end: RoundEnd) -> None:
+        """Take the round over; nothing of the engine's is read after it but weights and KV cache."""
+        fill_round(end, self.drafter.inputs(end.num_requests), self.config.max_model_len, self.config.block_size)
+
+    def propose(self, num_requests: int) -> Tensor:
+        """Draft after `fill`.
+
+        Returns:
+            int64 [n, K]: a view of the drafter's memory, which the next propose overwrites.
+        """
+        return self.drafter.propose(self.drafter.inputs(num_requests), copy=False).token_ids

@@ -1,0 +1,86 @@
+# type: ignore  (what Triton compiles is not what a type checker reads)
+"""`fill_round` as one Triton kernel."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from specgraph.draft import ProposeBatch
+from specgraph.plugin.round_end import MAX_STATES, RoundEnd
+
+
+@triton.jit(do_not_specialize=["n", "query_len", "start_stride", "table_stride", "columns", "max_model_len"])
+def fill_round_kernel(
+    token_ids, num_sampled, starts, last_tokens, last_rows, table, table_rows, state0, state1, state2, state3,
+    to_sampled_token_ids, to_num_sampled, to_start_positions, to_aux_hidden, to_block_table,
+    n, query_len, start_stride, table_stride, columns, max_model_len,
+    SIZE: tl.constexpr, COUNT: tl.constexpr, TO_WIDTH: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
+    HAS_LAST: tl.constexpr, HAS_ROWS: tl.constexpr, ROW: tl.constexpr, TABLE: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """One program per (request, row, part of a hidden state).
+
+    The first of a request takes its small tensors too. All of them share its block table, chunk by chunk: with blocks
+    of one token it has as many entries as the context has positions. STEP columns of the engine's table are a block.
+    """
+    request = tl.program_id(0)
+    row = tl.program_id(1)
+    part = tl.program_id(2)
+    live = request < n
+    if (row == 0) & (part == 0):
+        count = tl.load(num_sampled + request, mask=live, other=0).to(tl.int32)
+        tl.store(to_num_sampled + request, count)
+        if live:
+            first = request * query_len
+            tl.store(to_start_positions + request, tl.load(starts + request * start_stride).to(tl.int64))
+            offset = tl.arange(0, ROW)
+            if HAS_LAST:
+                token = tl.load(token_ids + first + offset + 1, mask=offset < count - 1, other=0).to(tl.int64)
+                last = tl.load(last_tokens + tl.load(last_rows + request)).to(tl.int64)
+                token = tl.where(offset == count - 1, last, token)
+            else:
+                token = tl.load(token_ids + first + offset, mask=offset < count, other=0).to(tl.int64)
+            tl.store(to_sampled_token_ids + first + offset, token, mask=offset < query_len)
+    if live:
+        reach = tl.minimum(tl.load(starts + request * start_stride).to(tl.int64) + 2 * query_len - 1, max_model_len)
+        place = request.to(tl.int64)
+        if HAS_ROWS:
+            place = tl.load(table_rows + request).to(tl.int64)
+        entries = table + place * table_stride
+        parts = tl.num_programs(2)
+        for begin in range((row * parts + part) * TABLE, TO_WIDTH, query_len * parts * TABLE):
+            block = begin + tl.arange(0, TABLE)
+            owned = (block * STEP < columns) & (block * BLOCK < reach)
+            entry = tl.load(entries + block * STEP, mask=owned, other=0)
+            tl.store(to_block_table + request * TO_WIDTH + block, entry // STEP, mask=block < TO_WIDTH)
+        at = (request * query_len + row).to(tl.int64)
+        parts_of_a_state: tl.constexpr = (SIZE + PART - 1) // PART
+        state = part // parts_of_a_state
+        source = state0
+        if state == 1:
+            source = state1
+        if state == 2:
+            source = state2
+        if state == 3:
+            source = state3
+        element = part % parts_of_a_state * PART + tl.arange(0, PART)
+        values = tl.load(source + at * SIZE + element, mask=element < SIZE)
+        tl.store(to_aux_hidden + (at * COUNT + state) * SIZE + element, values, mask=element < SIZE)
+
+
+def fill_round_by_kernel(end: RoundEnd, into: ProposeBatch, max_model_len: int, block_size: int) -> None:
+    """See `specgraph.plugin.fill_round`."""
+    states, query_len = [state.contiguous() for state in end.hidden_states], into.query_len
+    count, size = len(states), states[0].shape[1]
+    padded = [states[min(index, count - 1)] for index in range(MAX_STATES)]
+    has_last, has_rows = end.last_tokens is not None, end.table_rows is not None
+    part = min(4096, triton.next_power_of_2(size))
+    fill_round_kernel[(into.num_requests, query_len, count * triton.cdiv(size, part))](
+        end.token_ids, end.num_sampled, end.starts, end.last_tokens if has_last else end.num_sampled,
+        end.last_rows if has_last else end.num_sampled, end.table, end.table_rows if has_rows else end.num_sampled,
+        *padded, into.sampled_token_ids, into.num_sampled, into.start_positions, into.aux_hidden, into.block_table,
+        end.num_requests, query_len, end.starts.stride(0), end.table.stride(0), end.table.shape[1], max_model_len,
+        SIZE=size, COUNT=count, TO_WIDTH=into.block_table.shape[1], BLOCK=block_size,
+        STEP=block_size if end.table_of_slots else 1, HAS_LAST=has_last, HAS_ROWS=has_rows,
+        ROW=triton.next_power_of_2(query_len), TABLE=512, PART=part, num_warps=4,
+    )  # fmt: skip
