@@ -192,7 +192,7 @@ class VerifyProgram:
         config = self.config
         needs_logits = config.sampled or config.logprobs or config.sampling_parameters
         if out is not None and out.is_split and not needs_logits and config.synthetic_acceptance is None:
-            best = candidates(ops.norm_linear(hidden, out.norm, out.eps, out.weight), out.tensor_parallel)
+            best = candidates(out.logits(hidden), out.tensor_parallel)
             results = b.round.sampled_token_ids, b.round.num_sampled
             ops.verify_best(best, b.draft_token_ids, b.round.start_positions, *results)
         else:

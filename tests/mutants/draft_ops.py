@@ -291,8 +291,8 @@ def first_chance_for_all(patch: pytest.MonkeyPatch) -> None:
 def gate_and_up_exchanged(patch: pytest.MonkeyPatch) -> None:
     """Gate and up rows of a fused MLP are exchanged."""
 
-    def broken(x: Any, norm: Any, eps: Any, weight: Tensor, *bias: Any) -> tuple[Any, ...]:
-        return x, norm, eps, torch.cat(weight.chunk(2)[::-1]), *bias
+    def broken(x: Any, norm: Any, weight: Any) -> tuple[Any, ...]:
+        return x, norm, weight._replace(matrix=torch.cat(weight.matrix.chunk(2)[::-1]))
 
     change_arguments(patch, "norm_gate_up", broken)
 
@@ -301,8 +301,8 @@ def gate_and_up_exchanged(patch: pytest.MonkeyPatch) -> None:
 def hidden_norm_dropped(patch: pytest.MonkeyPatch) -> None:
     """The fused first linear of a draft head leaves the hidden state's norm out."""
 
-    def broken(ids: Any, table: Any, norm: Any, hidden: Any, hidden_norm: Any, *rest: Any) -> tuple[Any, ...]:
-        return ids, table, norm, hidden, None, *rest
+    def broken(ids: Any, hidden: Any, pair: Any, weight: Any) -> tuple[Any, ...]:
+        return ids, hidden, pair._replace(hidden_norm=None), weight
 
     change_arguments(patch, "pair_linear", broken)
 

@@ -17,7 +17,7 @@ from specgraph.draft import Drafter
 from specgraph.engine import EngineConfig, SpeculativeDecoder
 from specgraph.engine.rounds import Rounds
 from specgraph.engine.target import TargetRunner
-from specgraph.models import experts, layers, llama, split
+from specgraph.models import experts, layers, llama
 
 Bug = Callable[[pytest.MonkeyPatch], None]
 BUGS: dict[str, tuple[Bug, tuple[str, ...]]] = {}
@@ -97,8 +97,8 @@ def no_inert_prompts(patch: pytest.MonkeyPatch) -> None:
 def residual_on_every_rank(patch: pytest.MonkeyPatch) -> None:
     """Every rank adds the residual to its partial sum."""
 
-    def row_parallel(x: Any, weight: Any, bias: Any, residual: Any, ranks: Any, scale: Any = None) -> Any:
-        out = split.norm_linear(x, None, 0.0, weight, bias, residual, scale)
+    def row_parallel(x: Any, weight: Any, residual: Any, ranks: Any) -> Any:
+        out = ops.norm_linear(x, None, weight, residual)
         if ranks.size > 1:
             ops.all_reduce(out, ranks.group)
         return out

@@ -62,15 +62,15 @@ def rows_past_a_tile(patch: pytest.MonkeyPatch) -> None:
 @mutant("linears-of-many-rows-eps", "kernel", hazard="linears-of-many-rows")
 def own_eps(patch: pytest.MonkeyPatch) -> None:
     """A fused norm has an eps of its own."""
-    change_arguments(patch, "norm_linear", lambda x, norm, eps, *rest: (x, norm, 1e-6, *rest))
+    change_arguments(patch, "norm_linear", lambda x, norm, *rest: (x, norm and norm._replace(eps=1e-6), *rest))
 
 
 @mutant("linears-of-many-rows-norm", "kernel", hazard="linears-of-many-rows")
 def norm_of_both_or_none(patch: pytest.MonkeyPatch) -> None:
     """The first linear of a head normalises the hidden state only where the embedding is normalised too."""
 
-    def change(ids: Any, table: Any, first: Any, hidden: Any, second: Any, *rest: Any) -> tuple[Any, ...]:
-        return ids, table, first, hidden, None if first is None else second, *rest
+    def change(ids: Any, hidden: Any, pair: Any, weight: Any) -> tuple[Any, ...]:
+        return ids, hidden, pair._replace(hidden_norm=None) if pair.table_norm is None else pair, weight
 
     change_arguments(patch, "pair_linear", change)
 
