@@ -1,6 +1,6 @@
 """The shipped target and its MTP drafter as one folder in MiMo's layout, which is what vLLM's `mtp` serves dense.
 
-    python mimo.py OUT
+    python integrations/vllm/tests/mimo.py OUT
 
 MiMo's target is a Qwen2 whose state before the final norm goes to the MTP module; the shipped drafter was trained with
 the state after it. So the weight w of the target's final norm moves into `lm_head` (its columns are multiplied by w),

@@ -1,6 +1,6 @@
 """Times of proposes and rounds with 8B shapes and random weights, stock SGLang and the plugin in turns in one engine.
 
-python times.py --out times.json
+python integrations/gpu/sglang_times.py --out times.json
 """
 
 from __future__ import annotations
@@ -11,29 +11,13 @@ import os
 import random
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from engine import K, environment, options
-from round_timer import MEASURED, WARM, run_scheduler_process
-
-SHAPE = {
-    "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "hidden_act": "silu", "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0, "max_position_embeddings": 4096, "tie_word_embeddings": False, "attention_bias": False,
-    "mlp_bias": False, "bos_token_id": 0, "eos_token_id": 0, "torch_dtype": "bfloat16",
-}  # fmt: skip
-DRAFT_VOCAB = 32000
-
-
-def folder(name: str, **changes: Any) -> str:
-    """A checkpoint folder with nothing but a configuration."""
-    path = Path(tempfile.mkdtemp()) / name
-    path.mkdir()
-    (path / "config.json").write_text(json.dumps(SHAPE | changes))
-    return str(path)
+from engines import EAGLE3, config_folder, environment
+from sglang_engine import K, options
+from sglang_round_timer import MEASURED, WARM, run_scheduler_process
 
 
 def median(rows: list[dict[str, Any]], *names: str) -> float:
@@ -48,7 +32,6 @@ def main() -> None:
     parser.add_argument("--requests", default="1,8,32,64")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--wait-for", default="", help="a file to wait for after start-up, so that the GPU is free")
     parser.add_argument("--no-overlap", action="store_true", help="SGLang's --disable-overlap-schedule")
     asked = parser.parse_args()
     from sglang.srt.entrypoints.engine import Engine
@@ -59,23 +42,24 @@ def main() -> None:
     begin, sizes = time.monotonic(), [int(n) for n in asked.requests.split(",")]
     raw = asked.out.with_suffix(".jsonl")
     raw.unlink(missing_ok=True)
-    os.environ["SPECGRAPH_TIMES"] = json.dumps({"out": str(raw), "requests": sizes, "draft_vocab_size": DRAFT_VOCAB})
+    os.environ["SPECGRAPH_TIMES"] = json.dumps(
+        {"out": str(raw), "requests": sizes, "draft_vocab_size": EAGLE3["draft_vocab_size"]}
+    )
     arguments = options(
-        folder("target", architectures=["LlamaForCausalLM"], num_hidden_layers=asked.layers),
-        folder("draft", architectures=["LlamaForCausalLMEagle3"], num_hidden_layers=1, draft_vocab_size=DRAFT_VOCAB),
+        config_folder("target", architectures=["LlamaForCausalLM"], num_hidden_layers=asked.layers),
+        config_folder("draft", **EAGLE3),
         "specgraph", dtype="bfloat16", load_format="dummy", context_length=4096, mem_fraction_static=0.6,
         max_total_tokens=64 * 2048, cuda_graph_bs_decode=sizes, disable_radix_cache=True,
         disable_overlap_schedule=asked.no_overlap, port=32000,
     )  # fmt: skip
     engine = TimedEngine(**arguments)
     result: dict[str, Any] = {
-        "command": " ".join(sys.argv), "environment": environment(), "num_speculative_tokens": K, "context": 1024,
-        "layers": asked.layers, "overlap": not asked.no_overlap, "start_up_s": round(time.monotonic() - begin, 1),
+        "command": " ".join(sys.argv), "environment": environment("sglang"), "num_speculative_tokens": K,
+        "context": 1024, "layers": asked.layers, "overlap": not asked.no_overlap,
+        "start_up_s": round(time.monotonic() - begin, 1),
         "rows": [],
     }  # fmt: skip
     print("started", result["start_up_s"], flush=True)
-    while asked.wait_for and not Path(asked.wait_for).exists():
-        time.sleep(0.2)
     draw, rounds = random.Random(0), (WARM + MEASURED) * 4 * asked.turns + 8
     for n in sizes:
         prompts = [[draw.randrange(1000, 120000) for _ in range(1024)] for _ in range(n)]

@@ -1,8 +1,7 @@
 """Propose and round times of vLLM's own drafter and of specgraph's, in turns in one engine. 8B shapes, dummy weights.
 
-    export PYTHONPATH=integrations/gpu VLLM_PLUGINS=specgraph
-    python integrations/vllm/gpu/times.py --out h200-vllm.json
-    python integrations/vllm/gpu/times.py --method mtp --out h200-vllm-mtp.json
+    python integrations/gpu/vllm_times.py --out h200-vllm.json
+    python integrations/gpu/vllm_times.py --method mtp --out h200-vllm-mtp.json
 
 Both draft over the same weights and KV cache: `use_vllm` of the speculator says who. `propose_device_us` is the time
 between events around `propose` with the device kept busy before it, so that host time does not show; `round_us` is from
@@ -17,35 +16,21 @@ import json
 import random
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from engine import K, environment, make_engine, params, write
+from engines import EAGLE3, config_folder, environment
 from prompts import acceptance
+from vllm_engine import Engine, K
 
-SHAPE = {
-    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "head_dim": 128, "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
-    "vocab_size": 128256, "max_position_embeddings": 8192, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-    "attention_bias": False, "mlp_bias": False, "bos_token_id": 128000, "eos_token_id": 128001,
-}  # fmt: skip
-"""Llama 3 8B, published."""
 MIMO = {
     "architectures": ["MiMoForCausalLM"], "model_type": "qwen2", "intermediate_size": 11008, "vocab_size": 151680,
     "rope_theta": 640000.0, "num_nextn_predict_layers": 1, "use_sliding_window": False, "bos_token_id": 151643,
     "eos_token_id": 151645,
 }  # fmt: skip
 """MiMo-7B, published, where it differs: 36 layers and one MTP module."""
-
-
-def folder(name: str, **changes: Any) -> str:
-    path = Path(tempfile.mkdtemp()) / name
-    path.mkdir()
-    (path / "config.json").write_text(json.dumps(SHAPE | changes))
-    return str(path)
 
 
 class Timer:
@@ -80,19 +65,18 @@ class Timer:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--out", required=True)
+    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--requests", default="1,8,32,64")
     parser.add_argument("--method", choices=("eagle3", "mtp"), default="eagle3")
     parser.add_argument("--layers", type=int, default=0, help="32, and 36 for mtp")
     parser.add_argument("--rounds", type=int, default=14)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--wait-for", default="", help="a file to wait for after start-up, so that the GPU is free")
     asked = parser.parse_args()
     begin = time.monotonic()
     sizes = [int(n) for n in asked.requests.split(",")]
     if asked.method == "mtp":
         layers, draft = asked.layers or 36, None
-        target = folder("target", **MIMO, num_hidden_layers=layers)
+        target = config_folder("target", **MIMO, num_hidden_layers=layers)
     else:
         from vllm.model_executor.models import llama_eagle3
 
@@ -100,17 +84,18 @@ def main() -> None:
         llama_eagle3.Eagle3LlamaForCausalLM.has_own_lm_head = True
         llama_eagle3.Eagle3LlamaForCausalLM.has_own_embed_tokens = False
         layers = asked.layers or 32
-        target = folder("target", architectures=["LlamaForCausalLM"], num_hidden_layers=layers)
-        draft = folder("draft", architectures=["LlamaForCausalLMEagle3"], num_hidden_layers=1, draft_vocab_size=32000)
-    engine, speculator = make_engine(
-        target, draft, {"capture_sizes": sizes}, asked.method, load_format="dummy", dtype="bfloat16",
-        max_model_len=2048, max_num_seqs=max(sizes),
-        gpu_memory_utilization=0.5, kv_cache_memory_bytes=24 << 30,
+        target = config_folder("target", architectures=["LlamaForCausalLM"], num_hidden_layers=layers)
+        draft = config_folder("draft", **EAGLE3)
+    engine = Engine(
+        target, draft, "specgraph", asked.method, load_format="dummy", dtype="bfloat16", max_model_len=2048,
+        max_num_seqs=max(sizes), gpu_memory_utilization=0.5, kv_cache_memory_bytes=24 << 30,
+        additional_config={"specgraph": {"capture_sizes": sizes}},
     )  # fmt: skip
+    speculator = engine.speculator
     timer, draw = Timer(speculator), random.Random(0)
     result: dict[str, Any] = {
         "command": " ".join(sys.argv),
-        "environment": environment(),
+        "environment": environment("vllm"),
         "method": asked.method,
         "num_speculative_tokens": K,
         "context": 1024,
@@ -119,12 +104,10 @@ def main() -> None:
         "rows": [],
     }
     print("started", result["start_up_s"], flush=True)
-    while asked.wait_for and not Path(asked.wait_for).exists():
-        time.sleep(0.2)
     for n in sizes:
         for index in range(n):
             prompt = [draw.randrange(1000, 120000) for _ in range(1024)]
-            engine.add_request(f"{n}-{index}", {"prompt_token_ids": prompt}, params(960))
+            engine.start(f"{n}-{index}", prompt, 960)
         names: set[str] = set()
         accepted: dict[str, list[int]] = {"stock": [], "specgraph": []}
         times: dict[str, list[list[float]]] = {way: [[], [], [], []] for way in accepted}
@@ -132,10 +115,10 @@ def main() -> None:
         def steps(count: int, way: str, names: set[str] = names, accepted: dict[str, list[int]] = accepted) -> None:
             speculator.use_vllm = way == "stock"
             for step in range(count):
-                for output in engine.step():
-                    names.add(output.request_id)
-                    if step > 2 and output.outputs[0].token_ids:
-                        accepted[way].append(len(output.outputs[0].token_ids) - 1)
+                for name, new, _, _ in engine.step():
+                    names.add(name)
+                    if step > 2 and new:
+                        accepted[way].append(len(new) - 1)
 
         while len(names) < n:
             steps(1, "stock")  # prompts
@@ -171,11 +154,12 @@ def main() -> None:
                 }
             )
             print(result["rows"][-1], flush=True)
-        result["proposes"] = dict(speculator.counts.by_reason)
+        result["proposes"] = engine.proposes()
         result["seconds"] = round(time.monotonic() - begin, 1)
-        write(asked.out, result)
-        engine.abort_request(sorted(names))
-        while engine.has_unfinished_requests():
+        asked.out.write_text(json.dumps(result) + "\n")
+        for name in sorted(names):
+            engine.abort(name)
+        while engine.llm.has_unfinished_requests():
             engine.step()
     print("proposes", result["proposes"], flush=True)
 

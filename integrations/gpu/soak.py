@@ -1,0 +1,122 @@
+"""A soak of a plugin in its engine: random arrivals, aborts, cached prompts, sampled neighbours; no token may be wrong.
+
+    python integrations/gpu/soak.py --engine vllm --seconds 480 --out soak.json
+
+What every prompt continues with is generated first, 64 at once. A finished greedy request whose tokens are others is
+judged by the target in float32 (judge.py). The file is written every few seconds; `--judge` judges one of a soak that
+was ended early. `--options` are more arguments of the engine, such as '{"page_size": 1}' for SGLang.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from engines import ENGINES, engine_class, environment
+from judge import Judge, judged
+from prompts import soak_prompts
+
+from specgraph import shipped_pair
+
+MAX_LEN, MAX_TOKENS, AT_ONCE, KV_TOKENS = 1024, 256, 48, 24 * 1024
+"""KV_TOKENS: half of what 48 requests can need, so that blocks are evicted and requests preempted."""
+
+
+def soak(
+    engine: Any, prompts: list[list[int]], want: list[list[int]], seconds: float, save: Callable[[dict[str, Any]], None]
+) -> None:
+    """Add, abort and compare for that long; `save` gets the counts and the requests that differ every 5 s."""
+    draw, serial = random.Random(1), 0
+    live: dict[str, tuple[int, int, bool, list[int]]] = {}  # prompt, max_tokens, sampled, tokens so far
+    names = ("requests", "sampled", "aborted", "finished_greedy", "greedy_tokens", "steps", "cached_prompt_tokens")
+    counts: dict[str, Any] = dict.fromkeys((*names, "requests_with_cached_prompt"), 0)
+    differing: dict[tuple[int, ...], int] = {}
+    begin = saved = time.monotonic()
+    while (running := time.monotonic() < begin + seconds) or live:
+        while running and len(live) < AT_ONCE and draw.random() < 0.3:
+            serial += 1
+            prompt, sampled = draw.randrange(len(prompts)), draw.random() < 0.15
+            limit = draw.randrange(1, min(MAX_TOKENS, engine.room(prompts[prompt])) + 1)
+            name = f"request-{serial:09d}"  # of one length: SGLang aborts every request whose name begins with one
+            engine.start(name, prompts[prompt], limit, serial if sampled else None)
+            live[name] = (prompt, limit, sampled, [])
+            counts["requests"] += 1
+            counts["sampled"] += sampled
+        if running and live and draw.random() < 0.03:
+            name = draw.choice(sorted(live))
+            engine.abort(name)
+            del live[name]
+            counts["aborted"] += 1
+        counts["steps"] += 1
+        for name, new, finished, cached in engine.step():
+            if name not in live:
+                continue
+            prompt, limit, sampled, got = live[name]
+            got += new
+            if not finished:
+                continue
+            del live[name]
+            counts["cached_prompt_tokens"] += cached
+            counts["requests_with_cached_prompt"] += cached > 0
+            if sampled:
+                continue
+            counts["finished_greedy"] += 1
+            counts["greedy_tokens"] += len(got)
+            if got != want[prompt][:limit]:
+                key = (prompt, limit, *got)
+                differing[key] = differing.get(key, 0) + 1
+        if time.monotonic() > saved + 5 or not (running or live):
+            saved = time.monotonic()
+            counts["seconds"] = round(saved - begin, 1)
+            save({"soak": counts, "differing": [[times, *key] for key, times in differing.items()]})
+
+
+def judge_file(path: Path, target: Path) -> None:
+    """Judge a soak's file, in place."""
+    result = json.loads(path.read_text())
+    differing = {tuple(key): times for times, *key in result.pop("differing")}
+    result["soak"] |= judged(Judge(target), result.pop("prompts"), result.pop("want"), differing)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print({name: value for name, value in result["soak"].items() if name != "wrong"}, flush=True)
+    print("wrong", result["soak"]["wrong"][:3], flush=True)
+
+
+def main() -> None:
+    """Soak, and judge."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--engine", choices=ENGINES)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--judge", action="store_true", help="only judge the file of --out")
+    parser.add_argument("--seconds", type=float, default=480)
+    parser.add_argument("--way", choices=("stock", "specgraph"), default="specgraph")
+    parser.add_argument("--options", type=json.loads, default={})
+    asked = parser.parse_args()
+    target, draft = shipped_pair()
+    if not asked.judge:
+        make = engine_class(asked.engine).shipped
+        engine = make(target, draft, asked.way, "eagle3", KV_TOKENS, **asked.options)
+        prompts = [prompt for prompt in soak_prompts(target / "tokenizer.json", MAX_LEN) if engine.room(prompt) > 0]
+        want, _ = engine.generate(prompts, 64, MAX_TOKENS)
+        result: dict[str, Any] = {"command": " ".join(sys.argv), "environment": environment(asked.engine)}
+        result |= {"prompts": prompts, "want": want}
+
+        def save(part: dict[str, Any]) -> None:
+            unfinished = asked.out.with_suffix(".part")
+            unfinished.write_text(json.dumps(result | part))
+            unfinished.rename(asked.out)
+
+        soak(engine, prompts, want, asked.seconds, save)
+        whole = json.loads(asked.out.read_text()) | {"proposes": engine.proposes()}
+        asked.out.write_text(json.dumps(whole))
+        engine.close()
+    judge_file(asked.out, target)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""One vLLM engine in this process, as the scripts of this folder use it. Nothing is downloaded."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+K, MAX_LEN = 5, 1024
+KV_BYTES_PER_TOKEN = 2304
+"""Of the shipped target and its EAGLE-3 drafter in float16."""
+
+_ENVIRONMENT = {
+    "VLLM_USE_V2_MODEL_RUNNER": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process: its speculator is in reach
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+}
+for _name, _value in _ENVIRONMENT.items():
+    os.environ.setdefault(_name, _value)  # read when vllm is imported, in the functions below
+
+
+class Engine:
+    """vLLM with the plugin (`way` "specgraph"), without it ("stock"), or with it but without its key ("off")."""
+
+    seeded = True
+    """Sampled requests have seeds, so that their tokens can be compared."""
+
+    def __init__(self, target: str, draft: str | None, way: str, method: str = "eagle3", **arguments: Any) -> None:
+        """`draft` None takes the target's folder (MTP)."""
+        os.environ["VLLM_PLUGINS"] = "" if way == "stock" else "specgraph"
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.model_executor.models import registry
+        from vllm.plugins import load_general_plugins
+        from vllm.usage.usage_lib import UsageContext
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        registry._run_in_subprocess = lambda fn: fn()  # model classes are inspected here: no other interpreter starts
+        load_general_plugins()
+        import vllm.v1.worker.gpu.model_runner as runner
+
+        made: list[Any] = []
+        init = runner.init_speculator
+
+        @functools.wraps(init)
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            made.append(init(*args, **kwargs))
+            return made[-1]
+
+        runner.init_speculator = recorded
+        settings = {"capture_sizes": [1, 4, 16, 32, 64], "log_every": 20000}
+        options: dict[str, Any] = {
+            "model": target,
+            "max_model_len": MAX_LEN,
+            "max_num_seqs": 64,
+            "disable_log_stats": True,
+            "seed": 0,
+            "generation_config": "vllm",
+            "skip_tokenizer_init": True,
+            "speculative_config": {"method": method, "num_speculative_tokens": K} | ({"model": draft} if draft else {}),
+            "additional_config": {"specgraph": settings} if way == "specgraph" else {},
+        }
+        self.llm = LLMEngine.from_engine_args(EngineArgs(**options | arguments), usage_context=UsageContext.LLM_CLASS)
+        self.speculator = made[0]
+
+    @staticmethod
+    def shipped(target: Path, draft: Path | None, way: str, method: str, kv_tokens: int, **options: Any) -> Engine:
+        """An engine for a pair of the shipped one's sizes in float16, with a KV cache for so many tokens."""
+        memory = {"gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": kv_tokens * KV_BYTES_PER_TOKEN}
+        folders = str(target), None if draft is None else str(draft)
+        return Engine(*folders, way, method, **{"dtype": "float16"} | memory | options)
+
+    @staticmethod
+    def room(prompt: list[int]) -> int:
+        """The most new tokens that a prompt may ask for."""
+        return MAX_LEN - len(prompt)
+
+    def start(self, name: str, prompt: list[int], limit: int, seed: int | None = None) -> None:
+        """Add a request: greedy, or at temperature 1 with a seed."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        params = SamplingParams(
+            temperature=0.0 if seed is None else 1.0, seed=seed, max_tokens=limit, ignore_eos=True, detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )  # fmt: skip
+        self.llm.add_request(name, {"prompt_token_ids": prompt}, params)
+
+    def abort(self, name: str) -> None:
+        self.llm.abort_request([name])
+
+    def step(self) -> list[tuple[str, list[int], bool, int]]:
+        """One step; (name, its new tokens, whether it ended, tokens of its prompt that were cached) of each request."""
+        return [
+            (output.request_id, list(output.outputs[0].token_ids), output.finished, output.num_cached_tokens or 0)
+            for output in self.llm.step()
+        ]
+
+    def generate(
+        self, prompts: list[list[int]], at_once: int, max_tokens: int, sampled: bool = False
+    ) -> tuple[list[list[int]], list[int]]:
+        """(tokens by prompt, rounds by number of accepted draft tokens). Sampled: the seed of prompt i is i.
+
+        A request's first output is its prompt's, and its last may be cut, so neither counts.
+        """
+        tokens: list[list[int]] = [[] for _ in prompts]
+        histogram = [0] * (K + 1)
+        for begin in range(0, len(prompts), at_once):
+            part = range(begin, min(begin + at_once, len(prompts)))
+            counts: dict[int, list[int]] = {index: [] for index in part}
+            for index in part:
+                limit = min(max_tokens, self.room(prompts[index]))
+                self.start(str(index), prompts[index], limit, index if sampled else None)
+            while self.llm.has_unfinished_requests():
+                for name, new, _, _ in self.step():
+                    tokens[int(name)] += new
+                    counts[int(name)] += [len(new)] * bool(new)
+            for each in counts.values():
+                for count in each[1:-1]:
+                    histogram[count - 1] += 1
+        return tokens, histogram
+
+    def proposes(self) -> dict[str, int]:
+        """Proposes by who drafted, and why; empty for stock vLLM."""
+        return dict(self.speculator.counts.by_reason) if hasattr(self.speculator, "counts") else {}
+
+    def close(self) -> None:
+        """Nothing is left to do: the engine ends with the process."""
