@@ -95,16 +95,6 @@ def captured(
     return graph
 
 
-def require_forks(platform: Platform) -> None:
-    """For cases of suite 1.0 that the list knows without needs.
-
-    Raises:
-        Absent: other streams can't take part in a capture.
-    """
-    if not (support := platform.capabilities.fork_in_capture):
-        raise Absent(f"fork_in_capture: {support.reason}")
-
-
 def assert_usable(platform: Platform) -> None:
     """Assert that eager work and a new capture both work."""
     assert not platform.is_capturing(), "the stream is still capturing after the capture has failed"

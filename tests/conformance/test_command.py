@@ -79,17 +79,17 @@ def test_a_failure_names_property_hazard_cause_and_how_to_run_it_again(tmp_path:
 
 def test_declared_gaps_are_strict(tmp_path: Path) -> None:
     gap = '[[xfail]]\ncase = "{}"\nowner = "vendor"\nreason = "known"\nlink = ""\n'
-    gaps = gap.format("streams.event-is-reusable") + gap.format("streams.wait-stream-orders") + gap.format("no.such")
+    declared = ("streams.event-is-reusable", "streams.use-switches-and-restores", "no.such")
+    gaps = "".join(gap.format(case) for case in declared)
     extra = "Platform.event = lambda self, **options: 1 / 0\n"
     folder = install(tmp_path / "site", extra=extra, xfails=gaps)
-    cases = ["--case", "streams.event-is-reusable", "--case", "streams.wait-stream-orders"]
+    cases = ["--case", "streams.event-is-reusable", "--case", "streams.use-switches-and-restores"]
     done = specgraph(folder, "conformance", "acme", *cases, "--json", str(tmp_path / "r.json"))
     report = load(tmp_path / "r.json")
-    assert outcomes(report) == {"streams.event-is-reusable": "xfailed", "streams.wait-stream-orders": "failed"}
+    assert outcomes(report) == {"streams.event-is-reusable": "xfailed", "streams.use-switches-and-restores": "failed"}
     assert done.returncode == 1  # a declared case passed, and an entry matches nothing
     assert "no.such" in report["problems"][0]
-    declared = gap.format("streams.event-is-reusable")
-    (folder / "acme_backend" / "xfails.toml").write_text(declared)
+    (folder / "acme_backend" / "xfails.toml").write_text(gap.format("streams.event-is-reusable"))
     assert specgraph(folder, "conformance", "acme", *cases).returncode == 0
 
 
@@ -103,7 +103,7 @@ def test_a_hang_and_a_crash_cost_their_cases_only(tmp_path: Path, capfd: pytest.
     Platform.event = lambda self, *, timing=False, external=False: os._exit(11) if timing else CpuPlatform.event(self)
     """,
     )
-    asked = ["device.memory-figures-agree", "streams.events-time", "streams.event-verbs"]
+    asked = ["device.memory-figures-agree", "streams.events-time", "streams.current-is-per-thread"]
     options = [word for case in asked for word in ("--case", case)]
     done = specgraph(folder, "conformance", "acme", *options, "--timeout", "8", "--json", str(tmp_path / "r.json"))
     assert "plugin.py" in capfd.readouterr().err  # the stack of the hang

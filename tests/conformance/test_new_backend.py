@@ -82,7 +82,7 @@ def test_the_guides_backend_drafts(author: Path) -> None:
     done = run(author, "conformance", "acme", "--quick", *groups, "--json", "drafts.json")
     assert done.returncode == 0, done.stdout
     # Both compute indices out of buffers that the capture writes.
-    indexed = "drafting.trees-belong-to-the-caller[merged]", "drafting.k-follows-the-batch[paged-mtp-modules]"
+    indexed = "drafting.results-belong-to-the-caller[tree-merged]", "drafting.k-follows-the-batch[paged-mtp-modules]"
     done = run(author, "conformance", "acme", *(word for case in indexed for word in ("--case", case)))
     assert done.returncode == 0, done.stdout
 

@@ -10,7 +10,7 @@ from specgraph.device import Graph, Platform
 from specgraph.errors import CaptureError
 
 from specgraph_conformance.case import case
-from specgraph_conformance.rig import captured, expect_equal, on_host, require_forks
+from specgraph_conformance.rig import captured, expect_equal, on_host
 
 
 @case(
@@ -126,9 +126,9 @@ def test_capture_stream(platform: Platform) -> None:
     "capture.fork-and-join",
     "Work on a second stream, forked from the capture and joined to it, is part of the graph.",
     cause="use() inside a capture leaves it, or waits between streams aren't recorded",
+    needs=("fork_in_capture",),
 )
 def test_fork(platform: Platform) -> None:
-    require_forks(platform)
     x = torch.arange(8.0, device=platform.device)
     left, right, total = (torch.zeros(8, device=platform.device) for _ in range(3))
     side = platform.stream()

@@ -12,7 +12,7 @@ from specgraph.errors import CaptureError, SpecgraphError
 from torch import Tensor
 
 from specgraph_conformance.case import case
-from specgraph_conformance.rig import assert_usable, captured, on_host, require_forks
+from specgraph_conformance.rig import assert_usable, captured, on_host
 
 HOST_READS: dict[str, Callable[[Tensor], Any]] = {
     "item": lambda x: x[0].item(),
@@ -144,9 +144,9 @@ def test_exception(platform: Platform) -> None:
     "A forked stream that is never joined to the capture is a CaptureError, and the platform is usable after it.",
     hazard="capture-left-broken",
     cause="the vendor's error at the end of the capture isn't turned into CaptureError",
+    needs=("fork_in_capture",),
 )
 def test_unjoined(platform: Platform) -> None:
-    require_forks(platform)
     x = torch.zeros(8, device=platform.device)
     side = platform.stream()
     platform.synchronize()

@@ -102,35 +102,20 @@ def test_shrinking(platform: Platform, lowering: str, seed: int) -> None:
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
 @case(
-    "drafting.smaller-batch-in-place",
-    "After a larger batch, a smaller one that was written in the drafter's own memory drafts what it drafts alone, and "
-    "writes no KV of the others.",
+    "drafting.smaller-batches-in-place",
+    "Each of several smaller batches that are written in the drafter's own memory, with a larger one before it, drafts "
+    "what it drafts alone, and writes no KV of the others.",
     hazard="stale-padding-in-place",
-    cause="the requests behind a batch in place are those of the last one, and not all of them are made inert",
+    cause="requests behind a batch in place are those of the last one: not all are made inert, or only once",
 )
 def test_shrinking_in_place(platform: Platform, lowering: str, seed: int) -> None:
-    _shrink_in_place(platform, lowering, seed, times=1)
-
-
-@case(
-    "drafting.smaller-batches-in-place",
-    "Each of several smaller batches in place, with a larger one before it, drafts what it drafts alone, and writes no "
-    "KV of the others.",
-    hazard="stale-padding-in-place",
-    cause="the requests behind a batch in place are made inert once, or only where the last batch was in place too",
-)
-def test_shrinking_again(platform: Platform, seed: int) -> None:
-    _shrink_in_place(platform, "auto", seed, times=3)
-
-
-def _shrink_in_place(platform: Platform, lowering: str, seed: int, times: int) -> None:
     config = make_config(decode=lowering, capture_sizes=(4,))
     made, alone = rig(platform, config, "paged"), rig(platform, config, "paged")
     full, small = make_batches(config, made.head.aux_size, seed, [4, 1])
     fresh = [tuple(tensor[small.blocks[0]].clone() for tensor in cache) for cache in alone.caches]
     wanted = alone.round(small).token_ids
     others = [block for block in range(num_blocks(config) - 1) if block + 1 not in small.blocks[0]]
-    for time in range(times):
+    for time in range(3):
         made.round(full)
         for mine, kept in zip(made.caches, fresh, strict=True):
             for tensor, values in zip(mine, kept, strict=True):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from specgraph.device import LOWERINGS, Platform
+from specgraph.draft import DraftTree
 from specgraph.errors import CapacityError, ConfigError, StaleInputError
 
 from specgraph_conformance.case import case
@@ -121,24 +122,33 @@ def test_weights(platform: Platform, lowering: str, seed: int) -> None:
     made.close()
 
 
+RESULTS: dict[str, dict[str, Any]] = {
+    "chain": {"sampled": True},
+    "tree": {"tree": DraftTree(num_steps=3, top_k=2, num_draft_tokens=6)},
+}
+
+
 @pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("shape", RESULTS)
 @case(
     "drafting.results-belong-to-the-caller",
-    "The drafts and distributions of a round don't change with the next one.",
+    "The drafts, distributions and parents of a round don't change with the next ones.",
     hazard="output-aliases-graph-buffer",
     cause="propose hands out the graph's own buffer instead of a copy",
     quick=True,
 )
-def test_results(platform: Platform, lowering: str, seed: int) -> None:
-    made = rig(platform, make_config(decode=lowering, sampled=True), "paged")
-    batches = make_batches(made.config, made.head.aux_size, seed, [4, 4])
-    first = made.propose(batches[0])
-    assert first.probs is not None
-    kept, kept_probs = on_host(first.token_ids), on_host(first.probs)
-    made.propose(batches[1])
+def test_results(platform: Platform, lowering: str, shape: str, seed: int) -> None:
+    made = rig(platform, make_config(decode=lowering, **RESULTS[shape]), "paged")
+    first, *others = make_batches(made.config, made.head.aux_size, seed, [4, 4, 4])
+    drafts = made.propose(first)
+    given = {"drafts": drafts.token_ids, "distributions": drafts.probs, "parents": drafts.parents}
+    kept = {name: (tensor, on_host(tensor)) for name, tensor in given.items() if tensor is not None}
+    assert len(kept) == 2
+    for batch in others:
+        made.propose(batch)
     platform.synchronize()
-    expect_equal(on_host(first.token_ids), kept, "the first round's drafts, after a second round")
-    expect_equal(on_host(first.probs), kept_probs, "the first round's distributions, after a second round")
+    for name, (tensor, before) in kept.items():
+        expect_equal(on_host(tensor), before, f"the first round's {name}, after others")
     made.close()
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
-from specgraph.device import Platform
+from specgraph.device import Platform, Stream
 from specgraph.errors import OrderError
 from torch import Tensor
 
@@ -58,69 +59,40 @@ def test_per_thread(platform: Platform) -> None:
     assert seen == [default]
 
 
+def _by_event(platform: Platform, later: Stream, earlier: Stream) -> None:
+    event = platform.event()
+    event.record(earlier)
+    event.wait(later)
+
+
+ORDERS: dict[str, Callable[[Platform, Stream, Stream], object]] = {
+    # (platform, the stream that waits, the stream whose work so far it waits for)
+    "wait_event": lambda platform, later, earlier: later.wait_event(earlier.record_event()),
+    "wait_stream": lambda platform, later, earlier: later.wait_stream(earlier),
+    "event.wait": _by_event,
+}
+
+
+@pytest.mark.parametrize("way", ORDERS)
 @case(
-    "streams.event-orders-two-streams",
-    "Work after wait_event sees what was done before the event was recorded.",
-    cause="record or wait goes to the wrong stream",
+    "streams.waits-order-two-streams",
+    "Work that a stream is given after it waits for another stream, or for its event, sees what was done before there.",
+    cause="the record or the wait goes to the current stream instead of the named one, or waits for nothing",
     quick=True,
 )
-def test_event_order(platform: Platform) -> None:
+def test_order(platform: Platform, way: str) -> None:
     one, two = platform.stream(), platform.stream()
     x, y = zeros(platform), zeros(platform)
     platform.synchronize()
     for i in range(1, 11):
         with platform.use(one):
             x.fill_(i)
-            done = one.record_event()
-        two.wait_event(done)
+        ORDERS[way](platform, two, one)
         with platform.use(two):
             y.add_(x)
-            back = two.record_event()
-        one.wait_event(back)
+        ORDERS[way](platform, one, two)
     platform.synchronize()
     assert on_host(y).unique().tolist() == [55.0]
-
-
-@case(
-    "streams.wait-stream-orders",
-    "wait_stream orders all later work after all earlier work of the other stream.",
-    cause="wait_stream waits on the host's idea of the stream, or not at all",
-    quick=True,
-)
-def test_wait_stream(platform: Platform) -> None:
-    main, side = platform.current_stream(), platform.stream()
-    x, y = zeros(platform), zeros(platform)
-    for i in range(1, 6):
-        x.fill_(i)
-        side.wait_stream(main)
-        with platform.use(side):
-            y.add_(x)
-        main.wait_stream(side)
-    platform.synchronize()
-    assert on_host(y).unique().tolist() == [15.0]
-
-
-@case(
-    "streams.event-verbs",
-    "record(stream) and wait(stream) work as stream.record_event and wait_event do; a finished event queries true.",
-    cause="the event's stream argument is ignored",
-    quick=True,
-)
-def test_verbs(platform: Platform) -> None:
-    one, two = platform.stream(), platform.stream()
-    x, y = zeros(platform), zeros(platform)
-    platform.synchronize()
-    event = platform.event()
-    with platform.use(one):
-        x.fill_(4)
-    event.record(one)
-    event.wait(two)
-    with platform.use(two):
-        y.copy_(x)
-    two.synchronize()
-    event.synchronize()
-    assert event.query()
-    assert on_host(y).unique().tolist() == [4.0]
 
 
 @case(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 import torch
 from specgraph import ops
 from specgraph.attention import PagedHostAttention
@@ -73,31 +74,18 @@ def _of_each(count: int, step: int) -> list[list[int]]:
     return [[1 + (step + 7 * op + 23 * request) % keys for request in range(REQUESTS)] for op in range(count)]
 
 
+@pytest.mark.parametrize("count", [3, 18])
 @case(
-    "task_update.several-ops-in-a-group",
+    "task_update.ops-of-a-group",
     "An update rewrites every op of a group, each with its own lengths.",
     hazard="group-partly-rewritten",
-    cause="task_update() rewrites the first or the last op of the group only",
+    cause="task_update() rewrites the first or the last op of the group only, or a table of fixed size is too short",
     needs=NEEDS,
 )
-def test_several_ops(platform: Platform) -> None:
-    ops = Ops(platform, 3)
-    for lengths in ([[3, 17, 40], [64, 1, 16], [5, 6, 7]], [[9, 2, 33], [8, 60, 4], [31, 30, 29]]):
-        ops.expect_eager(ops.replay(lengths), lengths, SCALE, "the update")
-    ops.graph.close()
-
-
-@case(
-    "task_update.many-ops-in-a-group",
-    "An update rewrites every op of a group of eighteen, each with its own lengths.",
-    hazard="group-partly-rewritten",
-    cause="a table of fixed size for the ops of a group: those behind its end keep old lengths",
-    needs=NEEDS,
-)
-def test_many_ops(platform: Platform) -> None:
-    ops = Ops(platform, 18)
+def test_several_ops(platform: Platform, count: int) -> None:
+    ops = Ops(platform, count)
     for step in (0, 29):
-        lengths = _of_each(18, step)
+        lengths = _of_each(count, step)
         ops.expect_eager(ops.replay(lengths), lengths, SCALE, "the update")
     ops.graph.close()
 

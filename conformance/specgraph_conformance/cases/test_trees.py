@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -20,9 +21,11 @@ from specgraph_conformance.draft_oracles import one_pass_logits
 from specgraph_conformance.draft_rig import make_batches, make_config
 from specgraph_conformance.oracles import gather_request
 from specgraph_conformance.rig import expect_equal, on_host
-from specgraph_conformance.tree_oracles import PathLogits, block_tree, dense_tree, paths_of
+from specgraph_conformance.tiny_models import Head
+from specgraph_conformance.tree_oracles import DenseTree, PathLogits, block_tree, dense_tree, paths_of
 
 TREE = DraftTree(num_steps=4, top_k=3, num_draft_tokens=12)
+KINDS = ("eagle", "eagle3", "mtp", "draft-model", "dflash", "peagle")
 MARGIN = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.2}
 """How far apart scores must be, by the model's dtype, for the tree to be the only right one."""
 
@@ -36,8 +39,36 @@ MARGIN = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.2}
     cause="rows of a step that see other branches, a wrong parent's hidden state, or a score without its path",
 )
 def test_search(platform: Platform, lowering: str, kind: str, seed: int) -> None:
+    def search(oracle: Head, *given: Any) -> DenseTree:
+        return dense_tree(PathLogits(cast(DraftHead, oracle), *given), TREE)
+
+    _expect_searched(platform, lowering, kind, seed, search)
+
+
+@pytest.mark.parametrize("lowering", LOWERINGS)
+@pytest.mark.parametrize("kind", ["dflash", "peagle"])
+@case(
+    "drafting.parallel-tree-of-a-search",
+    "A drafter that drafts all positions in one pass draws the tree that a float64 search over all paths finds.",
+    hazard="parallel-block-rows",
+    cause="draft_block_tree: logits of another position or request, or paths that are left out too early",
+)
+def test_parallel_search(platform: Platform, lowering: str, kind: str, seed: int) -> None:
+    def search(oracle: Head, *given: Any) -> DenseTree:
+        return block_tree(one_pass_logits(oracle, *given, num_drafts=TREE.num_steps), oracle.draft_to_target, TREE)
+
+    _expect_searched(platform, lowering, kind, seed, search)
+
+
+def _expect_searched(platform: Platform, lowering: str, kind: str, seed: int, search: Callable[..., DenseTree]) -> None:
+    """Compare the trees of some rounds with those of a search.
+
+    Args:
+        search: takes the head in float64, and of one request the accepted tokens, their hidden states, the position of
+            the first, and the keys and values before it.
+    """
     made = rig(platform, make_config(decode=lowering, k=4, tree=TREE), "paged", kind)
-    oracle, compared = cast(DraftHead, float64_head(made, kind)), 0
+    oracle, compared = float64_head(made, kind), 0
     for batch in make_batches(made.config, made.head.aux_size, seed, [3, 4, 1]):
         batch = away_from_the_end(made.config, batch)
         before = [(on_host(cache.key), on_host(cache.value)) for cache in made.caches]
@@ -49,17 +80,16 @@ def test_search(platform: Platform, lowering: str, kind: str, seed: int) -> None
             start, count = batch.start_positions[r] + offset, batch.num_sampled[r]
             keys, values = ([gather_request(cache[i], batch.blocks[r], start) for cache in before] for i in (0, 1))
             aux = batch.aux_hidden[r * q : r * q + count].to(made.head.dtype)
-            logits = PathLogits(oracle, batch.sampled_token_ids[r, :count], aux, start, keys, values)
-            wanted, paths = dense_tree(logits, TREE), paths_of(tokens[r], parents[r])
+            wanted = search(oracle, batch.sampled_token_ids[r, :count], aux, start, keys, values)
             if wanted.margin > MARGIN[made.head.dtype]:
-                assert set(paths) == wanted.paths, f"the tree of request {r}"
+                assert set(paths_of(tokens[r], parents[r])) == wanted.paths, f"the tree of request {r}"
                 compared += 1
     made.close()
     assert compared > 0, "every tree had scores as good as tied"
 
 
 @pytest.mark.parametrize("lowering", CAPTURED)
-@pytest.mark.parametrize("kind", ["eagle", "eagle3", "mtp", "draft-model"])
+@pytest.mark.parametrize("kind", KINDS)
 @case(
     "drafting.trees-equal-eager",
     "Trees, carried states and KV of graphs are bit for bit those of eager, as batches shrink and grow.",
@@ -120,7 +150,7 @@ def test_blocks(platform: Platform, lowering: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("kind", ["eagle", "eagle3", "mtp", "draft-model"])
+@pytest.mark.parametrize("kind", KINDS)
 @case(
     "decoding.trees-give-the-targets-tokens",
     "Greedy output with draft trees is the target's own, over many rounds of accepted paths of every length.",
@@ -181,59 +211,3 @@ def test_after_path(platform: Platform, seed: int) -> None:
                 (short,) = short_of_best(target, head, known[:-1], [first[state.row]])
                 assert short < 0.02, f"after {len(known)} tokens the first node is {short:.2f} short of the best"
     assert accepted > 0, "no path was accepted"
-
-
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("kind", ["dflash", "peagle"])
-@case(
-    "drafting.parallel-tree-of-a-search",
-    "A drafter that drafts all positions in one pass draws the tree that a float64 search over all paths finds.",
-    hazard="parallel-block-rows",
-    cause="draft_block_tree: logits of another position or request, or paths that are left out too early",
-)
-def test_parallel_search(platform: Platform, lowering: str, kind: str, seed: int) -> None:
-    made = rig(platform, make_config(decode=lowering, k=4, tree=TREE), "paged", kind)
-    oracle, compared = float64_head(made, kind), 0
-    for batch in make_batches(made.config, made.head.aux_size, seed, [3, 4, 1]):
-        batch = away_from_the_end(made.config, batch)
-        before = [(on_host(cache.key), on_host(cache.value)) for cache in made.caches]
-        drafts = made.propose(batch)
-        assert drafts.parents is not None
-        tokens, parents, q = on_host(drafts.token_ids).tolist(), on_host(drafts.parents).tolist(), made.config.query_len
-        for r in range(batch.num_requests):
-            start, count = batch.start_positions[r], batch.num_sampled[r]
-            keys, values = ([gather_request(cache[i], batch.blocks[r], start) for cache in before] for i in (0, 1))
-            aux = batch.aux_hidden[r * q : r * q + count].to(made.head.dtype)
-            given = batch.sampled_token_ids[r, :count], aux, start, keys, values
-            wanted = block_tree(one_pass_logits(oracle, *given, TREE.num_steps), oracle.draft_to_target, TREE)
-            if wanted.margin > MARGIN[made.head.dtype]:
-                assert set(paths_of(tokens[r], parents[r])) == wanted.paths, f"the tree of request {r}"
-                compared += 1
-    made.close()
-    assert compared > 0, "every tree had scores as good as tied"
-
-
-@pytest.mark.parametrize("lowering", CAPTURED)
-@pytest.mark.parametrize("kind", ["dflash", "peagle"])
-@case(
-    "drafting.parallel-trees-equal-eager",
-    "Trees and KV of a drafter that drafts all positions in one pass are bit for bit those of eager.",
-    hazard="acceptance-hidden",
-    cause="a tree of rows that the graph was captured with",
-)
-def test_parallel_equals_eager(platform: Platform, lowering: str, kind: str, seed: int) -> None:
-    compare(platform, make_config(decode=lowering, k=4, tree=TREE), "paged", seed, kind)
-
-
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("kind", ["dflash", "peagle"])
-@case(
-    "decoding.parallel-trees-give-the-targets-tokens",
-    "Greedy output is the target's own with the trees of a drafter that drafts all positions in one pass.",
-    hazard="path-kv-not-moved",
-    cause="keys and values of an accepted path that stay where they were drawn",
-)
-def test_parallel_lossless(platform: Platform, lowering: str, kind: str, seed: int) -> None:
-    asked = requests(seed)
-    with decoder(platform, decode=lowering, kind=kind, tree=TREE) as made:
-        expect_targets_tokens(made, asked, generate(made, asked))
