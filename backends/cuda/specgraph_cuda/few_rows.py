@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from specgraph.ops.triton.launch import FewRows
 from specgraph_cuda.few_rows_plan import Plan, plan_for
-from specgraph_cuda.hopper import TensorMap, compiled, is_aligned, launch_early, loaded
-
-_log = logging.getLogger(__name__)
+from specgraph_cuda.hopper import Kernel, TensorMap, is_aligned, launch_early, loaded, text
 
 ChoosePlan = Callable[[bool, int, int, int], "Plan | None"]
 """See `few_rows_plan.plan_for`."""
@@ -61,7 +55,7 @@ def _plan(choose: ChoosePlan, best: bool, x: Tensor, weight: Tensor) -> Plan | N
         return None
     if not is_aligned(x) or not is_aligned(weight) or not weight.is_contiguous():
         return None
-    return plan if _loaded(plan, x.device) is not None else None
+    return plan if loaded(_KERNEL, plan, x.device) is not None else None
 
 
 def _holds_pairs(rows: Tensor) -> bool:
@@ -72,20 +66,11 @@ def _holds_pairs(rows: Tensor) -> bool:
 def source(plan: Plan) -> str:
     """The CUDA text of one variant."""
     names = "rows", "columns", "stage_tiles", "best", "stages", "stage_bytes", "window"
-    defined = [f"#define {name.upper()} {getattr(plan, name)}" for name in names]
-    files = [Path(__file__).parent / name for name in ("hopper.cuh", "few_rows.cuh", "few_rows.cu")]
-    return "\n".join([*defined, "#define AHEAD 0", *(file.read_text() for file in files)])
+    constants = {name: getattr(plan, name) for name in names} | {"ahead": 0}
+    return text(constants, ("hopper.cuh", "few_rows.cuh", "few_rows.cu"))
 
 
-@cache
-def _loaded(plan: Plan, device: torch.device) -> Any | None:
-    """The kernel of one variant in the context of a device; None where it can't be compiled or loaded, and why is
-    logged."""
-    try:
-        return loaded(compiled(source(plan), "few_rows.cu"), "few_rows", plan.memory, device)
-    except RuntimeError as error:
-        _log.warning("linears of few rows run in Triton's kernel, which is slower: %s", str(error).partition("\n")[0])
-        return None
+_KERNEL = Kernel("few_rows", source, "linears of few rows run in Triton's kernel")
 
 
 def _launch(plan: Plan, x: Tensor, weight: Tensor, **tensors: Tensor | None) -> None:
@@ -103,5 +88,4 @@ def _launch(plan: Plan, x: Tensor, weight: Tensor, **tensors: Tensor | None) -> 
         residual_stride=0 if residual is None else residual.stride(0),
     )  # fmt: skip
     maps = TensorMap(x, plan.rows), TensorMap(weight, plan.columns)
-    blocks = plan.blocks(weight.shape[0])
-    launch_early(_loaded(plan, x.device), blocks, plan.threads, plan.memory, x.device, maps, (output,))
+    launch_early(_KERNEL, plan, plan.blocks(weight.shape[0]), plan.threads, x.device, maps, (output,))

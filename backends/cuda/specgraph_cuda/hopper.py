@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from cuda.bindings import driver as cu  # pyright: ignore[reportMissingImports]
@@ -13,6 +16,8 @@ from cuda.bindings import nvrtc  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 from specgraph_cuda.nodes import checked
+
+_log = logging.getLogger(__name__)
 
 
 def why_not() -> str | None:
@@ -39,13 +44,47 @@ def compiled(text: str, name: str) -> bytes:
     return binary
 
 
-def loaded(binary: bytes, name: str, memory: int, device: torch.device) -> Any:
-    """A kernel of a binary in the context of a device, with so many bytes of shared memory."""
-    with torch.cuda.device(device):
-        kernel = checked(cu.cuModuleGetFunction(checked(cu.cuModuleLoadData(binary)), name.encode()))
-        most = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        checked(cu.cuFuncSetAttribute(kernel, most, memory))
-    return kernel
+def text(constants: Mapping[str, object], files: Sequence[str], functions: Sequence[str] = ()) -> str:
+    """The CUDA text of one variant: its constants as macros, its functions, and the files beside this module."""
+    defined = [f"#define {name.upper()} {value}" for name, value in constants.items()]
+    return "\n".join([*defined, *functions, *((Path(__file__).parent / name).read_text() for name in files)])
+
+
+class Plan(Protocol):
+    """How a problem is cut into blocks."""
+
+    @property
+    def memory(self) -> int:
+        """Bytes of shared memory per block."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel that is compiled for each plan."""
+
+    name: str
+    """The name of its function, and of its file without the ending."""
+    source: Callable[[Any], str]
+    """The CUDA text for a plan."""
+    instead: str
+    """What runs where it can't be loaded, for a person."""
+
+
+@cache
+def loaded(kernel: Kernel, plan: Plan, device: torch.device) -> Any | None:
+    """The kernel for a plan in the context of a device; None where it can't be compiled or loaded, and why is logged: a
+    driver older than NVRTC refuses its code."""
+    try:
+        binary = compiled(kernel.source(plan), f"{kernel.name}.cu")
+        with torch.cuda.device(device):
+            function = checked(cu.cuModuleGetFunction(checked(cu.cuModuleLoadData(binary)), kernel.name.encode()))
+            most = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            checked(cu.cuFuncSetAttribute(function, most, plan.memory))
+        return function
+    except RuntimeError as error:
+        _log.warning("%s, which is slower: %s", kernel.instead, str(error).partition("\n")[0])
+        return None
 
 
 def is_aligned(tensor: Tensor) -> bool:
@@ -86,13 +125,12 @@ def _driver() -> ctypes.CDLL:
 
 
 def launch_early(
-    kernel: Any, blocks: int, threads: int, memory: int, device: torch.device, maps: Sequence[TensorMap],
+    kernel: Kernel, plan: Plan, blocks: int, threads: int, device: torch.device, maps: Sequence[TensorMap],
     arguments: Sequence[Any],
 ) -> None:  # fmt: skip
     """Launch on the current stream; the kernel may start before the kernel before it has ended.
 
     Args:
-        memory: bytes of shared memory per block.
         maps, arguments: the kernel's arguments in order, the latter of ctypes.
     """
     addresses = [each.address for each in maps] + [ctypes.addressof(value) for value in arguments]
@@ -103,8 +141,8 @@ def launch_early(
     config = cu.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-    config.sharedMemBytes = memory
+    config.sharedMemBytes = plan.memory
     config.hStream = torch.cuda.current_stream(device).cuda_stream
     config.attrs = [overlap]
     config.numAttrs = 1
-    checked(cu.cuLaunchKernelEx(config, kernel, ctypes.addressof(pointers), 0))
+    checked(cu.cuLaunchKernelEx(config, loaded(kernel, plan, device), ctypes.addressof(pointers), 0))

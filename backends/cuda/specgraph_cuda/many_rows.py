@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from specgraph.ops.triton.launch import ManyRows
-from specgraph_cuda.hopper import TensorMap, compiled, is_aligned, launch_early, loaded
+from specgraph_cuda.hopper import Kernel, TensorMap, is_aligned, launch_early, loaded, text
 from specgraph_cuda.many_rows_plan import Kind, Plan, plan_for
-
-_log = logging.getLogger(__name__)
 
 _EVICT_NORMAL, _EVICT_FIRST = 0x1000000000000000, 0x12F0000000000000
 """Cache hints of a tensor copy, as CUTLASS's `TMA::CacheHintSm90` has them."""
@@ -71,7 +65,7 @@ def _plan(choose: ChoosePlan, kind: Kind, x: Tensor, weight: Tensor) -> Plan | N
         return None
     if not is_aligned(weight) or not weight.is_contiguous() or not _fits(plan, x.shape[1]):
         return None
-    return plan if _loaded(plan, x.device) is not None else None
+    return plan if loaded(_KERNEL, plan, x.device) is not None else None
 
 
 def _fits(plan: Plan, depth: int) -> bool:
@@ -93,27 +87,14 @@ def source(plan: Plan) -> str:
     )
     given = f"float (&sums)[{count}]"
     product = f"{given}, unsigned long long x, unsigned long long weight, int add"
-    return "\n".join(
-        [
-            *(f"#define {name} {value}" for name, value in constants.items()),
-            f"__device__ __forceinline__ void multiply({product}) {{ {multiply} }}",
-            f'__device__ __forceinline__ void keep({given}) {{ asm volatile("" : {sums} :: "memory"); }}',
-            (Path(__file__).parent / "hopper.cuh").read_text(),
-            (Path(__file__).parent / "many_rows.cu").read_text(),
-        ]
+    functions = (
+        f"__device__ __forceinline__ void multiply({product}) {{ {multiply} }}",
+        f'__device__ __forceinline__ void keep({given}) {{ asm volatile("" : {sums} :: "memory"); }}',
     )
+    return text(constants, ("hopper.cuh", "many_rows.cu"), functions)
 
 
-@cache
-def _loaded(plan: Plan, device: torch.device) -> Any | None:
-    """The kernel of one variant in the context of a device; None where it can't be compiled or loaded, and why is
-    logged: a driver older than NVRTC refuses its code."""
-    try:
-        return loaded(compiled(source(plan), "many_rows.cu"), "many_rows", plan.memory, device)
-    except RuntimeError as error:
-        reason = str(error).partition("\n")[0]
-        _log.warning("linears of more than 32 rows run in Triton and the library, which is slower: %s", reason)
-        return None
+_KERNEL = Kernel("many_rows", source, "linears of more than 32 rows run in Triton and the library")
 
 
 def launch(plan: Plan, x: Tensor, weight: Tensor, out: Tensor, **best: Tensor | None) -> None:
@@ -135,4 +116,4 @@ def launch(plan: Plan, x: Tensor, weight: Tensor, out: Tensor, **best: Tensor | 
         _Best(**{name: tensor.data_ptr() for name, tensor in best.items() if tensor is not None}),
     )
     grid = blocks * -(-columns // plan.written) * plan.split
-    launch_early(_loaded(plan, x.device), grid, 128 * plan.groups, plan.memory, x.device, maps, held)
+    launch_early(_KERNEL, plan, grid, 128 * plan.groups, x.device, maps, held)

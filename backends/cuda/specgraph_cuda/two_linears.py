@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from specgraph.ops.triton.launch import TwoLinears
-from specgraph_cuda.hopper import TensorMap, compiled, is_aligned, launch_early, loaded
+from specgraph_cuda.hopper import Kernel, TensorMap, is_aligned, launch_early, loaded, text
 from specgraph_cuda.two_linears_plan import Plan, plan_for
-
-_log = logging.getLogger(__name__)
 
 ChoosePlan = Callable[[bool, int, int, int, int], "Plan | None"]
 """See `two_linears_plan.plan_for`."""
@@ -74,7 +68,7 @@ def two_linears_in_one(choose: ChoosePlan = plan_for) -> TwoLinears:
         plan = choose(gated, x.shape[0], x.shape[1], weight.shape[0], columns)
         if plan is None or not _takes(plan, x, weight, residual, norm, following):
             return None
-        if _loaded(plan, x.device) is None or (progress := memory.take(x.device)) is None:
+        if loaded(_KERNEL, plan, x.device) is None or (progress := memory.take(x.device)) is None:
             return None
         return launch(plan, x, weight, residual, norm, eps, following, progress)
 
@@ -95,20 +89,10 @@ def source(plan: Plan) -> str:
     """The CUDA text of one variant."""
     names = "rows", "first", "second", "halves", "first_tiles", "second_tiles", "stages", "stage_bytes", "window"
     constants = {name: getattr(plan, name) for name in (*names, "ahead", "late")}
-    files = [Path(__file__).parent / name for name in ("hopper.cuh", "few_rows.cuh", "two_linears.cu")]
-    defined = [f"#define {name.upper()} {value}" for name, value in constants.items()]
-    return "\n".join([*defined, *(file.read_text() for file in files)])
+    return text(constants, ("hopper.cuh", "few_rows.cuh", "two_linears.cu"))
 
 
-@cache
-def _loaded(plan: Plan, device: torch.device) -> Any | None:
-    """The kernel of one variant in the context of a device; None where it can't be compiled or loaded, and why is
-    logged."""
-    try:
-        return loaded(compiled(source(plan), "two_linears.cu"), "two_linears", plan.memory, device)
-    except RuntimeError as error:
-        _log.warning("two linears run in two kernels, which is slower: %s", str(error).partition("\n")[0])
-        return None
+_KERNEL = Kernel("two_linears", source, "two linears run in two kernels")
 
 
 def launch(
@@ -139,6 +123,5 @@ def launch(
     )
     pointers = ctypes.c_void_p(out.data_ptr()), ctypes.c_void_p(progress.data_ptr())
     arguments = first, *pointers, ctypes.c_int(columns), ctypes.c_float(eps)
-    blocks = plan.blocks(size, columns)
-    launch_early(_loaded(plan, x.device), blocks, plan.threads, plan.memory, x.device, maps, arguments)
+    launch_early(_KERNEL, plan, plan.blocks(size, columns), plan.threads, x.device, maps, arguments)
     return total, out

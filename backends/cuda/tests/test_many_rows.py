@@ -219,19 +219,19 @@ def test_code_that_the_driver_refuses_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
-    from specgraph_cuda import many_rows
+    from specgraph_cuda import hopper, many_rows
 
     def refused(text: str, name: str) -> bytes:
         raise RuntimeError("a binary for another driver\nand a log of many lines")
 
-    monkeypatch.setattr(many_rows, "compiled", refused)
-    many_rows._loaded.cache_clear()
+    monkeypatch.setattr(hopper, "compiled", refused)
+    hopper.loaded.cache_clear()
     x, weight = (torch.empty(rows, 4096, dtype=torch.bfloat16) for rows in (96, 24576))
     assert many_rows.linears().gated(x, weight) is None
     assert many_rows.linears().gated(x, weight) is None
     (message,) = (message for message in caplog.messages if "a binary for another driver" in message)
     assert "\n" not in message
-    many_rows._loaded.cache_clear()
+    hopper.loaded.cache_clear()
 
 
 def test_rows_that_a_tensor_copy_refuses_are_left_to_the_library() -> None:
@@ -252,7 +252,7 @@ def test_a_plan_with_more_splits_than_tiles_is_left_to_the_library(monkeypatch: 
     from specgraph_cuda import many_rows
 
     launched: list[int] = []
-    monkeypatch.setattr(many_rows, "_loaded", lambda plan, device: "a kernel")
+    monkeypatch.setattr(many_rows, "loaded", lambda kernel, plan, device: "a kernel")
     monkeypatch.setattr(many_rows, "launch", lambda plan, x, weight, out: launched.append(x.shape[1]))
     own = many_rows.linears(lambda *shape: Plan(2, 128, 7, 4, "PARTS"))
     for depth in (64, 192, 200, 256, 264, 320):
