@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -149,15 +150,25 @@ class Engine:
         self.sglang.shutdown()
 
 
-def run_scheduler_process(*args: Any, **options: Any) -> Any:
-    """SGLang's, with a thread that writes the plugin's counts to the file that SPECGRAPH_COUNTS names."""
+def when_the_worker_is_made(act: Callable[[Any], None]) -> None:
+    """In this scheduler process, call `act` with SGLang's worker once it is made."""
     from sglang.srt.managers import scheduler
 
     init = scheduler.Scheduler.maybe_init_draft_worker
 
     def maybe_init_draft_worker(self: Any) -> None:
         init(self)
-        drafting = getattr(self.draft_worker._draft_worker, "specgraph", None)
+        act(self.draft_worker)
+
+    scheduler.Scheduler.maybe_init_draft_worker = maybe_init_draft_worker
+
+
+def run_scheduler_process(*args: Any, **options: Any) -> Any:
+    """SGLang's, with a thread that writes the plugin's counts to the file that SPECGRAPH_COUNTS names."""
+    from sglang.srt.managers import scheduler
+
+    def act(worker: Any) -> None:
+        drafting = getattr(worker._draft_worker, "specgraph", None)
         if drafting is not None:
             threading.Thread(target=write, args=(drafting.counts,), daemon=True).start()
 
@@ -169,5 +180,5 @@ def run_scheduler_process(*args: Any, **options: Any) -> Any:
             part.write_text(json.dumps(dict(counts.by_reason)))
             part.rename(path)
 
-    scheduler.Scheduler.maybe_init_draft_worker = maybe_init_draft_worker
+    when_the_worker_is_made(act)
     return scheduler.run_scheduler_process(*args, **options)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sglang_engine import when_the_worker_is_made
 
 WAYS = ("stock", "specgraph")
 WARM, MEASURED = 4, 12
@@ -102,18 +103,13 @@ def run_scheduler_process(*args: Any, **options: Any) -> Any:
     from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
     asked: dict[str, Any] = json.loads(os.environ["SPECGRAPH_TIMES"])
-    init = scheduler.Scheduler.maybe_init_draft_worker
     share = EagleDraftWorker.init_lm_head
-
-    def maybe_init_draft_worker(self: Any) -> None:
-        init(self)
-        RoundTimer(self.draft_worker, asked["requests"], Path(asked["out"]))
 
     def init_lm_head(self: Any) -> None:
         # Dummy weights have no id map, which every real EAGLE-3 head of a reduced vocabulary has.
         self.draft_runner.model.hot_token_id = torch.arange(asked["draft_vocab_size"]) * 4
         share(self)
 
-    scheduler.Scheduler.maybe_init_draft_worker = maybe_init_draft_worker
+    when_the_worker_is_made(lambda worker: RoundTimer(worker, asked["requests"], Path(asked["out"])))
     EagleDraftWorker.init_lm_head = init_lm_head
     return scheduler.run_scheduler_process(*args, **options)

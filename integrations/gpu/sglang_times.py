@@ -78,11 +78,8 @@ def main() -> None:
                     "requests": n,
                     "way": way,
                     "propose_device_us": median(primed, "draft_us", "extend_us"),
-                    "draft_device_us": median(primed, "draft_us"),
-                    "extend_device_us": median(primed, "extend_us"),
                     "round_us": median(natural, "round_us"),
                     "propose_host_us": median(natural, "host_us"),
-                    "propose_as_it_comes_us": median(natural, "draft_us", "extend_us"),
                     "samples": [MEASURED * len(primed), MEASURED * len(natural)],
                 }
             )

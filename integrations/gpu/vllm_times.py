@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 from engines import EAGLE3, config_folder, environment
-from prompts import acceptance
 from vllm_engine import Engine, K
 
 MIMO = {
@@ -109,22 +108,16 @@ def main() -> None:
             prompt = [draw.randrange(1000, 120000) for _ in range(1024)]
             engine.start(f"{n}-{index}", prompt, 960)
         names: set[str] = set()
-        accepted: dict[str, list[int]] = {"stock": [], "specgraph": []}
-        times: dict[str, list[list[float]]] = {way: [[], [], [], []] for way in accepted}
+        times: dict[str, list[list[float]]] = {way: [[], [], []] for way in ("stock", "specgraph")}
 
-        def steps(count: int, way: str, names: set[str] = names, accepted: dict[str, list[int]] = accepted) -> None:
+        def steps(count: int, way: str, names: set[str] = names) -> None:
             speculator.use_vllm = way == "stock"
-            for step in range(count):
-                for name, new, _, _ in engine.step():
-                    names.add(name)
-                    if step > 2 and new:
-                        accepted[way].append(len(new) - 1)
+            for _ in range(count):
+                names.update(name for name, *_ in engine.step())
 
         while len(names) < n:
             steps(1, "stock")  # prompts
         steps(8, "specgraph")
-        accepted["stock"].clear()
-        accepted["specgraph"].clear()
         for _ in range(asked.turns):
             for way in times:
                 for primed in (False, True):
@@ -138,9 +131,8 @@ def main() -> None:
                     else:
                         times[way][1] += rounds
                         times[way][2] += host
-                        times[way][3] += device
                     timer.requests = 0
-        for way, (device, rounds, host, natural) in times.items():
+        for way, (device, rounds, host) in times.items():
             result["rows"].append(
                 {
                     "requests": n,
@@ -148,9 +140,7 @@ def main() -> None:
                     "propose_device_us": round(statistics.median(device), 1),
                     "round_us": round(statistics.median(rounds), 1),
                     "propose_host_us": round(statistics.median(host), 1),
-                    "propose_as_it_comes_us": round(statistics.median(natural), 1),
                     "samples": [len(device), len(rounds)],
-                    "acceptance_per_position": acceptance([accepted[way].count(j) for j in range(K + 1)]),
                 }
             )
             print(result["rows"][-1], flush=True)
