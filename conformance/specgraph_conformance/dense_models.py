@@ -51,12 +51,12 @@ def run_layers(x: Tensor, layers: Sequence[Any]) -> Pass:
     n, heads, kv_heads, dim = x.shape[0], CONFIG.num_heads, CONFIG.num_kv_heads, CONFIG.head_dim
     all_keys: list[Tensor] = []
     for layer in layers:
-        qkv = rms_norm(x, layer.input_norm) @ layer.qkv.T
+        qkv = rms_norm(x, layer.input_norm) @ layer.qkv.matrix.T
         query, keys, values = qkv.view(n, heads + 2 * kv_heads, dim).split((heads, kv_heads, kv_heads), dim=1)
         keys = rotate(keys)
-        x = x + attention(rotate(query), keys, values, dim**-0.5, Mask()).reshape(n, -1) @ layer.output.T
-        gate, up = (rms_norm(x, layer.post_norm) @ layer.gate_up.T).chunk(2, dim=-1)
-        x = x + (gate * torch.sigmoid(gate) * up) @ layer.down.T
+        x = x + attention(rotate(query), keys, values, dim**-0.5, Mask()).reshape(n, -1) @ layer.output.matrix.T
+        gate, up = (rms_norm(x, layer.post_norm) @ layer.gate_up.matrix.T).chunk(2, dim=-1)
+        x = x + (gate * torch.sigmoid(gate) * up) @ layer.down.matrix.T
         all_keys.append(keys)
     return Pass(x, all_keys)
 
@@ -69,7 +69,7 @@ def run_target(target: Any, token_ids: Sequence[int]) -> Pass:
 
 def run_eagle(head: Any, target_hidden: Tensor, following: Sequence[int]) -> Pass:
     """The EAGLE head over rows 0 to n - 1: row i takes the target's hidden state of i and the token after it."""
-    rows = torch.cat([head.tensors.embed_tokens[list(following)], target_hidden], dim=-1) @ head.tensors.fc.T
+    rows = torch.cat([head.tensors.embed_tokens[list(following)], target_hidden], dim=-1) @ head.tensors.fc.matrix.T
     return run_layers(rows, head.layers)
 
 

@@ -10,7 +10,7 @@ from specgraph_conformance.rig import expect_close, on_host
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 """Of a linear's results, absolute plus relative, by dtype."""
 EPS = 0.04
-"""Of norms: as large as the mean square of the smallest rows of `uneven_rows`, so that another one shows."""
+"""Of norms: as large as the mean square of the smallest rows of `uneven`, so that another one shows."""
 
 
 def random(shape: tuple[int, ...], dtype: torch.dtype, seed: int, scale: float = 1.0) -> Tensor:
@@ -54,6 +54,12 @@ def uneven_rows(rows: int, size: int, dtype: torch.dtype, seed: int) -> Tensor:
     """[rows, size]: rows of magnitude 0.2, 1 and 5 in turns."""
     magnitude = torch.tensor([0.2, 1.0, 5.0])[torch.arange(rows) % 3]
     return (random((rows, size), torch.float32, seed) * magnitude[:, None]).to(dtype)
+
+
+def uneven(g: torch.Generator, rows: int, size: int, dtype: torch.dtype) -> Tensor:
+    """[rows, size]: rows of magnitude 0.2, 1 and 5 in turns."""
+    magnitude = torch.tensor([0.2, 1.0, 5.0])[torch.arange(rows) % 3]
+    return (normal(g, (rows, size)) * magnitude[:, None]).to(dtype)
 
 
 def norm_weight(size: int, dtype: torch.dtype, seed: int) -> Tensor:

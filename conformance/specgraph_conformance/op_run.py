@@ -27,7 +27,10 @@ class Memory:
         size, storage = tensor.element_size(), tensor.untyped_storage()
         self._held = torch.empty(0, dtype=tensor.dtype).set_(storage, 0, (storage.nbytes() // size,), (1,))
         self._first, self._end = GUARD // size, GUARD // size + len(self._held)
-        self._there = torch.zeros_like(self._guarded(), device=device)
+        guarded = torch.full((2 * GUARD + size * len(self._held),), 255, dtype=torch.uint8).view(tensor.dtype)
+        guarded[self._first : self._end] = self._held
+        self._given = guarded
+        self._there = torch.zeros_like(guarded, device=device)
 
     def view(self, tensor: Tensor) -> Tensor:
         """The device's copy of a host tensor of this memory, with the same strides."""
@@ -35,7 +38,7 @@ class Memory:
 
     def load(self) -> None:
         """Copy the host's values, and set the guards."""
-        self._there.copy_(self._guarded())
+        self._there.copy_(self._given)
 
     def store(self, written: list[Tensor], what: str) -> None:
         """Copy the device's values to the host.
@@ -43,7 +46,7 @@ class Memory:
         Args:
             written: tensors of this memory that may have other values now.
         """
-        now, before = on_host(self._there), self._guarded()
+        now, before = on_host(self._there), self._given
         if torch.equal(_bytes(now), _bytes(before)):
             return
         changed = (_bytes(now) != _bytes(before)).view(len(now), -1).any(1)
@@ -57,12 +60,6 @@ class Memory:
 
     def _place(self, whole: Tensor, tensor: Tensor) -> Tensor:
         return whole.as_strided(tensor.size(), tensor.stride(), self._first + tensor.storage_offset())
-
-    def _guarded(self) -> Tensor:
-        size = self._held.element_size()
-        out = torch.full((2 * GUARD + size * len(self._held),), 255, dtype=torch.uint8).view(self._held.dtype)
-        out[self._first : self._end] = self._held
-        return out
 
 
 def run_on(platform: Platform, way: str) -> Run:

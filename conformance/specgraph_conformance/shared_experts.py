@@ -16,6 +16,7 @@ from specgraph.errors import RankError
 from specgraph.models.draft_model import DraftModelHead
 from specgraph.models.experts import Experts, ExpertsConfig
 from specgraph.models.llama import LlamaTarget
+from specgraph.ops.linear import Weight
 from specgraph.parallel import WHOLE, TensorParallel, join_layout
 
 from specgraph_conformance.draft_comparison import TOLERANCE
@@ -59,8 +60,8 @@ def make_mixture(
     layers = [
         replace(
             layer,
-            gate_up=random(count, 2 * inner, HIDDEN)[begin:end].contiguous(),
-            down=random(count, HIDDEN, inner)[begin:end].contiguous(),
+            gate_up=Weight(random(count, 2 * inner, HIDDEN)[begin:end].contiguous()),
+            down=Weight(random(count, HIDDEN, inner)[begin:end].contiguous()),
             experts=Experts(EXPERTS, random(count, HIDDEN) * 4),
             tensor_parallel=split,
         )

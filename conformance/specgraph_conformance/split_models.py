@@ -17,6 +17,7 @@ from specgraph.models.draft_model import DraftModelHead
 from specgraph.models.eagle import EagleHead
 from specgraph.models.layers import DecoderLayer
 from specgraph.models.llama import LlamaTarget
+from specgraph.ops.linear import Weight
 from specgraph.parallel import TensorParallel, join_layout
 from torch import Tensor
 
@@ -94,12 +95,12 @@ def _columns(matrix: Tensor, ranks: TensorParallel) -> Tensor:
 
 def _layer(layer: DecoderLayer, ranks: TensorParallel) -> DecoderLayer:
     heads, kv_heads, dim = CONFIG.num_heads, CONFIG.num_kv_heads, CONFIG.head_dim
-    qkv = layer.qkv.split([heads * dim, kv_heads * dim, kv_heads * dim])
+    qkv = layer.qkv.matrix.split([heads * dim, kv_heads * dim, kv_heads * dim])
     return replace(
         layer,
-        qkv=torch.cat([_rows(part, ranks) for part in qkv]),
-        output=_columns(layer.output, ranks),
-        gate_up=torch.cat([_rows(part, ranks) for part in layer.gate_up.chunk(2)]),
-        down=_columns(layer.down, ranks),
+        qkv=Weight(torch.cat([_rows(part, ranks) for part in qkv])),
+        output=Weight(_columns(layer.output.matrix, ranks)),
+        gate_up=Weight(torch.cat([_rows(part, ranks) for part in layer.gate_up.matrix.chunk(2)])),
+        down=Weight(_columns(layer.down.matrix, ranks)),
         tensor_parallel=ranks,
     )

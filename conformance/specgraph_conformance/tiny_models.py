@@ -20,6 +20,7 @@ from specgraph.models.layers import DecoderLayer
 from specgraph.models.llama import LlamaTarget
 from specgraph.models.mtp import MtpHead, MtpModule
 from specgraph.models.protocol import DraftHead, ParallelHead
+from specgraph.ops.linear import Weight
 from torch import Tensor
 
 VOCAB = 64
@@ -64,6 +65,10 @@ class Weights:
     def random(self, *shape: int, scale: float = 1.0) -> Tensor:
         """Normal values times `scale`."""
         return self.place(torch.randn(shape, generator=self.generator, dtype=torch.float64) * scale)
+
+    def weight(self, rows: int, columns: int, scale: float) -> Weight:
+        """The weight of a linear of normal values times `scale`."""
+        return Weight(self.random(rows, columns, scale=scale))
 
     def place(self, values: Tensor) -> Tensor:
         """`values` rounded to the model's dtype, on the device."""
@@ -123,7 +128,7 @@ def make_head(
 def _eagle(draw: Draw) -> DraftHead:
     embed, lm_head = _vocabulary(draw(0))
     w = draw(2)
-    tensors = EagleWeights(embed_tokens=embed, fc=_fuse(w), fc_bias=None, lm_head=lm_head)
+    tensors = EagleWeights(embed_tokens=embed, fc=_fuse(w), lm_head=lm_head)
     return EagleHead(w.config, tensors, [_layer(w, HIDDEN, gain=0.8)])
 
 
@@ -153,7 +158,7 @@ def _eagle3_parts(draw: Draw, seed: int) -> tuple[Eagle3Config, Eagle3Weights]:
         hidden_norm=w.place(torch.ones(HIDDEN)),
         norm=w.place(torch.ones(HIDDEN)),
         lm_head=w.random(draft_vocab, HIDDEN, scale=0.3),
-        fc=w.random(HIDDEN, len(AUX_LAYERS) * HIDDEN, scale=(len(AUX_LAYERS) * HIDDEN) ** -0.5),
+        fc=w.weight(HIDDEN, len(AUX_LAYERS) * HIDDEN, scale=(len(AUX_LAYERS) * HIDDEN) ** -0.5),
         draft_to_target=(ids - torch.arange(draft_vocab)).to(w.device),
     )
     return Eagle3Config(w.config, HIDDEN, draft_vocab, AUX_LAYERS), tensors
@@ -183,7 +188,7 @@ def _dflash(draw: Draw) -> DFlashHead:
     w = draw(5)
     tensors = DFlashWeights(
         embed_tokens=embed,
-        fc=w.random(HIDDEN, 2 * HIDDEN, scale=(2 * HIDDEN) ** -0.5),
+        fc=w.weight(HIDDEN, 2 * HIDDEN, scale=(2 * HIDDEN) ** -0.5),
         hidden_norm=w.place(torch.ones(HIDDEN)),
         norm=w.place(torch.ones(HIDDEN)),
         lm_head=w.random(VOCAB, HIDDEN, scale=0.3),
@@ -223,10 +228,10 @@ _HEADS: dict[str, Callable[[Draw], Head]] = {
 }
 
 
-def _fuse(w: Weights) -> Tensor:
+def _fuse(w: Weights) -> Weight:
     """[HIDDEN, 2 * HIDDEN]: the embedding, disturbed by the hidden state."""
     mix = torch.randn(HIDDEN, HIDDEN, generator=w.generator, dtype=torch.float64) * (0.8 * HIDDEN**-0.5)
-    return w.place(torch.cat([torch.eye(HIDDEN, dtype=torch.float64), mix], dim=1))
+    return Weight(w.place(torch.cat([torch.eye(HIDDEN, dtype=torch.float64), mix], dim=1)))
 
 
 def _vocabulary(w: Weights) -> tuple[Tensor, Tensor]:
@@ -242,10 +247,10 @@ def _layer(w: Weights, input_size: int, gain: float) -> DecoderLayer:
     config = w.config
     query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     return DecoderLayer(
-        qkv=w.random(query + 2 * kv, input_size, scale=2 * input_size**-0.5),
-        output=w.random(HIDDEN, query, scale=gain * query**-0.5),
+        qkv=w.weight(query + 2 * kv, input_size, scale=2 * input_size**-0.5),
+        output=w.weight(HIDDEN, query, scale=gain * query**-0.5),
         post_norm=w.place(torch.ones(HIDDEN)),
-        gate_up=w.random(2 * config.intermediate_size, HIDDEN, scale=HIDDEN**-0.5),
-        down=w.random(HIDDEN, config.intermediate_size, scale=gain * config.intermediate_size**-0.5),
+        gate_up=w.weight(2 * config.intermediate_size, HIDDEN, scale=HIDDEN**-0.5),
+        down=w.weight(HIDDEN, config.intermediate_size, scale=gain * config.intermediate_size**-0.5),
         input_norm=w.place(torch.ones(HIDDEN)),
     )

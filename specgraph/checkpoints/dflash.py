@@ -114,8 +114,7 @@ def load_dflash(opened: DrafterFolder, target: DraftedTarget) -> DFlashHead:
     fc = load_matrix(folder, ["fc.weight"], [(hidden, len(config.aux_layers) * config.target_hidden_size)])
     weights = DFlashWeights(
         embed_tokens=shared_or_own(folder, "embed_tokens.weight", target, target.embed_tokens, vocabulary, hidden),
-        fc=fc.weight,
-        fc_scale=fc.scale,
+        fc=fc,
         hidden_norm=folder.weight("hidden_norm.weight", (hidden,)),
         norm=folder.weight("norm.weight", (hidden,)),
         lm_head=shared_or_own(folder, "lm_head.weight", target, target.lm_head, config.draft_vocab_size, hidden),

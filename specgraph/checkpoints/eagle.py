@@ -43,9 +43,7 @@ def load_eagle(opened: DrafterFolder, target: DraftedTarget) -> EagleHead:
         embed_tokens=shared_or_own(
             folder, "embed_tokens.weight", target, target.embed_tokens, config.vocab_size, hidden
         ),
-        fc=fusing.weight,
-        fc_scale=fusing.scale,
-        fc_bias=folder.optional_weight(f"{fc}.bias", (hidden,)),
+        fc=fusing._replace(bias=folder.optional_weight(f"{fc}.bias", (hidden,))),
         lm_head=shared_or_own(folder, "lm_head.weight", target, target.lm_head, config.vocab_size, hidden),
     )
     folder.ignore({rf"{re.escape(names[0])}\.input_layernorm\.weight": "the first layer's input norm is the identity"})

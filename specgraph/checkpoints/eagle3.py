@@ -17,7 +17,7 @@ from specgraph.checkpoints.fit import (
 from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.checkpoints.formats import DrafterFolder, DrafterFormat, DrafterReader
 from specgraph.checkpoints.llama import load_decoder_layer
-from specgraph.checkpoints.matrices import Matrix, load_matrix
+from specgraph.checkpoints.matrices import load_matrix
 from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights, PEagleHead
 from specgraph.models.layers import DecoderLayer
 
@@ -161,7 +161,7 @@ def _read(opened: DrafterFolder, target: DraftedTarget) -> tuple[Eagle3Config, E
     ]
     aux_size = max(1, len(config.aux_layers)) * config.target_hidden_size
     takes_hidden_as_it_is = not config.aux_layers and hidden == config.target_hidden_size
-    fc: Matrix | None = None
+    fc, fc_bias = None, folder.optional_weight(f"{prefix}fc.bias", (hidden,))
     if not takes_hidden_as_it_is or f"{prefix}fc.weight" in folder:
         fc = load_matrix(folder, [f"{prefix}fc.weight"], [(hidden, aux_size)])
     # hidden_norm is part of the first layer in the authors' folders; older ones have it at the top level.
@@ -174,9 +174,7 @@ def _read(opened: DrafterFolder, target: DraftedTarget) -> tuple[Eagle3Config, E
         hidden_norm=folder.weight(norm_name if norm_name in folder else f"{prefix}hidden_norm.weight", (hidden,)),
         norm=folder.weight(f"{prefix}norm.weight", (hidden,)),
         lm_head=shared_or_own(folder, lm_head_name, target, target.lm_head, config.draft_vocab_size, hidden),
-        fc=None if fc is None else fc.weight,
-        fc_scale=None if fc is None else fc.scale,
-        fc_bias=folder.optional_weight(f"{prefix}fc.bias", (hidden,)),
+        fc=None if fc is None else fc._replace(bias=fc_bias),
         input_norm=_norm_before_fc(folder, prefix, source, aux_size),
         fc_norms=_fc_norms(folder, prefix, source, config),
         draft_to_target=draft_to_target(folder, config.draft_vocab_size, vocabulary),

@@ -11,6 +11,7 @@ from torch import Tensor
 from specgraph.checkpoints.config_source import ConfigSource
 from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.models.experts import Experts, ExpertsConfig
+from specgraph.models.layers import Weight
 from specgraph.parallel import WHOLE, TensorParallel
 
 
@@ -19,14 +20,10 @@ class LoadedExperts:
     """A layer's mixture: `Experts`, and what the layer holds stacked by expert."""
 
     experts: Experts
-    gate_up: Tensor
+    gate_up: Weight
     """[num_experts, 2 * inner, hidden_size]"""
-    down: Tensor
+    down: Weight
     """[num_experts, hidden_size, inner]"""
-    gate_up_bias: Tensor | None = None
-    """[num_experts, 2 * inner]"""
-    down_bias: Tensor | None = None
-    """[num_experts, hidden_size]"""
 
 
 def experts_config(source: ConfigSource, architecture: str, num_layers: int) -> ExpertsConfig | None:
@@ -126,7 +123,7 @@ def load_experts(
         shared_down = folder.weight(f"{block}.shared_experts.{down}.weight", (hidden, size))
     router = folder.weight(f"{block}.gate.weight", (config.num_experts, hidden))
     experts = Experts(config, router, None, correction, shared_gate_up, shared_down)
-    return LoadedExperts(experts, torch.stack(gate_up), torch.stack(downs))
+    return LoadedExperts(experts, Weight(torch.stack(gate_up)), Weight(torch.stack(downs)))
 
 
 def _own_experts(config: ExpertsConfig, ranks: TensorParallel) -> range:
@@ -151,10 +148,13 @@ def _stacked_experts(
     bias = folder.weight(f"{block}.experts.gate_up_proj_bias", (count, 2 * inner))
     down = matrices("down_proj", hidden, inner)
     router = folder.weight(f"{block}.router.weight", (count, hidden))
+    down_bias = folder.weight(f"{block}.experts.down_proj_bias", (count, hidden))[experts].contiguous()
+
+    def gate_then_up(packed: Tensor) -> Tensor:
+        return torch.cat((packed[experts, ::2][:, part], packed[experts, 1::2][:, part]), dim=1)
+
     return LoadedExperts(
         Experts(config, router, folder.weight(f"{block}.router.bias", (count,))),
-        torch.cat((gate_up[experts, ::2][:, part], gate_up[experts, 1::2][:, part]), dim=1),
-        down[experts, :, part].contiguous(),
-        torch.cat((bias[experts, ::2][:, part], bias[experts, 1::2][:, part]), dim=1),
-        folder.weight(f"{block}.experts.down_proj_bias", (count, hidden))[experts].contiguous(),
+        Weight(gate_then_up(gate_up), gate_then_up(bias)),
+        Weight(down[experts, :, part].contiguous(), down_bias),
     )

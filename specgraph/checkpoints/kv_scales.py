@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,30 +57,31 @@ def scale_kv(folder: CheckpointFolder, prefix: str, layer: DecoderLayer, config:
     # A norm of each key head undoes what its projection is divided by: there the norm is divided.
     parts = [(rows[1], value)] if layer.key_norm is not None else [(rows[0], key), (rows[1], value)]
 
-    def divided(packed: Tensor | None) -> Tensor | None:
-        if packed is not None:
-            packed = packed.clone()
-            for part, factor in parts:
-                packed[..., part] /= factor
+    def divided(packed: Tensor) -> Tensor:
+        packed = packed.clone()
+        for part, factor in parts:
+            packed[..., part] /= factor
         return packed
 
-    changed: dict[str, Any] = {"qkv_bias": divided(layer.qkv_bias), "key_scale": key}
-    if layer.qkv_scale is None:
-        transposed = divided(layer.qkv.t())
-        assert transposed is not None
-        changed["qkv"] = transposed.t().contiguous()
+    qkv, output = layer.qkv, layer.output
+    if qkv.bias is not None:
+        qkv = qkv._replace(bias=divided(qkv.bias))
+    if qkv.scale is None:
+        qkv = qkv._replace(matrix=divided(qkv.matrix.t()).t().contiguous())
     else:
-        changed["qkv_scale"] = divided(layer.qkv_scale)
-    if layer.output_scale is None:
-        changed["output"] = layer.output * value
+        qkv = qkv._replace(scale=divided(qkv.scale))
+    if output.scale is None:
+        output = output._replace(matrix=output.matrix * value)
     else:
-        changed["output_scale"] = layer.output_scale * value
-    if layer.key_norm is not None:
-        changed["key_norm"] = layer.key_norm / key
+        output = output._replace(scale=output.scale * value)
+    changed = qkv.named_tensors("qkv") | output.named_tensors("output")
+    key_norm = None if layer.key_norm is None else layer.key_norm / key
+    if key_norm is not None:
+        changed["key_norm"] = key_norm
     for name, tensor in changed.items():
-        if isinstance(tensor, Tensor) and not bool(tensor.isfinite().all()):
+        if tensor.dtype != torch.float8_e4m3fn and not bool(tensor.isfinite().all()):
             raise CheckpointError(
                 f"{folder.folder}: the scales of {shown(prefix)} for an FP8 KV cache, {key:g} and {value:g}, make "
                 f"{name} overflow {str(tensor.dtype).removeprefix('torch.')}: load it in bfloat16, or with auto"
             )
-    return replace(layer, **changed)
+    return replace(layer, qkv=qkv, output=output, key_norm=key_norm, key_scale=key)

@@ -12,12 +12,12 @@ from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.checkpoints.formats import DrafterFolder, DrafterFormat, DrafterReader
 from specgraph.checkpoints.kv_scales import scale_kv
 from specgraph.checkpoints.latent import load_latent
-from specgraph.checkpoints.matrices import Matrix, load_matrix
+from specgraph.checkpoints.matrices import load_matrix
 from specgraph.checkpoints.model_config import ARCHITECTURES, model_config
 from specgraph.errors import CheckpointError
 from specgraph.models.config import ModelConfig
 from specgraph.models.draft_model import DraftModelHead
-from specgraph.models.layers import DecoderLayer
+from specgraph.models.layers import DecoderLayer, Weight
 from specgraph.models.llama import LlamaTarget
 from specgraph.parallel import Share
 
@@ -57,12 +57,12 @@ def load_decoder_layer(
         loaded = weight(f"{name}.weight", size)
         return loaded + config.norm_offset if config.norm_offset else loaded
 
-    def packed(name: str, names: list[str], sizes: list[int], columns: int, shares: list[Share | None]) -> Matrix:
+    def packed(name: str, names: list[str], sizes: list[int], columns: int, shares: list[Share | None]) -> Weight:
         if config.packed_projections:
             return matrix(name, sum(sizes), columns, share=_packed_share(sizes, shares))
         return load_matrix(folder, [f"{n}.weight" for n in names], [(size, columns) for size in sizes], shares)
 
-    def matrix(name: str, rows: int, columns: int, share: Share | None) -> Matrix:
+    def matrix(name: str, rows: int, columns: int, share: Share | None) -> Weight:
         return load_matrix(folder, [f"{prefix}.{name}.weight"], [(rows, columns)], [share])
 
     # Gemma 3 normalises before and after; there "post_attention" is what follows attention at once.
@@ -71,41 +71,35 @@ def load_decoder_layer(
     latent = None
     if config.latent is not None:
         packed_latent, latent = load_latent(folder, prefix, config, config.latent)
-        projection = Matrix(packed_latent)
+        projection = Weight(packed_latent)
         query = config.num_heads * config.latent.value
     else:
         projection = packed("self_attn.qkv_proj", qkv, [query, kv, kv], width, heads)
     experts = None
     if config.experts is not None and (index is None or config.experts.layers[index]):
         experts = load_experts(folder, prefix, config.experts, hidden, ranks)
+    if config.qkv_bias:
+        bias = folder.stacked([f"{n}.bias" for n in qkv], [(query,), (kv,), (kv,)], heads)
+        projection = projection._replace(bias=bias)
     output = matrix("self_attn.o_proj", hidden, query, share=ranks.share(1, query))
+    if config.output_bias:
+        output = output._replace(bias=weight("self_attn.o_proj.bias", hidden))
     if experts is None:
-        gate_up_bias, down_bias = None, None
-        if config.mlp_bias:
-            gate_up_bias = folder.stacked([f"{n}.bias" for n in gate_up], [(inner,)] * 2, [ranks.share(0, inner)] * 2)
-            down_bias = weight("mlp.down_proj.bias", hidden)
         first = packed("mlp.gate_up_proj", gate_up, [inner, inner], hidden, [ranks.share(0, inner)] * 2)
         second = matrix("mlp.down_proj", hidden, inner, share=ranks.share(1, inner))
+        if config.mlp_bias:
+            bias = folder.stacked([f"{n}.bias" for n in gate_up], [(inner,)] * 2, [ranks.share(0, inner)] * 2)
+            first = first._replace(bias=bias)
+            second = second._replace(bias=weight("mlp.down_proj.bias", hidden))
     else:
-        first, second = Matrix(experts.gate_up), Matrix(experts.down)
-        gate_up_bias, down_bias = experts.gate_up_bias, experts.down_bias
+        first, second = experts.gate_up, experts.down
     layer = DecoderLayer(
-        qkv=projection.weight,
-        output=output.weight,
+        qkv=projection,
+        output=output,
         post_norm=norm(before_mlp),
-        gate_up=first.weight,
-        down=second.weight,
-        qkv_scale=projection.scale,
-        output_scale=output.scale,
-        gate_up_scale=first.scale,
-        down_scale=second.scale,
+        gate_up=first,
+        down=second,
         input_norm=norm("input_layernorm") if input_norm else None,
-        qkv_bias=folder.stacked([f"{n}.bias" for n in qkv], [(query,), (kv,), (kv,)], heads)
-        if config.qkv_bias
-        else None,
-        output_bias=weight("self_attn.o_proj.bias", hidden) if config.output_bias else None,
-        gate_up_bias=gate_up_bias,
-        down_bias=down_bias,
         query_norm=norm("self_attn.q_norm", config.head_dim) if config.qk_norm else None,
         key_norm=norm("self_attn.k_norm", config.head_dim) if config.qk_norm else None,
         experts=None if experts is None else experts.experts,

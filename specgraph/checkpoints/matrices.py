@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,18 +11,10 @@ from specgraph.checkpoints.files import shown
 from specgraph.checkpoints.folder import LARGEST_WEIGHT, CheckpointFolder
 from specgraph.checkpoints.stored import part_of
 from specgraph.errors import CheckpointError
+from specgraph.models.layers import Weight
 from specgraph.parallel import Share
 
 _LARGEST_FP8 = 448.0
-
-
-class Matrix(NamedTuple):
-    """The weight of a linear."""
-
-    weight: Tensor
-    """[out, in], in the folder's dtype or float8_e4m3fn."""
-    scale: Tensor | None = None
-    """Of FP8: float32 [groups, out]; see `specgraph.ops.linear_fp8`."""
 
 
 def load_matrix(
@@ -31,7 +22,7 @@ def load_matrix(
     names: Sequence[str],
     shapes: Sequence[tuple[int, int]],
     shares: Sequence[Share | None] | None = None,
-) -> Matrix:
+) -> Weight:
     """Matrices, or shares of them, joined along their rows: one product instead of several.
 
     They stay FP8 where `folder.keep_fp8` asks for it, all of them are stored so, and their scales are for the same
@@ -47,10 +38,10 @@ def load_matrix(
         if len(kept) == len(parts) and len({scale.shape[0] for _, scale in kept}) == 1:
             folder.kept_fp8.update(names)
             if len(kept) == 1:
-                return Matrix(*kept[0])
+                return Weight(kept[0][0], scale=kept[0][1])
             weight = torch.cat([values.view(torch.uint8) for values, _ in kept]).view(torch.float8_e4m3fn)
-            return Matrix(weight, torch.cat([scale for _, scale in kept], dim=1))
-    return Matrix(folder.stacked(names, shapes, shares))
+            return Weight(weight, scale=torch.cat([scale for _, scale in kept], dim=1))
+    return Weight(folder.stacked(names, shapes, shares))
 
 
 def _fp8(

@@ -22,10 +22,11 @@ from specgraph.checkpoints.fit import DraftedTarget, check_same, drafter_config
 from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.checkpoints.formats import DrafterFolder, DrafterFormat, DrafterReader
 from specgraph.checkpoints.llama import load_decoder_layer
-from specgraph.checkpoints.matrices import Matrix, load_matrix
+from specgraph.checkpoints.matrices import load_matrix
 from specgraph.checkpoints.model_config import require_full_attention
 from specgraph.errors import CheckpointError
 from specgraph.models.config import ModelConfig
+from specgraph.models.layers import Weight
 from specgraph.models.mtp import MtpHead, MtpModule
 
 
@@ -182,14 +183,13 @@ def _load_module(
     name = f"{_name(names.projection, index, target)}.weight"
     if names.hidden_first:
         halves = folder.weight(name, (hidden, 2 * hidden)).chunk(2, dim=1)
-        projection = Matrix(torch.cat(halves[::-1], dim=1))
+        projection = Weight(torch.cat(halves[::-1], dim=1))
     else:
         projection = load_matrix(folder, [name], [(hidden, 2 * hidden)])
     return MtpModule(
         embed_norm=norm(names.embed_norm),
         hidden_norm=norm(names.hidden_norm),
-        projection=projection.weight,
-        projection_scale=projection.scale,
+        projection=projection,
         layer=load_decoder_layer(folder, _name(names.layer, index, target), config),
         norm=norm(names.norm),
     )

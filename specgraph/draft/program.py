@@ -182,7 +182,7 @@ def draft_one(head: DraftHead, b: DraftBuffers, hidden: Tensor) -> None:
         else:
             ops.draft_gumbel(logits, head.draft_to_target, *draws, *picks, b.draft_probs)
     elif out is not None and out.is_split and b.draft_probs is None:
-        part = ops.norm_linear(hidden, out.norm, out.eps, out.weight)
+        part = out.logits(hidden)
         ops.draft_best(candidates(part, out.tensor_parallel), head.draft_to_target, *picks)
     elif out is not None and not out.is_split:
         logits = (hidden, out.norm, out.eps, out.weight, head.draft_to_target)

@@ -12,7 +12,6 @@ from specgraph import ops
 from specgraph.attention import AttentionMetadata, allocate_metadata
 from specgraph.capture import BatchDescriptor, MakeAttend, Phase, StepKind
 from specgraph.draft import Drafter, ProposeBatch, RoundBuffers, SamplingBuffers
-from specgraph.draft.buffers import DraftBuffers
 from specgraph.draft.program import present
 from specgraph.engine.config import EngineConfig, acceptance_chances
 from specgraph.models.protocol import OutputProjection, Target, TargetOutput
@@ -35,13 +34,6 @@ class VerifyBuffers:
     token_ids: Tensor
     """int64 [R * query_len]"""
     metadata: AttentionMetadata
-
-    def copied(self, drafts: DraftBuffers) -> list[tuple[Tensor, Tensor]]:
-        """Tensors here that are copies of a drafter's besides its tokens, each with what is copied."""
-        n, k = self.draft_token_ids.shape
-        if self.draft_probs is None or drafts.draft_probs is None:
-            return []
-        return [(self.draft_probs, drafts.draft_probs[:n, :k])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +192,7 @@ class VerifyProgram:
         config = self.config
         needs_logits = config.sampled or config.logprobs or config.sampling_parameters
         if out is not None and out.is_split and not needs_logits and config.synthetic_acceptance is None:
-            best = candidates(ops.norm_linear(hidden, out.norm, out.eps, out.weight), out.tensor_parallel)
+            best = candidates(out.logits(hidden), out.tensor_parallel)
             results = b.round.sampled_token_ids, b.round.num_sampled
             ops.verify_best(best, b.draft_token_ids, b.round.start_positions, *results)
         else:

@@ -14,18 +14,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from specgraph import ops
 from specgraph.attention import Attend, Store
 from specgraph.models.config import ModelConfig
 from specgraph.models.layers import (
     DecoderLayer,
     attention_layers,
     decoder_blocks,
-    linear,
-    norm_linear,
     rms_norm,
 )
 from specgraph.models.protocol import OutputProjection
 from specgraph.models.split import embedding, whole_logits
+from specgraph.ops.linear import Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class DFlashWeights:
 
     embed_tokens: Tensor
     """[vocab_size, hidden_size]: the target's."""
-    fc: Tensor
+    fc: Weight
     """[hidden_size, aux_size]"""
     hidden_norm: Tensor
     """[hidden_size]"""
@@ -56,8 +56,6 @@ class DFlashWeights:
     lm_head: Tensor
     """[draft_vocab_size, hidden_size]"""
     draft_to_target: Tensor | None
-    fc_scale: Tensor | None = None
-    """Of `fc` in FP8; see `specgraph.ops.linear_fp8`."""
 
 
 def in_one_tensor(layers: Sequence[DecoderLayer]) -> tuple[tuple[DecoderLayer, ...], Tensor | None]:
@@ -67,10 +65,10 @@ def in_one_tensor(layers: Sequence[DecoderLayer]) -> tuple[tuple[DecoderLayer, .
         The layers, whose `qkv` are views of the tensor; and the tensor [num_layers, rows, hidden_size]. Where a
         projection has a bias or is FP8 the layers are as they were, and the tensor is None.
     """
-    if any(layer.qkv_bias is not None or layer.qkv_scale is not None for layer in layers):
+    if any(layer.qkv.bias is not None or layer.qkv.scale is not None for layer in layers):
         return tuple(layers), None
-    packed = torch.stack([layer.qkv for layer in layers])
-    return tuple(replace(layer, qkv=own) for layer, own in zip(layers, packed.unbind(), strict=True)), packed
+    packed = torch.stack([layer.qkv.matrix for layer in layers])
+    return tuple(replace(layer, qkv=Weight(own)) for layer, own in zip(layers, packed.unbind(), strict=True)), packed
 
 
 class DFlashHead:
@@ -91,7 +89,7 @@ class DFlashHead:
 
     def combine(self, aux_hidden: Tensor) -> Tensor:
         """[T, aux_size] -> [T, hidden_size]."""
-        combined = linear(aux_hidden, self.tensors.fc, scale=self.tensors.fc_scale)
+        combined = ops.norm_linear(aux_hidden, None, self.tensors.fc)
         return rms_norm(combined, self.tensors.hidden_norm, self.config.model.rms_norm_eps)
 
     def store_context(self, context: Tensor, store: Store) -> None:
@@ -113,15 +111,7 @@ class DFlashHead:
         if self._qkv is not None:
             weights = self._qkv[:, skip:].transpose(1, 2)
             return torch.bmm(context.expand(len(self.layers), *context.shape), weights).unbind()
-        return [
-            linear(
-                context,
-                layer.qkv[skip:],
-                None if layer.qkv_bias is None else layer.qkv_bias[skip:],
-                None if layer.qkv_scale is None else layer.qkv_scale[:, skip:],
-            )
-            for layer in self.layers
-        ]
+        return [ops.norm_linear(context, None, layer.qkv.rows_from(skip)) for layer in self.layers]
 
     def forward(self, token_ids: Tensor, attend: Attend) -> Tensor:
         """token_ids int64 [R * (1 + K)] -> [R * (1 + K), hidden_size]."""
@@ -138,22 +128,20 @@ class DFlashHead:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, draft_vocab_size]."""
-        logits = norm_linear(hidden, self.tensors.norm, self.config.model.rms_norm_eps, self.tensors.lm_head)
-        return whole_logits(logits, self.tensor_parallel, self.draft_vocab_size)
+        return whole_logits(self.output_projection.logits(hidden), self.tensor_parallel, self.draft_vocab_size)
 
     def weights(self) -> Mapping[str, Tensor]:
         """Everything that the head reads, the rotary table and the vocabulary offsets too."""
         tensors = self.tensors
         named: dict[str, Tensor] = {
             "embed_tokens": tensors.embed_tokens,
-            "fc": tensors.fc,
+            **tensors.fc.named_tensors("fc"),
             "hidden_norm": tensors.hidden_norm,
             "norm": tensors.norm,
             "lm_head": tensors.lm_head,
         }
         optional = {
             "draft_to_target": tensors.draft_to_target,
-            "fc_scale": tensors.fc_scale,
             "rotary": self.attention_layers[0].rotary,
         }
         named.update({name: tensor for name, tensor in optional.items() if tensor is not None})

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from specgraph import ops
 from specgraph.attention import Attend
 from specgraph.models.config import ModelConfig
-from specgraph.models.layers import DecoderLayer, attention_layers, decoder_blocks, linear, pair_linear
-from specgraph.models.protocol import DraftOutput, OutputProjection, PairInput
+from specgraph.models.layers import DecoderLayer, attention_layers, decoder_blocks, linear
+from specgraph.models.protocol import DraftOutput, OutputProjection
 from specgraph.models.split import table_rows, whole_logits
+from specgraph.ops.linear import PairInput, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +27,10 @@ class EagleWeights:
 
     embed_tokens: Tensor
     """[vocab_size, hidden_size]: the target's tensor when shared."""
-    fc: Tensor
+    fc: Weight
     """[hidden_size, 2 * hidden_size]"""
-    fc_bias: Tensor | None
     lm_head: Tensor
     """[vocab_size, hidden_size]: the target's."""
-    fc_scale: Tensor | None = None
-    """Of `fc` in FP8; see `specgraph.ops.linear_fp8`."""
 
 
 class EagleHead:
@@ -62,16 +61,16 @@ class EagleHead:
         tensors, eps = self.tensors, self.config.rms_norm_eps
         if pair is None:
             ids, table = table_rows(token_ids, tensors.embed_tokens, self.tensor_parallel, self.config.vocab_size)
-            x = pair_linear(ids, table, None, hidden, None, eps, tensors.fc, tensors.fc_bias, tensors.fc_scale)
+            x = ops.pair_linear(ids, hidden, PairInput(table, None, None, eps), tensors.fc)
         else:
-            x = linear(pair, tensors.fc, tensors.fc_bias)
+            x = ops.norm_linear(pair, None, tensors.fc)
         x = decoder_blocks(x, self.layers, self.attention_layers, attend, eps, rows)[-1]
         return DraftOutput(x, x)
 
     @property
     def pair_input(self) -> PairInput | None:
         """See `PairHead`."""
-        whole = self.tensor_parallel.size == 1 and self.tensors.fc_scale is None
+        whole = self.tensor_parallel.size == 1 and self.tensors.fc.scale is None
         return PairInput(self.tensors.embed_tokens, None, None, self.config.rms_norm_eps) if whole else None
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -88,11 +87,11 @@ class EagleHead:
         tensors = self.tensors
         named: dict[str, Tensor] = {
             "embed_tokens": tensors.embed_tokens,
-            "fc": tensors.fc,
+            **tensors.fc.named_tensors("fc"),
             "lm_head": tensors.lm_head,
         }
-        optional = {"fc_bias": tensors.fc_bias, "fc_scale": tensors.fc_scale, "rotary": self.attention_layers[0].rotary}
-        named.update({name: tensor for name, tensor in optional.items() if tensor is not None})
+        if (rotary := self.attention_layers[0].rotary) is not None:
+            named["rotary"] = rotary
         for index, layer in enumerate(self.layers):
             named.update(layer.named_tensors(f"layers.{index}"))
         return named

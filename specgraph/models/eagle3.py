@@ -18,19 +18,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specgraph import ops
 from specgraph.attention import Attend
 from specgraph.models.config import ModelConfig
 from specgraph.models.layers import (
     DecoderLayer,
     attention_layers,
     decoder_blocks,
-    linear,
-    norm_linear,
-    pair_linear,
     rms_norm,
 )
-from specgraph.models.protocol import DraftOutput, OutputProjection, PairInput
+from specgraph.models.protocol import DraftOutput, OutputProjection
 from specgraph.models.split import table_rows, whole_logits
+from specgraph.ops.linear import PairInput, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +60,8 @@ class Eagle3Weights:
     """[hidden_size]"""
     lm_head: Tensor
     """[draft_vocab_size, hidden_size]"""
-    fc: Tensor | None
+    fc: Weight | None
     """[hidden_size, aux_size]; None when the target's hidden states are taken unchanged."""
-    fc_bias: Tensor | None = None
-    fc_scale: Tensor | None = None
-    """Of `fc` in FP8; see `specgraph.ops.linear_fp8`."""
     input_norm: Tensor | None = None
     """[aux_size]: one norm over all aux states (`norm_before_fc`)."""
     fc_norms: tuple[Tensor, ...] = ()
@@ -99,7 +95,7 @@ class Eagle3Head:
             aux_hidden = torch.cat(
                 [rms_norm(part, norm, eps) for part, norm in zip(parts, tensors.fc_norms, strict=True)], dim=-1
             )
-        return aux_hidden if tensors.fc is None else linear(aux_hidden, tensors.fc, tensors.fc_bias, tensors.fc_scale)
+        return aux_hidden if tensors.fc is None else ops.norm_linear(aux_hidden, None, tensors.fc)
 
     def forward(
         self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None, pair: Tensor | None = None
@@ -111,11 +107,9 @@ class Eagle3Head:
             hidden, hidden_norm = rms_norm(hidden, hidden_norm, eps), None
         if pair is None:
             ids, table = table_rows(token_ids, tensors.embed_tokens, self.tensor_parallel, self.config.model.vocab_size)
-            qkv = pair_linear(
-                ids, table, first.input_norm, hidden, hidden_norm, eps, first.qkv, first.qkv_bias, first.qkv_scale
-            )
+            qkv = ops.pair_linear(ids, hidden, PairInput(table, first.input_norm, hidden_norm, eps), first.qkv)
         else:
-            qkv = linear(pair, first.qkv, first.qkv_bias)
+            qkv = ops.norm_linear(pair, None, first.qkv)
         x = decoder_blocks(hidden, self.layers, shapes, attend, eps, rows, qkv)[-1]
         # The final norm is part of `logits`, where it is fused with the projection.
         return DraftOutput(x, rms_norm(x, tensors.norm, eps) if self.config.norm_output else x)
@@ -124,14 +118,13 @@ class Eagle3Head:
     def pair_input(self) -> PairInput | None:
         """See `PairHead`."""
         tensors, first = self.tensors, self.layers[0]
-        if self.config.norm_before_residual or self.tensor_parallel.size > 1 or first.qkv_scale is not None:
+        if self.config.norm_before_residual or self.tensor_parallel.size > 1 or first.qkv.scale is not None:
             return None
         return PairInput(tensors.embed_tokens, first.input_norm, tensors.hidden_norm, self.config.model.rms_norm_eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, draft_vocab_size]."""
-        logits = norm_linear(hidden, self.tensors.norm, self.config.model.rms_norm_eps, self.tensors.lm_head)
-        return whole_logits(logits, self.tensor_parallel, self.draft_vocab_size)
+        return whole_logits(self.output_projection.logits(hidden), self.tensor_parallel, self.draft_vocab_size)
 
     @property
     def output_projection(self) -> OutputProjection:
@@ -149,9 +142,7 @@ class Eagle3Head:
             "lm_head": tensors.lm_head,
         }
         optional = {
-            "fc": tensors.fc,
-            "fc_bias": tensors.fc_bias,
-            "fc_scale": tensors.fc_scale,
+            **({} if tensors.fc is None else tensors.fc.named_tensors("fc")),
             "input_norm": tensors.input_norm,
             "draft_to_target": tensors.draft_to_target,
             "rotary": self.attention_layers[0].rotary,

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from specgraph.models.split import add_experts, all_rows
 from specgraph.ops import expert_mlp, norm_gate_up, norm_linear
+from specgraph.ops.linear import Weight
 from specgraph.parallel import WHOLE, TensorParallel
 
 Scoring = Literal["softmax", "sigmoid", "softmax of the chosen"]
@@ -97,29 +98,20 @@ def _within_best_groups(choice: Tensor, config: ExpertsConfig) -> Tensor:
     return groups.masked_fill(~kept[..., None], float("-inf")).view_as(choice)
 
 
-def mixture(
-    x: Tensor,
-    experts: Experts,
-    gate_up: Tensor,
-    down: Tensor,
-    gate_up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    ranks: TensorParallel = WHOLE,
-) -> Tensor:
+def mixture(x: Tensor, experts: Experts, gate_up: Weight, down: Weight, ranks: TensorParallel = WHOLE) -> Tensor:
     """Normalised rows x [T, hidden_size] through the chosen experts and the shared one: [T, hidden_size].
 
-    gate_up, down and their biases are stacked by expert, as in `kernels.expert_mlp`: this rank's experts, or its
-    columns of all of them. The router and the shared expert are whole on every rank.
+    gate_up and down are stacked by expert, as in `ops.expert_mlp`: this rank's experts, or its columns of all of
+    them. The router and the shared expert are whole on every rank.
     """
     config, own, rows = experts.config, ranks.experts, all_rows(x, ranks)
     ids, weights = route(rows, experts)
     first = 0 if own is None else own.part(config.num_experts)[0]
     if own is None and ranks.rank:
-        down_bias = None  # the first rank adds it, once
-    out = expert_mlp(
-        rows, ids, weights, gate_up, down, gate_up_bias, down_bias, config.alpha, config.limit, first_expert=first
-    )
+        down = down._replace(bias=None)  # the first rank adds it, once
+    out = expert_mlp(rows, ids, weights, gate_up, down, config.alpha, config.limit, first_expert=first)
     out = add_experts(out, ranks)
     if experts.shared_gate_up is None or experts.shared_down is None:
         return out
-    return norm_linear(norm_gate_up(x, None, 0.0, experts.shared_gate_up), None, 0.0, experts.shared_down, None, out)
+    inner = norm_gate_up(x, None, Weight(experts.shared_gate_up))
+    return norm_linear(inner, None, Weight(experts.shared_down), out)

@@ -28,6 +28,7 @@ from specgraph.models.eagle import EagleHead, EagleWeights
 from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
 from specgraph.models.layers import DecoderLayer
 from specgraph.models.mtp import MtpHead
+from specgraph.ops.linear import Weight
 
 ROTARY_CLASSES = (
     "RotaryEmbedding",
@@ -54,21 +55,20 @@ def eagle3_head_from_module(
     """
     config, inner = module.config, module.model
     model, draft_vocab, num_aux = config_from_module(module), int(config.draft_vocab_size), inner.num_aux_hidden_states
-    fc, fc_norms = linear_weight(inner.fc), inner.fc_norm
+    fc, fc_norms = linear_of(inner.fc), inner.fc_norm
     weights = Eagle3Weights(
         embed_tokens=vocabulary_rows(inner.embed_tokens, model.vocab_size),
         hidden_norm=plain(inner.layers[0].hidden_norm.weight),
         norm=plain(inner.norm.weight),
         lm_head=vocabulary_rows(module.lm_head, draft_vocab),
         fc=fc,
-        fc_bias=linear_bias(inner.fc),
         input_norm=None if inner.input_norm is None else plain(inner.input_norm.weight),
         fc_norms=() if fc_norms is None else tuple(plain(norm.weight) for norm in fc_norms),
         draft_to_target=None if draft_to_target is None else plain(draft_to_target),
     )
     sizes = Eagle3Config(
         model=model,
-        target_hidden_size=fc.shape[1] // num_aux,
+        target_hidden_size=fc.matrix.shape[1] // num_aux,
         draft_vocab_size=draft_vocab,
         aux_layers=tuple(range(num_aux)),  # the engine's target hands them over; only their number matters
         norm_before_residual=norm_before_residual,
@@ -88,8 +88,7 @@ def eagle_head_from_module(module: Any) -> EagleHead:
     inner, model = module.model, config_from_module(module)
     weights = EagleWeights(
         embed_tokens=vocabulary_rows(inner.embed_tokens, model.vocab_size),
-        fc=linear_weight(inner.fc),
-        fc_bias=linear_bias(inner.fc),
+        fc=linear_of(inner.fc),
         lm_head=vocabulary_rows(module.lm_head, model.vocab_size),
     )
     head = EagleHead(model, weights, [layer_from_module(layer) for layer in inner.layers])
@@ -141,16 +140,12 @@ def layer_from_module(layer: Any) -> DecoderLayer:
     query_norm, key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
     norm: Tensor | None = getattr(getattr(layer, "input_layernorm", None), "weight", None)  # EAGLE-1's first has none
     return DecoderLayer(
-        qkv=linear_weight(attention.qkv_proj),
-        output=linear_weight(attention.o_proj),
+        qkv=linear_of(attention.qkv_proj),
+        output=linear_of(attention.o_proj),
         post_norm=plain(layer.post_attention_layernorm.weight),
-        gate_up=linear_weight(mlp.gate_up_proj),
-        down=linear_weight(mlp.down_proj),
+        gate_up=linear_of(mlp.gate_up_proj),
+        down=linear_of(mlp.down_proj),
         input_norm=None if norm is None else plain(norm),
-        qkv_bias=linear_bias(attention.qkv_proj),
-        output_bias=linear_bias(attention.o_proj),
-        gate_up_bias=linear_bias(mlp.gate_up_proj),
-        down_bias=linear_bias(mlp.down_proj),
         query_norm=None if query_norm is None else plain(query_norm.weight),
         key_norm=None if key_norm is None else plain(key_norm.weight),
     )
@@ -186,10 +181,14 @@ def vocabulary_rows(module: Any, size: int) -> Tensor:
     return weight[:size]
 
 
-def linear_bias(module: Any) -> Tensor | None:
-    """The bias [out] of a linear; None where it has none."""
+def linear_of(module: Any) -> Weight:
+    """The weight of a linear, with its bias where it has one.
+
+    Raises:
+        UnsupportedError: as `linear_weight`.
+    """
     bias: Tensor | None = getattr(module, "bias", None)
-    return None if bias is None else plain(bias)
+    return Weight(linear_weight(module), None if bias is None else plain(bias))
 
 
 def plain(tensor: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from specgraph.ops import norm_linear
+from specgraph.ops.linear import Norm, Weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,8 @@ def latent_heads(projected: Tensor, weights: LatentAttention) -> tuple[Tensor, T
     query_size = projected.shape[1] - config.rank - config.rotated
     query, latent, shared = projected.split((query_size, config.rank, config.rotated), dim=-1)
     if weights.query_up is not None:
-        query = norm_linear(query, weights.query_norm, config.eps, weights.query_up)
+        norm = None if weights.query_norm is None else Norm(weights.query_norm, config.eps)
+        query = norm_linear(query, norm, Weight(weights.query_up))
     plain, rotated = query.view(rows, -1, config.plain + config.rotated).split((config.plain, config.rotated), dim=-1)
     absorbed = torch.bmm(plain.transpose(0, 1), weights.key_up).transpose(0, 1)
     latent = functional.rms_norm(latent, (config.rank,), weights.norm, config.eps)

@@ -17,19 +17,18 @@ from specgraph.attention import Attend, AttentionLayer
 from specgraph.models.config import Activation, ModelConfig
 from specgraph.models.experts import Experts, mixture
 from specgraph.models.latent import LatentAttention, latent_heads, latent_values
-from specgraph.models.matrices import linear, norm_gate_up, norm_linear, pair_linear
 from specgraph.models.rotary import rotary_table
 from specgraph.models.split import embedding, row_parallel
+from specgraph.ops.linear import Norm, Weight
 from specgraph.parallel import WHOLE, TensorParallel
 
 __all__ = [
     "DecoderLayer",
+    "Weight",
     "attention_layers",
     "decoder_blocks",
     "embedding",
     "linear",
-    "norm_linear",
-    "pair_linear",
     "rms_norm",
     "split_heads",
     "take_rows",
@@ -41,6 +40,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return functional.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
+def linear(x: Tensor, matrix: Tensor) -> Tensor:
+    """x [T, in] @ matrix.T, of a matrix [out, in] in the model's dtype."""
+    return ops.norm_linear(x, None, Weight(matrix))
+
+
 def take_rows(x: Tensor, rows: Tensor) -> Tensor:
     """x[rows]: x [T, size], rows int64 [R] -> [R, size]."""
     out = x.new_empty(rows.shape[0], x.shape[1])
@@ -50,27 +54,20 @@ def take_rows(x: Tensor, rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """Weights of one layer. Query, key and value projections are packed in one matrix, gate and up in another.
+    """Weights of one layer. Query, key and value projections are packed in one matrix, gate and up in another."""
 
-    Each of the four matrices is float8_e4m3fn where it has a scale: see `specgraph.ops.linear_fp8`.
-    """
-
-    qkv: Tensor
+    qkv: Weight
     """[(num_heads + 2 * num_kv_heads) * head_dim, input size]; see `LatentAttention` for a layer with latents."""
-    output: Tensor
+    output: Weight
     """[hidden_size, num_heads * head_dim]; per head the size of its value in a layer with latents."""
     post_norm: Tensor
     """[hidden_size], between attention and MLP."""
-    gate_up: Tensor
+    gate_up: Weight
     """[2 * intermediate_size, hidden_size]; with experts [num_experts, 2 * inner, hidden_size]."""
-    down: Tensor
+    down: Weight
     """[hidden_size, intermediate_size]; with experts [num_experts, hidden_size, inner]."""
     input_norm: Tensor | None = None
     """[hidden_size]; None where the layer takes its input as it is (EAGLE-1)."""
-    qkv_bias: Tensor | None = None
-    output_bias: Tensor | None = None
-    gate_up_bias: Tensor | None = None
-    down_bias: Tensor | None = None
     query_norm: Tensor | None = None
     """[head_dim] (Qwen3)."""
     key_norm: Tensor | None = None
@@ -83,10 +80,6 @@ class DecoderLayer:
     """[hidden_size]: norm of the attention's output (Gemma 3)."""
     mlp_norm: Tensor | None = None
     """[hidden_size]: norm of the MLP's output (Gemma 3)."""
-    qkv_scale: Tensor | None = None
-    output_scale: Tensor | None = None
-    gate_up_scale: Tensor | None = None
-    down_scale: Tensor | None = None
     key_scale: float = 1.0
     """Keys here are that many times smaller than the model's, a power of two that the scores are multiplied by: so an
     FP8 cache holds them within its range. The same for values is undone by `output`."""
@@ -99,6 +92,9 @@ class DecoderLayer:
     def named_tensors(self, prefix: str) -> dict[str, Tensor]:
         """The tensors by dotted name, for the read-set."""
         own = {f"{prefix}.{f.name}": v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+        for name in ("qkv", "output", "gate_up", "down"):
+            weight: Weight = getattr(self, name)
+            own |= weight.named_tensors(f"{prefix}.{name}")
         for part in (self.experts, self.latent):
             own |= {} if part is None else part.named_tensors(prefix)
         return own
@@ -150,7 +146,8 @@ def decoder_blocks(
     qkv = first_qkv
     for place, (layer, shape) in enumerate(zip(layers, shapes, strict=True)):
         if qkv is None:
-            qkv = norm_linear(x, layer.input_norm, eps, layer.qkv, layer.qkv_bias, scale=layer.qkv_scale)
+            norm = None if layer.input_norm is None else Norm(layer.input_norm, eps)
+            qkv = ops.norm_linear(x, norm, layer.qkv)
         following = layers[place + 1] if place + 1 < len(layers) else None
         chosen = rows if following is None else None
         x, qkv = _attention_and_mlp(x, qkv, layer, shape, first_index + place, attend, eps, chosen, following)
@@ -179,20 +176,18 @@ def _attention_and_mlp(
     if rows is not None:
         attended, residual = take_rows(attended, rows), take_rows(residual, rows)
     if _is_plain(layer):
-        output = layer.output, layer.output_bias
-        mlp = layer.post_norm, eps, layer.gate_up, layer.gate_up_bias
-        residual, inner = ops.linear_norm_gate_up(attended, *output, residual, *mlp)
-        if following is not None and following.input_norm is not None and following.qkv_scale is None:
-            projection = following.input_norm, eps, following.qkv, following.qkv_bias
-            return ops.linear_norm_linear(inner, layer.down, layer.down_bias, residual, *projection)
-        return norm_linear(inner, None, 0.0, layer.down, layer.down_bias, residual), None
+        norm = Norm(layer.post_norm, eps)
+        residual, inner = ops.linear_norm_gate_up(attended, layer.output, residual, norm, layer.gate_up)
+        if following is not None and following.input_norm is not None:
+            norm = Norm(following.input_norm, eps)
+            return ops.linear_norm_linear(inner, layer.down, residual, norm, following.qkv)
+        return ops.norm_linear(inner, None, layer.down, residual), None
     return _general_mlp(attended, residual, layer, eps), None
 
 
 def _is_plain(layer: DecoderLayer) -> bool:
     """Whether nothing but a residual sum and a norm lies between attention, MLP and the next layer."""
-    scales = layer.output_scale, layer.gate_up_scale, layer.down_scale
-    others = layer.attention_norm, layer.mlp_norm, layer.experts, *scales
+    others = layer.attention_norm, layer.mlp_norm, layer.experts
     return layer.activation == "silu" and layer.tensor_parallel.size == 1 and all(other is None for other in others)
 
 
@@ -200,23 +195,22 @@ def _general_mlp(attended: Tensor, residual: Tensor, layer: DecoderLayer, eps: f
     """A layer after its attention, with whatever lies between its linears."""
     ranks = layer.tensor_parallel
     if layer.attention_norm is None:
-        residual = row_parallel(attended, layer.output, layer.output_bias, residual, ranks, layer.output_scale)
+        residual = row_parallel(attended, layer.output, residual, ranks)
     else:
-        out = row_parallel(attended, layer.output, layer.output_bias, None, ranks, layer.output_scale)
+        out = row_parallel(attended, layer.output, None, ranks)
         residual = residual + rms_norm(out, layer.attention_norm, eps)
     if layer.experts is not None:
         x = rms_norm(residual, layer.post_norm, eps)
-        biases = layer.gate_up_bias, layer.down_bias
-        return residual + mixture(x, layer.experts, layer.gate_up, layer.down, *biases, ranks)
+        return residual + mixture(x, layer.experts, layer.gate_up, layer.down, ranks)
+    norm = Norm(layer.post_norm, eps)
     if layer.activation == "silu":
-        inner = norm_gate_up(residual, layer.post_norm, eps, layer.gate_up, layer.gate_up_bias, layer.gate_up_scale)
+        inner = ops.norm_gate_up(residual, norm, layer.gate_up)
     else:
-        bias, scale = layer.gate_up_bias, layer.gate_up_scale
-        gate, up = norm_linear(residual, layer.post_norm, eps, layer.gate_up, bias, scale=scale).chunk(2, dim=-1)
+        gate, up = ops.norm_linear(residual, norm, layer.gate_up).chunk(2, dim=-1)
         inner = functional.gelu(gate, approximate="tanh") * up
     if layer.mlp_norm is None:
-        return row_parallel(inner, layer.down, layer.down_bias, residual, ranks, layer.down_scale)
-    out = row_parallel(inner, layer.down, layer.down_bias, None, ranks, layer.down_scale)
+        return row_parallel(inner, layer.down, residual, ranks)
+    out = row_parallel(inner, layer.down, None, ranks)
     return residual + rms_norm(out, layer.mlp_norm, eps)
 
 

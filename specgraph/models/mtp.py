@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from specgraph import ops
 from specgraph.attention import Attend
 from specgraph.models.config import ModelConfig
 from specgraph.models.layers import (
@@ -22,11 +23,11 @@ from specgraph.models.layers import (
     attention_layers,
     decoder_blocks,
     linear,
-    pair_linear,
     rms_norm,
 )
-from specgraph.models.protocol import DraftOutput, OutputProjection, PairInput
+from specgraph.models.protocol import DraftOutput, OutputProjection
 from specgraph.models.split import table_rows, whole_logits
+from specgraph.ops.linear import PairInput, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +38,19 @@ class MtpModule:
     """[hidden_size]"""
     hidden_norm: Tensor
     """[hidden_size]"""
-    projection: Tensor
+    projection: Weight
     """[hidden_size, 2 * hidden_size]: columns of the embedding first."""
     layer: DecoderLayer
     norm: Tensor
     """[hidden_size]"""
-    projection_scale: Tensor | None = None
-    """Of `projection` in FP8; see `specgraph.ops.linear_fp8`."""
 
     def named_tensors(self, prefix: str) -> dict[str, Tensor]:
         """The tensors by dotted name, for the read-set."""
-        scale = {} if self.projection_scale is None else {f"{prefix}.projection_scale": self.projection_scale}
         return {
             f"{prefix}.embed_norm": self.embed_norm,
             f"{prefix}.hidden_norm": self.hidden_norm,
-            f"{prefix}.projection": self.projection,
+            **self.projection.named_tensors(f"{prefix}.projection"),
             f"{prefix}.norm": self.norm,
-            **scale,
             **self.layer.named_tensors(f"{prefix}.layer"),
         }
 
@@ -111,10 +108,10 @@ class MtpHead:
         module, eps = self.modules[step], self.config.rms_norm_eps
         if pair is None:
             ids, table = table_rows(token_ids, self.embed_tokens, self.tensor_parallel, self.config.vocab_size)
-            norms, projection = (module.embed_norm, module.hidden_norm), module.projection
-            x = pair_linear(ids, table, norms[0], hidden, norms[1], eps, projection, scale=module.projection_scale)
+            taken = PairInput(table, module.embed_norm, module.hidden_norm, eps)
+            x = ops.pair_linear(ids, hidden, taken, module.projection)
         else:
-            x = linear(pair, module.projection)
+            x = ops.norm_linear(pair, None, module.projection)
         shape = self.attention_layers[step]
         x = decoder_blocks(x, [module.layer], [shape], attend, eps, rows, first_index=step)[-1]
         normed = rms_norm(x, module.norm, eps)
@@ -124,7 +121,7 @@ class MtpHead:
     def pair_input(self) -> PairInput | None:
         """See `PairHead`; of the first module."""
         module = self.modules[0]
-        if self.tensor_parallel.size > 1 or module.projection_scale is not None:
+        if self.tensor_parallel.size > 1 or module.projection.scale is not None:
             return None
         return PairInput(self.embed_tokens, module.embed_norm, module.hidden_norm, self.config.rms_norm_eps)
 

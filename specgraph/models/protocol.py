@@ -9,7 +9,9 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from specgraph import ops
 from specgraph.attention import Attend, AttentionLayer, Store
+from specgraph.ops.linear import Norm, PairInput, Weight
 from specgraph.parallel import WHOLE, TensorParallel
 
 
@@ -117,19 +119,6 @@ class DraftHead(Head, Protocol):
         ...
 
 
-class PairInput(NamedTuple):
-    """What the first linear of a head takes: cat(rms_norm(table[token]), rms_norm(hidden))."""
-
-    table: Tensor
-    """[vocab, E]"""
-    table_norm: Tensor | None
-    """[E]; None for no norm."""
-    hidden_norm: Tensor | None
-    """[hidden_size]; None for no norm."""
-    eps: float
-    """Of both norms."""
-
-
 @runtime_checkable
 class PairHead(DraftHead, Protocol):
     """A `DraftHead` whose later steps may get the input of their first linear, made by the op that picked the token."""
@@ -163,6 +152,11 @@ class OutputProjection:
     def is_split(self) -> bool:
         """Whether `weight` is one rank's part."""
         return self.vocab_size is not None and self.weight.shape[0] != self.vocab_size
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [N, hidden_size] -> logits [N, rows of `weight`]."""
+        norm = None if self.norm is None else Norm(self.norm, self.eps)
+        return ops.norm_linear(hidden, norm, Weight(self.weight))
 
 
 @runtime_checkable

@@ -10,30 +10,23 @@ from torch import Tensor
 from torch.nn import functional
 
 from specgraph import ops
-from specgraph.models.matrices import norm_linear
+from specgraph.ops.linear import Weight
 from specgraph.parallel import WHOLE, TensorParallel
 
 
-def row_parallel(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    ranks: TensorParallel,
-    scale: Tensor | None = None,
-) -> Tensor:
+def row_parallel(x: Tensor, weight: Weight, residual: Tensor | None, ranks: TensorParallel) -> Tensor:
     """x @ weight.T + bias + residual, where each rank has some of the columns that are added up.
 
     Args:
         x: [T, this rank's columns].
-        weight: [out, this rank's columns].
-        bias: [out], residual: [T, out]: whole. The first rank adds them, so no op follows the all-reduce.
-        scale: of an FP8 weight, this rank's part.
+        weight: [out, this rank's columns], with the whole bias.
+        residual: [T, out]. The first rank adds it and the bias, so no op follows the all-reduce.
     """
     if ranks.size == 1:
-        return norm_linear(x, None, 0.0, weight, bias, residual, scale)
-    first = ranks.rank == 0
-    out = norm_linear(x, None, 0.0, weight, bias if first else None, residual if first else None, scale)
+        return ops.norm_linear(x, None, weight, residual)
+    if ranks.rank:
+        weight, residual = weight._replace(bias=None), None
+    out = ops.norm_linear(x, None, weight, residual)
     ops.all_reduce(out, ranks.group)
     return out
 

@@ -7,8 +7,17 @@ from specgraph.ops.draft_sampling import draft_block_greedy, draft_block_gumbel,
 from specgraph.ops.experts import expert_mlp
 from specgraph.ops.kv_cache import KVCache, NewRows, rotate_and_store
 from specgraph.ops.library import implement
-from specgraph.ops.linear import greedy_block_head, greedy_head, gumbel_head, norm_gate_up, norm_linear, pair_linear
-from specgraph.ops.linear_fp8 import norm_gate_up_fp8, norm_linear_fp8, pair_linear_fp8
+from specgraph.ops.linear import (
+    Norm,
+    PairInput,
+    Weight,
+    greedy_block_head,
+    greedy_head,
+    gumbel_head,
+    norm_gate_up,
+    norm_linear,
+    pair_linear,
+)
 from specgraph.ops.next_step import greedy_next_step
 from specgraph.ops.paged_attention import DeviceLengths, HostLengths, Mask, paged_attention, paged_attention_host
 from specgraph.ops.past_rows import begin_modules, keep_rows
@@ -26,6 +35,9 @@ __all__ = [
     "KVCache",
     "Mask",
     "NewRows",
+    "Norm",
+    "PairInput",
+    "Weight",
     "adjust_logits",
     "advance",
     "advance_tree",
@@ -63,13 +75,10 @@ __all__ = [
     "move_kv",
     "next_verify",
     "norm_gate_up",
-    "norm_gate_up_fp8",
     "norm_linear",
-    "norm_linear_fp8",
     "paged_attention",
     "paged_attention_host",
     "pair_linear",
-    "pair_linear_fp8",
     "publish_round",
     "rotate_and_store",
     "shift_token_ids",

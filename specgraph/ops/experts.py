@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from specgraph.ops.library import op
+from specgraph.ops.linear import Weight, product
 
 
 def gated(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
@@ -27,6 +28,10 @@ def gated(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
         return functional.silu(gate) * up
     gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
     return gate * torch.sigmoid(gate * alpha) * (up + 1)
+
+
+def _of(stacked: Weight, expert: int) -> Weight:
+    return Weight(stacked.matrix[expert], None if stacked.bias is None else stacked.bias[expert])
 
 
 def _grouped(
@@ -55,21 +60,18 @@ def _on_host(
     x: Tensor,
     expert_ids: Tensor,
     expert_weights: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    gate_up_bias: Tensor | None = None,
-    down_bias: Tensor | None = None,
+    gate_up: Weight,
+    down: Weight,
     alpha: float = 1.0,
     limit: float = 0.0,
     first_expert: int = 0,
 ) -> Tensor:
-    rows, order, ends, _ = _grouped(x, expert_ids, gate_up.shape[0], first_expert)
+    rows, order, ends, _ = _grouped(x, expert_ids, gate_up.matrix.shape[0], first_expert)
     out = torch.zeros_like(rows)
     for expert, (begin, end) in enumerate(pairwise([0, *ends.tolist()])):
         if begin < end:
-            bias = None if gate_up_bias is None else gate_up_bias[expert]
-            inner = gated(functional.linear(rows[begin:end], gate_up[expert], bias), alpha, limit)
-            out[begin:end] = functional.linear(inner, down[expert], None if down_bias is None else down_bias[expert])
+            inner = gated(product(rows[begin:end], _of(gate_up, expert)), alpha, limit)
+            out[begin:end] = product(inner, _of(down, expert))
     return _combined(out, order, expert_weights)
 
 
@@ -77,32 +79,28 @@ def grouped_expert_mlp(
     x: Tensor,
     expert_ids: Tensor,
     expert_weights: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    gate_up_bias: Tensor | None = None,
-    down_bias: Tensor | None = None,
+    gate_up: Weight,
+    down: Weight,
     alpha: float = 1.0,
     limit: float = 0.0,
     first_expert: int = 0,
 ) -> Tensor:
     """`expert_mlp` by torch's grouped matmul, for devices that have one: bfloat16, rows of a multiple of 16 bytes.
 
-    Other dtypes and sizes, and versions of torch without it, run the reference.
+    Not for other dtypes and sizes, nor versions of torch without it.
     """
     matmul: Callable[..., Tensor] | None = getattr(torch, "_grouped_mm", None)  # public only in newer versions
-    aligned = x.dtype is torch.bfloat16 and gate_up.shape[2] % 8 == 0 and down.shape[2] % 8 == 0
-    if matmul is None or not aligned:
-        return expert_mlp.reference(
-            x, expert_ids, expert_weights, gate_up, down, gate_up_bias, down_bias, alpha, limit, first_expert
-        )
-    count = gate_up.shape[0]
+    aligned = all(weight.matrix.shape[2] % 8 == 0 for weight in (gate_up, down))
+    if matmul is None or x.dtype is not torch.bfloat16 or not aligned:
+        return NotImplemented
+    count = gate_up.matrix.shape[0]
     rows, order, ends, expert = _grouped(x, expert_ids, count, first_expert)
 
-    def product(y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        out = matmul(y, weight.transpose(-2, -1), offs=ends)
-        return out if bias is None else out + bias[expert.clamp(max=count - 1)]
+    def products(y: Tensor, weight: Weight) -> Tensor:
+        out = matmul(y, weight.matrix.transpose(-2, -1), offs=ends)
+        return out if weight.bias is None else out + weight.bias[expert.clamp(max=count - 1)]
 
-    out = product(gated(product(rows, gate_up, gate_up_bias), alpha, limit), down, down_bias)
+    out = products(gated(products(rows, gate_up), alpha, limit), down)
     out = torch.where((expert < count)[:, None], out, 0)  # the product leaves rows past the last end unwritten
     return _combined(out, order, expert_weights)
 
@@ -116,10 +114,8 @@ def expert_mlp(
     x: Tensor,
     expert_ids: Tensor,
     expert_weights: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-    gate_up_bias: Tensor | None = None,
-    down_bias: Tensor | None = None,
+    gate_up: Weight,
+    down: Weight,
     alpha: float = 1.0,
     limit: float = 0.0,
     first_expert: int = 0,
@@ -133,8 +129,8 @@ def expert_mlp(
         expert_ids: int64 [T, top_k], different ones in each row. Those outside first_expert .. first_expert +
             num_experts are other ranks' and add nothing.
         expert_weights: [T, top_k].
-        gate_up: [num_experts, 2 * inner, in], gate rows first; gate_up_bias: [num_experts, 2 * inner].
-        down: [num_experts, in, inner]; down_bias: [num_experts, in].
+        gate_up: stacked by expert: [num_experts, 2 * inner, in], gate rows first.
+        down: [num_experts, in, inner].
         alpha, limit: see `gated`.
         first_expert: the id of the first expert that is here.
 
@@ -142,10 +138,8 @@ def expert_mlp(
         [T, in] in the dtype of x.
     """
     out = torch.zeros_like(x)
-    for expert in range(gate_up.shape[0]):
-        bias = None if gate_up_bias is None else gate_up_bias[expert]
-        inner = gated(functional.linear(x, gate_up[expert], bias), alpha, limit)
-        result = functional.linear(inner, down[expert], None if down_bias is None else down_bias[expert])
+    for expert in range(gate_up.matrix.shape[0]):
+        result = product(gated(product(x, _of(gate_up, expert)), alpha, limit), _of(down, expert))
         share = torch.where(expert_ids == first_expert + expert, expert_weights, 0).sum(dim=1, keepdim=True).to(x.dtype)
         out = out + result * share
     return out

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specgraph.ops.library import like_query, op
-from specgraph.ops.linear_fp8 import FP8
+from specgraph.ops.linear import FP8
 
 
 class KVCache(NamedTuple):

@@ -6,7 +6,7 @@ where the composition rounds twice.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,98 +15,146 @@ from torch.nn import functional
 from specgraph.ops.draft_sampling import draft_block_greedy, draft_gumbel, write_drafts
 from specgraph.ops.library import op
 
+FP8 = torch.float8_e4m3fn
+
+
+class Norm(NamedTuple):
+    """A root mean square norm of rows: x / rms(x) * weight."""
+
+    weight: Tensor
+    """[size]"""
+    eps: float
+
+
+class Weight(NamedTuple):
+    """The matrix of a linear, in the model's dtype, or as FP8 with scales beside it.
+
+    Results over FP8 are those of the dequantised matrix up to rounding: activations are not quantised. A device reads
+    half as many bytes as in bfloat16.
+    """
+
+    matrix: Tensor
+    """[out, in]; float8_e4m3fn where there is a scale."""
+    bias: Tensor | None = None
+    """[out]"""
+    scale: Tensor | None = None
+    """float32 [groups, out]: each row of `matrix` has one scale for every in / groups of its columns. One group is a
+    scale per row; a checkpoint with one scale per tensor, or per block of rows, repeats it for each row."""
+
+    def rows_from(self, first: int) -> Weight:
+        """Return the weight without the output columns before `first`."""
+        bias, scale = self.bias, self.scale
+        kept = None if bias is None else bias[first:], None if scale is None else scale[:, first:]
+        return Weight(self.matrix[first:], *kept)
+
+    def named_tensors(self, name: str) -> dict[str, Tensor]:
+        """Return the tensors by name, for a read-set."""
+        parts = {name: self.matrix, f"{name}_bias": self.bias, f"{name}_scale": self.scale}
+        return {key: tensor for key, tensor in parts.items() if tensor is not None}
+
+
+class PairInput(NamedTuple):
+    """The input of a draft head's first linear: cat(rms_norm(table[token_ids]), rms_norm(hidden))."""
+
+    table: Tensor
+    """[vocab, E], the embedding."""
+    table_norm: Tensor | None
+    """[E]; None for no norm."""
+    hidden_norm: Tensor | None
+    """[hidden size]; None for no norm."""
+    eps: float
+    """The eps of both norms."""
+
+    def rows(self, token_ids: Tensor, hidden: Tensor) -> Tensor:
+        """Return the input for token_ids int64 [T] and hidden [T, hidden size]."""
+        embedded = normed(functional.embedding(token_ids, self.table), self.table_norm, self.eps)
+        return torch.cat((embedded, normed(hidden, self.hidden_norm, self.eps)), dim=-1)
+
 
 def normed(x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
     """rms_norm of x [T, size], or x itself without a norm."""
     return x if norm is None else functional.rms_norm(x, (x.shape[-1],), norm, eps)
 
 
-def linear_fake(x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """The shape of `norm_linear`, also over a quantised weight."""
-    return x.new_empty(x.shape[0], weight.shape[0])
+def dequantised(matrix: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """An FP8 matrix times its scales, rounded once to `dtype`: [out, in]."""
+    groups, rows = scale.shape
+    values = matrix.to(scale.dtype).view(rows, groups, -1) * scale.t().unsqueeze(-1)
+    return values.view(matrix.shape).to(dtype)
 
 
-@op(fake=linear_fake)
-def norm_linear(
-    x: Tensor,
-    norm: Tensor | None,
-    eps: float,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
-) -> Tensor:
+def quantised(matrix: Tensor, group: int | None = None) -> Weight:
+    """A matrix as FP8, the largest value of each row and `group` columns at 448, e4m3's largest; all columns by
+    default."""
+    rows, columns = matrix.shape
+    parts = matrix.float().view(rows, -1, group or columns)
+    scale = parts.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 448
+    return Weight((parts / scale).to(FP8).view(rows, columns), scale=scale.squeeze(-1).t().contiguous())
+
+
+def product(x: Tensor, weight: Weight) -> Tensor:
+    """x @ weight.T + bias."""
+    matrix = weight.matrix if weight.scale is None else dequantised(weight.matrix, weight.scale, x.dtype)
+    return functional.linear(x, matrix, weight.bias)
+
+
+def _linear_fake(x: Tensor, norm: Norm | None, weight: Weight, residual: Tensor | None = None) -> Tensor:
+    return x.new_empty(x.shape[0], weight.matrix.shape[0])
+
+
+@op(fake=_linear_fake)
+def norm_linear(x: Tensor, norm: Norm | None, weight: Weight, residual: Tensor | None = None) -> Tensor:
     """rms_norm(x) @ weight.T + bias + residual.
 
     Args:
         x: [T, in].
-        norm: [in], or None for x as it is.
-        eps: of the norm.
-        weight: [out, in].
-        bias: [out].
+        norm: None for x as it is.
         residual: [T, out].
 
     Returns:
         [T, out] in the dtype of x.
     """
-    out = functional.linear(normed(x, norm, eps), weight, bias)
+    out = product(x if norm is None else normed(x, *norm), weight)
     return out if residual is None else residual + out
 
 
-def gate_up_fake(x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """The shape of `norm_gate_up`, also over a quantised weight."""
-    return x.new_empty(x.shape[0], weight.shape[0] // 2)
+def _gate_up_fake(x: Tensor, norm: Norm | None, weight: Weight) -> Tensor:
+    return x.new_empty(x.shape[0], weight.matrix.shape[0] // 2)
 
 
-@op(fake=gate_up_fake)
-def norm_gate_up(x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+@op(fake=_gate_up_fake)
+def norm_gate_up(x: Tensor, norm: Norm | None, weight: Weight) -> Tensor:
     """silu(gate) * up of a gated MLP, where (gate | up) = rms_norm(x) @ weight.T + bias.
 
     Args:
-        x, norm, eps: as in `norm_linear`.
+        x: [T, in].
+        norm: None for x as it is.
         weight: [2 * inner, in], gate rows first.
-        bias: [2 * inner].
 
     Returns:
         [T, inner] in the dtype of x.
     """
-    gate, up = functional.linear(normed(x, norm, eps), weight, bias).chunk(2, dim=-1)
+    gate, up = norm_linear.reference(x, norm, weight).chunk(2, dim=-1)
     return functional.silu(gate) * up
 
 
-def pair_fake(
-    token_ids: Tensor, table: Tensor, table_norm: Tensor | None, hidden: Tensor, hidden_norm: Tensor | None,
-    eps: float, weight: Tensor, *args: Any, **kwargs: Any,
-) -> Tensor:  # fmt: skip
-    """The shape of `pair_linear`, also over a quantised weight."""
-    return hidden.new_empty(hidden.shape[0], weight.shape[0])
+def _pair_fake(token_ids: Tensor, hidden: Tensor, pair: PairInput, weight: Weight) -> Tensor:
+    return hidden.new_empty(hidden.shape[0], weight.matrix.shape[0])
 
 
-@op(fake=pair_fake)
-def pair_linear(
-    token_ids: Tensor,
-    table: Tensor,
-    table_norm: Tensor | None,
-    hidden: Tensor,
-    hidden_norm: Tensor | None,
-    eps: float,
-    weight: Tensor,
-    bias: Tensor | None = None,
-) -> Tensor:
+@op(fake=_pair_fake)
+def pair_linear(token_ids: Tensor, hidden: Tensor, pair: PairInput, weight: Weight) -> Tensor:
     """The first linear of a draft head: cat(rms_norm(table[token_ids]), rms_norm(hidden)) @ weight.T + bias.
 
     Args:
         token_ids: int64 [T].
-        table: [vocab, E], the embedding; table_norm: [E], or None for no norm.
-        hidden: [T, H]; hidden_norm: [H], or None for no norm.
-        eps: of both norms.
+        hidden: [T, H].
         weight: [out, E + H].
-        bias: [out].
 
     Returns:
         [T, out] in the dtype of hidden.
     """
-    embedded = normed(functional.embedding(token_ids, table), table_norm, eps)
-    return functional.linear(torch.cat((embedded, normed(hidden, hidden_norm, eps)), dim=-1), weight, bias)
+    return product(pair.rows(token_ids, hidden), weight)
 
 
 @op(writes=("token_ids", "draft_token_ids"))

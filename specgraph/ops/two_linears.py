@@ -7,74 +7,51 @@ wait for it before.
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from specgraph.ops.library import op
-from specgraph.ops.linear import norm_gate_up, norm_linear
+from specgraph.ops.linear import Norm, Weight, norm_gate_up, norm_linear
 
 
-def _linear_fake(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm: Tensor, eps: float, next_weight: Tensor,
-    *args: Any, **kwargs: Any,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return x.new_empty(x.shape[0], weight.shape[0]), x.new_empty(x.shape[0], next_weight.shape[0])
+def _linear_fake(x: Tensor, weight: Weight, residual: Tensor, norm: Norm, following: Weight) -> tuple[Tensor, Tensor]:
+    return residual.new_empty(residual.shape), x.new_empty(x.shape[0], following.matrix.shape[0])
 
 
 @op(fake=_linear_fake)
 def linear_norm_linear(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    residual: Tensor,
-    norm: Tensor,
-    eps: float,
-    next_weight: Tensor,
-    next_bias: Tensor | None = None,
+    x: Tensor, weight: Weight, residual: Tensor, norm: Norm, following: Weight
 ) -> tuple[Tensor, Tensor]:
-    """total = x @ weight.T + bias + residual, and rms_norm(total) @ next_weight.T + next_bias.
+    """total = x @ weight.T + bias + residual, and rms_norm(total) @ following.T + its bias.
 
     Args:
         x: [T, in].
-        weight: [size, in]; bias: [size].
+        weight: [size, in].
         residual: [T, size].
-        norm: [size]; eps: of the norm.
-        next_weight: [out, size]; next_bias: [out].
+        following: [out, size].
 
     Returns:
         total [T, size] and the second product [T, out], in the dtype of x.
     """
-    total = norm_linear.reference(x, None, 0.0, weight, bias, residual)
-    return total, norm_linear.reference(total, norm, eps, next_weight, next_bias)
+    total = norm_linear.reference(x, None, weight, residual)
+    return total, norm_linear.reference(total, norm, following)
 
 
-def _gate_up_fake(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm: Tensor, eps: float, gate_up: Tensor,
-    *args: Any, **kwargs: Any,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return x.new_empty(x.shape[0], weight.shape[0]), x.new_empty(x.shape[0], gate_up.shape[0] // 2)
+def _gate_up_fake(x: Tensor, weight: Weight, residual: Tensor, norm: Norm, following: Weight) -> tuple[Tensor, Tensor]:
+    return residual.new_empty(residual.shape), x.new_empty(x.shape[0], following.matrix.shape[0] // 2)
 
 
 @op(fake=_gate_up_fake)
 def linear_norm_gate_up(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    residual: Tensor,
-    norm: Tensor,
-    eps: float,
-    gate_up: Tensor,
-    gate_up_bias: Tensor | None = None,
+    x: Tensor, weight: Weight, residual: Tensor, norm: Norm, following: Weight
 ) -> tuple[Tensor, Tensor]:
-    """total = x @ weight.T + bias + residual, and silu(gate) * up of (gate | up) = rms_norm(total) @ gate_up.T + bias.
+    """total = x @ weight.T + bias + residual, and `norm_gate_up` of it.
 
     Args:
-        x, weight, bias, residual, norm, eps: as in `linear_norm_linear`.
-        gate_up: [2 * inner, size], gate rows first; gate_up_bias: [2 * inner].
+        x, weight, residual: as in `linear_norm_linear`.
+        following: [2 * inner, size], gate rows first.
 
     Returns:
         total [T, size] and the gated product [T, inner], in the dtype of x.
     """
-    total = norm_linear.reference(x, None, 0.0, weight, bias, residual)
-    return total, norm_gate_up.reference(total, norm, eps, gate_up, gate_up_bias)
+    total = norm_linear.reference(x, None, weight, residual)
+    return total, norm_gate_up.reference(total, norm, following)

@@ -160,17 +160,18 @@ def _matrices(head: RandomHead) -> tuple[list[Tensor], list[Tensor], list[Tensor
     and those used at every step, over one row per request (a parallel drafter: K)."""
     if isinstance(head, DFlashHead):
         matrices = [matrix for layer in head.layers for matrix in _layer_matrices(layer)]
-        return [head.tensors.fc], matrices, [head.tensors.lm_head]
+        return [head.tensors.fc.matrix], matrices, [head.tensors.lm_head]
     if isinstance(head, MtpHead):
         module = head.modules[0]
-        return [], [module.projection, module.layer.qkv], [*_layer_matrices(module.layer)[1:], head.lm_head]
+        qkv, *others = _layer_matrices(module.layer)
+        return [], [module.projection.matrix, qkv], [*others, head.lm_head]
     *earlier, last = head.layers
-    all_rows = [matrix for layer in earlier for matrix in _layer_matrices(layer)] + [last.qkv]
+    all_rows = [matrix for layer in earlier for matrix in _layer_matrices(layer)] + [last.qkv.matrix]
     last_rows = [*_layer_matrices(last)[1:], head.tensors.lm_head]
     if isinstance(head, EagleHead):
-        return [], [head.tensors.fc, *all_rows], last_rows
-    return ([] if head.tensors.fc is None else [head.tensors.fc]), all_rows, last_rows
+        return [], [head.tensors.fc.matrix, *all_rows], last_rows
+    return ([] if head.tensors.fc is None else [head.tensors.fc.matrix]), all_rows, last_rows
 
 
 def _layer_matrices(layer: DecoderLayer) -> list[Tensor]:
-    return [layer.qkv, layer.output, layer.gate_up, layer.down]
+    return [weight.matrix for weight in (layer.qkv, layer.output, layer.gate_up, layer.down)]

@@ -15,7 +15,7 @@ from specgraph.models.eagle import EagleHead, EagleWeights
 from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
 from specgraph.models.layers import DecoderLayer
 from specgraph.models.mtp import MtpHead, MtpModule
-from specgraph.ops.linear_fp8 import quantised
+from specgraph.ops.linear import Weight, quantised
 from specgraph.parallel import WHOLE, TensorParallel
 
 Weights = Literal["plain", "fp8", "fp8-blocks"]
@@ -102,10 +102,10 @@ class RandomWeights:
         values = torch.randn(*parts, generator=self._own if own else self._g, device=self._device)
         return (values * columns**-0.5).to(self._dtype)
 
-    def linear(self, rows: int, columns: int, split: int | None = None) -> tuple[Tensor, Tensor | None]:
-        """The weights of a linear as they are stored, and their scales in FP8."""
+    def linear(self, rows: int, columns: int, split: int | None = None) -> Weight:
+        """The weights of a linear as they are stored."""
         weight = self.matrix(rows, columns, split)
-        return (weight, None) if self.weights == "plain" else quantised(weight, None if self.weights == "fp8" else 128)
+        return Weight(weight) if self.weights == "plain" else quantised(weight, None if self.weights == "fp8" else 128)
 
     def norm(self, size: int) -> Tensor:
         """Norm weights [size], all 1."""
@@ -124,20 +124,12 @@ class RandomWeights:
         """One decoder layer."""
         hidden, inner = shape.hidden_size, shape.intermediate_size
         query, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-        qkv, qkv_scale = self.linear(query + 2 * kv, input_size, 0)
-        output, output_scale = self.linear(hidden, query, 1)
-        gate_up, gate_up_scale = self.linear(2 * inner, hidden, 0)
-        down, down_scale = self.linear(hidden, inner, 1)
         return DecoderLayer(
-            qkv=qkv,
-            output=output,
+            qkv=self.linear(query + 2 * kv, input_size, 0),
+            output=self.linear(hidden, query, 1),
             post_norm=self.norm(hidden),
-            gate_up=gate_up,
-            down=down,
-            qkv_scale=qkv_scale,
-            output_scale=output_scale,
-            gate_up_scale=gate_up_scale,
-            down_scale=down_scale,
+            gate_up=self.linear(2 * inner, hidden, 0),
+            down=self.linear(hidden, inner, 1),
             input_norm=self.norm(hidden) if input_norm else None,
             tensor_parallel=self.ranks,
         )
@@ -159,33 +151,32 @@ def random_head(
     model = model_config(shape, dtype, max_model_len).split(ranks)
     if shape.kind == "eagle1":
         layer = make.layer(shape, hidden, input_norm=False)
-        table, (fc, fc_scale) = make.matrix(shape.vocab_size, hidden, 0), make.linear(hidden, 2 * hidden)
+        table, fc = make.matrix(shape.vocab_size, hidden, 0), make.linear(hidden, 2 * hidden)
         head = make.matrix(shape.vocab_size, hidden, 0)
-        return EagleHead(model, EagleWeights(table, fc, None, head, fc_scale), [layer])
+        return EagleHead(model, EagleWeights(table, fc, head), [layer])
     if shape.kind == "mtp":
-        norms, (projection, scale) = [make.norm(hidden) for _ in range(3)], make.linear(hidden, 2 * hidden)
-        module = MtpModule(norms[0], norms[1], projection, make.layer(shape, hidden), norms[2], scale)
+        norms, projection = [make.norm(hidden) for _ in range(3)], make.linear(hidden, 2 * hidden)
+        module = MtpModule(norms[0], norms[1], projection, make.layer(shape, hidden), norms[2])
         table, head = make.matrix(shape.vocab_size, hidden, 0), make.matrix(shape.vocab_size, hidden, 0)
         return MtpHead(model, [module], table, head)
     aux = tuple(range(shape.num_aux))
     if shape.kind == "dflash":
         layers = [make.layer(shape, hidden) for _ in range(shape.num_layers)]
         config = DFlashConfig(model, hidden, shape.draft_vocab_size, aux, shape.block_size, mask_token_id=0)
-        table, (fc, fc_scale) = make.matrix(shape.vocab_size, hidden, 0), make.linear(hidden, shape.num_aux * hidden)
+        table, fc = make.matrix(shape.vocab_size, hidden, 0), make.linear(hidden, shape.num_aux * hidden)
         block = DFlashWeights(
             table, fc, make.norm(hidden), make.norm(hidden), make.matrix(shape.draft_vocab_size, hidden, 0),
-            make.vocabulary(shape), fc_scale,
+            make.vocabulary(shape),
         )  # fmt: skip
         return DFlashHead(config, block, layers)
     layer = make.layer(shape, 2 * hidden)
-    table, (fc, fc_scale) = make.matrix(shape.vocab_size, hidden, 0), make.linear(hidden, shape.num_aux * hidden)
+    table, fc = make.matrix(shape.vocab_size, hidden, 0), make.linear(hidden, shape.num_aux * hidden)
     tensors = Eagle3Weights(
         embed_tokens=table,
         hidden_norm=make.norm(hidden),
         norm=make.norm(hidden),
         lm_head=make.matrix(shape.draft_vocab_size, hidden, 0),
         fc=fc,
-        fc_scale=fc_scale,
         draft_to_target=make.vocabulary(shape),
     )
     return Eagle3Head(Eagle3Config(model, hidden, shape.draft_vocab_size, aux), tensors, [layer])

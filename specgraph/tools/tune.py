@@ -26,7 +26,7 @@ from specgraph.draft import DraftConfig, Drafter
 from specgraph.engine import allocate_caches
 from specgraph.errors import UnsupportedError
 from specgraph.ops.library import dispatch_key_of
-from specgraph.ops.linear_fp8 import quantised
+from specgraph.ops.linear import Weight, quantised
 from specgraph.tools.shapes import RandomHead
 from specgraph.tools.timing import device_time
 
@@ -176,19 +176,15 @@ def linear_call(shape: LinearShape, copies: int, device: torch.device, dtype: to
         return (torch.randn(out, depth, device=device) * depth**-0.5).to(dtype)
 
     x = torch.randn(rows, depth, device=device).to(dtype)
-    if shape.kind.endswith("_fp8"):
-        stored = [quantised(weights()) for _ in range(copies)]
-        if shape.kind == "gate_up_fp8":
-            return lambda ops, i: ops.norm_gate_up_fp8(x, None, 0.0, *stored[i])
-        return lambda ops, i: ops.norm_linear_fp8(x, None, 0.0, *stored[i])
-    held = [weights() for _ in range(copies)]
-    if shape.kind == "gate_up":
-        return lambda ops, i: ops.norm_gate_up(x, None, 0.0, held[i], None)
+    made = [weights() for _ in range(copies)]
     if shape.kind == "head":
         step, ids = (torch.zeros(size, dtype=torch.int64, device=device) for size in (1, rows))
         drafts = torch.zeros(rows, 2, dtype=torch.int64, device=device)
-        return lambda ops, i: ops.greedy_head(x, None, 0.0, held[i], None, step, ids, drafts)
-    return lambda ops, i: ops.norm_linear(x, None, 0.0, held[i], None, None)
+        return lambda ops, i: ops.greedy_head(x, None, 0.0, made[i], None, step, ids, drafts)
+    held = [quantised(matrix) if shape.kind.endswith("_fp8") else Weight(matrix) for matrix in made]
+    if shape.kind.startswith("gate_up"):
+        return lambda ops, i: ops.norm_gate_up(x, None, held[i])
+    return lambda ops, i: ops.norm_linear(x, None, held[i])
 
 
 def tune(

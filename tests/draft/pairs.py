@@ -18,6 +18,7 @@ from specgraph.models.layers import DecoderLayer
 from specgraph.models.llama import LlamaTarget
 from specgraph.models.mtp import MtpHead, MtpModule
 from specgraph.models.protocol import DraftHead, ParallelHead
+from specgraph.ops.linear import Weight
 
 VOCAB, HIDDEN, POSITIONS, MODULES = 48, 32, 128, 8
 DRAFTERS = ("eagle", "eagle3", "mtp", "mtp-modules", "dflash", "peagle", "draft-model")
@@ -53,11 +54,11 @@ class Draw:
         c = CONFIG
         heads, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
         return DecoderLayer(
-            qkv=self.weight(heads + 2 * kv, inputs) * 2,
-            output=self.weight(HIDDEN, heads) * self.gain,
+            qkv=Weight(self.weight(heads + 2 * kv, inputs) * 2),
+            output=Weight(self.weight(HIDDEN, heads) * self.gain),
             post_norm=self.norm(),
-            gate_up=self.weight(2 * c.intermediate_size, HIDDEN),
-            down=self.weight(HIDDEN, c.intermediate_size) * self.gain,
+            gate_up=Weight(self.weight(2 * c.intermediate_size, HIDDEN)),
+            down=Weight(self.weight(HIDDEN, c.intermediate_size) * self.gain),
             input_norm=self.norm() if input_norm else None,
         )
 
@@ -85,7 +86,7 @@ def make_head(kind: str, target: LlamaTarget) -> DraftHead | ParallelHead:
     draw = Draw(2, dtype)
     half = torch.cat([torch.eye(HIDDEN), torch.randn(HIDDEN, HIDDEN, generator=draw.g) * 0.12], dim=1).to(dtype)
     if kind == "eagle":
-        return EagleHead(CONFIG, EagleWeights(embed, half, None, head), [draw.layer(input_norm=False)])
+        return EagleHead(CONFIG, EagleWeights(embed, Weight(half), head), [draw.layer(input_norm=False)])
     if kind in ("eagle3", "peagle"):
         ids = torch.randperm(VOCAB, generator=draw.g)[: VOCAB // 2].sort().values
         weights = Eagle3Weights(
@@ -93,7 +94,7 @@ def make_head(kind: str, target: LlamaTarget) -> DraftHead | ParallelHead:
             hidden_norm=draw.norm(),
             norm=draw.norm(),
             lm_head=draw.weight(VOCAB // 2, HIDDEN),
-            fc=draw.weight(HIDDEN, 3 * HIDDEN),
+            fc=Weight(draw.weight(HIDDEN, 3 * HIDDEN)),
             draft_to_target=ids - torch.arange(VOCAB // 2),
         )
         config = Eagle3Config(CONFIG, HIDDEN, VOCAB // 2, (0, 1, 2))
@@ -103,12 +104,12 @@ def make_head(kind: str, target: LlamaTarget) -> DraftHead | ParallelHead:
         return Eagle3Head(config, weights, [draw.layer(2 * HIDDEN)])
     if kind in ("mtp", "mtp-modules"):
         modules = [
-            MtpModule(draw.norm(), draw.norm(), half, draw.layer(), draw.norm())
+            MtpModule(draw.norm(), draw.norm(), Weight(half), draw.layer(), draw.norm())
             for _ in range(1 if kind == "mtp" else MODULES)
         ]
         return MtpHead(CONFIG, modules, embed, head)
     if kind == "dflash":
-        weights = DFlashWeights(embed, draw.weight(HIDDEN, 2 * HIDDEN), draw.norm(), draw.norm(), head, None)
+        weights = DFlashWeights(embed, Weight(draw.weight(HIDDEN, 2 * HIDDEN)), draw.norm(), draw.norm(), head, None)
         config = DFlashConfig(CONFIG, HIDDEN, VOCAB, (1, 2), block_size=9, mask_token_id=VOCAB - 1)
         return DFlashHead(config, weights, [draw.layer(), draw.layer()])
     assert kind == "draft-model"

@@ -31,8 +31,8 @@ def padded(weight):
 
 def layer_module(layer, rotary):
     attention = SimpleNamespace(
-        qkv_proj=linear(layer.qkv),
-        o_proj=linear(layer.output),
+        qkv_proj=linear(layer.qkv.matrix),
+        o_proj=linear(layer.output.matrix),
         rotary_emb=RotaryEmbedding(cos_sin_cache=rotary, is_neox_style=True),
         attn=SimpleNamespace(sliding_window=None, logit_cap=0.0),
         num_heads=CONFIG.num_heads,
@@ -42,7 +42,7 @@ def layer_module(layer, rotary):
     )
     made = SimpleNamespace(
         self_attn=attention,
-        mlp=SimpleNamespace(gate_up_proj=linear(layer.gate_up), down_proj=linear(layer.down)),
+        mlp=SimpleNamespace(gate_up_proj=linear(layer.gate_up.matrix), down_proj=linear(layer.down.matrix)),
         post_attention_layernorm=SimpleNamespace(weight=layer.post_norm, variance_epsilon=CONFIG.rms_norm_eps),
     )
     if layer.input_norm is not None:
@@ -60,7 +60,7 @@ def loaded(kind):
     config = SimpleNamespace(hidden_size=HIDDEN, vocab_size=VOCAB, hidden_act="silu", draft_vocab_size=VOCAB // 2)
     lm_head = padded(tensors.lm_head)
     embed = padded(tensors.embed_tokens)
-    inner = SimpleNamespace(embed_tokens=embed, fc=linear(tensors.fc), layers=layers)
+    inner = SimpleNamespace(embed_tokens=embed, fc=linear(tensors.fc.matrix), layers=layers)
     if kind == "eagle3":
         layers[0].hidden_norm = linear(tensors.hidden_norm)
         inner.norm = linear(tensors.norm)

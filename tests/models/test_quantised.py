@@ -44,8 +44,8 @@ def test_weights_are_the_products(section, suffix, dtype, tmp_path, random_model
         names = [f"model.layers.{i}.{part}.weight" for part in ("mlp.gate_proj", "mlp.up_proj")]
         gate_up = torch.cat([products[name] for name in names])
         # A product has 28 bits at most, so that float32 rounds it once.
-        assert torch.equal(layer.gate_up, gate_up.float().to(dtype))
-        assert torch.equal(layer.down, products[f"model.layers.{i}.mlp.down_proj.weight"].float().to(dtype))
+        assert torch.equal(layer.gate_up.matrix, gate_up.float().to(dtype))
+        assert torch.equal(layer.down.matrix, products[f"model.layers.{i}.mlp.down_proj.weight"].float().to(dtype))
 
 
 @torch.no_grad()
@@ -90,11 +90,11 @@ def test_matrices_that_stay_fp8(name, tmp_path, random_model, dense_attend, capl
         model, plain = load_target(tmp_path, keep_fp8=True), load_target(tmp_path)
     assert f"{7 * len(model.layers)} matrices stay in FP8" in caplog.text
     for i, layer in enumerate(model.layers):
-        for part, weight, scale in (
-            (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), layer.qkv, layer.qkv_scale),
-            (("self_attn.o_proj",), layer.output, layer.output_scale),
-            (("mlp.gate_proj", "mlp.up_proj"), layer.gate_up, layer.gate_up_scale),
-            (("mlp.down_proj",), layer.down, layer.down_scale),
+        for part, (weight, _, scale) in (
+            (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), layer.qkv),
+            (("self_attn.o_proj",), layer.output),
+            (("mlp.gate_proj", "mlp.up_proj"), layer.gate_up),
+            (("mlp.down_proj",), layer.down),
         ):
             want = torch.cat([products[f"model.layers.{i}.{one}.weight"] for one in part])
             assert weight.dtype == torch.float8_e4m3fn
@@ -122,11 +122,11 @@ def test_ranks_have_their_part_of_fp8_matrices(block, size, tmp_path, random_mod
         down = products["model.layers.0.mlp.down_proj.weight"]
         part = down.chunk(size, 1)[rank]
         if part.shape[1] % block[1]:
-            assert layer.down_scale is None
-            got = layer.down
+            assert layer.down.scale is None
+            got = layer.down.matrix
         else:
-            groups = layer.down_scale.double().t().repeat_interleave(block[1], 1)
-            got = layer.down.double() * groups
+            groups = layer.down.scale.double().t().repeat_interleave(block[1], 1)
+            got = layer.down.matrix.double() * groups
         assert torch.equal(got.double(), part if part.shape[1] % block[1] == 0 else part.float().double())
 
 
@@ -195,10 +195,10 @@ def test_matrices_of_which_one_is_not_fp8_are_turned(tmp_path, random_model):
     del tensors[f"{name}_scale"]
     save_file(tensors | {name: products[name].float()}, tmp_path / "model.safetensors")
     layers = load_target(tmp_path, keep_fp8=True).layers
-    assert layers[1].qkv_scale is None
+    assert layers[1].qkv.scale is None
     names = [f"model.layers.1.self_attn.{part}_proj.weight" for part in "qkv"]
-    assert torch.equal(layers[1].qkv, torch.cat([products[n] for n in names]).float())
-    assert layers[0].qkv_scale is not None
+    assert torch.equal(layers[1].qkv.matrix, torch.cat([products[n] for n in names]).float())
+    assert layers[0].qkv.scale is not None
 
 
 @torch.no_grad()
@@ -212,7 +212,7 @@ def test_an_fp8_layer_after_one_that_is_not(tmp_path, random_model, dense_attend
         tensors[name] = products[name].float()
     save_file(tensors, tmp_path / "model.safetensors")
     model, plain = load_target(tmp_path, keep_fp8=True), load_target(tmp_path)
-    assert [layer.qkv_scale is None for layer in model.layers[:2]] == [True, False]
+    assert [layer.qkv.scale is None for layer in model.layers[:2]] == [True, False]
     tokens = torch.randint(0, 120, (30,), generator=torch.Generator().manual_seed(1))
     attend = dense_attend(model.attention_layers, torch.arange(30))
     hidden, wanted = (m.forward(tokens, attend).hidden for m in (model, plain))
@@ -256,7 +256,7 @@ def test_a_drafter_in_fp8(tmp_path):
         (tmp_path / name).write_bytes((FIXTURES / "eagle3-llama" / name).read_bytes())
     products = quantise(tmp_path, compressed("channel"), "scale")
     head = load_drafter(tmp_path, target)
-    assert torch.equal(head.layers[0].down, products["layers.0.mlp.down_proj.weight"].float())
+    assert torch.equal(head.layers[0].down.matrix, products["layers.0.mlp.down_proj.weight"].float())
 
 
 @pytest.mark.parametrize(

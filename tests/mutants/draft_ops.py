@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import specgraph.ops.draft_sampling
 import specgraph.ops.kv_cache
 import specgraph.ops.noise
 from specgraph import ops
-from specgraph.draft import Drafter
+from specgraph.engine.rounds import Rounds
 
 
 def replace_op(patch: pytest.MonkeyPatch, name: str, broken: Callable[..., Any]) -> None:
@@ -290,8 +291,8 @@ def first_chance_for_all(patch: pytest.MonkeyPatch) -> None:
 def gate_and_up_exchanged(patch: pytest.MonkeyPatch) -> None:
     """Gate and up rows of a fused MLP are exchanged."""
 
-    def broken(x: Any, norm: Any, eps: Any, weight: Tensor, *bias: Any) -> tuple[Any, ...]:
-        return x, norm, eps, torch.cat(weight.chunk(2)[::-1]), *bias
+    def broken(x: Any, norm: Any, weight: Any) -> tuple[Any, ...]:
+        return x, norm, weight._replace(matrix=torch.cat(weight.matrix.chunk(2)[::-1]))
 
     change_arguments(patch, "norm_gate_up", broken)
 
@@ -300,8 +301,8 @@ def gate_and_up_exchanged(patch: pytest.MonkeyPatch) -> None:
 def hidden_norm_dropped(patch: pytest.MonkeyPatch) -> None:
     """The fused first linear of a draft head leaves the hidden state's norm out."""
 
-    def broken(ids: Any, table: Any, norm: Any, hidden: Any, hidden_norm: Any, *rest: Any) -> tuple[Any, ...]:
-        return ids, table, norm, hidden, None, *rest
+    def broken(ids: Any, hidden: Any, pair: Any, weight: Any) -> tuple[Any, ...]:
+        return ids, hidden, pair._replace(hidden_norm=None), weight
 
     change_arguments(patch, "pair_linear", broken)
 
@@ -367,12 +368,11 @@ def rest_of_the_head_is_lost(patch: pytest.MonkeyPatch) -> None:
 @mutant("draft-probs-of-another-row", "engine")
 def drafts_without_their_distributions(patch: pytest.MonkeyPatch) -> None:
     """The verify is given zeros for the distributions that the drafts came from."""
-    real = Drafter.propose
+    real = Rounds.propose
 
-    def propose(self: Any, *args: Any, **given: Any) -> Any:
-        drafts = real(self, *args, **given)
-        if self.buffers.draft_probs is not None:
-            self.buffers.draft_probs.zero_()
-        return drafts
+    def propose(self: Any, *args: Any) -> None:
+        real(self, *args)
+        if self._drafts.probs is not None:
+            self._drafts = replace(self._drafts, probs=torch.zeros_like(self._drafts.probs))
 
-    patch.setattr(Drafter, "propose", propose)
+    patch.setattr(Rounds, "propose", propose)

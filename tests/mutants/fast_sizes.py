@@ -27,8 +27,8 @@ def _in_tiles(x: Tensor) -> bool:
 def without_eps(patch: pytest.MonkeyPatch) -> None:
     """The kernel of two linears in half precision has no eps in the norm between them."""
 
-    def change(x: Tensor, weight: Any, bias: Any, residual: Any, norm: Any, eps: float, *rest: Any) -> tuple[Any, ...]:
-        return x, weight, bias, residual, norm, 0.0 if _in_tiles(x) else eps, *rest
+    def change(x: Tensor, weight: Any, residual: Any, norm: Any, following: Any) -> tuple[Any, ...]:
+        return x, weight, residual, norm._replace(eps=0.0) if _in_tiles(x) else norm, following
 
     change_arguments(patch, "linear_norm_linear", change)
 
@@ -88,13 +88,13 @@ def tokens_past_the_tiles(patch: pytest.MonkeyPatch) -> None:
 def scales_of_128_columns(patch: pytest.MonkeyPatch) -> None:
     """A linear over FP8 weights takes one scale for each 128 columns, where there are more of them."""
 
-    def broken(real: Any, x: Any, norm: Any, eps: Any, weight: Tensor, scale: Tensor, *rest: Any) -> Tensor:
-        most = max(weight.shape[1] // 128, 1)
-        if scale.shape[0] > most:
-            scale = scale[:: scale.shape[0] // most]
-        return real(x, norm, eps, weight, scale, *rest)
+    def change(x: Any, norm: Any, weight: Any, *rest: Any) -> tuple[Any, ...]:
+        most = max(weight.matrix.shape[1] // 128, 1)
+        if weight.scale is not None and weight.scale.shape[0] > most:
+            weight = weight._replace(scale=weight.scale[:: weight.scale.shape[0] // most])
+        return x, norm, weight, *rest
 
-    replace_op(patch, "norm_linear_fp8", broken)
+    change_arguments(patch, "norm_linear", change)
 
 
 @mutant("linears-in-tiles-state", "kernel", hazard="linears-in-tiles")
@@ -116,12 +116,13 @@ def counter_left_behind(patch: pytest.MonkeyPatch) -> None:
 def parts_in_half(patch: pytest.MonkeyPatch) -> None:
     """Sums of more than 2,048 columns are added from parts of 64 columns in half precision."""
 
-    def broken(real: Any, x: Tensor, norm: Any, eps: float, weight: Tensor, *rest: Any) -> Tensor:
+    def broken(real: Any, x: Tensor, norm: Any, weight: Any, *rest: Any) -> Tensor:
         if x.shape[1] <= 2048 or norm is not None:
-            return real(x, norm, eps, weight, *rest)
-        out = real(x[:, :64], None, eps, weight[:, :64], *rest)
+            return real(x, norm, weight, *rest)
+        matrix = weight.matrix
+        out = real(x[:, :64], None, weight._replace(matrix=matrix[:, :64]), *rest)
         for part in range(64, x.shape[1], 64):
-            out = out + x[:, part : part + 64] @ weight[:, part : part + 64].T
+            out = out + x[:, part : part + 64] @ matrix[:, part : part + 64].T
         return out
 
     replace_op(patch, "norm_linear", broken)

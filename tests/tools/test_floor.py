@@ -33,8 +33,8 @@ OPS = torch.ops.specgraph
 WEIGHTS = {
     OPS.norm_linear: [3],
     OPS.norm_gate_up: [3],
-    OPS.linear_norm_linear: [1, 6],
-    OPS.linear_norm_gate_up: [1, 6],
+    OPS.linear_norm_linear: [1, 7],
+    OPS.linear_norm_gate_up: [1, 7],
     OPS.greedy_block_head: [3],
     OPS.greedy_head: [3],
     OPS.greedy_next_step: [3],

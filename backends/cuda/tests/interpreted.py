@@ -25,7 +25,7 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 
 def ops() -> Any:
     """What is tested: the registered ops on a GPU, else the same kernels interpreted."""
-    return TritonOps(LaunchOptions()) if INTERPRETED else kernels
+    return TritonOps(LaunchOptions(float8=True)) if INTERPRETED else kernels
 
 
 @pytest.fixture(autouse=True)

@@ -25,11 +25,9 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from specgraph import ops as declared
-from specgraph.ops import DeviceLengths, KVCache, Mask, NewRows
+from specgraph.ops import DeviceLengths, KVCache, Mask, NewRows, Norm, PairInput, Weight
 from specgraph.ops.triton.implement import TritonOps
 from specgraph.ops.triton.launch import LaunchOptions
-
-_FP8_OPS = ("norm_gate_up_fp8", "norm_linear_fp8", "pair_linear_fp8")
 
 
 class Driver:
@@ -117,7 +115,12 @@ def _modules(x: Callable[..., Tensor]) -> dict[str, Tensor]:
 
 def _pair(width: int, hidden: int) -> Call:
     def make(x: Callable[..., Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return (i64(3), x(100, width), x(width), x(3, hidden), x(hidden), 1e-6, x(512, width + hidden)), {}
+        return (
+            i64(3),
+            x(3, hidden),
+            PairInput(x(100, width), x(width), x(hidden), 1e-6),
+            Weight(x(512, width + hidden)),
+        ), {}
 
     return Call("pair_linear", make)
 
@@ -194,15 +197,15 @@ CALLS = [
     _attend(8, "tree"),
     *[_attend(rows, kind) for rows in (1, 2, 6) for kind in ("attends", "stores")],
     *[_attend(rows, "stores", dim) for rows in (1, 6) for dim in (16, 96, 128, 256)],
-    Call("norm_linear", lambda x: ((x(3, 256), x(256), 1e-6, x(512, 256)), {})),
-    Call("norm_linear", lambda x: ((x(3, 256), None, 1e-6, x(512, 256)), {"residual": x(3, 512)})),
-    Call("norm_gate_up", lambda x: ((x(3, 256), x(256), 1e-6, x(1024, 256)), {})),
-    *[Call("norm_linear", lambda x, n=n: ((x(n, 512), None, 1e-6, x(512, 512)), {})) for n in (3, 40)],
-    *[Call("norm_gate_up", lambda x, n=n: ((x(n, 512), None, 1e-6, x(1024, 512)), {})) for n in (3, 40)],
+    Call("norm_linear", lambda x: ((x(3, 256), Norm(x(256), 1e-6), Weight(x(512, 256))), {})),
+    Call("norm_linear", lambda x: ((x(3, 256), None, Weight(x(512, 256)), x(3, 512)), {})),
+    Call("norm_gate_up", lambda x: ((x(3, 256), Norm(x(256), 1e-6), Weight(x(1024, 256))), {})),
+    *[Call("norm_linear", lambda x, n=n: ((x(n, 512), None, Weight(x(512, 512))), {})) for n in (3, 40)],
+    *[Call("norm_gate_up", lambda x, n=n: ((x(n, 512), None, Weight(x(1024, 512))), {})) for n in (3, 40)],
     *[
         Call(
             op,
-            lambda x, n=n: ((x(n, 512), x(512, 512), None, x(n, 512), x(512), 1e-6, x(1024, 512)), {}),
+            lambda x, n=n: ((x(n, 512), Weight(x(512, 512)), x(n, 512), Norm(x(512), 1e-6), Weight(x(1024, 512))), {}),
         )
         for op in ("linear_norm_linear", "linear_norm_gate_up")
         for n in (3, 40, 65)
@@ -299,16 +302,16 @@ def test_it_compiles(ops: TritonOps, call: Call, dtype: torch.dtype, monkeypatch
 
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("rows", [3, 33, 200])
-@pytest.mark.parametrize("op", _FP8_OPS)
+@pytest.mark.parametrize("op", ["norm_linear", "norm_gate_up", "pair_linear"])
 def test_it_compiles_over_fp8(ops: TritonOps, op: str, rows: int, groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if not ops.options.float8:
         pytest.skip("this GPU has no conversion from e4m3")
     x = torch.zeros(rows, 256, dtype=torch.bfloat16)
     weight, scale = torch.zeros(512, 256).to(torch.float8_e4m3fn), torch.ones(groups, 512)
-    first = (i64(rows), x, None, x, None) if op == "pair_linear_fp8" else (x, None)
-    weight = torch.cat([weight.view(torch.uint8)] * 2, 1).view(weight.dtype) if op == "pair_linear_fp8" else weight
+    first = (i64(rows), x, PairInput(x, None, None, 1e-6)) if op == "pair_linear" else (x, None)
+    weight = torch.cat([weight.view(torch.uint8)] * 2, 1).view(weight.dtype) if op == "pair_linear" else weight
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
-    on_its_device(op, getattr(ops, op))(*first, 1e-6, weight, scale)
+    on_its_device(op, getattr(ops, op))(*first, Weight(weight, None, scale))
 
 
 @pytest.mark.parametrize("rows", [1, 6])
@@ -326,7 +329,7 @@ def test_it_compiles_over_fp8_caches(ops: TritonOps, kind: str, rows: int, monke
 
 
 def test_every_op_is_tried() -> None:
-    assert {call.op for call in CALLS} == {name for name in dir(TritonOps) if name in declared.__all__} - set(_FP8_OPS)
+    assert {call.op for call in CALLS} == {name for name in dir(TritonOps) if name in declared.__all__}
 
 
 def test_loops_of_linears_have_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,10 +349,10 @@ def test_loops_of_linears_have_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     ops, weight = TritonOps(HOPPER[1]), torch.zeros(4096, 4096, dtype=torch.bfloat16)
     for count in (6, 16):
         x = torch.zeros(count, 4096, dtype=torch.bfloat16)
-        ops.norm_linear(x, None, 1e-6, weight)
-        ops.norm_gate_up(x, None, 1e-6, weight)
+        ops.norm_linear(x, None, Weight(weight))
+        ops.norm_gate_up(x, None, Weight(weight))
         ops.greedy_head(x, None, 1e-6, weight, None, i64(1), i64(count), i64(count, 4))
-        ops.norm_linear_fp8(x, None, 1e-6, weight.to(torch.float8_e4m3fn), torch.ones(1, 4096))
+        ops.norm_linear(x, None, Weight(weight.to(torch.float8_e4m3fn), None, torch.ones(1, 4096)))
     with contextlib.suppress(RuntimeError):
         driver.reset_active()
     loops = {name: counts for name, counts in selects.items() if counts}
@@ -377,11 +380,11 @@ def test_a_gpu_with_99_kib_of_shared_memory_has_tiles_that_fit(monkeypatch: pyte
     driver.set_active(Driver(89))
     for rows in (8, 32, 64):
         x = torch.zeros(rows, 4096, dtype=torch.bfloat16)
-        ops.norm_linear(x, None, 1e-6, weight)
-        ops.norm_gate_up(x, None, 1e-6, weight)
+        ops.norm_linear(x, None, Weight(weight))
+        ops.norm_gate_up(x, None, Weight(weight))
         ops.greedy_head(x, None, 1e-6, weight, None, i64(1), i64(rows), i64(rows, 4))
-        for op in (ops.norm_linear_fp8, ops.norm_gate_up_fp8):
-            op(x, None, 1e-6, weight.to(torch.float8_e4m3fn), torch.ones(1, 8192))
+        for op in (ops.norm_linear, ops.norm_gate_up):
+            op(x, None, Weight(weight.to(torch.float8_e4m3fn), None, torch.ones(1, 8192)))
     with contextlib.suppress(RuntimeError):
         driver.reset_active()
     assert {"linear_kernel", "gate_up_kernel", "head_kernel", "linear_fp8_kernel", "gate_up_fp8_kernel"} <= most.keys()

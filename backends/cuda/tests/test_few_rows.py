@@ -12,6 +12,8 @@ from specgraph_cuda.few_rows_plan import MULTIPROCESSORS, Plan, cut, plan_for
 from torch import Tensor
 
 from specgraph.device import Platform
+from specgraph.ops import Norm, Weight
+from specgraph.ops.linear import normed
 
 EPS = 0.02
 SHAPES = [(8192, 6144), (4096, 32000), (14336, 4096), (2048, 3072), (512, 1000), (256, 40)]
@@ -154,18 +156,17 @@ def test_the_device_s_kernel_is_asked_first_and_not_for_a_bias() -> None:
 
     ops = TritonOps(LaunchOptions(few_rows=FewRows(linear, best)))
     x, weight = torch.randn(2, 8).double(), torch.randn(8, 8).double()
-    assert ops.norm_linear(x, None, 0.0, weight) is x
-    assert ops.norm_linear(x, None, 0.0, weight, residual=weight) is x
+    assert ops.norm_linear(x, None, Weight(weight)) is x
+    assert ops.norm_linear(x, None, Weight(weight), weight) is x
     product = x @ weight.T
-    assert torch.equal(ops.norm_linear(x, None, 0.0, weight), product)
-    assert torch.equal(ops.norm_linear(x, None, 0.0, weight, weight[0]), product + weight[0])
+    assert torch.equal(ops.norm_linear(x, None, Weight(weight)), product)
+    assert torch.equal(ops.norm_linear(x, None, Weight(weight, weight[0])), product + weight[0])
     assert len(asked) == 3
     assert asked[1] is weight
 
 
 def test_two_linears_with_a_norm_between_them_are_asked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    from specgraph.ops.linear import normed
     from specgraph.ops.triton.implement import TritonOps
     from specgraph.ops.triton.launch import FewRows, LaunchOptions
 
@@ -173,13 +174,15 @@ def test_two_linears_with_a_norm_between_them_are_asked_one_by_one(monkeypatch: 
         product = x @ weight.T
         return 2 * (product if residual is None else product + residual)
 
-    monkeypatch.setattr(TritonOps, "_normed", staticmethod(normed))  # its kernel needs a GPU
+    plain = staticmethod(lambda x, norm: x if norm is None else normed(x, *norm))
+    monkeypatch.setattr(TritonOps, "_normed", plain)  # its kernel needs a GPU
     ops = TritonOps(LaunchOptions(few_rows=FewRows(linear, lambda *_: None)))
     x, weight, following = torch.randn(2, 8).double(), torch.randn(6, 8).double(), torch.randn(4, 6).double()
     residual, norm = torch.randn(2, 6).double(), torch.randn(6).double()
-    total, out = ops.linear_norm_linear(x, weight, None, residual, norm, EPS, following)
+    total, out = ops.linear_norm_linear(x, Weight(weight), residual, Norm(norm, EPS), Weight(following))
     assert torch.equal(total, linear(x, weight, residual))
     between = total * (total.square().mean(1, keepdim=True) + EPS).rsqrt() * norm
     assert torch.allclose(out, 2 * between @ following.T)
-    biased = ops.linear_norm_linear(x, weight, weight[:, 0], residual, norm, EPS, following)
+    own = Weight(weight, weight[:, 0])
+    biased = ops.linear_norm_linear(x, own, residual, Norm(norm, EPS), Weight(following))
     assert torch.allclose(biased[0], x @ weight.T + weight[:, 0] + residual)

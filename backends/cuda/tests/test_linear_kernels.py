@@ -9,6 +9,7 @@ from torch import Tensor
 
 from specgraph import ops
 from specgraph.device import Platform
+from specgraph.ops import Norm, PairInput, Weight
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -21,21 +22,19 @@ def test_norm_linear(rows: int, columns: int, depth: int, dtype: torch.dtype) ->
     weight, bias = make(columns, depth, dtype=dtype, scale=depth**-0.5), make(columns, dtype=dtype)
     residual = make(rows, columns, dtype=dtype)
     wide = [t.double() for t in (x, norm, weight, bias, residual)]
-    close(
-        ops.norm_linear(x, norm, 1e-5, weight, bias, residual),
-        ops.norm_linear.reference(wide[0], wide[1], 1e-5, *wide[2:]),
-    )
-    close(ops.norm_linear(x, None, 0.0, weight), wide[0] @ wide[2].T)
+    wanted = ops.norm_linear.reference(wide[0], Norm(wide[1], 1e-5), Weight(wide[2], wide[3]), wide[4])
+    close(ops.norm_linear(x, Norm(norm, 1e-5), Weight(weight, bias), residual), wanted)
+    close(ops.norm_linear(x, None, Weight(weight)), wide[0] @ wide[2].T)
     strided = make(rows, depth + 64, dtype=dtype)[:, :depth]
-    close(ops.norm_linear(strided, None, 0.0, weight), strided.double() @ wide[2].T)
+    close(ops.norm_linear(strided, None, Weight(weight)), strided.double() @ wide[2].T)
 
 
 @pytest.mark.parametrize("rows", [1, 16, 40, 64, 100])
 @pytest.mark.parametrize(("inner", "depth"), [(14336, 4096), (12288, 4096), (8192, 2048), (200, 256)])
 def test_norm_gate_up(rows: int, inner: int, depth: int) -> None:
     x, norm, weight = make(rows, depth), make(depth), make(2 * inner, depth, scale=depth**-0.5)
-    want = ops.norm_gate_up.reference(x.double(), norm.double(), 1e-5, weight.double(), None)
-    close(ops.norm_gate_up(x, norm, 1e-5, weight), want)
+    want = ops.norm_gate_up.reference(x.double(), Norm(norm.double(), 1e-5), Weight(weight.double()))
+    close(ops.norm_gate_up(x, Norm(norm, 1e-5), Weight(weight)), want)
 
 
 def fp8(rows: int, columns: int, groups: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -60,15 +59,17 @@ def test_linears_over_fp8(
     weight, scale, wide = fp8(2 * columns, depth, groups)
     x, norm, bias = make(rows, depth, dtype=dtype), make(depth, dtype=dtype), make(2 * columns, dtype=dtype)
     residual = make(rows, 2 * columns, dtype=dtype)
-    want = ops.norm_linear.reference(x.double(), norm.double(), 1e-5, wide, bias.double(), residual.double())
-    close(ops.norm_linear_fp8(x, norm, 1e-5, weight, scale, bias, residual), want)
-    skipped = ops.norm_linear_fp8(x, None, 0.0, weight[columns:], scale[:, columns:])
+    own, dense = Weight(weight, bias, scale), Weight(wide, bias.double())
+    wide_norm, norm_ = Norm(norm.double(), 1e-5), Norm(norm, 1e-5)
+    want = ops.norm_linear.reference(x.double(), wide_norm, dense, residual.double())
+    close(ops.norm_linear(x, norm_, own, residual), want)
+    skipped = ops.norm_linear(x, None, Weight(weight, None, scale).rows_from(columns))
     close(skipped, x.double() @ wide[columns:].T)
-    want = ops.norm_gate_up.reference(x.double(), norm.double(), 1e-5, wide, bias.double())
-    close(ops.norm_gate_up_fp8(x, norm, 1e-5, weight, scale, bias), want)
+    close(ops.norm_gate_up(x, norm_, own), ops.norm_gate_up.reference(x.double(), wide_norm, dense))
     table, ids = make(100, depth - 32, dtype=dtype), torch.randint(0, 100, (rows,), device="cuda")
-    want = ops.pair_linear.reference(ids, table.double(), None, x[:, :32].double(), None, 1e-5, wide, None)
-    close(ops.pair_linear_fp8(ids, table, None, x[:, :32], None, 1e-5, weight, scale), want)
+    pair, wide_pair = PairInput(table, None, None, 1e-5), PairInput(table.double(), None, None, 1e-5)
+    want = ops.pair_linear.reference(ids, x[:, :32].double(), wide_pair, dense)
+    close(ops.pair_linear(ids, x[:, :32], pair, own), want)
 
 
 @pytest.mark.parametrize("rows", [1, 17, 64, 200])
@@ -77,14 +78,7 @@ def test_pair_linear(rows: int, width: int) -> None:
     table, norms, hidden = make(100, width), (make(width), make(4096)), make(rows, 4096)
     weight, ids = make(6144, width + 4096, scale=8192**-0.5), torch.randint(0, 100, (rows,), device="cuda")
     for first, second in (norms, (None, None), (norms[0], None)):
-        want = ops.pair_linear.reference(
-            ids,
-            table.double(),
-            None if first is None else first.double(),
-            hidden.double(),
-            None if second is None else second.double(),
-            1e-5,
-            weight.double(),
-            None,
-        )
-        close(ops.pair_linear(ids, table, first, hidden, second, 1e-5, weight), want)
+        wide = [None if norm is None else norm.double() for norm in (first, second)]
+        pair = PairInput(table.double(), *wide, 1e-5)
+        want = ops.pair_linear.reference(ids, hidden.double(), pair, Weight(weight.double()))
+        close(ops.pair_linear(ids, hidden, PairInput(table, first, second, 1e-5), Weight(weight)), want)

@@ -10,7 +10,7 @@ from interpreted import DEVICE, INTERPRETED, device, ops
 from torch import Tensor
 from torch.nn import functional
 
-from specgraph.ops.linear_fp8 import dequantised, quantised
+from specgraph.ops.linear import Weight, dequantised, quantised
 from specgraph.ops.triton.implement import TritonOps
 from specgraph.ops.triton.launch import LaunchOptions, ManyRows
 
@@ -39,9 +39,9 @@ def test_linears(rows: int) -> None:
     torch.manual_seed(rows)
     x, weight, residual = first_rows(rows, 256), make(100, 256, scale=1 / 16), make(rows, 100)
     wide = x.double() @ weight.double().T
-    close(ops().norm_linear(x, None, 0.0, weight, None, residual), wide + residual.double())
+    close(ops().norm_linear(x, None, Weight(weight), residual), wide + residual.double())
     gate, up = wide.chunk(2, 1)
-    close(ops().norm_gate_up(x, None, 0.0, weight), functional.silu(gate) * up)
+    close(ops().norm_gate_up(x, None, Weight(weight)), functional.silu(gate) * up)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(3, 2), (6, 10), (17, 20), (40, 100)])
@@ -52,11 +52,11 @@ def test_a_weight_with_few_rows_or_with_nan(rows: int, columns: int) -> None:
     weight[columns - 1] = float("nan")
     wide = x.double() @ weight.double().T
     kept = [*range(columns - 1), *range(columns, 2 * columns)]
-    got = ops().norm_linear(x, None, 0.0, weight)
+    got = ops().norm_linear(x, None, Weight(weight))
     close(got[:, kept], wide[:, kept])
     assert bool(got[:, columns - 1].isnan().all())
     gate, up = wide.chunk(2, 1)
-    close(ops().norm_gate_up(x, None, 0.0, weight)[:, :-1], (functional.silu(gate) * up)[:, :-1])
+    close(ops().norm_gate_up(x, None, Weight(weight))[:, :-1], (functional.silu(gate) * up)[:, :-1])
 
 
 @pytest.fixture
@@ -74,13 +74,13 @@ def empty_is_nan() -> Iterator[None]:
 def test_linears_over_fp8(rows: int, empty_is_nan: None) -> None:
     torch.manual_seed(rows)
     x, residual = first_rows(rows, 256), make(rows, 100)
-    weight, scale = quantised(make(100, 256, scale=1 / 16))
-    wide = x.double() @ dequantised(weight, scale, torch.float32).double().T
-    close(ops().norm_linear_fp8(x, None, 0.0, weight, scale, None, residual), wide + residual.double())
+    weight = quantised(make(100, 256, scale=1 / 16))
+    wide = x.double() @ dequantised(weight.matrix, weight.scale, torch.float32).double().T
+    close(ops().norm_linear(x, None, weight, residual), wide + residual.double())
     gate, up = wide.chunk(2, 1)
-    close(ops().norm_gate_up_fp8(x, None, 0.0, weight, scale), functional.silu(gate) * up)
+    close(ops().norm_gate_up(x, None, weight), functional.silu(gate) * up)
     if INTERPRETED:  # the loops read whole tiles: 16, 32 or 64 rows
-        assert ops()._scaled(x, None, 0.0)[0].shape == (max(16, 1 << (rows - 1).bit_length()), 256)
+        assert ops()._scaled(x, None)[0].shape == (max(16, 1 << (rows - 1).bit_length()), 256)
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -102,5 +102,5 @@ def test_parts_of_a_device_s_own_linear_are_added(rows: int, columns: int, split
     parts, x, weight = torch.randn(split, rows, columns).to(DEVICE), make(rows, 32), make(columns, 32)
     more = make(rows, columns + 8)[:, :columns] if residual else None
     own = ManyRows(lambda *_: True, lambda x, weight: None, lambda x, weight: parts, lambda *_: None)
-    got = TritonOps(LaunchOptions(many_rows=own)).norm_linear(x, None, 0.0, weight, None, more)
+    got = TritonOps(LaunchOptions(many_rows=own)).norm_linear(x, None, Weight(weight), more)
     close(got, parts.double().sum(0) + (0 if more is None else more.double()))

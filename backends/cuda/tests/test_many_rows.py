@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from specgraph_cuda.many_rows_plan import BLOCKS, Kind, Plan, plan_for
 
 from specgraph.device import Platform
+from specgraph.ops import Weight
 
 PLANS = [
     *(Plan(3, 224, 4), Plan(2, 224, 5), Plan(2, 192, 5), Plan(2, 64, 4)),
@@ -192,9 +193,9 @@ def test_gated_linears_of_many_rows_without_bias_take_the_device_s_kernel() -> N
 
     ops = TritonOps(LaunchOptions(many_rows=ManyRows(lambda *_: True, gated, lambda x, weight: None, lambda *_: None)))
     x, weight = torch.randn(65, 8).bfloat16(), torch.randn(4, 8).bfloat16()
-    assert bool((ops.norm_gate_up(x, None, 0.0, weight) == 7).all())
+    assert bool((ops.norm_gate_up(x, None, Weight(weight)) == 7).all())
     assert taken == [65]
-    assert norm_gate_up.reference(x, None, 0.0, weight).shape == (65, 2)
+    assert norm_gate_up.reference(x, None, Weight(weight)).shape == (65, 2)
 
 
 def test_only_hopper_has_the_kernel(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

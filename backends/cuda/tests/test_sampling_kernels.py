@@ -19,7 +19,7 @@ def test_greedy_head_picks_a_largest_logit(rows: int, vocab: int) -> None:
     step = torch.tensor([2], device="cuda")
     token_ids, result = torch.full((rows,), -7, device="cuda"), torch.full((rows, 4), -7, device="cuda")
     ops.greedy_head(x, norm, 1e-5, weight, None, step, token_ids, result)
-    logits = ops.norm_linear.reference(x.double(), norm.double(), 1e-5, weight.double(), None, None)
+    logits = ops.norm_linear.reference(x.double(), ops.Norm(norm.double(), 1e-5), ops.Weight(weight.double()))
     picked = logits.gather(1, token_ids[:, None])[:, 0]
     assert bool((picked >= logits.amax(1) - 0.05).all())  # half a step of bf16 at the size of the largest logits
     assert torch.equal(result[:, 2], token_ids)
@@ -38,7 +38,7 @@ def test_the_head_of_a_block_picks_a_largest_logit(requests: int, steps: int, vo
     drafts = torch.full((requests, steps + 1), -7, device="cuda")
     ops.greedy_block_head(x, norm, 1e-5, weight, None, drafts[:, :steps])
     picked = drafts[:, :steps].reshape(rows, 1)
-    logits = ops.norm_linear.reference(x.double(), norm.double(), 1e-5, weight.double(), None, None)
+    logits = ops.norm_linear.reference(x.double(), ops.Norm(norm.double(), 1e-5), ops.Weight(weight.double()))
     # x is rounded after its norm, which moves a logit of size 4 by less than 0.05.
     assert bool((logits.gather(1, picked)[:, 0] >= logits.amax(1) - 0.05).all())
     assert bool((drafts[:, steps] == -7).all())
@@ -121,7 +121,7 @@ def test_gumbel_head(rows: int, vocab: int) -> None:
     step, token_ids = torch.tensor([1], device="cuda"), torch.full((rows,), -7, device="cuda")
     drafts, probs = torch.full((rows, 3), -7, device="cuda"), torch.full((rows, 3, vocab), -7.0, device="cuda")
     ops.gumbel_head(x, norm, 1e-5, weight, None, temperature, seeds, seq_lens, step, token_ids, drafts, probs)
-    logits = ops.norm_linear.reference(x.double(), norm.double(), 1e-5, weight.double(), None, None)
+    logits = ops.norm_linear.reference(x.double(), ops.Norm(norm.double(), 1e-5), ops.Weight(weight.double()))
     check_draws(token_ids, probs[:, 1], logits, temperature, seeds, seq_lens.long() + 1, 4e-3)  # logits in bf16
     again, twice = torch.empty_like(token_ids), torch.empty_like(probs)
     ops.gumbel_head(x, norm, 1e-5, weight, None, temperature, seeds, seq_lens, step, again, drafts, twice)

@@ -8,6 +8,7 @@ from interpreted import DEVICE, INTERPRETED, device, ops
 from torch import Tensor
 from torch.nn import functional
 
+from specgraph.ops import Norm, Weight
 from specgraph.ops.triton import two_linears_ops
 
 __all__ = ["device"]
@@ -48,12 +49,13 @@ def test_two_linears(dtype: torch.dtype, rows: int, biased: bool, monkeypatch: p
     wide = x.double() @ weight.double().T + residual.double() + (0 if bias is None else bias.double())
     normed = wide * (wide.square().mean(1, keepdim=True) + EPS).rsqrt() * norm.double()
     product = normed @ following.double().T + (0 if next_bias is None else next_bias.double())
-    total, got = ops().linear_norm_linear(x, weight, bias, residual, norm, EPS, following, next_bias)
+    before = x, Weight(weight, bias), residual, Norm(norm, EPS)
+    total, got = ops().linear_norm_linear(*before, Weight(following, next_bias))
     close(total, wide)
     for part in range(min(rows, 3)):  # each magnitude for itself
         close(got[part::3], product[part::3])
-    again, gated = ops().linear_norm_gate_up(x, weight, bias, residual, norm, EPS, following, next_bias)
+    again, gated = ops().linear_norm_gate_up(*before, Weight(following, next_bias))
     assert torch.equal(again, total)
-    assert torch.equal(total, ops().norm_linear(x, None, 0.0, weight, bias, residual))
+    assert torch.equal(total, ops().norm_linear(x, None, Weight(weight, bias), residual))
     gate, up = product.chunk(2, 1)
     close(gated, functional.silu(gate) * up, roundings=2)  # gate and up are rounded, then their product

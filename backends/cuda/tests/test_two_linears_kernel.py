@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from specgraph.device import Platform
+from specgraph.ops import Norm, Weight
 
 SHAPES = [(True, 4096, 4096, 14336), (False, 14336, 4096, 6144), (True, 512, 1024, 1000), (False, 256, 384, 40)]
 """gated, input columns, output columns of the first linear and of the second: two in use, two that are cut unevenly."""
@@ -181,7 +182,7 @@ def test_the_device_s_kernel_is_asked_first_and_not_for_biases() -> None:
     ops = TritonOps(LaunchOptions(two_linears=own))
     x, weight, norm = torch.randn(2, 8, dtype=torch.float64), torch.randn(8, 8).double(), torch.ones(8).double()
     for op in (ops.linear_norm_linear, ops.linear_norm_gate_up):
-        total, out = op(x, weight, None, x, norm, EPS, weight)
+        total, out = op(x, Weight(weight), x, Norm(norm, EPS), Weight(weight))
         assert total is x
         assert out is x
     assert asked == [False, True]

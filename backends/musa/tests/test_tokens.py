@@ -127,7 +127,7 @@ def test_a_moved_weight_is_told_before_the_replay(musa):
     drafter = make_drafter(musa, "step", 3)
     batch = rounds_for(drafter, seed=1).next()
     layer = drafter.head.layers[0]
-    object.__setattr__(layer, "qkv", layer.qkv.clone())
+    object.__setattr__(layer, "qkv", layer.qkv._replace(matrix=layer.qkv.matrix.clone()))
     with torch.inference_mode(), pytest.raises(StaleInputError, match="reassigned or moved"):
         drafter.propose(on(musa, batch))
     drafter.close()

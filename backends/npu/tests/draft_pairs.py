@@ -19,6 +19,7 @@ from specgraph.models.config import ModelConfig
 from specgraph.models.eagle3 import Eagle3Config, Eagle3Head, Eagle3Weights
 from specgraph.models.layers import DecoderLayer
 from specgraph.models.protocol import DraftHead
+from specgraph.ops.linear import Weight
 
 VOCAB, DRAFT_VOCAB, HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM = 96, 40, 32, 48, 4, 2, 8
 MAX_REQUESTS, MAX_LEN, BLOCK = 5, 64, 4
@@ -36,11 +37,11 @@ def random_head(layers: int, device: torch.device, dtype: torch.dtype = torch.fl
 
     def layer(inputs: int) -> DecoderLayer:
         return DecoderLayer(
-            qkv=matrix((HEADS + 2 * KV_HEADS) * HEAD_DIM, inputs),
-            output=matrix(HIDDEN, HEADS * HEAD_DIM),
+            qkv=Weight(matrix((HEADS + 2 * KV_HEADS) * HEAD_DIM, inputs)),
+            output=Weight(matrix(HIDDEN, HEADS * HEAD_DIM)),
             post_norm=norm(HIDDEN),
-            gate_up=matrix(2 * INNER, HIDDEN),
-            down=matrix(HIDDEN, INNER),
+            gate_up=Weight(matrix(2 * INNER, HIDDEN)),
+            down=Weight(matrix(HIDDEN, INNER)),
             input_norm=norm(HIDDEN),
         )
 
@@ -51,7 +52,7 @@ def random_head(layers: int, device: torch.device, dtype: torch.dtype = torch.fl
         hidden_norm=norm(HIDDEN),
         norm=norm(HIDDEN),
         lm_head=matrix(DRAFT_VOCAB, HIDDEN, scale=0.4),
-        fc=matrix(HIDDEN, 3 * HIDDEN),
+        fc=Weight(matrix(HIDDEN, 3 * HIDDEN)),
         draft_to_target=(chosen - torch.arange(DRAFT_VOCAB)).to(device),
     )
     config = Eagle3Config(model, HIDDEN, DRAFT_VOCAB, (1, 2, 3))

@@ -1,4 +1,4 @@
-"""Heads and FP8 linears of the sizes for which devices have kernels of their own: half precision, 512 input columns."""
+"""Heads of the sizes for which devices have kernels of their own: half precision, 512 input columns."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import pytest
 import torch
 from specgraph import ops
 from specgraph.device import Platform
-from torch import Tensor
 
 from specgraph_conformance.case import case
 from specgraph_conformance.cases.test_kernels_noise import DRAFT, TEMPERATURE, drawn
 from specgraph_conformance.linear_oracles import (
     EPS,
-    expect_magnitudes,
-    gated,
     head_of_ties,
     norm_weight,
     normed,
@@ -125,40 +122,3 @@ def test_gumbel(platform: Platform, way: str, dtype: torch.dtype, rows: int, see
             compared += 1
             assert int(ids[r]) == wanted, f"request {r} draws token {int(ids[r])} instead of {wanted}"
     assert compared >= rows // 2
-
-
-@pytest.mark.parametrize("rows", [1, 24, 64, 70])
-@pytest.mark.parametrize("way", WAYS)
-@HALVES
-@case(
-    "kernels.linears-fp8-in-tiles",
-    "Linears of 512 input columns over FP8 weights, with scales for all columns of a row or for each 256, 128 or 64 of "
-    "them, are within rounding of float64's products with the dequantised weights.",
-    hazard="linears-in-tiles",
-    cause="a scale of another row or block of columns, a tile that is wider than a block, or rows past a tile",
-    needs=("float8",),
-)
-def test_fp8(platform: Platform, way: str, dtype: torch.dtype, rows: int, seed: int) -> None:
-    device, width = platform.device, 328
-    x, residual = uneven_rows(rows, SIZE, dtype, seed), uneven_rows(rows, width, dtype, seed + 1)
-    norm, bias = norm_weight(SIZE, dtype, seed + 2), random((width,), dtype, seed + 3)
-    values = random((width, SIZE), torch.float32, seed + 4, 60.0).to(torch.float8_e4m3fn)
-    a, r, n, b, v = (t.to(device) for t in (x, residual, norm, bias, values))
-    groups = (1, 2, 4, 8)
-    generator = torch.Generator().manual_seed(seed)
-    scales = [(0.5 + torch.rand(g, width, generator=generator)) / (60 * SIZE**0.5) for g in groups]
-    there = [scale.to(device) for scale in scales]
-    out = [torch.zeros(rows, n, dtype=dtype, device=device) for n in (width, width // 2) * len(groups)]
-
-    def work() -> None:
-        for i, scale in enumerate(there):
-            out[2 * i].copy_(ops.norm_linear_fp8(a, n, EPS, v, scale, b, r))
-            out[2 * i + 1].copy_(ops.norm_gate_up_fp8(a, n, EPS, v, scale, b))
-
-    run_op(platform, way, work, out)
-    for i, (group, scale) in enumerate(zip(groups, scales, strict=True)):
-        columns = values.double().view(width, group, SIZE // group)
-        wide: Tensor = (columns * scale.double().t()[:, :, None]).flatten(1)
-        product = normed(x, norm) @ wide.T + bias.double()
-        expect_magnitudes(out[2 * i], product + residual.double(), f"norm_linear_fp8 with {group} scales per row")
-        expect_magnitudes(out[2 * i + 1], gated(product), f"norm_gate_up_fp8 with {group} scales per row")

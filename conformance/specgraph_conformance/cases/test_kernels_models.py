@@ -12,64 +12,6 @@ from specgraph_conformance.rig import WAYS, expect_close, expect_equal, on_host,
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@case(
-    "kernels.expert-mlp",
-    "A mixture of experts gives float64's weighted sum of the chosen experts, also when a replay finds another choice.",
-    cause="expert_mlp: rows that go to a neighbour's expert, weights of another place, or counts baked into a graph",
-)
-def test_expert_mlp(platform: Platform, way: str, dtype: torch.dtype, seed: int) -> None:
-    g = torch.Generator().manual_seed(seed)
-    x, gate_up, down = (
-        (torch.randn(*shape, generator=g) / 6).to(dtype) for shape in ((9, 64), (6, 2 * 32, 64), (6, 64, 32))
-    )
-    ids = torch.stack([torch.randperm(6, generator=g)[:2] for _ in range(9)])
-    weights = torch.rand(9, 2, generator=g)
-    rows, choice, shares, first, second = (t.to(platform.device) for t in (x, ids, weights, gate_up, down))
-    out = torch.zeros_like(rows)
-    run_op(platform, way, lambda: out.copy_(ops.expert_mlp(rows, choice, shares, first, second)), [out])
-    wanted = torch.zeros(9, 64, dtype=torch.float64)
-    for row in range(9):
-        for expert, weight in zip(ids[row].tolist(), weights[row].double(), strict=True):
-            gate, up = (gate_up[expert].double() @ x[row].double()).chunk(2)
-            wanted[row] += weight * (down[expert].double() @ (gate * torch.sigmoid(gate) * up))
-    expect_close(on_host(out).double(), wanted, {torch.float32: 1e-4, torch.bfloat16: 3e-2}[dtype], "expert_mlp")
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@case(
-    "kernels.expert-mlp-parts",
-    "Two halves of the experts, each given all rows, add up to float64's mixture; experts elsewhere add nothing.",
-    cause="expert_mlp: ids counted from the wrong first expert, or rows of no expert here that are not zero",
-)
-def test_expert_mlp_parts(platform: Platform, way: str, dtype: torch.dtype, seed: int) -> None:
-    g = torch.Generator().manual_seed(seed)
-    x, gate_up, down = (
-        (torch.randn(*shape, generator=g) / 6).to(dtype) for shape in ((9, 64), (6, 2 * 32, 64), (6, 64, 32))
-    )
-    ids = torch.stack([torch.randperm(6, generator=g)[:2] for _ in range(9)])
-    ids[0] = torch.tensor([0, 1])  # a row that has nothing in the second half
-    weights = torch.rand(9, 2, generator=g)
-    rows, choice, shares, first, second = (t.to(platform.device) for t in (x, ids, weights, gate_up, down))
-    halves = [torch.zeros_like(rows) for _ in range(2)]
-
-    def body() -> None:
-        for begin, half in zip((0, 3), halves, strict=True):
-            own = first[begin : begin + 3], second[begin : begin + 3]
-            half.copy_(ops.expert_mlp(rows, choice, shares, *own, first_expert=begin))
-
-    run_op(platform, way, body, halves)
-    wanted = torch.zeros(2, 9, 64, dtype=torch.float64)
-    for row in range(9):
-        for expert, weight in zip(ids[row].tolist(), weights[row].double(), strict=True):
-            gate, up = (gate_up[expert].double() @ x[row].double()).chunk(2)
-            wanted[expert // 3, row] += weight * (down[expert].double() @ (gate * torch.sigmoid(gate) * up))
-    for half, expected in zip(halves, wanted, strict=True):
-        expect_close(on_host(half).double(), expected, {torch.float32: 1e-4, torch.bfloat16: 3e-2}[dtype], "expert_mlp")
-
-
-@pytest.mark.parametrize("way", WAYS)
 @case(
     "kernels.sampling-parameters",
     "Penalties, bias, top_k, top_p and min_p leave each row of a verify the tokens and the logits that a host loop "

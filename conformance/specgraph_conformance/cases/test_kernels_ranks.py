@@ -30,30 +30,6 @@ def ranks(platform: Platform, tmp_path: Path) -> Iterator[Ranks]:
     joined.close()
 
 
-@pytest.mark.parametrize("way", WAYS)
-@case(
-    "kernels.embed-part",
-    "The parts of an embedding that ranks look up add up to the rows of the whole one.",
-    cause="embed_part: a token at the edge of a part, or a row of another rank that is not zero",
-    quick=True,
-)
-def test_embed_part(platform: Platform, way: str, seed: int) -> None:
-    device, part, generator = platform.device, 25, torch.Generator().manual_seed(seed)
-    table = torch.randn(RANKS * part, 48, generator=generator)
-    first = torch.arange(RANKS) * part  # of each part; the last of each is part - 1 further
-    ids = torch.cat((torch.randint(0, RANKS * part, (9,), generator=generator), first, first + part - 1))
-    there, sums = ids.to(device), torch.zeros(len(ids), 48, device=device)
-    parts = [table[rank * part : (rank + 1) * part].contiguous().to(device) for rank in range(RANKS)]
-
-    def body() -> None:
-        sums.zero_()
-        for rank, own in enumerate(parts):
-            sums.add_(ops.embed_part(there, own, rank * part))
-
-    run_op(platform, way, body, [sums])
-    expect_equal(on_host(sums), table[ids])
-
-
 def split_logits(seed: int, rows: int, dtype: torch.dtype) -> tuple[Tensor, list[int]]:
     """Logits [rows, 400] of four parts with ties, zeros of both signs and only negative rows; and each row's best."""
     logits = torch.randn(rows, 400, generator=torch.Generator().manual_seed(seed)).to(dtype)

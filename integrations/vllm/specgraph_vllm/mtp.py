@@ -16,6 +16,7 @@ from specgraph.models.from_modules import (
     vocabulary_rows,
 )
 from specgraph.models.mtp import MtpHead, MtpModule
+from specgraph.ops.linear import Weight
 
 MTP_CLASS = "MiMoMTP"
 """MiMo's heads: one dense Qwen2 layer each."""
@@ -42,7 +43,7 @@ def mtp_head(module: Any) -> MtpHead:
     tensors = MtpModule(
         embed_norm=plain(first.token_layernorm.weight),
         hidden_norm=plain(first.hidden_layernorm.weight),
-        projection=torch.cat((of_embedding, of_hidden), dim=1),
+        projection=Weight(torch.cat((of_embedding, of_hidden), dim=1)),
         layer=layer_from_module(first.mtp_block),
         norm=plain(first.final_layernorm.weight),
     )

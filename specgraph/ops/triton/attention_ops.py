@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specgraph import ops
 from specgraph.ops import DeviceLengths, KVCache, Mask, NewRows
-from specgraph.ops.linear_fp8 import FP8
+from specgraph.ops.linear import FP8
 from specgraph.ops.triton import attention, rows
 from specgraph.ops.triton.launch import AttentionShape, Launcher, ceil_div, power_of_two
 

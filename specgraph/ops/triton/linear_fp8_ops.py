@@ -1,4 +1,4 @@
-"""Launching the Triton linears over FP8 weights."""
+"""Launching the Triton linears over FP8 weights: those of `linear_ops` where a weight has a scale."""
 
 # pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from specgraph import ops
+from specgraph.ops.linear import Norm, Weight, dequantised
 from specgraph.ops.triton import linear_fp8
 from specgraph.ops.triton.launch import Tile, ceil_div, contiguous_rows, power_of_two, tile_rows
 from specgraph.ops.triton.linear_ops import HALVES, LinearOps
@@ -24,60 +25,51 @@ _WIDEST = 32768
 
 @dataclass(frozen=True, slots=True)
 class Fp8LinearOps(LinearOps):
-    """Implementations of the ops in `specgraph.ops.linear_fp8`."""
+    """Implementations of the ops in `specgraph.ops.linear`, over FP8 weights too."""
 
-    def norm_linear_fp8(
-        self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, scale: Tensor, bias: Tensor | None = None,
-        residual: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        """See `specgraph.ops.norm_linear_fp8`."""
+    def norm_linear(self, x: Tensor, norm: Norm | None, weight: Weight, residual: Tensor | None = None) -> Tensor:
+        """See `specgraph.ops.norm_linear`."""
+        matrix, bias, scale = weight
+        if scale is None:
+            return LinearOps.norm_linear(self, x, norm, weight, residual)
         if not self.options.float8:
             return NotImplemented
-        tile = self._fp8_tile("linear_fp8", x, weight, scale, weight.shape[0])
+        columns = matrix.shape[0]
+        tile = self._fp8_tile("linear_fp8", x, matrix, scale, columns)
         if tile is None:
-            dense = self._dequantised(weight, scale, x.dtype)
-            return ops.norm_linear.reference(self._normed(x, norm, eps), None, eps, dense, bias, residual)
-        scaled, factors = self._scaled(x, norm, eps)
-        out = x.new_empty(x.shape[0], weight.shape[0])
+            dense = Weight(self._dequantised(matrix, scale, x.dtype), bias)
+            return ops.norm_linear.reference(self._normed(x, norm), None, dense, residual)
+        scaled, factors = self._scaled(x, norm)
+        out = x.new_empty(x.shape[0], columns)
         residual = None if residual is None else contiguous_rows(residual)
-        columns = weight.shape[0]
         linear_fp8.linear_fp8_kernel[(ceil_div(columns, tile.columns),)](
-            scaled, factors, weight, scale, bias, residual, out, x.shape[0], columns, weight.shape[1], scale.stride(0),
+            scaled, factors, matrix, scale, bias, residual, out, x.shape[0], columns, matrix.shape[1], scale.stride(0),
             0 if residual is None else residual.stride(0), BIASED=bias is not None, RESIDUAL=residual is not None,
-            **self._fp8_shape(tile, x.shape[0], weight, scale),
+            **self._fp8_shape(tile, x.shape[0], matrix, scale),
         )  # fmt: skip
         return out
 
-    def norm_gate_up_fp8(
-        self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, scale: Tensor, bias: Tensor | None = None
-    ) -> Tensor:
-        """See `specgraph.ops.norm_gate_up_fp8`."""
+    def norm_gate_up(self, x: Tensor, norm: Norm | None, weight: Weight) -> Tensor:
+        """See `specgraph.ops.norm_gate_up`."""
+        matrix, bias, scale = weight
+        if scale is None:
+            return LinearOps.norm_gate_up(self, x, norm, weight)
         if not self.options.float8:
             return NotImplemented
-        columns = weight.shape[0] // 2
-        tile = self._fp8_tile("gate_up_fp8", x, weight, scale, columns)
+        columns = matrix.shape[0] // 2
+        tile = self._fp8_tile("gate_up_fp8", x, matrix, scale, columns)
         if tile is None:
-            dense = self._dequantised(weight, scale, x.dtype)
-            return ops.norm_gate_up.reference(self._normed(x, norm, eps), None, eps, dense, bias)
-        scaled, factors = self._scaled(x, norm, eps)
+            dense = Weight(self._dequantised(matrix, scale, x.dtype), bias)
+            return ops.norm_gate_up.reference(self._normed(x, norm), None, dense)
+        scaled, factors = self._scaled(x, norm)
         out = x.new_empty(x.shape[0], columns)
         linear_fp8.gate_up_fp8_kernel[(ceil_div(columns, tile.columns),)](
-            scaled, factors, weight, scale, bias, out, x.shape[0], columns, weight.shape[1], scale.stride(0),
-            BIASED=bias is not None, **self._fp8_shape(tile, x.shape[0], weight, scale),
+            scaled, factors, matrix, scale, bias, out, x.shape[0], columns, matrix.shape[1], scale.stride(0),
+            BIASED=bias is not None, **self._fp8_shape(tile, x.shape[0], matrix, scale),
         )  # fmt: skip
         return out
 
-    def pair_linear_fp8(
-        self, token_ids: Tensor, table: Tensor, table_norm: Tensor | None, hidden: Tensor,
-        hidden_norm: Tensor | None, eps: float, weight: Tensor, scale: Tensor, bias: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        """See `specgraph.ops.pair_linear_fp8`."""
-        if not self.options.float8:
-            return NotImplemented
-        pair = self._pair(token_ids, table, table_norm, hidden, hidden_norm, eps)
-        return self.norm_linear_fp8(pair, None, eps, weight, scale, bias, None)
-
-    def _scaled(self, x: Tensor, norm: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    def _scaled(self, x: Tensor, norm: Norm | None) -> tuple[Tensor, Tensor]:
         """rms_norm(x), or x, as float16 and a factor [T] per row: see `linear_fp8.scaled_kernel`.
 
         The former has the rows of a whole tile, so that linears may read it without a mask;
@@ -88,14 +80,14 @@ class Fp8LinearOps(LinearOps):
         scaled = x.new_empty(tile_rows(rows), width, dtype=torch.float16)
         factors = x.new_empty(rows, dtype=torch.float32)
         linear_fp8.scaled_kernel[(rows,)](
-            x, norm, scaled, factors, width, x.stride(0), eps, NORMED=norm is not None, WIDTH=power_of_two(width),
-            num_warps=8, **self.common(),
+            x, norm and norm.weight, scaled, factors, width, x.stride(0), norm.eps if norm else 0.0,
+            NORMED=norm is not None, WIDTH=power_of_two(width), num_warps=8, **self.common(),
         )  # fmt: skip
         return scaled, factors
 
     def _dequantised(self, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
         if not weight.is_contiguous() or scale.stride(-1) != 1:
-            return ops.linear_fp8.dequantised(weight, scale, dtype)
+            return dequantised(weight, scale, dtype)
         out = torch.empty(weight.shape, dtype=dtype, device=weight.device)
         (columns, depth), wide = weight.shape, min(power_of_two(weight.shape[1]), 4096)
         linear_fp8.dequantise_kernel[(columns, ceil_div(depth, wide))](

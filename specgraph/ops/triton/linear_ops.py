@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from specgraph import ops
-from specgraph.ops.linear import normed
+from specgraph.ops.linear import Norm, PairInput, Weight, normed
 from specgraph.ops.triton import linear
 from specgraph.ops.triton import norm as norm_kernels
 from specgraph.ops.triton.launch import ManyRows, Tile, ceil_div, contiguous_rows, power_of_two, tile_rows
@@ -31,22 +32,20 @@ HALVES = (torch.bfloat16, torch.float16)
 class LinearOps(SamplingOps):
     """Implementations of the ops in `specgraph.ops.linear`."""
 
-    def norm_linear(
-        self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, bias: Tensor | None = None,
-        residual: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    def norm_linear(self, x: Tensor, norm: Norm | None, weight: Weight, residual: Tensor | None = None) -> Tensor:
         """See `specgraph.ops.norm_linear`."""
-        x = self._normed(x, norm, eps)
+        x = self._normed(x, norm)
+        matrix, bias, _ = weight
         few = self.options.few_rows
-        if few is not None and bias is None and (out := few.linear(x, weight, residual)) is not None:
+        if few is not None and bias is None and (out := few.linear(x, matrix, residual)) is not None:
             return out
         own = self._own(x, bias)
-        if own is not None and (parts := own.parts(x, weight)) is not None:
+        if own is not None and (parts := own.parts(x, matrix)) is not None:
             return self._add_parts(x, parts, residual)[0]
-        tile = self._tile("linear", x, weight, weight.shape[0])
+        tile = self._tile("linear", x, matrix, matrix.shape[0])
         if tile is None:
-            return ops.norm_linear.reference(x, None, eps, weight, bias, residual)
-        return self._linear(x, weight, bias, residual, tile)
+            return ops.norm_linear.reference(x, None, weight, residual)
+        return self._linear(x, matrix, bias, residual, tile)
 
     def _linear(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, tile: Tile,
@@ -80,21 +79,19 @@ class LinearOps(SamplingOps):
         )  # fmt: skip
         return out
 
-    def norm_gate_up(
-        self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, bias: Tensor | None = None
-    ) -> Tensor:
+    def norm_gate_up(self, x: Tensor, norm: Norm | None, weight: Weight) -> Tensor:
         """See `specgraph.ops.norm_gate_up`."""
-        columns = weight.shape[0] // 2
-        x = self._normed(x, norm, eps)
+        x = self._normed(x, norm)
+        matrix, bias, _ = weight
         own = self._own(x, bias)
-        if own is not None and (gated := own.gated(x, weight)) is not None:
+        if own is not None and (gated := own.gated(x, matrix)) is not None:
             return gated
-        tile = self._tile("gate_up", x, weight, columns)
+        tile = self._tile("gate_up", x, matrix, matrix.shape[0] // 2)
         if tile is None:
             if x.dtype not in HALVES:
-                return ops.norm_gate_up.reference(x, None, eps, weight, bias)
-            return self._gated(ops.norm_linear.reference(x, None, eps, weight, bias, None))
-        return self._gate_up(x, weight, bias, tile)
+                return ops.norm_gate_up.reference(x, None, weight)
+            return self._gated(ops.norm_linear.reference(x, None, weight))
+        return self._gate_up(x, matrix, bias, tile)
 
     def _gate_up(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, tile: Tile, squares: Tensor | None = None,
@@ -137,49 +134,38 @@ class LinearOps(SamplingOps):
             )
         return out
 
-    def pair_linear(
-        self, token_ids: Tensor, table: Tensor, table_norm: Tensor | None, hidden: Tensor,
-        hidden_norm: Tensor | None, eps: float, weight: Tensor, bias: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
+    def pair_linear(self, token_ids: Tensor, hidden: Tensor, pair: PairInput, weight: Weight) -> Tensor:
         """See `specgraph.ops.pair_linear`."""
-        pair = self._pair(token_ids, table, table_norm, hidden, hidden_norm, eps)
-        return self.norm_linear(pair, None, eps, weight, bias, None)
+        return self.norm_linear(self._pair(token_ids, hidden, pair), None, weight)
 
-    def _pair(
-        self, token_ids: Tensor, table: Tensor, table_norm: Tensor | None, hidden: Tensor,
-        hidden_norm: Tensor | None, eps: float,
-    ) -> Tensor:  # fmt: skip
+    def _pair(self, token_ids: Tensor, hidden: Tensor, pair: PairInput) -> Tensor:
         """cat(rms_norm(table[token_ids]), rms_norm(hidden)): [T, E + H]."""
+        table, table_norm, hidden_norm, eps = pair
         if table.stride(1) != 1:  # a copy of the whole table would be made at every call
             token_ids, table = torch.arange(token_ids.shape[0], device=table.device), table[token_ids]
         hidden = contiguous_rows(hidden)
         rows_, width, hidden_width = hidden.shape[0], table.shape[1], hidden.shape[1]
-        pair = hidden.new_empty(rows_, width + hidden_width)
+        out = hidden.new_empty(rows_, width + hidden_width)
         if rows_:
             norm_kernels.pair_kernel[(rows_, 2)](
-                token_ids.contiguous(), table, table_norm, hidden, hidden_norm, pair, table.stride(0), width,
+                token_ids.contiguous(), table, table_norm, hidden, hidden_norm, out, table.stride(0), width,
                 hidden_width, hidden.stride(0), eps, TABLE_NORMED=table_norm is not None,
                 HIDDEN_NORMED=hidden_norm is not None, WIDTH=power_of_two(width),
                 HIDDEN_WIDTH=power_of_two(hidden_width), num_warps=8, **self.common(),
             )  # fmt: skip
-        return pair
+        return out
 
-    def _normed(self, x: Tensor, norm: Tensor | None, eps: float) -> Tensor:
+    def _normed(self, x: Tensor, norm: Norm | None) -> Tensor:
+        """rms_norm(x) with contiguous rows; x itself without a norm."""
         x = contiguous_rows(x)
-        if norm is None or x.shape[0] == 0 or x.dim() != 2:
-            return normed(x, norm, eps)
-        out = x.new_empty(x.shape)
+        if norm is None:
+            return x
+        if x.shape[0] == 0 or x.dim() != 2:
+            return normed(x, *norm)
+        out, width = x.new_empty(x.shape), x.shape[1]
         norm_kernels.norm_kernel[(x.shape[0],)](
-            x,
-            norm,
-            out,
-            x.shape[1],
-            x.stride(0),
-            eps,
-            WIDTH=power_of_two(x.shape[1]),
-            num_warps=8,
-            **self.common(),
-        )
+            x, norm.weight, out, width, x.stride(0), norm.eps, WIDTH=power_of_two(width), num_warps=8, **self.common()
+        )  # fmt: skip
         return out
 
     def greedy_head(
@@ -214,7 +200,7 @@ class LinearOps(SamplingOps):
 
         step: `draft_step`, and int64 [1] that its value is copied to where a tile computes the product.
         """
-        x = self._normed(x, norm, eps)
+        x = self._normed(x, None if norm is None else Norm(norm, eps))
         few = self.options.few_rows
         if few is not None and draws is None and (found := few.best(x, weight, *step)) is not None:
             return Picked(*found, None, None, None)
@@ -223,7 +209,7 @@ class LinearOps(SamplingOps):
             return Picked(*found, None, None, None)
         tile = self._tile("head", x, weight, weight.shape[0])
         if tile is None:
-            return self.pick(ops.norm_linear.reference(x, None, eps, weight, None, None), draws)
+            return self.pick(functional.linear(x, weight), draws)
         if draws is not None and x.shape[0] > MAX_SAMPLED_ROWS:
             return self.pick(self._linear(x, weight, None, None, tile), draws)
         count, columns = x.shape[0], weight.shape[0]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from specgraph.ops.linear import PairInput
 from specgraph.ops.triton import next_step
 from specgraph.ops.triton.launch import contiguous_rows, power_of_two
 from specgraph.ops.triton.linear_ops import LinearOps
@@ -31,7 +32,7 @@ class NextStepOps(LinearOps, RowOps):
         if not one or table.stride(1) != 1:
             self.greedy_head(x, norm, eps, weight, draft_to_target, draft_step, token_ids, draft_token_ids)
             self.advance(seq_lens, positions, slot_mapping, draft_step, block_table, max_model_len, block_size)
-            return self._pair(token_ids, table, table_norm, hidden, hidden_norm, hidden_eps)
+            return self._pair(token_ids, hidden, PairInput(table, table_norm, hidden_norm, hidden_eps))
         require_rows(token_ids, draft_token_ids)
         column = draft_step.new_empty(1)
         picked = self._head(x, norm, eps, weight, None, (draft_step, column))

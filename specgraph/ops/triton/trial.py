@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from specgraph import ops
-from specgraph.ops import DeviceLengths, KVCache, Mask, NewRows
+from specgraph.ops import DeviceLengths, KVCache, Mask, NewRows, Norm, Weight
 
 
 def agrees_with_reference(kernels: Any, device: torch.device) -> str | None:
@@ -62,13 +62,13 @@ def _round() -> Iterator[tuple[str, dict[str, Any]]]:
         "start_positions": starts, "block_table": table, **limits,
         **zeros, "seq_lens": i32(0, 0, 0), **last, "draft_step": torch.zeros(1).long(),
     }  # fmt: skip
-    yield "norm_linear", {"x": normal(6, 64), "norm": normal(64), "eps": 1e-6, "weight": normal(96, 64) / 8}
+    yield "norm_linear", {"x": normal(6, 64), "norm": Norm(normal(64), 1e-6), "weight": Weight(normal(96, 64) / 8)}
     new = NewRows(normal(6, 2, 32), normal(6, 2, 32), normal(16, 32, dtype=torch.float32), positions, slots)
     yield "paged_attention", {
         "query": normal(6, 4, 32), "cache": KVCache(normal(6, 4, 2, 32), normal(6, 4, 2, 32)), "block_table": table,
         "lengths": DeviceLengths(lens, i32(0, 2, 4, 6), 2), "mask": Mask(), "new": new, "scale": 32**-0.5,
     }  # fmt: skip
-    yield "norm_gate_up", {"x": normal(6, 64), "norm": normal(64), "eps": 1e-6, "weight": normal(192, 64) / 8}
+    yield "norm_gate_up", {"x": normal(6, 64), "norm": Norm(normal(64), 1e-6), "weight": Weight(normal(192, 64) / 8)}
     sampling = {"temperature": torch.tensor([0.0, 0.9, 1.3]), "seeds": torch.tensor([1, 2**40, 3])}
     yield "draft_gumbel", {
         "logits": normal(3, 500, dtype=torch.float32), "draft_to_target": None, **sampling, "seq_lens": lens,

@@ -4,6 +4,7 @@
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from specgraph import ops
+from specgraph.ops.linear import Norm, Weight
 from specgraph.ops.triton.launch import Tile
 from specgraph.ops.triton.linear_ops import HALVES, LinearOps
 
@@ -37,58 +39,79 @@ class TwoLinearOps(LinearOps):
     """Implementations of the ops in `specgraph.ops.two_linears`."""
 
     def linear_norm_linear(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm: Tensor, eps: float,
-        next_weight: Tensor, next_bias: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        self, x: Tensor, weight: Weight, residual: Tensor, norm: Norm, following: Weight
+    ) -> tuple[Tensor, Tensor]:
         """See `specgraph.ops.linear_norm_linear`."""
-        if (own := self.options.two_linears) is not None and bias is None and next_bias is None:
-            both = own(x, weight, residual, norm, eps, next_weight, False)
-            if both is not None:
-                return both
+        if weight.scale is not None or following.scale is not None:
+            return self._apart(self.norm_linear, x, weight, residual, norm, following)
+        if (both := self._in_one(x, weight, residual, norm, following, gated=False)) is not None:
+            return both
         few = self.options.few_rows  # reads weights ahead while the norm's kernel runs
-        if few is not None and bias is None and (total := few.linear(x, weight, residual)) is not None:
-            return total, self.norm_linear(total, norm, eps, next_weight, next_bias)
-        first = self._summed(x, weight, bias, residual, norm, eps, "linear", next_weight, next_weight.shape[0])
+        if few is not None and weight.bias is None and (total := few.linear(x, weight.matrix, residual)) is not None:
+            return total, self.norm_linear(total, norm, following)
+        first = self._summed(x, weight, residual, norm, "linear", following.matrix, following.matrix.shape[0])
         if first.tile is None:
-            return first.total, self.norm_linear(first.x, None, 0.0, next_weight, next_bias)
-        return first.total, self._linear(first.x, next_weight, next_bias, None, first.tile, first.squares, eps)
+            return first.total, self.norm_linear(first.x, None, following)
+        return first.total, self._linear(
+            first.x, following.matrix, following.bias, None, first.tile, first.squares, norm.eps
+        )
 
     def linear_norm_gate_up(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm: Tensor, eps: float,
-        gate_up: Tensor, gate_up_bias: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        self, x: Tensor, weight: Weight, residual: Tensor, norm: Norm, following: Weight
+    ) -> tuple[Tensor, Tensor]:
         """See `specgraph.ops.linear_norm_gate_up`."""
-        if (own := self.options.two_linears) is not None and bias is None and gate_up_bias is None:
-            both = own(x, weight, residual, norm, eps, gate_up, True)
-            if both is not None:
-                return both
-        columns, own = gate_up.shape[0] // 2, self._own(residual, gate_up_bias)
-        kind = None if own is not None and own.takes("GATED", residual, gate_up) else "gate_up"
-        first = self._summed(x, weight, bias, residual, norm, eps, kind, gate_up, columns)
+        if weight.scale is not None or following.scale is not None:
+            return self._apart(self.norm_gate_up, x, weight, residual, norm, following)
+        if (both := self._in_one(x, weight, residual, norm, following, gated=True)) is not None:
+            return both
+        columns, own = following.matrix.shape[0] // 2, self._own(residual, following.bias)
+        kind = None if own is not None and own.takes("GATED", residual, following.matrix) else "gate_up"
+        first = self._summed(x, weight, residual, norm, kind, following.matrix, columns)
         if first.tile is None:
-            return first.total, self.norm_gate_up(first.x, None, 0.0, gate_up, gate_up_bias)
-        return first.total, self._gate_up(first.x, gate_up, gate_up_bias, first.tile, first.squares, eps)
+            return first.total, self.norm_gate_up(first.x, None, following)
+        return first.total, self._gate_up(
+            first.x, following.matrix, following.bias, first.tile, first.squares, norm.eps
+        )
+
+    def _apart(
+        self, second: Callable[[Tensor, Norm, Weight], Tensor], x: Tensor, weight: Weight, residual: Tensor, norm: Norm,
+        following: Weight,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Two linears one after the other, of which one has an FP8 weight."""
+        if not self.options.float8:
+            return NotImplemented
+        total = self.norm_linear(x, None, weight, residual)
+        return total, second(total, norm, following)
+
+    def _in_one(
+        self, x: Tensor, weight: Weight, residual: Tensor, norm: Norm, following: Weight, gated: bool
+    ) -> tuple[Tensor, Tensor] | None:
+        """Both by the device's own kernel; None where it has none for them."""
+        if self.options.two_linears is None or weight.bias is not None or following.bias is not None:
+            return None
+        return self.options.two_linears(x, weight.matrix, residual, *norm, following.matrix, gated)
 
     def _summed(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor, norm: Tensor, eps: float,
-        kind: str | None, next_weight: Tensor, next_columns: int,
+        self, x: Tensor, weight: Weight, residual: Tensor, norm: Norm, kind: str | None, next_matrix: Tensor,
+        next_columns: int,
     ) -> Summed:  # fmt: skip
         """The first linear with the residual, and its norm as far as the second needs it.
 
         kind: of the second's tile; None where it takes normed rows.
         """
+        matrix, bias, _ = weight
         own = self._own(x, bias)
-        if own is not None and (parts := own.parts(x, weight)) is not None:
-            return Summed(*self._add_parts(x, parts, residual, norm, eps), None, None)
-        tile = self._tile("linear", x, weight, weight.shape[0])
+        if own is not None and (parts := own.parts(x, matrix)) is not None:
+            return Summed(*self._add_parts(x, parts, residual, *norm), None, None)
+        tile = self._tile("linear", x, matrix, matrix.shape[0])
         if tile is not None:
-            second = self._tile(kind, x, next_weight, next_columns) if kind and x.dtype in WIDE else None
+            second = self._tile(kind, x, next_matrix, next_columns) if kind and x.dtype in WIDE else None
             if second is not None:
-                return Summed(*self._linear_squared(x, weight, bias, residual, tile, norm), second)
-            total = self._linear(x, weight, bias, residual, tile)
+                return Summed(*self._linear_squared(x, matrix, bias, residual, tile, norm.weight), second)
+            total = self._linear(x, matrix, bias, residual, tile)
         elif x.dtype in HALVES and x.shape[0]:
-            parts = functional.linear(x, weight, bias)[None]
-            return Summed(*self._add_parts(x, parts, residual, norm, eps), None, None)
+            parts = functional.linear(x, matrix, bias)[None]
+            return Summed(*self._add_parts(x, parts, residual, *norm), None, None)
         else:
-            total = ops.norm_linear.reference(x, None, 0.0, weight, bias, residual)
-        return Summed(total, self._normed(total, norm, eps), None, None)
+            total = ops.norm_linear.reference(x, None, weight, residual)
+        return Summed(total, self._normed(total, norm), None, None)

@@ -1,0 +1,98 @@
+"""Rows of the mixture of experts, against a float64 loop over rows and their experts."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from specgraph import ops
+from specgraph.ops import Weight
+from torch import Generator, Tensor
+
+from specgraph_conformance.linear_oracles import TOLERANCE, gated, normal
+from specgraph_conformance.op_table import FLOATS, Run, Table
+from specgraph_conformance.rig import expect_close
+
+TABLE = Table()
+SIZE, INNER, ALPHA = 64, 32, 1.7
+
+
+class Mixture(NamedTuple):
+    """Rows, the experts that each goes through, and the weights of those."""
+
+    x: Tensor
+    ids: Tensor
+    shares: Tensor
+    gate_up: Weight
+    down: Weight
+
+    def part(self, first: int, count: int) -> Mixture:
+        """The same with `count` of the experts."""
+        own = [Weight(w.matrix[first : first + count], w.bias[first : first + count] if w.bias is not None else None)
+               for w in (self.gate_up, self.down)]  # fmt: skip
+        return self._replace(gate_up=own[0], down=own[1])
+
+    def wanted(self, limit: float) -> Tensor:
+        """The weighted sums in float64."""
+        out = torch.zeros(self.x.shape, dtype=torch.float64)
+        for row, x in enumerate(self.x.double()):
+            for expert, share in zip(self.ids[row].tolist(), self.shares[row].double(), strict=True):
+                both = _product(x, self.gate_up, expert)
+                if limit:
+                    gate, up = both.chunk(2)
+                    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+                    inner = gate * torch.sigmoid(ALPHA * gate) * (up + 1)
+                else:
+                    inner = gated(both)
+                out[row] += share * _product(inner, self.down, expert)
+        return out
+
+
+def _product(x: Tensor, stacked: Weight, expert: int) -> Tensor:
+    out = stacked.matrix[expert].double() @ x
+    return out if stacked.bias is None else out + stacked.bias[expert].double()
+
+
+def make(g: Generator, dtype: torch.dtype, rows: int, experts: int, top_k: int, biases: bool, chosen: int) -> Mixture:
+    """A mixture whose rows choose among the first `chosen` experts."""
+    ids = torch.stack([torch.randperm(chosen, generator=g)[:top_k] for _ in range(rows)])
+    gate_up = normal(g, (experts, 2 * INNER, SIZE), dtype, 0.4 if biases else 0.2)
+    down = normal(g, (experts, SIZE, INNER), dtype, 0.15)
+    added = [normal(g, (experts, n), dtype) if biases else None for n in (2 * INNER, SIZE)]
+    weights = Weight(gate_up, added[0]), Weight(down, added[1])
+    return Mixture(normal(g, (rows, SIZE), dtype), ids, torch.rand(rows, top_k, generator=g), *weights)
+
+
+@TABLE.row(
+    "expert-mlp",
+    "A mixture of experts gives float64's weighted sum of the chosen experts, with and without biases and the clamped "
+    "activation of gpt-oss, also where some are chosen by no row.",
+    cause="expert_mlp: rows that go to a neighbour's expert, a bias of another expert, a gate that is clamped below, "
+    "weights that are made to add up to 1, or counts baked into a graph",
+    dtype=FLOATS,
+    limit={"plain": 0.0, "clamped": 2.0},
+    rows=[1, 9, 37],
+)
+def expert_mlp(run: Run, g: Generator, dtype: torch.dtype, limit: float, rows: int) -> None:
+    for experts, top_k in ((6, 2), (9, 4), (1, 1)):
+        mixture = make(g, dtype, rows, experts, top_k, biases=limit > 0, chosen=max(experts - 2, 1))
+        seen = run(ops.expert_mlp, *mixture, alpha=ALPHA, limit=limit)
+        expect_close(seen, mixture.wanted(limit), TOLERANCE[dtype], f"{top_k} of {experts} experts")
+
+
+@TABLE.row(
+    "expert-mlp-parts",
+    "Parts of the experts, each given all rows, add up to float64's mixture; experts elsewhere add nothing.",
+    cause="expert_mlp: ids counted from the wrong first expert, or rows of no expert here that are not zero",
+    dtype=FLOATS,
+    parts=[2, 3],
+)
+def expert_mlp_parts(run: Run, g: Generator, dtype: torch.dtype, parts: int) -> None:
+    whole = make(g, dtype, 9, 6, 2, biases=True, chosen=6)
+    whole.ids[0] = torch.tensor([0, 1])  # a row that has nothing in the other parts
+    count, total = 6 // parts, torch.zeros(9, SIZE, dtype=torch.float64)
+    for first in range(0, 6, count):
+        seen = run(ops.expert_mlp, *whole.part(first, count), ALPHA, 0.0, first)
+        assert not first or not seen[0].any(), "a row that has no expert here"
+        total += seen.double()
+    expect_close(total, whole.wanted(0.0), 2 * TOLERANCE[dtype], "the sum of the parts")
