@@ -174,7 +174,7 @@ class DecoderOptions(DraftOptions):
         "auto", "KV caches: auto (the model's dtype) or fp8 (e4m3, half the memory of bfloat16; not lossless)."
     )
     """Scales of the target's layers are in its weights (`load_target`)."""
-    rounds_ahead: int = _option(1, "Lowering round: rounds launched before the last one's tokens are read, 0 or 1.")
+    rounds_ahead: int = _option(1, "Rounds launched before the last one's tokens are read, 0 or 1.")
     """Attention with host parameters takes 0, because it needs the accepted counts."""
     synthetic_acceptance: float | Sequence[float] | None = _option(
         None,

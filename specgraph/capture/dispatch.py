@@ -12,10 +12,10 @@ from typing import Literal
 
 from specgraph.errors import ConfigError
 
-Phase = Literal["prefill", "verify", "propose", "first", "step", "round", "join"]
+Phase = Literal["prefill", "verify", "propose", "first", "step", "round"]
 """prefill: rows of one prompt, for target or drafter. verify: the target over K + 1 rows per request. propose: a
 drafter's whole loop. first: its step 0 alone. step: one later step alone, in most drafters one row per request.
-round: a propose and the verify after it. join: a request with a prefilled prompt takes its row in rounds."""
+round: a propose and the verify after it."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from specgraph.engine.config import EngineConfig
-from specgraph.engine.join_program import MAX_STOP_TOKENS
 from specgraph.engine.request import Request, Running
 from specgraph.errors import CapacityError, ConfigError
 
@@ -33,11 +32,6 @@ def check_request(request: Request, config: EngineConfig, query_len: int, vocab_
         raise ConfigError(f"{name} {value} needs a decoder with config.sampling_parameters = True")
     if wrong := [token for token in request.logit_bias if not 0 <= token < vocab_size]:
         raise ConfigError(f"logit_bias names token {wrong[0]}, the target's vocabulary has {vocab_size}")
-    if config.decode == "round" and len(request.stop_token_ids) > MAX_STOP_TOKENS:
-        raise ConfigError(
-            f"the request has {len(request.stop_token_ids)} stop tokens, and decode 'round' takes "
-            f"{MAX_STOP_TOKENS}: give fewer, or use decode='merged'"
-        )
     length = len(request.prompt_token_ids)
     if length >= config.max_model_len:
         raise CapacityError(

@@ -26,11 +26,9 @@ class RoundPasses:
     """
 
     query_len: int = 0
-    """Rows per request of the verify: one more than were drafted last."""
-    verified: int = 0
-    """Requests in the verify."""
-    proposed: int = 0
-    """Requests in the propose, with those that have joined."""
+    """Rows per request in the round before: one more than were drafted in it."""
+    num_requests: int = 0
+    """Requests in propose and verify."""
     prefills: int = 0
     """Prefill passes of the target, each with one of the drafter."""
     prefill_rows: int = 0
@@ -49,7 +47,7 @@ def agree(ranks: Ranks, own: RoundPasses) -> RoundPasses:
     for rank, passes in enumerate(every):
         if passes.query_len != every[0].query_len:
             raise RankError(
-                f"rank {rank} verifies {passes.query_len - 1} draft tokens per request, rank 0 "
+                f"rank {rank} has verified {passes.query_len - 1} draft tokens per request, rank 0 "
                 f"{every[0].query_len - 1}: all ranks must draft the same number in the same round",
                 everywhere=True,
             )
@@ -60,13 +58,8 @@ def check_sharing(config: EngineConfig) -> None:
     """Refuse what data parallel ranks, which agree on each round, can't do.
 
     Raises:
-        UnsupportedError: rounds are launched ahead, or each rank would choose a K of its own.
+        UnsupportedError: each rank would choose a K of its own.
     """
-    if config.decode == "round":
-        raise UnsupportedError(
-            "decode 'round' with data parallel ranks: they agree on each round before it is launched, and the "
-            "lowering launches rounds ahead; leave it at auto, which is merged"
-        )
     if config.k_candidates is not None:
         raise UnsupportedError(
             "K by acceptance with data parallel ranks: each follows its own requests, and all must draft the same "

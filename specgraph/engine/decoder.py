@@ -16,13 +16,12 @@ from specgraph.engine.admission import blocks_needed, check_request, that_fit
 from specgraph.engine.agreement import agree, check_sharing, compare_captures, same_times
 from specgraph.engine.blocks import BlockAllocator
 from specgraph.engine.config import EngineConfig
-from specgraph.engine.device_rounds import DeviceRounds
 from specgraph.engine.metrics import AcceptanceMetrics
 from specgraph.engine.request import Chunk, Generation, Request, Running
+from specgraph.engine.round_steps import RoundSteps
 from specgraph.engine.round_times import measure_round_times
 from specgraph.engine.rounds import Rounds
 from specgraph.engine.runners import make_runners
-from specgraph.engine.steady_rounds import RoundChunks
 from specgraph.errors import CapacityError, ConfigError
 from specgraph.models.protocol import DraftHead, ParallelHead, Target
 from specgraph.parallel import ParallelLayout
@@ -91,7 +90,8 @@ class SpeculativeDecoder:
         self.target, self.drafter = made.target, made.drafter
         self.runners: Mapping[str, ModelRunner] = made.by_name()
         """What holds captured graphs, by name."""
-        self._metrics = AcceptanceMetrics(config.num_speculative_tokens if head is not None else 0)
+        self.metrics = AcceptanceMetrics(config.num_speculative_tokens if head is not None else 0)
+        """Counts over the rounds that were handed out."""
         self._waiting: deque[Running] = deque()
         self._ended: list[Chunk] = []
         self._stream_open = False
@@ -99,12 +99,11 @@ class SpeculativeDecoder:
         self._closed = False
         self.others_unfinished = False
         """Whether any data parallel rank had requests at the last `step`: then all ranks call it again."""
-        self.rounds: Rounds | DeviceRounds
+        self.steps = RoundSteps(made.target, made.drafter, made.whole, self.query_len)
+        """The steps of a round, cut as the lowering says."""
+        waits = self._sharing is not None or bool(self.target.attention.host_parameters)
+        self.rounds = Rounds(self.steps, self.allocator, self.metrics, 0 if waits else config.rounds_ahead)
         """The running requests."""
-        if made.drafter is not None and made.whole is not None:
-            self.rounds = DeviceRounds(made.target, made.drafter, made.whole, self.allocator, self._metrics)
-        else:
-            self.rounds = Rounds(made.target, made.drafter, self.allocator, self._metrics, self.query_len)
 
     def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Capture all graphs. Call once before generating; nothing is captured at request time.
@@ -127,19 +126,11 @@ class SpeculativeDecoder:
         """
         if self.drafter is None or self.config.k_candidates is None:
             return None
-        whole = self.rounds.runner if isinstance(self.rounds, DeviceRounds) else None
-        times = self.config.round_times or measure_round_times(self.target, self.drafter, self.config, whole)
+        times = self.config.round_times or measure_round_times(self.steps, self.drafter)
         if self._ranks is not None:
             times = same_times(self._ranks, times)
         self.rounds.adaptive = AdaptiveK(times, self.config.num_speculative_tokens)
         return times
-
-    @property
-    def metrics(self) -> AcceptanceMetrics:
-        """Counts over the rounds that were handed out."""
-        if isinstance(self.rounds, DeviceRounds):
-            self.rounds.fold()
-        return self._metrics
 
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
         """Generate for all requests, in batches that shrink and grow as requests finish and join."""
@@ -222,8 +213,7 @@ class SpeculativeDecoder:
         return self._queue(request).index
 
     def cancel(self, request_id: int) -> bool:
-        """End a request now; its KV blocks are free when no launched round can write them. The next `step` gives its
-        last chunk, with reason "cancelled".
+        """End a request now. The next `step` gives its last chunk, with reason "cancelled".
 
         Returns:
             Whether it was still unfinished.
@@ -233,35 +223,31 @@ class SpeculativeDecoder:
                 if state in self._waiting:
                     self._waiting.remove(state)
                 else:
-                    self.rounds.leave(state, finished=False)
+                    self.rounds.leave(state)
                 state.finish_reason = "cancelled"
                 self._ended.append(Chunk(request_id, [], 0, state.finish_reason))
                 return True
         return False
 
-    def step(self) -> Sequence[Chunk]:
+    def step(self) -> list[Chunk]:
         """One round over the batch, after which new requests may have joined; gives each request's new tokens.
 
-        `Chunk.request` is the id from `add`. In the lowering `round` the chunks of a round in which nobody joins or
-        ends are made when they are read. Empty means that there is nothing to do. Data parallel ranks all
-        call it; one without requests takes part in the passes of the others, and `others_unfinished` says whether
-        there were any.
+        `Chunk.request` is the id from `add`. Empty means that there is nothing to do. Data parallel ranks all call it;
+        one without requests takes part in the passes of the others, and `others_unfinished` says whether there were
+        any.
         """
         chunks, self._ended = self._ended, []
-        if self._sharing is not None and isinstance(self.rounds, Rounds):
+        agreed = None
+        if self._sharing is not None:
             agreed = agree(self._sharing, self.rounds.passes(self._joining(), len(self._waiting)))
             self.others_unfinished = agreed.unfinished > 0
-            sampled = self.rounds.step(self._admit, agreed) if agreed.unfinished else []
-        else:
-            rounds, admit = self.rounds, self._admit if self._waiting else None
-            sampled = rounds.step(admit) if rounds.num_running or admit is not None else []
-        if isinstance(sampled, RoundChunks):
-            return [*chunks, *sampled] if chunks else sampled
-        for state, tokens in sampled:
+        elif not self.rounds.num_running and not self._waiting:
+            return chunks
+        for state, tokens in self.rounds.step(self._admit, agreed):
             chunk = state.add(tokens)
             chunks.append(chunk)
             if chunk.finish_reason is not None:
-                self.rounds.leave(state, finished=True)
+                self.rounds.leave(state)
         return chunks
 
     def check(self, request: Request) -> None:

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from specgraph import ops
 from specgraph.attention import NULL_BLOCK
 from specgraph.capture import write
-from specgraph.draft import Drafter, ProposeBatch, RoundBuffers
+from specgraph.draft import Drafter, RoundBuffers
 from specgraph.engine.config import EngineConfig
 from specgraph.engine.request import Running
 from specgraph.engine.sampling_requests import write_sampling
 from specgraph.engine.target import TargetRunner, first_token
-
-
-def write_requests(memory: RoundBuffers, config: EngineConfig, states: Sequence[Running], first: int) -> None:
-    """Upload what belongs to a request and not to a round, for rows `first` on: block tables, temperatures, seeds.
-
-    Target and drafter both read it.
-    """
-    rows, width = slice(first, first + len(states)), memory.block_table.shape[1]
-    write(memory.block_table[rows], [[*s.blocks, *[NULL_BLOCK] * (width - len(s.blocks))] for s in states])
-    if config.sampled:
-        write(memory.temperature[rows], [s.request.temperature for s in states])
-        write(memory.seeds[rows], [s.request.seed for s in states])
-    elif config.synthetic_acceptance is not None:  # requests of one seed must not all accept alike
-        write(memory.seeds[rows], [(s.request.seed + s.index) % 2**63 for s in states])
 
 
 def chunk_rows(config: EngineConfig) -> int:
@@ -58,26 +42,20 @@ def prefill_passes(target: TargetRunner, drafter: Drafter | None, state: Running
     return starts
 
 
-def prefill_request(
-    target: TargetRunner,
-    drafter: Drafter | None,
-    state: Running,
-    memory: ProposeBatch,
-    row: int,
-    at_least: int = 0,
-) -> int:
-    """Target and drafter KV of a prompt, chunk by chunk, and the first token, as a round that sampled one token.
+def join_round(target: TargetRunner, drafter: Drafter | None, state: Running, query_len: int, at_least: int = 0) -> int:
+    """Prefill a request and write its row: a request of a round in which the target sampled one token.
 
     Args:
-        memory: of the round that the request joins.
-        row: the request's there.
+        query_len: rows per request in that round.
         at_least: rows that each pass is padded for at least.
 
     Returns:
         Passes of the target that were run.
     """
-    prompt, request, program = state.token_ids, state.request, target.verify_program
+    prompt, request, program, row = state.token_ids, state.request, target.verify_program, state.row
     starts = prefill_passes(target, drafter, state, at_least)
+    memory = target.round.sliced(row + 1, query_len)
+    _write_row(target.round, target.config, state)
     adjusted = logits = target.prompt_logits
 
     def number(value: float, dtype: torch.dtype) -> torch.Tensor:
@@ -100,3 +78,15 @@ def prefill_request(
     if logprobs is not None:
         ops.emitted_logprobs(logits, token[None], logprobs[row : row + 1, :1])
     return len(starts)
+
+
+def _write_row(memory: RoundBuffers, config: EngineConfig, state: Running) -> None:
+    """Upload what the host knows of a request. Target and drafter both read it."""
+    row, width = slice(state.row, state.row + 1), memory.block_table.shape[1]
+    write(memory.block_table[row], [*state.blocks, *[NULL_BLOCK] * (width - len(state.blocks))])
+    write(memory.start_positions[row], [state.position])
+    if config.sampled:
+        write(memory.temperature[row], [state.request.temperature])
+        write(memory.seeds[row], [state.request.seed])
+    elif config.synthetic_acceptance is not None:  # requests of one seed must not all accept alike
+        write(memory.seeds[row], [(state.request.seed + state.index) % 2**63])

@@ -1,133 +1,196 @@
-"""The running requests, and their rounds as two passes: verify, then propose.
+"""The running requests and the loop over their rounds. A request's state between two rounds is on the device.
 
-The device work of a round needs nothing that the host learns in that round: the propose reads accepted counts and
-hidden states where the verify left them. One transfer brings the new tokens to the host, those after new prompts too;
-it is queued before the propose, so that the host has the tokens while the drafter still runs.
+The host writes a row when a request joins or leaves, and otherwise only launches. Results of a round are copied to the
+host behind it; the host reads them while the next round runs, or before it launches one (`Rounds.ahead`).
 """
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
-from specgraph.capture import HostCopy, write
-from specgraph.draft import Drafter, DraftTokens, ProposeBatch
+from specgraph.capture import HostCopy, padded_size, write
 from specgraph.engine.adaptive_k import AdaptiveK, observe_round
 from specgraph.engine.agreement import RoundPasses
 from specgraph.engine.blocks import BlockAllocator
-from specgraph.engine.joining import chunk_rows, prefill_request, write_requests
+from specgraph.engine.joining import chunk_rows, join_round
 from specgraph.engine.metrics import AcceptanceMetrics
 from specgraph.engine.request import Running
-from specgraph.engine.sampling_requests import write_sampling
-from specgraph.engine.target import TargetRunner
-from specgraph.engine.tree_verify import TreeVerifyBuffers
+from specgraph.engine.round_steps import HostState, RoundSteps
+from specgraph.errors import SpecgraphError
+
+
+@dataclass(frozen=True, slots=True)
+class _HostMemory:
+    """Where the results of one round arrive."""
+
+    results: HostCopy
+    logprobs: HostCopy
+
+
+@dataclass(slots=True)
+class _UnreadRound:
+    """A round whose results the host has not read, with the requests that joined behind it."""
+
+    copied: _HostMemory
+    query_len: int
+    """Rows per request: how its tokens are packed."""
+    rows: list[Running | None]
+    """The request of each row at the launch; None where there was none or it has left. Empty where no round was
+    launched before requests joined."""
+    joined: list[tuple[Running, int]] = field(default_factory=list[tuple[Running, int]])
+    """Requests that joined behind it, with their rows. Their first token comes from the prompt."""
+
+    def forget(self, state: Running) -> None:
+        """Hand out nothing to a request that left."""
+        self.rows = [None if other is state else other for other in self.rows]
+        self.joined = [joined for joined in self.joined if joined[0] is not state]
 
 
 class Rounds:
-    """The running requests of one decoder, in rows 0.. of the round's memory, and what runs over them."""
+    """The running requests of one decoder, each in a row of the round's memory that it keeps while it can."""
 
-    def __init__(
-        self,
-        target: TargetRunner,
-        drafter: Drafter | None,
-        allocator: BlockAllocator,
-        metrics: AcceptanceMetrics,
-        query_len: int,
-    ) -> None:
+    def __init__(self, steps: RoundSteps, allocator: BlockAllocator, metrics: AcceptanceMetrics, ahead: int) -> None:
         """
         Args:
             allocator: takes back the blocks of requests that leave.
-            query_len: rows per request in the first verify.
+            ahead: rounds that are launched before the last one's results are read, 0 or 1.
         """
         self.adaptive: AdaptiveK | None = None
-        """Chooses K for each propose; None where the config does."""
-        self.target, self.drafter, self.config, self.platform = target, drafter, target.config, target.platform
-        self.allocator, self.metrics = allocator, metrics
-        self.running: list[Running] = []
-        self._drafts: DraftTokens | None = None
-        requests = self.config.max_num_requests
-        self._finished = HostCopy(self.platform, target.round.results.numel(), torch.int64)
-        self._logprobs = HostCopy(self.platform, self.target.round.sampled_token_ids.numel(), torch.float32)
-        self.draft_rows = torch.zeros(requests, dtype=torch.int64, device=self.platform.device)
-        """int64 [R]: written where requests changed their rows, to gather their drafts."""
-        self._query_len = query_len
-        """Rows per request in the next verify: one more than were drafted last. Without a drafter always the same."""
+        """The choice of K for each launch; None where the config chooses."""
+        self.steps, self.target, self.drafter, self.config = steps, steps.target, steps.drafter, steps.target.config
+        self.allocator, self.metrics, self.ahead = allocator, metrics, ahead
+        self.rows: list[Running | None] = []
+        """The request of each row, up to the last row in use. Replaced when it changes: unread rounds share it."""
+        self.num_rounds = 0
+        """Rounds launched so far."""
+        self._query_len = steps.query_len
+        """Rows per request in the last round: how its sampled tokens and hidden states are packed."""
+        platform, memory = self.target.platform, self.target.round
+        self._free = [
+            _HostMemory(
+                HostCopy(platform, memory.results.numel(), torch.int64),
+                HostCopy(platform, memory.sampled_token_ids.numel(), torch.float32),
+            )
+            for _ in range(ahead + 1)
+        ]
+        self._order = torch.zeros(self.config.max_num_requests, dtype=torch.int64, device=platform.device)
+        self._unread: deque[_UnreadRound] = deque()
+        self._joined: list[tuple[Running, int]] = []
+        """Requests that joined since the last launch, with their rows."""
+        self._left: list[int] = []
+        """Rows to make inert before the next launch."""
         self._agreed, self._prefills = RoundPasses(), 0
-        """What all ranks run in this round; nothing where they share no collectives. And prefill passes so far."""
+        """What all ranks run in this round, nothing where they share no collectives; its prefill passes so far."""
+
+    @property
+    def running(self) -> list[Running]:
+        """The requests that run, by row."""
+        return [state for state in self.rows if state is not None]
 
     @property
     def num_running(self) -> int:
         """How many requests run."""
         return len(self.running)
 
-    def step(
-        self, admit: Callable[[], None] | None, agreed: RoundPasses | None = None
-    ) -> list[tuple[Running, list[int]]]:
-        """One round over the running requests.
+    def step(self, admit: Callable[[], None], agreed: RoundPasses | None = None) -> list[tuple[Running, list[int]]]:
+        """Launch, let requests join, and read the oldest round that was not read.
 
         Args:
-            admit: calls `join` for each request that joins; called when the verify is launched. None where nobody
-                waits.
+            admit: calls `join` for each request that joins; called behind each launch.
             agreed: the passes that all ranks run in this round, where they share collectives.
 
         Returns:
-            Each request with the tokens that its verify, or its prompt's prefill, sampled: accepted drafts, then the
-            target's own token.
+            Each request with the tokens that it sampled in that round: accepted drafts, then the target's own token; or
+            the token after its prompt.
         """
-        num_drafts, verified, running = self._query_len - 1, len(self.running), self.running
-        self._agreed, self._prefills = agreed or RoundPasses(), 0
-        self.verify(running)
-        # After the verify, which also writes hidden states of padded rows: a new request needs its own for the propose.
-        if admit is not None:
-            admit()
-        if len(running) > verified:
-            joined = running[verified:]
-            write(self.target.round.start_positions[verified : len(running)], [state.position for state in joined])
-            self.write_requests(running, verified)
-        self._prefill_idle()
-        if not running:
-            if self.drafter is not None and self._agreed.proposed:
-                self._drafts = self.drafter.propose_idle(self._agreed.proposed, self._query_len)
-                self._query_len = self._drafts.query_len
-            return []
-        batch = self._round(len(running))
-        self._finished.start(self.target.round.results)
-        logprobs = self.target.verify_program.logprobs(len(running), num_drafts + 1)
-        if logprobs is not None:
-            self._logprobs.start(logprobs)
-        if self.drafter is not None:
-            self.propose(self.drafter, running, batch)
-        sampled: list[tuple[Running, list[int]]] = []
-        results = self._finished.read()
-        tokens, counts = self.target.round.unpacked(results, len(running), num_drafts + 1)
-        self.metrics.rows_without_block = int(results[-1])
-        if self.drafter is not None and verified:
-            accepted = [count - 1 for count in counts[:verified]]
-            observe_round(self.metrics, self.adaptive, accepted, num_drafts)
-        for row, (state, count) in enumerate(zip(running, counts, strict=True)):
-            state.row, state.num_sampled = row, count
-            if logprobs is not None:
-                state.logprobs = self._logprobs.read()[row, :count].tolist()
-            sampled.append((state, tokens[row][:count]))
-        return sampled
+        self._agreed = agreed or RoundPasses()
+        while True:
+            self._launch_ahead(admit)
+            if not self._unread:
+                return []
+            if sampled := self._read(self._unread.popleft()):
+                return sampled
 
     def join(self, state: Running) -> None:
-        """Prefill a request, which has its KV blocks, and let it take part in the next propose."""
-        self.running.append(state)
-        self.prefill(state, row=len(self.running) - 1)
-
-    def leave(self, state: Running, *, finished: bool) -> None:
-        """Take a request out, finished or cancelled, and give its KV blocks back: later work in the stream may write
-        them."""
-        self.running.remove(state)
-        self.allocator.free(state.blocks)
-
-    def prefill(self, state: Running, row: int) -> None:
-        """Target and drafter KV of the prompt, and the first token, as a round that sampled one token."""
-        memory = self.target.round.sliced(row + 1, self._query_len)
+        """Prefill a request, which has its KV blocks, and let it take part in the next round."""
+        row = next((row for row, other in enumerate(self.rows) if other is None), len(self.rows))
+        self.rows = [*self.rows[:row], state, *self.rows[row + 1 :]]
+        self._joined.append((state, row))
+        state.row = row
         at_least = self._agreed.prefill_rows
-        self._prefills += prefill_request(self.target, self.drafter, state, memory, row, at_least)
+        self._prefills += join_round(self.target, self.drafter, state, self._query_len, at_least)
+
+    def leave(self, state: Running) -> None:
+        """Take a request out and give its KV blocks back. A round in flight may still write them: whatever is given
+        them next is launched behind it."""
+        self.rows = [None if other is state else other for other in self.rows]
+        self._left.append(state.row)
+        self.allocator.free(state.blocks)
+        self._joined = [joined for joined in self._joined if joined[0] is not state]
+        for unread in self._unread:
+            unread.forget(state)
+        while self.rows and self.rows[-1] is None:
+            self.rows.pop()
+        if not self.rows:
+            self._free += [unread.copied for unread in self._unread]
+            self._unread.clear()
+
+    def passes(self, joining: Sequence[Running], num_waiting: int) -> RoundPasses:
+        """The passes that the next round needs for the requests here.
+
+        Args:
+            joining: requests that will join behind it, of the `num_waiting` that wait.
+        """
+        self._vacate()
+        prompts, longest = [len(state.token_ids) for state in joining], chunk_rows(self.config)
+        return RoundPasses(
+            query_len=self._query_len,
+            num_requests=len(self.rows),
+            prefills=sum(-(-length // longest) for length in prompts),
+            prefill_rows=min(longest, max(prompts, default=0)),
+            unfinished=self.num_running + num_waiting,
+        )
+
+    def _launch_ahead(self, admit: Callable[[], None]) -> None:
+        """Launch, and let requests join, until `ahead` + 1 rounds are unread."""
+        while len(self._unread) <= self.ahead:
+            self._vacate()
+            rows = [] if self._all_may_end() else self.rows
+            if rows or self._agreed.num_requests:
+                self._launch(len(rows))
+            self._prefills = 0
+            admit()
+            self._prefill_idle()
+            if not rows and not self._joined:
+                break
+            self._copy_results(rows)
+
+    def _all_may_end(self) -> bool:
+        """True if every request ends, by its length, in what is in flight, should that give as many tokens as rounds
+        gave so far: a further round would be for nothing, and the host reads first."""
+        if not self._unread or not self.rows:
+            return False
+        of_a_round = math.ceil(self.metrics.mean_acceptance_length)
+        tokens = sum(of_a_round if unread.rows else 1 for unread in self._unread)
+        return all(state is None or state.num_left <= tokens for state in self.rows)
+
+    def _launch(self, num_rows: int) -> None:
+        """Launch one round over the first rows; the rest of the padded batch is inert."""
+        k = None if self.adaptive is None else self.adaptive.choose(num_rows)
+        ready = self.steps.find(max(num_rows, self._agreed.num_requests), self._query_len, k)
+        host = None
+        if self.target.attention.host_parameters:
+            counts = [state.num_sampled for state in self.running]
+            host = HostState([state.position - state.num_sampled for state in self.running], counts)
+        for step in ready.steps:
+            step(host)
+        self.num_rounds += 1
+        self._query_len = ready.query_len
 
     def _prefill_idle(self) -> None:
         """The prefill passes that other ranks run in this round and this one has no prompt for."""
@@ -137,85 +200,73 @@ class Rounds:
             if self.drafter is not None:
                 self.drafter.prefill((), range(0), (), at_least=rows)
 
-    def verify(self, running: Sequence[Running]) -> None:
-        """Upload each request's last token and position, and run the target over them and their drafts."""
-        n, drafts = len(running), self._drafts
-        trees = drafts is not None and drafts.parents is not None
-        program = next(
-            (each for each in self.target.verify_programs if each.of_trees == trees), self.target.verify_program
-        )
-        if not running:
-            if self._agreed.verified:
-                self.target.verify(0, [], self._query_len, program, self._agreed.verified)
-                self.metrics.rounds += 1
+    def _copy_results(self, rows: list[Running | None]) -> None:
+        """Queue the copy of what the host will read of a launch over `rows`, and of the requests that joined."""
+        copied = self._free.pop()
+        copied.results.start(self.target.round.results)
+        logprobs = self.target.verify_program.logprobs(len(self.rows), self._query_len)
+        if logprobs is not None:
+            copied.logprobs.start(logprobs)
+        self._unread.append(_UnreadRound(copied, self._query_len, rows, self._joined))
+        self._joined = []
+
+    def _read(self, unread: _UnreadRound) -> list[tuple[Running, list[int]]]:
+        """Wait for a round, and give each request its tokens."""
+        results, query_len = unread.copied.results.read(), unread.query_len
+        num_rows = max([len(unread.rows), *(row + 1 for _, row in unread.joined)])
+        tokens, counts = self.target.round.unpacked(results, num_rows, query_len)
+        logprobs = unread.copied.logprobs.read().tolist() if self.config.logprobs else None
+        self.metrics.rows_without_block = int(results[-1])
+        self._free.append(unread.copied)
+        verified = [(state, row) for row, state in enumerate(unread.rows) if state is not None]
+        sampled: list[tuple[Running, list[int]]] = []
+        for state, row in (*verified, *unread.joined):
+            count = counts[row]
+            if not 0 < count <= query_len:  # with 0, stepping on would never end
+                raise SpecgraphError(
+                    f"a round with K {query_len - 1} has {count} tokens in row {row} for request {state.index}: it "
+                    "takes 1 to K + 1; the row was another request's, or K another round's; a bug of specgraph"
+                )
+            state.num_sampled = count
+            if logprobs is not None:
+                state.logprobs = logprobs[row][:count]
+            sampled.append((state, tokens[row][:count]))
+        if verified:
+            self.metrics.rounds += 1
+            if self.drafter is not None:
+                accepted = [counts[row] - 1 for _, row in verified]
+                observe_round(self.metrics, self.adaptive, accepted, query_len - 1)
+        return sampled
+
+    def _vacate(self) -> None:
+        """Make the rows of requests that left inert, before anybody joins there."""
+        for row in self._left:
+            self.target.round.num_sampled[row].fill_(0)
+        if self._left:
+            self._left.clear()
+            self._compact()
+
+    def _compact(self) -> None:
+        """Move requests to the first rows where a smaller batch then holds them, or where lengths come from the host,
+        which lists them without gaps."""
+        kept, sizes = self.running, self.config.sizes
+        m, n = len(kept), len(self.rows)
+        smaller = (padded_size(m, sizes) or m) != (padded_size(n, sizes) or n)
+        if m == n or not (smaller or self.target.attention.host_parameters):
             return
-        b = program.sliced(n, self._query_len)
-        write(b.last_token_ids, [state.token_ids[-1] for state in running])
-        moved = [state.row for state in running] != list(range(n))
-        if moved:  # a request's block table, temperature and seed stay where they are as long as its row does
-            self.write_requests(running, 0)
-            if self.target.verify_program.sampling is not None:
-                write_sampling(self.target.verify_program.sampling, running, 0)
-        if drafts is not None:
-            rows = slice(0, n)
-            if moved:
-                rows = self.draft_rows[:n]
-                write(rows, [state.row for state in running])
-            b.draft_token_ids.copy_(drafts.token_ids[rows])
-            if isinstance(b, TreeVerifyBuffers) and drafts.parents is not None:
-                b.draft_parents.copy_(drafts.parents[rows])
-            if b.draft_probs is not None and drafts.probs is not None:
-                b.draft_probs.copy_(drafts.probs[rows])
-        self.target.verify(n, [state.position for state in running], self._query_len, program, self._agreed.verified)
-        self.metrics.rounds += 1
-
-    def propose(self, drafter: Drafter, running: Sequence[Running], batch: ProposeBatch) -> None:
-        """Draft for the verified requests, where the verify left them, and for those after them that just joined."""
-        starts = [state.position for state in running]
-        k = None
-        if self.adaptive is not None:
-            k = self.adaptive.choose(len(running))
-        self._drafts = drafter.propose(
-            batch,
-            host_start_positions=starts,
-            host_num_sampled=self._counts,
-            copy=False,
-            num_speculative_tokens=k,
-        )
-        self._query_len = self._drafts.query_len
-
-    def write_requests(self, running: Sequence[Running], first: int) -> None:
-        """See `joining.write_requests`."""
-        write_requests(self.target.round, self.config, running[first:], first)
-
-    def _round(self, num_requests: int) -> ProposeBatch:
-        """The memory of this round: the target's results, and what the drafter reads."""
-        if self.drafter is not None:
-            return self.drafter.inputs(num_requests, self._query_len, self._agreed.proposed)
-        return self.target.round.sliced(num_requests, self._query_len)
-
-    def passes(self, joining: Sequence[Running], num_waiting: int) -> RoundPasses:
-        """What the next round has to run for the requests here.
-
-        Args:
-            joining: requests that will join in it, of the `num_waiting` that wait.
-        """
-        running, prompts = len(self.running), [len(state.token_ids) for state in joining]
-        longest = chunk_rows(self.config)
-        return RoundPasses(
-            query_len=self._query_len,
-            verified=running,
-            proposed=running + len(joining),
-            prefills=sum(-(-length // longest) for length in prompts),
-            prefill_rows=min(longest, max(prompts, default=0)),
-            unfinished=running + num_waiting,
-        )
-
-    @property
-    def num_rounds(self) -> int:
-        """Rounds launched so far."""
-        return self.metrics.rounds
-
-    def _counts(self) -> list[int]:
-        memory, n = self.target.round, len(self.running)
-        return memory.unpacked(self._finished.read(), n, self._query_len)[1]
+        order = self._order[:m]
+        write(order, [state.row for state in kept])
+        memory = self.target.round.sliced(n, self._query_len)
+        per_request = [
+            memory.sampled_token_ids, memory.num_sampled, memory.start_positions, memory.block_table,
+            memory.aux_hidden.view(n, self._query_len, memory.aux_hidden.shape[1]),
+            self.target.round.temperature, self.target.round.seeds,
+        ]  # fmt: skip
+        sampling = self.target.verify_program.sampling
+        asked = [] if sampling is None else sampling.named_tensors().values()
+        for tensor in (*per_request, *asked):
+            tensor[:m].copy_(tensor[order])
+        memory.num_sampled[m:].zero_()
+        self.rows = [*kept]
+        for row, state in enumerate(kept):
+            state.row = row

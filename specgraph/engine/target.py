@@ -12,12 +12,12 @@ from specgraph.attention import AttentionBackend, KVCache
 from specgraph.capture import (
     MakeAttend,
     ModelRunner,
+    Pass,
     PrefillBuffers,
     PrefillProgram,
     allocate_prefill,
     dispatch,
     uniform_lengths,
-    write,
 )
 from specgraph.device import Platform
 from specgraph.draft import Drafter, SamplingBuffers, allocate_round
@@ -81,32 +81,26 @@ class TargetRunner(ModelRunner):
         """Every persistent tensor that a target graph may touch, by name."""
         return super().read_set() | {"prefill.logits": self.prompt_logits}
 
-    def verify(
-        self,
-        num_requests: int,
-        start_positions: Sequence[int],
-        query_len: int,
-        program: VerifyProgram | None = None,
-        at_least: int = 0,
-    ) -> None:
-        """One pass over the rows in the buffers; results are in `round` until the next pass.
+    def dispatch(self, program: VerifyProgram, num_requests: int, query_len: int) -> Pass:
+        """The padded verify over the first `num_requests` rows of the round's memory.
 
         Args:
-            num_requests: real requests, in the first rows.
-            start_positions: the position of each request's last token. Written to the device here; padded requests get
-                -1, which makes them inert: their `num_sampled` becomes 0.
+            program: one of `verify_programs`.
             query_len: rows per request of the round, K + 1; a pass over trees has more.
-            program: one of `verify_programs`, the first by default.
-            at_least: requests that the pass is padded for at least: those of the largest batch, where other ranks run
-                the same pass. With no real requests it writes nothing.
         """
-        program = program or self.verify_program
         rows, tree = program.rows(query_len), program.of_trees
-        found = dispatch("verify", max(num_requests, at_least), rows, query_len - 1, self.config.sizes, tree)
-        size = found.descriptor.num_requests
-        write(self.round.start_positions[:size], [*start_positions, *[-1] * (size - num_requests)])
-        lengths = uniform_lengths(start_positions, found.descriptor) if self.attention.host_parameters else None
-        self.run(self.prepare(program, found.descriptor, found.captured), lengths)
+        found = dispatch("verify", num_requests, rows, query_len - 1, self.config.sizes, tree)
+        return self.prepare(program, found.descriptor, found.captured)
+
+    def verify(self, ready: Pass, start_positions: Sequence[int] = ()) -> None:
+        """One pass over the rows in the buffers; results are in `round` until the next pass. A request whose position
+        there is negative is inert: its `num_sampled` becomes 0.
+
+        Args:
+            ready: from `dispatch`.
+            start_positions: the position of each request's last token, for attention with host parameters.
+        """
+        self.run(ready, uniform_lengths(start_positions, ready.batch) if self.attention.host_parameters else None)
 
     def prefill(
         self, token_ids: Sequence[int], first_position: int, blocks: Sequence[int], at_least: int = 0

@@ -12,6 +12,7 @@ from specgraph import ops
 from specgraph.attention import KVCache, allocate_metadata, check_trees, move_rows
 from specgraph.capture import AttentionStack, BatchDescriptor, MakeAttend
 from specgraph.draft import Drafter, DraftTree
+from specgraph.draft.buffers import DraftBuffers
 from specgraph.draft.program import present
 from specgraph.engine.config import EngineConfig, acceptance_chances
 from specgraph.engine.verify import VerifyBuffers, VerifyMemory, VerifyProgram
@@ -29,6 +30,10 @@ class TreeVerifyBuffers(VerifyBuffers):
     from_slots: Tensor
     to_slots: Tensor
     """int64 [R * S]: from where to where its keys and values move."""
+
+    def copied(self, drafts: DraftBuffers) -> list[tuple[Tensor, Tensor]]:
+        """As in `VerifyBuffers`."""
+        return [(self.draft_parents, present(drafts.draft_parents)[: self.draft_parents.shape[0]])]
 
 
 class TreeVerifyProgram(VerifyProgram):

@@ -12,6 +12,7 @@ from specgraph import ops
 from specgraph.attention import AttentionMetadata, allocate_metadata
 from specgraph.capture import BatchDescriptor, MakeAttend, Phase, StepKind
 from specgraph.draft import Drafter, ProposeBatch, RoundBuffers, SamplingBuffers
+from specgraph.draft.buffers import DraftBuffers
 from specgraph.draft.program import present
 from specgraph.engine.config import EngineConfig, acceptance_chances
 from specgraph.models.protocol import OutputProjection, Target, TargetOutput
@@ -34,6 +35,13 @@ class VerifyBuffers:
     token_ids: Tensor
     """int64 [R * query_len]"""
     metadata: AttentionMetadata
+
+    def copied(self, drafts: DraftBuffers) -> list[tuple[Tensor, Tensor]]:
+        """Tensors here that are copies of a drafter's besides its tokens, each with what is copied."""
+        n, k = self.draft_token_ids.shape
+        if self.draft_probs is None or drafts.draft_probs is None:
+            return []
+        return [(self.draft_probs, drafts.draft_probs[:n, :k])]
 
 
 @dataclass(frozen=True, slots=True)

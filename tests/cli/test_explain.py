@@ -79,9 +79,8 @@ def test_prompts_are_captured_whole_where_the_device_knows_the_lengths():
     assert report_of(host=True)["prefill"] == "piecewise"
 
 
-def test_a_round_is_one_graph_and_so_is_a_join():
+def test_a_round_is_one_graph():
     assert [row for row in rows(report_of(decode="round")) if row[1] != "prefill"] == [
-        ("round", "join", 1, 4, 0, 0, 1),
         ("round", "round", 4, 16, 3, 0, 1),
         ("round", "round", 1, 4, 3, 0, 1),
     ]

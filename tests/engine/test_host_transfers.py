@@ -7,8 +7,6 @@ and so is a copy of it into any other. A copy to it must say `non_blocking`, or 
 
 from __future__ import annotations
 
-import ctypes
-
 import pytest
 import torch
 from draft.pairs import DRAFTERS, VOCAB, make_head, make_target
@@ -18,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from specgraph.attention import PagedAttention, PagedHostAttention
-from specgraph.device import Platform
 from specgraph.device.cpu import CpuPlatform
 from specgraph.device.cpu.checks.host_read import _READS
 from specgraph.device.cpu.stream import CpuEvent, CpuStream
@@ -151,7 +148,7 @@ ONE = (["copy to the host"], 1)
 
 @pytest.mark.parametrize("kind", [None, *DRAFTERS])
 def test_one_transfer_a_round(kind, monkeypatch):
-    decoder = make_decoder(kind)
+    decoder = make_decoder(kind, rounds_ahead=0)
     rounds = transfers_by_round(decoder, monkeypatch, requests())
     assert len(rounds) > 5
     assert rounds == [ONE] * len(rounds)
@@ -159,44 +156,35 @@ def test_one_transfer_a_round(kind, monkeypatch):
 
 @pytest.mark.parametrize(("decode", "prefill"), [("eager", "eager"), ("merged", "piecewise")])
 def test_in_modes_that_run_passes_eagerly(decode, prefill, monkeypatch):
-    rounds = transfers_by_round(make_decoder("eagle", prefill, decode=decode), monkeypatch, requests())
+    rounds = transfers_by_round(make_decoder("eagle", prefill, decode=decode, rounds_ahead=0), monkeypatch, requests())
     assert rounds == [ONE] * len(rounds)
 
 
 def test_with_sampling_and_a_schedule(monkeypatch):
-    decoder = make_decoder("mtp", sampled=True, draft_schedule={1: 3, 3: 1})
+    decoder = make_decoder("mtp", rounds_ahead=0, sampled=True, draft_schedule={1: 3, 3: 1})
     rounds = transfers_by_round(decoder, monkeypatch, requests(temperature=0.8))
     assert rounds == [ONE] * len(rounds)
 
 
-def mapped_memory(self, size, dtype):
-    """As a device's: the host's tensor has the same memory, and is another one."""
-    memory = torch.zeros(size, dtype=dtype)
-    return memory, torch.frombuffer((ctypes.c_char * memory.nbytes).from_address(memory.data_ptr()), dtype=dtype)
-
-
-@pytest.mark.parametrize(("kind", "mapped"), [*[(kind, True) for kind in DRAFTERS], ("eagle", False)])
-@pytest.mark.parametrize("ahead", [0, 1])
-def test_a_round_uploads_nothing_while_nobody_joins_or_leaves(kind, mapped, ahead, monkeypatch):
-    """With the lowering round: one launch and one wait; the tokens are copied only where the device can't write host
-    memory."""
-    monkeypatch.setattr(CpuPlatform, "mapped_memory", mapped_memory if mapped else Platform.mapped_memory)
-    copy = [] if mapped else ["copy to the host"]
-    decoder = make_decoder(kind, decode="round", rounds_ahead=ahead, sampled=True)
+@pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.parametrize(("decode", "ahead"), [("merged", 1), ("round", 0), ("round", 1)])
+def test_a_round_uploads_nothing_while_nobody_joins_or_leaves(kind, decode, ahead, monkeypatch):
+    """One wait, and one copy of the tokens for each launch."""
+    decoder = make_decoder(kind, decode=decode, rounds_ahead=ahead, sampled=True)
     uploads, launched = [], []
-    launch = decoder.rounds.runner.launch
-    monkeypatch.setattr(decoder.rounds.runner, "launch", lambda *args: (launched.append(len(uploads)), launch(*args)))
+    launch = decoder.rounds._launch
+    monkeypatch.setattr(decoder.rounds, "_launch", lambda *args: (launched.append(len(uploads)), launch(*args)))
     rounds = transfers_by_round(decoder, monkeypatch, requests(temperature=0.7)[1:4], uploads)
     leaves = [i for i in range(1, len(rounds)) if uploads[i]]
     # Passes of 8 rows over prompts of 5, 12 and 9 tokens: 1 + 2 + 2 of the target, as many of a draft model. The other
-    # drafters leave a prompt's last token to the first round, so the last prompt is one pass. And three joins.
-    assert uploads[0] == 5 + (5 if kind == "draft-model" else 4) + 3
+    # drafters leave a prompt's last token to the first round, so the last prompt is one pass. And three joins of four.
+    assert uploads[0] == 5 + (5 if kind == "draft-model" else 4) + 3 * 4
     assert len(leaves) <= 2 < len(rounds) - 2  # three requests, moved together at most twice
     launches = [launched.count(i) for i in range(len(rounds))]
     steady = launches.index(0, 1) if 0 in launches[1:] else len(rounds)  # then the host waits for the last ones' ends
     assert len(rounds) - 3 <= steady
     assert launches[:steady] == [ahead] + [1] * (steady - 1)
-    assert rounds[:steady] == [(copy * (1 + ahead), 1)] + [(copy, 1)] * (steady - 1)
+    assert rounds[:steady] == [(["copy to the host"] * (1 + ahead), 1)] + [ONE] * (steady - 1)
     assert sum(launches) <= len(rounds)
 
 

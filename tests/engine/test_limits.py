@@ -137,17 +137,18 @@ def test_what_can_never_fit_is_refused_while_others_go_on(make_decoder, requests
 
 def test_no_two_running_requests_share_a_block(make_decoder, requests, shadow):
     decoder = make_decoder(shadow, num_blocks=33)
-    verify, batches = decoder.rounds.verify, []
+    verify, batches = decoder.target.verify, []
 
-    def spy(running) -> None:
-        verify(running)
-        table = decoder.target.round.block_table[: len(running)]
+    def spy(*args) -> None:
+        verify(*args)
+        running = decoder.rounds.running
+        table = decoder.target.round.block_table[[state.row for state in running]]
         blocks = table[table != 0].tolist()
         assert sorted(blocks) == sorted(block for state in running for block in state.blocks)
         assert len(blocks) == len(set(blocks))
         batches.append(len(running))
 
-    decoder.rounds.verify = spy
+    decoder.target.verify = spy
     decoder.generate(requests)
     assert max(batches) > 1
 
@@ -206,9 +207,10 @@ def test_batches_beyond_the_captured_sizes_run_eager_if_asked(make_decoder, requ
     assert 0 < decoder.drafter.launches["propose"] < decoder.drafter.num_proposes
 
 
-@pytest.mark.parametrize("asked", [{"decode": "round"}, {"k_candidates": (1, 2)}])
-def test_data_parallel_ranks_take_rounds_one_by_one_and_one_k(asked):
-    config = EngineConfig(num_speculative_tokens=2, max_num_requests=2, max_model_len=64, block_size=4, **asked)
+def test_data_parallel_ranks_draft_one_k():
+    config = EngineConfig(
+        num_speculative_tokens=2, max_num_requests=2, max_model_len=64, block_size=4, k_candidates=(1, 2)
+    )
     with pytest.raises(UnsupportedError, match="with data parallel ranks"):
         check_sharing(config)
-    check_sharing(replace(config, decode="merged", k_candidates=None))
+    check_sharing(replace(config, k_candidates=None))

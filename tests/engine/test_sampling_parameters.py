@@ -138,6 +138,7 @@ def test_greedy_requests_with_penalties_take_the_best_token_of_each_context(
     assert ([result.token_ids for result in results] == expected) is not bool(wrong)
 
 
+@pytest.mark.parametrize("way", WAYS)
 def test_logprobs_are_the_targets_own(make_decoder, requests, target_folder, shadow, way):
     transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(target_folder, dtype=torch.float32).eval()

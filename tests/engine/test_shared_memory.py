@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specgraph.capture import BatchDescriptor
+from specgraph.engine import joining
 
 RESULTS = {
     "round.results", "round.sampled_token_ids", "round.num_sampled", "round.rows_without_block", "round.aux_hidden",
@@ -49,25 +50,9 @@ def test_no_graph_writes_what_the_host_uploads_once(make_decoder, shadow, reques
             assert tensor.equal(before[name]), name
 
 
-def test_a_request_is_uploaded_when_it_joins_or_moves_and_else_never(make_decoder, shadow, requests, monkeypatch):
-    decoder, uploads = make_decoder(shadow, capture_sizes=[4]), []
-    write = decoder.rounds.write_requests
-    monkeypatch.setattr(
-        decoder.rounds, "write_requests", lambda running, first: (uploads.append(first), write(running, first))
-    )
-    wanted = make_decoder(shadow, capture_sizes=[4]).generate(requests)
-    for request in requests:
-        decoder.add(request)
-    tokens: dict[int, list[int]] = {}
-    while decoder.num_unfinished:
-        uploads.clear()
-        rows, seen = {state.index: state.row for state in decoder.rounds.running}, set(tokens)
-        for chunk in decoder.step():
-            tokens.setdefault(chunk.request, []).extend(chunk.token_ids)
-        order = list(rows)
-        moved = [rows[index] for index in order] != list(range(len(order)))
-        joined = bool(set(tokens) - seen)
-        assert len(uploads) <= moved + joined
-        if moved:
-            assert uploads[0] == 0
-    assert [tokens[i] for i in range(len(requests))] == [result.token_ids for result in wanted]
+def test_a_request_is_uploaded_when_it_joins_and_never_else(make_decoder, shadow, requests, monkeypatch):
+    decoder, uploads, write = make_decoder(shadow, capture_sizes=[1, 4]), [], joining.write
+    wanted = make_decoder(shadow, capture_sizes=[1, 4]).generate(requests)
+    monkeypatch.setattr(joining, "write", lambda into, values: (uploads.append(into), write(into, values)))
+    assert [result.token_ids for result in decoder.generate(requests)] == [result.token_ids for result in wanted]
+    assert len(uploads) == 2 * len(requests)  # block table and position

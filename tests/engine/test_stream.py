@@ -61,8 +61,12 @@ def test_an_abandoned_stream_gives_its_blocks_back_wherever_it_stops(make_decode
 def test_a_stream_that_fails_midway_gives_its_blocks_back(make_decoder, requests, shadow, monkeypatch):
     decoder = make_decoder(shadow, num_blocks=40)
     wanted = decoder.generate(requests)
-    for name, at in (("prefill", 3), ("verify", 4), ("propose", 2)):
-        calls, real = itertools.count(), getattr(decoder.rounds, name)
+    for owner, name, at in (
+        (decoder.target, "prefill", 3),
+        (decoder.target, "verify", 4),
+        (decoder.drafter, "propose", 2),
+    ):
+        calls, real = itertools.count(), getattr(owner, name)
 
         def failing(*args, calls=calls, at=at, real=real, **kwargs):
             if next(calls) == at:
@@ -70,7 +74,7 @@ def test_a_stream_that_fails_midway_gives_its_blocks_back(make_decoder, requests
             return real(*args, **kwargs)
 
         with monkeypatch.context() as patch:
-            patch.setattr(decoder.rounds, name, failing)
+            patch.setattr(owner, name, failing)
             with pytest.raises(RuntimeError, match="the device is gone"):
                 decoder.generate(requests)
         assert decoder.allocator.num_free == 39

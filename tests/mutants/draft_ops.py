@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ import specgraph.ops.draft_sampling
 import specgraph.ops.kv_cache
 import specgraph.ops.noise
 from specgraph import ops
-from specgraph.engine.rounds import Rounds
+from specgraph.draft import Drafter
 
 
 def replace_op(patch: pytest.MonkeyPatch, name: str, broken: Callable[..., Any]) -> None:
@@ -368,11 +367,12 @@ def rest_of_the_head_is_lost(patch: pytest.MonkeyPatch) -> None:
 @mutant("draft-probs-of-another-row", "engine")
 def drafts_without_their_distributions(patch: pytest.MonkeyPatch) -> None:
     """The verify is given zeros for the distributions that the drafts came from."""
-    real = Rounds.propose
+    real = Drafter.propose
 
-    def propose(self: Any, *args: Any) -> None:
-        real(self, *args)
-        if self._drafts.probs is not None:
-            self._drafts = replace(self._drafts, probs=torch.zeros_like(self._drafts.probs))
+    def propose(self: Any, *args: Any, **given: Any) -> Any:
+        drafts = real(self, *args, **given)
+        if self.buffers.draft_probs is not None:
+            self.buffers.draft_probs.zero_()
+        return drafts
 
-    patch.setattr(Rounds, "propose", propose)
+    patch.setattr(Drafter, "propose", propose)

@@ -367,11 +367,6 @@ HAZARDS: dict[str, Hazard] = {
         "tokens or KV after a stop token",
         "the next round was launched before the host saw the stop, and nothing on the device did",
     ),
-    "round-block-freed-in-flight": Hazard(
-        "vLLM #45357; SGLang #35049",
-        "another request's KV is overwritten after a cancellation",
-        "KV blocks are given back while a launched round still writes them",
-    ),
     "round-k-changed-in-flight": Hazard(
         "vLLM #40768, #46899",
         "placeholders or tokens of other places where the number of drafts changes",
@@ -587,11 +582,6 @@ HAZARDS: dict[str, Hazard] = {
         "the last request drafts with length 0",
         "host lengths for as many requests as are live",
     ),
-    "drafts-stay-behind": Hazard(
-        REVIEW,
-        "fewer drafts accepted, or biased samples, after a request has left",
-        "parents or distributions of drafts are not moved with their request",
-    ),
     "round-rows-compacted": Hazard(
         REVIEW,
         "bad drafts, or an error about a finished request, after others have left",
@@ -684,8 +674,8 @@ HAZARDS: dict[str, Hazard] = {
     ),
     "stops-of-one-request": Hazard(
         REVIEW,
-        "a request of a batch runs past its stop token, or the decoder ends with an error",
-        "several rounds are handed out whole after a look for some of the batch's stop tokens",
+        "a request runs past its stop token",
+        "a request ends at some of its stop tokens",
     ),
     "bound-tensors-read-elsewhere": Hazard(
         REVIEW,

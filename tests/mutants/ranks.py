@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,8 @@ from mutants.registry import mutant
 from specgraph_conformance import rank
 
 from specgraph import ops
-from specgraph.draft import Drafter
 from specgraph.engine import EngineConfig, SpeculativeDecoder
 from specgraph.engine.rounds import Rounds
-from specgraph.engine.target import TargetRunner
 from specgraph.models import experts, layers, llama
 
 Bug = Callable[[pytest.MonkeyPatch], None]
@@ -62,15 +61,8 @@ def sizes(patch: pytest.MonkeyPatch) -> None:
 
 @of_ranks("rank-captures-other-size-dispatch", "1", hazard="rank-captures-other-size")
 def pads_for_itself(patch: pytest.MonkeyPatch) -> None:
-    """One rank pads its verify for its own batch, not for the largest of all ranks."""
-    real = TargetRunner.verify
-
-    def verify(
-        self: Any, num_requests: int, starts: Any, query_len: int, program: Any = None, at_least: int = 0
-    ) -> None:
-        real(self, num_requests, starts, query_len, program, 0 if num_requests else at_least)
-
-    patch.setattr(TargetRunner, "verify", verify)
+    """One rank pads its rounds for its own batch, not for the largest of all ranks."""
+    _own_batch(patch)
 
 
 @of_ranks("idle-rank-skips-round", "1")
@@ -83,8 +75,18 @@ def returns_early(patch: pytest.MonkeyPatch) -> None:
 @of_ranks("ranks-differ-in-k", "1")
 def own_k(patch: pytest.MonkeyPatch) -> None:
     """One rank drafts as many tokens as its own batch asks for."""
-    real = Drafter.inputs
-    patch.setattr(Drafter, "inputs", lambda self, n, query_len=None, at_least=0: real(self, n, query_len))
+    _own_batch(patch)
+
+
+def _own_batch(patch: pytest.MonkeyPatch) -> None:
+    real = Rounds._launch
+
+    def launch(self: Any, num_rows: int) -> None:
+        if num_rows:
+            self._agreed = replace(self._agreed, num_requests=num_rows)
+        real(self, num_rows)
+
+    patch.setattr(Rounds, "_launch", launch)
 
 
 @of_ranks("dummy-run-skips-collectives", "1")

@@ -18,9 +18,6 @@ from specgraph.device.cpu.platform import CpuPlatform
 from specgraph.draft import BoundTensors, DraftProgram
 from specgraph.draft.host_lengths import HostRounds
 from specgraph.draft.stepwise import StepwiseProgram
-from specgraph.engine import join_program
-from specgraph.engine.device_rounds import DeviceRounds
-from specgraph.engine.join_program import MAX_STOP_TOKENS, JoinProgram
 from specgraph.engine.rounds import Rounds
 from specgraph.ops import HostLengths, KVCache, Mask
 
@@ -233,74 +230,18 @@ def live_requests_counted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HostRounds, "round", broken)
 
 
-def _left_behind(patch: pytest.MonkeyPatch, part: str) -> None:
-    """That part of the drafts stays in its row when a request changes its row."""
-    real = Rounds.verify
-
-    def broken(self: Rounds, running: Any) -> None:
-        drafts, rows = self._drafts, [state.row for state in running]
-        values: Tensor | None = None if drafts is None else getattr(drafts, part)
-        if drafts is not None and values is not None and rows != list(range(len(rows))):
-            stays = values.clone()
-            stays[rows] = values[: len(rows)]
-            self._drafts = replace(drafts, **{part: stays})
-        real(self, running)
-
-    patch.setattr(Rounds, "verify", broken)
-
-
-@mutant("drafts-stay-behind", "engine")
-def parents_stay(patch: pytest.MonkeyPatch) -> None:
-    """The parents of a draft tree stay behind when its request changes its row."""
-    _left_behind(patch, "parents")
-
-
-@mutant("drafts-stay-behind-probs", "engine", hazard="drafts-stay-behind")
-def probs_stay(patch: pytest.MonkeyPatch) -> None:
-    """The distributions of drafts stay behind when their request changes its row."""
-    _left_behind(patch, "probs")
-
-
 @mutant("round-rows-compacted", "engine")
 def hidden_states_stay(patch: pytest.MonkeyPatch) -> None:
-    """In the lowering `round`, hidden states stay behind when rows are compacted."""
-    real = DeviceRounds._compact
+    """Hidden states stay behind when rows are compacted."""
+    real = Rounds._compact
 
-    def broken(self: DeviceRounds) -> None:
+    def broken(self: Rounds) -> None:
         hidden = self.target.round.aux_hidden
         before = hidden.clone()
         real(self)
         hidden.copy_(before)
 
-    patch.setattr(DeviceRounds, "_compact", broken)
-
-
-@mutant("round-rows-compacted-stops", "engine", hazard="round-rows-compacted")
-def old_stop_tokens(patch: pytest.MonkeyPatch) -> None:
-    """In the lowering `round`, a request without stop tokens keeps those of the last request in its row."""
-    real = JoinProgram.load
-
-    def load(self: JoinProgram, state: Any, row: int, *args: Any) -> None:
-        real(self, state, row, *args)
-        if not state.request.stop_token_ids:
-            first = len(join_program._FIELDS)
-            self.inputs[first : first + MAX_STOP_TOKENS] = self.state.stop_token_ids[row]
-
-    patch.setattr(JoinProgram, "load", load)
-
-
-@mutant("round-rows-compacted-own-stops", "engine", hazard="round-rows-compacted")
-def stop_tokens_stay(patch: pytest.MonkeyPatch) -> None:
-    """In the lowering `round`, stop tokens stay behind when rows are compacted."""
-    real = DeviceRounds._compact
-
-    def broken(self: DeviceRounds) -> None:
-        stops = self.runner.state.stop_token_ids
-        before = stops.clone()
-        real(self)
-        stops.copy_(before)
-
-    patch.setattr(DeviceRounds, "_compact", broken)
+    patch.setattr(Rounds, "_compact", broken)
 
 
 @mutant("module-past-rows-k", "engine", hazard="module-past-rows")

@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 from specgraph.device import Platform
 from specgraph.draft import DraftTree
-from specgraph.engine import Request, SpeculativeDecoder
+from specgraph.engine import SpeculativeDecoder
 from specgraph.engine.adaptive_k import AcceptanceRates
-from torch import Tensor
 
 from specgraph_conformance.case import case
 from specgraph_conformance.decode_rig import decoder, expect_targets_tokens, generate, requests
-from specgraph_conformance.rig import expect_equal, on_host
 from specgraph_conformance.tiny_models import HEADS
 
 TREE = DraftTree(num_steps=4, top_k=3, num_draft_tokens=12)
@@ -64,51 +62,6 @@ def test_rows(platform: Platform, seed: int) -> None:
             for request_id, i in ids.items():
                 if request_id != victim:
                     assert tokens[request_id] == alone[i], f"request {i} got other tokens than alone"
-
-
-@pytest.mark.parametrize("ends", ["stop", "length"])
-@case(
-    "decoding.round-finished-is-inert",
-    "A request that finished writes no KV in the round that was launched before the host knew.",
-    hazard="round-token-after-stop",
-    cause="stop tokens and limits are looked at by the host only, a round too late",
-)
-def test_inert(platform: Platform, ends: str, seed: int) -> None:
-    (request,) = requests(seed, count=1, tokens=24)
-    with decoder(platform, decode="round") as made:
-        (full,) = generate(made, [request])
-    stop = [full[9]] if ends == "stop" else []
-    limit = 24 if ends == "stop" else 9
-    cut = Request(prompt_token_ids=request.prompt_token_ids, max_tokens=limit, stop_token_ids=stop)
-    expected = full[: full.index(stop[0]) + 1] if stop else full[:limit]
-    written: list[list[Tensor]] = []
-    for ahead in (0, 1):
-        with decoder(platform, decode="round", rounds_ahead=ahead) as made:
-            (result,) = made.generate([cut])
-            assert (result.token_ids, result.finish_reason) == (expected, ends)
-            written.append([on_host(cache.key) for cache in made.runners["round"].caches])
-    for number, (known, unknown) in enumerate(zip(*written, strict=True)):
-        expect_equal(unknown, known, f"keys of layer {number}, one round ahead against none")
-
-
-@case(
-    "decoding.round-cancelled-blocks-wait",
-    "The KV blocks of a cancelled request are given to nobody until the rounds that may write them were read.",
-    hazard="round-block-freed-in-flight",
-    cause="blocks are free as soon as the host cancels, while a launched round still writes them",
-)
-def test_blocks(platform: Platform, seed: int) -> None:
-    asked = requests(seed, count=3, tokens=12)
-    with decoder(platform, decode="round", rounds_ahead=1) as made:
-        first, *_ = (made.add(request) for request in asked)
-        tokens: dict[int, list[int]] = {}
-        _take(made, tokens)
-        before = made.allocator.num_free
-        assert made.cancel(first)
-        assert made.allocator.num_free == before, "the round in flight may still write the blocks that are free now"
-        while made.num_unfinished:
-            _take(made, tokens)
-        assert made.allocator.num_free == made.allocator.capacity
 
 
 @case(

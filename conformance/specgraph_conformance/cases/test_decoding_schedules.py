@@ -7,7 +7,6 @@ from itertools import cycle
 import pytest
 from specgraph.device import LOWERINGS, Platform
 from specgraph.draft import DraftTree
-from specgraph.engine.rounds import Rounds
 
 from specgraph_conformance.case import case
 from specgraph_conformance.decode_rig import decoder, expect_targets_tokens, generate, requests
@@ -44,10 +43,9 @@ def test_k_by_acceptance(platform: Platform, attention: str, lowering: str, seed
     asked, candidates = requests(seed, count=6), (1, 2, 4)
     times = {3: dict.fromkeys(candidates, 1.0)}
     with decoder(platform, decode=lowering, attention=attention, k_candidates=candidates, round_times=times) as made:
-        rounds = made.rounds
-        assert isinstance(rounds, Rounds)
-        assert rounds.adaptive is not None
+        policy = made.rounds.adaptive
+        assert policy is not None
         order = cycle((4, 1, 2, 4, 2, 1))
-        rounds.adaptive.choose = lambda num_requests: next(order)
+        policy.choose = lambda num_requests: next(order)
         expect_targets_tokens(made, asked, generate(made, asked))
         assert set(made.metrics.drafts_by_k) == set(candidates)

@@ -1,10 +1,8 @@
-"""The lowering `round`: the tokens of eager decoding, from one launch per round, read a round late."""
+"""Rounds of every lowering, read at once or a round late: the tokens of requests decoded alone and eagerly."""
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
-from dataclasses import replace
 from functools import cache
 from random import Random
 
@@ -17,10 +15,10 @@ from random_prompts import prompt
 
 from specgraph import load_generator
 from specgraph.attention import PagedAttention, PagedHostAttention
+from specgraph.device import LOWERINGS
 from specgraph.device.cpu import CpuPlatform
-from specgraph.draft import DraftTree
+from specgraph.draft import DraftTree, RoundBuffers
 from specgraph.engine import EngineConfig, Request, SpeculativeDecoder, round_times
-from specgraph.engine.round_outputs import RoundOutputs
 from specgraph.errors import CapacityError, ConfigError, SpecgraphError
 
 SHAPES = ((1, 6), (5, 9), (12, 4), (9, 7), (3, 1), (7, 30))
@@ -28,6 +26,15 @@ SHAPES = ((1, 6), (5, 9), (12, 4), (9, 7), (3, 1), (7, 30))
 MAX_MODEL_LEN = 32
 TREE = DraftTree(num_steps=3, top_k=2, num_draft_tokens=7)
 CANDIDATES = (1, 2, 3)
+WAYS = st.sampled_from(
+    [
+        *(("round", *way) for way in (("device", 1), ("device", 0), ("host", 1))),
+        *((lowering, "device", 1) for lowering in LOWERINGS),
+        ("merged", "host", 1),
+        ("step", "host", 0),
+    ]
+)
+"""Lowering, lengths and rounds ahead."""
 
 
 def make_decoder(kind, lowering, lengths="device", **changes):
@@ -43,11 +50,11 @@ def make_decoder(kind, lowering, lengths="device", **changes):
 
 
 @cache
-def kept(kind, lengths, ahead, sampled, num_blocks=None, schedule=None, candidates=None):
+def kept(kind, decode, lengths, ahead, sampled, num_blocks=None, schedule=None, candidates=None):
     """One decoder for many examples: what an example leaves behind must not matter to the next."""
     trees = schedule is not None and "tree" in dict(schedule).values()
     return make_decoder(
-        kind, "round", lengths, rounds_ahead=ahead, sampled=sampled, num_blocks=num_blocks,
+        kind, decode, lengths, rounds_ahead=ahead, sampled=sampled, num_blocks=num_blocks,
         draft_schedule=None if schedule is None else dict(schedule),
         tree=TREE if trees else None, k_candidates=candidates,
         round_times=None if candidates is None else {size: dict.fromkeys(candidates, 1.0) for size in (1, 2, 4)},
@@ -89,8 +96,8 @@ def _inference():
 @given(data=st.data())
 def test_arrivals_stops_cancellations_and_kv_pressure(data):
     kind, sampled = data.draw(st.sampled_from(DRAFTERS)), data.draw(st.booleans())
-    lengths, ahead = data.draw(st.sampled_from([("device", 1), ("device", 0), ("host", 1)]))
-    decoder = kept(kind, lengths, ahead, sampled, data.draw(st.sampled_from([None, 13])))
+    decode, lengths, ahead = data.draw(WAYS)
+    decoder = kept(kind, decode, lengths, ahead, sampled, data.draw(st.sampled_from([None, 13])))
     check_random_requests(data, decoder, kind, sampled)
 
 
@@ -98,17 +105,17 @@ def test_arrivals_stops_cancellations_and_kv_pressure(data):
 @given(data=st.data())
 def test_arrivals_while_k_or_trees_change_in_flight(data):
     """K drawn anew for each launch, or trees and chains by batch; greedy, since sampled tokens depend on K."""
-    lengths, ahead = data.draw(st.sampled_from([("device", 1), ("device", 0), ("host", 1)]))
+    decode, lengths, ahead = data.draw(WAYS)
     blocks = data.draw(st.sampled_from([None, 16]))
     if lengths == "host" or data.draw(st.booleans()):  # host lengths have no ancestor mask
         kind = data.draw(st.sampled_from(["eagle", "peagle", "mtp"]))
-        decoder = kept(kind, lengths, ahead, False, blocks, None, CANDIDATES)
+        decoder = kept(kind, decode, lengths, ahead, False, blocks, None, CANDIDATES)
         # Not drawn by hypothesis at each launch: their number also depends on the K that the last example ended with.
         order = Random(data.draw(st.integers(0, 999)))
         decoder.rounds.adaptive.choose = lambda num_rows: order.choice(CANDIDATES)
     else:
         kind, schedules = "eagle", [((1, "tree"), (4, 2)), ((1, 3), (2, "tree"), (4, 0))]
-        decoder = kept(kind, lengths, ahead, False, blocks, data.draw(st.sampled_from(schedules)))
+        decoder = kept(kind, decode, lengths, ahead, False, blocks, data.draw(st.sampled_from(schedules)))
     check_random_requests(data, decoder, kind, sampled=False, least=5)
 
 
@@ -146,7 +153,7 @@ def check_random_requests(data, decoder, kind, sampled, least=1):
 
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_k_follows_the_batch_while_rounds_are_in_flight(ahead):
-    decoder = kept("eagle", "device", ahead, False, None, ((1, 3), (2, 1), (4, 0)))
+    decoder = kept("eagle", "round", "device", ahead, False, None, ((1, 3), (2, 1), (4, 0)))
     results = decoder.generate([request(index) for index in range(len(SHAPES))])
     assert [tuple(result.token_ids) for result in results] == [alone("eagle", i, 0.0) for i in range(len(SHAPES))]
     used = {d.num_speculative_tokens for d in decoder.runners["round"].graphs.descriptors}
@@ -163,20 +170,16 @@ def test_a_joining_request_has_its_row_and_nobody_elses(kind):
         decoder.add(each)
     for _ in range(3):
         decoder.step()
-    rounds.leave(rounds.rows[1], finished=False)
-    tensors = {**rounds.runner.state.named_tensors(), **memory.named_tensors()}
-    tensors = {name.removeprefix("round."): tensor for name, tensor in tensors.items()}
+    rounds.leave(rounds.rows[1])
+    tensors = {name.removeprefix("round."): tensor for name, tensor in memory.named_tensors().items()}
     before = {name: tensor.clone() for name, tensor in tensors.items()}
     hidden, rows = decoder.drafter.prefill_buffers.aux_hidden, rounds._query_len
-    asked, added = request(2, 0.8, (5, 11)), decoder.runners["round"].launches["join"]
+    asked = request(2, 0.8, (5, 11))
     decoder.add(asked)
     decoder._admit()
     joined, length = rounds.rows[1], len(asked.prompt_token_ids)
-    assert decoder.runners["round"].launches["join"] == added + 1
     blocks = [*joined.blocks, *[0] * (memory.block_table.shape[1] - len(joined.blocks))]
     expected = {
-        "remaining": [asked.max_tokens],
-        "stop_token_ids": [5, 11, *[-1] * 14],
         "block_table": blocks,
         "temperature": [torch.tensor(0.8).item()],
         "seeds": [asked.seed],
@@ -194,15 +197,15 @@ def test_a_joining_request_has_its_row_and_nobody_elses(kind):
         assert torch.equal(tensors[name], untouched), name
 
 
-@pytest.mark.parametrize(("count", "cause"), [(0, "the row was another request's"), (5, "that K is another round's")])
-def test_a_count_that_no_running_request_can_have_is_named_with_its_round(monkeypatch, count, cause):
-    decoder, read = make_decoder("eagle", "round"), RoundOutputs.round
-    monkeypatch.setattr(RoundOutputs, "round", lambda *args: replace(read(*args), counts=struct.pack("i", count)))
-    seen = (
-        f"round 1, read with K 3, has {count} tokens in row 0 for request 0, which has 1 of at most 9 tokens: {cause}"
-    )
+@pytest.mark.parametrize("count", [0, 5])
+def test_a_count_that_no_running_request_can_have_is_named_with_its_row(monkeypatch, count):
+    decoder, read = make_decoder("eagle", "round"), RoundBuffers.unpacked
+    decoder.add(request(1))
+    decoder.step()
+    monkeypatch.setattr(RoundBuffers, "unpacked", lambda *args: (read(*args)[0], [count]))
+    seen = f"a round with K 3 has {count} tokens in row 0 for request 0: it takes 1 to K \\+ 1"
     with pytest.raises(SpecgraphError, match=seen):
-        decoder.generate([request(1)])
+        decoder.step()
 
 
 @pytest.mark.parametrize("k", [0, 1])
@@ -269,16 +272,15 @@ def test_rounds_are_timed_for_each_size_and_k_and_leave_nothing(lengths):
 
 def test_requests_go_on_through_all_timed_rounds_where_max_model_len_is_small(monkeypatch):
     decoder = make_decoder("eagle", "round", max_model_len=20, synthetic_acceptance=1.0)
-    config = replace(decoder.config, k_candidates=(3,))
     going_on = []
 
-    def run_once(platform, run, num_rounds):
+    def run_once(platform, run):
         run()
         going_on.append(int((decoder.target.round.num_sampled > 0).sum()))
         return 1.0
 
     monkeypatch.setattr(round_times, "_time", run_once)
-    round_times.measure_round_times(decoder.target, decoder.drafter, config, decoder.rounds.runner)
+    round_times.measure_round_times(decoder.steps, decoder.drafter)
     assert going_on == [1, 2, 4]
 
 
@@ -293,7 +295,7 @@ def test_draft_trees(ahead, sampled):
 
 @pytest.mark.parametrize("kind", DRAFTERS)
 def test_one_launch_per_round_and_none_of_a_verify_or_propose(kind):
-    decoder = kept(kind, "device", 1, False)
+    decoder = kept(kind, "round", "device", 1, False)
     runners, before = decoder.runners, decoder.rounds.num_rounds
     launched = runners["round"].launches["round"]
     decoder.generate([request(1), request(3)])
@@ -319,16 +321,13 @@ def test_a_stream_may_end_outside_of_inference_mode():
     generator.close()
 
 
-def test_too_many_stop_tokens_and_a_wrong_number_of_rounds_ahead_are_refused():
-    decoder = kept("eagle", "device", 1, False)
-    with pytest.raises(ConfigError, match="17 stop tokens, and decode 'round' takes 16"):
-        decoder.add(request(0, stops=range(17)))
+def test_a_wrong_number_of_rounds_ahead_is_refused():
     with pytest.raises(ConfigError, match="rounds_ahead must be 0 or 1, got 2"):
         make_decoder("eagle", "round", rounds_ahead=2)
 
 
 def test_a_prompt_with_more_blocks_than_the_table_has_is_refused():
-    decoder = kept("eagle", "device", 1, False)
+    decoder = kept("eagle", "round", "device", 1, False)
     with pytest.raises(CapacityError, match="a prefill pass with 99 KV blocks: its block table holds"):
         decoder.target.prefill([1, 2], 0, range(1, 100))
 
