@@ -185,10 +185,11 @@ def attend_by_request(
             continue
         first = max(0, seq_len - query_len + 1 - mask.window) // block_size if mask.window else 0
         blocks = block_table[request, first : -(-seq_len // block_size)]
-        key = torch.arange(first * block_size, seq_len, device=query.device)
-        keys, values = (read_cells(part, blocks, query.dtype).flatten(0, 1)[: len(key)] for part in cache)
+        length = seq_len - first * block_size
+        keys, values = (read_cells(part, blocks, query.dtype).flatten(0, 1)[:length] for part in cache)
         seen = None
         if mask.is_windowed or mask.ancestors is not None or (mask.causal and query_len > 1):
+            key = torch.arange(first * block_size, seq_len, device=query.device)
             visible = torch.arange(seq_len - query_len + 1, seq_len + 1, device=query.device)
             visible = visible if mask.causal else visible.fill_(seq_len)
             words = None if mask.ancestors is None else mask.ancestors[rows]

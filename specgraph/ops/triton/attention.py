@@ -115,6 +115,7 @@ def attend_kernel(
     """
     if OVERLAP is not None:
         OVERLAP()
+    # Prologue: rows, split and keys of this program, the queries, and the keys that it stores itself.
     DIM: tl.constexpr = 2 * HALF
     kv_head = tl.program_id(0)
     split = tl.program_id(1)
@@ -207,6 +208,7 @@ def attend_kernel(
             left += v_left.to(tl.float32)[None, :]
             right += v_right.to(tl.float32)[None, :]
 
+    # Loop: the keys of the cache, a block of KEYS after the other.
     key = tl.arange(0, KEYS)
     for n in range(first, last, KEYS):
         position = n + key
@@ -228,6 +230,7 @@ def attend_kernel(
             PRECISION,
         )  # fmt: skip
 
+    # Epilogue: the output where this is all of the context, else one part of it.
     if SPLITS == 1:
         store_rows(out, place, left, right, total, wanted, HALF, HALVES)
     elif whole:
