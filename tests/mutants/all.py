@@ -1,28 +1,12 @@
 """Every mutant, by name."""
 
-from mutants import (
-    attention,
-    backend_slips,
-    draft_ops,
-    engine,
-    fast_sizes,
-    later_work,
-    limits,
-    models,
-    platform_devices,
-    platform_graphs,
-    platform_lifetimes,
-    platform_tasks,
-    ranks,
-    rarer_paths,
-    rounds,
-    trees,
-    usual_cases,
-)
+from importlib import import_module
+
 from mutants.registry import MUTANTS
 
-__all__ = [
-    "MUTANTS",
+__all__ = ["MUTANTS"]
+
+for part in (
     "attention",
     "backend_slips",
     "draft_ops",
@@ -40,4 +24,5 @@ __all__ = [
     "rounds",
     "trees",
     "usual_cases",
-]
+):
+    import_module(f"mutants.{part}")
