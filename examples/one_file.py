@@ -37,6 +37,7 @@ class Eagle3:
     and the token at j + 1, and its logits are over the token at j + 2.
     """
 
+    kind, projection, pair_input = "chain", None, None  # each step takes the one before; its methods do all of it
     aux_layers, dtype = (2, 4, 5), torch.float32  # the states that enter these layers of the target
 
     def __init__(self, folder: Path, target) -> None:

@@ -3,7 +3,6 @@
 from specgraph.attention import (
     NULL_BLOCK,
     NULL_SLOT,
-    AdvancingAttention,
     Attend,
     AttentionBackend,
     AttentionLayer,
@@ -15,7 +14,6 @@ from specgraph.attention import (
     StepContext,
     Store,
     TaskKey,
-    TreeAttention,
     choose_attention,
 )
 from specgraph.checkpoints import TargetShape, load_drafter, load_target, target_shape
@@ -57,10 +55,8 @@ from specgraph.models.protocol import (
     DraftHead,
     DraftOutput,
     MaskedHead,
-    OffsetHead,
     OutputProjection,
     ParallelHead,
-    ProjectionHead,
     StepwiseHead,
     Target,
     TargetOutput,
@@ -71,7 +67,6 @@ from specgraph.parallel import ExpertParallel, ParallelLayout, Ranks, TensorPara
 __all__ = [
     "NULL_BLOCK",
     "NULL_SLOT",
-    "AdvancingAttention",
     "Attend",
     "AttentionBackend",
     "AttentionLayer",
@@ -96,7 +91,6 @@ __all__ = [
     "HostReadError",
     "KVCache",
     "MaskedHead",
-    "OffsetHead",
     "OrderError",
     "OutputProjection",
     "PagedAttention",
@@ -105,7 +99,6 @@ __all__ = [
     "ParallelLayout",
     "Platform",
     "PlatformError",
-    "ProjectionHead",
     "ProposeBatch",
     "ProposeCounts",
     "RankError",
@@ -125,7 +118,6 @@ __all__ = [
     "TaskKey",
     "TensorParallel",
     "TextGenerator",
-    "TreeAttention",
     "UnsupportedError",
     "UpdateError",
     "allocate_caches",

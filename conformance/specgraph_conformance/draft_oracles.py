@@ -49,13 +49,13 @@ def dense_draft(
         start: the target's position of the first row.
         keys, values: per layer, those of the positions before the first row.
         drafted: the device's drafts, which the oracle goes on with.
-        position_offset: see `OffsetHead`.
+        position_offset: see `Drafter.position_offset`.
     """
     dense = _dense(head, keys, values)
     aux_hidden, steps = aux_hidden.double(), list(drafted) or [0]  # with K 0 the first pass runs for its KV
-    if hasattr(head, "store_context") or hasattr(head, "mask_hidden"):
+    if head.kind in ("parallel", "masked"):
         logits = _one_pass(head, dense, token_ids, aux_hidden, start, len(steps))
-    elif getattr(head, "num_modules", 1) > 1:
+    elif head.kind == "modules":
         logits = _modules(cast(MtpHead, head), dense, token_ids, aux_hidden, start, steps)
     else:
         logits = _chain(cast(DraftHead, head), dense, token_ids, aux_hidden, start + position_offset, steps)
@@ -97,9 +97,9 @@ def dense_prompt(
     n = len(aux_hidden)
     dense.at(range(start, start + n))
     hidden = head.combine(aux_hidden.double())
-    if hasattr(head, "store_context"):
+    if head.kind == "parallel":
         cast(ParallelHead, head).store_context(hidden, dense.store)
-    elif getattr(head, "num_modules", 1) == 1:
+    elif head.kind != "modules":
         cast(DraftHead, head).forward(token_ids[:n], hidden, dense.attend)
     else:
         for module in range(num_modules):
@@ -109,14 +109,14 @@ def dense_prompt(
 
 def _dense(head: Head, keys: Sequence[Tensor], values: Sequence[Tensor]) -> DenseKeys:
     # A parallel drafter's rows see all keys of their request, whatever its layers say of themselves.
-    causal = not hasattr(head, "store_context")
+    causal = head.kind != "parallel"
     return DenseKeys([replace(layer, causal=causal) for layer in head.attention_layers], keys, values)
 
 
 def _one_pass(
     head: Head, dense: DenseKeys, token_ids: Tensor, aux_hidden: Tensor, start: int, num_drafts: int
 ) -> Tensor:
-    if hasattr(head, "store_context"):
+    if head.kind == "parallel":
         return _block(cast(ParallelHead, head), dense, token_ids, aux_hidden, start, num_drafts)
     return _masked(cast(MaskedHead, head), dense, token_ids, aux_hidden, start, num_drafts)
 

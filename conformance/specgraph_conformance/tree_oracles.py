@@ -46,7 +46,7 @@ class PathLogits:
         keys: Sequence[Tensor],
         values: Sequence[Tensor],
     ) -> None:
-        """Arguments as in `dense_draft`; `start` includes the offset of an `OffsetHead`."""
+        """Arguments as in `dense_draft`; `start` includes the offset of a `draft_model`."""
         self.head, self.end = head, start + len(token_ids)
         dense = DenseKeys(head.attention_layers, keys, values)
         dense.at(range(start, self.end))

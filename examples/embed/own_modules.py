@@ -108,6 +108,7 @@ class EagleModel(nn.Module):
 class DraftModel:
     """`EagleModel` with the members of `specgraph.DraftHead`."""
 
+    kind, projection, pair_input = "chain", None, None  # each step takes the last one's; all of it runs in its methods
     hidden_size, aux_size, draft_vocab_size, dtype = HIDDEN, LAYERS * HIDDEN, VOCAB, torch.float32
     aux_layers, draft_to_target = tuple(range(1, LAYERS + 1)), None
     attention_layers = (AttentionLayer(HEADS, KV_HEADS, HEAD_DIM, scale=HEAD_DIM**-0.5),)
@@ -134,6 +135,7 @@ class EngineAttention:
     """`paged_attention` with the members of `specgraph.AttentionBackend`."""
 
     name, host_parameters, preferred_block_size = "engine", (), BLOCK
+    after_advance = None  # it has no state of its own to move on between draft steps
 
     def forward(self, layer, index, query, key, value, cache, context) -> Tensor:
         m = context.metadata  # moved on by the core from draft step to draft step, on the device

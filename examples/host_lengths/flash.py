@@ -46,6 +46,8 @@ class FlashAttention:
     name: str = "flash-host"
     host_parameters: tuple[str, ...] = ("seq_lens",)
     preferred_block_size: int = 16
+    cache_dtypes: tuple[torch.dtype, ...] = ()  # beside the model's
+    after_advance = None  # it has no state of its own to move on between draft steps
 
     def forward(
         self, layer: AttentionLayer, index: int, query: Tensor, key: Tensor, value: Tensor, cache: KVCache,
@@ -96,6 +98,10 @@ class FlashAttention:
         if layer.head_dim % 8 or layer.head_dim > 256:
             return no(f"FlashAttention takes head_dim up to 256 in steps of 8, the layers have {layer.head_dim}")
         return yes()
+
+    def supports_trees(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
+        """See `specgraph.AttentionBackend.supports_trees`."""
+        return no("this backend has no ancestor mask")
 
     def named_tensors(self) -> Mapping[str, Tensor]:
         """Empty: it keeps no tensors of its own."""

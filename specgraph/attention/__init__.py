@@ -2,7 +2,6 @@
 
 from specgraph.attention.choose import AttentionChoice, check_trees, choose_attention, unsupported
 from specgraph.attention.interface import (
-    AdvancingAttention,
     Attend,
     AttentionBackend,
     AttentionFactory,
@@ -11,7 +10,6 @@ from specgraph.attention.interface import (
     StepContext,
     Store,
     TaskKey,
-    TreeAttention,
     UpdateSink,
     bind,
     named_cache_tensors,
@@ -25,14 +23,14 @@ from specgraph.attention.metadata import (
     allocate_block_table,
     allocate_metadata,
 )
-from specgraph.attention.paged import PagedAttention, PagedHostAttention, move_rows, store_rows
+from specgraph.attention.paged import NO_ANCESTOR_MASK, PagedAttention, PagedHostAttention, move_rows, store_rows
 from specgraph.ops import HostLengths, KVCache
 
 __all__ = [
     "MAX_TREE_LEN",
+    "NO_ANCESTOR_MASK",
     "NULL_BLOCK",
     "NULL_SLOT",
-    "AdvancingAttention",
     "Attend",
     "AttentionBackend",
     "AttentionChoice",
@@ -47,7 +45,6 @@ __all__ = [
     "StepContext",
     "Store",
     "TaskKey",
-    "TreeAttention",
     "UpdateSink",
     "advance",
     "allocate_block_table",

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 
-from specgraph.attention.interface import AttentionBackend, AttentionLayer, TreeAttention
+from specgraph.attention.interface import AttentionBackend, AttentionLayer
 from specgraph.attention.paged import PagedAttention, PagedHostAttention
 from specgraph.device import Platform
 from specgraph.errors import ConfigError, UnsupportedError
@@ -43,7 +42,7 @@ def choose_attention(
         layers: the attention layers of all models that it is for. Without layers, shapes are not looked at.
         dtype: of these layers; needed with them.
         block_size: tokens per KV block; None for what the backend prefers.
-        trees: it must run draft trees (`TreeAttention`).
+        trees: it must run draft trees (`AttentionBackend.supports_trees`).
         cache_dtype: of the KV caches; `dtype` when None.
 
     Raises:
@@ -85,11 +84,7 @@ def unsupported(
     cache_dtype: torch.dtype | None = None,
 ) -> str:
     """Why a backend can't run these layers, or with `trees` their draft trees; empty if it can."""
-    if trees and not hasattr(backend, "supports_trees"):  # an attribute, not the type: a wrapper must not hide it
-        return (
-            f"attention '{backend.name}': it has no ancestor mask, which draft trees need; --attention device has one"
-        )
-    if cache_dtype not in (None, dtype, *getattr(backend, "cache_dtypes", ())):
+    if cache_dtype not in (None, dtype, *backend.cache_dtypes):
         return (
             f"attention '{backend.name}': it takes KV caches in the model's dtype only, asked for is {cache_dtype}; "
             "--attention device takes those in FP8"
@@ -98,7 +93,7 @@ def unsupported(
         assert dtype is not None
         support = backend.supports(layer, dtype, block_size)
         if support and trees:
-            support = cast(TreeAttention, backend).supports_trees(layer, dtype, block_size)
+            support = backend.supports_trees(layer, dtype, block_size)
         if not support:
             return f"attention '{backend.name}': {support.reason}"
     return ""

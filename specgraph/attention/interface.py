@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -76,6 +76,11 @@ class StepContext:
     """Where to register captured tasks; given only during capture, to attention with host parameters."""
 
 
+AfterAdvance = Callable[[AttentionMetadata, Tensor], None]
+"""(metadata of one row per request, already moved on; int64 [1], the number of the step that comes next). Requests with
+seq_len 0 are padding."""
+
+
 class AttentionBackend(Protocol):
     """Paged attention on one platform.
 
@@ -83,8 +88,6 @@ class AttentionBackend(Protocol):
     `AttentionMetadata`, and nothing has to be rewritten between replays. With *host parameters* they are Python
     integers, baked into the captured task; `host_parameters` names them ("seq_lens", "query_lens"), the platform must
     have `task_update` to capture the op, and `StepContext.lengths` is always given.
-
-    Attention that keeps position-dependent state of its own also implements `AdvancingAttention`.
     """
 
     @property
@@ -138,39 +141,31 @@ class AttentionBackend(Protocol):
         """
         ...
 
-    def named_tensors(self) -> Mapping[str, Tensor]:
-        """Tensors of the backend's own that captured ops read (masks, ...), by name: part of the read-set."""
-        ...
+    def supports_trees(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
+        """Whether it also runs the rows of a draft tree, whose metadata has `ancestors`, and if not, why.
 
-
-@runtime_checkable
-class AdvancingAttention(Protocol):
-    """An `AttentionBackend` with state of its own that depends on positions, such as a split schedule or a mask.
-
-    Between two draft steps the core moves the metadata one token on (`specgraph.attention.advance`). State that the
-    backend derived from the old positions is then stale: the later steps of vLLM #41162 read out of bounds that way.
-    """
-
-    def after_advance(self, metadata: AttentionMetadata, draft_step: Tensor) -> None:
-        """Bring the backend's own state up to date, in place and with device work only: the call is captured.
-
-        Args:
-            metadata: one row per request, already moved on. Requests with seq_len 0 are padding.
-            draft_step: int64 [1], the number of the step that comes next, on the device.
+        Row i of a request then sees the first `seq_len - tree_len` keys and, of the `tree_len` keys after those, the
+        ones whose bit is set in its word; `causal` does not matter. Arguments as in `supports`.
         """
         ...
 
+    @property
+    def cache_dtypes(self) -> tuple[torch.dtype, ...]:
+        """Dtypes of KV caches that it takes beside the dtype of the model."""
+        ...
 
-@runtime_checkable
-class TreeAttention(Protocol):
-    """An `AttentionBackend` that also runs the rows of a draft tree, whose metadata has `ancestors`.
+    @property
+    def after_advance(self) -> AfterAdvance | None:
+        """The hook of a backend with state of its own that depends on positions (a split schedule, a mask); else None.
 
-    Row i of a request then sees the first `seq_len - tree_len` keys and, of the `tree_len` keys after those, the ones
-    whose bit is set in its word; `causal` does not matter. Without this protocol a backend is refused for trees.
-    """
+        Between two draft steps the core moves the metadata one token on (`specgraph.attention.advance`). State that the
+        backend derived from the old positions is then stale: the later steps of vLLM #41162 read out of bounds that
+        way. The hook brings it up to date, in place and with device work only: the call is captured.
+        """
+        ...
 
-    def supports_trees(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
-        """Whether `forward` runs a layer with an ancestor mask, and if not, why; arguments as in `supports`."""
+    def named_tensors(self) -> Mapping[str, Tensor]:
+        """Tensors of the backend's own that captured ops read (masks, ...), by name: part of the read-set."""
         ...
 
 

@@ -40,7 +40,7 @@ class AttentionMetadata:
     """Rows per request in a uniform batch; the longest request's rows in a ragged one."""
     ancestors: Tensor | None = None
     """int64 [T] where the rows are those of a draft tree: a row sees key seq_len - tree_len + i if bit i of its word is
-    set, and every key before those. The batch is then uniform, and only a `TreeAttention` can run it."""
+    set, and every key before those. The batch is then uniform, and not every backend can run it."""
     tree_len: int = 0
     """Keys at the end of each request that `ancestors` is about, at most MAX_TREE_LEN."""
 

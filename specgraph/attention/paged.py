@@ -22,6 +22,9 @@ from specgraph.ops import HostLengths, KVCache, Mask, NewRows
 
 FP8_CACHE = (torch.float8_e4m3fn,)
 
+NO_ANCESTOR_MASK = no("it has no ancestor mask, which draft trees need; --attention device has one")
+"""The answer of a backend that runs no draft trees."""
+
 
 def _inputs(
     layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, cache: KVCache, metadata: AttentionMetadata
@@ -68,7 +71,7 @@ class PagedAttention:
     host_parameters: tuple[str, ...] = ()
     preferred_block_size: int = 16
     cache_dtypes: tuple[torch.dtype, ...] = FP8_CACHE
-    """Dtypes of KV caches, beside the dtype of the model."""
+    after_advance = None
 
     def forward(
         self,
@@ -92,7 +95,7 @@ class PagedAttention:
         return _supports(layer)
 
     def supports_trees(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
-        """See `TreeAttention.supports_trees`: every shape without a window or sinks."""
+        """See `AttentionBackend.supports_trees`: every shape without a window or sinks."""
         return yes() if layer.is_plain else no("draft trees in a layer with a sliding window, sinks or latents")
 
     def named_tensors(self) -> Mapping[str, Tensor]:
@@ -109,6 +112,7 @@ class PagedHostAttention:
     host_parameters: tuple[str, ...] = ("query_lens", "seq_lens")
     preferred_block_size: int = 16
     cache_dtypes: tuple[torch.dtype, ...] = FP8_CACHE
+    after_advance = None
 
     def forward(
         self,
@@ -144,6 +148,10 @@ class PagedHostAttention:
     def supports(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
         """See `AttentionBackend.supports`: every shape; windows, sinks and latents with causal attention."""
         return _supports(layer)
+
+    def supports_trees(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
+        """See `AttentionBackend.supports_trees`."""
+        return NO_ANCESTOR_MASK
 
     def named_tensors(self) -> Mapping[str, Tensor]:
         """Empty: it keeps no tensors of its own."""

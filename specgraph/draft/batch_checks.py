@@ -16,7 +16,7 @@ from torch import Tensor
 from specgraph.draft.config import DraftConfig
 from specgraph.draft.round import ProposeBatch
 from specgraph.errors import ConfigError
-from specgraph.models.protocol import Head, PairHead
+from specgraph.models.protocol import Head
 
 _TENSORS = tuple(field.name for field in fields(ProposeBatch))
 _OPTIONAL = ("temperature", "seeds")
@@ -27,8 +27,7 @@ def vocabulary_size(head: Head) -> int | None:
     """How many token ids the target has, as far as its head tells; None where it doesn't."""
     if head.draft_to_target is None:
         return head.draft_vocab_size
-    pair = head.pair_input if isinstance(head, PairHead) else None
-    return None if pair is None else pair.table.shape[0]
+    return None if head.pair_input is None else head.pair_input.table.shape[0]
 
 
 def check_types(call: str, batch: Any, device: torch.device) -> None:

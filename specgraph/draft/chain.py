@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import cast
 
 from torch import Tensor
 
 from specgraph import ops
-from specgraph.attention import AdvancingAttention, HostLengths, advance
+from specgraph.attention import HostLengths, advance
 from specgraph.capture import AttentionStack, BatchDescriptor, MakeAttend, Work
 from specgraph.draft.buffers import DraftBuffers, PassRows
 from specgraph.draft.config import DraftConfig
 from specgraph.draft.host_lengths import HostRound
 from specgraph.draft.program import DraftProgram, begin_rows, computed_tokens, draft_one
 from specgraph.draft.round import RoundBuffers
-from specgraph.models.protocol import DraftHead, DraftOutput, OutputProjection, PairHead, PairInput, ProjectionHead
+from specgraph.models.protocol import DraftHead, DraftOutput, PairHead
+from specgraph.ops.linear import PairInput
 
 
 class ChainProgram(DraftProgram[DraftHead]):
@@ -25,7 +25,7 @@ class ChainProgram(DraftProgram[DraftHead]):
     def __init__(
         self, head: DraftHead, stack: AttentionStack, config: DraftConfig, memory: RoundBuffers, position_offset: int
     ) -> None:
-        """position_offset: how much further than the target's rows the head's rows are (`OffsetHead`)."""
+        """position_offset: how much further than the target's rows the head's rows are (1: `draft_model`)."""
         super().__init__(head, stack, config, memory)
         self.position_offset = position_offset
 
@@ -72,19 +72,16 @@ class ChainProgram(DraftProgram[DraftHead]):
 
     def joined_steps(self) -> tuple[PairHead, PairInput] | None:
         """The head, and what its first linear takes, where one op may prepare it; None where single ops do."""
-        pair: PairInput | None = getattr(self.head, "pair_input", None)
-        out: OutputProjection | None = getattr(self.head, "output_projection", None)
-        takes = "pair" in inspect.signature(self.head.forward).parameters  # a wrapper may not
+        pair, out = self.head.pair_input, self.head.projection
         sampled = self.buffers.draft_probs is not None or self.buffers.sampling is not None
-        if pair is None or not takes or out is None or out.is_split or sampled:
-            return None
-        if hasattr(self.stack.backend, "after_advance"):
+        if pair is None or out is None or out.is_split or sampled or self.stack.backend.after_advance is not None:
             return None
         return cast(PairHead, self.head), pair
 
     def _next_step(self, b: DraftBuffers, pair: PairInput, out: DraftOutput) -> Tensor:
         """Pick a token per request and move one on: the input of the next step's first linear [R, E + hidden_size]."""
-        logits: OutputProjection = cast(ProjectionHead, self.head).output_projection
+        logits = self.head.projection
+        assert logits is not None
         return ops.greedy_next_step(
             out.hidden,
             logits.norm,
@@ -110,9 +107,8 @@ class ChainProgram(DraftProgram[DraftHead]):
     def step(self, b: DraftBuffers, make_attend: MakeAttend, step: int) -> Tensor:
         """See `DraftProgram.step`."""
         advance(b.step, b.draft_step, self.config.max_model_len, self.config.block_size)
-        attention = self.stack.backend
-        if hasattr(attention, "after_advance"):  # an attribute, not the type: a wrapper must not hide it
-            cast(AdvancingAttention, attention).after_advance(b.step, b.draft_step)
+        if (after_advance := self.stack.backend.after_advance) is not None:
+            after_advance(b.step, b.draft_step)
         out = self.head.forward(b.step_token_ids, b.hidden, make_attend(b.step, step))
         draft_one(self.head, b, out.hidden)
         return out.carry

@@ -143,9 +143,9 @@ class Drafter(ModelRunner):
 
     @property
     def position_offset(self) -> int:
-        """Where the head keeps the key of a row that takes token t: 0, at the position before t's; 1 (`OffsetHead`), at
-        t's own position."""
-        return getattr(self.head, "position_offset", 0)
+        """Where the head keeps the key of a row that takes token t: 0, at the position before t's; 1 (a `draft_model`),
+        at t's own position."""
+        return 1 if self.head.kind == "draft_model" else 0
 
     @property
     def rows_without_block(self) -> int:
@@ -262,7 +262,7 @@ class Drafter(ModelRunner):
 
         The row of a position takes the target's hidden state there and the token *after* it. So the prompt's last row
         has no token yet: it is left out here, and enters the next propose with the token that the target samples
-        (`ProposeBatch.join`). The rows of an `OffsetHead` take their own tokens, and the last one is written too.
+        (`ProposeBatch.join`). The rows of a `draft_model` take their own tokens, and the last one is written too.
 
         Args:
             prompt: the token ids of the whole prompt.

@@ -6,21 +6,29 @@ broadcast into drafts that are never accepted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from specgraph.errors import ConfigError, SpecgraphError, first_line
+from specgraph.models.protocol import HeadKind, OutputProjection
+from specgraph.models.split import whole_logits
 
 _HEAD = (
-    "attention_layers", "hidden_size", "draft_vocab_size", "aux_layers", "aux_size", "dtype", "draft_to_target",
-    "combine", "forward", "logits", "weights",
+    "kind", "projection", "pair_input", "attention_layers", "hidden_size", "draft_vocab_size", "aux_layers", "aux_size",
+    "dtype", "draft_to_target", "combine", "forward", "logits", "weights",
 )  # fmt: skip
-_PARALLEL = (*_HEAD, "store_context", "max_speculative_tokens", "mask_token_id")
-_MASKED = (*_HEAD, "mask_token_id", "mask_hidden")
-_ATTENTION = ("name", "host_parameters", "forward", "named_tensors")
+_PROTOCOLS: Mapping[HeadKind, tuple[str, tuple[str, ...]]] = {
+    "chain": ("DraftHead", _HEAD),
+    "draft_model": ("DraftHead", _HEAD),
+    "modules": ("StepwiseHead", (*_HEAD, "num_modules", "forward_step")),
+    "masked": ("MaskedHead", (*_HEAD, "mask_token_id", "mask_hidden")),
+    "parallel": ("ParallelHead", (*_HEAD, "store_context", "max_speculative_tokens", "mask_token_id")),
+}
+_ATTENTION = ("name", "host_parameters", "after_advance", "forward", "named_tensors")
 
 
 def check_members(head: Any, attention: Any) -> None:
@@ -32,22 +40,18 @@ def check_members(head: Any, attention: Any) -> None:
     for what, thing in (("head", head), ("attention backend", attention)):
         if isinstance(thing, type):
             raise ConfigError(f"the {what} is the class {thing.__name__}: give an object of it")
-    if hasattr(head, "store_context"):
-        protocol, members = "ParallelHead", _PARALLEL
-    elif hasattr(head, "mask_hidden") or hasattr(head, "mask_token_id"):
-        protocol, members = "MaskedHead", _MASKED
-    elif getattr(head, "num_modules", 1) > 1:
-        protocol, members = "StepwiseHead", (*_HEAD, "forward_step")
-    else:
-        protocol, members = "DraftHead", _HEAD
-    for what, thing, needed, name in (
-        ("head", head, members, protocol),
-        ("attention backend", attention, _ATTENTION, "AttentionBackend"),
-    ):
-        if missing := [member for member in needed if not hasattr(thing, member)]:
-            raise ConfigError(
-                f"the {what} {type(thing).__name__} lacks {', '.join(missing)}: give it the members of specgraph.{name}"
-            )
+    _check_members("attention backend", attention, "AttentionBackend", _ATTENTION)
+    _check_members("head", head, "DraftHead", ("kind",))
+    if head.kind not in _PROTOCOLS:
+        raise ConfigError(f"the head {type(head).__name__} is of kind {head.kind!r}; there are {', '.join(_PROTOCOLS)}")
+    _check_members("head", head, *_PROTOCOLS[head.kind])
+
+
+def _check_members(what: str, thing: Any, protocol: str, members: Sequence[str]) -> None:
+    if missing := [member for member in members if not hasattr(thing, member)]:
+        raise ConfigError(
+            f"the {what} {type(thing).__name__} lacks {', '.join(missing)}: give it the members of specgraph.{protocol}"
+        )
 
 
 @torch.no_grad()
@@ -59,80 +63,119 @@ def check_passes(head: Any, rows: int, device: torch.device) -> None:
         device: the platform's.
 
     Raises:
-        ConfigError: a tensor has another shape, dtype or device than the protocol says, or a method fails.
+        ConfigError: a tensor has another shape, dtype or device than the protocol says, a method fails, or `logits` is
+            not the linear that `projection` says.
     """
-    name, layers = type(head).__name__, head.attention_layers
+    check = _HeadCheck(head, rows, device)
+    check.tensors()
+    ids = torch.zeros(rows, dtype=torch.int64, device=device)
+    context = check.call("combine", torch.zeros(rows, head.aux_size, dtype=head.dtype, device=device))
+    check.expect("combine(aux_hidden)", context, rows, head.hidden_size, dtype=head.dtype)
+    if head.kind == "parallel":
+        check.call("store_context", context, check.store)
+        hidden = check.call("forward", ids, check.attend)
+        check.expect("forward(...)", hidden, rows, head.hidden_size, dtype=head.dtype)
+    elif head.kind == "modules":
+        for module in range(head.num_modules):
+            output = check.call("forward_step", module, ids, context, check.attend)
+            check.output(f"forward_step({module}, ...)", output, rows)
+    else:
+        check.output("forward(...)", check.call("forward", ids, context, check.attend), rows)
+        last = torch.tensor([rows - 1], device=device)
+        check.output("forward(..., rows) of one row", check.call("forward", ids, context, check.attend, last), 1)
+    check.logits()
 
-    def expect(what: str, tensor: Any, *shape: int, dtype: torch.dtype | None = None) -> None:
-        if not isinstance(tensor, Tensor):
-            raise ConfigError(f"{name}.{what} is a {type(tensor).__name__}; expected a tensor {list(shape)}")
-        if tuple(tensor.shape) != shape or (dtype is not None and tensor.dtype != dtype):
-            wanted = "" if dtype is None else f" {dtype}"
-            raise ConfigError(f"{name}.{what} is {list(tensor.shape)} {tensor.dtype}; expected {list(shape)}{wanted}")
-        if tensor.device.type != device.type:
-            raise ConfigError(f"{name}.{what} is on {tensor.device}; the platform's device is {device}")
 
-    def called(method: str, *arguments: Any) -> Any:
+@dataclass(frozen=True, slots=True)
+class _HeadCheck:
+    """The calls of one head's methods, each with what it must return."""
+
+    head: Any
+    rows: int
+    device: torch.device
+
+    @property
+    def name(self) -> str:
+        return type(self.head).__name__
+
+    def tensors(self) -> None:
+        """Check the tensors that the head says it has."""
+        head = self.head
+        for key, tensor in head.weights().items():
+            if not isinstance(tensor, Tensor) or tensor.device.type != self.device.type:
+                where = tensor.device if isinstance(tensor, Tensor) else type(tensor).__name__
+                raise ConfigError(
+                    f"{self.name}.weights()['{key}'] is on {where}; the platform's device is {self.device} "
+                    "(load_drafter reads a head to where its target is: target_shape(folder, device=...) for a "
+                    "target's folder)"
+                )
+        if head.draft_to_target is not None:
+            self.expect("draft_to_target", head.draft_to_target, head.draft_vocab_size, dtype=torch.int64)
+        if head.kind == "masked":
+            self.expect("mask_hidden", head.mask_hidden, head.hidden_size, dtype=head.dtype)
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """The result of a method; an error that wrong shapes raise names the method."""
         try:
-            return getattr(head, method)(*arguments)
+            return getattr(self.head, method)(*arguments)
         except (SpecgraphError, torch.OutOfMemoryError):
             raise
-        except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:  # what wrong shapes raise
+        except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
             shapes = ", ".join(str(list(each.shape)) for each in arguments if isinstance(each, Tensor))
             raise ConfigError(
-                f"{name}.{method} failed on tensors {shapes}: {type(error).__name__}: {first_line(error)}"
+                f"{self.name}.{method} failed on tensors {shapes}: {type(error).__name__}: {first_line(error)}"
             ) from error
 
-    def heads(index: Any, count: int, **tensors: Any) -> None:
+    def expect(self, what: str, tensor: Any, *shape: int, dtype: torch.dtype | None = None) -> None:
+        """Check one tensor."""
+        name = f"{self.name}.{what}"
+        if not isinstance(tensor, Tensor):
+            raise ConfigError(f"{name} is a {type(tensor).__name__}; expected a tensor {list(shape)}")
+        if tuple(tensor.shape) != shape or (dtype is not None and tensor.dtype != dtype):
+            wanted = "" if dtype is None else f" {dtype}"
+            raise ConfigError(f"{name} is {list(tensor.shape)} {tensor.dtype}; expected {list(shape)}{wanted}")
+        if tensor.device.type != self.device.type:
+            raise ConfigError(f"{name} is on {tensor.device}; the platform's device is {self.device}")
+
+    def output(self, what: str, output: Any, rows: int) -> None:
+        """Check a `DraftOutput`."""
+        for field in ("hidden", "carry"):
+            tensor = getattr(output, field, None)
+            self.expect(f"{what}.{field}", tensor, rows, self.head.hidden_size, dtype=self.head.dtype)
+
+    def attend(self, index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Check what a layer attends with; returns zeros."""
+        self._heads(index, query.shape[0], query=query, key=key, value=value)
+        return torch.zeros_like(query)
+
+    def store(self, index: int, key: Tensor, value: Tensor) -> None:
+        """Check what a layer stores."""
+        self._heads(index, self.rows, key=key, value=value)
+
+    def _heads(self, index: Any, count: int, **tensors: Any) -> None:
+        layers = self.head.attention_layers
         if index not in range(len(layers)):
-            raise ConfigError(f"{name} attends as layer {index!r}; it has {len(layers)} attention layer(s), from 0")
+            raise ConfigError(
+                f"{self.name} attends as layer {index!r}; it has {len(layers)} attention layer(s), from 0"
+            )
         for what, tensor in tensors.items():
             number = layers[index].num_heads if what == "query" else layers[index].num_kv_heads
-            expect(f"forward's {what} of layer {index}", tensor, count, number, layers[index].head_dim)
+            self.expect(f"forward's {what} of layer {index}", tensor, count, number, layers[index].head_dim)
 
-    def attend_over(count: int) -> Any:
-        def attend(index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            heads(index, count, query=query, key=key, value=value)
-            return torch.zeros_like(query)
-
-        return attend
-
-    def store(index: int, key: Tensor, value: Tensor) -> None:
-        heads(index, rows, key=key, value=value)
-
-    for key, tensor in head.weights().items():
-        if not isinstance(tensor, Tensor) or tensor.device.type != device.type:
-            where = tensor.device if isinstance(tensor, Tensor) else type(tensor).__name__
+    def logits(self) -> None:
+        """Check `logits`, and that it is what `projection` says: the ops that take the linear never call it."""
+        out: OutputProjection | None = self.head.projection
+        hidden = torch.randn(self.rows, self.head.hidden_size, generator=torch.Generator().manual_seed(0))
+        hidden = hidden.to(self.device, self.head.dtype)
+        logits = self.call("logits", hidden)
+        self.expect("logits(hidden)", logits, self.rows, self.head.draft_vocab_size)
+        if out is None:
+            return
+        wanted = whole_logits(out.logits(hidden), out.tensor_parallel, self.head.draft_vocab_size).float()
+        tolerance = 1e-3 if self.head.dtype == torch.float32 else 2e-2
+        error = (logits.float() - wanted).abs().max()
+        if not bool(error <= tolerance * wanted.abs().max()):
             raise ConfigError(
-                f"{name}.weights()['{key}'] is on {where}; the platform's device is {device} (load_drafter reads a "
-                "head to where its target is: target_shape(folder, device=...) for a target's folder)"
+                f"{self.name}.logits(hidden) is not the linear in {self.name}.projection, which draft ops use instead "
+                "of it: set projection = None to have logits called, or give the projection that it computes"
             )
-    if head.draft_to_target is not None:
-        expect("draft_to_target", head.draft_to_target, head.draft_vocab_size, dtype=torch.int64)
-    if hasattr(head, "mask_hidden"):
-        expect("mask_hidden", head.mask_hidden, head.hidden_size, dtype=head.dtype)
-    ids = torch.zeros(rows, dtype=torch.int64, device=device)
-    context = called("combine", torch.zeros(rows, head.aux_size, dtype=head.dtype, device=device))
-    expect("combine(aux_hidden)", context, rows, head.hidden_size, dtype=head.dtype)
-    if hasattr(head, "store_context"):
-        called("store_context", context, store)
-        hidden = called("forward", ids, attend_over(rows))
-        expect("forward(...)", hidden, rows, head.hidden_size, dtype=head.dtype)
-    else:
-        last = torch.tensor([rows - 1], device=device)
-        outputs: Sequence[tuple[str, Any, int]]
-        if getattr(head, "num_modules", 1) > 1:
-            outputs = [
-                (f"forward_step({module}, ...)", called("forward_step", module, ids, context, attend_over(rows)), rows)
-                for module in range(head.num_modules)
-            ]
-        else:
-            outputs = [
-                ("forward(...)", called("forward", ids, context, attend_over(rows)), rows),
-                ("forward(..., rows) of one row", called("forward", ids, context, attend_over(rows), last), 1),
-            ]
-        for what, output, count in outputs:
-            for field in ("hidden", "carry"):
-                expect(f"{what}.{field}", getattr(output, field, None), count, head.hidden_size, dtype=head.dtype)
-        hidden = outputs[0][1].hidden
-    expect("logits(hidden)", called("logits", hidden), rows, head.draft_vocab_size)

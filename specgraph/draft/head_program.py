@@ -15,10 +15,10 @@ from specgraph.draft.masked import MaskedProgram
 from specgraph.draft.parallel import ParallelProgram
 from specgraph.draft.program import DraftProgram
 from specgraph.draft.round import RoundBuffers
-from specgraph.draft.stepwise import ModuleHead, StepwiseProgram
+from specgraph.draft.stepwise import StepwiseProgram
 from specgraph.draft.tree import TreeProgram
 from specgraph.errors import ConfigError, UnsupportedError
-from specgraph.models.protocol import DraftHead, MaskedHead, ParallelHead
+from specgraph.models.protocol import DraftHead, MaskedHead, ParallelHead, StepwiseHead
 
 
 def programs_for(
@@ -39,8 +39,7 @@ def programs_for(
     """
     k, tree = config.num_speculative_tokens, config.tree
     shapes = [None] * bool(config.chain_lens) + [tree] * (tree is not None)
-    # Asked of attributes, not of the type: a wrapper that hands them through must not hide what it wraps.
-    if hasattr(head, "store_context"):
+    if head.kind == "parallel":
         head = cast(ParallelHead, head)
         if k > head.max_speculative_tokens:
             raise ConfigError(
@@ -48,22 +47,22 @@ def programs_for(
                 f"{head.max_speculative_tokens} masked positions; ask for at most that many"
             )
         return [ParallelProgram(head, stack, config, memory, shape) for shape in shapes]
-    if hasattr(head, "mask_hidden"):
+    if head.kind == "masked":
         return [MaskedProgram(cast(MaskedHead, head), stack, config, memory, shape) for shape in shapes]
-    num_modules: int = getattr(head, "num_modules", 1)
-    if num_modules > 1 and tree is not None:
-        raise UnsupportedError(
-            f"the drafter has {num_modules} modules, one per draft token, and draft trees need one that is used at "
-            "every step: load it with num_modules=1 (--num-modules 1)"
-        )
-    if num_modules > 1:
-        if k > num_modules:
+    if head.kind == "modules":
+        head = cast(StepwiseHead, head)
+        if tree is not None:
+            raise UnsupportedError(
+                f"the drafter has {head.num_modules} modules, one per draft token, and draft trees need one that is "
+                "used at every step: load it with num_modules=1 (--num-modules 1)"
+            )
+        if k > head.num_modules:
             raise ConfigError(
-                f"num_speculative_tokens is {k}, and the drafter has {num_modules} modules, one per draft token; "
+                f"num_speculative_tokens is {k}, and the drafter has {head.num_modules} modules, one per draft token; "
                 "ask for fewer tokens, or load it with num_modules=1 (--num-modules 1) to reuse the first module "
                 "at every step"
             )
-        return [StepwiseProgram(cast(ModuleHead, head), stack, config, memory)]
+        return [StepwiseProgram(head, stack, config, memory)]
     head, programs = cast(DraftHead, head), list[DraftProgram[Any]]()
     if config.chain_lens:
         programs.append(ChainProgram(head, stack, config, memory, position_offset))

@@ -55,6 +55,6 @@ def allocate_past_rows(
 
 def past_rows_bytes(head: Head, num_speculative_tokens: int, block_size: int) -> int:
     """Bytes per KV block, beside the KV; 0 for a drafter whose one module serves every step."""
-    if getattr(head, "num_modules", 1) < 2:
+    if head.kind != "modules":
         return 0
     return num_entries(num_speculative_tokens, block_size) * (head.hidden_size * head.dtype.itemsize + 16)

@@ -22,7 +22,7 @@ from specgraph.draft.config import DraftConfig
 from specgraph.draft.host_lengths import HostRound
 from specgraph.draft.round import RoundBuffers
 from specgraph.draft.shapes import DraftTree
-from specgraph.models.protocol import DraftHead, Head, OutputProjection
+from specgraph.models.protocol import DraftHead, Head
 from specgraph.models.split import candidates
 
 HeadT = TypeVar("HeadT", bound=Head, covariant=True)
@@ -172,7 +172,7 @@ def draft_one(head: DraftHead, b: DraftBuffers, hidden: Tensor) -> None:
     """Pick one token per request from hidden states [R, hidden_size], and write it to column `draft_step`."""
     picks = (b.draft_step, b.step_token_ids, b.draft_token_ids)
     draws = (present(b.inputs.temperature), present(b.inputs.seeds), b.step.seq_lens)
-    out: OutputProjection | None = getattr(head, "output_projection", None)  # not by type: a wrapper must not hide it
+    out = head.projection
     if b.sampling is not None:
         column = torch.arange(b.draft_token_ids.shape[1], device=hidden.device)
         drafted = torch.where(column < b.draft_step, b.draft_token_ids, -1)
@@ -198,7 +198,7 @@ def draft_one(head: DraftHead, b: DraftBuffers, hidden: Tensor) -> None:
 
 def draft_block(head: Head, b: DraftBuffers, hidden: Tensor, tree: DraftTree | None = None) -> None:
     """Pick all K tokens per request, or the tree of K steps, from hidden states [R * K, hidden_size] of one pass."""
-    out: OutputProjection | None = getattr(head, "output_projection", None)
+    out = head.projection
     greedy = tree is None and b.sampling is None and b.draft_probs is None
     if greedy and out is not None and not out.is_split:
         linear = hidden, out.norm, out.eps, out.weight
@@ -236,7 +236,7 @@ def begin_rows(b: DraftBuffers, config: DraftConfig, position_offset: int = 0, l
     """Step 0's rows and the metadata that the later steps start from, out of the target's round.
 
     Args:
-        position_offset: how much further than the target's rows the head's rows are (`OffsetHead`).
+        position_offset: how much further than the target's rows the head's rows are (1: `draft_model`).
         later_rows: rows per request that later steps write, after the last accepted token's.
     """
     starts = b.inputs.start_positions

@@ -16,20 +16,16 @@ from specgraph.draft.host_lengths import HostRound
 from specgraph.draft.past_rows import PastRows, allocate_past_rows, num_entries
 from specgraph.draft.program import DraftProgram, begin_rows, draft_one
 from specgraph.draft.round import RoundBuffers
-from specgraph.models.protocol import DraftHead, StepwiseHead
+from specgraph.models.protocol import StepwiseHead
 
 
-class ModuleHead(StepwiseHead, DraftHead):
-    """A `DraftHead` with a module for each step."""
-
-
-class StepwiseProgram(DraftProgram[ModuleHead]):
+class StepwiseProgram(DraftProgram[StepwiseHead]):
     """Every step by a module of its own, over all rows of the target's round and the K - 1 positions before it, whose
     keys in later modules are those of drafted tokens. So each module's KV is that of the text (`PastRows`)."""
 
     step_kind: StepKind = "distinct"
 
-    def __init__(self, head: ModuleHead, stack: AttentionStack, config: DraftConfig, memory: RoundBuffers) -> None:
+    def __init__(self, head: StepwiseHead, stack: AttentionStack, config: DraftConfig, memory: RoundBuffers) -> None:
         """See `DraftProgram`."""
         super().__init__(head, stack, config, memory)
         self.past: PastRows | None = None

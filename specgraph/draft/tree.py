@@ -37,7 +37,7 @@ class TreeProgram(DraftProgram[DraftHead]):
         """
         Args:
             memory: what the target's rounds leave.
-            position_offset: how much further than the target's rows the head's rows are (`OffsetHead`).
+            position_offset: how much further than the target's rows the head's rows are (1: `draft_model`).
 
         Raises:
             UnsupportedError: the attention has no ancestor mask.

@@ -15,7 +15,7 @@ from specgraph.draft import Drafter, ProposeBatch, RoundBuffers, SamplingBuffers
 from specgraph.draft.buffers import DraftBuffers
 from specgraph.draft.program import present
 from specgraph.engine.config import EngineConfig, acceptance_chances
-from specgraph.models.protocol import OutputProjection, Target, TargetOutput
+from specgraph.models.protocol import Target, TargetOutput
 from specgraph.models.split import candidates
 
 
@@ -196,7 +196,7 @@ class VerifyProgram:
 
     def _accept(self, b: VerifyBuffers, hidden: Tensor) -> None:
         """Write the sampled tokens and their counts."""
-        out: OutputProjection | None = getattr(self.target, "output_projection", None)
+        out = self.target.projection
         config = self.config
         needs_logits = config.sampled or config.logprobs or config.sampling_parameters
         if out is not None and out.is_split and not needs_logits and config.synthetic_acceptance is None:

@@ -23,9 +23,9 @@ from specgraph.models.layers import (
     decoder_blocks,
     rms_norm,
 )
-from specgraph.models.protocol import OutputProjection
+from specgraph.models.protocol import HeadKind, OutputProjection
 from specgraph.models.split import embedding, whole_logits
-from specgraph.ops.linear import Weight
+from specgraph.ops.linear import PairInput, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,9 @@ def in_one_tensor(layers: Sequence[DecoderLayer]) -> tuple[tuple[DecoderLayer, .
 class DFlashHead:
     """A DFlash drafter. Implements `ParallelHead`."""
 
+    kind: HeadKind = "parallel"
+    pair_input: PairInput | None = None
+
     def __init__(self, config: DFlashConfig, weights: DFlashWeights, layers: Sequence[DecoderLayer]) -> None:
         self.config = config
         self.tensors = weights
@@ -121,14 +124,18 @@ class DFlashHead:
         return decoder_blocks(x, self.layers, self.attention_layers, attend, eps)[-1]
 
     @property
-    def output_projection(self) -> OutputProjection:
-        """See `ProjectionHead`."""
+    def projection(self) -> OutputProjection | None:
+        """See `Head.projection`."""
+        return self._output
+
+    @property
+    def _output(self) -> OutputProjection:
         tensors, eps = self.tensors, self.config.model.rms_norm_eps
         return OutputProjection(tensors.norm, eps, tensors.lm_head, self.draft_vocab_size, self.tensor_parallel)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, draft_vocab_size]."""
-        return whole_logits(self.output_projection.logits(hidden), self.tensor_parallel, self.draft_vocab_size)
+        return whole_logits(self._output.logits(hidden), self.tensor_parallel, self.draft_vocab_size)
 
     def weights(self) -> Mapping[str, Tensor]:
         """Everything that the head reads, the rotary table and the vocabulary offsets too."""

@@ -9,17 +9,20 @@ from torch import Tensor
 from specgraph.attention import Attend
 from specgraph.models.layers import take_rows
 from specgraph.models.llama import LlamaTarget
-from specgraph.models.protocol import DraftOutput
+from specgraph.models.protocol import DraftOutput, HeadKind, OutputProjection
+from specgraph.ops.linear import PairInput
 
 
 class DraftModelHead:
     """A language model with the target's vocabulary. It ignores the hidden states passed to it.
 
-    Implements `DraftHead` and `OffsetHead`: a row takes the token *after* its position, as in every head, and stores
-    its key and value at that token's own position.
+    Implements `DraftHead`: a row takes the token *after* its position, as in every head, and stores its key and value
+    at that token's own position.
     """
 
-    position_offset: int = 1
+    kind: HeadKind = "draft_model"
+    projection: OutputProjection | None = None
+    pair_input: PairInput | None = None
     aux_layers: Sequence[int] = ()
     draft_to_target: Tensor | None = None
 

@@ -16,7 +16,7 @@ from specgraph import ops
 from specgraph.attention import Attend
 from specgraph.models.config import ModelConfig
 from specgraph.models.layers import DecoderLayer, attention_layers, decoder_blocks, linear
-from specgraph.models.protocol import DraftOutput, OutputProjection
+from specgraph.models.protocol import DraftOutput, HeadKind, OutputProjection
 from specgraph.models.split import table_rows, whole_logits
 from specgraph.ops.linear import PairInput, Weight
 
@@ -36,6 +36,7 @@ class EagleWeights:
 class EagleHead:
     """An EAGLE-1 drafter. Implements `DraftHead`."""
 
+    kind: HeadKind = "chain"
     aux_layers: Sequence[int] = ()
     """Empty: it takes the target's final hidden state."""
     draft_to_target: Tensor | None = None
@@ -69,7 +70,7 @@ class EagleHead:
 
     @property
     def pair_input(self) -> PairInput | None:
-        """See `PairHead`."""
+        """See `Head.pair_input`."""
         whole = self.tensor_parallel.size == 1 and self.tensors.fc.scale is None
         return PairInput(self.tensors.embed_tokens, None, None, self.config.rms_norm_eps) if whole else None
 
@@ -78,8 +79,8 @@ class EagleHead:
         return whole_logits(linear(hidden, self.tensors.lm_head), self.tensor_parallel, self.draft_vocab_size)
 
     @property
-    def output_projection(self) -> OutputProjection:
-        """See `ProjectionHead`."""
+    def projection(self) -> OutputProjection | None:
+        """See `Head.projection`."""
         return OutputProjection(None, 0.0, self.tensors.lm_head, self.draft_vocab_size, self.tensor_parallel)
 
     def weights(self) -> Mapping[str, Tensor]:

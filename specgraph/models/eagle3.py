@@ -27,7 +27,7 @@ from specgraph.models.layers import (
     decoder_blocks,
     rms_norm,
 )
-from specgraph.models.protocol import DraftOutput, OutputProjection
+from specgraph.models.protocol import DraftOutput, HeadKind, OutputProjection
 from specgraph.models.split import table_rows, whole_logits
 from specgraph.ops.linear import PairInput, Weight
 
@@ -73,6 +73,8 @@ class Eagle3Weights:
 class Eagle3Head:
     """An EAGLE-3 drafter. Implements `DraftHead`."""
 
+    kind: HeadKind = "chain"
+
     def __init__(self, config: Eagle3Config, weights: Eagle3Weights, layers: Sequence[DecoderLayer]) -> None:
         self.config = config
         self.tensors = weights
@@ -116,7 +118,7 @@ class Eagle3Head:
 
     @property
     def pair_input(self) -> PairInput | None:
-        """See `PairHead`."""
+        """See `Head.pair_input`."""
         tensors, first = self.tensors, self.layers[0]
         if self.config.norm_before_residual or self.tensor_parallel.size > 1 or first.qkv.scale is not None:
             return None
@@ -124,11 +126,15 @@ class Eagle3Head:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden_size] -> [N, draft_vocab_size]."""
-        return whole_logits(self.output_projection.logits(hidden), self.tensor_parallel, self.draft_vocab_size)
+        return whole_logits(self._output.logits(hidden), self.tensor_parallel, self.draft_vocab_size)
 
     @property
-    def output_projection(self) -> OutputProjection:
-        """See `ProjectionHead`."""
+    def projection(self) -> OutputProjection | None:
+        """See `Head.projection`."""
+        return self._output
+
+    @property
+    def _output(self) -> OutputProjection:
         tensors, eps = self.tensors, self.config.model.rms_norm_eps
         return OutputProjection(tensors.norm, eps, tensors.lm_head, self.draft_vocab_size, self.tensor_parallel)
 
@@ -156,6 +162,8 @@ class Eagle3Head:
 
 class PEagleHead(Eagle3Head):
     """A P-EAGLE drafter. Implements `MaskedHead`."""
+
+    kind: HeadKind = "masked"
 
     def __init__(
         self,

@@ -110,8 +110,8 @@ class LlamaTarget:
         return whole_logits(linear(hidden, self.lm_head), self.tensor_parallel, self.vocab_size)
 
     @property
-    def output_projection(self) -> OutputProjection:
-        """See `ProjectionHead`."""
+    def projection(self) -> OutputProjection | None:
+        """See `Target.projection`."""
         return OutputProjection(None, 0.0, self.lm_head, self.vocab_size, self.tensor_parallel)
 
     def weights(self) -> Mapping[str, Tensor]:

@@ -25,7 +25,7 @@ from specgraph.models.layers import (
     linear,
     rms_norm,
 )
-from specgraph.models.protocol import DraftOutput, OutputProjection
+from specgraph.models.protocol import DraftOutput, HeadKind, OutputProjection
 from specgraph.models.split import table_rows, whole_logits
 from specgraph.ops.linear import PairInput, Weight
 
@@ -77,6 +77,7 @@ class MtpHead:
         self.lm_head = lm_head
         self.num_modules = len(self.modules)
         """1: the module is used at every step. More: one per step."""
+        self.kind: HeadKind = "modules" if self.num_modules > 1 else "chain"
         self.attention_layers = attention_layers(config, self.num_modules, embed_tokens.device)
         self.hidden_size = self.aux_size = config.hidden_size
         self.draft_vocab_size, self.dtype = config.vocab_size, embed_tokens.dtype
@@ -119,7 +120,7 @@ class MtpHead:
 
     @property
     def pair_input(self) -> PairInput | None:
-        """See `PairHead`; of the first module."""
+        """See `Head.pair_input`; of the first module."""
         module = self.modules[0]
         if self.tensor_parallel.size > 1 or module.projection.scale is not None:
             return None
@@ -130,8 +131,8 @@ class MtpHead:
         return whole_logits(linear(hidden, self.lm_head), self.tensor_parallel, self.draft_vocab_size)
 
     @property
-    def output_projection(self) -> OutputProjection:
-        """See `ProjectionHead`."""
+    def projection(self) -> OutputProjection | None:
+        """See `Head.projection`."""
         return OutputProjection(None, 0.0, self.lm_head, self.draft_vocab_size, self.tensor_parallel)
 
     def weights(self) -> Mapping[str, Tensor]:

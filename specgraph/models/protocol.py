@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +13,30 @@ from specgraph import ops
 from specgraph.attention import Attend, AttentionLayer, Store
 from specgraph.ops.linear import Norm, PairInput, Weight
 from specgraph.parallel import WHOLE, TensorParallel
+
+
+@dataclass(frozen=True, slots=True)
+class OutputProjection:
+    """The linear that gives a model's logits: rms_norm(hidden) @ weight.T."""
+
+    norm: Tensor | None
+    """[hidden_size]; None for no norm."""
+    eps: float
+    weight: Tensor
+    """[vocabulary, hidden_size], or the rows of this rank's part of the vocabulary."""
+    vocab_size: int | None = None
+    """Tokens of the whole vocabulary; None: the rows of `weight`."""
+    tensor_parallel: TensorParallel = WHOLE
+
+    @property
+    def is_split(self) -> bool:
+        """Whether `weight` is one rank's part."""
+        return self.vocab_size is not None and self.weight.shape[0] != self.vocab_size
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [N, hidden_size] -> logits [N, rows of `weight`]."""
+        norm = None if self.norm is None else Norm(self.norm, self.eps)
+        return ops.norm_linear(hidden, norm, Weight(self.weight))
 
 
 class TargetOutput(NamedTuple):
@@ -26,6 +50,11 @@ class TargetOutput(NamedTuple):
 
 class Target(Protocol):
     """A causal language model whose attention is supplied by the caller."""
+
+    @property
+    def projection(self) -> OutputProjection | None:
+        """The linear that `logits` is; None where it is something else."""
+        ...
 
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]: ...
@@ -65,8 +94,31 @@ class DraftOutput(NamedTuple):
     """[T, hidden_size]: what the next step takes as `hidden`."""
 
 
+HeadKind = Literal["chain", "draft_model", "modules", "masked", "parallel"]
+"""How a head drafts, which chooses its draft program.
+
+chain: each step takes the token and the hidden state of the step before (`DraftHead`: EAGLE, EAGLE-3, one MTP module).
+draft_model: a chain whose row at position p, which takes token p + 1, stores its key and value at p + 1, that token's
+position. An ordinary language model does so, and can then draft unchanged. Its prefill covers every prompt token, the
+first included.
+modules: one module per step (`StepwiseHead`). masked: all tokens in one causal pass (`MaskedHead`).
+parallel: all tokens in one pass over a block (`ParallelHead`)."""
+
+
 class Head(Protocol):
-    """What all heads have: sizes, which target hidden states they take, and logits over the draft vocabulary."""
+    """All heads have sizes, say which target hidden states they take, and give logits over the draft vocabulary."""
+
+    @property
+    def kind(self) -> HeadKind: ...
+    @property
+    def projection(self) -> OutputProjection | None:
+        """The linear that `logits` is, so that an op can pick the token in its epilogue; None: `logits` is called."""
+        ...
+
+    @property
+    def pair_input(self) -> PairInput | None:
+        """The input of the first linear of a `PairHead`; None where the head makes it itself."""
+        ...
 
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]: ...
@@ -119,14 +171,8 @@ class DraftHead(Head, Protocol):
         ...
 
 
-@runtime_checkable
 class PairHead(DraftHead, Protocol):
-    """A `DraftHead` whose later steps may get the input of their first linear, made by the op that picked the token."""
-
-    @property
-    def pair_input(self) -> PairInput | None:
-        """None where the input is made in another way: of a split table, or for a linear over FP8 weights."""
-        ...
+    """A `DraftHead` whose later steps get the input of their first linear, made by the op that picked the token."""
 
     def forward(
         self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None, pair: Tensor | None = None
@@ -135,61 +181,14 @@ class PairHead(DraftHead, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class OutputProjection:
-    """The linear that gives a model's logits: rms_norm(hidden) @ weight.T."""
-
-    norm: Tensor | None
-    """[hidden_size]; None for no norm."""
-    eps: float
-    weight: Tensor
-    """[vocabulary, hidden_size], or the rows of this rank's part of the vocabulary."""
-    vocab_size: int | None = None
-    """Tokens of the whole vocabulary; None: the rows of `weight`."""
-    tensor_parallel: TensorParallel = WHOLE
-
-    @property
-    def is_split(self) -> bool:
-        """Whether `weight` is one rank's part."""
-        return self.vocab_size is not None and self.weight.shape[0] != self.vocab_size
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [N, hidden_size] -> logits [N, rows of `weight`]."""
-        norm = None if self.norm is None else Norm(self.norm, self.eps)
-        return ops.norm_linear(hidden, norm, Weight(self.weight))
-
-
-@runtime_checkable
-class ProjectionHead(Protocol):
-    """A `DraftHead` whose logits are one linear, so that an op can pick the token in the linear's epilogue."""
-
-    @property
-    def output_projection(self) -> OutputProjection: ...
-
-
-@runtime_checkable
-class OffsetHead(Protocol):
-    """A `DraftHead` whose row at position p takes token p + 1 and stores its key and value at p + `position_offset`.
-
-    With `position_offset` 1 each key is stored at its own token's position, as in an ordinary language model, which can
-    then draft unchanged. Its prefill covers every prompt token, the first included.
-    """
-
-    @property
-    def position_offset(self) -> int:
-        """Added to the position of every row of a propose."""
-        ...
-
-
-@runtime_checkable
-class StepwiseHead(Protocol):
+class StepwiseHead(DraftHead, Protocol):
     """A `DraftHead` with one module per step (MTP with several modules): K may not exceed `num_modules`.
 
     For the row at position p, module k takes the hidden state of module k - 1 and token p + k + 1, and predicts token
     p + k + 2. To keep each module's KV cache complete, step k runs over *all* rows of step 0: in each request the
     token ids move up by one row and the latest draft token fills the last; hidden states carry over row by row;
     positions and slots stay those of step 0. A round that drafts fewer tokens than the largest K runs the other modules
-    too, for their KV. Prefill runs through all modules in the same way. With `num_modules` 1 it is a plain `DraftHead`.
+    too, for their KV. Prefill runs through all modules in the same way.
 
     Module k takes draft tokens at the last k rows of a round. Where they are rejected, the keys of these rows stay what
     they are: the next round begins after them. Output is not affected, acceptance is: transformers computes these rows
@@ -204,7 +203,6 @@ class StepwiseHead(Protocol):
         ...
 
 
-@runtime_checkable
 class MaskedHead(DraftHead, Protocol):
     """A `DraftHead` that drafts K tokens in one causal pass (P-EAGLE, arXiv:2602.01469).
 
@@ -220,7 +218,6 @@ class MaskedHead(DraftHead, Protocol):
         ...
 
 
-@runtime_checkable
 class ParallelHead(Head, Protocol):
     """A head that fills a block of 1 + K rows per request in one pass (DFlash).
 

@@ -33,6 +33,8 @@ def test_a_sound_drafter_is_equal(kind):
 class Broken:
     """A draft head whose forward pass gets other hidden states."""
 
+    pair_input = None
+
     def __init__(self, change):
         self.head, self.change, self.calls = make_head("eagle", make_target()), change, 0
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from specgraph import AttentionLayer, DraftOutput, HostReadError, SpecgraphError, open_platform
 from specgraph.attention import Attend
+from specgraph.models.protocol import HeadKind
 
 ATTENTION = """
     from specgraph.attention import PagedAttention
@@ -41,6 +42,8 @@ ATTENTION = """
 class OneLayer:
     """A draft head of a reader's own: one attention layer over the sum of token embedding and hidden state."""
 
+    kind: HeadKind = "chain"
+    projection = pair_input = None
     aux_layers: Sequence[int] = ()
     draft_to_target: Tensor | None = None
     hidden_size = aux_size = 64

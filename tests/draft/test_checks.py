@@ -93,6 +93,9 @@ def no_carry(token_ids, hidden, attend, rows=None):
         ({"forward": ignores_rows}, r"forward\(\.\.\., rows\) of one row\.hidden is \[4,"),
         ({"forward": no_carry}, r"forward\(\.\.\.\)\.carry is a NoneType"),
         ({"forward": lambda ids, hidden: None}, r"forward failed on tensors \[4\], .*TypeError"),
+        ({"kind": "tree"}, "the head Changed is of kind 'tree'; there are chain, draft_model, modules, masked"),
+        ({"logits": lambda hidden: HEAD.logits(hidden).flip(-1)},
+         r"Changed\.logits\(hidden\) is not the linear in Changed\.projection.*set projection = None"),
         ({"draft_to_target": torch.zeros(3, dtype=torch.int64)}, r"draft_to_target is \[3\].*expected \[48\]"),
         ({"weights": lambda: {"w": torch.zeros(2, device="meta")}}, r"weights\(\)\['w'\] is on meta"),
     ],
@@ -101,6 +104,31 @@ def test_a_shape_that_is_wrong(members, message):
     assert HEAD.draft_vocab_size == 48
     with pytest.raises(ConfigError, match=message):
         make(Changed(HEAD, **members))
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "mtp", "dflash"])
+def test_logits_that_a_subclass_overrides_are_refused_or_used(kind):
+    head = make_head(kind, make_target())
+
+    class Reversed(type(head)):
+        def logits(self, hidden):
+            return super().logits(hidden).flip(-1)
+
+    class Said(Reversed):
+        projection = None
+
+    def drafts(own):
+        drafter = make(own)
+        torch.manual_seed(1)
+        with torch.inference_mode():
+            return drafter.propose(batch(own, aux_hidden=torch.randn(8, own.aux_size))).token_ids
+
+    plain = drafts(head)
+    head.__class__ = Reversed
+    with pytest.raises(ConfigError, match=r"Reversed\.logits\(hidden\) is not the linear"):
+        make(head)
+    head.__class__ = Said
+    assert not torch.equal(drafts(head), plain)
 
 
 def test_a_mask_of_another_shape():

@@ -43,7 +43,7 @@ def test_rows_without_block_are_counted(kind, lowering):
         table = [[0 if r * width + i in holes else 1 + r * 7 + i % 7 for i in range(width)] for r in range(n)]
         wanted = drafter.rows_without_block
         for (start, count), blocks in zip(requests, table, strict=True):
-            first = start + getattr(head, "position_offset", 0)
+            first = start + (head.kind == "draft_model")
             last = first + count + LATER_ROWS[kind] if count else first
             wanted += sum(blocks[position // BLOCK] == 0 for position in range(first, min(last, LENGTH)))
         drafter.propose(

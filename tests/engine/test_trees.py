@@ -161,7 +161,7 @@ class Successors(DFlashHead):
         known = self.tensors.embed_tokens[torch.stack([drafted[0], *drafted], 1).flatten()]
         return known + 1.5 * disturbed
 
-    output_projection = None  # pyright: ignore  (its logits are no product of the hidden state)
+    projection = None  # pyright: ignore  (its logits are no product of the hidden state)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return functional.linear(hidden, self.tensors.lm_head)

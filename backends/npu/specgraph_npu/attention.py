@@ -12,7 +12,15 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from specgraph import ops
-from specgraph.attention import AttentionLayer, AttentionMetadata, HostLengths, KVCache, StepContext, TaskKey
+from specgraph.attention import (
+    NO_ANCESTOR_MASK,
+    AttentionLayer,
+    AttentionMetadata,
+    HostLengths,
+    KVCache,
+    StepContext,
+    TaskKey,
+)
 from specgraph.device import Support, no, yes
 from specgraph.errors import ConfigError, UnsupportedError, UpdateError
 from specgraph.ops import NewRows
@@ -30,6 +38,8 @@ class HostOpAttention:
     row: HostOp
     host_parameters: tuple[str, ...] = ("query_lens", "seq_lens")
     preferred_block_size: int = 128
+    cache_dtypes: tuple[torch.dtype, ...] = ()
+    after_advance = None
 
     @property
     def name(self) -> str:
@@ -58,6 +68,10 @@ class HostOpAttention:
         sizes = (16, 128) if latent else (128, 256, 384, 512)
         fits = block_size in sizes
         return yes() if fits else no(f"KV blocks of {block_size} tokens; it takes {sizes}: leave block_size to it")
+
+    def supports_trees(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
+        """See `AttentionBackend.supports_trees`."""
+        return NO_ANCESTOR_MASK
 
     def named_tensors(self) -> Mapping[str, Tensor]:
         """Constants that captured ops read, by name: part of the read-set."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from specgraph.attention import Attend, AttentionLayer
 from specgraph.models.config import RotaryConfig
 from specgraph.models.layers import embedding, linear, rms_norm
-from specgraph.models.protocol import DraftOutput
+from specgraph.models.protocol import DraftOutput, HeadKind
 from specgraph.models.rotary import rotary_table
 
 VOCAB, HIDDEN, HEADS, NOPE, ROPE, LATENT, VALUE, INNER, EPS = 96, 32, 4, 12, 8, 24, 10, 48, 1e-5
@@ -26,6 +26,8 @@ NORMS = {"embed": HIDDEN, "hidden": HIDDEN, "input": HIDDEN, "latent": LATENT, "
 class LatentMtpHead:
     """One module, reused at every step. Implements `DraftHead` by the layout that `store_latent` documents."""
 
+    kind: HeadKind = "chain"
+    projection = pair_input = None
     aux_layers: Sequence[int] = ()
     draft_to_target: Tensor | None = None
     hidden_size, aux_size, draft_vocab_size, dtype = HIDDEN, HIDDEN, VOCAB, torch.float32

@@ -154,6 +154,8 @@ def test_largest(platform: Platform, lowering: str, seed: int) -> None:
 class RowCount:
     """A head that notes how many rows each pass has. Wraps another."""
 
+    pair_input = None
+
     def __init__(self, head: Any) -> None:
         self.head = head
         self.rows: list[int] = []

@@ -25,6 +25,8 @@ class Failure(Exception):
 class FailingHead:
     """A head whose n-th pass fails, not counting the two in which a drafter checks its shapes before it captures."""
 
+    pair_input = None
+
     def __init__(self, head: object, passes: int) -> None:
         self.head, self.left = head, passes + 2
 
