@@ -8,38 +8,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
-
-
-class UnquantizedLinearMethod:
-    pass
-
-
-class Fp8LinearMethod:
-    pass
-
-
-class RMSNorm(torch.nn.Module):
-    def __init__(self, weight: Tensor, eps: float) -> None:
-        super().__init__()
-        self.weight, self.variance_epsilon = torch.nn.Parameter(weight, requires_grad=False), eps
-
-
-class Linear(torch.nn.Module):
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.weight, self.bias = torch.nn.Parameter(weight, requires_grad=False), None
-        self.quant_method: Any = UnquantizedLinearMethod()
-
-
-class RotaryEmbedding(torch.nn.Module):
-    """Cosines and sines by RoFormer's formula, in float64, then rounded."""
-
-    def __init__(self, dim: int, positions: int, theta: float) -> None:
-        super().__init__()
-        pair = torch.arange(dim // 2, dtype=torch.float64)
-        angle = torch.arange(positions, dtype=torch.float64)[:, None] / theta ** (2 * pair / dim)
-        self.cos_sin_cache, self.is_neox_style = torch.cat((angle.cos(), angle.sin()), 1).float(), True
+from vllm_objects import Linear, RMSNorm, RotaryEmbedding, padded_to_64  # SGLang's have the same names and members
 
 
 class DraftModule(torch.nn.Module):
@@ -60,7 +29,9 @@ class DraftModule(torch.nn.Module):
         attention = torch.nn.Module()
         attention.qkv_proj = packed("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
         attention.o_proj = packed("self_attn.o_proj")
-        attention.rotary_emb = RotaryEmbedding(dim, config["max_position_embeddings"], config["rope_theta"])
+        attention.rotary_emb = RotaryEmbedding(
+            dim, config["max_position_embeddings"], config["rope_theta"], torch.float32
+        )
         attention.num_heads, attention.num_kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
         attention.head_dim, attention.scaling = dim, dim**-0.5
         attention.attn = SimpleNamespace(sliding_window_size=-1, logit_cap=0.0)
@@ -100,12 +71,6 @@ class LlamaForCausalLMEagle(DraftModule):
         super().__init__(folder, config, target, dtype)
         self.model.layers[0].input_layernorm = lambda x: x
         self.lm_head = Linear(padded_to_64(target.lm_head.to(dtype)))
-
-
-def padded_to_64(weight: Tensor) -> Tensor:
-    """Rows filled up with what must never be read."""
-    rows = -weight.shape[0] % 64
-    return torch.cat([weight, torch.full((rows, weight.shape[1]), 1e4, dtype=weight.dtype)])
 
 
 class MHATokenToKVPool:
