@@ -27,7 +27,8 @@ class Memory:
         size, storage = tensor.element_size(), tensor.untyped_storage()
         self._held = torch.empty(0, dtype=tensor.dtype).set_(storage, 0, (storage.nbytes() // size,), (1,))
         self._first, self._end = GUARD // size, GUARD // size + len(self._held)
-        guarded = torch.full((2 * GUARD + size * len(self._held),), 255, dtype=torch.uint8).view(tensor.dtype)
+        ones = 1 if tensor.dtype == torch.bool else 255  # a bool is 0 or 1
+        guarded = torch.full((2 * GUARD + size * len(self._held),), ones, dtype=torch.uint8).view(tensor.dtype)
         guarded[self._first : self._end] = self._held
         self._given = guarded
         self._there = torch.zeros_like(guarded, device=device)

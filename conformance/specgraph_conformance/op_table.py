@@ -51,7 +51,8 @@ class Row:
     Attributes:
         case: the claim, and where to look when it does not hold.
         check: raises an AssertionError when it does not hold.
-        parameters: by name, the values that the claim is checked for, each with its part of the case's id.
+        parameters: by name, the values that the claim is checked for, each with its part of the case's id: those of
+            `dtype` and `kind` before the way, others after it.
         large: the sizes are those for which devices have kernels of their own. A reference has none.
     """
 
@@ -62,8 +63,8 @@ class Row:
 
     def parameter_sets(self, ways: Sequence[str] = WAYS) -> Iterator[tuple[str, str, dict[str, Any]]]:
         """Yield the id of each set of parameters, the way to run it, and the set."""
-        dtypes = {name: values for name, values in self.parameters.items() if name == "dtype"}
-        axes = {**dtypes, "way": {way: way for way in ways}, **self.parameters}
+        first = {name: values for name, values in self.parameters.items() if name in ("dtype", "kind")}
+        axes = {**first, "way": {way: way for way in ways}, **self.parameters}
         for chosen in product(*(values.items() for values in axes.values())):
             values = {name: value for name, (_, value) in zip(axes, chosen, strict=True)}
             yield "-".join(id for id, _ in chosen), values.pop("way"), values

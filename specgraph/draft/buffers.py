@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specgraph import ops
 from specgraph.attention import AttentionMetadata, allocate_metadata
 from specgraph.draft.config import DraftConfig
 from specgraph.draft.round import ProposeBatch, RoundBuffers
@@ -38,7 +39,7 @@ class PassRows(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeBuffers:
     """What only trees that are drawn step by step have: candidates, and the nodes that a step expands. See
-    `kernels.grow_tree`."""
+    `ops.grow_tree`."""
 
     node_scores: Tensor
     """float32 [R, C]"""
@@ -56,6 +57,11 @@ class TreeBuffers:
     """int32 [R]: keys up to the last accepted token's row; 0 for inert requests."""
     base_positions: Tensor
     """int64 [R]: the position of that row."""
+
+    @property
+    def candidates(self) -> ops.Candidates:
+        """The candidates as ops take them."""
+        return ops.Candidates(self.node_scores, self.node_token_ids, self.node_parents)
 
     def sliced(self, num_requests: int) -> TreeBuffers:
         """The first `num_requests` requests: views."""
@@ -92,7 +98,7 @@ class DraftBuffers:
     draft_token_ids: Tensor
     """int64 [R, K], in trees [R, N - 1]: the result. Overwritten by the next propose."""
     draft_parents: Tensor | None
-    """int64 [R, N - 1]: the row that each node of a tree follows, see `kernels.choose_nodes`; None for chains."""
+    """int64 [R, N - 1]: the row that each node of a tree follows, see `ops.TreeNodes`; None for chains."""
     draft_probs: Tensor | None
     """float32 [R, K, draft_vocab]: the distributions that sampled drafts were drawn from."""
     query_start_locs: Mapping[int, Tensor]

@@ -84,13 +84,8 @@ class ChainProgram(DraftProgram[DraftHead]):
         assert logits is not None
         return ops.greedy_next_step(
             out.hidden,
-            logits.norm,
-            logits.eps,
-            logits.weight,
-            self.head.draft_to_target,
-            b.draft_step,
-            b.step_token_ids,
-            b.draft_token_ids,
+            logits.head,
+            ops.Drafts(b.draft_token_ids, self.head.draft_to_target, b.draft_step, b.step_token_ids),
             b.step.seq_lens,
             b.step.positions,
             b.step.slot_mapping,

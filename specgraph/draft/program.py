@@ -23,7 +23,7 @@ from specgraph.draft.host_lengths import HostRound
 from specgraph.draft.round import RoundBuffers
 from specgraph.draft.shapes import DraftTree
 from specgraph.models.protocol import DraftHead, Head
-from specgraph.models.split import candidates
+from specgraph.models.split import most_likely
 
 HeadT = TypeVar("HeadT", bound=Head, covariant=True)
 
@@ -169,65 +169,57 @@ def computed_tokens(batch: BatchDescriptor) -> int:
 
 
 def draft_one(head: DraftHead, b: DraftBuffers, hidden: Tensor) -> None:
-    """Pick one token per request from hidden states [R, hidden_size], and write it to column `draft_step`."""
-    picks = (b.draft_step, b.step_token_ids, b.draft_token_ids)
-    draws = (present(b.inputs.temperature), present(b.inputs.seeds), b.step.seq_lens)
-    out = head.projection
+    """Draw one token per request from hidden states [R, hidden_size], and write it to column `draft_step`."""
+    drafts = ops.Drafts(b.draft_token_ids, head.draft_to_target, b.draft_step, b.step_token_ids)
+    drafted = None
     if b.sampling is not None:
         column = torch.arange(b.draft_token_ids.shape[1], device=hidden.device)
         drafted = torch.where(column < b.draft_step, b.draft_token_ids, -1)
-        logits = b.sampling.adjusted_drafts(head.logits(hidden), head.draft_to_target, draws[0], drafted)
-        if b.draft_probs is None:
-            ops.draft_greedy(logits, head.draft_to_target, *picks)
-        else:
-            ops.draft_gumbel(logits, head.draft_to_target, *draws, *picks, b.draft_probs)
-    elif out is not None and out.is_split and b.draft_probs is None:
-        part = out.logits(hidden)
-        ops.draft_best(candidates(part, out.tensor_parallel), head.draft_to_target, *picks)
-    elif out is not None and not out.is_split:
-        logits = (hidden, out.norm, out.eps, out.weight, head.draft_to_target)
-        if b.draft_probs is None:
-            ops.greedy_head(*logits, *picks)
-        else:
-            ops.gumbel_head(*logits, *draws, *picks, b.draft_probs)
-    elif b.draft_probs is None:
-        ops.draft_greedy(head.logits(hidden), head.draft_to_target, *picks)
-    else:
-        ops.draft_gumbel(head.logits(hidden), head.draft_to_target, *draws, *picks, b.draft_probs)
+    _draw(head, b, hidden, drafts, (b.step.seq_lens, None), drafted)
 
 
 def draft_block(head: Head, b: DraftBuffers, hidden: Tensor, tree: DraftTree | None = None) -> None:
-    """Pick all K tokens per request, or the tree of K steps, from hidden states [R * K, hidden_size] of one pass."""
-    out = head.projection
-    greedy = tree is None and b.sampling is None and b.draft_probs is None
-    if greedy and out is not None and not out.is_split:
-        linear = hidden, out.norm, out.eps, out.weight
-        ops.greedy_block_head(*linear, head.draft_to_target, b.draft_token_ids)
-        return
-    logits = head.logits(hidden)
+    """Draw all K tokens per request, or the tree of K steps, from hidden states [R * K, hidden_size] of one pass."""
     if tree is not None:
-        assert b.draft_parents is not None
-        ops.draft_block_tree(logits, head.draft_to_target, tree.top_k, b.draft_token_ids, b.draft_parents)
+        nodes = ops.TreeNodes(b.draft_token_ids, present(b.draft_parents))
+        ops.draft_block_tree(head.logits(hidden), head.draft_to_target, tree.top_k, nodes)
         return
-    if b.sampling is not None:  # no row of the block knows the tokens of those before it
-        logits = b.sampling.adjusted_drafts(logits, head.draft_to_target, present(b.inputs.temperature))
-    if b.draft_probs is None:
-        ops.draft_block_greedy(logits, head.draft_to_target, b.draft_token_ids)
+    drafts = ops.Drafts(b.draft_token_ids, head.draft_to_target)
+    _draw(head, b, hidden, drafts, (b.inputs.start_positions, b.inputs.num_sampled), None)
+
+
+def _draw(
+    head: Head,
+    b: DraftBuffers,
+    hidden: Tensor,
+    drafts: ops.Drafts,
+    positions: tuple[Tensor, Tensor | None],
+    drafted: Tensor | None,
+) -> None:
+    """
+    Args:
+        positions: `positions` and `more_positions` of the draws, see `ops.Draws`.
+        drafted: int64 [R, K], the draft tokens that each row knows; -1 is none. No row of a block knows the tokens
+            of those before it.
+    """
+    draws = None
+    if b.draft_probs is not None:
+        draws = ops.Draws(present(b.inputs.temperature), present(b.inputs.seeds), *positions, b.draft_probs)
+    out = head.projection
+    if b.sampling is not None:
+        temperature = present(b.inputs.temperature)
+        logits = b.sampling.adjusted_drafts(head.logits(hidden), head.draft_to_target, temperature, drafted)
+        ops.draft_from_logits(logits, drafts, draws)
+    elif out is None or (out.is_split and draws is not None):
+        ops.draft_from_logits(head.logits(hidden), drafts, draws)
+    elif out.is_split:
+        ops.write_drafts(most_likely(out.logits(hidden), out.tensor_parallel), drafts)
     else:
-        ops.draft_block_gumbel(
-            logits,
-            head.draft_to_target,
-            present(b.inputs.temperature),
-            present(b.inputs.seeds),
-            b.inputs.start_positions,
-            b.inputs.num_sampled,
-            b.draft_token_ids,
-            b.draft_probs,
-        )
+        ops.draft_from_hidden(hidden, out.head, drafts, draws)
 
 
 def present(tensor: Tensor | None) -> Tensor:
-    """Temperatures or seeds of a drafter's own memory: always there, where an engine's own batch may lack them."""
+    """A tensor of a drafter's own memory: always there, where an engine's own batch may lack it."""
     assert tensor is not None
     return tensor
 

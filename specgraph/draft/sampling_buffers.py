@@ -3,8 +3,6 @@ it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-
 import torch
 from torch import Tensor
 
@@ -12,28 +10,14 @@ from specgraph import ops
 from specgraph.errors import ConfigError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingBuffers:
+class SamplingBuffers(ops.SamplingParameters):
     """Parameters and token counts of R requests; see `ops.adjust_logits`."""
 
-    top_k: Tensor
-    """int64 [R]"""
-    top_p: Tensor
-    """float32 [R], as all that follow up to frequency_penalty."""
-    min_p: Tensor
-    repetition_penalty: Tensor
-    presence_penalty: Tensor
-    frequency_penalty: Tensor
-    bias: Tensor
-    """float32 [R, vocab], over the target's vocabulary, as what follows."""
-    output_counts: Tensor
-    """int32 [R, vocab]: how often each token is in the output. A verify adds what it sampled."""
-    in_prompt: Tensor
-    """bool [R, vocab]"""
+    __slots__ = ()
 
     def named_tensors(self) -> dict[str, Tensor]:
         """Every tensor by name, for the read-set."""
-        return {f"sampling.{field.name}": getattr(self, field.name) for field in fields(self)}
+        return {f"sampling.{name}": tensor for name, tensor in self._asdict().items()}
 
     def check(self, requests: int, vocab_size: int | None) -> None:
         """Refuse buffers for fewer requests, or for another vocabulary, than a drafter's.
@@ -54,16 +38,13 @@ class SamplingBuffers:
 
     def sliced(self, rows: slice) -> SamplingBuffers:
         """Those requests: views."""
-        return SamplingBuffers(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+        return SamplingBuffers(*(tensor[rows] for tensor in self))
 
     def adjusted(
         self, logits: Tensor, draft_token_ids: Tensor, temperature: Tensor, ancestors: Tensor | None = None
     ) -> Tensor:
         """`ops.adjust_logits` for the target's logits of all R requests."""
-        return ops.adjust_logits(
-            logits, draft_token_ids, temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty,
-            self.presence_penalty, self.frequency_penalty, self.bias, self.output_counts, self.in_prompt, ancestors,
-        )  # fmt: skip
+        return ops.adjust_logits(logits, temperature, self, draft_token_ids, ancestors)
 
     def adjusted_drafts(
         self, logits: Tensor, draft_to_target: Tensor | None, temperature: Tensor, drafted: Tensor | None = None
@@ -72,18 +53,14 @@ class SamplingBuffers:
 
         Args:
             logits: [R * n, draft_vocab]: n rows per request, all with the same context.
-            draft_to_target: as in `ops.draft_greedy`.
+            draft_to_target: as in `ops.Drafts`.
             drafted: int64 [R, K]: drafts that count as tokens of the output; -1 is none.
         """
         requests = temperature.shape[0]
         if drafted is None:
             drafted = self.top_k.new_empty((requests, 0))
         everywhere = self.top_k.new_full((logits.shape[0],), -1)  # every draft is in every row's context
-        return ops.adjust_logits(
-            logits, drafted, temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty,
-            self.presence_penalty, self.frequency_penalty, self.bias, self.output_counts, self.in_prompt, everywhere,
-            draft_to_target,
-        )  # fmt: skip
+        return ops.adjust_logits(logits, temperature, self, drafted, everywhere, draft_to_target)
 
 
 def allocate_sampling(requests: int, vocab_size: int, device: torch.device) -> SamplingBuffers:

@@ -100,7 +100,7 @@ class TreeProgram(DraftProgram[DraftHead]):
 
         def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
             grow(steps, make_attend)
-            ops.choose_nodes(tree.node_scores, tree.node_token_ids, tree.node_parents, b.draft_token_ids, parents)
+            ops.choose_nodes(tree.candidates, ops.TreeNodes(b.draft_token_ids, parents))
 
         return work
 
@@ -121,15 +121,9 @@ class TreeProgram(DraftProgram[DraftHead]):
             self.head.logits(hidden),
             self.head.draft_to_target,
             b.draft_step,
-            first=first,
-            node_scores=tree.node_scores,
-            node_token_ids=tree.node_token_ids,
-            node_parents=tree.node_parents,
-            beam_scores=tree.beam_scores,
-            beam_nodes=tree.beam_nodes,
-            beam_rows=tree.beam_rows,
-            token_ids=b.step_token_ids,
-            ancestors=ancestors,
+            first,
+            tree.candidates,
+            ops.Beams(tree.beam_scores, tree.beam_nodes, tree.beam_rows, b.step_token_ids, ancestors),
         )
         ops.take_rows(carry, tree.beam_rows, b.hidden)
 

@@ -111,8 +111,7 @@ class TreeVerifyProgram(VerifyProgram):
         def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
             ops.begin_tree_verify(
                 b.last_token_ids,
-                b.draft_token_ids,
-                b.draft_parents,
+                ops.TreeNodes(b.draft_token_ids, b.draft_parents),
                 b.round.start_positions,
                 b.round.block_table,
                 num_steps=self.tree.num_steps,
@@ -133,25 +132,18 @@ class TreeVerifyProgram(VerifyProgram):
 
     def _accept_path(self, b: TreeVerifyBuffers, logits: Tensor) -> None:
         """Write the sampled tokens, their counts, and the path."""
-        starts, slots, written = b.round.start_positions, b.metadata.slot_mapping, self._written(b)
-        if self.config.synthetic_acceptance is not None:
-            chances, seeds = self._chances[: self.tree.num_steps], present(b.round.seeds)
-            ops.verify_tree_synthetic(logits, b.draft_token_ids, chances, seeds, starts, slots, **written)
-            return
-        temperature, seeds = (b.round.temperature, b.round.seeds) if self.config.sampled else (None, None)
-        asked, raw = None if self.sampling is None else self.sampling.sliced(slice(0, starts.shape[0])), logits
+        asked, raw = None if self.sampling is None else self.sampling.sliced(slice(0, b.draft_parents.shape[0])), logits
         if asked is not None:
             logits = asked.adjusted(logits, b.draft_token_ids, present(b.round.temperature), b.metadata.ancestors)
         ops.verify_tree(
             logits,
-            b.draft_token_ids,
-            b.draft_parents,
-            temperature,
-            seeds,
-            starts,
+            ops.TreeNodes(b.draft_token_ids, b.draft_parents),
+            b.round.start_positions,
             b.metadata.positions,
-            slots,
-            **written,
+            b.metadata.slot_mapping,
+            self._acceptance(b),
+            ops.Sampled(b.round.sampled_token_ids, b.round.num_sampled),
+            ops.AcceptedPath(b.path_rows, b.from_slots, b.to_slots),
         )
         tokens = b.round.sampled_token_ids
         if asked is not None:
@@ -159,12 +151,3 @@ class TreeVerifyProgram(VerifyProgram):
         logprobs = self.logprobs(*tokens.shape)
         if logprobs is not None:
             ops.emitted_logprobs(raw[b.path_rows], tokens, logprobs)
-
-    def _written(self, b: TreeVerifyBuffers) -> dict[str, Tensor]:
-        return {
-            "sampled_token_ids": b.round.sampled_token_ids,
-            "num_sampled": b.round.num_sampled,
-            "path_rows": b.path_rows,
-            "from_slots": b.from_slots,
-            "to_slots": b.to_slots,
-        }

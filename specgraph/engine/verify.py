@@ -16,7 +16,7 @@ from specgraph.draft.buffers import DraftBuffers
 from specgraph.draft.program import present
 from specgraph.engine.config import EngineConfig, acceptance_chances
 from specgraph.models.protocol import Target, TargetOutput
-from specgraph.models.split import candidates
+from specgraph.models.split import most_likely
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,27 +200,28 @@ class VerifyProgram:
         config = self.config
         needs_logits = config.sampled or config.logprobs or config.sampling_parameters
         if out is not None and out.is_split and not needs_logits and config.synthetic_acceptance is None:
-            best = candidates(out.logits(hidden), out.tensor_parallel)
-            results = b.round.sampled_token_ids, b.round.num_sampled
-            ops.verify_best(best, b.draft_token_ids, b.round.start_positions, *results)
+            best = most_likely(out.logits(hidden), out.tensor_parallel)
+            sampled = ops.Sampled(b.round.sampled_token_ids, b.round.num_sampled)
+            ops.accept_greedy(best, b.draft_token_ids, b.round.start_positions, sampled)
         else:
             self._accept_by_logits(b, self.target.logits(hidden))
 
+    def _acceptance(self, b: VerifyBuffers) -> ops.Acceptance:
+        if self.config.synthetic_acceptance is not None:
+            steps = b.round.sampled_token_ids.shape[1] - 1
+            return ops.Acceptance(seeds=present(b.round.seeds), chances=self._chances[:steps])
+        if not self.config.sampled:
+            return ops.Acceptance()
+        return ops.Acceptance(present(b.round.temperature), present(b.round.seeds), b.draft_probs, self._vocab_map)
+
     def _accept_by_logits(self, b: VerifyBuffers, logits: Tensor) -> None:
         drafts, starts = b.draft_token_ids, b.round.start_positions
-        tokens, counts = b.round.sampled_token_ids, b.round.num_sampled
-        temperature, seeds, raw = present(b.round.temperature), present(b.round.seeds), logits
+        tokens = b.round.sampled_token_ids
+        raw = logits
         asked = None if self.sampling is None else self.sampling.sliced(slice(0, starts.shape[0]))
         if asked is not None:
-            logits = asked.adjusted(logits, drafts, temperature)
-        if self.config.synthetic_acceptance is not None:
-            ops.verify_synthetic(logits, drafts, self._chances[: drafts.shape[1]], seeds, starts, tokens, counts)
-        elif self.config.sampled:
-            ops.verify_sampled(
-                logits, drafts, b.draft_probs, self._vocab_map, temperature, seeds, starts, tokens, counts
-            )
-        else:
-            ops.verify_greedy(logits, drafts, starts, tokens, counts)
+            logits = asked.adjusted(logits, drafts, present(b.round.temperature))
+        ops.verify_drafts(logits, drafts, starts, self._acceptance(b), ops.Sampled(tokens, b.round.num_sampled))
         if asked is not None:
             ops.count_tokens(tokens, asked.output_counts)
         logprobs = self.logprobs(*tokens.shape)

@@ -29,6 +29,11 @@ class OutputProjection:
     tensor_parallel: TensorParallel = WHOLE
 
     @property
+    def head(self) -> ops.Head:
+        """The linear as ops take it."""
+        return ops.Head(self.norm, self.eps, self.weight)
+
+    @property
     def is_split(self) -> bool:
         """Whether `weight` is one rank's part."""
         return self.vocab_size is not None and self.weight.shape[0] != self.vocab_size

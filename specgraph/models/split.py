@@ -80,7 +80,7 @@ def whole_logits(logits: Tensor, ranks: TensorParallel, vocab_size: int) -> Tens
     return gathered.view(ranks.size, rows, part).transpose(0, 1).reshape(rows, vocab_size)
 
 
-def candidates(logits: Tensor, ranks: TensorParallel) -> Tensor:
-    """Each rank's most likely tokens: logits [N, this rank's part of the vocabulary] -> int64 [ranks, N, 2]."""
+def most_likely(logits: Tensor, ranks: TensorParallel) -> Tensor:
+    """The most likely token of each row of all ranks' logits [N, this rank's part of the vocabulary]: int64 [N]."""
     own = ops.best_tokens(logits, ranks.rank * logits.shape[1])
-    return ops.all_gather(own, ranks.group, ranks.size).view(ranks.size, *own.shape)
+    return ops.best_of(ops.all_gather(own, ranks.group, ranks.size).view(ranks.size, *own.shape))

@@ -1,43 +1,44 @@
 """The draft ops: registered torch ops, each declared by a reference in plain torch that any device can capture."""
 
 from specgraph.ops.begin import begin_block, begin_masked, begin_prefill, begin_propose, begin_verify
-from specgraph.ops.collectives import all_gather, all_reduce, best_tokens, draft_best, embed_part, verify_best
+from specgraph.ops.collectives import all_gather, all_reduce, best_of, best_tokens, embed_part
 from specgraph.ops.copies import load_round, take_rows
-from specgraph.ops.draft_sampling import draft_block_greedy, draft_block_gumbel, draft_greedy, draft_gumbel
+from specgraph.ops.draft_sampling import Drafts, Draws, Head, draft_from_hidden, draft_from_logits, write_drafts
 from specgraph.ops.experts import expert_mlp
 from specgraph.ops.kv_cache import KVCache, NewRows, rotate_and_store
 from specgraph.ops.library import implement
-from specgraph.ops.linear import (
-    Norm,
-    PairInput,
-    Weight,
-    greedy_block_head,
-    greedy_head,
-    gumbel_head,
-    norm_gate_up,
-    norm_linear,
-    pair_linear,
-)
+from specgraph.ops.linear import Norm, PairInput, Weight, norm_gate_up, norm_linear, pair_linear
 from specgraph.ops.next_step import greedy_next_step
 from specgraph.ops.paged_attention import DeviceLengths, HostLengths, Mask, paged_attention, paged_attention_host
 from specgraph.ops.past_rows import begin_modules, keep_rows
-from specgraph.ops.rejection import verify_greedy, verify_sampled, verify_synthetic
+from specgraph.ops.rejection import Acceptance, Sampled, accept_greedy, verify_drafts
 from specgraph.ops.round_state import next_verify, publish_round, stop_finished
-from specgraph.ops.sampling_parameters import adjust_logits, count_tokens, emitted_logprobs
+from specgraph.ops.sampling_parameters import SamplingParameters, adjust_logits, count_tokens, emitted_logprobs
 from specgraph.ops.slots import advance, shift_token_ids
-from specgraph.ops.tree import advance_tree, choose_nodes, draft_block_tree, grow_tree
-from specgraph.ops.tree_verify import begin_tree_verify, move_kv, verify_tree, verify_tree_synthetic
+from specgraph.ops.tree import Beams, Candidates, TreeNodes, advance_tree, choose_nodes, draft_block_tree, grow_tree
+from specgraph.ops.tree_verify import AcceptedPath, begin_tree_verify, move_kv, verify_tree
 from specgraph.ops.two_linears import linear_norm_gate_up, linear_norm_linear
 
 __all__ = [
+    "Acceptance",
+    "AcceptedPath",
+    "Beams",
+    "Candidates",
     "DeviceLengths",
+    "Drafts",
+    "Draws",
+    "Head",
     "HostLengths",
     "KVCache",
     "Mask",
     "NewRows",
     "Norm",
     "PairInput",
+    "Sampled",
+    "SamplingParameters",
+    "TreeNodes",
     "Weight",
+    "accept_greedy",
     "adjust_logits",
     "advance",
     "advance_tree",
@@ -50,23 +51,18 @@ __all__ = [
     "begin_propose",
     "begin_tree_verify",
     "begin_verify",
+    "best_of",
     "best_tokens",
     "choose_nodes",
     "count_tokens",
-    "draft_best",
-    "draft_block_greedy",
-    "draft_block_gumbel",
     "draft_block_tree",
-    "draft_greedy",
-    "draft_gumbel",
+    "draft_from_hidden",
+    "draft_from_logits",
     "embed_part",
     "emitted_logprobs",
     "expert_mlp",
-    "greedy_block_head",
-    "greedy_head",
     "greedy_next_step",
     "grow_tree",
-    "gumbel_head",
     "implement",
     "keep_rows",
     "linear_norm_gate_up",
@@ -84,10 +80,7 @@ __all__ = [
     "shift_token_ids",
     "stop_finished",
     "take_rows",
-    "verify_best",
-    "verify_greedy",
-    "verify_sampled",
-    "verify_synthetic",
+    "verify_drafts",
     "verify_tree",
-    "verify_tree_synthetic",
+    "write_drafts",
 ]

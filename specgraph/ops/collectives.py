@@ -10,9 +10,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from specgraph.ops.draft_sampling import write_drafts
 from specgraph.ops.library import op
-from specgraph.ops.rejection import commit
 from specgraph.parallel import Ranks, ranks_named
 
 ALL_GATHER = "all_gather_single" if hasattr(torch.distributed, "all_gather_single") else "all_gather_into_tensor"
@@ -90,39 +88,6 @@ def best_of(candidates: Tensor) -> Tensor:
     """
     order, ids = candidates.unbind(-1)
     return ids.gather(0, order.argmax(dim=0, keepdim=True))[0]
-
-
-@op(writes=("token_ids", "draft_token_ids"))
-def draft_best(
-    candidates: Tensor, draft_to_target: Tensor | None, draft_step: Tensor, token_ids: Tensor, draft_token_ids: Tensor
-) -> None:
-    """`draft_greedy` of a vocabulary that is split over ranks.
-
-    Args:
-        candidates: int64 [ranks, R, 2], of every rank's `best_tokens`.
-        draft_to_target, draft_step, token_ids, draft_token_ids: as in `draft_greedy`.
-    """
-    write_drafts(best_of(candidates), draft_to_target, draft_step, token_ids, draft_token_ids)
-
-
-@op(writes=("sampled_token_ids", "num_sampled"))
-def verify_best(
-    candidates: Tensor,
-    draft_token_ids: Tensor,
-    start_positions: Tensor,
-    sampled_token_ids: Tensor,
-    num_sampled: Tensor,
-) -> None:
-    """`verify_greedy` of a vocabulary that is split over ranks.
-
-    Args:
-        candidates: int64 [ranks, R * (K + 1), 2], of every rank's `best_tokens`.
-        draft_token_ids, start_positions, sampled_token_ids, num_sampled: as in `verify_greedy`.
-    """
-    requests, steps = draft_token_ids.shape
-    chosen = best_of(candidates).view(requests, steps + 1)
-    accept = chosen[:, :-1] == draft_token_ids
-    commit(accept, chosen, draft_token_ids, start_positions >= 0, sampled_token_ids, num_sampled)
 
 
 def _embed_fake(token_ids: Tensor, table: Tensor, first_id: int) -> Tensor:

@@ -1,21 +1,62 @@
-"""Picking draft tokens from logits, greedily or by temperature, and writing them where the next step reads them."""
+"""Drawing draft tokens, greedily or by temperature, and writing them where the next step reads them."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from specgraph.ops import noise
 from specgraph.ops.library import op
+from specgraph.ops.linear import normed
 
 
-def write_drafts(
-    draft_ids: Tensor, draft_to_target: Tensor | None, draft_step: Tensor, token_ids: Tensor, draft_token_ids: Tensor
-) -> None:
-    """Map draft ids [R] to target ids; write them to `token_ids` and to column `draft_step` of `draft_token_ids`."""
-    ids = to_target_ids(draft_ids, draft_to_target)
-    token_ids.copy_(ids)
-    draft_token_ids.index_copy_(1, draft_step, ids[:, None])
+class Head(NamedTuple):
+    """The projection to a drafter's logits: rms_norm(hidden) @ weight.T."""
+
+    norm: Tensor | None
+    """[in]; None for hidden states as they are."""
+    eps: float
+    """Epsilon of the norm."""
+    weight: Tensor
+    """[draft_vocab, in]"""
+
+
+class Drafts(NamedTuple):
+    """The place of drawn tokens: column `draft_step` of each request, or without one its K columns, a row for each."""
+
+    draft_token_ids: Tensor
+    """int64 [R, K], written: target ids."""
+    draft_to_target: Tensor | None = None
+    """int64 [draft_vocab]: target id minus draft id; None if the vocabularies are the same."""
+    draft_step: Tensor | None = None
+    """int64 [1]: a device tensor, so that one captured step serves every step."""
+    token_ids: Tensor | None = None
+    """int64 [R], written: the next step's input. Needed with `draft_step`."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of logits per request."""
+        return self.draft_token_ids.shape[1] if self.draft_step is None else 1
+
+
+class Draws(NamedTuple):
+    """Drawing from softmax(logits / temperature). The noise of a token is that of its request's seed and its position:
+    row j of a request draws the token of position positions + more_positions + 1 + j."""
+
+    temperature: Tensor
+    """float32 [R]; 0 is greedy, with a one-hot distribution."""
+    seeds: Tensor
+    """int64 [R]"""
+    positions: Tensor
+    """int64 or int32 [R]. A chain's row at position seq_len - 1 holds the token of position seq_len and draws the one
+    after it, so its `seq_lens` are these."""
+    more_positions: Tensor | None
+    """int32 [R]; None for none."""
+    draft_probs: Tensor
+    """float32 [R, K, draft_vocab], written where the tokens are: the distributions they came from."""
 
 
 def to_target_ids(draft_ids: Tensor, draft_to_target: Tensor | None) -> Tensor:
@@ -23,105 +64,56 @@ def to_target_ids(draft_ids: Tensor, draft_to_target: Tensor | None) -> Tensor:
     return draft_ids if draft_to_target is None else draft_ids + draft_to_target[draft_ids]
 
 
-def sample_rows(logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+def write_drafts(draft_ids: Tensor, drafts: Drafts) -> None:
+    """Write one draft id per row, int64 [R * rows], as target ids."""
+    ids = to_target_ids(draft_ids, drafts.draft_to_target)
+    if drafts.token_ids is not None:
+        drafts.token_ids.copy_(ids)
+    _write_rows(ids, drafts.draft_step, drafts.draft_token_ids)
+
+
+def _write_rows(values: Tensor, draft_step: Tensor | None, out: Tensor) -> None:
+    """Write values [R * rows, ...] to column `draft_step` of out [R, K, ...], or to all columns."""
+    if draft_step is None:
+        out.copy_(values.view(out.shape))
+    else:
+        out.index_copy_(1, draft_step, values[:, None])
+
+
+def sample_rows(logits: Tensor, rows: int, draws: Draws) -> tuple[Tensor, Tensor]:
     """One token per row from softmax(logits / temperature), by the Gumbel-max trick.
 
     Args:
-        logits: [N, vocab].
-        temperature: float32 [N]; 0 takes the most likely token.
-        seeds, positions: int64 [N]; the noise is a function of both (`noise`).
+        logits: [R * rows, vocab].
+        rows: rows per request.
 
     Returns:
-        Token ids int64 [N], and the distributions they came from, float32 [N, vocab]: one-hot at temperature 0.
+        Token ids int64 [R * rows], and the distributions they came from, float32 [R * rows, vocab].
     """
-    sampled = (temperature > 0)[:, None]
-    scaled = logits.float() / torch.where(sampled, temperature[:, None], 1.0)
-    keys = scaled + noise.gumbel(seeds, positions, noise.DRAFT, logits.shape[-1])
+    temperature = draws.temperature[:, None, None]
+    sampled = temperature > 0
+    scaled = logits.float().view(-1, rows, logits.shape[-1]) / torch.where(sampled, temperature, 1.0)
+    first = draws.positions.long() if draws.more_positions is None else draws.positions + draws.more_positions
+    positions = first[:, None] + 1 + torch.arange(rows, device=logits.device)
+    keys = scaled + noise.gumbel(draws.seeds[:, None], positions, noise.DRAFT, logits.shape[-1])
     ids = torch.where(sampled, keys, scaled).argmax(dim=-1)
-    one_hot = torch.zeros_like(scaled).scatter_(1, ids[:, None], 1.0)
-    return ids, torch.where(sampled, torch.softmax(scaled, dim=-1), one_hot)
+    one_hot = torch.zeros_like(scaled).scatter_(2, ids[..., None], 1.0)
+    return ids.flatten(), torch.where(sampled, torch.softmax(scaled, dim=-1), one_hot).flatten(0, 1)
 
 
-@op(writes=("token_ids", "draft_token_ids"))
-def draft_greedy(
-    logits: Tensor, draft_to_target: Tensor | None, draft_step: Tensor, token_ids: Tensor, draft_token_ids: Tensor
-) -> None:
-    """Write the most likely draft token of each request, as a target id.
-
-    Args:
-        logits: [R, draft_vocab].
-        draft_to_target: int64 [draft_vocab]: target id minus draft id; None if the vocabularies are the same.
-        draft_step: int64 [1]: the column to write. It is a device tensor, so that one captured step serves every step.
-        token_ids: int64 [R], written: the next step's input.
-        draft_token_ids: int64 [R, K], column `draft_step` written.
-    """
-    write_drafts(logits.argmax(dim=-1), draft_to_target, draft_step, token_ids, draft_token_ids)
+@op(writes=("drafts.draft_token_ids", "drafts.token_ids", "draws.draft_probs"))
+def draft_from_logits(logits: Tensor, drafts: Drafts, draws: Draws | None = None) -> None:
+    """Draw one draft token per row of logits [R, draft_vocab], or [R * K, draft_vocab] of a parallel drafter's block:
+    the most likely one, or with `draws` one from softmax(logits / temperature)."""
+    if draws is None:
+        ids = logits.argmax(dim=-1)
+    else:
+        ids, probs = sample_rows(logits, drafts.rows, draws)
+        _write_rows(probs, drafts.draft_step, draws.draft_probs)
+    write_drafts(ids, drafts)
 
 
-@op(writes=("token_ids", "draft_token_ids", "draft_probs"))
-def draft_gumbel(
-    logits: Tensor,
-    draft_to_target: Tensor | None,
-    temperature: Tensor,
-    seeds: Tensor,
-    seq_lens: Tensor,
-    draft_step: Tensor,
-    token_ids: Tensor,
-    draft_token_ids: Tensor,
-    draft_probs: Tensor,
-) -> None:
-    """Write one draft token per request from softmax(logits / temperature), and the distribution it came from.
-
-    Args:
-        logits, draft_to_target, draft_step, token_ids, draft_token_ids: as in `draft_greedy`.
-        temperature: float32 [R]; 0 is greedy, with a one-hot distribution.
-        seeds: int64 [R].
-        seq_lens: int32 [R]: keys visible to the row, itself included. The row is at position seq_len - 1 and holds the
-            token of position seq_len, so this op decides the token of position seq_len + 1, whose noise it takes.
-        draft_probs: float32 [R, K, draft_vocab], column `draft_step` written.
-    """
-    ids, probs = sample_rows(logits, temperature, seeds, seq_lens.long() + 1)
-    draft_probs.index_copy_(1, draft_step, probs[:, None])
-    write_drafts(ids, draft_to_target, draft_step, token_ids, draft_token_ids)
-
-
-@op(writes=("draft_token_ids",))
-def draft_block_greedy(logits: Tensor, draft_to_target: Tensor | None, draft_token_ids: Tensor) -> None:
-    """Write the most likely token of every masked row of a parallel drafter's block.
-
-    Args:
-        logits: [R * K, draft_vocab].
-        draft_to_target: as in `draft_greedy`.
-        draft_token_ids: int64 [R, K], written.
-    """
-    draft_token_ids.copy_(to_target_ids(logits.argmax(dim=-1), draft_to_target).view(draft_token_ids.shape))
-
-
-@op(writes=("draft_token_ids", "draft_probs"))
-def draft_block_gumbel(
-    logits: Tensor,
-    draft_to_target: Tensor | None,
-    temperature: Tensor,
-    seeds: Tensor,
-    start_positions: Tensor,
-    num_sampled: Tensor,
-    draft_token_ids: Tensor,
-    draft_probs: Tensor,
-) -> None:
-    """Write one token per masked row from softmax(logits / temperature), and the distributions they came from.
-
-    Args:
-        logits, draft_to_target, draft_token_ids: as in `draft_block_greedy`.
-        temperature: float32 [R]; 0 is greedy, with one-hot distributions.
-        seeds: int64 [R].
-        start_positions: int64 [R], num_sampled: int32 [R]: as in `begin_block`. Draft token j (from 0) is the token of
-            position start + num_sampled + 1 + j, whose noise it takes.
-        draft_probs: float32 [R, K, draft_vocab], written.
-    """
-    requests, steps = draft_token_ids.shape
-    positions = (start_positions + num_sampled)[:, None] + 1 + torch.arange(steps, device=logits.device)
-    ids, probs = sample_rows(
-        logits, temperature.repeat_interleave(steps), seeds.repeat_interleave(steps), positions.flatten()
-    )
-    draft_probs.copy_(probs.view(requests, steps, -1))
-    draft_token_ids.copy_(to_target_ids(ids, draft_to_target).view(requests, steps))
+@op(writes=("drafts.draft_token_ids", "drafts.token_ids", "draws.draft_probs"))
+def draft_from_hidden(x: Tensor, head: Head, drafts: Drafts, draws: Draws | None = None) -> None:
+    """`draft_from_logits` of a head's logits of hidden states x [rows, in], which need not exist in memory."""
+    draft_from_logits.reference(functional.linear(normed(x, head.norm, head.eps), head.weight), drafts, draws)

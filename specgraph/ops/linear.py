@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from specgraph.ops.draft_sampling import draft_block_greedy, draft_gumbel, write_drafts
 from specgraph.ops.library import op
 
 FP8 = torch.float8_e4m3fn
@@ -155,68 +154,3 @@ def pair_linear(token_ids: Tensor, hidden: Tensor, pair: PairInput, weight: Weig
         [T, out] in the dtype of hidden.
     """
     return product(pair.rows(token_ids, hidden), weight)
-
-
-@op(writes=("token_ids", "draft_token_ids"))
-def greedy_head(
-    x: Tensor,
-    norm: Tensor | None,
-    eps: float,
-    weight: Tensor,
-    draft_to_target: Tensor | None,
-    draft_step: Tensor,
-    token_ids: Tensor,
-    draft_token_ids: Tensor,
-) -> None:
-    """`draft_greedy` of the logits rms_norm(x) @ weight.T, which need not exist in memory.
-
-    Args:
-        x: [R, in]; norm and eps as in `norm_linear`.
-        weight: [draft_vocab, in].
-        draft_to_target, draft_step, token_ids, draft_token_ids: as in `draft_greedy`.
-    """
-    logits = functional.linear(normed(x, norm, eps), weight)
-    write_drafts(logits.argmax(dim=-1), draft_to_target, draft_step, token_ids, draft_token_ids)
-
-
-@op(writes=("draft_token_ids",))
-def greedy_block_head(
-    x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, draft_to_target: Tensor | None, draft_token_ids: Tensor
-) -> None:
-    """`draft_block_greedy` of the logits rms_norm(x) @ weight.T, which need not exist in memory.
-
-    Args:
-        x: [R * K, in]; norm and eps as in `norm_linear`.
-        weight: [draft_vocab, in].
-        draft_to_target, draft_token_ids: as in `draft_block_greedy`.
-    """
-    draft_block_greedy.reference(functional.linear(normed(x, norm, eps), weight), draft_to_target, draft_token_ids)
-
-
-@op(writes=("token_ids", "draft_token_ids", "draft_probs"))
-def gumbel_head(
-    x: Tensor,
-    norm: Tensor | None,
-    eps: float,
-    weight: Tensor,
-    draft_to_target: Tensor | None,
-    temperature: Tensor,
-    seeds: Tensor,
-    seq_lens: Tensor,
-    draft_step: Tensor,
-    token_ids: Tensor,
-    draft_token_ids: Tensor,
-    draft_probs: Tensor,
-) -> None:
-    """`draft_gumbel` of the logits rms_norm(x) @ weight.T.
-
-    Args:
-        x: [R, in]; norm and eps as in `norm_linear`.
-        weight: [draft_vocab, in].
-        draft_to_target, temperature, seeds, seq_lens, draft_step, token_ids, draft_token_ids, draft_probs: as in
-            `draft_gumbel`.
-    """
-    draft_gumbel.reference(
-        functional.linear(normed(x, norm, eps), weight), draft_to_target, temperature, seeds, seq_lens, draft_step,
-        token_ids, draft_token_ids, draft_probs,
-    )  # fmt: skip

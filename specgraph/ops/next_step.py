@@ -8,26 +8,28 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from specgraph.ops.draft_sampling import Drafts, Head, draft_from_hidden
 from specgraph.ops.library import op
-from specgraph.ops.linear import greedy_head, normed
+from specgraph.ops.linear import normed
 from specgraph.ops.slots import advance
 
 
-def _fake(*args: Any, **kwargs: Any) -> Tensor:
-    table, hidden = args[14], args[16]
+def _fake(
+    x: Tensor, head: Head, drafts: Drafts, seq_lens: Tensor, positions: Tensor, slot_mapping: Tensor,
+    block_table: Tensor, max_model_len: int, block_size: int, table: Tensor, table_norm: Tensor | None, hidden: Tensor,
+    *args: Any,
+) -> Tensor:  # fmt: skip
     return hidden.new_empty(hidden.shape[0], table.shape[1] + hidden.shape[1])
 
 
-@op(writes=("draft_step", "token_ids", "draft_token_ids", "seq_lens", "positions", "slot_mapping"), fake=_fake)
+@op(
+    writes=("drafts.draft_step", "drafts.token_ids", "drafts.draft_token_ids", "seq_lens", "positions", "slot_mapping"),
+    fake=_fake,
+)
 def greedy_next_step(
     x: Tensor,
-    norm: Tensor | None,
-    eps: float,
-    weight: Tensor,
-    draft_to_target: Tensor | None,
-    draft_step: Tensor,
-    token_ids: Tensor,
-    draft_token_ids: Tensor,
+    head: Head,
+    drafts: Drafts,
     seq_lens: Tensor,
     positions: Tensor,
     slot_mapping: Tensor,
@@ -40,18 +42,19 @@ def greedy_next_step(
     hidden_norm: Tensor | None,
     hidden_eps: float,
 ) -> Tensor:
-    """`greedy_head`, then `advance`, then the input of the next step's first linear, see `pair_linear`.
+    """`draft_from_hidden`, then `advance`, then the input of the next step's first linear, see `pair_linear`.
 
     Args:
-        x, norm, eps, weight, draft_to_target, draft_step, token_ids, draft_token_ids: as in `greedy_head`; `draft_step`
-            is the column to write, and 1 is added to it.
+        x, head, drafts: as in `draft_from_hidden`; 1 is added to `draft_step`.
         seq_lens, positions, slot_mapping, block_table, max_model_len, block_size: as in `advance`.
         table, table_norm, hidden, hidden_norm: as in `pair_linear`; hidden_eps: of both norms.
 
     Returns:
         cat(rms_norm(table[token_ids]), rms_norm(hidden)): [R, E + H] in the dtype of hidden.
     """
-    greedy_head.reference(x, norm, eps, weight, draft_to_target, draft_step, token_ids, draft_token_ids)
-    advance.reference(seq_lens, positions, slot_mapping, draft_step, block_table, max_model_len, block_size)
-    embedded = normed(functional.embedding(token_ids, table), table_norm, hidden_eps)
+    assert drafts.draft_step is not None
+    assert drafts.token_ids is not None
+    draft_from_hidden.reference(x, head, drafts)
+    advance.reference(seq_lens, positions, slot_mapping, drafts.draft_step, block_table, max_model_len, block_size)
+    embedded = normed(functional.embedding(drafts.token_ids, table), table_norm, hidden_eps)
     return torch.cat((embedded, normed(hidden, hidden_norm, hidden_eps)), dim=-1)

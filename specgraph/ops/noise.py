@@ -42,19 +42,19 @@ def uniform(seeds: Tensor, positions: Tensor, purpose: int, count: int) -> Tenso
     """Uniform numbers in (0, 1): odd multiples of 2^-24.
 
     Args:
-        seeds, positions: int64 [N]; `positions` is that of the token being decided.
+        seeds, positions: int64 of shapes that broadcast; `positions` is that of the token being decided.
         purpose: DRAFT, ACCEPT or RESAMPLE.
-        count: numbers per row.
+        count: numbers per position.
 
     Returns:
-        float32 [N, count]
+        float32 [..., count]
     """
     key = _mix(_mix(seeds * 4 + purpose) + positions * _GOLDEN)
     index = torch.arange(count, dtype=torch.int64, device=seeds.device)
-    bits = _shift(_mix(key[:, None] + (index + 1) * _GOLDEN), 41)
+    bits = _shift(_mix(key[..., None] + (index + 1) * _GOLDEN), 41)
     return (bits.to(torch.float32) + 0.5) * 2.0**-23
 
 
 def gumbel(seeds: Tensor, positions: Tensor, purpose: int, count: int) -> Tensor:
-    """Standard Gumbel noise, float32 [N, count]; argmax(logits + gumbel) samples softmax(logits)."""
+    """Standard Gumbel noise, float32 [..., count]; argmax(logits + gumbel) samples softmax(logits)."""
     return -torch.log(-torch.log(uniform(seeds, positions, purpose, count)))

@@ -11,7 +11,7 @@ implementation keeps the same tokens.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,6 +51,29 @@ def weights_of(logits: Tensor, temperature: Tensor) -> Tensor:
     return (mantissa << (LARGEST - 23)) >> (-whole).long()
 
 
+class SamplingParameters(NamedTuple):
+    """The parameters of R requests besides temperature and seed, and the tokens that penalties count."""
+
+    top_k: Tensor
+    """int64 [R]; 0 for all."""
+    top_p: Tensor
+    """float32 [R]; 1 for all."""
+    min_p: Tensor
+    """float32 [R]; 0 for all."""
+    repetition_penalty: Tensor
+    """float32 [R]; 1 for none."""
+    presence_penalty: Tensor
+    """float32 [R]; 0 for none."""
+    frequency_penalty: Tensor
+    """float32 [R]; 0 for none."""
+    bias: Tensor
+    """float32 [R, vocab], over the target's vocabulary, as what follows."""
+    output_counts: Tensor
+    """int32 [R, vocab]: how often each token is in the output. A verify adds what it sampled."""
+    in_prompt: Tensor
+    """bool [R, vocab]"""
+
+
 def _fake(logits: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return torch.empty_like(logits, dtype=torch.float32)
 
@@ -58,17 +81,9 @@ def _fake(logits: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 @op(fake=_fake)
 def adjust_logits(
     logits: Tensor,
-    draft_token_ids: Tensor,
     temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
-    repetition_penalty: Tensor,
-    presence_penalty: Tensor,
-    frequency_penalty: Tensor,
-    bias: Tensor,
-    output_counts: Tensor,
-    in_prompt: Tensor,
+    parameters: SamplingParameters,
+    draft_token_ids: Tensor,
     ancestors: Tensor | None = None,
     draft_to_target: Tensor | None = None,
 ) -> Tensor:
@@ -82,14 +97,8 @@ def adjust_logits(
 
     Args:
         logits: n rows per request, n = K + 1 in a verify: row i of a request scores the token after its i-th row.
-        draft_token_ids: int64 [R, K]: draft i is the token of row i + 1. -1 is no draft.
         temperature: float32 [R]; 0 is greedy, and then nothing is left out.
-        top_k: int64 [R]; 0 for all. top_p: float32 [R]; 1 for all. min_p: float32 [R]; 0 for all.
-        repetition_penalty: float32 [R]; 1 for none.
-        presence_penalty, frequency_penalty: float32 [R]; 0 for none.
-        bias: float32 [R, vocab].
-        output_counts: int32 [R, vocab]: how often each token is in the output before row 0.
-        in_prompt: bool [R, vocab].
+        draft_token_ids: int64 [R, K]: draft i is the token of row i + 1. -1 is no draft.
         ancestors: int64 [R * n], as `begin_tree_verify` writes them: bit j of a row is set if the token of row j
             is in its context, that is draft j - 1. None for a chain: row i has drafts 0 to i - 1 in its context.
         draft_to_target: int64 [columns]: target id minus column, where the logits are a drafter's; None for columns
@@ -98,13 +107,13 @@ def adjust_logits(
     Returns:
         float32, in the shape of logits.
     """
+    bias, output_counts, in_prompt = parameters.bias, parameters.output_counts, parameters.in_prompt
     requests, steps = draft_token_ids.shape
     rows = logits.float().view(requests, -1, logits.shape[-1])
     per_request, columns = rows.shape[1:]
     adjusted = torch.empty_like(rows)
-    top_k, top_p, min_p, temperature, repetition, presence, frequency = (
-        each[:, None, None]
-        for each in (top_k, top_p, min_p, temperature, repetition_penalty, presence_penalty, frequency_penalty)
+    temperature, top_k, top_p, min_p, repetition, presence, frequency = (
+        each[:, None, None] for each in (temperature, *parameters[:6])
     )
     sampling = temperature > 0
     filtered = sampling & ((top_k > 0) | (top_p < 1) | (min_p > 0))

@@ -8,12 +8,50 @@ candidate number otherwise, on every device.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from specgraph.ops.draft_sampling import to_target_ids
 from specgraph.ops.library import op
 from specgraph.ops.slots import slots_of
+
+
+class TreeNodes(NamedTuple):
+    """The nodes to verify; parents come first."""
+
+    token_ids: Tensor
+    """int64 [R, N - 1]: target ids; -1 is no draft token and is rejected."""
+    parents: Tensor
+    """int64 [R, N - 1]: the row that each node follows in the target's pass, smaller than its own. Row 0 is the
+    request's last token, row i + 1 is the node of column i."""
+
+
+class Candidates(NamedTuple):
+    """The candidates of all steps by number: C = k + (S - 1) * k * k."""
+
+    scores: Tensor
+    """float32 [R, C]; -inf for those of steps to come."""
+    token_ids: Tensor
+    """int64 [R, C]: target ids."""
+    parents: Tensor
+    """int64 [R, C]: the candidate that each follows; -1 for the request's last token."""
+
+
+class Beams(NamedTuple):
+    """The k candidates per request that the rows of a step follow."""
+
+    scores: Tensor
+    """float32 [R, k]"""
+    candidates: Tensor
+    """int64 [R, k]: their numbers."""
+    rows: Tensor
+    """int64 [R * k]: the row of the step's logits that each row of the next step follows."""
+    token_ids: Tensor
+    """int64 [R * k]: the tokens of the next step's rows."""
+    ancestors: Tensor
+    """int64 [R * k]: the bits of each row's ancestors and of itself. Row j of step s + 1 has bit s * k + j."""
 
 
 def top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -39,75 +77,53 @@ def top_tokens(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return log_probs.clamp(max=0.0), chosen
 
 
-@op(
-    writes=(
-        "node_scores", "node_token_ids", "node_parents", "beam_scores", "beam_nodes", "beam_rows", "token_ids",
-        "ancestors",
-    )
-)  # fmt: skip
+@op(writes=("candidates", "beams"))
 def grow_tree(
     logits: Tensor,
     draft_to_target: Tensor | None,
     draft_step: Tensor,
-    *,
     first: bool,
-    node_scores: Tensor,
-    node_token_ids: Tensor,
-    node_parents: Tensor,
-    beam_scores: Tensor,
-    beam_nodes: Tensor,
-    beam_rows: Tensor,
-    token_ids: Tensor,
-    ancestors: Tensor,
+    candidates: Candidates,
+    beams: Beams,
 ) -> None:
     """Add the candidates of one step, and make its k best the rows of the next one.
 
     Args:
         logits: [R, draft_vocab] in step 0, [R * k, draft_vocab] later.
-        draft_to_target: as in `draft_greedy`.
+        draft_to_target: as in `Drafts`.
         draft_step: int64 [1]: the step that the logits are of.
         first: this is step 0. What the other tensors hold is then forgotten.
-        node_scores: float32 [R, C], written at the numbers of this step's candidates; C = k + (S - 1) * k * k. Those
-            of steps to come are -inf.
-        node_token_ids: int64 [R, C], written: target ids.
-        node_parents: int64 [R, C], written: the candidate that it follows; -1 for the request's last token.
-        beam_scores: float32 [R, k], beam_nodes: int64 [R, k], read and written: score and number of the candidates
-            that the rows of this step, then of the next, follow.
-        beam_rows: int64 [R * k], written: the row of `logits` that each row of the next step follows.
-        token_ids: int64 [R * k], written: the tokens of the next step's rows.
-        ancestors: int64 [R * k], read and written: the bits of each row's ancestors and of itself. Row j of step
-            s + 1 has bit s * k + j.
+        candidates: written at the numbers of this step's candidates.
+        beams: read as the rows of this step, and written as those of the next.
     """
-    requests, k = beam_scores.shape
+    requests, k = beams.scores.shape
     log_probs, ids = top_tokens(logits.float(), k)
     ids = to_target_ids(ids, draft_to_target).view(requests, -1)
     number = torch.arange(ids.shape[1], device=logits.device)
     if first:
-        node_scores.fill_(float("-inf"))
+        candidates.scores.fill_(float("-inf"))
         scores, parents = log_probs, torch.full_like(ids, -1)
     else:
-        scores = (beam_scores[:, :, None] + log_probs.view(requests, k, k)).flatten(1)
-        parents = beam_nodes.repeat_interleave(k, dim=1)
+        scores = (beams.scores[:, :, None] + log_probs.view(requests, k, k)).flatten(1)
+        parents = beams.candidates.repeat_interleave(k, dim=1)
         number = number + k + (draft_step - 1) * (k * k)
-    for buffer, values in ((node_scores, scores), (node_token_ids, ids), (node_parents, parents)):
+    for buffer, values in zip(candidates, (scores, ids, parents), strict=True):
         buffer.index_copy_(1, number, values)
     best, order = (part[:, :k] for part in scores.sort(dim=1, descending=True, stable=True))
     request = torch.arange(requests, device=logits.device)[:, None]
     bits = torch.ones_like(number[:k]) << (draft_step * k + torch.arange(k, device=logits.device))
     bits = bits.expand(requests, k)
     if not first:
-        bits = bits | ancestors.view(requests, k).gather(1, order // k)
-    beam_rows.copy_((request if first else request * k + order // k).expand(requests, k).flatten())
-    beam_scores.copy_(best)
-    beam_nodes.copy_(number[order])
-    token_ids.copy_(ids.gather(1, order).flatten())
-    ancestors.copy_(bits.flatten())
+        bits = bits | beams.ancestors.view(requests, k).gather(1, order // k)
+    beams.rows.copy_((request if first else request * k + order // k).expand(requests, k).flatten())
+    beams.scores.copy_(best)
+    beams.candidates.copy_(number[order])
+    beams.token_ids.copy_(ids.gather(1, order).flatten())
+    beams.ancestors.copy_(bits.flatten())
 
 
-@op(writes=("draft_token_ids", "draft_parents"))
-def draft_block_tree(
-    logits: Tensor, draft_to_target: Tensor | None, top_k: int, draft_token_ids: Tensor, draft_parents: Tensor
-) -> None:
+@op(writes=("tree",))
+def draft_block_tree(logits: Tensor, draft_to_target: Tensor | None, top_k: int, tree: TreeNodes) -> None:
     """The tree of a drafter that drafts all positions in one pass: the best N - 1 paths of any length.
 
     The token at a position does not depend on those before it, so every path through the `top_k` tokens of each
@@ -118,11 +134,11 @@ def draft_block_tree(
 
     Args:
         logits: [R * S, draft_vocab]: S positions per request.
-        draft_to_target: as in `draft_greedy`.
+        draft_to_target: as in `Drafts`.
         top_k: tokens per position, at most draft_vocab.
-        draft_token_ids, draft_parents: int64 [R, N - 1], written, as in `choose_nodes`; there are as many paths.
+        tree: written; there are as many paths.
     """
-    requests, nodes = draft_token_ids.shape
+    requests, nodes = tree.token_ids.shape
     if requests == 0:
         return
     log_probs, ids = (part.view(requests, -1, top_k) for part in top_tokens(logits.float(), top_k))
@@ -137,29 +153,20 @@ def draft_block_tree(
         best = scores.sort(dim=1, descending=True, stable=True).indices[:, :nodes].sort(dim=1).values
         beam_scores, beam_nodes, drawn = scores.gather(1, best), best + drawn, drawn + scores.shape[1]
     scores, tokens, parents = (torch.cat(parts, dim=1) for parts in zip(*levels, strict=True))
-    choose_nodes.reference(scores, tokens, parents, draft_token_ids, draft_parents)
+    choose_nodes.reference(Candidates(scores, tokens, parents), tree)
 
 
-@op(writes=("draft_token_ids", "draft_parents"))
-def choose_nodes(
-    node_scores: Tensor, node_token_ids: Tensor, node_parents: Tensor, draft_token_ids: Tensor, draft_parents: Tensor
-) -> None:
-    """The best N - 1 candidates of each request, in the order in which they were drawn: parents come first.
-
-    Args:
-        node_scores, node_token_ids, node_parents: as in `grow_tree`, [R, C] with C >= N - 1.
-        draft_token_ids: int64 [R, N - 1], written: target ids.
-        draft_parents: int64 [R, N - 1], written: the row that a node follows in the target's pass. Row 0 is the
-            request's last token, row i + 1 is the node of column i.
-    """
-    requests, nodes = draft_token_ids.shape
-    order = node_scores.sort(dim=1, descending=True, stable=True).indices[:, :nodes]
+@op(writes=("tree",))
+def choose_nodes(candidates: Candidates, tree: TreeNodes) -> None:
+    """Write the best N - 1 of at least as many candidates per request, in the order in which they were drawn."""
+    requests, nodes = tree.token_ids.shape
+    order = candidates.scores.sort(dim=1, descending=True, stable=True).indices[:, :nodes]
     chosen = order.sort(dim=1).values
     rows = torch.arange(1, nodes + 1, device=chosen.device).expand(requests, nodes)
-    row_of = torch.zeros_like(node_parents).scatter_(1, chosen, rows)
-    parents = node_parents.gather(1, chosen)
-    draft_token_ids.copy_(node_token_ids.gather(1, chosen))
-    draft_parents.copy_(torch.where(parents < 0, 0, row_of.gather(1, parents.clamp(min=0))))
+    row_of = torch.zeros_like(candidates.parents).scatter_(1, chosen, rows)
+    parents = candidates.parents.gather(1, chosen)
+    tree.token_ids.copy_(candidates.token_ids.gather(1, chosen))
+    tree.parents.copy_(torch.where(parents < 0, 0, row_of.gather(1, parents.clamp(min=0))))
 
 
 @op(writes=("seq_lens", "positions", "slot_mapping", "draft_step"))

@@ -6,21 +6,23 @@ the context whatever its depth; its position is that of its depth.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from specgraph.ops import noise
 from specgraph.ops.kv_cache import cells_of
 from specgraph.ops.library import op
-from specgraph.ops.rejection import commit
+from specgraph.ops.rejection import Acceptance, Sampled, accepted_by_chance, commit
 from specgraph.ops.slots import slots_of
+from specgraph.ops.tree import TreeNodes
 
 
 @op(writes=("token_ids", "positions", "slot_mapping", "seq_lens", "ancestors"))
 def begin_tree_verify(
     last_token_ids: Tensor,
-    draft_token_ids: Tensor,
-    draft_parents: Tensor,
+    tree: TreeNodes,
     start_positions: Tensor,
     block_table: Tensor,
     *,
@@ -37,8 +39,6 @@ def begin_tree_verify(
 
     Args:
         last_token_ids: int64 [R].
-        draft_token_ids: int64 [R, N - 1]; -1 is no draft token and is rejected.
-        draft_parents: int64 [R, N - 1]: the row that each node follows, smaller than its own, which is its column + 1.
         start_positions: int64 [R]: position of the last token; negative makes the request inert.
         block_table: int32 [R, max_blocks], with blocks for start + N tokens.
         num_steps: S, the depth of the deepest node.
@@ -48,16 +48,16 @@ def begin_tree_verify(
         seq_lens: int32 [R], written: start + N, or 0 for inert requests.
         ancestors: int64 [R * N], written: bit i of a row is set if row i is the row itself or one of its ancestors.
     """
-    rows = draft_token_ids.shape[1] + 1
+    rows = tree.token_ids.shape[1] + 1
     live = (start_positions >= 0)[:, None]
     row = torch.arange(rows, device=live.device)
-    parents = torch.cat([torch.zeros_like(draft_parents[:, :1]), draft_parents], dim=1)
+    parents = torch.cat([torch.zeros_like(tree.parents[:, :1]), tree.parents], dim=1)
     own = torch.ones_like(row) << row
     bits, depth = own.expand_as(parents), torch.zeros_like(parents)
     for _ in range(num_steps):  # each time what is known of the parents moves one level down
         bits = own | bits.gather(1, parents)
         depth = torch.where(row > 0, depth.gather(1, parents) + 1, 0)
-    tokens = torch.cat([last_token_ids[:, None], draft_token_ids], dim=1)
+    tokens = torch.cat([last_token_ids[:, None], tree.token_ids], dim=1)
     token_ids.copy_(torch.where(live, tokens, 0).clamp(min=0).flatten())
     positions.copy_(torch.where(live, start_positions[:, None] + depth, 0).clamp(0, max_model_len - 1).flatten())
     raw, reserved = start_positions[:, None] + row, block_table.shape[1] * block_size
@@ -66,53 +66,41 @@ def begin_tree_verify(
     ancestors.copy_(bits.flatten())
 
 
-def path_slots(slot_mapping: Tensor, path: Tensor, num_sampled: Tensor, from_slots: Tensor, to_slots: Tensor) -> None:
-    """Write from where to where the keys and values of an accepted path move; slot 0 to slot 0 is no move.
+class AcceptedPath(NamedTuple):
+    """The rows of a target's pass that a verify accepted, and where their keys and values move."""
 
-    Args:
-        slot_mapping: int64 [R * N]: slot of each row.
-        path: int64 [R, S + 1]: the rows of the path, from row 0 on.
-        num_sampled: int32 [R]: rows of the path that count.
-        from_slots, to_slots: int64 [R * S], written.
-    """
-    slots = slot_mapping.view(path.shape[0], -1)
-    place = torch.arange(1, path.shape[1], device=path.device)
-    source, target = slots.gather(1, path[:, 1:]), slots[:, 1 : path.shape[1]]
-    moved = (place < num_sampled[:, None]) & (source >= 0) & (target >= 0)
-    from_slots.copy_(torch.where(moved, source, 0).flatten())
-    to_slots.copy_(torch.where(moved, target, 0).flatten())
+    rows: Tensor
+    """int64 [R * (S + 1)], written: the row of the pass at each place of the path; after its end the last accepted
+    one."""
+    from_slots: Tensor
+    """int64 [R * S], written: what `move_kv` takes. Slot 0 to slot 0 is no move."""
+    to_slots: Tensor
+    """int64 [R * S], written."""
 
 
-def own_tokens(
-    target_logits: Tensor, rows: int, temperature: Tensor | None, seeds: Tensor | None, positions: Tensor
-) -> Tensor:
-    """The target's own token after each row, int64 [R * N]; arguments as in `verify_tree`, with N = `rows`."""
+def own_tokens(target_logits: Tensor, acceptance: Acceptance, positions: Tensor) -> Tensor:
+    """The target's own token after each row, int64 [R * N]; arguments as in `verify_tree`."""
     chosen = target_logits.argmax(dim=-1)
-    if temperature is None:
+    if acceptance.temperature is None:
         return chosen
-    assert seeds is not None
-    warm, seed = temperature.repeat_interleave(rows)[:, None], seeds.repeat_interleave(rows)
-    keys = target_logits.float() / torch.where(warm > 0, warm, 1.0)
-    keys = keys + noise.gumbel(seed, positions + 1, noise.RESAMPLE, target_logits.shape[-1])
-    return torch.where(warm[:, 0] > 0, keys.argmax(dim=-1), chosen)
+    assert acceptance.seeds is not None
+    warm, seeds = acceptance.temperature[:, None, None], acceptance.seeds[:, None]
+    logits = target_logits.float().view(warm.shape[0], -1, target_logits.shape[-1])
+    keys = logits / torch.where(warm > 0, warm, 1.0)
+    keys = keys + noise.gumbel(seeds, positions.view(logits.shape[:2]) + 1, noise.RESAMPLE, logits.shape[-1])
+    return torch.where(warm[..., 0] > 0, keys.argmax(dim=-1), chosen.view(logits.shape[:2])).flatten()
 
 
-@op(writes=("sampled_token_ids", "num_sampled", "path_rows", "from_slots", "to_slots"))
+@op(writes=("sampled", "path"))
 def verify_tree(
     target_logits: Tensor,
-    draft_token_ids: Tensor,
-    draft_parents: Tensor,
-    temperature: Tensor | None,
-    seeds: Tensor | None,
+    tree: TreeNodes,
     start_positions: Tensor,
     positions: Tensor,
     slot_mapping: Tensor,
-    *,
-    sampled_token_ids: Tensor,
-    num_sampled: Tensor,
-    path_rows: Tensor,
-    from_slots: Tensor,
-    to_slots: Tensor,
+    acceptance: Acceptance,
+    sampled: Sampled,
+    path: AcceptedPath,
 ) -> None:
     """Accept the path of the tree that the target's own tokens follow.
 
@@ -121,74 +109,46 @@ def verify_tree(
     that token accepts each with the probability that multi-round speculative sampling without replacement accepts it
     with, and the output is what the target alone would sample.
 
+    With `chances`, float32 [S], the path has a length drawn by chance, whatever the tree is: place i is row N - S + i,
+    so that keys and values are moved as after a real verify.
+
     Args:
         target_logits: [R * N, vocab]; each row scores the token after it.
-        draft_token_ids, draft_parents, start_positions: as in `begin_tree_verify`.
-        temperature: float32 [R], 0 is greedy; None where all requests are.
-        seeds: int64 [R]; needed with temperature.
+        tree, start_positions: as in `begin_tree_verify`.
         positions, slot_mapping: int64 [R * N], as `begin_tree_verify` wrote them.
-        sampled_token_ids: int64 [R, S + 1], written: accepted drafts, the target's own token, then -1.
-        num_sampled: int32 [R], written: accepted + 1; 0 for inert requests.
-        path_rows: int64 [R * (S + 1)], written: the row of the pass at each place of the path; after its end the last
-            accepted one.
-        from_slots, to_slots: int64 [R * S], written: what `move_kv` takes.
+        sampled: [R, S + 1].
     """
-    requests, depth = sampled_token_ids.shape
-    rows = draft_token_ids.shape[1] + 1
-    chosen = own_tokens(target_logits, rows, temperature, seeds, positions).view(requests, rows)
-    live = start_positions >= 0
-    row = torch.zeros(requests, 1, dtype=torch.int64, device=chosen.device)
-    path, accepted, going = [row], torch.zeros_like(row[:, 0]), live
+    requests, depth = sampled.token_ids.shape
+    rows = tree.token_ids.shape[1] + 1
+    live, place = start_positions >= 0, torch.arange(depth, device=start_positions.device)
+    chosen = own_tokens(target_logits, acceptance, positions).view(requests, rows)
+    if acceptance.chances is None:
+        local, accept = _followed_path(chosen, tree, live, depth)
+    else:
+        local = torch.where(place > 0, place + rows - depth, 0).expand(requests, depth)
+        accept = accepted_by_chance(acceptance.chances, acceptance.seeds, start_positions)
+    drafts = tree.token_ids.gather(1, (local[:, 1:] - 1).clamp(min=0))
+    commit(accept, chosen.gather(1, local), drafts, live, sampled)
+    path.rows.copy_((local + torch.arange(requests, device=chosen.device)[:, None] * rows).flatten())
+    slots = slot_mapping.view(requests, rows)
+    source, target = slots.gather(1, local[:, 1:]), slots[:, 1:depth]
+    moved = (place[1:] < sampled.num_sampled[:, None]) & (source >= 0) & (target >= 0)
+    path.from_slots.copy_(torch.where(moved, source, 0).flatten())
+    path.to_slots.copy_(torch.where(moved, target, 0).flatten())
+
+
+def _followed_path(chosen: Tensor, tree: TreeNodes, live: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+    """The rows of a request that its own tokens lead through, int64 [R, depth], from row 0 on; and whether each row
+    after it is accepted, bool [R, depth - 1]."""
+    row, going = torch.zeros_like(chosen[:, :1]), live
+    path, accept = [row], [live[:, None][:, :0]]
     for _ in range(depth - 1):
-        match = (draft_parents == row) & (draft_token_ids == chosen.gather(1, row))
+        match = (tree.parents == row) & (tree.token_ids == chosen.gather(1, row))
         going = going & match.any(dim=1)
         row = torch.where(going[:, None], match.int().argmax(dim=1, keepdim=True) + 1, row)
-        accepted = accepted + going
         path.append(row)
-    local = torch.cat(path, dim=1)
-    place = torch.arange(depth, device=chosen.device)
-    valid = (place <= accepted[:, None]) & live[:, None]
-    sampled_token_ids.copy_(torch.where(valid, chosen.gather(1, local), -1))
-    num_sampled.copy_(torch.where(live, accepted + 1, 0))
-    path_rows.copy_((local + torch.arange(requests, device=chosen.device)[:, None] * rows).flatten())
-    path_slots(slot_mapping, local, num_sampled, from_slots, to_slots)
-
-
-@op(writes=("sampled_token_ids", "num_sampled", "path_rows", "from_slots", "to_slots"))
-def verify_tree_synthetic(
-    target_logits: Tensor,
-    draft_token_ids: Tensor,
-    chances: Tensor,
-    seeds: Tensor,
-    start_positions: Tensor,
-    slot_mapping: Tensor,
-    *,
-    sampled_token_ids: Tensor,
-    num_sampled: Tensor,
-    path_rows: Tensor,
-    from_slots: Tensor,
-    to_slots: Tensor,
-) -> None:
-    """Accept a path of a length drawn by chance, whatever the tree is. The output is not the target's.
-
-    For measuring speed at a known acceptance length: place i is accepted with probability chances[i] if all before it
-    are, and takes the token of row N - S + i, so that keys and values are moved as after a real verify.
-
-    Args:
-        chances: float32 [S].
-        seeds: int64 [R]: the decision is a function of seed and position. The others are as in `verify_tree`.
-    """
-    requests, depth = sampled_token_ids.shape
-    rows, steps = draft_token_ids.shape[1] + 1, depth - 1
-    position = start_positions.clamp(min=0)[:, None] + 1 + torch.arange(steps, device=seeds.device)
-    u = noise.uniform(seeds.repeat_interleave(steps), position.flatten(), noise.ACCEPT, 1).view(requests, steps)
-    accept, live = u < chances, start_positions >= 0
-    local = torch.arange(rows - depth, rows, device=seeds.device) * (torch.arange(depth, device=seeds.device) > 0)
-    local = local.expand(requests, depth)
-    chosen = target_logits.argmax(dim=-1).view(requests, rows).gather(1, local)
-    commit(accept, chosen, draft_token_ids.gather(1, local[:, 1:] - 1), live, sampled_token_ids, num_sampled)
-    path_rows.copy_((local + torch.arange(requests, device=seeds.device)[:, None] * rows).flatten())
-    path_slots(slot_mapping, local, num_sampled, from_slots, to_slots)
+        accept.append(going[:, None])
+    return torch.cat(path, dim=1), torch.cat(accept, dim=1)
 
 
 @op(writes=("key_cache", "value_cache"))

@@ -25,6 +25,7 @@ from specgraph.device import LoweringName, Platform, open_platform
 from specgraph.draft import DraftConfig, Drafter
 from specgraph.engine import allocate_caches
 from specgraph.errors import UnsupportedError
+from specgraph.ops import Drafts, Head
 from specgraph.ops.library import dispatch_key_of
 from specgraph.ops.linear import Weight, quantised
 from specgraph.tools.shapes import RandomHead
@@ -179,8 +180,8 @@ def linear_call(shape: LinearShape, copies: int, device: torch.device, dtype: to
     made = [weights() for _ in range(copies)]
     if shape.kind == "head":
         step, ids = (torch.zeros(size, dtype=torch.int64, device=device) for size in (1, rows))
-        drafts = torch.zeros(rows, 2, dtype=torch.int64, device=device)
-        return lambda ops, i: ops.greedy_head(x, None, 0.0, made[i], None, step, ids, drafts)
+        drafts = Drafts(torch.zeros(rows, 2, dtype=torch.int64, device=device), None, step, ids)
+        return lambda ops, i: ops.draft_from_hidden(x, Head(None, 0.0, made[i]), drafts)
     held = [quantised(matrix) if shape.kind.endswith("_fp8") else Weight(matrix) for matrix in made]
     if shape.kind.startswith("gate_up"):
         return lambda ops, i: ops.norm_gate_up(x, None, held[i])

@@ -118,8 +118,10 @@ def test_an_op_of_our_own_is_seen_as_one_op(named):
     from specgraph import ops
 
     stray = torch.zeros(8, 3, dtype=torch.int64)
-    with guard(named), pytest.raises(ReadSetError, match=r"specgraph\.draft_greedy"):
-        ops.draft_greedy(named["weights.w"], None, named["buffers.tokens"][:1], named["buffers.tokens"], stray)
+    with guard(named), pytest.raises(ReadSetError, match=r"specgraph\.draft_from_logits"):
+        ops.draft_from_logits(
+            named["weights.w"], ops.Drafts(stray, None, named["buffers.tokens"][:1], named["buffers.tokens"])
+        )
 
 
 def test_a_tensor_elsewhere_than_the_device_would_be_baked(named):

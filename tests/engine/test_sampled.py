@@ -118,19 +118,20 @@ def test_the_output_follows_the_targets_distribution(make_decoder, small_pair, s
 @pytest.mark.parametrize("bias", ["accepts everything", "stale distributions", "drafts at another temperature"])
 def test_a_biased_decoder_goes_red(small_decoder, small_model, bias, monkeypatch):
     if bias == "drafts at another temperature":
-        draft = ops.gumbel_head
+        draft = ops.draft_from_hidden
 
-        def hotter(hidden, norm, eps, weight, *rest):
-            draft(hidden, norm, eps, weight * 0.3, *rest)
-            rest[-1].copy_(torch.full_like(rest[-1], 0.25))  # and reports other probabilities
+        def hotter(hidden, head, drafts, draws):
+            draft(hidden, head._replace(weight=head.weight * 0.3), drafts, draws)
+            draws.draft_probs.fill_(0.25)  # and reports other probabilities
 
-        monkeypatch.setattr(ops, "gumbel_head", hotter)
+        monkeypatch.setattr(ops, "draft_from_hidden", hotter)
     else:
-        verify = ops.verify_sampled
+        verify = ops.verify_drafts
 
-        def biased(logits, drafts, probs, *rest):
+        def biased(logits, drafts, starts, acceptance, sampled):
+            probs = acceptance.draft_probs
             wrong = torch.zeros_like(probs) if bias == "accepts everything" else probs.roll(1, dims=0)
-            verify(logits, drafts, wrong, *rest)
+            verify(logits, drafts, starts, acceptance._replace(draft_probs=wrong), sampled)
 
-        monkeypatch.setattr(ops, "verify_sampled", biased)
+        monkeypatch.setattr(ops, "verify_drafts", biased)
     assert not follows(counts(small_decoder, 0.5, 400), joint(small_model, 0.5))

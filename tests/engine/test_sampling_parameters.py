@@ -113,11 +113,13 @@ def test_greedy_requests_with_penalties_take_the_best_token_of_each_context(
     """Requests join and leave, so rows move; against transformers over the whole sequence each time."""
     real = ops.adjust_logits
     if wrong == "a chain's context":
-        monkeypatch.setattr(ops, "adjust_logits", lambda *args: real(*args[:12]))
+        monkeypatch.setattr(ops, "adjust_logits", lambda *args: real(*args[:4]))
     elif wrong == "output not counted":
         monkeypatch.setattr(ops, "count_tokens", lambda *args: None)
     elif wrong:
-        monkeypatch.setattr(ops, "adjust_logits", lambda x, drafts, *rest: real(x, torch.full_like(drafts, -1), *rest))
+        monkeypatch.setattr(
+            ops, "adjust_logits", lambda *args: real(*args[:3], torch.full_like(args[3], -1), *args[4:])
+        )
     transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(target_folder, dtype=torch.float32).eval()
     batch = [

@@ -51,14 +51,15 @@ def test_greedy_pick_is_the_most_likely_token(head):
     hidden = torch.randn(4, head.hidden_size, generator=generator)
     step = torch.tensor([1])
     got_tokens, got_drafts = torch.zeros(4, dtype=torch.int64), torch.full((4, 3), -5)
-    out = head.projection
-    weights = (out.norm, out.eps, out.weight, head.draft_to_target)
-    ops.greedy_head(hidden, *weights, step, got_tokens, got_drafts)
+    assert head.projection is not None
+    drafts = ops.Drafts(got_drafts, head.draft_to_target, step, got_tokens)
+    ops.draft_from_hidden(hidden, head.projection.head, drafts)
     ids = head.logits(hidden).argmax(dim=-1)
     if head.draft_to_target is not None:
         ids = ids + head.draft_to_target[ids]
     assert torch.equal(got_tokens, ids)
     assert torch.equal(got_drafts, torch.stack((torch.full((4,), -5), ids, torch.full((4,), -5)), dim=1))
     want_tokens, want_drafts = torch.zeros_like(got_tokens), torch.full_like(got_drafts, -5)
-    ops.draft_greedy(head.logits(hidden), head.draft_to_target, step, want_tokens, want_drafts)
+    drafts = ops.Drafts(want_drafts, head.draft_to_target, step, want_tokens)
+    ops.draft_from_logits(head.logits(hidden), drafts)
     assert torch.equal(got_drafts, want_drafts)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from mutants.draft_ops import change_arguments, replace_op
+from mutants.draft_ops import change_arguments, change_draws, replace_op
 from mutants.registry import mutant
 from torch import Tensor
 
@@ -110,26 +110,23 @@ def query_len_zero(patch: pytest.MonkeyPatch) -> None:
 @mutant("draft-step-column", "attention")
 def draft_step_column(patch: pytest.MonkeyPatch) -> None:
     """The draft token goes into a column of a copy: indexing with a tensor is no view."""
-    for name in ("draft_greedy", "draft_gumbel", "greedy_head", "gumbel_head"):
-        real = getattr(ops, name)
 
-        def write_into_copy(*args: Any, _real: Any = real, _name: str = name, **options: Any) -> Any:
-            place = len(args) - (2 if "gumbel" in _name else 1)
-            return _real(*args[:place], args[place].clone(), *args[place + 1 :], **options)
+    def broken(*args: Any) -> tuple[Any, ...]:
+        *given, drafts, draws = args
+        return *given, drafts._replace(draft_token_ids=drafts.draft_token_ids.clone()), draws
 
-        patch.setattr(ops, name, write_into_copy)
+    change_draws(patch, broken)
 
 
 @mutant("gumbel-seed-position", "attention")
 def gumbel_seed_position(patch: pytest.MonkeyPatch) -> None:
     """The noise of a draft depends on the seed alone and forgets the position."""
-    for name, place in (("draft_gumbel", 4), ("gumbel_head", 7)):
-        real = getattr(ops, name)
 
-        def same_position(*args: Any, _real: Any = real, _place: int = place) -> None:
-            _real(*args[:_place], torch.zeros_like(args[_place]), *args[_place + 1 :])
+    def same_position(*args: Any) -> tuple[Any, ...]:
+        *given, draws = args
+        return *given, None if draws is None else draws._replace(positions=torch.zeros_like(draws.positions))
 
-        patch.setattr(ops, name, same_position)
+    change_draws(patch, same_position)
 
 
 def _with_tables(patch: pytest.MonkeyPatch, change: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:

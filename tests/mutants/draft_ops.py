@@ -33,100 +33,126 @@ def change_arguments(patch: pytest.MonkeyPatch, name: str, change: Callable[...,
     replace_op(patch, name, lambda real, *args, **options: real(*change(*args), **options))
 
 
+def change_draws(patch: pytest.MonkeyPatch, change: Callable[..., tuple[Any, ...]]) -> None:
+    """Both ops that draw tokens run with `change(source, ..., drafts, draws)`."""
+    for name in ("draft_from_logits", "draft_from_hidden"):
+        replace_op(patch, name, lambda real, *args: real(*change(*(args if _is_draws(args[-1]) else (*args, None)))))
+
+
+def _is_draws(value: Any) -> bool:
+    return value is None or isinstance(value, ops.Draws)
+
+
+def change_acceptance(patch: pytest.MonkeyPatch, change: Callable[[Tensor, ops.Acceptance], ops.Acceptance]) -> None:
+    """A verify of chains by temperature runs with `change(target_logits, acceptance)`."""
+
+    def broken(logits: Tensor, drafts: Any, starts: Any, acceptance: ops.Acceptance, sampled: Any) -> tuple[Any, ...]:
+        changed = acceptance if acceptance.temperature is None else change(logits, acceptance)
+        return logits, drafts, starts, changed, sampled
+
+    change_arguments(patch, "verify_drafts", broken)
+
+
 @mutant("mixed-requests-in-verify", "kernel")
 def one_temperature(patch: pytest.MonkeyPatch) -> None:
     """Rejection sampling takes request 0's temperature for all requests."""
-
-    def broken(logits: Any, drafts: Any, probs: Any, ids: Any, temperature: Tensor, *rest: Any) -> tuple[Any, ...]:
-        return logits, drafts, probs, ids, temperature[:1].expand_as(temperature), *rest
-
-    change_arguments(patch, "verify_sampled", broken)
+    change_acceptance(
+        patch, lambda logits, how: how._replace(temperature=how.temperature[:1].expand_as(how.temperature))
+    )
 
 
 @mutant("mixed-requests-in-verify-largest", "kernel", hazard="mixed-requests-in-verify")
 def largest_temperature(patch: pytest.MonkeyPatch) -> None:
     """Rejection sampling takes the largest temperature of the batch for all requests that sample."""
 
-    def broken(logits: Any, drafts: Any, probs: Any, ids: Any, temperature: Tensor, *rest: Any) -> tuple[Any, ...]:
-        return logits, drafts, probs, ids, torch.where(temperature > 0, temperature.max(), temperature), *rest
+    def broken(logits: Tensor, how: ops.Acceptance) -> ops.Acceptance:
+        warm = how.temperature
+        return how._replace(temperature=torch.where(warm > 0, warm.max(), warm))
 
-    change_arguments(patch, "verify_sampled", broken)
+    change_acceptance(patch, broken)
 
 
 @mutant("mixed-requests-in-verify-no-draft", "kernel", hazard="mixed-requests-in-verify")
 def no_draft_is_token_0(patch: pytest.MonkeyPatch) -> None:
-    """Rejection sampling takes -1, no draft token, for token 0."""
-    change_arguments(patch, "verify_sampled", lambda logits, drafts, *rest: (logits, drafts.clamp(min=0), *rest))
+    """Verification takes -1, no draft token, for token 0."""
+    change_arguments(patch, "verify_drafts", lambda logits, drafts, *rest: (logits, drafts.clamp(min=0), *rest))
 
 
 @mutant("mixed-requests-in-verify-inert", "kernel", hazard="mixed-requests-in-verify")
 def inert_requests_sample(patch: pytest.MonkeyPatch) -> None:
-    """Rejection sampling gives tokens to inert requests."""
-
-    def broken(real: Any, *args: Any) -> None:
-        starts = args[6].clamp(min=0)
-        real(*args[:6], starts, *args[7:])
-
-    replace_op(patch, "verify_sampled", broken)
+    """Verification gives tokens to inert requests."""
+    change_arguments(
+        patch, "verify_drafts", lambda logits, drafts, starts, *rest: (logits, drafts, starts.clamp(min=0), *rest)
+    )
 
 
 @mutant("mixed-requests-in-verify-no-probs", "kernel", hazard="mixed-requests-in-verify")
 def missing_probs_are_uniform(patch: pytest.MonkeyPatch) -> None:
     """Without draft probabilities, rejection sampling takes a uniform distribution for the drafter's."""
 
-    def broken(logits: Tensor, drafts: Tensor, probs: Tensor | None, *rest: Any) -> tuple[Any, ...]:
+    def broken(
+        logits: Tensor, drafts: Tensor, starts: Any, acceptance: ops.Acceptance, sampled: Any
+    ) -> tuple[Any, ...]:
         vocab = logits.shape[-1]
-        uniform = torch.full((*drafts.shape, vocab), 1 / vocab, device=logits.device)
-        return logits, drafts, uniform if probs is None else probs, *rest
+        if acceptance.temperature is not None and acceptance.draft_probs is None:
+            uniform = torch.full((*drafts.shape, vocab), 1 / vocab, device=logits.device)
+            acceptance = acceptance._replace(draft_probs=uniform)
+        return logits, drafts, starts, acceptance, sampled
 
-    change_arguments(patch, "verify_sampled", broken)
+    change_arguments(patch, "verify_drafts", broken)
 
 
 @mutant("mixed-requests-in-verify-no-map", "kernel", hazard="mixed-requests-in-verify")
 def vocabulary_map_ignored(patch: pytest.MonkeyPatch) -> None:
     """Rejection sampling reads the drafter's probabilities as if its token ids were the target's."""
 
-    def broken(logits: Tensor, drafts: Tensor, probs: Tensor | None, ids: Any, *rest: Any) -> tuple[Any, ...]:
-        if probs is not None and ids is not None:
+    def broken(logits: Tensor, how: ops.Acceptance) -> ops.Acceptance:
+        probs = how.draft_probs
+        if probs is not None and how.draft_to_target is not None:
             probs = torch.nn.functional.pad(probs, (0, logits.shape[-1] - probs.shape[-1]))
-        return logits, drafts, probs, None, *rest
+        return how._replace(draft_probs=probs, draft_to_target=None)
 
-    change_arguments(patch, "verify_sampled", broken)
+    change_acceptance(patch, broken)
 
 
 @mutant("parallel-block-sampling", "kernel")
 def block_temperature_ignored(patch: pytest.MonkeyPatch) -> None:
     """A parallel drafter's distributions leave out the temperature."""
 
-    def broken(real: Any, logits: Tensor, ids: Any, temperature: Tensor, *rest: Any) -> None:
-        real(logits, ids, temperature, *rest)
-        probs = rest[-1]
-        plain = logits.float().softmax(-1).view(probs.shape)
-        probs.copy_(torch.where((temperature > 0)[:, None, None], plain, probs))
+    def broken(real: Any, logits: Tensor, drafts: ops.Drafts, draws: ops.Draws | None = None) -> None:
+        real(logits, drafts, draws)
+        if draws is not None and drafts.draft_step is None:
+            probs = draws.draft_probs
+            plain = logits.float().softmax(-1).view(probs.shape)
+            probs.copy_(torch.where((draws.temperature > 0)[:, None, None], plain, probs))
 
-    replace_op(patch, "draft_block_gumbel", broken)
+    replace_op(patch, "draft_from_logits", broken)
 
 
 @mutant("parallel-block-sampling-one-noise", "kernel", hazard="parallel-block-sampling")
 def block_noise_shared(patch: pytest.MonkeyPatch) -> None:
     """All rows of a parallel drafter's block take the noise and the logits of the first one."""
 
-    def broken(logits: Tensor, ids: Any, temperature: Any, seeds: Any, starts: Any, counts: Any, *out: Any) -> Any:
-        first = logits.view(*out[0].shape, -1)[:, :1].expand(*out[0].shape, -1)
-        return first.reshape(logits.shape), ids, temperature, seeds, starts, counts, *out
+    def broken(real: Any, logits: Tensor, drafts: ops.Drafts, draws: ops.Draws | None = None) -> None:
+        if draws is not None and drafts.draft_step is None:
+            shape = drafts.draft_token_ids.shape
+            logits = logits.view(*shape, -1)[:, :1].expand(*shape, -1).reshape(logits.shape)
+        real(logits, drafts, draws)
 
-    change_arguments(patch, "draft_block_gumbel", broken)
+    replace_op(patch, "draft_from_logits", broken)
 
 
 @mutant("parallel-block-sampling-transposed", "kernel", hazard="parallel-block-sampling")
 def block_transposed(patch: pytest.MonkeyPatch) -> None:
     """A parallel drafter's greedy tokens have rows and columns exchanged."""
 
-    def broken(real: Any, logits: Tensor, ids: Any, drafts: Tensor) -> None:
-        real(logits, ids, drafts)
-        drafts.copy_(drafts.T.reshape(drafts.shape).clone())
+    def broken(real: Any, logits: Tensor, drafts: ops.Drafts, draws: ops.Draws | None = None) -> None:
+        real(logits, drafts, draws)
+        if draws is None and drafts.draft_step is None:
+            tokens = drafts.draft_token_ids
+            tokens.copy_(tokens.T.reshape(tokens.shape).clone())
 
-    replace_op(patch, "draft_block_greedy", broken)
+    replace_op(patch, "draft_from_logits", broken)
 
 
 @mutant("parallel-block-rows", "kernel")
@@ -280,10 +306,13 @@ def past_rows_are_not_found(patch: pytest.MonkeyPatch) -> None:
 def first_chance_for_all(patch: pytest.MonkeyPatch) -> None:
     """Synthetic verification accepts every draft token with the chance of the first."""
 
-    def broken(logits: Any, drafts: Any, chances: Tensor, *rest: Any) -> tuple[Any, ...]:
-        return logits, drafts, chances[:1].expand_as(chances).contiguous(), *rest
+    def broken(*args: Any) -> tuple[Any, ...]:
+        *given, acceptance, sampled = args
+        if (chances := acceptance.chances) is not None:
+            acceptance = acceptance._replace(chances=chances[:1].expand_as(chances).contiguous())
+        return *given, acceptance, sampled
 
-    change_arguments(patch, "verify_synthetic", broken)
+    change_arguments(patch, "verify_drafts", broken)
 
 
 @mutant("fused-linears", "kernel")
@@ -320,20 +349,25 @@ def requests_from_the_eighth(patch: pytest.MonkeyPatch) -> None:
 def fused_temperature_ignored(patch: pytest.MonkeyPatch) -> None:
     """The fused head samples at temperature 1, whatever was asked for."""
 
-    def broken(x: Any, norm: Any, eps: Any, weight: Any, ids: Any, temperature: Tensor, *rest: Any) -> tuple[Any, ...]:
-        return x, norm, eps, weight, ids, (temperature > 0).float(), *rest
+    change_arguments(patch, "draft_from_hidden", at_temperature_1)
 
-    change_arguments(patch, "gumbel_head", broken)
+
+def at_temperature_1(x: Any, head: Any, drafts: Any, draws: ops.Draws | None = None) -> tuple[Any, ...]:
+    """Arguments of `draft_from_hidden` that ask for no other temperature."""
+    return x, head, drafts, None if draws is None else draws._replace(temperature=(draws.temperature > 0).float())
 
 
 @mutant("fused-sampling-one-noise", "kernel", hazard="fused-sampling")
 def fused_noise_shared(patch: pytest.MonkeyPatch) -> None:
     """The fused head draws the noise of request 0 for all requests."""
 
-    def broken(*args: Any) -> tuple[Any, ...]:
-        return *args[:6], args[6][:1].expand_as(args[6]), args[7][:1].expand_as(args[7]), *args[8:]
+    def broken(x: Any, head: Any, drafts: Any, draws: ops.Draws | None = None) -> tuple[Any, ...]:
+        if draws is not None:
+            seeds, positions = (part[:1].expand_as(part) for part in (draws.seeds, draws.positions))
+            draws = draws._replace(seeds=seeds, positions=positions)
+        return x, head, drafts, draws
 
-    change_arguments(patch, "gumbel_head", broken)
+    change_arguments(patch, "draft_from_hidden", broken)
 
 
 @mutant("noise-of-another-position", "kernel")
@@ -341,7 +375,11 @@ def noise_of_the_row(patch: pytest.MonkeyPatch) -> None:
     """A draft token takes the noise of the position before its own."""
     module = specgraph.ops.draft_sampling
     real = module.sample_rows
-    patch.setattr(module, "sample_rows", lambda logits, t, seeds, positions: real(logits, t, seeds, positions - 1))
+
+    def broken(logits: Tensor, rows: int, draws: ops.Draws) -> tuple[Tensor, Tensor]:
+        return real(logits, rows, draws._replace(positions=draws.positions - 1))
+
+    patch.setattr(module, "sample_rows", broken)
 
 
 @mutant("noise-of-another-position-constant", "kernel", hazard="noise-of-another-position")

@@ -12,6 +12,7 @@ from mutants.draft_ops import change_arguments, replace_op
 from mutants.registry import mutant
 from torch import Tensor
 
+from specgraph import ops
 from specgraph.ops import NewRows
 
 HALVES = (torch.bfloat16, torch.float16)
@@ -75,11 +76,12 @@ def columns_of_the_last_block(patch: pytest.MonkeyPatch) -> None:
 def tokens_past_the_tiles(patch: pytest.MonkeyPatch) -> None:
     """The fused head of more than 64 rows never takes a token past the 16,384th."""
 
-    def broken(real: Any, x: Tensor, norm: Any, eps: Any, weight: Tensor, *rest: Any) -> Any:
+    def broken(real: Any, x: Tensor, head: ops.Head, *rest: Any) -> Any:
         if len(x) > 64:
-            weight = weight.clone()
+            weight = head.weight.clone()
             weight[16384:] = 0
-        return real(x, norm, eps, weight, *rest)
+            head = head._replace(weight=weight)
+        return real(x, head, *rest)
 
     replace_op(patch, "greedy_next_step", broken)
 
@@ -137,7 +139,7 @@ def eight_drafts(patch: pytest.MonkeyPatch) -> None:
         taken[:, 8:] = -1
         real(logits, taken, *rest)
 
-    replace_op(patch, "verify_sampled", broken)
+    replace_op(patch, "verify_drafts", broken)
 
 
 @mutant("large-vocabulary-columns", "kernel", hazard="large-vocabulary")
@@ -149,33 +151,34 @@ def columns_past_131072(patch: pytest.MonkeyPatch) -> None:
         logits[:, 131_072:] = float("-inf")
         return logits, *rest
 
-    change_arguments(patch, "verify_sampled", change)
+    change_arguments(patch, "verify_drafts", change)
 
 
 @mutant("heads-in-tiles", "kernel")
 def last_of_equals(patch: pytest.MonkeyPatch) -> None:
     """The head in half precision takes the last of equal tokens."""
 
-    def broken(real: Any, x: Tensor, norm: Any, eps: Any, weight: Tensor, ids: Any, *rest: Any) -> None:
-        if not _in_tiles(x):
-            real(x, norm, eps, weight, ids, *rest)
-            return
-        last = weight.shape[0] - 1
+    def broken(x: Tensor, head: ops.Head, drafts: ops.Drafts, draws: Any = None) -> tuple[Any, ...]:
+        if not _in_tiles(x) or draws is not None:
+            return x, head, drafts, draws
+        last, ids = head.weight.shape[0] - 1, drafts.draft_to_target
         offsets = torch.zeros(last + 1, dtype=torch.int64) if ids is None else ids
-        back = torch.arange(last, -1, -1)
-        real(x, norm, eps, weight.flip(0), offsets.flip(0) + 2 * back - last, *rest)
+        back = offsets.flip(0) + 2 * torch.arange(last, -1, -1) - last
+        return x, head._replace(weight=head.weight.flip(0)), drafts._replace(draft_to_target=back), None
 
-    replace_op(patch, "greedy_head", broken)
+    change_arguments(patch, "draft_from_hidden", broken)
 
 
 @mutant("heads-in-tiles-noise", "kernel", hazard="heads-in-tiles")
 def noise_of_the_first_row(patch: pytest.MonkeyPatch) -> None:
     """The sampling head in half precision draws the noise of request 0 for the rows of its tile."""
 
-    def change(x: Tensor, norm: Any, eps: Any, weight: Any, ids: Any, warm: Any, seeds: Tensor, *rest: Any) -> Any:
-        return x, norm, eps, weight, ids, warm, seeds[:1].expand_as(seeds) if _in_tiles(x) else seeds, *rest
+    def change(x: Tensor, head: Any, drafts: Any, draws: ops.Draws | None = None) -> tuple[Any, ...]:
+        if draws is not None and _in_tiles(x):
+            draws = draws._replace(seeds=draws.seeds[:1].expand_as(draws.seeds))
+        return x, head, drafts, draws
 
-    change_arguments(patch, "gumbel_head", change)
+    change_arguments(patch, "draft_from_hidden", change)
 
 
 @mutant("wide-rows", "kernel")

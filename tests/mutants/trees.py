@@ -11,6 +11,7 @@ from mutants.registry import mutant
 from torch import Tensor
 
 import specgraph.ops.tree
+from specgraph import ops
 from specgraph.ops import Mask
 
 
@@ -56,10 +57,10 @@ def moved_backwards(patch: pytest.MonkeyPatch) -> None:
 def later_levels_visible(patch: pytest.MonkeyPatch) -> None:
     """Rows of a draft step also attend to the slots of later levels, where nodes of the round before are."""
 
-    def broken(real: Any, *args: Any, **options: Any) -> None:
-        real(*args, **options)
-        k = options["beam_scores"].shape[1]
-        options["ancestors"].bitwise_or_(torch.ones_like(options["ancestors"]).neg() << ((args[2] + 1) * k))
+    def broken(real: Any, logits: Any, ids: Any, step: Tensor, first: bool, candidates: Any, beams: ops.Beams) -> None:
+        real(logits, ids, step, first, candidates, beams)
+        k = beams.scores.shape[1]
+        beams.ancestors.bitwise_or_(torch.ones_like(beams.ancestors).neg() << ((step + 1) * k))
 
     replace_op(patch, "grow_tree", broken)
 
@@ -80,9 +81,9 @@ def higher_id_first(patch: pytest.MonkeyPatch) -> None:
 def later_node_first(patch: pytest.MonkeyPatch) -> None:
     """Among nodes of equal score the one that was drawn last is chosen."""
 
-    def broken(real: Any, scores: Tensor, *rest: Any) -> None:
-        later = torch.arange(scores.shape[1], device=scores.device) * 1e-5
-        real(scores + later, *rest)
+    def broken(real: Any, candidates: ops.Candidates, tree: ops.TreeNodes) -> None:
+        later = torch.arange(candidates.scores.shape[1], device=candidates.scores.device) * 1e-5
+        real(candidates._replace(scores=candidates.scores + later), tree)
 
     replace_op(patch, "choose_nodes", broken)
 

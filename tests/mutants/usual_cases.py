@@ -12,6 +12,7 @@ from mutants.draft_ops import change_arguments, replace_op
 from mutants.registry import mutant
 from torch import Tensor
 
+from specgraph import ops
 from specgraph.capture.read_set import ReadSetGuard
 from specgraph.device import GraphPool
 from specgraph.device.cpu.platform import CpuPlatform
@@ -29,11 +30,12 @@ PAGED: Any = import_module("specgraph.ops.paged_attention")
 def ids_of_16_bits(patch: pytest.MonkeyPatch) -> None:
     """Verification keeps the target's most likely token in 16 bits."""
 
-    def broken(real: Any, logits: Tensor, drafts: Tensor, starts: Tensor, sampled: Tensor, counts: Tensor) -> None:
-        real(logits, drafts, starts, sampled, counts)
-        sampled.copy_(torch.where(sampled > 0, sampled % 65536, sampled))
+    def broken(real: Any, *args: Any) -> None:
+        real(*args)
+        tokens = args[-1].token_ids
+        tokens.copy_(torch.where(tokens > 0, tokens % 65536, tokens))
 
-    replace_op(patch, "verify_greedy", broken)
+    replace_op(patch, "verify_drafts", broken)
 
 
 @mutant("large-vocabulary-embedding", "kernel", hazard="large-vocabulary")
@@ -75,7 +77,7 @@ def norm_of_both_or_none(patch: pytest.MonkeyPatch) -> None:
 @mutant("verify-rounds-probabilities", "kernel")
 def probabilities_in_half(patch: pytest.MonkeyPatch) -> None:
     """Rejection sampling rounds the target's probabilities to the dtype of its logits."""
-    change_arguments(patch, "verify_sampled", lambda logits, *rest: (logits.softmax(-1).float().log(), *rest))
+    change_arguments(patch, "verify_drafts", lambda logits, *rest: (logits.softmax(-1).float().log(), *rest))
 
 
 @mutant("trees-of-one-shape", "kernel")
@@ -94,8 +96,8 @@ def mask_of_32_bits(patch: pytest.MonkeyPatch) -> None:
 def parents_of_the_first(patch: pytest.MonkeyPatch) -> None:
     """Verification follows the parents of request 0's tree in every request."""
 
-    def change(logits: Any, tokens: Any, parents: Tensor, *rest: Any) -> tuple[Any, ...]:
-        return logits, tokens, parents[:1].expand_as(parents).contiguous(), *rest
+    def change(logits: Any, tree: ops.TreeNodes, *rest: Any) -> tuple[Any, ...]:
+        return logits, tree._replace(parents=tree.parents[:1].expand_as(tree.parents).contiguous()), *rest
 
     change_arguments(patch, "verify_tree", change)
 
@@ -104,9 +106,8 @@ def parents_of_the_first(patch: pytest.MonkeyPatch) -> None:
 def noise_of_the_row(patch: pytest.MonkeyPatch) -> None:
     """Verification of a tree draws with the noise of the row's own position instead of the token's after it."""
 
-    def change(*args: Any) -> tuple[Any, ...]:
-        *before, positions, slots = args
-        return *before, positions - 1, slots
+    def change(logits: Any, tree: Any, starts: Any, positions: Tensor, *rest: Any) -> tuple[Any, ...]:
+        return logits, tree, starts, positions - 1, *rest
 
     change_arguments(patch, "verify_tree", change)
 

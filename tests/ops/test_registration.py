@@ -41,12 +41,6 @@ def rows_out() -> dict[str, torch.Tensor]:
     return {"token_ids": i64(R * Q), "positions": i64(R * Q), "slot_mapping": i64(R * Q), "seq_lens": i32(1, 1, 1)}
 
 
-def path_out() -> dict[str, torch.Tensor]:
-    """What verifying a tree of one step writes."""
-    return {"sampled_token_ids": i64(R, 2), "num_sampled": i32(0, 0, 0), "path_rows": i64(R * 2),
-            "from_slots": i64(R), "to_slots": i64(R)}  # fmt: skip
-
-
 def arguments() -> dict[str, tuple[tuple, dict]]:
     """Fresh arguments for each op, by its registered name."""
     rows = f32(R * Q, H, D), f32(R * Q, KVH, D), f32(R * Q, KVH, D)
@@ -70,29 +64,9 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
         "paged_attention_host": (
             (*attend, HostLengths([Q] * R, [5, 0, 9]), Mask(), new), {"scale": 0.35, "out": torch.zeros(R * Q, H, D)},
         ),
-        "draft_greedy": ((f32(R, DV), OFFSETS, step, ids, drafts), {}),
-        "draft_gumbel": ((f32(R, DV), OFFSETS, torch.ones(R), i64(R), lengths, step, ids, drafts, f32(R, K, DV)), {}),
-        "verify_greedy": ((f32(R * Q, V), drafts, i64(R), i64(R, Q), i32(0, 0, 0)), {}),
-        "verify_synthetic": ((f32(R * Q, V), drafts, torch.ones(K) / 2, i64(R), i64(R), i64(R, Q), i32(0, 0, 0)), {}),
-        "verify_sampled": (
-            (f32(R * Q, V), drafts, torch.softmax(f32(R, K, DV), -1), OFFSETS, torch.ones(R), i64(R), i64(R), i64(R, Q),
-             i32(0, 0, 0)), {},
-        ),
-        "adjust_logits": (
-            (f32(R * Q, V), drafts, torch.ones(R), i64(R) + 3, f32(R).abs(), f32(R).abs(), f32(R).abs() + 1, f32(R),
-             f32(R), f32(R, V), torch.ones(R, V).int(), torch.zeros(R, V, dtype=torch.bool)), {},
-        ),
-        "count_tokens": ((i64(R, Q), torch.ones(R, V).int()), {}),
-        "emitted_logprobs": ((f32(R * Q, V), i64(R, Q), f32(R, Q)), {}),
         "greedy_next_step": (
-            (f32(R, 8), f32(8), 1e-5, f32(DV, 8), OFFSETS, step, ids, drafts, lengths, i64(R), i64(R), TABLE,
-             *limits.values(), f32(V, 6), f32(6), f32(R, 8), f32(8), 1e-5), {},
-        ),
-        "greedy_head": ((f32(R, 8), f32(8), 1e-5, f32(DV, 8), OFFSETS, step, ids, drafts), {}),
-        "greedy_block_head": ((f32(R * K, 8), f32(8), 1e-5, f32(DV, 8), OFFSETS, drafts), {}),
-        "gumbel_head": (
-            (f32(R, 8), f32(8), 1e-5, f32(DV, 8), OFFSETS, torch.ones(R), i64(R), lengths, step, ids, drafts,
-             f32(R, K, DV)), {},
+            (f32(R, 8), ops.Head(f32(8), 1e-5, f32(DV, 8)), ops.Drafts(drafts, OFFSETS, step, ids), lengths, i64(R),
+             i64(R), TABLE, *limits.values(), f32(V, 6), f32(6), f32(R, 8), f32(8), 1e-5), {},
         ),
         "begin_block": (
             (i64(R, Q), i32(1, 0, 3), i64(R), TABLE),
@@ -101,10 +75,6 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
         "begin_masked": (
             (i64(R, Q), i32(1, 0, 3), i64(R), TABLE),
             {"mask_token_id": 10, **limits, **rows_out(), "hidden_rows": i64(R * Q), "draft_rows": i64(R)},
-        ),
-        "draft_block_greedy": ((f32(R * K, DV), OFFSETS, drafts), {}),
-        "draft_block_gumbel": (
-            (f32(R * K, DV), OFFSETS, torch.ones(R), i64(R), i64(R), i32(1, 0, 3), drafts, f32(R, K, DV)), {},
         ),
         "begin_modules": (
             (i64(R, Q), i32(1, 0, 3), i64(R), TABLE, f32(R * Q, 8)),
@@ -131,35 +101,8 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
         ),
         "next_verify": ((i64(R, Q), i32(1, 0, 3), drafts, i64(R), ids, i64(R, K)), {}),
         "take_rows": ((f32(R * Q, 8), i64(R) + 2, f32(R, 8)), {}),
-        "grow_tree": (
-            (f32(R * 2, DV), OFFSETS, i64(1) + 1),
-            {"first": False, "node_scores": f32(R, 6), "node_token_ids": i64(R, 6), "node_parents": i64(R, 6),
-             "beam_scores": f32(R, 2), "beam_nodes": i64(R, 2), "beam_rows": i64(R * 2), "token_ids": i64(R * 2),
-             "ancestors": i64(R * 2) + 1},
-        ),
-        "draft_block_tree": ((f32(R * 3, DV), OFFSETS, 2, i64(R, 4), i64(R, 4)), {}),
-        "choose_nodes": ((f32(R, 6), i64(R, 6), i64(R, 6) - 1, i64(R, 4), i64(R, 4)), {}),
-        "advance_tree": (
-            (lengths, i64(R), TABLE),
-            {"tree_len": 2, **limits, "seq_lens": i32(1, 1, 1), "positions": i64(R * 2), "slot_mapping": i64(R * 2),
-             "draft_step": step},
-        ),
-        "begin_tree_verify": (
-            (i64(R), drafts, drafts.clone(), i64(R), TABLE),
-            {"num_steps": 1, **limits, **rows_out(), "ancestors": i64(R * Q)},
-        ),
-        "verify_tree": (
-            (f32(R * Q, V), drafts, drafts.clone(), torch.ones(R), i64(R), i64(R), i64(R * Q), slots), path_out(),
-        ),
-        "verify_tree_synthetic": (
-            (f32(R * Q, V), drafts, torch.ones(1) / 2, i64(R), i64(R), slots), path_out(),
-        ),
         "all_reduce": ((f32(R, V), "one"), {}),
         "all_gather": ((f32(R, V), "one", 1), {}),
-        "best_tokens": ((f32(R, V), 22), {}),
-        "draft_best": ((i64(2, R, 2), OFFSETS, step, ids, drafts), {}),
-        "verify_best": ((i64(2, R * (K + 1), 2), drafts, i64(R), i64(R, K + 1), i32(0, 0, 0)), {}),
-        "move_kv": ((f32(*CACHE), f32(*CACHE), i64(2) + 5, i64(2) + 6), {}),
     }  # fmt: skip
 
 
@@ -216,15 +159,15 @@ def test_implementing_an_op_twice_keeps_the_first():
     calls: list[str] = []
 
     def make(name: str):
-        def kernel(logits, draft_to_target, draft_step, token_ids, draft_token_ids):
+        def kernel(x, group):
             calls.append(name)
 
         return kernel
 
-    implement("draft_greedy", "PrivateUse3", make("first"))  # a key that no test's tensors have
-    implement("draft_greedy", "PrivateUse3", make("second"))
+    implement("all_reduce", "PrivateUse3", make("first"))  # a key that no test's tensors have
+    implement("all_reduce", "PrivateUse3", make("second"))
     key = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse3)
-    torch.ops.specgraph.draft_greedy.default.redispatch(key, *arguments()["draft_greedy"][0])
+    torch.ops.specgraph.all_reduce.default.redispatch(key, *arguments()["all_reduce"][0])
     assert calls == ["first"]
 
 

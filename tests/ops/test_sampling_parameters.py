@@ -63,11 +63,11 @@ def test_against_float64(requests, steps, seed, tree):
             counts[row, token] += 1
     before = counts.clone()
     temperature = torch.tensor([t for _, t, *_ in requests])
-    got = ops.adjust_logits(
-        logits, drafts, temperature, column("top_k", torch.int64), column("top_p"), column("min_p"),
-        column("repetition_penalty"), column("presence_penalty"), column("frequency_penalty"), bias, counts, prompt,
-        ancestors,
+    asked = ops.SamplingParameters(
+        column("top_k", torch.int64), column("top_p"), column("min_p"), column("repetition_penalty"),
+        column("presence_penalty"), column("frequency_penalty"), bias, counts, prompt,
     )  # fmt: skip
+    got = ops.adjust_logits(logits, temperature, asked, drafts, ancestors)
     assert torch.equal(counts, before)
     for row, (parameters, t, tokens, output) in enumerate(requests):
         for i in range(steps + 1):
@@ -78,9 +78,3 @@ def test_against_float64(requests, steps, seed, tree):
                 assert int(now.argmax()) == int(wanted.argmax())
             else:
                 torch.testing.assert_close(torch.softmax(now / t, -1), wanted.float(), rtol=1e-4, atol=1e-6)
-
-
-def test_tokens_are_counted_and_padding_is_not():
-    counts = torch.zeros(2, 5).int()
-    ops.count_tokens(torch.tensor([[1, 1, -1], [4, -1, -1]]), counts)
-    assert counts.tolist() == [[0, 2, 0, 0, 0], [0, 0, 0, 0, 1]]

@@ -10,8 +10,8 @@ from torch.utils._pytree import tree_leaves
 from specgraph import ops
 from specgraph.ops.triton.trial import agrees_with_reference
 
-OPS = ["begin_propose", "norm_linear", "paged_attention", "norm_gate_up", "draft_gumbel", "advance",
-       "verify_sampled"]  # fmt: skip
+OPS = ["begin_propose", "norm_linear", "paged_attention", "norm_gate_up", "draft_from_logits", "advance",
+       "verify_drafts"]  # fmt: skip
 
 
 class WrongOnce:

@@ -39,14 +39,16 @@ def draft(drafter: Tensor, offsets: Tensor | None, temperature: Tensor, seeds: T
         logits = drafter[token_ids]
         # The first draft token is that of start + 1: the token at `start` is known.
         lengths = (starts + step).int()
-        ops.draft_gumbel(logits, offsets, temperature, seeds, lengths, torch.tensor([step]), token_ids, drafts, probs)
+        to = ops.Drafts(drafts, offsets, torch.tensor([step]), token_ids)
+        ops.draft_from_logits(logits, to, ops.Draws(temperature, seeds, lengths, None, probs))
     return drafts, probs
 
 
 def verify(logits: Tensor, drafts: Tensor, probs, offsets, temperature: Tensor, seeds: Tensor, starts: Tensor):
     sampled = torch.full((drafts.shape[0], drafts.shape[1] + 1), -7)
     counts = torch.full((drafts.shape[0],), -7, dtype=torch.int32)
-    ops.verify_sampled(logits, drafts, probs, offsets, temperature, seeds, starts, sampled, counts)
+    acceptance = ops.Acceptance(temperature, seeds, probs, offsets)
+    ops.verify_drafts(logits, drafts, starts, acceptance, ops.Sampled(sampled, counts))
     return sampled, counts
 
 
@@ -111,22 +113,6 @@ def test_lossless_with_drafts_taken_with_certainty():
     assert follows(continuations(sampled, counts, 1.0), joint(1.0))
     share = (counts > 1).float().mean()
     assert share == pytest.approx(float(torch.softmax(TARGET[0], 0)[drafts[0, 0]]), abs=0.01)
-
-
-@pytest.mark.parametrize("with_probs", [False, True])
-def test_lossless_where_there_is_no_draft(with_probs):
-    """-1 is rejected, and the token in its place follows the target: its distribution is stale and must not count."""
-    warmth, seeds, starts = batch()
-    drafts, probs = draft(DRAFTERS["unlike the target"][0], None, warmth, seeds, starts)
-    drafts[::2], drafts[1::2, 1] = -1, -1
-    if not with_probs:
-        warmth_free = drafts >= 0
-        drafts, probs = torch.where(warmth_free, torch.tensor(2), -1), None
-    sampled, counts = verify(target_rows(drafts), drafts, probs, None, warmth, seeds, starts)
-    assert (counts[::2] == 1).all()
-    assert counts[1::2].unique().tolist() == [1, 2]
-    for rows in (slice(0, None, 2), slice(1, None, 2)):
-        assert follows(continuations(sampled[rows], counts[rows], 1.0), joint(1.0))
 
 
 def biased(kind: str, monkeypatch) -> Tensor:
@@ -217,20 +203,6 @@ def test_against_the_loop(requests, steps, seed, data):
         wanted = [] if start < 0 else naive(p[r], q[r].tolist(), drafts[r].tolist(), int(seeds[r]), start)
         assert sampled[r].tolist() == wanted + [-1] * (steps + 1 - len(wanted))
         assert int(counts[r]) == len(wanted)
-
-
-def test_temperature_zero_is_greedy_verification():
-    g = torch.Generator().manual_seed(0)
-    logits = torch.randn(64 * 3, 5, generator=g)
-    best = logits.argmax(1).view(64, 3)[:, :2]
-    drafts = torch.where(torch.rand(64, 2, generator=g) < 0.6, best, torch.randint(-1, 5, (64, 2), generator=g))
-    starts = torch.randint(-1, 9, (64,), generator=g)
-    wanted = torch.empty(64, 3, dtype=torch.int64), torch.empty(64, dtype=torch.int32)
-    ops.verify_greedy(logits, drafts, starts, *wanted)
-    probs = torch.nn.functional.one_hot(drafts.clamp(min=0), 5).float()
-    for given_probs in (probs, None):
-        got = verify(logits, drafts, given_probs, None, torch.zeros(64), torch.arange(64), starts)
-        assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
 
 
 def test_a_run_repeats_and_does_not_depend_on_the_batch_around_it():

@@ -35,8 +35,7 @@ WEIGHTS = {
     OPS.norm_gate_up: [3],
     OPS.linear_norm_linear: [1, 7],
     OPS.linear_norm_gate_up: [1, 7],
-    OPS.greedy_block_head: [3],
-    OPS.greedy_head: [3],
+    OPS.draft_from_hidden: [3],
     OPS.greedy_next_step: [3],
     OPS.pair_linear: [6],
 }

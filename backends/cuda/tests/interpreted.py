@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 pytest.importorskip("triton")
 
@@ -41,6 +42,19 @@ def run(name: str, *arguments: object, written: dict[str, Tensor], **options: ob
     there = {key: value.clone().to(DEVICE) for key, value in written.items()}
     getattr(ops(), name)(*(a.to(DEVICE) if isinstance(a, Tensor) else a for a in arguments), **options, **there)
     return {key: value.cpu() for key, value in there.items()}
+
+
+def expect_same(name: str, *arguments: object, **options: object) -> Any:
+    """Run one op of the device and its reference on copies of the arguments, and compare all tensors: integers exactly,
+    float32 to its rounding. Return the reference's arguments."""
+    there = tree_map_only(Tensor, lambda t: t.clone().to(DEVICE), arguments)
+    here = tree_map_only(Tensor, Tensor.clone, arguments)
+    getattr(ops(), name)(*there, **options)
+    getattr(kernels, name).reference(*here, **options)
+    for seen, wanted in zip(tree_leaves(there), tree_leaves(here), strict=True):
+        if isinstance(wanted, Tensor):
+            torch.testing.assert_close(seen.cpu(), wanted, rtol=1e-5, atol=1e-5)
+    return here
 
 
 def expect(name: str, *arguments: object, written: dict[str, Tensor], **options: object) -> dict[str, Tensor]:

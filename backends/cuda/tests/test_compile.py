@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator
+from itertools import product
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -25,7 +26,25 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from specgraph import ops as declared
-from specgraph.ops import DeviceLengths, KVCache, Mask, NewRows, Norm, PairInput, Weight
+from specgraph.ops import (
+    Acceptance,
+    AcceptedPath,
+    Beams,
+    Candidates,
+    DeviceLengths,
+    Drafts,
+    Draws,
+    Head,
+    KVCache,
+    Mask,
+    NewRows,
+    Norm,
+    PairInput,
+    Sampled,
+    SamplingParameters,
+    TreeNodes,
+    Weight,
+)
 from specgraph.ops.triton.implement import TritonOps
 from specgraph.ops.triton.launch import LaunchOptions
 
@@ -101,8 +120,17 @@ def _store(x: Callable[..., Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (x(4, 4, 64), new, KVCache(x(6, 16, 2, 64), x(6, 16, 2, 64))), {}
 
 
-def _head(op: str, *more: Any) -> Call:
-    return Call(op, lambda x: ((x(3, 256), x(256), 1e-6, x(1000, 256), None, *more), {}))
+def _draw(head: bool, block: bool, drawn: bool) -> Call:
+    """3 rows: of 3 requests, or without a step of one."""
+    vocab, requests = (1000 if head else 500), (1 if block else 3)
+    drafts = Drafts(i64(1, 3)) if block else Drafts(i64(3, 4), None, i64(1), i64(3))
+    probs = torch.zeros(*drafts.draft_token_ids.shape, vocab)
+    positions = (i64(requests), i32(requests)) if block else (i32(requests), None)
+    draws = Draws(torch.zeros(requests), i64(requests), *positions, probs) if drawn else None
+    if head:
+        weights = lambda x: (x(3, 256), Head(x(256), 1e-6, x(vocab, 256)))  # noqa: E731
+        return Call("draft_from_hidden", lambda x: ((*weights(x), drafts, draws), {}))
+    return Call("draft_from_logits", lambda x: ((x(3, vocab), drafts, draws), {}))
 
 
 def _modules(x: Callable[..., Tensor]) -> dict[str, Tensor]:
@@ -125,44 +153,50 @@ def _pair(width: int, hidden: int) -> Call:
     return Call("pair_linear", make)
 
 
-def _verify(with_probs: bool, mapped: bool) -> Call:
-    probs, offsets = (torch.zeros(2, 3, 300) if with_probs else None), (i64(300) if mapped else None)
-    arguments = (i64(2, 3), probs, offsets, torch.zeros(2), i64(2), i64(2), i64(2, 4), i32(2))
-    return Call("verify_sampled", lambda x: ((x(8, 300 if not mapped else 500), *arguments), {}))
+def _verify(acceptance: Acceptance) -> Call:
+    columns = 500 if acceptance.draft_to_target is not None or acceptance.draft_probs is None else 300
+    given = i64(2, 3), i64(2), acceptance, Sampled(i64(2, 4), i32(2))
+    return Call("verify_drafts", lambda x: ((x(8, columns), *given), {}))
 
 
+DRAWN = Acceptance(torch.zeros(2), i64(2))
+ACCEPTANCES = [
+    Acceptance(),
+    Acceptance(seeds=i64(2), chances=torch.zeros(3)),
+    DRAWN,
+    DRAWN._replace(draft_probs=torch.zeros(2, 3, 300)),
+    DRAWN._replace(draft_probs=torch.zeros(2, 3, 300), draft_to_target=i64(300)),
+]
 LIMITS = {"max_model_len": 64, "block_size": 16}
 ROWS = {"token_ids": i64(8), "positions": i64(8), "slot_mapping": i64(8), "seq_lens": i32(2)}
 ROUND = (i64(2, 4), i32(2), i64(2))
-NOISE = (torch.zeros(3), i64(3), i32(3))
 LAST = {"last_rows": i64(2), "step_positions": i64(2), "step_seq_lens": i32(2), "draft_step": i64(1)}
 CONTEXT = {"context_positions": i64(8), "context_slots": i64(8), "mask_token_id": 1}
 
-TREE = {"path_rows": i64(8), "from_slots": i64(6), "to_slots": i64(6), "num_sampled": i32(2)}
-TREE |= {"sampled_token_ids": i64(2, 4)}
+TREE = TreeNodes(i64(2, 7), i64(2, 7))
+PATH = Sampled(i64(2, 4), i32(2)), AcceptedPath(i64(8), i64(6), i64(6))
 
 
 def _grow(first: bool, k: int) -> Call:
     rows, count = 2 * (1 if first else k), k + 2 * k * k
-    node = {"node_scores": torch.zeros(2, count), "node_token_ids": i64(2, count), "node_parents": i64(2, count)}
-    beam = {"beam_scores": torch.zeros(2, k), "beam_nodes": i64(2, k), "beam_rows": i64(2 * k)}
-    beam |= {"token_ids": i64(2 * k), "ancestors": i64(2 * k)}
-    return Call("grow_tree", lambda x: ((x(rows, 9000), i64(9000), i64(1)), {"first": first, **node, **beam}))
+    candidates = Candidates(torch.zeros(2, count), i64(2, count), i64(2, count))
+    beams = Beams(torch.zeros(2, k), i64(2, k), i64(2 * k), i64(2 * k), i64(2 * k))
+    return Call("grow_tree", lambda x: ((x(rows, 9000), i64(9000), i64(1), first, candidates, beams), {}))
 
 
 def _adjust(mapped: bool) -> Call:
     floats, vocab, columns = torch.zeros(2), 9000, 3000 if mapped else 9000
-    asked = (i64(2), floats, floats, floats, floats, floats, torch.zeros(2, vocab), i32(2, vocab))
-    arguments = (i64(2, 3), floats, *asked, torch.zeros(2, vocab, dtype=torch.bool))
+    tables = torch.zeros(2, vocab), i32(2, vocab), torch.zeros(2, vocab, dtype=torch.bool)
+    asked = SamplingParameters(i64(2), *([floats] * 5), *tables)
     more = (i64(8), i64(columns)) if mapped else ()
-    return Call("adjust_logits", lambda x: ((x(8, columns), *arguments, *more), {}))
+    return Call("adjust_logits", lambda x: ((x(8, columns), floats, asked, i64(2, 3), *more), {}))
 
 
 CALLS = [
     *[_adjust(mapped) for mapped in (False, True)],
     *[_grow(first, k) for first in (True, False) for k in (3, 4)],
-    Call("draft_block_tree", lambda x: ((x(6, 9000), i64(9000), 4, i64(2, 15), i64(2, 15)), {})),
-    Call("choose_nodes", lambda x: ((torch.zeros(2, 36), i64(2, 36), i64(2, 36), i64(2, 15), i64(2, 15)), {})),
+    Call("draft_block_tree", lambda x: ((x(6, 9000), i64(9000), 4, TreeNodes(i64(2, 15), i64(2, 15))), {})),
+    Call("choose_nodes", lambda x: ((Candidates(torch.zeros(2, 36), i64(2, 36), i64(2, 36)), TREE), {})),
     Call(
         "advance_tree",
         lambda x: (
@@ -180,18 +214,14 @@ CALLS = [
     Call(
         "begin_tree_verify",
         lambda x: (
-            (i64(2), i64(2, 3), i64(2, 3), i64(2), i32(2, 3)),
+            (i64(2), TreeNodes(i64(2, 3), i64(2, 3)), i64(2), i32(2, 3)),
             {**LIMITS, **ROWS, "num_steps": 3, "ancestors": i64(8)},
         ),
     ),
-    Call(
-        "verify_tree",
-        lambda x: ((x(16, 500), i64(2, 7), i64(2, 7), None, None, i64(2), i64(16), i64(16)), TREE),
-    ),
-    Call(
-        "verify_tree_synthetic",
-        lambda x: ((x(16, 500), i64(2, 7), torch.zeros(3), i64(2), i64(2), i64(16)), TREE),
-    ),
+    *[
+        Call("verify_tree", lambda x, how=how: ((x(16, 500), TREE, i64(2), i64(16), i64(16), how, *PATH), {}))
+        for how in ACCEPTANCES[:2]
+    ],
     Call("move_kv", lambda x: ((x(6, 16, 2, 64), x(6, 16, 2, 64), i64(5), i64(5)), {})),
     Call("rotate_and_store", _store),
     _attend(8, "tree"),
@@ -215,13 +245,8 @@ CALLS = [
         lambda x: (
             (
                 x(3, 512),
-                x(512),
-                1e-6,
-                x(1000, 512),
-                i64(1000),
-                i64(1),
-                i64(3),
-                i64(3, 4),
+                Head(x(512), 1e-6, x(1000, 512)),
+                Drafts(i64(3, 4), i64(1000), i64(1), i64(3)),
                 i32(3),
                 i64(3),
                 i64(3),
@@ -239,19 +264,7 @@ CALLS = [
     ),
     _pair(256, 256),
     _pair(64, 128),
-    _head("greedy_head", i64(1), i64(3), i64(3, 4)),
-    _head("greedy_block_head", i64(1, 3)),
-    _head("gumbel_head", *NOISE, i64(1), i64(3), i64(3, 4), torch.zeros(3, 4, 1000)),
-    Call("draft_greedy", lambda x: ((x(3, 500), None, i64(1), i64(3), i64(3, 2)), {})),
-    Call("draft_gumbel", lambda x: ((x(3, 500), None, *NOISE, i64(1), i64(3), i64(3, 2), torch.zeros(3, 2, 500)), {})),
-    Call("draft_block_greedy", lambda x: ((x(6, 500), None, i64(2, 3)), {})),
-    Call(
-        "draft_block_gumbel",
-        lambda x: (
-            (x(6, 500), None, torch.zeros(2), i64(2), i64(2), i32(2), i64(2, 3), torch.zeros(2, 3, 500)),
-            {},
-        ),
-    ),
+    *[_draw(*ways) for ways in product((False, True), repeat=3)],
     Call("take_rows", lambda x: ((x(9, 64), i64(3), x(3, 64)), {})),
     Call(
         "load_round",
@@ -267,9 +280,7 @@ CALLS = [
         ),
     ),
     Call("advance", lambda x: ((i32(2), i64(2), i64(2), i64(1), i32(2, 3), 64, 16), {})),
-    Call("verify_greedy", lambda x: ((x(8, 500), i64(2, 3), i64(2), i64(2, 4), i32(2)), {})),
-    Call("verify_synthetic", lambda x: ((x(8, 500), i64(2, 3), torch.zeros(3), i64(2), i64(2), i64(2, 4), i32(2)), {})),
-    *[_verify(probs, mapped) for probs, mapped in ((False, False), (True, False), (True, True))],
+    *[_verify(acceptance) for acceptance in ACCEPTANCES],
     Call("begin_propose", lambda x: ((*ROUND, i32(2, 3)), {**LIMITS, **ROWS, **LAST})),
     Call("begin_propose", lambda x: ((*ROUND, i32(2, 3)), {**LIMITS, **ROWS, **LAST, "rows_without_block": i64(1)})),
     Call("begin_verify", lambda x: ((i64(2), i64(2, 3), i64(2), i32(2, 3)), {**LIMITS, **ROWS})),
@@ -351,7 +362,7 @@ def test_loops_of_linears_have_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
         x = torch.zeros(count, 4096, dtype=torch.bfloat16)
         ops.norm_linear(x, None, Weight(weight))
         ops.norm_gate_up(x, None, Weight(weight))
-        ops.greedy_head(x, None, 1e-6, weight, None, i64(1), i64(count), i64(count, 4))
+        ops.draft_from_hidden(x, Head(None, 1e-6, weight), Drafts(i64(count, 4), None, i64(1), i64(count)))
         ops.norm_linear(x, None, Weight(weight.to(torch.float8_e4m3fn), None, torch.ones(1, 4096)))
     with contextlib.suppress(RuntimeError):
         driver.reset_active()
@@ -382,7 +393,7 @@ def test_a_gpu_with_99_kib_of_shared_memory_has_tiles_that_fit(monkeypatch: pyte
         x = torch.zeros(rows, 4096, dtype=torch.bfloat16)
         ops.norm_linear(x, None, Weight(weight))
         ops.norm_gate_up(x, None, Weight(weight))
-        ops.greedy_head(x, None, 1e-6, weight, None, i64(1), i64(rows), i64(rows, 4))
+        ops.draft_from_hidden(x, Head(None, 1e-6, weight), Drafts(i64(rows, 4), None, i64(1), i64(rows)))
         for op in (ops.norm_linear, ops.norm_gate_up):
             op(x, None, Weight(weight.to(torch.float8_e4m3fn), None, torch.ones(1, 8192)))
     with contextlib.suppress(RuntimeError):

@@ -10,6 +10,7 @@ from interpreted import DEVICE, INTERPRETED, device, ops
 from torch import Tensor
 from torch.nn import functional
 
+from specgraph.ops import Drafts, Head
 from specgraph.ops.linear import Weight, dequantised, quantised
 from specgraph.ops.triton.implement import TritonOps
 from specgraph.ops.triton.launch import LaunchOptions, ManyRows
@@ -89,7 +90,8 @@ def test_heads(rows: int) -> None:
     x, weight = first_rows(rows, 256), make(300, 256, scale=1 / 16)
     logits = x.double() @ weight.double().T
     token_ids, drafts = (torch.full(size, -7, device=DEVICE) for size in ((rows,), (rows, 2)))
-    ops().greedy_head(x, None, 0.0, weight, None, torch.zeros(1, dtype=torch.int64, device=DEVICE), token_ids, drafts)
+    to = Drafts(drafts, None, torch.zeros(1, dtype=torch.int64, device=DEVICE), token_ids)
+    ops().draft_from_hidden(x, Head(None, 0.0, weight), to)
     assert bool((logits.gather(1, token_ids[:, None])[:, 0] >= logits.amax(1) - 4e-3).all())
     assert torch.equal(drafts[:, 0], token_ids)
     assert bool((drafts[:, 1] == -7).all())

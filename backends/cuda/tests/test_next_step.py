@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -33,6 +34,13 @@ def part_of_rows(table: Tensor) -> Tensor:
 def column_by_column(table: Tensor) -> Tensor:
     """The same values, those of a column one after the other."""
     return table.t().contiguous().t()
+
+
+def records(tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """The tensors as the op takes them."""
+    drafts = kernels.Drafts(*(tensors.pop(name) for name in kernels.Drafts._fields))
+    head = kernels.Head(None, 0.0, tensors.pop("weight"))
+    return {**tensors, "head": head, "drafts": drafts}
 
 
 @pytest.mark.parametrize(
@@ -66,13 +74,13 @@ def test_three_steps(requests: int, normed: bool, mapped: bool, stored: Callable
     there = {name: tensor.clone().to(DEVICE) for name, tensor in places.items()}
     fixed = {"weight": weight, "draft_to_target": offsets, "block_table": blocks_of, "table": table}
     fixed |= {"table_norm": norms[0], "hidden_norm": norms[1]}
-    limits = {"norm": None, "eps": 0.0, "max_model_len": LIMIT, "block_size": BLOCK, "hidden_eps": 0.01}
+    limits = {"max_model_len": LIMIT, "block_size": BLOCK, "hidden_eps": 0.01}
     for _ in range(3):
         x, hidden = whole(requests, size), torch.randn(requests, size + 8).to(torch.float16)[:, :size]
-        wanted = kernels.greedy_next_step.reference(**places, **fixed, **limits, x=x, hidden=hidden)
+        wanted = kernels.greedy_next_step.reference(**records(places | fixed), **limits, x=x, hidden=hidden)
         moved = {name: None if t is None else t.to(DEVICE) for name, t in fixed.items()}
         moved["table"] = stored(moved["table"])
-        pair = ops().greedy_next_step(**there, **moved, **limits, x=x.to(DEVICE), hidden=hidden.to(DEVICE))
+        pair = ops().greedy_next_step(**records(there | moved), **limits, x=x.to(DEVICE), hidden=hidden.to(DEVICE))
         for name, expected in places.items():
             assert torch.equal(there[name].cpu(), expected), name
         torch.testing.assert_close(pair.cpu().float(), wanted.float(), rtol=4e-3, atol=4e-3)

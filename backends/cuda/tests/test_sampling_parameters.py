@@ -5,10 +5,13 @@ With TRITON_INTERPRET=1 also without a GPU.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from interpreted import DEVICE, INTERPRETED, device, ops
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from specgraph import ops as kernels
 from specgraph.ops.triton import sampling_parameters_ops
@@ -23,8 +26,19 @@ FILTERS = [
 """Per request; the requests of a batch take them in turn."""
 
 
-def batch(requests: int, steps: int, vocab: int, drafted: int | None, logits: Tensor, seed: int) -> list[Tensor | None]:
-    """Arguments of `adjust_logits`: penalties, bias and filters mixed, requests without any among them."""
+class Arguments(NamedTuple):
+    """Those of `adjust_logits`."""
+
+    logits: Tensor
+    temperature: Tensor
+    parameters: kernels.SamplingParameters
+    draft_token_ids: Tensor
+    ancestors: Tensor | None = None
+    draft_to_target: Tensor | None = None
+
+
+def batch(requests: int, steps: int, vocab: int, drafted: int | None, logits: Tensor, seed: int) -> Arguments:
+    """Penalties, bias and filters mixed, requests without any among them."""
     g = torch.Generator().manual_seed(seed)
 
     def column(name: str, default: float, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -40,17 +54,17 @@ def batch(requests: int, steps: int, vocab: int, drafted: int | None, logits: Te
         offsets = torch.randperm(vocab, generator=g)[:drafted].sort().values - torch.arange(drafted)
     bias = torch.randn(requests, vocab, generator=g) * (torch.rand(requests, vocab, generator=g) < 0.1)
     counts = torch.randint(0, 3, (requests, vocab), generator=g, dtype=torch.int32)
-    return [
-        logits, torch.randint(-1, min(vocab, 9), (requests, steps), generator=g), column("temperature", 0.7),
+    drafts = torch.randint(-1, min(vocab, 9), (requests, steps), generator=g)
+    parameters = kernels.SamplingParameters(
         column("top_k", 0, torch.int64), column("top_p", 1.0), column("min_p", 0.0), some(1.0, 1.3, 0.8),
         some(0.0, 0.6, -0.4), some(0.0, 0.25, -0.1), bias, counts, torch.rand(requests, vocab, generator=g) < 0.3,
-        None, offsets,
-    ]  # fmt: skip
+    )  # fmt: skip
+    return Arguments(logits, column("temperature", 0.7), parameters, drafts, None, offsets)
 
 
-def check(arguments: list[Tensor | None]) -> None:
+def check(arguments: Arguments) -> None:
     wanted = kernels.adjust_logits.reference(*arguments)
-    got = ops().adjust_logits(*[None if each is None else each.to(DEVICE) for each in arguments]).cpu()
+    got = ops().adjust_logits(*tree_map_only(Tensor, lambda t: t.to(DEVICE), arguments)).cpu()
     different = (got != wanted).nonzero()
     assert not len(different), (different[:5], got[tuple(different[0])], wanted[tuple(different[0])])
 
@@ -79,9 +93,10 @@ def test_the_reference_keeps_the_same_tokens(kind, vocab, steps, dtype, monkeypa
         logits.zero_()
     arguments = batch(requests, steps, vocab, None, logits.to(dtype), seed=3)
     if kind in ("ties", "equal"):  # as many ties as before: no bias, whole penalties
-        arguments[9] = torch.zeros(requests, vocab)
-        arguments[6] = torch.ones(requests)
-        arguments[7], arguments[8] = torch.ones(requests), torch.zeros(requests)
+        ones, zeros = torch.ones(requests), torch.zeros(requests)
+        whole = {"repetition_penalty": ones, "presence_penalty": ones, "frequency_penalty": zeros}
+        parameters = arguments.parameters._replace(bias=torch.zeros(requests, vocab), **whole)
+        arguments = arguments._replace(parameters=parameters)
     check(arguments)
 
 
@@ -90,12 +105,10 @@ def test_in_chains_in_trees_and_for_drafts(seed) -> None:
     g = torch.Generator().manual_seed(seed)
     requests, steps = 3, 3
     tree = batch(requests, steps, 300, None, torch.randn(requests * (steps + 1), 300, generator=g) * 2, seed)
-    tree[12] = torch.randint(0, 1 << (steps + 1), (requests * (steps + 1),), generator=g)
     check(tree)
-    check([*tree[:12], None, None])
+    check(tree._replace(ancestors=torch.randint(0, 1 << (steps + 1), (requests * (steps + 1),), generator=g)))
     draft = batch(requests, steps, 300, 120, torch.randn(requests * 2, 120, generator=g) * 2, seed)
-    draft[12] = torch.full((requests * 2,), -1)
-    check(draft)
+    check(draft._replace(ancestors=torch.full((requests * 2,), -1)))
 
 
 @pytest.mark.skipif(INTERPRETED, reason="large")
@@ -103,5 +116,4 @@ def test_in_chains_in_trees_and_for_drafts(seed) -> None:
 def test_of_a_real_vocabulary(temperature) -> None:
     logits = torch.randn(14 * 6, 128256, generator=torch.Generator().manual_seed(1)) * 3
     arguments = batch(14, 5, 128256, None, logits.bfloat16(), seed=0)
-    arguments[2] = torch.full((14,), temperature)
-    check(arguments)
+    check(arguments._replace(temperature=torch.full((14,), temperature)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from interpreted import DEVICE, INTERPRETED, device, expect, ops
+from interpreted import DEVICE, INTERPRETED, device, expect, expect_same, ops
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
@@ -16,6 +16,10 @@ from specgraph.ops import DeviceLengths, KVCache, Mask
 
 __all__ = ["device"]  # the fixture
 BLOCK = 16
+
+
+def full(*shape: int) -> Tensor:
+    return torch.full(shape, -7)
 
 
 def random_tables(requests: int, blocks: int, g: torch.Generator) -> Tensor:
@@ -40,18 +44,15 @@ def test_growing_and_choosing(requests: int, k: int, steps: int, vocab: int, map
     g = torch.Generator().manual_seed(k)
     offsets = torch.arange(vocab) if mapped else None
     count = k + (steps - 1) * k * k
-    state = {"node_scores": torch.zeros(requests, count), "beam_scores": torch.zeros(requests, k)}
-    state |= {name: torch.full((requests, count), -7) for name in ("node_token_ids", "node_parents")}
-    state |= {"beam_nodes": torch.full((requests, k), -7)}
-    state |= {name: torch.full((requests * k,), -7) for name in ("beam_rows", "token_ids", "ancestors")}
+    candidates = kernels.Candidates(torch.zeros(requests, count), *(full(requests, count) for _ in range(2)))
+    beams = kernels.Beams(torch.zeros(requests, k), full(requests, k), *(full(requests * k) for _ in range(3)))
     for step in range(steps):
         logits = torch.randn(requests * (1 if step == 0 else k), vocab, generator=g) * 4
         logits[-1, [17, 5, 300, 301]] = 30.0  # equals, in two blocks where there are two
-        state = expect("grow_tree", logits, offsets, torch.tensor([step]), first=step == 0, written=state)
+        given = logits, offsets, torch.tensor([step]), step == 0
+        *_, candidates, beams = expect_same("grow_tree", *given, candidates, beams)
     nodes = min(count, 15)
-    written = {name: torch.full((requests, nodes), -7) for name in ("draft_token_ids", "draft_parents")}
-    candidates = [state[name] for name in ("node_scores", "node_token_ids", "node_parents")]
-    expect("choose_nodes", *candidates, written=written)
+    expect_same("choose_nodes", candidates, kernels.TreeNodes(full(requests, nodes), full(requests, nodes)))
 
 
 @pytest.mark.parametrize(
@@ -64,8 +65,9 @@ def test_a_tree_of_one_pass(steps: int, top_k: int, nodes: int, own_vocabulary: 
     logits[-steps:, [17, 5, 4300, 301]] = 30.0  # equals, in two blocks of columns
     logits[0, :] = 0.0
     offsets = torch.randint(0, 9, (vocab,), generator=g) if own_vocabulary else None
-    written = {name: torch.full((requests, nodes), -7) for name in ("draft_token_ids", "draft_parents")}
-    expect("draft_block_tree", logits, offsets, top_k, written=written)
+    expect_same(
+        "draft_block_tree", logits, offsets, top_k, kernels.TreeNodes(full(requests, nodes), full(requests, nodes))
+    )
 
 
 @pytest.mark.parametrize("step", [0, 2])
@@ -83,7 +85,8 @@ def test_rows_of_a_verify(nodes: int, steps: int) -> None:
     g, requests = torch.Generator().manual_seed(nodes), 4
     parents = random_tree(requests, nodes, steps, g)
     drafts = torch.randint(-1, 90, (requests, nodes), generator=g)
-    arguments = (torch.randint(0, 90, (requests,), generator=g), drafts, parents, torch.tensor([3, -1, 60, 100]))
+    last, starts = torch.randint(0, 90, (requests,), generator=g), torch.tensor([3, -1, 60, 100])
+    arguments = (last, kernels.TreeNodes(drafts, parents), starts)
     written = {"seq_lens": torch.full((requests,), -7, dtype=torch.int32)}
     names = ("token_ids", "positions", "slot_mapping", "ancestors")
     written |= {name: torch.full((requests * (nodes + 1),), -7) for name in names}
@@ -103,18 +106,18 @@ def test_accepting_a_path(way: str, nodes: int, steps: int) -> None:
     slots = torch.randperm(900, generator=g)[: requests * (nodes + 1)]
     slots[::7] = -1
     positions, seeds = torch.arange(requests * (nodes + 1)) + 5, torch.arange(requests) * 977
-    written = {"num_sampled": torch.full((requests,), -7, dtype=torch.int32)}
-    written |= {"sampled_token_ids": torch.full((requests, steps + 1), -7)}
-    written |= {"path_rows": torch.full((requests * (steps + 1),), -7)}
-    written |= {name: torch.full((requests * steps,), -7) for name in ("from_slots", "to_slots")}
-    if way == "synthetic":
-        chances = torch.full((steps,), 0.6)
-        expect("verify_tree_synthetic", logits, drafts, chances, seeds, starts, slots, written=written)
-        return
-    warm = torch.tensor([0.0, 1.0, 0.7, 0.0, 1.3, 0.2]) if way == "sampled" else None
-    sampling = (warm, seeds if way == "sampled" else None)
-    found = expect("verify_tree", logits, drafts, parents, *sampling, starts, positions, slots, written=written)
-    assert nodes == 1 or int(found["num_sampled"].max()) > 1, "no node was accepted: the test compared nothing"
+    acceptance = {
+        "greedy": kernels.Acceptance(),
+        "sampled": kernels.Acceptance(torch.tensor([0.0, 1.0, 0.7, 0.0, 1.3, 0.2]), seeds),
+        "synthetic": kernels.Acceptance(seeds=seeds, chances=torch.full((steps,), 0.6)),
+    }[way]
+    sampled = kernels.Sampled(full(requests, steps + 1), full(requests).int())
+    path = kernels.AcceptedPath(full(requests * (steps + 1)), *(full(requests * steps) for _ in range(2)))
+    given = logits, kernels.TreeNodes(drafts, parents), starts, positions, slots, acceptance
+    *_, found, _ = expect_same("verify_tree", *given, sampled, path)
+    assert way == "synthetic" or nodes == 1 or int(found.num_sampled.max()) > 1, (
+        "no node was accepted: the test compared nothing"
+    )
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from interpreted import DEVICE, INTERPRETED, device, ops
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from specgraph import ops as kernels
 
@@ -42,18 +43,18 @@ def batch(requests: int, steps: int, vocab: int, draft_vocab: int | None, dtype:
     return logits, drafts, q, offsets, temperature, seeds, starts
 
 
-def outputs(requests: int, steps: int, device: str) -> tuple[Tensor, Tensor]:
-    sampled = torch.full((requests, steps + 1), -7, device=device)
-    return sampled, torch.full((requests,), -7, dtype=torch.int32, device=device)
+def outputs(requests: int, steps: int, device: str) -> kernels.Sampled:
+    counts = torch.full((requests,), -7, dtype=torch.int32, device=device)
+    return kernels.Sampled(torch.full((requests, steps + 1), -7, device=device), counts)
 
 
-def run(name: str, arguments: tuple[Tensor | None, ...], requests: int, steps: int) -> list[tuple[Tensor, Tensor]]:
-    """The op on the device and its reference on the CPU."""
-    moved = [None if a is None else a.to(DEVICE) for a in arguments]
-    got, want = outputs(requests, steps, DEVICE), outputs(requests, steps, "cpu")
-    getattr(ops(), name)(*moved, *got)
-    getattr(kernels, name).reference(*arguments, *want)
-    return [(got[0].cpu(), got[1].cpu()), want]
+def run(logits: Tensor, drafts: Tensor, starts: Tensor, acceptance: kernels.Acceptance) -> list[kernels.Sampled]:
+    """The results of the op on the device and of its reference on the CPU."""
+    got, want = (outputs(*drafts.shape, place) for place in (DEVICE, "cpu"))
+    there = tree_map_only(Tensor, lambda t: t.to(DEVICE), (logits, drafts, starts, acceptance))
+    ops().verify_drafts(*there, got)
+    kernels.verify_drafts.reference(logits, drafts, starts, acceptance, want)
+    return [kernels.Sampled(*(part.cpu() for part in got)), want]
 
 
 SHAPES = [(1, 5, 5000, None), (8, 5, 5000, 700), (6, 3, 4096, 4096), (9, 0, 4097, None), (5, 1, 7, 3), (4, 15, 900, 64)]
@@ -64,8 +65,8 @@ SHAPES = [(1, 5, 5000, None), (8, 5, 5000, 700), (6, 3, 4096, 4096), (9, 0, 4097
 @pytest.mark.parametrize(("requests", "steps", "vocab", "draft_vocab"), SHAPES)
 def test_verify_sampled(requests, steps, vocab, draft_vocab, with_probs, dtype) -> None:
     logits, drafts, q, offsets, temperature, seeds, starts = batch(requests, steps, vocab, draft_vocab, dtype)
-    arguments = (logits, drafts, q if with_probs else None, offsets, temperature, seeds, starts)
-    (tokens, counts), (want, wanted) = run("verify_sampled", arguments, requests, steps)
+    acceptance = kernels.Acceptance(temperature, seeds, q if with_probs else None, offsets)
+    (tokens, counts), (want, wanted) = run(logits, drafts, starts, acceptance)
     assert torch.equal(counts, wanted)
     assert torch.equal(tokens, want)
 
@@ -74,20 +75,17 @@ def test_verify_sampled(requests, steps, vocab, draft_vocab, with_probs, dtype) 
 def test_verify_greedy_and_by_chance(requests, steps, vocab, draft_vocab) -> None:
     logits, drafts, _, _, _, seeds, starts = batch(requests, steps, vocab, draft_vocab, torch.bfloat16)
     chances = torch.linspace(0.9, 0.4, steps)
-    for name, arguments in (
-        ("verify_greedy", (logits, drafts, starts)),
-        ("verify_synthetic", (logits, drafts, chances, seeds, starts)),
-    ):
-        (tokens, counts), (want, wanted) = run(name, arguments, requests, steps)
-        assert torch.equal(counts, wanted), name
-        assert torch.equal(tokens, want), name
+    for acceptance in (kernels.Acceptance(), kernels.Acceptance(seeds=seeds, chances=chances)):
+        (tokens, counts), (want, wanted) = run(logits, drafts, starts, acceptance)
+        assert torch.equal(counts, wanted)
+        assert torch.equal(tokens, want)
 
 
 def test_a_row_of_nan_still_gives_a_token_that_exists() -> None:
     logits, drafts, q, _, temperature, seeds, starts = batch(4, 2, 5000, None, torch.bfloat16)
     logits.fill_(float("nan"))
     temperature[:2] = torch.tensor([0.0, 1.0])
-    (tokens, counts), _ = run("verify_sampled", (logits, drafts, q, None, temperature, seeds, starts.abs()), 4, 2)
+    (tokens, counts), _ = run(logits, drafts, starts.abs(), kernels.Acceptance(temperature, seeds, q))
     assert counts.tolist() == [1] * 4
     assert tokens[:, 0].tolist() == [0] * 4
 
@@ -98,7 +96,7 @@ def test_the_residual_is_empty_where_the_drafter_is_the_target() -> None:
     temperature, starts = torch.full_like(temperature, 0.7), starts.abs()
     p = torch.softmax(logits / 0.7, -1).view(16, 5, 300)[:, :4].contiguous()
     drafts = p.argmax(-1)
-    (tokens, counts), (want, _) = run("verify_sampled", (logits, drafts, p, None, temperature, seeds, starts), 16, 4)
+    (tokens, counts), (want, _) = run(logits, drafts, starts, kernels.Acceptance(temperature, seeds, p))
     assert int(counts.min()) >= 4  # u * q < p fails at most where u is next to 1
     assert torch.equal(tokens, want)
 
@@ -130,12 +128,10 @@ def test_the_output_follows_the_target(how: str, temperature: float) -> None:
     p = torch.softmax(target.double() / temperature, 1)
     logits = torch.stack([target[0].expand(n, -1), target[drafts.clamp(min=0)]], dim=1).flatten(0, 1)
     probs = None if how == "greedy" else q.expand(n, 1, -1).contiguous().cuda()
-    sampled, counts = outputs(n, 1, "cuda")
+    sampled, counts = result = outputs(n, 1, "cuda")
     warmth, seeds = torch.full((n,), temperature).cuda(), torch.arange(n).cuda()
-    kernels.verify_sampled(
-        logits.cuda(), drafts[:, None].cuda(), probs, None if offsets is None else offsets.cuda(), warmth, seeds,
-        torch.full((n,), 6).cuda(), sampled, counts,
-    )  # fmt: skip
+    acceptance = kernels.Acceptance(warmth, seeds, probs, None if offsets is None else offsets.cuda())
+    kernels.verify_drafts(logits.cuda(), drafts[:, None].cuda(), torch.full((n,), 6).cuda(), acceptance, result)
     first = torch.bincount(sampled[:, 0].cpu(), minlength=vocab)
     assert p_value(first, p[0]) > 1e-3
     if how != "none":

@@ -97,11 +97,8 @@ def _three_steps(platform: Platform, way: str, requests: int, sizes: Sizes, seed
 
     def work() -> None:
         moved = seq_lens, positions, slots, block_table, LIMIT, BLOCK
-        pair.copy_(
-            ops.greedy_next_step(
-                rows, None, 0.0, w, d2t, step, ids, drafts, *moved, embedding, n0, states, n1, EPS
-            )
-        )  # fmt: skip
+        head, to = ops.Head(None, 0.0, w), ops.Drafts(drafts, d2t, step, ids)
+        pair.copy_(ops.greedy_next_step(rows, head, to, *moved, embedding, n0, states, n1, EPS))
 
     for number, x in enumerate(inputs):
         hidden = (torch.randn(requests, sizes.hidden, generator=g) * (0.1, 1.0, 20.0)[number]).to(dtype)

@@ -1,6 +1,19 @@
 """All rows of the op table, a family of ops per module."""
 
-from specgraph_conformance.op_rows import attention, collectives, experts, linears
+from specgraph_conformance.op_rows import (
+    attention,
+    collectives,
+    draws,
+    experts,
+    large_vocabularies,
+    linears,
+    sampling_parameters,
+    trees,
+    verify,
+)
 from specgraph_conformance.op_table import Row
 
-ROWS: list[Row] = [*linears.TABLE.rows, *experts.TABLE.rows, *attention.TABLE.rows, *collectives.TABLE.rows]
+FAMILIES = (
+    linears, experts, attention, collectives, draws, verify, sampling_parameters, trees, large_vocabularies
+)  # fmt: skip
+ROWS: list[Row] = [row for family in FAMILIES for row in family.TABLE.rows]

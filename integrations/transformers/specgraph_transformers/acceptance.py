@@ -67,16 +67,13 @@ class Acceptance:
         device = into.start_positions.device
         scores = self._scores(logits.flatten(0, 1), prefixes).to(device)
         ids, starts = drafts.token_ids, into.start_positions
-        tokens, counts = into.sampled_token_ids, into.num_sampled
-        if not self.sampled:
-            ops.verify_greedy.on(device)(scores, ids, starts, tokens, counts)
-            return
-        assert into.seeds is not None
-        temperature = torch.ones_like(starts, dtype=torch.float32)  # the scores are divided by it already
-        scores = scores.clamp(min=EXCLUDED)
-        ops.verify_sampled.on(device)(
-            scores, ids, drafts.probs, vocab_map, temperature, into.seeds, starts, tokens, counts
-        )
+        acceptance = ops.Acceptance()
+        if self.sampled:
+            temperature = torch.ones_like(starts, dtype=torch.float32)  # the scores are divided by it already
+            acceptance = ops.Acceptance(temperature, into.seeds, drafts.probs, vocab_map)
+            scores = scores.clamp(min=EXCLUDED)
+        sampled = ops.Sampled(into.sampled_token_ids, into.num_sampled)
+        ops.verify_drafts.on(device)(scores, ids, starts, acceptance, sampled)
 
     def _scores(self, logits: Tensor, prefixes: Sequence[Tensor]) -> Tensor:
         """[rows, vocab] float32 after all processors."""

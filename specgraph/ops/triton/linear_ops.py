@@ -9,27 +9,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from specgraph import ops
 from specgraph.ops.linear import Norm, PairInput, Weight, normed
 from specgraph.ops.triton import linear
 from specgraph.ops.triton import norm as norm_kernels
-from specgraph.ops.triton.launch import ManyRows, Tile, ceil_div, contiguous_rows, power_of_two, tile_rows
-from specgraph.ops.triton.sampling_ops import Draws, Picked, SamplingOps, allocate_picked
+from specgraph.ops.triton.launch import Launcher, ManyRows, Tile, ceil_div, contiguous_rows, power_of_two, tile_rows
 
 MAX_ROWS = 64
 """Above this many rows a linear takes longer than reading its weights, and the library's matmul is as fast."""
-
-MAX_SAMPLED_ROWS = 32
-"""Above this many rows the noise is drawn in a kernel of its own: the linear has too few threads for so much of it."""
 
 HALVES = (torch.bfloat16, torch.float16)
 """Dtypes of x that the kernels multiply."""
 
 
 @dataclass(frozen=True, slots=True)
-class LinearOps(SamplingOps):
+class LinearOps(Launcher):
     """Implementations of the ops in `specgraph.ops.linear`."""
 
     def norm_linear(self, x: Tensor, norm: Norm | None, weight: Weight, residual: Tensor | None = None) -> Tensor:
@@ -167,61 +162,6 @@ class LinearOps(SamplingOps):
             x, norm.weight, out, width, x.stride(0), norm.eps, WIDTH=power_of_two(width), num_warps=8, **self.common()
         )  # fmt: skip
         return out
-
-    def greedy_head(
-        self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, draft_to_target: Tensor | None,
-        draft_step: Tensor, token_ids: Tensor, draft_token_ids: Tensor,
-    ) -> None:  # fmt: skip
-        """See `specgraph.ops.greedy_head`."""
-        picked = self._head(x, norm, eps, weight, None)
-        self.finish_greedy(picked, draft_to_target, draft_step, token_ids, draft_token_ids)
-
-    def greedy_block_head(
-        self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, draft_to_target: Tensor | None,
-        draft_token_ids: Tensor,
-    ) -> None:  # fmt: skip
-        """See `specgraph.ops.greedy_block_head`."""
-        self.finish_greedy(self._head(x, norm, eps, weight, None), draft_to_target, None, None, draft_token_ids)
-
-    def gumbel_head(
-        self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, draft_to_target: Tensor | None,
-        temperature: Tensor, seeds: Tensor, seq_lens: Tensor, draft_step: Tensor, token_ids: Tensor,
-        draft_token_ids: Tensor, draft_probs: Tensor,
-    ) -> None:  # fmt: skip
-        """See `specgraph.ops.gumbel_head`."""
-        picked = self._head(x, norm, eps, weight, Draws(temperature, seeds, seq_lens))
-        self.finish_sampled(picked, draft_to_target, temperature, draft_step, token_ids, draft_token_ids, draft_probs)
-
-    def _head(
-        self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, draws: Draws | None,
-        step: tuple[Tensor | None, Tensor | None] = (None, None),
-    ) -> Picked:  # fmt: skip
-        """The best token of each block of columns of rms_norm(x) @ weight.T.
-
-        step: `draft_step`, and int64 [1] that its value is copied to where a tile computes the product.
-        """
-        x = self._normed(x, None if norm is None else Norm(norm, eps))
-        few = self.options.few_rows
-        if few is not None and draws is None and (found := few.best(x, weight, *step)) is not None:
-            return Picked(*found, None, None, None)
-        own = self._own(x, None)
-        if own is not None and draws is None and (found := own.best(x, weight, *step)) is not None:
-            return Picked(*found, None, None, None)
-        tile = self._tile("head", x, weight, weight.shape[0])
-        if tile is None:
-            return self.pick(functional.linear(x, weight), draws)
-        if draws is not None and x.shape[0] > MAX_SAMPLED_ROWS:
-            return self.pick(self._linear(x, weight, None, None, tile), draws)
-        count, columns = x.shape[0], weight.shape[0]
-        logits = None if draws is None else x.new_empty(count, columns)
-        picked = allocate_picked(x, ceil_div(columns, tile.columns), logits)
-        temperature, seeds, positions = (None, None, None) if draws is None else draws[:3]
-        linear.head_kernel[(picked.blocks,)](
-            x, weight, logits, picked.value, picked.index, picked.top, picked.total, temperature, seeds, positions,
-            *step, count, columns, weight.shape[1], x.stride(0), picked.blocks, SAMPLED=draws is not None,
-            **self._shape(tile, x, picked.blocks),
-        )  # fmt: skip
-        return picked
 
     def _tile(self, kind: str, x: Tensor, weight: Tensor, columns: int) -> Tile | None:
         count, depth = x.shape[0], weight.shape[1]

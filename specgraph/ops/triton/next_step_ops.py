@@ -8,34 +8,36 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from specgraph.ops.draft_sampling import Drafts, Head
 from specgraph.ops.linear import PairInput
 from specgraph.ops.triton import next_step
 from specgraph.ops.triton.launch import contiguous_rows, power_of_two
-from specgraph.ops.triton.linear_ops import LinearOps
 from specgraph.ops.triton.row_ops import RowOps
-from specgraph.ops.triton.sampling_ops import require_rows
+from specgraph.ops.triton.sampling_ops import SamplingOps, require_rows
 
 
 @dataclass(frozen=True, slots=True)
-class NextStepOps(LinearOps, RowOps):
+class NextStepOps(SamplingOps, RowOps):
     """Implementations of the ops in `specgraph.ops.next_step`."""
 
     def greedy_next_step(
-        self, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, draft_to_target: Tensor | None,
-        draft_step: Tensor, token_ids: Tensor, draft_token_ids: Tensor, seq_lens: Tensor, positions: Tensor,
-        slot_mapping: Tensor, block_table: Tensor, max_model_len: int, block_size: int, table: Tensor,
-        table_norm: Tensor | None, hidden: Tensor, hidden_norm: Tensor | None, hidden_eps: float,
+        self, x: Tensor, head: Head, drafts: Drafts, seq_lens: Tensor, positions: Tensor, slot_mapping: Tensor,
+        block_table: Tensor, max_model_len: int, block_size: int, table: Tensor, table_norm: Tensor | None,
+        hidden: Tensor, hidden_norm: Tensor | None, hidden_eps: float,
     ) -> Tensor:  # fmt: skip
         """See `specgraph.ops.greedy_next_step`: one kernel after the linear of the head."""
-        own = self._own(x, None)
+        draft_token_ids, draft_to_target, draft_step, token_ids = drafts
+        assert draft_step is not None
+        assert token_ids is not None
+        own, weight = self._own(x, None), head.weight
         one = self._tile("head", x, weight, weight.shape[0]) is not None or (own and own.takes("BEST", x, weight))
         if not one or table.stride(1) != 1:
-            self.greedy_head(x, norm, eps, weight, draft_to_target, draft_step, token_ids, draft_token_ids)
+            self.draft_from_hidden(x, head, drafts)
             self.advance(seq_lens, positions, slot_mapping, draft_step, block_table, max_model_len, block_size)
             return self._pair(token_ids, hidden, PairInput(table, table_norm, hidden_norm, hidden_eps))
-        require_rows(token_ids, draft_token_ids)
+        require_rows(drafts)
         column = draft_step.new_empty(1)
-        picked = self._head(x, norm, eps, weight, None, (draft_step, column))
+        picked = self.best_by_block(x, head, None, (draft_step, column))
         hidden = contiguous_rows(hidden)
         rows, width, hidden_width = hidden.shape[0], table.shape[1], hidden.shape[1]
         pair = hidden.new_empty(rows, width + hidden_width)

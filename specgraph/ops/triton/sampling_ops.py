@@ -9,27 +9,21 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from specgraph.ops.triton import sampling
-from specgraph.ops.triton.launch import Launcher, ceil_div, contiguous_rows, power_of_two
+from specgraph.ops.draft_sampling import Drafts, Draws, Head
+from specgraph.ops.linear import Norm, Weight
+from specgraph.ops.triton import linear, sampling
+from specgraph.ops.triton.launch import ceil_div, contiguous_rows, power_of_two
+from specgraph.ops.triton.linear_ops import LinearOps
+
+MAX_SAMPLED_ROWS = 32
+"""Above this many rows the noise is drawn in a kernel of its own: the linear has too few threads for so much of it."""
 
 _COLUMNS = 4096
 """Columns of stored logits per program."""
 _PROBS_COLUMNS = 2048
 """Columns of a distribution per program."""
-
-
-class Draws(NamedTuple):
-    """What sampling takes beside logits: the noise of a row is that of its seed and position."""
-
-    temperature: Tensor
-    """float32 [R]"""
-    seeds: Tensor
-    """int64 [R]"""
-    positions: Tensor
-    """int32 or int64 [R]: one less than the position of the first token drawn."""
-    more_positions: Tensor | None = None
-    """int32 [R], added to `positions`."""
 
 
 class Picked(NamedTuple):
@@ -39,11 +33,11 @@ class Picked(NamedTuple):
     """float32 [rows, blocks]"""
     index: Tensor
     """int32 [rows, blocks]: the column of `value`."""
-    logits: Tensor | None
+    logits: Tensor | None = None
     """[rows, vocab]"""
-    top: Tensor | None
+    top: Tensor | None = None
     """float32 [rows, blocks]: the largest logit / temperature."""
-    total: Tensor | None
+    total: Tensor | None = None
     """float32 [rows, blocks]: the sum of exp(logit / temperature - top)."""
 
     @property
@@ -52,7 +46,7 @@ class Picked(NamedTuple):
         return self.value.shape[1]
 
 
-def allocate_picked(like: Tensor, blocks: int, logits: Tensor | None) -> Picked:
+def _allocate_picked(like: Tensor, blocks: int, logits: Tensor | None) -> Picked:
     """For the rows of `like`, with the softmax's parts if there are logits."""
     shape = like.shape[0], blocks
 
@@ -64,82 +58,89 @@ def allocate_picked(like: Tensor, blocks: int, logits: Tensor | None) -> Picked:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingOps(Launcher):
+class SamplingOps(LinearOps):
     """Implementations of the ops in `specgraph.ops.draft_sampling`."""
 
-    def draft_greedy(
-        self, logits: Tensor, draft_to_target: Tensor | None, draft_step: Tensor, token_ids: Tensor,
-        draft_token_ids: Tensor,
-    ) -> None:  # fmt: skip
-        """See `specgraph.ops.draft_greedy`."""
-        self.finish_greedy(self.pick(logits, None), draft_to_target, draft_step, token_ids, draft_token_ids)
+    def draft_from_logits(self, logits: Tensor, drafts: Drafts, draws: Draws | None = None) -> None:
+        """See `specgraph.ops.draft_from_logits`."""
+        self._finish(self._pick(logits, draws, drafts.rows), drafts, draws)
 
-    def draft_gumbel(
-        self, logits: Tensor, draft_to_target: Tensor | None, temperature: Tensor, seeds: Tensor, seq_lens: Tensor,
-        draft_step: Tensor, token_ids: Tensor, draft_token_ids: Tensor, draft_probs: Tensor,
-    ) -> None:  # fmt: skip
-        """See `specgraph.ops.draft_gumbel`."""
-        picked = self.pick(logits, Draws(temperature, seeds, seq_lens))
-        self.finish_sampled(picked, draft_to_target, temperature, draft_step, token_ids, draft_token_ids, draft_probs)
+    def draft_from_hidden(self, x: Tensor, head: Head, drafts: Drafts, draws: Draws | None = None) -> None:
+        """See `specgraph.ops.draft_from_hidden`."""
+        if draws is not None and drafts.draft_step is None:
+            norm = None if head.norm is None else Norm(head.norm, head.eps)
+            picked = self._pick(self.norm_linear(x, norm, Weight(head.weight)), draws, drafts.rows)
+        else:
+            picked = self.best_by_block(x, head, draws)
+        self._finish(picked, drafts, draws)
 
-    def draft_block_greedy(self, logits: Tensor, draft_to_target: Tensor | None, draft_token_ids: Tensor) -> None:
-        """See `specgraph.ops.draft_block_greedy`."""
-        self.finish_greedy(self.pick(logits, None), draft_to_target, None, None, draft_token_ids)
+    def best_by_block(
+        self, x: Tensor, head: Head, draws: Draws | None, step: tuple[Tensor | None, Tensor | None] = (None, None)
+    ) -> Picked:
+        """The best token of each block of columns of rms_norm(x) @ weight.T, one row per request with `draws`.
 
-    def draft_block_gumbel(
-        self, logits: Tensor, draft_to_target: Tensor | None, temperature: Tensor, seeds: Tensor,
-        start_positions: Tensor, num_sampled: Tensor, draft_token_ids: Tensor, draft_probs: Tensor,
-    ) -> None:  # fmt: skip
-        """See `specgraph.ops.draft_block_gumbel`."""
-        draws = Draws(temperature, seeds, start_positions, num_sampled)
-        picked = self.pick(logits, draws, draft_token_ids.shape[1])
-        self.finish_sampled(picked, draft_to_target, temperature, None, None, draft_token_ids, draft_probs)
-
-    def pick(self, logits: Tensor, draws: Draws | None, steps: int = 1) -> Picked:
-        """The best token of each 4096 columns of stored logits, `steps` rows per request."""
-        logits = contiguous_rows(logits)
-        count, vocab = logits.shape
-        picked = allocate_picked(logits, ceil_div(vocab, _COLUMNS), None if draws is None else logits)
-        sampling.pick_kernel[(picked.blocks, count)](
-            logits, picked.value, picked.index, picked.top, picked.total, *(draws or (None,) * 4), vocab,
-            logits.stride(0), picked.blocks, steps, SAMPLED=draws is not None, COLUMNS=_COLUMNS, num_warps=8,
-            **self.common(),
+        step: `draft_step`, and int64 [1] that its value is copied to where a tile computes the product.
+        """
+        weight = head.weight
+        x = self._normed(x, None if head.norm is None else Norm(head.norm, head.eps))
+        few, own = self.options.few_rows, self._own(x, None)
+        if few is not None and draws is None and (found := few.best(x, weight, *step)) is not None:
+            return Picked(*found)
+        if own is not None and draws is None and (found := own.best(x, weight, *step)) is not None:
+            return Picked(*found)
+        tile = self._tile("head", x, weight, weight.shape[0])
+        if tile is None:
+            return self._pick(functional.linear(x, weight), draws)
+        if draws is not None and x.shape[0] > MAX_SAMPLED_ROWS:
+            return self._pick(self._linear(x, weight, None, None, tile), draws)
+        count, columns = x.shape[0], weight.shape[0]
+        logits = None if draws is None else x.new_empty(count, columns)
+        picked = _allocate_picked(x, ceil_div(columns, tile.columns), logits)
+        noise = (None, None, None) if draws is None else draws[:3]
+        linear.head_kernel[(picked.blocks,)](
+            x, weight, logits, picked.value, picked.index, picked.top, picked.total, *noise, *step, count, columns,
+            weight.shape[1], x.stride(0), picked.blocks, SAMPLED=draws is not None,
+            **self._shape(tile, x, picked.blocks),
         )  # fmt: skip
         return picked
 
-    def finish_greedy(
-        self, picked: Picked, draft_to_target: Tensor | None, draft_step: Tensor | None, token_ids: Tensor | None,
-        draft_token_ids: Tensor,
-    ) -> None:  # fmt: skip
-        """Write the best token of each row; see `sampling.write_token`."""
-        require_rows(token_ids, draft_token_ids)
-        sampling.finish_greedy_kernel[(picked.value.shape[0],)](
-            picked.value, picked.index, draft_to_target, draft_step, token_ids, draft_token_ids, picked.blocks,
-            1 if draft_step is not None else draft_token_ids.shape[1], draft_token_ids.stride(0),
-            BLOCKS=power_of_two(picked.blocks), num_warps=4, **self.common(),
+    def _pick(self, logits: Tensor, draws: Draws | None, rows: int = 1) -> Picked:
+        """The best token of each 4096 columns of stored logits, with that many rows per request."""
+        logits = contiguous_rows(logits)
+        count, vocab = logits.shape
+        picked = _allocate_picked(logits, ceil_div(vocab, _COLUMNS), None if draws is None else logits)
+        noise = (None,) * 4 if draws is None else draws[:4]
+        sampling.pick_kernel[(picked.blocks, count)](
+            logits, picked.value, picked.index, picked.top, picked.total, *noise, vocab, logits.stride(0),
+            picked.blocks, rows, SAMPLED=draws is not None, COLUMNS=_COLUMNS, num_warps=8, **self.common(),
         )  # fmt: skip
+        return picked
 
-    def finish_sampled(
-        self, picked: Picked, draft_to_target: Tensor | None, temperature: Tensor, draft_step: Tensor | None,
-        token_ids: Tensor | None, draft_token_ids: Tensor, draft_probs: Tensor,
-    ) -> None:  # fmt: skip
-        """Write the sampled token of each row, and its distribution."""
-        require_rows(token_ids, draft_token_ids, draft_probs)
-        count, vocab = picked.logits.shape
+    def _finish(self, picked: Picked, drafts: Drafts, draws: Draws | None) -> None:
+        """Write the token of each row (see `sampling.write_token`) and its distribution."""
+        draft_token_ids, draft_to_target, draft_step, token_ids = drafts
+        require_rows(drafts, *(() if draws is None else (draws.draft_probs,)))
+        blocks: dict[str, int] = {"BLOCKS": power_of_two(picked.blocks), **self.common()}
+        if draws is None:
+            sampling.finish_greedy_kernel[(picked.value.shape[0],)](
+                picked.value, picked.index, draft_to_target, draft_step, token_ids, draft_token_ids, picked.blocks,
+                drafts.rows, draft_token_ids.stride(0), num_warps=4, **blocks,
+            )  # fmt: skip
+            return
+        (count, vocab), probs = picked.logits.shape, draws.draft_probs
         sampling.finish_sampled_kernel[(count, ceil_div(vocab, _PROBS_COLUMNS))](
-            picked.logits, picked.value, picked.index, picked.top, picked.total, draft_to_target, temperature,
-            draft_step, token_ids, draft_token_ids, draft_probs, picked.blocks, vocab, picked.logits.stride(0),
-            1 if draft_step is not None else draft_token_ids.shape[1], draft_token_ids.stride(0),
-            draft_probs.stride(0), draft_probs.stride(1), BLOCKS=power_of_two(picked.blocks),
-            COLUMNS=_PROBS_COLUMNS, num_warps=8, **self.common(),
+            picked.logits, picked.value, picked.index, picked.top, picked.total, draft_to_target, draws.temperature,
+            draft_step, token_ids, draft_token_ids, probs, picked.blocks, vocab, picked.logits.stride(0), drafts.rows,
+            draft_token_ids.stride(0), probs.stride(0), probs.stride(1), COLUMNS=_PROBS_COLUMNS, num_warps=8, **blocks,
         )  # fmt: skip
 
 
-def require_rows(token_ids: Tensor | None, *written: Tensor) -> None:
+def require_rows(drafts: Drafts, *written: Tensor) -> None:
     """Refuse result tensors that the kernels cannot write.
 
     Raises:
         ValueError: token_ids, or a row of another tensor, is not contiguous.
     """
-    if (token_ids is not None and not token_ids.is_contiguous()) or any(t.stride(-1) != 1 for t in written):
+    ids, rows = drafts.token_ids, (drafts.draft_token_ids, *written)
+    if (ids is not None and not ids.is_contiguous()) or any(t.stride(-1) != 1 for t in rows):
         raise ValueError("token_ids, and the rows of draft_token_ids and draft_probs, must be contiguous")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specgraph.ops.sampling_parameters import SamplingParameters
 from specgraph.ops.triton import sampling_parameters as passes
 from specgraph.ops.triton.launch import Launcher, ceil_div, contiguous_rows, power_of_two
 from specgraph.ops.triton.smallest_kept import select_kernel
@@ -25,10 +26,8 @@ class SamplingParameterOps(Launcher):
     """The implementation of `specgraph.ops.adjust_logits`."""
 
     def adjust_logits(
-        self, logits: Tensor, draft_token_ids: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor,
-        repetition_penalty: Tensor, presence_penalty: Tensor, frequency_penalty: Tensor, bias: Tensor,
-        output_counts: Tensor, in_prompt: Tensor, ancestors: Tensor | None = None,
-        draft_to_target: Tensor | None = None,
+        self, logits: Tensor, temperature: Tensor, parameters: SamplingParameters, draft_token_ids: Tensor,
+        ancestors: Tensor | None = None, draft_to_target: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """See `specgraph.ops.adjust_logits`."""
         logits = contiguous_rows(logits)
@@ -42,7 +41,7 @@ class SamplingParameterOps(Launcher):
         def scratch(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return logits.new_empty((rows, *shape), dtype=dtype)
 
-        asked = temperature, top_k, top_p, min_p
+        filters = temperature, *parameters[:3]
         tops = scratch(blocks, dtype=torch.float32)
         within = scratch(blocks, passes.CUTS), scratch(blocks, passes.CUTS, dtype=torch.int64)
         found, held = scratch(blocks, wide, dtype=torch.float32), scratch(blocks)
@@ -51,21 +50,20 @@ class SamplingParameterOps(Launcher):
         how: dict[str, Any] = {"num_warps": 4, **options}
         shape: dict[str, Any] = {"BLOCKS": power_of_two(blocks), "CUTS": passes.CUTS, **options}
         passes.adjust_kernel[(blocks, rows)](
-            logits, draft_token_ids, repetition_penalty, presence_penalty, frequency_penalty, bias, output_counts,
-            in_prompt, ancestors, draft_to_target, adjusted, tops, columns, bias.shape[1], logits.stride(0),
-            per_request, steps, draft_token_ids.stride(0), blocks, **how,
+            logits, draft_token_ids, *parameters[3:], ancestors, draft_to_target, adjusted, tops, columns,
+            parameters.bias.shape[1], logits.stride(0), per_request, steps, draft_token_ids.stride(0), blocks, **how,
         )  # fmt: skip
         passes.cut_kernel[(blocks, rows)](
-            adjusted, tops, *asked, *within, columns, per_request, blocks, num_warps=4, **shape
+            adjusted, tops, *filters, *within, columns, per_request, blocks, num_warps=4, **shape
         )
         passes.collect_kernel[(blocks, rows)](
-            adjusted, tops, *asked, *within, found, held, columns, per_request, blocks, num_warps=4, **shape
+            adjusted, tops, *filters, *within, found, held, columns, per_request, blocks, num_warps=4, **shape
         )
         select_kernel[(rows,)](
-            *asked, *within, found, held, cuts, ties, per_request, blocks,
+            *filters, *within, found, held, cuts, ties, per_request, blocks,
             CHUNK=max(16, _CHUNK // power_of_two(blocks)), num_warps=8, **shape,
         )  # fmt: skip
         passes.exclude_kernel[(blocks, rows)](
-            adjusted, tops, *asked, cuts, ties, columns, per_request, blocks, BLOCKS=shape["BLOCKS"], **how
+            adjusted, tops, *filters, cuts, ties, columns, per_request, blocks, BLOCKS=shape["BLOCKS"], **how
         )
         return adjusted

@@ -5,17 +5,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from specgraph import ops
 from specgraph.ops.kv_cache import bytes_of
-from specgraph.ops.tree_verify import own_tokens
-from specgraph.ops.triton import begin, tree
+from specgraph.ops.rejection import Acceptance, Sampled
+from specgraph.ops.tree import Beams, Candidates, TreeNodes
+from specgraph.ops.tree_verify import AcceptedPath, own_tokens
+from specgraph.ops.triton import begin
+from specgraph.ops.triton import tree as kernels
 from specgraph.ops.triton.attention_ops import cache_layout, unsupported
 from specgraph.ops.triton.block_tree import block_tree_kernel
 from specgraph.ops.triton.launch import Launcher, ceil_div, contiguous_rows, power_of_two
+from specgraph.ops.triton.verify_ops import require_rows
 
 _COLUMNS = 4096
 """Columns of logits per program."""
@@ -27,38 +31,33 @@ class TreeOps(Launcher):
     """Implementations of the ops in `specgraph.ops.tree` and `specgraph.ops.tree_verify`."""
 
     def grow_tree(
-        self, logits: Tensor, draft_to_target: Tensor | None, draft_step: Tensor, *, first: bool, node_scores: Tensor,
-        node_token_ids: Tensor, node_parents: Tensor, beam_scores: Tensor, beam_nodes: Tensor, beam_rows: Tensor,
-        token_ids: Tensor, ancestors: Tensor,
+        self, logits: Tensor, draft_to_target: Tensor | None, draft_step: Tensor, first: bool, candidates: Candidates,
+        beams: Beams,
     ) -> None:  # fmt: skip
         """See `specgraph.ops.grow_tree`."""
-        requests, k = beam_scores.shape
+        requests, k = beams.scores.shape
         if requests == 0:
             return
-        columns, candidates, drawn = logits.shape[1], node_scores.shape[1], k if first else k * k
+        columns, number, drawn = logits.shape[1], candidates.scores.shape[1], k if first else k * k
         value, index, total = self._top_tokens(logits, k)
         blocks = total.shape[1]
-        tree.grow_kernel[(requests,)](
-            value, index, total, draft_to_target, draft_step, node_scores, node_token_ids, node_parents, beam_scores,
-            beam_nodes, beam_rows, token_ids, ancestors, candidates, columns, blocks, FIRST=first, TOP_K=k,
-            BEAMS=power_of_two(k), FOUND=power_of_two(blocks * k), BLOCKS=power_of_two(blocks),
-            DRAWN=power_of_two(drawn), CANDIDATES=power_of_two(candidates), num_warps=1, **self.common(),
+        kernels.grow_kernel[(requests,)](
+            value, index, total, draft_to_target, draft_step, *candidates, *beams, number, columns, blocks, FIRST=first,
+            TOP_K=k, BEAMS=power_of_two(k), FOUND=power_of_two(blocks * k), BLOCKS=power_of_two(blocks),
+            DRAWN=power_of_two(drawn), CANDIDATES=power_of_two(number), num_warps=1, **self.common(),
         )  # fmt: skip
 
-    def draft_block_tree(
-        self, logits: Tensor, draft_to_target: Tensor | None, top_k: int, draft_token_ids: Tensor,
-        draft_parents: Tensor,
-    ) -> None:  # fmt: skip
+    def draft_block_tree(self, logits: Tensor, draft_to_target: Tensor | None, top_k: int, tree: TreeNodes) -> None:
         """See `specgraph.ops.draft_block_tree`."""
-        requests, nodes = draft_token_ids.shape
+        requests, nodes = tree.token_ids.shape
         if requests == 0:
             return
         steps, columns = logits.shape[0] // requests, logits.shape[1]
         value, index, total = self._top_tokens(logits, top_k)
         blocks = total.shape[1]
         block_tree_kernel[(requests,)](
-            value, index, total, draft_to_target, draft_token_ids, draft_parents, steps, nodes, columns, blocks,
-            draft_token_ids.stride(0), draft_parents.stride(0), TOP_K=top_k, FOUND=power_of_two(blocks * top_k),
+            value, index, total, draft_to_target, *tree, steps, nodes, columns, blocks, tree.token_ids.stride(0),
+            tree.parents.stride(0), TOP_K=top_k, FOUND=power_of_two(blocks * top_k),
             BLOCKS=power_of_two(blocks), PLACES=power_of_two(steps * top_k), OPEN=power_of_two(2 * nodes + 1),
             NODES=power_of_two(nodes), num_warps=1, **self.common(),
         )  # fmt: skip
@@ -72,24 +71,20 @@ class TreeOps(Launcher):
         value = logits.new_empty((rows, blocks, count), dtype=torch.float32)
         index = logits.new_empty((rows, blocks, count), dtype=torch.int32)
         total = logits.new_empty((rows, blocks), dtype=torch.float32)
-        tree.scan_top_kernel[(blocks, rows)](
+        kernels.scan_top_kernel[(blocks, rows)](
             logits, value, index, total, columns, logits.stride(0), blocks, TOP_K=count, COLUMNS=_COLUMNS, num_warps=8,
             **self.common(),
         )  # fmt: skip
         return value, index, total
 
-    def choose_nodes(
-        self, node_scores: Tensor, node_token_ids: Tensor, node_parents: Tensor, draft_token_ids: Tensor,
-        draft_parents: Tensor,
-    ) -> None:  # fmt: skip
+    def choose_nodes(self, candidates: Candidates, tree: TreeNodes) -> None:
         """See `specgraph.ops.choose_nodes`."""
-        requests, nodes = draft_token_ids.shape
+        requests, nodes = tree.token_ids.shape
         if requests and nodes:
-            candidates = node_scores.shape[1]
-            tree.choose_kernel[(requests,)](
-                node_scores, node_token_ids, node_parents, torch.empty_like(node_parents), draft_token_ids,
-                draft_parents, candidates, nodes, draft_token_ids.stride(0), draft_parents.stride(0),
-                CANDIDATES=power_of_two(candidates), num_warps=4, **self.common(),
+            number = candidates.scores.shape[1]
+            kernels.choose_kernel[(requests,)](
+                *candidates, torch.empty_like(candidates.parents), *tree, number, nodes, tree.token_ids.stride(0),
+                tree.parents.stride(0), CANDIDATES=power_of_two(number), num_warps=4, **self.common(),
             )  # fmt: skip
 
     def advance_tree(
@@ -98,19 +93,19 @@ class TreeOps(Launcher):
     ) -> None:  # fmt: skip
         """See `specgraph.ops.advance_tree`."""
         requests = base_lens.shape[0]
-        tree.advance_tree_kernel[(1,)](
+        kernels.advance_tree_kernel[(1,)](
             base_lens, base_positions, block_table, seq_lens, positions, slot_mapping, draft_step, requests,
             positions.shape[0] // max(requests, 1), tree_len, block_table.stride(0), block_table.shape[1],
             max_model_len, BLOCK=block_size, ROWS=power_of_two(positions.shape[0]), num_warps=4, **self.common(),
         )  # fmt: skip
 
     def begin_tree_verify(
-        self, last_token_ids: Tensor, draft_token_ids: Tensor, draft_parents: Tensor, start_positions: Tensor,
-        block_table: Tensor, *, num_steps: int, max_model_len: int, block_size: int, token_ids: Tensor,
-        positions: Tensor, slot_mapping: Tensor, seq_lens: Tensor, ancestors: Tensor,
+        self, last_token_ids: Tensor, tree: TreeNodes, start_positions: Tensor, block_table: Tensor, *, num_steps: int,
+        max_model_len: int, block_size: int, token_ids: Tensor, positions: Tensor, slot_mapping: Tensor,
+        seq_lens: Tensor, ancestors: Tensor,
     ) -> None:  # fmt: skip
         """See `specgraph.ops.begin_tree_verify`."""
-        drafts, parents = contiguous_rows(draft_token_ids), contiguous_rows(draft_parents)
+        drafts, parents = (contiguous_rows(part) for part in tree)
         requests, rows = drafts.shape[0], drafts.shape[1] + 1
         if requests:
             begin.begin_tree_kernel[(requests,)](
@@ -121,56 +116,32 @@ class TreeOps(Launcher):
             )  # fmt: skip
 
     def verify_tree(
-        self, target_logits: Tensor, draft_token_ids: Tensor, draft_parents: Tensor, temperature: Tensor | None,
-        seeds: Tensor | None, start_positions: Tensor, positions: Tensor, slot_mapping: Tensor, *,
-        sampled_token_ids: Tensor, num_sampled: Tensor, path_rows: Tensor, from_slots: Tensor, to_slots: Tensor,
+        self, target_logits: Tensor, tree: TreeNodes, start_positions: Tensor, positions: Tensor, slot_mapping: Tensor,
+        acceptance: Acceptance, sampled: Sampled, path: AcceptedPath,
     ) -> None:  # fmt: skip
         """See `specgraph.ops.verify_tree`."""
-        chosen = own_tokens(target_logits, draft_token_ids.shape[1] + 1, temperature, seeds, positions)
-        self._path(
-            chosen, draft_token_ids, draft_parents, None, None, start_positions, slot_mapping, sampled_token_ids,
-            num_sampled, path_rows, from_slots, to_slots,
-        )  # fmt: skip
-
-    def verify_tree_synthetic(
-        self, target_logits: Tensor, draft_token_ids: Tensor, chances: Tensor, seeds: Tensor, start_positions: Tensor,
-        slot_mapping: Tensor, *, sampled_token_ids: Tensor, num_sampled: Tensor, path_rows: Tensor,
-        from_slots: Tensor, to_slots: Tensor,
-    ) -> None:  # fmt: skip
-        """See `specgraph.ops.verify_tree_synthetic`."""
-        self._path(
-            target_logits.argmax(dim=-1), draft_token_ids, None, chances, seeds, start_positions, slot_mapping,
-            sampled_token_ids, num_sampled, path_rows, from_slots, to_slots,
-        )  # fmt: skip
-
-    def _path(
-        self, chosen: Tensor, drafts: Tensor, parents: Tensor | None, chances: Tensor | None, seeds: Tensor | None,
-        starts: Tensor, slot_mapping: Tensor, sampled_token_ids: Tensor, num_sampled: Tensor, path_rows: Tensor,
-        from_slots: Tensor, to_slots: Tensor,
-    ) -> None:  # fmt: skip
-        requests, depth = sampled_token_ids.shape
+        requests, depth = sampled.token_ids.shape
         if requests == 0:
             return
-        if sampled_token_ids.stride(1) != 1 or not num_sampled.is_contiguous():
-            raise ValueError("num_sampled, and the rows of sampled_token_ids, must be contiguous")
-        drafts, rows = contiguous_rows(drafts), drafts.shape[1] + 1
-        parents = None if parents is None else contiguous_rows(parents)
-        tree.path_kernel[(requests,)](
-            chosen, drafts, parents, chances, seeds, starts.contiguous(), slot_mapping, sampled_token_ids, num_sampled,
-            path_rows, from_slots, to_slots, rows, depth - 1, drafts.stride(0),
-            0 if parents is None else parents.stride(0), sampled_token_ids.stride(0), ROWS=power_of_two(rows),
-            num_warps=1, **self.common(),
+        require_rows(sampled)
+        chosen = own_tokens(target_logits, acceptance, positions)
+        drafts, parents = (contiguous_rows(part) for part in tree)
+        rows = drafts.shape[1] + 1
+        kernels.path_kernel[(requests,)](
+            chosen, drafts, parents, acceptance.chances, acceptance.seeds, start_positions.contiguous(), slot_mapping,
+            *sampled, *path, rows, depth - 1, drafts.stride(0), parents.stride(0), sampled.token_ids.stride(0),
+            ROWS=power_of_two(rows), num_warps=1, **self.common(),
         )  # fmt: skip
 
-    def move_kv(self, key_cache: Tensor, value_cache: Tensor, from_slots: Tensor, to_slots: Tensor) -> None:
+    def move_kv(self, key_cache: Tensor, value_cache: Tensor, from_slots: Tensor, to_slots: Tensor) -> Any:
         """See `specgraph.ops.move_kv`."""
         key_cache, value_cache = bytes_of(key_cache), bytes_of(value_cache)
         moves, (heads, dim) = from_slots.shape[0], key_cache.shape[2:]
         if moves > _MOST_MOVES or unsupported(key_cache, value_cache):
-            ops.move_kv.reference(key_cache, value_cache, from_slots, to_slots)
-        elif moves:
+            return NotImplemented
+        if moves:
             part = 32 if moves <= 256 else 8
-            tree.move_kernel[(heads, ceil_div(dim, part))](
+            kernels.move_kernel[(heads, ceil_div(dim, part))](
                 key_cache, value_cache, from_slots, to_slots, moves, **cache_layout(key_cache), DIM=dim, PART=part,
                 MOVES=power_of_two(moves), num_warps=4, **self.common(),
             )  # fmt: skip

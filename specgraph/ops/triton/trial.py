@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map_only
 
 from specgraph import ops
-from specgraph.ops import DeviceLengths, KVCache, Mask, NewRows, Norm, Weight
+from specgraph.ops import Acceptance, DeviceLengths, Drafts, Draws, KVCache, Mask, NewRows, Norm, Sampled, Weight
 
 
 def agrees_with_reference(kernels: Any, device: torch.device) -> str | None:
@@ -21,16 +21,13 @@ def agrees_with_reference(kernels: Any, device: torch.device) -> str | None:
         kernels: `TritonOps`, not registered.
     """
     for name, arguments in _round():
-        seen, wanted = (
-            {n: tree_map_only(Tensor, lambda t: t.to(device, copy=True), a) for n, a in arguments.items()}
-            for _ in range(2)
-        )
+        seen, wanted = (tree_map_only(Tensor, lambda t: t.to(device, copy=True), arguments) for _ in range(2))
         seen["its result"] = getattr(kernels, name)(**seen)
         wanted["its result"] = getattr(ops, name).reference(**wanted)
-        for what, expected in wanted.items():
-            for tensor, wanted_tensor in zip(tree_leaves(seen[what]), tree_leaves(expected), strict=True):
-                if isinstance(tensor, Tensor) and not _close(tensor, wanted_tensor):
-                    return f"{name} in Triton differs from plain torch in {what}"
+        pairs = zip(tree_leaves(seen), tree_flatten_with_path(wanted)[0], strict=True)
+        for value, (path, expected) in pairs:
+            if isinstance(expected, Tensor) and not _close(value, expected):
+                return f"{name} in Triton differs from plain torch in {keystr(path)}"
     return None
 
 
@@ -70,18 +67,18 @@ def _round() -> Iterator[tuple[str, dict[str, Any]]]:
     }  # fmt: skip
     yield "norm_gate_up", {"x": normal(6, 64), "norm": Norm(normal(64), 1e-6), "weight": Weight(normal(192, 64) / 8)}
     sampling = {"temperature": torch.tensor([0.0, 0.9, 1.3]), "seeds": torch.tensor([1, 2**40, 3])}
-    yield "draft_gumbel", {
-        "logits": normal(3, 500, dtype=torch.float32), "draft_to_target": None, **sampling, "seq_lens": lens,
-        "draft_step": torch.ones(1).long(), "token_ids": torch.zeros(3).long(),
-        "draft_token_ids": torch.zeros(3, 2).long(), "draft_probs": torch.zeros(3, 2, 500),
+    drafts = Drafts(torch.zeros(3, 2).long(), None, torch.ones(1).long(), torch.zeros(3).long())
+    yield "draft_from_logits", {
+        "logits": normal(3, 500, dtype=torch.float32), "drafts": drafts,
+        "draws": Draws(**sampling, positions=lens, more_positions=None, draft_probs=torch.zeros(3, 2, 500)),
     }  # fmt: skip
     yield "advance", {
         "seq_lens": lens, "positions": starts + 1, "slot_mapping": slots[1::2], "block_table": table, **limits,
         "draft_step": torch.ones(1).long(),
     }  # fmt: skip
-    yield "verify_sampled", {
+    yield "verify_drafts", {
         "target_logits": normal(6, 500, dtype=torch.float32), "draft_token_ids": torch.tensor([[7], [3], [1]]),
-        "draft_probs": torch.full((3, 1, 500), 0.002), "draft_to_target": None, **sampling,
         "start_positions": torch.tensor([4, 8, -1]),
-        "sampled_token_ids": torch.zeros(3, 2).long(), "num_sampled": i32(0, 0, 0),
+        "acceptance": Acceptance(**sampling, draft_probs=torch.full((3, 1, 500), 0.002)),
+        "sampled": Sampled(torch.zeros(3, 2).long(), i32(0, 0, 0)),
     }  # fmt: skip

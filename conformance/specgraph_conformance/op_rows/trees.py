@@ -1,0 +1,427 @@
+"""Rows of the ops that draw, place and verify draft trees, against host searches and plain Python loops."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from operator import itemgetter
+from typing import Any
+
+import torch
+from specgraph import ops
+from torch import Tensor
+
+from specgraph_conformance.noise_oracles import RESAMPLE, TEMPERATURE, drawn
+from specgraph_conformance.op_table import FLOATS, Run, Table
+from specgraph_conformance.rig import expect_close, expect_equal, slot_of
+
+TABLE = Table()
+BLOCK = 16
+
+
+def full(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    """A tensor to be written."""
+    return torch.full(shape, -77, dtype=dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The sizes of a search: k tokens per row, steps, chosen nodes."""
+
+    k: int
+    steps: int
+    nodes: int
+    vocab: int
+    ties: tuple[int, ...]
+    """Tokens that are equally the best in every row of request 1."""
+    dtype: torch.dtype = torch.float32
+
+    def logits(self, rows: int, g: torch.Generator) -> Tensor:
+        """[3, rows, vocab]: of request 0 at random; of request 1 `ties` are the best; of request 2 all are equal."""
+        out = torch.randn(3, rows, self.vocab, generator=g).to(self.dtype)
+        out[1, :, list(self.ties)] = 4.0 if self.vocab < 100 else 9.0
+        out[2] = 0.0
+        return out
+
+
+TIES_OF_BLOCKS = (8191, 5, 4096, 8192, 4095)
+"""On both sides of the borders of blocks of 4,096 columns."""
+
+
+@TABLE.row(
+    "grow-tree",
+    "Candidates, expanded nodes and chosen nodes are those of a host search; ties go to the lower id, then to the node "
+    "that was drawn first.",
+    hazard="node-ties-differ",
+    cause="grow_tree or choose_nodes: a top-k or a sort that leaves the order of equal scores open, or a wrong parent",
+)
+def grow_tree(run: Run, g: torch.Generator) -> None:
+    expect_grown(run, g, Search(2, 3, 7, 9, (7, 2, 5)))
+
+
+@TABLE.row(
+    "trees-of-a-large-vocabulary",
+    "Over 9,000 tokens, trees of four tokens per row are those of a host search, whether drawn step by step or all "
+    "positions in one pass.",
+    hazard="large-trees",
+    cause="grow_tree or draft_block_tree: blocks of columns merged wrongly, ties between them, or a score of one block",
+    floats=FLOATS,
+)
+def large_trees(run: Run, g: torch.Generator, floats: torch.dtype) -> None:
+    expect_grown(run, g, Search(4, 4, 40, 9000, TIES_OF_BLOCKS, floats))
+    expect_block_tree(run, g, Search(4, 4, 40, 9000, TIES_OF_BLOCKS, floats))
+
+
+def expect_grown(run: Run, g: torch.Generator, of: Search) -> None:
+    """The tree that is drawn step by step is that of a host search."""
+    requests, k, size = 3, of.k, of.k + (of.steps - 1) * of.k * of.k
+    logits = [of.logits(1 if s == 0 else k, g) for s in range(of.steps)]
+    for each in logits:
+        each[1] = each[1, :1]  # the rows of a step are alike
+    candidates = ops.Candidates(full(requests, size, dtype=torch.float32), full(requests, size), full(requests, size))
+    beams = ops.Beams(
+        full(requests, k, dtype=torch.float32), full(requests, k), *(full(requests * k) for _ in range(3))
+    )
+    tree = ops.TreeNodes(full(requests, of.nodes), full(requests, of.nodes))
+
+    def grow(logits: Tensor, draft_to_target: Tensor, more: Tensor, first: bool, *out: Any) -> None:
+        """`more`: steps after the first one of this kind, so that 0, which graphs are captured with, is a step."""
+        ops.grow_tree(logits, draft_to_target, more + (0 if first else 1), first, *out)
+
+    for s, each in enumerate(logits):
+        given = each.flatten(0, 1), torch.arange(of.vocab), torch.tensor([max(s - 1, 0)]), s == 0
+        run(grow, *given, candidates, beams, written=[*candidates, *beams])
+    run(ops.choose_nodes, candidates, tree, written=tree)
+    for r in range(requests):
+        found: list[tuple[float, int, int]] = []  # score, token, parent's number
+        open_nodes = [(0.0, -1)]
+        for each in logits:
+            first = len(found)
+            for b, (score, number) in enumerate(open_nodes):
+                row, values = each[r, b].double().log_softmax(0).tolist(), each[r, b].tolist()
+                best = [t for _, t in sorted((-value, t) for t, value in enumerate(values))][:k]
+                found += [(score + row[t], t, number) for t in best]
+            order = sorted(range(first, len(found)), key=lambda i: (-round(found[i][0], 4), i))
+            open_nodes = [(found[i][0], i) for i in order[:k]]
+        chosen = sorted(sorted(range(len(found)), key=lambda i: (-round(found[i][0], 4), i))[: of.nodes])
+        assert tree.token_ids[r].tolist() == [2 * found[i][1] for i in chosen], f"tokens of request {r}"
+        rows = [0 if found[i][2] < 0 else 1 + chosen.index(found[i][2]) for i in chosen]
+        assert tree.parents[r].tolist() == rows, f"parents of request {r}"
+
+
+@TABLE.row(
+    "draft-block-tree",
+    "The tree of a drafter that drafts all positions in one pass holds the best of all paths, by a host search; among "
+    "equals the shorter path, then the one of likelier first tokens, and the lower id within a position.",
+    hazard="node-ties-differ",
+    cause="draft_block_tree: an order of equal scores that is left open, paths left out too early, or a wrong parent",
+    quick=True,
+)
+def draft_block_tree(run: Run, g: torch.Generator) -> None:
+    expect_block_tree(run, g, Search(3, 3, 11, 9, (7, 2, 5)))
+
+
+def expect_block_tree(run: Run, g: torch.Generator, of: Search) -> None:
+    """The tree that is drawn in one pass holds the best of all paths."""
+    logits, tree = of.logits(of.steps, g), ops.TreeNodes(full(3, of.nodes), full(3, of.nodes))
+    run(ops.draft_block_tree, logits.flatten(0, 1), torch.arange(of.vocab), of.k, tree, written=tree)
+    for r in range(3):
+        scores = logits[r].double().log_softmax(-1).tolist()
+        rows: list[list[float]] = logits[r].tolist()
+        best = [[t for _, t in sorted((-value, t) for t, value in enumerate(row))][: of.k] for row in rows]
+        paths = [path for length in range(1, of.steps + 1) for path in product(range(of.k), repeat=length)]
+        total = {path: sum(scores[i][best[i][j]] for i, j in enumerate(path)) for path in paths}
+        ranked = sorted((-round(total[path], 4), len(path), path) for path in paths)
+        chosen = [path for _, _, path in sorted(ranked[: of.nodes], key=itemgetter(1, 2))]
+        wanted = [2 * best[len(p) - 1][p[-1]] for p in chosen]
+        assert tree.token_ids[r].tolist() == wanted, f"tokens of request {r}"
+        follows = [1 + chosen.index(p[:-1]) if len(p) > 1 else 0 for p in chosen]
+        assert tree.parents[r].tolist() == follows, f"parents of request {r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Trees:
+    """A tree of each request in a verify."""
+
+    tokens: list[list[int]]
+    parents: list[list[int]]
+    """The row that each node follows; row 0 is the last token, the node of column i is row i + 1."""
+    blocks: list[list[int]]
+    """KV blocks: not in order, and the next one in memory is another request's."""
+    starts: list[int]
+    """Position of each request's last token; -1 for an inert one."""
+    depth: int
+    """Levels below the last token."""
+    limit: int = 1000
+    """max_model_len."""
+
+    @property
+    def rows(self) -> int:
+        """Rows per request."""
+        return len(self.tokens[0]) + 1
+
+    @property
+    def nodes(self) -> ops.TreeNodes:
+        """The trees as ops take them."""
+        return ops.TreeNodes(torch.tensor(self.tokens), torch.tensor(self.parents))
+
+    def line(self, request: int, row: int) -> list[int]:
+        """The rows of the path to a row, from row 0 on."""
+        return [0] if row == 0 else [*self.line(request, self.parents[request][row - 1]), row]
+
+    def slots(self, request: int) -> list[int]:
+        """The slot of each row."""
+        room = len(self.blocks[request]) * BLOCK
+        return [slot_of(self.starts[request] + i, self.blocks[request], room, BLOCK) for i in range(self.rows)]
+
+    def begin(self, run: Run) -> dict[str, Tensor]:
+        """Run `begin_tree_verify` after last tokens 8, and compare what it writes."""
+        requests, starts = len(self.starts), torch.tensor(self.starts)
+        out = {name: full(requests * self.rows) for name in ("token_ids", "positions", "slot_mapping", "ancestors")}
+        out["seq_lens"] = full(requests, dtype=torch.int32)
+        table = torch.tensor(self.blocks, dtype=torch.int32)
+        limits = {"num_steps": self.depth, "max_model_len": self.limit, "block_size": BLOCK}
+        last = torch.full((requests,), 8)
+        run(ops.begin_tree_verify, last, self.nodes, starts, table, **limits, **out, written=out.values())
+        assert out["seq_lens"].tolist() == [start + self.rows if start >= 0 else 0 for start in self.starts]
+        for r, start in enumerate(self.starts):
+            own = {name: tensor.view(requests, -1)[r].tolist() for name, tensor in out.items()}
+            if start < 0:
+                assert own["slot_mapping"] == [-1] * self.rows, "an inert request has slots"
+                continue
+            assert own["token_ids"] == [8, *self.tokens[r]], f"tokens of request {r}"
+            assert own["slot_mapping"] == self.slots(r), f"slots of request {r}"
+            for row, (position, word) in enumerate(zip(own["positions"], own["ancestors"], strict=True)):
+                line, where = self.line(r, row), f"row {row} of request {r}"
+                assert position == min(start + len(line) - 1, self.limit - 1), f"position of {where}"
+                sees = [i for i in range(64) if word >> i & 1]
+                assert sees == line, f"{where} sees rows {sees}, its path is {line}"
+        return out
+
+    def verify(
+        self, run: Run, begun: dict[str, Tensor], logits: Tensor, acceptance: ops.Acceptance
+    ) -> tuple[ops.Sampled, ops.AcceptedPath]:
+        """Run `verify_tree` after `begin`."""
+        requests, most = len(self.starts), self.depth + 1
+        sampled = ops.Sampled(full(requests, most), full(requests, dtype=torch.int32))
+        path = ops.AcceptedPath(full(requests * most), *(full(requests * self.depth) for _ in range(2)))
+        run(
+            ops.verify_tree, logits, self.nodes, torch.tensor(self.starts), begun["positions"], begun["slot_mapping"],
+            acceptance, sampled, path, written=[*sampled, *path],
+        )  # fmt: skip
+        return sampled, path
+
+    def expect_paths(
+        self, sampled: ops.Sampled, path: ops.AcceptedPath, wanted: Sequence[tuple[list[int], int]]
+    ) -> None:
+        """The result of a verify is, for each live request, these rows and the target's own token after them."""
+        requests, most = len(self.starts), self.depth + 1
+        rows, sources, targets = (part.view(requests, -1).tolist() for part in path)
+        for r, (own, last) in enumerate(wanted):
+            if self.starts[r] < 0:
+                assert int(sampled.num_sampled[r]) == 0, "an inert request samples"
+                assert sampled.token_ids[r].tolist() == [-1] * most, "an inert request is given tokens"
+                assert sources[r] == targets[r], "keys of an inert request move"
+                continue
+            tokens = [*(self.tokens[r][row - 1] for row in own[1:]), last]
+            assert int(sampled.num_sampled[r]) == len(own), f"request {r} accepts the path {own}"
+            assert sampled.token_ids[r].tolist() == tokens + [-1] * (most - len(tokens)), f"tokens of request {r}"
+            places = [*own, *[own[-1]] * (most - len(own))]
+            assert rows[r] == [r * self.rows + row for row in places], f"path of request {r}"
+            slots = self.slots(r)
+            moves = {slots[i]: slots[row] for i, row in enumerate(own) if i != row}
+            made = dict(zip(targets[r], sources[r], strict=True))
+            assert {to: source for to, source in made.items() if to != source} == moves, f"moves of request {r}"
+
+
+def small_trees(starts: list[int], limit: int = 1000) -> Trees:
+    """The same tree for each of three requests."""
+    blocks = [[9, 4, 7], [2, 3, 8], [6, 5, 1]]
+    return Trees([[4, 6, 1, 2, 3, 5, 7]] * 3, [[0, 0, 1, 1, 2, 3, 6]] * 3, blocks, starts, 4, limit)
+
+
+def random_trees(rows: int, g: torch.Generator, vocab: int = 7, depth: int = 6) -> Trees:
+    """Trees of `rows` rows for four requests, the third inert; children of one node have different tokens."""
+    rng = random.Random(int(torch.randint(0, 1 << 30, (), generator=g)))
+    trees: list[tuple[list[int], list[int]]] = []
+    while len(trees) < 4:
+        depths, tokens, parents = [0], list[int](), list[int]()
+        taken: dict[int, set[int]] = {}
+        while len(tokens) < rows - 1:
+            # Parents come first; the deepest open rows are preferred, so that some paths are long.
+            parent = rng.choice(range(max(0, len(tokens) - 4), len(tokens) + 1))
+            if rng.random() < 0.1 or depths[parent] == depth:
+                parent = rng.choice([row for row in range(len(tokens) + 1) if depths[row] < depth])
+            if free := set(range(vocab)) - taken.setdefault(parent, set()):
+                tokens.append(rng.choice(sorted(free)))
+                taken[parent].add(tokens[-1])
+                parents.append(parent)
+                depths.append(depths[parent] + 1)
+        trees.append((tokens, parents))
+    order = rng.sample(range(1, 33), 32)
+    blocks = [order[r * 8 : (r + 1) * 8] for r in range(4)]
+    return Trees([tokens for tokens, _ in trees], [parents for _, parents in trees], blocks, [21, 3, -1, 40], depth)
+
+
+@TABLE.row(
+    "advance-tree",
+    "The k rows of a draft step have the next k slots of their own request, one position and one length; inert "
+    "requests stay inert.",
+    hazard="tree-slot-overlaps-next-request",
+    cause="advance_tree: slots counted on from the last one in memory instead of through the block table",
+    quick=True,
+)
+def advance_tree(run: Run, g: torch.Generator) -> None:
+    k, limit, tree_len, base, blocks = 4, 34, 12, [14, 0, 33], [[9, 4, 7], [2, 3, 8], [6, 5, 1]]
+    out = {"seq_lens": full(3, dtype=torch.int32), "positions": full(3 * k), "slot_mapping": full(3 * k)}
+    out["draft_step"] = torch.tensor([1])
+    lengths, table = (torch.tensor(each, dtype=torch.int32) for each in (base, blocks))
+    places, limits = torch.tensor([13, 0, 32]), {"tree_len": tree_len, "max_model_len": limit, "block_size": BLOCK}
+    run(ops.advance_tree, lengths, places, table, **limits, **out, written=out.values())
+    assert out["draft_step"].tolist() == [2]
+    assert out["seq_lens"].tolist() == [n + tree_len if n else 0 for n in base]
+    for r, n in enumerate(base):
+        slots, positions = (out[name].view(3, k)[r].tolist() for name in ("slot_mapping", "positions"))
+        if n == 0:
+            assert slots == [-1] * k, "an inert request has slots"
+            continue
+        assert slots == [slot_of(n + k + j, blocks[r], 48, BLOCK) for j in range(k)], f"slots of request {r}"
+        assert positions == [min(n + 1, limit - 1)] * k, f"positions of request {r}"
+
+
+@TABLE.row(
+    "begin-tree-verify",
+    "Rows of a tree have the position of their depth, a slot each, and the bits of their own ancestors.",
+    hazard="ancestor-mask-shifted",
+    cause="begin_tree_verify: bits that count from the first node instead of the last token, or a wrong depth",
+    quick=True,
+)
+def begin_tree_verify(run: Run, g: torch.Generator) -> None:
+    small_trees([14, -1, 32], limit=34).begin(run)
+
+
+@TABLE.row(
+    "verify-tree",
+    "The path that the target's tokens follow is accepted, and its keys and values move to consecutive slots.",
+    hazard="path-kv-not-moved",
+    cause="verify_tree or move_kv: the wrong child, a path that goes on after a miss, or keys left behind",
+    kind={"greedy": False, "sampled": True},
+)
+def verify_tree(run: Run, g: torch.Generator, kind: bool) -> None:
+    trees = small_trees([14, -1, 20], limit=34)
+    # Request 0 follows rows 0, 2, 5 and misses; request 2 follows rows 0, 1, 3, 6, 7 to the end.
+    paths = {0: [0, 2, 5], 1: [0], 2: [0, 1, 3, 6, 7]}
+    logits = torch.randn(3, trees.rows, 12, generator=g)
+    for r, path in paths.items():
+        for row, child in zip(path, [*path[1:], 0], strict=True):
+            logits[r, row, trees.tokens[r][child - 1] if child else 11] = 90.0  # far above what noise can change
+    warm = ops.Acceptance(torch.tensor([0.7, 1.0, 0.0]), torch.tensor([5, 6, 7]))
+    sampled, path = trees.verify(run, trees.begin(run), logits.flatten(0, 1), warm if kind else ops.Acceptance())
+    trees.expect_paths(sampled, path, [(path, 11) for path in paths.values()])
+    caches = [torch.arange(160.0).view(10, BLOCK, 1, 1) * sign for sign in (1, -1)]
+    wanted, moved = ([cache.clone() for cache in caches] for _ in range(2))
+    run(ops.move_kv, *moved, path.from_slots, path.to_slots, written=moved)
+    for r in (0, 2):
+        slots = trees.slots(r)
+        for place, row in enumerate(paths[r]):
+            for part, old in zip(wanted, caches, strict=True):
+                part.view(-1)[slots[place]] = old.view(-1)[slots[row]]
+    for name, part, now in zip(("keys", "values"), wanted, moved, strict=True):
+        expect_equal(now, part, name)
+
+
+@TABLE.row(
+    "verify-tree-synthetic",
+    "A tree is accepted to the depth that its chances say, whatever the target says.",
+    hazard="synthetic-acceptance",
+    cause="verify_tree: the chance of another place, or a live request left out",
+    quick=True,
+)
+def verify_tree_synthetic(run: Run, g: torch.Generator) -> None:
+    trees = small_trees([14, -1, 20], limit=34)
+    logits = torch.randn(3 * trees.rows, 12, generator=g)
+    acceptance = ops.Acceptance(seeds=torch.tensor([1, 2, 3]), chances=torch.tensor([1.0, 1.0, 0.0, 1.0]))
+    sampled, path = trees.verify(run, trees.begin(run), logits, acceptance)
+    best = logits.argmax(-1).view(3, -1)
+    assert sampled.num_sampled.tolist() == [3, 0, 3]
+    for r in (0, 2):  # place i is row 3 + i, of the last four nodes
+        assert sampled.token_ids[r].tolist() == [2, 3, int(best[r, 5]), -1, -1], f"tokens of request {r}"
+        slots, own = trees.slots(r), slice(4 * r, 4 * r + 4)
+        assert path.from_slots[own].tolist() == [slots[4], slots[5], 0, 0], f"moves of request {r}"
+        assert path.to_slots[own].tolist() == [slots[1], slots[2], 0, 0], f"moves of request {r}"
+        assert path.rows[5 * r : 5 * r + 3].tolist() == [r * 8, r * 8 + 4, r * 8 + 5], f"path of request {r}"
+
+
+@TABLE.row(
+    "trees-of-many-rows",
+    "In a batch of different trees of up to 64 rows each row has the position and the bits of its own path, and those "
+    "drawn so far attend to it as in float64, whatever lies in the slots of nodes to come.",
+    hazard="trees-of-one-shape",
+    cause="masks of 32 bits or a sign bit, another request's parents, or NaN in slots that no row sees",
+    kind=[33, 64],
+)
+def trees_of_many_rows(run: Run, g: torch.Generator, kind: int) -> None:
+    rows, half, heads, dim, trees = kind, kind // 2, 2, 32, random_trees(kind, g)
+    begun, requests = trees.begin(run), len(trees.starts)
+    query = torch.randn(requests * half, heads, dim, generator=g)
+    caches = [torch.randn(33, BLOCK, 1, dim, generator=g) for _ in range(2)]
+    for r, start in enumerate(
+        trees.starts
+    ):  # slots of nodes that are not drawn yet: no row of the first half sees them
+        for slot in trees.slots(r)[half:] if start >= 0 else ():
+            for cache in caches:
+                cache.view(-1, dim)[slot] = float("nan")
+    words = begun["ancestors"].view(requests, rows)[:, :half].flatten()
+    table = torch.tensor(trees.blocks, dtype=torch.int32)
+    lengths = ops.DeviceLengths(begun["seq_lens"], torch.arange(requests + 1, dtype=torch.int32) * half, half)
+    mask = ops.Mask(causal=False, ancestors=words, tree_len=rows)
+    seen = run(ops.paged_attention, query, ops.KVCache(*caches), table, lengths, mask, scale=0.3)
+    seen = seen.view(requests, half, heads, dim)
+    for r, start in enumerate(trees.starts):
+        if start < 0:
+            assert not seen[r].any(), "an inert request has output"
+            continue
+        keys, values = (cache[trees.blocks[r]].flatten(0, 1)[:, 0].double() for cache in caches)
+        for row in range(half):
+            own = [*range(start), *(start + i for i in trees.line(r, row))]
+            scores = query[r * half + row].double() @ keys[own].T * 0.3
+            expect_close(seen[r, row], scores.softmax(-1) @ values[own], 1e-3, f"row {row} of request {r}")
+
+
+@TABLE.row(
+    "paths-of-many-trees",
+    "In a batch of different trees, greedy and sampled, each request accepts the path of its own tree that the "
+    "target's tokens follow, drawn with the noise of their positions; slots that are not on a path stay.",
+    hazard="trees-of-one-shape",
+    cause="verify_tree: another request's parents, noise of the row instead of the position, or moves behind the path",
+    kind=[12, 64],
+)
+def paths_of_many_trees(run: Run, g: torch.Generator, kind: int) -> None:
+    trees, vocab = random_trees(kind, g), 7
+    seeds, warm = [1 << 40, -5, 3, 77], torch.tensor([TEMPERATURE, 0.0, 1.0, TEMPERATURE])
+    logits = torch.randn(len(trees.starts), kind, vocab, generator=g) * 2
+    wanted: list[tuple[list[int], int]] = []
+    for r, start in enumerate(trees.starts):
+        path = [0]
+        while True:
+            options = [i + 1 for i, parent in enumerate(trees.parents[r]) if parent == path[-1]]
+            if options and len(path) < 4 + r:  # the target agrees with the child of the longest path
+                lines = [trees.line(r, row) for row in range(kind)]
+                child = max(options, key=lambda child: max(len(line) for line in lines if child in line))
+                logits[r, path[-1], trees.tokens[r][child - 1]] += 9.0
+            if warm[r] > 0:
+                chosen, lead = drawn(logits[r, path[-1]], seeds[r], start + len(path), RESAMPLE)
+            else:
+                chosen, lead = int(logits[r, path[-1]].argmax()), 1.0
+            assert lead > 1e-3, "the case's own logits are too close to call: change its seed"
+            match = [child for child in options if trees.tokens[r][child - 1] == chosen]
+            if not match or start < 0:
+                break
+            path.append(match[0])
+        wanted.append((path, chosen))
+    acceptance = ops.Acceptance(warm, torch.tensor(seeds))
+    sampled, path = trees.verify(run, trees.begin(run), logits.flatten(0, 1), acceptance)
+    trees.expect_paths(sampled, path, wanted)
+    assert max(len(path) for path, _ in wanted) > 3, "no path has three drafts"
