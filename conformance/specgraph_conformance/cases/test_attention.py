@@ -6,12 +6,13 @@ import pytest
 import torch
 from specgraph.attention import NULL_SLOT, advance, allocate_metadata
 from specgraph.device import Platform
-from specgraph.ops import Mask
+from specgraph.ops import DeviceLengths, KVCache, Mask, NewRows
+from torch import Tensor
 
-from specgraph_conformance.attention_rows import attention_of, check_attention, rows_for
+from specgraph_conformance.attention_rows import TOLERANCE, Rows, attention_of, check_attention, rows_for
 from specgraph_conformance.case import Absent, case
 from specgraph_conformance.op_run import run_on
-from specgraph_conformance.rig import attention_backend, expect_equal, on_host
+from specgraph_conformance.rig import attention_backend, captured, expect_close, expect_equal, on_host
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (8, 2), (8, 1)], ids=lambda h: f"{h[0]}x{h[1]}")
@@ -192,15 +193,39 @@ def test_long(platform: Platform, attention: str, seed: int) -> None:
 
 @case(
     "attention.captured-sees-new-lengths",
-    "A pass captured over inert requests follows lengths, slots, positions and blocks written after its capture.",
+    "One captured pass follows lengths, slots, positions and blocks written after its capture, larger and smaller.",
     hazard="stale-metadata-copied-late",
     cause="a length that was read on the host at capture and is now part of a grid, a workspace or a maximum",
 )
 def test_captured(platform: Platform, attention: str, seed: int) -> None:
     if attention_backend(platform, attention).host_parameters:
         raise Absent(f"attention '{attention}' has host lengths: see the group task_update")
-    for seq_lens in ([150, 33, 64], [2, 5, 0]):
-        check_attention(platform, attention, seed, [2] * 3, seq_lens, way="captured")
+    large, small = [150, 33, 64], [2, 5, 0]
+    passes = [rows_for(platform, attention, seed + i, [2] * 3, each) for i, each in enumerate((large, small, large))]
+    first, attend = passes[0], attention_of(platform, attention, passes[0])
+    new, lengths = first.new, first.lengths
+
+    def tensors(rows: Rows) -> tuple[Tensor, ...]:
+        return rows.query, *rows.cache, rows.table, rows.lengths.seq_lens, *rows.new[:2], *rows.new[3:]
+
+    held = [torch.zeros_like(each, device=platform.device) for each in tensors(first)]
+    query, keys, values, table, seq_lens, key, value, positions, slots = held
+    starts = lengths.query_start_loc.to(platform.device)
+    rotary = None if new.rotary is None else new.rotary.to(platform.device)
+    given = (
+        KVCache(keys, values), table, DeviceLengths(seq_lens, starts, lengths.query_len), first.mask,
+        NewRows(key, value, rotary, positions, slots),
+    )  # fmt: skip
+    out = torch.zeros_like(query)
+    graph = captured(platform, lambda: out.copy_(attend(query, *given, scale=first.factor)))
+    for rows in passes:
+        for memory, now in zip(held, tensors(rows), strict=True):
+            memory.zero_()
+            memory[tuple(slice(size) for size in now.shape)].copy_(now)
+        graph.replay()
+        platform.synchronize()
+        expect_close(on_host(out), torch.cat(rows.expected()), TOLERANCE[first.dtype], "output of the replay")
+    graph.close()
 
 
 @case(
