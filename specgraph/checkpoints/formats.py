@@ -17,7 +17,11 @@ from specgraph.checkpoints.files import shown
 from specgraph.checkpoints.fit import DraftedTarget
 from specgraph.checkpoints.folder import CheckpointFolder
 from specgraph.errors import CheckpointError
-from specgraph.models.protocol import DraftHead, ParallelHead
+from specgraph.models.dflash import DFlashHead
+from specgraph.models.draft_model import DraftModelHead
+from specgraph.models.eagle import EagleHead
+from specgraph.models.eagle3 import Eagle3Head
+from specgraph.models.mtp import MtpHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,10 @@ class DrafterFolder:
     """Number of MTP modules that the caller asked for; None for all."""
 
 
+LoadedHead = EagleHead | Eagle3Head | MtpHead | DFlashHead | DraftModelHead
+"""The heads that readers make."""
+
+
 @dataclass(frozen=True, slots=True)
 class DrafterReader:
     """How one kind of drafter is recognised and loaded."""
@@ -58,7 +66,7 @@ class DrafterReader:
     algorithm: str
     recognise: Callable[[ConfigSource, CheckpointFolder], DrafterFormat | None]
     """Recognises a folder, or returns None. Not asked about the `speculators` format, which names its algorithm."""
-    load: Callable[[DrafterFolder, DraftedTarget], DraftHead | ParallelHead]
+    load: Callable[[DrafterFolder, DraftedTarget], LoadedHead]
     """Raises CheckpointError: a missing or misshapen tensor, or a head that does not fit the target."""
     speculators: bool = True
     """Whether this algorithm also comes in the `speculators` format, under the same name."""

@@ -11,7 +11,14 @@ from specgraph.checkpoints import dflash, eagle, eagle3, llama, mtp
 from specgraph.checkpoints.config_source import check_keys, read_config
 from specgraph.checkpoints.fit import DraftedTarget
 from specgraph.checkpoints.folder import open_checkpoint
-from specgraph.checkpoints.formats import DrafterFolder, DrafterFormat, DrafterReader, detect_format, speculators_source
+from specgraph.checkpoints.formats import (
+    DrafterFolder,
+    DrafterFormat,
+    DrafterReader,
+    LoadedHead,
+    detect_format,
+    speculators_source,
+)
 from specgraph.checkpoints.llama import load_llama
 from specgraph.checkpoints.model_config import model_config
 from specgraph.checkpoints.mtp import mtp_tensors
@@ -19,7 +26,6 @@ from specgraph.checkpoints.quantised import announce, quantisation
 from specgraph.checkpoints.target_shape import MOST_POSITIONS, target_shape
 from specgraph.errors import ConfigError
 from specgraph.models.llama import LlamaTarget
-from specgraph.models.protocol import DraftHead, ParallelHead
 from specgraph.parallel import WHOLE, TensorParallel
 
 READERS: tuple[DrafterReader, ...] = (
@@ -104,7 +110,7 @@ def load_drafter(
     dtype: torch.dtype | None = None,
     num_modules: int | None = None,
     keep_fp8: bool = False,
-) -> DraftHead | ParallelHead:
+) -> LoadedHead:
     """Read a drafter for `target`, onto the device of the target's embedding; the CPU where `target` is a folder.
 
     Args:
@@ -145,7 +151,7 @@ def load_drafter(
     return head
 
 
-def _check_shared_dtypes(head: DraftHead | ParallelHead, target: DraftedTarget, dtype: torch.dtype) -> None:
+def _check_shared_dtypes(head: LoadedHead, target: DraftedTarget, dtype: torch.dtype) -> None:
     """What a head shares with its target must have the dtype of the head's own weights."""
     taken = {tensor.data_ptr() for tensor in (target.embed_tokens, target.lm_head)}
     for name, weight in head.weights().items():

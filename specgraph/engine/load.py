@@ -145,8 +145,8 @@ def load_models(
     """Load a target and its drafter, choose attention for both, and the size of their KV caches by the memory left.
 
     Options are checked before weights are read. Where they name no max_model_len and not even one request of the
-    target's maximum fits, the models are loaded again with the length that does, so that their rotary tables have no
-    more rows than positions are used.
+    target's maximum fits, the models are shortened to the length that does, so that their rotary tables have no more
+    rows than positions are used; attention is then chosen again, as a window may be gone.
 
     Raises:
         CheckpointError: a folder cannot be loaded.
@@ -170,32 +170,30 @@ def load_models(
         asked = "--fp8-weights keep" if keep_fp8 else "--kv-cache-dtype fp8"
         raise UnsupportedError(f"{asked}: '{platform.info.name}' has no FP8: {support.reason}")
     split = WHOLE if layout is None else layout.tensor_parallel
+    model = load_target(target, platform.device, dtype, length, split, keep_fp8, options.kv_cache_dtype == "fp8")
+    head = None
+    if draft is not None:
+        drafted: LlamaTarget | TargetShape = model
+        if layout is not None and options.draft_tensor_parallel == 1:
+            where = platform.device
+            drafted = target_shape(target, device=where, dtype=model.dtype, max_model_len=model.max_model_len)
+        head = load_drafter(draft, drafted, num_modules=options.num_modules, keep_fp8=keep_fp8)
+    models = [model] if head is None else [model, head]
+    memory = int(platform.memory().free * options.memory_fraction)
+    if layout is not None:  # all ranks must have the same blocks
+        memory = layout.ranks.smallest("the size of the KV cache", memory)
     while True:
-        model = load_target(target, platform.device, dtype, length, split, keep_fp8, options.kv_cache_dtype == "fp8")
-        head = None
-        if draft is not None:
-            drafted: LlamaTarget | TargetShape = model
-            if layout is not None and options.draft_tensor_parallel == 1:
-                where = platform.device
-                drafted = target_shape(target, device=where, dtype=model.dtype, max_model_len=model.max_model_len)
-            head = load_drafter(draft, drafted, num_modules=options.num_modules, keep_fp8=keep_fp8)
-        layers = [layer for m in (model, head) if m is not None for layer in m.attention_layers]
         attention = choose_attention(
             options.attention,
             platform,
-            layers,
+            [layer for m in models for layer in m.attention_layers],
             model.dtype,
             options.block_size,
             tree is not None,
             cache_dtype(options.kv_cache_dtype, model.dtype),
         )
-        memory = int(platform.memory().free * options.memory_fraction)
-        if layout is not None:  # all ranks must have the same blocks
-            memory = layout.ranks.smallest("the size of the KV cache", memory)
         kv_bytes = sum(
-            bytes_per_token(m.attention_layers, cache_dtype(options.kv_cache_dtype, m.dtype))
-            for m in (model, head)
-            if m is not None
+            bytes_per_token(m.attention_layers, cache_dtype(options.kv_cache_dtype, m.dtype)) for m in models
         )
         if head is not None:
             kv_bytes += -(-past_rows_bytes(head, k, attention.block_size) // attention.block_size)
@@ -213,7 +211,8 @@ def load_models(
             sized = replace(options, num_blocks=cache.num_blocks, block_size=cache.block_size)
             return LoadedPair(model, head, attention, cache, engine_config(sized, cache.max_model_len))
         length = cache.max_model_len
-        del model, head  # before their memory is needed again
+        for m in models:
+            m.shorten(length)
 
 
 def engine_config(options: EngineOptions, max_model_len: int) -> EngineConfig:

@@ -22,6 +22,7 @@ from specgraph.models.layers import (
     attention_layers,
     decoder_blocks,
     rms_norm,
+    shortened,
 )
 from specgraph.models.protocol import HeadKind, OutputProjection
 from specgraph.models.split import embedding, whole_logits
@@ -89,6 +90,12 @@ class DFlashHead:
         self.aux_size = len(config.aux_layers) * config.target_hidden_size
         self.tensor_parallel = model.tensor_parallel
         self.dtype, self.draft_to_target = weights.embed_tokens.dtype, weights.draft_to_target
+
+    def shorten(self, max_model_len: int) -> None:
+        """See `LlamaTarget.shorten`."""
+        model = self.config.model.with_max_position(max_model_len)
+        self.config = replace(self.config, model=model)
+        self.attention_layers = shortened(self.attention_layers, model, self.tensors.embed_tokens.device)
 
     def combine(self, aux_hidden: Tensor) -> Tensor:
         """[T, aux_size] -> [T, hidden_size]."""

@@ -32,6 +32,11 @@ class DraftModelHead:
         self.attention_layers, self.aux_size = model.attention_layers, target_hidden_size
         self.hidden_size, self.draft_vocab_size, self.dtype = model.hidden_size, model.vocab_size, model.dtype
 
+    def shorten(self, max_model_len: int) -> None:
+        """See `LlamaTarget.shorten`."""
+        self.model.shorten(max_model_len)
+        self.attention_layers = self.model.attention_layers
+
     def combine(self, aux_hidden: Tensor) -> Tensor:
         """Zeros [T, hidden_size]."""
         return aux_hidden.new_zeros(aux_hidden.shape[0], self.hidden_size)

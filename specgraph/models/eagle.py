@@ -15,7 +15,7 @@ from torch import Tensor
 from specgraph import ops
 from specgraph.attention import Attend
 from specgraph.models.config import ModelConfig
-from specgraph.models.layers import DecoderLayer, attention_layers, decoder_blocks, linear
+from specgraph.models.layers import DecoderLayer, attention_layers, decoder_blocks, linear, shortened
 from specgraph.models.protocol import DraftOutput, HeadKind, OutputProjection
 from specgraph.models.split import table_rows, whole_logits
 from specgraph.ops.linear import PairInput, Weight
@@ -50,6 +50,11 @@ class EagleHead:
         self.hidden_size = self.aux_size = config.hidden_size
         self.draft_vocab_size, self.dtype = config.vocab_size, weights.embed_tokens.dtype
         self.tensor_parallel = config.tensor_parallel
+
+    def shorten(self, max_model_len: int) -> None:
+        """See `LlamaTarget.shorten`."""
+        self.config = self.config.with_max_position(max_model_len)
+        self.attention_layers = shortened(self.attention_layers, self.config, self.tensors.embed_tokens.device)
 
     def combine(self, aux_hidden: Tensor) -> Tensor:
         """[T, hidden_size], unchanged."""

@@ -13,7 +13,7 @@ a mask token and fc(mask_hidden).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from specgraph.models.layers import (
     attention_layers,
     decoder_blocks,
     rms_norm,
+    shortened,
 )
 from specgraph.models.protocol import DraftOutput, HeadKind, OutputProjection
 from specgraph.models.split import table_rows, whole_logits
@@ -86,6 +87,12 @@ class Eagle3Head:
         self.aux_size = max(1, len(config.aux_layers)) * config.target_hidden_size
         self.tensor_parallel = model.tensor_parallel
         self.dtype, self.draft_to_target = weights.embed_tokens.dtype, weights.draft_to_target
+
+    def shorten(self, max_model_len: int) -> None:
+        """See `LlamaTarget.shorten`."""
+        model = self.config.model.with_max_position(max_model_len)
+        self.config = replace(self.config, model=model)
+        self.attention_layers = shortened(self.attention_layers, model, self.tensors.embed_tokens.device)
 
     def combine(self, aux_hidden: Tensor) -> Tensor:
         """[T, aux_size] -> [T, hidden_size]."""

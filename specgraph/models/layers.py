@@ -6,7 +6,7 @@ Where `specgraph.ops` has a fused op, it is used, so a device's own kernels appl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -122,6 +122,14 @@ def attention_layers(
         )
         for index in range(num_layers)
     )
+
+
+def shortened(
+    layers: Sequence[AttentionLayer], config: ModelConfig, device: torch.device
+) -> tuple[AttentionLayer, ...]:
+    """Return the layers with the rotary tables and windows of `config`, which has fewer positions than they."""
+    made = attention_layers(config, len(layers), device)
+    return tuple(replace(layer, rotary=new.rotary, window=new.window) for layer, new in zip(layers, made, strict=True))
 
 
 def decoder_blocks(

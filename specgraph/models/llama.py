@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specgraph.attention import Attend, AttentionLayer
 from specgraph.models.config import ModelConfig
-from specgraph.models.layers import DecoderLayer, attention_layers, decoder_blocks, linear, rms_norm
+from specgraph.models.layers import DecoderLayer, attention_layers, decoder_blocks, linear, rms_norm, shortened
 from specgraph.models.protocol import OutputProjection, TargetOutput
 from specgraph.models.split import embedding, whole_logits
 from specgraph.parallel import TensorParallel
@@ -88,6 +88,11 @@ class LlamaTarget:
     def dtype(self) -> torch.dtype:
         """Dtype of weights and hidden states."""
         return self.embed_tokens.dtype
+
+    def shorten(self, max_model_len: int) -> None:
+        """Run with fewer positions: the rotary table has a row for each, and a window that hides none is gone."""
+        self.config = self.config.with_max_position(max_model_len)
+        self._attention_layers = shortened(self._attention_layers, self.config, self.embed_tokens.device)
 
     def forward(self, token_ids: Tensor, attend: Attend, aux_layers: Sequence[int] = ()) -> TargetOutput:
         """token_ids int64 [T] -> hidden states; see `Target.forward` for `aux_layers`."""

@@ -24,6 +24,7 @@ from specgraph.models.layers import (
     decoder_blocks,
     linear,
     rms_norm,
+    shortened,
 )
 from specgraph.models.protocol import DraftOutput, HeadKind, OutputProjection
 from specgraph.models.split import table_rows, whole_logits
@@ -82,6 +83,11 @@ class MtpHead:
         self.hidden_size = self.aux_size = config.hidden_size
         self.draft_vocab_size, self.dtype = config.vocab_size, embed_tokens.dtype
         self.tensor_parallel = config.tensor_parallel
+
+    def shorten(self, max_model_len: int) -> None:
+        """See `LlamaTarget.shorten`."""
+        self.config = self.config.with_max_position(max_model_len)
+        self.attention_layers = shortened(self.attention_layers, self.config, self.embed_tokens.device)
 
     def combine(self, aux_hidden: Tensor) -> Tensor:
         """[T, hidden_size], unchanged."""
