@@ -34,7 +34,7 @@ def test_heads(kind):
 def test_targets_and_draft_models_whose_table_and_windows_depend_on_the_length():
     """LongRoPE has other factors for short texts, and a window that hides nothing is None."""
     rotary = RotaryConfig(
-        "longrope", original_max_position_embeddings=32, short_factors=(1.0,) * 8, long_factors=(3.0,) * 8
+        kind="longrope", original_max_position_embeddings=32, short_factors=(1.0,) * 8, long_factors=(3.0,) * 8
     )
     models: list[LlamaTarget] = []
     for length in (64, 16):
