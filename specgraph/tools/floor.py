@@ -14,15 +14,15 @@ from torch import Tensor
 
 from specgraph.device import Platform
 from specgraph.engine.blocks import bytes_per_token
-from specgraph.models.dflash import DFlashHead
-from specgraph.models.eagle import EagleHead
 from specgraph.models.layers import DecoderLayer
 from specgraph.models.llama import LlamaTarget
-from specgraph.models.mtp import MtpHead
 from specgraph.tools.shapes import RandomHead
 from specgraph.tools.timing import device_time
 
 _BURST = 24
+
+_LINEARS = ("fc", "projection", "qkv", "output", "gate_up", "down")
+"""How the names of a head's matrices end, in the order in which it uses them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def propose_work(
     rows, and lm_head for K. Left out are embedding rows, norms, activations, the scales of FP8 weights, and the
     products of attention.
     """
-    parallel = isinstance(head, DFlashHead)
+    parallel = head.kind == "parallel"
     all_of_round = requests * (k + 1)
     once, all_rows, last_rows = _matrices(head)
     work = [_linear(matrix, all_of_round) for matrix in once]
@@ -158,19 +158,12 @@ def _linear(matrix: Tensor, rows: int) -> KernelWork:
 def _matrices(head: RandomHead) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Weights used once per propose, over all rows of the round; those used at every step, over all rows of the first;
     and those used at every step, over one row per request (a parallel drafter: K)."""
-    if isinstance(head, DFlashHead):
-        matrices = [matrix for layer in head.layers for matrix in _layer_matrices(layer)]
-        return [head.tensors.fc.matrix], matrices, [head.tensors.lm_head]
-    if isinstance(head, MtpHead):
-        module = head.modules[0]
-        qkv, *others = _layer_matrices(module.layer)
-        return [], [module.projection.matrix, qkv], [*others, head.lm_head]
-    *earlier, last = head.layers
-    all_rows = [matrix for layer in earlier for matrix in _layer_matrices(layer)] + [last.qkv.matrix]
-    last_rows = [*_layer_matrices(last)[1:], head.tensors.lm_head]
-    if isinstance(head, EagleHead):
-        return [], [head.tensors.fc.matrix, *all_rows], last_rows
-    return ([] if head.tensors.fc is None else [head.tensors.fc.matrix]), all_rows, last_rows
+    named = head.weights()
+    linears = [tensor for name, tensor in named.items() if name.rpartition(".")[2] in _LINEARS]
+    # What combines several hidden states of the target comes first; output, gate_up and down of the last layer last.
+    first = 1 if head.aux_layers else 0
+    last = len(linears) if head.kind == "parallel" else -3
+    return linears[:first], linears[first:last], [*linears[last:], named["lm_head"]]
 
 
 def _layer_matrices(layer: DecoderLayer) -> list[Tensor]:
