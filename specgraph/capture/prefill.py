@@ -21,6 +21,7 @@ from specgraph.capture.lowering import StepKind
 from specgraph.capture.model_runner import ModelRunner
 from specgraph.capture.transfers import write
 from specgraph.errors import CapacityError
+from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,22 +151,18 @@ class PrefillProgram:
         """Every prefill size, largest first."""
         return [BatchDescriptor("prefill", 1, rows, 0) for rows in reversed(self.config.prefill_rows)]
 
+    def plan(self, batch: BatchDescriptor) -> RowPlan:
+        """The rows of a padded pass. Its real rows are those whose tokens are known."""
+        return RowPlan(batch.query_len, self.config.max_model_len, self.config.block_size)
+
     def work_of(self, batch: BatchDescriptor) -> Callable[[Sequence[int], MakeAttend], None]:
         """Positions, slots and lengths of the rows; then the model."""
-        b, config = self.buffers.sliced(batch.query_len), self.config
+        b = self.buffers.sliced(batch.query_len)
 
         def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
-            ops.begin_prefill(
-                b.first_position,
-                b.num_rows,
-                b.block_table,
-                max_model_len=config.max_model_len,
-                block_size=config.block_size,
-                positions=b.metadata.positions,
-                slot_mapping=b.metadata.slot_mapping,
-                seq_lens=b.metadata.seq_lens,
-                last_row=b.last_row,
-            )
+            places = b.metadata.positions, b.metadata.slot_mapping, b.metadata.seq_lens
+            given = RowInputs(b.first_position, b.block_table, b.num_rows)
+            ops.begin_rows(given, self.plan(batch), Rows(*places, last_rows=b.last_row))
             self.forward(b, make_attend)
 
         return work
@@ -224,18 +221,20 @@ class PrefillProgram:
             )
         self.buffers.load(token_ids, first_position, blocks, batch.query_len, following)
         starts = [first_position][: len(token_ids)]
-        lengths = uniform_lengths(starts, batch) if runner.attention.host_parameters else None
+        lengths = uniform_lengths(self.plan(batch), starts, batch) if runner.attention.host_parameters else None
         runner.run(runner.prepare(self, batch), lengths)
 
 
-def uniform_lengths(starts: Sequence[int], batch: BatchDescriptor) -> Callable[[int], HostLengths]:
+def uniform_lengths(plan: RowPlan, starts: Sequence[int], batch: BatchDescriptor) -> Callable[[int], HostLengths]:
     """The host lengths of every step of a pass: the same numbers as the device metadata has, padding included.
 
     Args:
+        plan: the rows of the pass.
         starts: the position of each real request's first row.
     """
-    rows, padding = batch.query_len, batch.num_requests - len(starts)
-    lengths = HostLengths([rows] * batch.num_requests, [start + rows for start in starts] + [0] * padding)
+    padding = [0] * (batch.num_requests - len(starts))
+    seq_lens = [plan.seq_len(start, plan.rows) for start in starts]
+    lengths = HostLengths([plan.rows] * batch.num_requests, seq_lens + padding)
 
     def at(step: int) -> HostLengths:
         return lengths

@@ -19,19 +19,20 @@ from specgraph.draft.round import ProposeBatch, RoundBuffers
 from specgraph.draft.sampling_buffers import SamplingBuffers
 from specgraph.draft.shapes import DraftTree
 from specgraph.models.protocol import Head
+from specgraph.ops.begin_rows import RowPlan, Rows
 
 
 class PassRows(NamedTuple):
     """Rows per request in the parts of one propose."""
 
+    plan: RowPlan
+    """The rows that begin a propose, made from the target's round."""
     first: int
-    """Step 0: the rows of the target's round, and those before it."""
+    """Those of step 0, or the context of a parallel drafter's block: the rows of the round, and those before it."""
     later: int
     """Each later pass: 1 in a chain, k in a tree, 1 + K in a parallel drafter's block, query_len + K - 1 with masks."""
     carried: int
     """Hidden states that are kept from pass to pass."""
-    past: int = 0
-    """Rows of step 0 before the target's round, which a drafter with several modules computes again."""
     tree_keys: int = 0
     """Keys behind the context that later passes write and mask by ancestors; 0 where none does."""
 
@@ -78,6 +79,8 @@ class DraftBuffers:
     """What the target's round left, for the largest batch."""
     inputs: ProposeBatch
     """The same, for this batch: views."""
+    plan: RowPlan
+    """The rows that the propose begins with."""
 
     token_ids: Tensor
     """int64 [R * first rows]: the input tokens of step 0."""
@@ -107,6 +110,19 @@ class DraftBuffers:
     sampling: SamplingBuffers | None = None
     """What requests ask of sampling besides temperature and seed; None where drafts do not follow it."""
 
+    @property
+    def first_rows(self) -> Rows:
+        """What step 0 and the steps after it read of the rows of step 0."""
+        tree, first = self.tree, self.first
+        reached = (self.step.positions, self.step.seq_lens) if tree is None else (tree.base_positions, tree.base_lens)
+        places = first.positions, first.slot_mapping, first.seq_lens
+        return Rows(*places, self.token_ids, self.last_rows, *reached, self.draft_step)
+
+    @property
+    def step_rows(self) -> Rows:
+        """What the one pass of a propose reads of its rows."""
+        return Rows(self.step.positions, self.step.slot_mapping, self.step.seq_lens, self.step_token_ids)
+
     def named_tensors(self, prefix: str) -> dict[str, Tensor]:
         """Every tensor by name, for the read-set; those that are not the round's begin with `prefix`."""
         named = dict(self.round.named_tensors())
@@ -129,7 +145,8 @@ class DraftBuffers:
         drafts = self.draft_token_ids[:n, :k] if parents is None else self.draft_token_ids[:n]
         return DraftBuffers(
             round=self.round,
-            inputs=self.round.sliced(n, rows.first - rows.past),
+            inputs=self.round.sliced(n, rows.first - rows.plan.past),
+            plan=rows.plan,
             token_ids=self.token_ids[: n * rows.first],
             last_rows=self.last_rows[:n],
             first=self._metadata(self.first, n, rows.first),
@@ -180,7 +197,8 @@ def allocate_buffers(
     probs = zeros(requests, steps, head.draft_vocab_size, dtype=torch.float32) if keeps_probs else None
     return DraftBuffers(
         round=memory,
-        inputs=memory.sliced(requests, rows.first - rows.past),
+        inputs=memory.sliced(requests, rows.first - rows.plan.past),
+        plan=rows.plan,
         token_ids=zeros(requests * rows.first),
         last_rows=zeros(requests),
         first=allocate_metadata(requests, rows.first, memory.block_table),

@@ -8,14 +8,14 @@ from typing import cast
 from torch import Tensor
 
 from specgraph import ops
-from specgraph.attention import HostLengths, advance
+from specgraph.attention import advance
 from specgraph.capture import AttentionStack, BatchDescriptor, MakeAttend, Work
 from specgraph.draft.buffers import DraftBuffers, PassRows
 from specgraph.draft.config import DraftConfig
-from specgraph.draft.host_lengths import HostRound
-from specgraph.draft.program import DraftProgram, begin_rows, computed_tokens, draft_one
+from specgraph.draft.program import DraftProgram, begin_rows, draft_one
 from specgraph.draft.round import RoundBuffers
 from specgraph.models.protocol import DraftHead, DraftOutput, PairHead
+from specgraph.ops.begin_rows import RowPlan
 from specgraph.ops.linear import PairInput
 
 
@@ -26,8 +26,8 @@ class ChainProgram(DraftProgram[DraftHead]):
         self, head: DraftHead, stack: AttentionStack, config: DraftConfig, memory: RoundBuffers, position_offset: int
     ) -> None:
         """position_offset: how much further than the target's rows the head's rows are (1: `draft_model`)."""
-        super().__init__(head, stack, config, memory)
         self.position_offset = position_offset
+        super().__init__(head, stack, config, memory)
 
     def passes(self, num_speculative_tokens: int) -> int:
         """K."""
@@ -35,7 +35,15 @@ class ChainProgram(DraftProgram[DraftHead]):
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
         """One row per request after step 0."""
-        return PassRows(query_len, later=1, carried=1)
+        plan = RowPlan(
+            query_len,
+            self.config.max_model_len,
+            self.config.block_size,
+            later_rows=num_speculative_tokens - 1,
+            slots_of_rejected=True,
+            position_offset=self.position_offset,
+        )
+        return PassRows(plan, query_len, later=1, carried=1)
 
     def first(self, b: DraftBuffers, make_attend: MakeAttend) -> Tensor:
         """See `DraftProgram.first`."""
@@ -44,7 +52,7 @@ class ChainProgram(DraftProgram[DraftHead]):
         return out.carry
 
     def _first_rows(self, b: DraftBuffers, make_attend: MakeAttend) -> DraftOutput:
-        begin_rows(b, self.config, self.position_offset, b.draft_token_ids.shape[1] - 1)
+        begin_rows(b, b.first_rows)
         hidden = self.head.combine(b.inputs.aux_hidden)
         return self.head.forward(b.token_ids, hidden, make_attend(b.first, 0), b.last_rows)
 
@@ -54,8 +62,7 @@ class ChainProgram(DraftProgram[DraftHead]):
         if following is None:
             return apart
         head, pair = following
-        k = computed_tokens(batch)
-        b = self.buffers.sliced(batch.num_requests, self.rows(batch.query_len, k), k)
+        b = self.sliced(batch)
 
         def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
             if len(steps) == 1:
@@ -107,11 +114,3 @@ class ChainProgram(DraftProgram[DraftHead]):
         out = self.head.forward(b.step_token_ids, b.hidden, make_attend(b.step, step))
         draft_one(self.head, b, out.hidden)
         return out.carry
-
-    def host_lengths(self, step: int, host_round: HostRound) -> HostLengths:
-        """See `DraftProgram.host_lengths`. Only later steps need the accepted counts."""
-        offset = self.position_offset
-        if step == 0:
-            ends = [start + host_round.query_len + offset for start in host_round.start_positions]
-            return host_round.lengths(host_round.query_len, ends)
-        return host_round.lengths(1, [end + step + offset for end in host_round.accepted_ends()])

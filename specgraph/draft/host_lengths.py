@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ from specgraph.attention import HostLengths
 from specgraph.capture import BatchDescriptor, HostCopy
 from specgraph.device import Platform
 from specgraph.draft.round import ProposeBatch, RoundBuffers
+from specgraph.ops.begin_rows import RowPlan
 
 Counts = Sequence[int] | Callable[[], Sequence[int]]
 """Accepted + 1 of each request, or a function that gives it: when a propose is launched the host may not know it yet,
@@ -31,16 +32,37 @@ class HostRound:
     padded: int
     """Requests of the graph, padding included; padded requests get length 0."""
 
-    def lengths(self, rows: int, seq_lens: Sequence[int]) -> HostLengths:
-        """`rows` for every request; `seq_lens` for the real requests and 0 for padded ones."""
-        tail = [0] * (self.padded - len(self.start_positions))
-        return HostLengths(query_lens=[rows] * self.padded, seq_lens=[*seq_lens, *tail])
+    def first(self, plan: RowPlan) -> HostLengths:
+        """The lengths of the rows that begin the propose.
 
-    def accepted_ends(self) -> list[int]:
-        """One past the position of the last accepted row: rejected tokens of this round do not count."""
+        An inert request has length 0, as on the device, wherever it is in the batch. Only where the host does not know
+        the counts yet, and no length depends on them, every request has the length of a live one: an inert request's
+        rows have no slots, and nobody reads what they compute.
+        """
+        waits = callable(self.num_sampled) and not plan.after_sampled
+        counts = [1] * len(self.start_positions) if waits else self.counts()
+        return self.lengths(plan.rows, [plan.seq_len(*request) for request in self._requests(counts)])
+
+    def later(self, plan: RowPlan, step: int) -> HostLengths:
+        """The lengths of a later step of one row per request, the row `step` tokens behind the last sampled one."""
+        ends = [plan.step_seq_len(*request) for request in self._requests(self.counts())]
+        return self.lengths(1, [end + step if end else 0 for end in ends])
+
+    def verify(self, plan: RowPlan) -> HostLengths:
+        """The lengths of the verify after the propose."""
+        requests = self._requests(self.counts())
+        return self.lengths(plan.rows, [plan.seq_len(start + count, count) for start, count in requests])
+
+    def counts(self) -> Sequence[int]:
+        """Accepted + 1 of each real request."""
         counts = self.num_sampled() if callable(self.num_sampled) else self.num_sampled
-        real = counts[: len(self.start_positions)]
-        return [start + count for start, count in zip(self.start_positions, real, strict=True)]
+        return counts[: len(self.start_positions)]
+
+    def _requests(self, counts: Sequence[int]) -> Iterable[tuple[int, int]]:
+        return zip(self.start_positions, counts, strict=True)
+
+    def lengths(self, rows: int, seq_lens: Sequence[int]) -> HostLengths:
+        return HostLengths([rows] * self.padded, [*seq_lens, *[0] * (self.padded - len(seq_lens))])
 
 
 class HostRounds:

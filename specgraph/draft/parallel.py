@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from specgraph import ops
-from specgraph.attention import AttentionMetadata, HostLengths
+from specgraph.attention import AttentionMetadata
 from specgraph.capture import MakeAttend
 from specgraph.draft.buffers import DraftBuffers, PassRows
-from specgraph.draft.host_lengths import HostRound
-from specgraph.draft.program import DraftProgram, draft_block
+from specgraph.draft.program import DraftProgram, begin_rows, draft_block
 from specgraph.models.protocol import ParallelHead
+from specgraph.ops.begin_rows import RowPlan
 
 
 class ParallelProgram(DraftProgram[ParallelHead]):
@@ -26,26 +25,21 @@ class ParallelProgram(DraftProgram[ParallelHead]):
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
         """The round's rows are context; the block has 1 + K."""
-        return PassRows(query_len, later=1 + num_speculative_tokens, carried=0)
+        block = 1 + num_speculative_tokens
+        plan = RowPlan(
+            block,
+            self.config.max_model_len,
+            self.config.block_size,
+            after_sampled=True,
+            later_rows=block,
+            filler=self.head.mask_token_id,
+        )
+        return PassRows(plan, query_len, later=block, carried=0)
 
     def first(self, b: DraftBuffers, make_attend: MakeAttend) -> None:
         """See `DraftProgram.first`."""
-        ops.begin_block(
-            b.inputs.sampled_token_ids,
-            b.inputs.num_sampled,
-            b.inputs.start_positions,
-            b.inputs.block_table,
-            mask_token_id=self.head.mask_token_id,
-            max_model_len=self.config.max_model_len,
-            block_size=self.config.block_size,
-            context_positions=b.first.positions,
-            context_slots=b.first.slot_mapping,
-            token_ids=b.step_token_ids,
-            positions=b.step.positions,
-            slot_mapping=b.step.slot_mapping,
-            seq_lens=b.step.seq_lens,
-            rows_without_block=b.round.rows_without_block,
-        )
+        context = {"context_positions": b.first.positions, "context_slots": b.first.slot_mapping}
+        begin_rows(b, b.step_rows._replace(**context))
         self.head.store_context(self.head.combine(b.inputs.aux_hidden), self.stack.store(b.first))
         hidden = self.head.forward(b.step_token_ids, make_attend(b.step, 0))
         blocks = hidden.view(b.inputs.num_sampled.shape[0], -1, hidden.shape[-1])
@@ -61,9 +55,3 @@ class ParallelProgram(DraftProgram[ParallelHead]):
     ) -> None:
         """See `DraftProgram.prefill`. Context is made from hidden states alone: tokens are not read."""
         self.head.store_context(self.head.combine(aux_hidden), self.stack.store(metadata))
-
-    def host_lengths(self, step: int, host_round: HostRound) -> HostLengths:
-        """See `DraftProgram.host_lengths`. The block begins where the accepted rows end."""
-        rows = 1 + host_round.num_speculative_tokens
-        ends = [min(end + rows, self.config.max_model_len) for end in host_round.accepted_ends()]
-        return host_round.lengths(rows, ends)

@@ -7,34 +7,10 @@ target's hidden states there are those of earlier rounds, which no engine hands 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-
 import torch
-from torch import Tensor
 
 from specgraph.models.protocol import Head
-
-
-@dataclass(frozen=True, slots=True)
-class PastRows:
-    """Of each KV block the last H positions that were written: position p is entry p % block_size % H of its block.
-
-    It belongs to the block, as keys and values do: requests that share a block share it, and an engine that copies a
-    block's KV copies it too (else its last rows keep the keys that they have). An entry that holds another position
-    than is looked for counts as none.
-    """
-
-    token_ids: Tensor
-    """int64 [num_blocks, H]: the token after the position."""
-    positions: Tensor
-    """int64 [num_blocks, H]: -1 for none."""
-    hidden: Tensor
-    """[num_blocks, H, hidden_size]: the target's hidden state there, as the first module takes it."""
-
-    def named_tensors(self) -> Mapping[str, Tensor]:
-        """The tensors by name, for the read-set."""
-        return {f"past_rows.{field.name}": getattr(self, field.name) for field in fields(self)}
+from specgraph.ops.past_rows import PastRows
 
 
 def num_entries(num_speculative_tokens: int, block_size: int) -> int:

@@ -24,6 +24,8 @@ from specgraph.draft.round import RoundBuffers
 from specgraph.draft.shapes import DraftTree
 from specgraph.models.protocol import DraftHead, Head
 from specgraph.models.split import most_likely
+from specgraph.ops.begin_rows import RowInputs, Rows
+from specgraph.ops.past_rows import PastRows
 
 HeadT = TypeVar("HeadT", bound=Head, covariant=True)
 
@@ -120,9 +122,10 @@ class DraftProgram(ABC, Generic[HeadT]):
         """
         self.head.forward(token_ids, self.head.combine(aux_hidden), make_attend(metadata, 0), last_row)
 
-    @abstractmethod
     def host_lengths(self, step: int, host_round: HostRound) -> HostLengths:
-        """The same numbers as the device metadata has at `step`."""
+        """The numbers that the device metadata has at `step`, from the plan that the device follows."""
+        plan = self.rows(host_round.query_len, max(1, host_round.num_speculative_tokens)).plan
+        return host_round.first(plan) if step == 0 or self.step_kind == "distinct" else host_round.later(plan, step)
 
     def num_steps(self, batch: BatchDescriptor) -> int:
         """See `Program.num_steps`."""
@@ -138,10 +141,14 @@ class DraftProgram(ABC, Generic[HeadT]):
             for query_len in reversed(self.config.query_lens)
         ]
 
+    def sliced(self, batch: BatchDescriptor) -> DraftBuffers:
+        """The buffers of a padded batch, its rows and its K: views."""
+        k = computed_tokens(batch)
+        return self.buffers.sliced(batch.num_requests, self.rows(batch.query_len, k), k)
+
     def work_of(self, batch: BatchDescriptor) -> Work:
         """The steps over the first requests of the buffers."""
-        k = computed_tokens(batch)
-        b = self.buffers.sliced(batch.num_requests, self.rows(batch.query_len, k), k)
+        b = self.sliced(batch)
 
         def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
             carried: Tensor | None = None
@@ -224,30 +231,14 @@ def present(tensor: Tensor | None) -> Tensor:
     return tensor
 
 
-def begin_rows(b: DraftBuffers, config: DraftConfig, position_offset: int = 0, later_rows: int = 0) -> None:
-    """Step 0's rows and the metadata that the later steps start from, out of the target's round.
+def begin_rows(b: DraftBuffers, rows: Rows, hidden: Tensor | None = None, past: PastRows | None = None) -> None:
+    """Fill the rows that a propose begins with from the target's round, and count those without a KV block.
 
     Args:
-        position_offset: how much further than the target's rows the head's rows are (1: `draft_model`).
-        later_rows: rows per request that later steps write, after the last accepted token's.
+        hidden: [R * query_len, hidden_size], the combined hidden states of the round, where `rows.hidden` is written.
+        past: what was kept of the rows before the round.
     """
-    starts = b.inputs.start_positions
-    last = (b.step.positions, b.step.seq_lens) if b.tree is None else (b.tree.base_positions, b.tree.base_lens)
-    ops.begin_propose(
-        b.inputs.sampled_token_ids,
-        b.inputs.num_sampled,
-        starts + position_offset if position_offset else starts,
-        b.inputs.block_table,
-        max_model_len=config.max_model_len,
-        block_size=config.block_size,
-        token_ids=b.token_ids,
-        positions=b.first.positions,
-        slot_mapping=b.first.slot_mapping,
-        seq_lens=b.first.seq_lens,
-        last_rows=b.last_rows,
-        step_positions=last[0],
-        step_seq_lens=last[1],
-        draft_step=b.draft_step,
-        later_rows=later_rows,
-        rows_without_block=b.round.rows_without_block,
-    )
+    round_ = b.inputs
+    tokens = round_.num_sampled, round_.sampled_token_ids
+    given = RowInputs(round_.start_positions, round_.block_table, *tokens, hidden=hidden)
+    ops.begin_rows(given, b.plan, rows._replace(rows_without_block=b.round.rows_without_block), past)

@@ -13,6 +13,7 @@ from specgraph.attention import allocate_block_table
 from specgraph.capture import Dispatch
 from specgraph.draft.config import DraftConfig
 from specgraph.errors import ConfigError
+from specgraph.ops.copies import RoundTensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,18 +210,10 @@ def copy_round(
         memory: its later requests become inert.
         needs_sampling: copy temperatures and seeds too.
     """
-    load_round(
-        source.sampled_token_ids,
-        source.num_sampled,
-        source.start_positions,
-        source.aux_hidden,
-        source.block_table,
-        to_sampled_token_ids=into.sampled_token_ids,
-        to_num_sampled=memory.num_sampled,
-        to_start_positions=memory.start_positions,
-        to_aux_hidden=memory.aux_hidden,
-        to_block_table=memory.block_table,
-    )
+    counts = source.num_sampled, source.start_positions
+    given = RoundTensors(source.sampled_token_ids, *counts, source.aux_hidden, source.block_table)
+    counts = memory.num_sampled, memory.start_positions
+    load_round(given, RoundTensors(into.sampled_token_ids, *counts, memory.aux_hidden, memory.block_table))
     for name in ("temperature", "seeds") if needs_sampling else ():
         getattr(into, name).copy_(getattr(source, name))
 

@@ -8,15 +8,16 @@ import torch
 from torch import Tensor
 
 from specgraph import ops
-from specgraph.attention import AttentionMetadata, HostLengths
+from specgraph.attention import AttentionMetadata
 from specgraph.capture import AttentionStack, MakeAttend, StepKind
 from specgraph.draft.buffers import DraftBuffers, PassRows
 from specgraph.draft.config import DraftConfig
-from specgraph.draft.host_lengths import HostRound
-from specgraph.draft.past_rows import PastRows, allocate_past_rows, num_entries
+from specgraph.draft.past_rows import allocate_past_rows, num_entries
 from specgraph.draft.program import DraftProgram, begin_rows, draft_one
 from specgraph.draft.round import RoundBuffers
 from specgraph.models.protocol import StepwiseHead
+from specgraph.ops.begin_rows import RowPlan
+from specgraph.ops.past_rows import PastRows
 
 
 class StepwiseProgram(DraftProgram[StepwiseHead]):
@@ -46,35 +47,22 @@ class StepwiseProgram(DraftProgram[StepwiseHead]):
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
         """The past rows and all rows of the round, in every step."""
         rows = query_len + self.look_ahead
-        return PassRows(rows, later=1, carried=rows, past=self.look_ahead)
+        plan = RowPlan(
+            rows,
+            self.config.max_model_len,
+            self.config.block_size,
+            past=self.look_ahead,
+            slots_of_rejected=not self.look_ahead,
+        )
+        return PassRows(plan, rows, later=1, carried=rows)
 
     def first(self, b: DraftBuffers, make_attend: MakeAttend) -> Tensor:
         """See `DraftProgram.first`."""
         hidden = self.head.combine(b.inputs.aux_hidden)
         if self.past is None:
-            begin_rows(b, self.config)
+            begin_rows(b, b.first_rows)
             return self._module(0, b, hidden, make_attend)
-        ops.begin_modules(
-            b.inputs.sampled_token_ids,
-            b.inputs.num_sampled,
-            b.inputs.start_positions,
-            b.inputs.block_table,
-            hidden,
-            past_token_ids=self.past.token_ids,
-            past_positions=self.past.positions,
-            past_hidden=self.past.hidden,
-            max_model_len=self.config.max_model_len,
-            block_size=self.config.block_size,
-            token_ids=b.token_ids,
-            hidden=b.hidden,
-            positions=b.first.positions,
-            slot_mapping=b.first.slot_mapping,
-            seq_lens=b.first.seq_lens,
-            last_rows=b.last_rows,
-            step_seq_lens=b.step.seq_lens,
-            draft_step=b.draft_step,
-            rows_without_block=b.round.rows_without_block,
-        )
+        begin_rows(b, b.first_rows._replace(hidden=b.hidden), hidden, self.past)
         self._keep(self.past, b.token_ids, b.hidden, b.first)
         return self._module(0, b, b.hidden, make_attend)
 
@@ -102,19 +90,13 @@ class StepwiseProgram(DraftProgram[StepwiseHead]):
             ids = token_ids[module : module + rows]
             hidden = self.head.forward_step(module, ids, hidden, make_attend(metadata, module)).carry
 
-    def host_lengths(self, step: int, host_round: HostRound) -> HostLengths:
-        """See `DraftProgram.host_lengths`. The same at every step; accepted counts are not needed."""
-        rows = host_round.query_len + self.look_ahead
-        begins = [max(start - self.look_ahead, 0) for start in host_round.start_positions]
-        return host_round.lengths(rows, [begin + rows for begin in begins])
-
     def named_tensors(self) -> Mapping[str, Tensor]:
         """The buffers, and what is kept of past rows."""
-        return {**super().named_tensors(), **({} if self.past is None else self.past.named_tensors())}
+        past = {} if self.past is None else self.past._asdict()
+        return {**super().named_tensors(), **{f"past_rows.{name}": tensor for name, tensor in past.items()}}
 
     def _keep(self, past: PastRows, token_ids: Tensor, hidden: Tensor, metadata: AttentionMetadata) -> None:
-        rows = (token_ids, hidden, metadata.positions, metadata.slot_mapping)
-        ops.keep_rows(*rows, past.token_ids, past.positions, past.hidden, self.config.block_size)
+        ops.keep_rows(token_ids, hidden, metadata.positions, metadata.slot_mapping, past, self.config.block_size)
 
     def _module(self, step: int, b: DraftBuffers, hidden: Tensor, make_attend: MakeAttend) -> Tensor:
         out = self.head.forward_step(step, b.token_ids, hidden, make_attend(b.first, step))

@@ -12,10 +12,11 @@ from specgraph.capture import AttentionStack, BatchDescriptor, MakeAttend, Work
 from specgraph.draft.buffers import DraftBuffers, PassRows, TreeBuffers
 from specgraph.draft.config import DraftConfig
 from specgraph.draft.host_lengths import HostRound
-from specgraph.draft.program import DraftProgram, begin_rows, computed_tokens
+from specgraph.draft.program import DraftProgram, begin_rows
 from specgraph.draft.round import RoundBuffers
 from specgraph.draft.shapes import DraftTree
 from specgraph.models.protocol import DraftHead
+from specgraph.ops.begin_rows import RowPlan
 
 
 class TreeProgram(DraftProgram[DraftHead]):
@@ -63,12 +64,20 @@ class TreeProgram(DraftProgram[DraftHead]):
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
         """k rows per request after step 0."""
-        return PassRows(query_len, later=self.shape.top_k, carried=self.shape.top_k, tree_keys=self.shape.step_keys)
+        k = self.shape.top_k
+        plan = RowPlan(
+            query_len,
+            self.config.max_model_len,
+            self.config.block_size,
+            later_rows=(self.shape.num_steps - 1) * k,
+            slots_of_rejected=True,
+            position_offset=self.position_offset,
+        )
+        return PassRows(plan, query_len, later=k, carried=k, tree_keys=self.shape.step_keys)
 
     def first(self, b: DraftBuffers, make_attend: MakeAttend) -> None:
         """See `DraftProgram.first`."""
-        later = (self.shape.num_steps - 1) * self.shape.top_k
-        begin_rows(b, self.config, self.position_offset, later)
+        begin_rows(b, b.first_rows)
         hidden = self.head.combine(b.inputs.aux_hidden)
         out = self.head.forward(b.token_ids, hidden, make_attend(b.first, 0), b.last_rows)
         self._grow(b, out.hidden, out.carry, first=True)
@@ -93,8 +102,7 @@ class TreeProgram(DraftProgram[DraftHead]):
 
     def work_of(self, batch: BatchDescriptor) -> Work:
         """The steps, and at the end of each launch the choice of the nodes to verify: the last choice stands."""
-        k = computed_tokens(batch)
-        b = self.buffers.sliced(batch.num_requests, self.rows(batch.query_len, k), k)
+        b = self.sliced(batch)
         tree, parents, grow = _tree(b), b.draft_parents, super().work_of(batch)
         assert parents is not None
 

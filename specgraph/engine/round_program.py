@@ -116,8 +116,7 @@ class RoundProgram:
         before = HostRound(*host, batch.query_len, computed_tokens(batch), batch.num_requests)
         if step < self.num_steps(batch) - 1:
             return self.draft.host_lengths(step, before)
-        rows = self.verify.rows(batch.num_speculative_tokens + 1)
-        return before.lengths(rows, [position + rows for position in host.next_positions])
+        return before.verify(self.verify.plan(batch.num_speculative_tokens + 1))
 
 
 class RoundRunner(ModelRunner):

@@ -25,7 +25,7 @@ from specgraph.engine.config import EngineConfig
 from specgraph.engine.tree_verify import TreeVerifyProgram
 from specgraph.engine.verify import VerifyMemory, VerifyProgram
 from specgraph.models.protocol import Target
-from specgraph.ops import noise
+from specgraph.ops import RowPlan, noise
 
 
 class TargetRunner(ModelRunner):
@@ -100,7 +100,9 @@ class TargetRunner(ModelRunner):
             ready: from `dispatch`.
             start_positions: the position of each request's last token, for attention with host parameters.
         """
-        self.run(ready, uniform_lengths(start_positions, ready.batch) if self.attention.host_parameters else None)
+        plan = RowPlan(ready.batch.query_len, self.config.max_model_len, self.config.block_size)
+        lengths = uniform_lengths(plan, start_positions, ready.batch) if self.attention.host_parameters else None
+        self.run(ready, lengths)
 
     def prefill(
         self, token_ids: Sequence[int], first_position: int, blocks: Sequence[int], at_least: int = 0

@@ -17,6 +17,7 @@ from specgraph.draft.program import present
 from specgraph.engine.config import EngineConfig, acceptance_chances
 from specgraph.engine.verify import VerifyBuffers, VerifyMemory, VerifyProgram
 from specgraph.models.protocol import Target
+from specgraph.ops.begin_rows import RowPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,11 @@ class TreeVerifyProgram(VerifyProgram):
         """N, whatever the rows of the round that is handed over."""
         return self.tree.num_draft_tokens
 
+    def plan(self, query_len: int) -> RowPlan:
+        """N rows, whatever those of the round that is handed over."""
+        plan = super().plan(self.tree.num_draft_tokens)
+        return plan._replace(tree_steps=self.tree.num_steps)
+
     def sliced(self, num_requests: int, query_len: int) -> TreeVerifyBuffers:
         """The buffers of the first `num_requests` requests: contiguous views."""
         n, s = num_requests, self.tree.num_steps
@@ -104,25 +110,10 @@ class TreeVerifyProgram(VerifyProgram):
 
     def work_of(self, batch: BatchDescriptor) -> Callable[[Sequence[int], MakeAttend], None]:
         """Rows, the target, acceptance, the path's hidden states for the drafter, and its keys and values."""
-        b = self.sliced(batch.num_requests, batch.num_speculative_tokens + 1)
-        ancestors = b.metadata.ancestors
-        assert ancestors is not None
+        b, plan = self.sliced(batch.num_requests, batch.num_speculative_tokens + 1), self.plan(batch.query_len)
 
         def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
-            ops.begin_tree_verify(
-                b.last_token_ids,
-                ops.TreeNodes(b.draft_token_ids, b.draft_parents),
-                b.round.start_positions,
-                b.round.block_table,
-                num_steps=self.tree.num_steps,
-                max_model_len=self.config.max_model_len,
-                block_size=self.config.block_size,
-                token_ids=b.token_ids,
-                positions=b.metadata.positions,
-                slot_mapping=b.metadata.slot_mapping,
-                seq_lens=b.metadata.seq_lens,
-                ancestors=ancestors,
-            )
+            self.begin(b, plan, b.draft_parents)
             out = self.target.forward(b.token_ids, make_attend(b.metadata, 0), self.aux_layers)
             self._accept_path(b, self.target.logits(out.hidden))
             ops.take_rows(out.aux_hidden if self.aux_layers else out.hidden, b.path_rows, b.round.aux_hidden)

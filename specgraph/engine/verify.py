@@ -17,6 +17,7 @@ from specgraph.draft.program import present
 from specgraph.engine.config import EngineConfig, acceptance_chances
 from specgraph.models.protocol import Target, TargetOutput
 from specgraph.models.split import most_likely
+from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +132,10 @@ class VerifyProgram:
         """Rows per request of the pass after which the round has `query_len` rows per request: as many."""
         return query_len
 
+    def plan(self, query_len: int) -> RowPlan:
+        """The rows of the pass after which the round has `query_len` rows per request."""
+        return RowPlan(query_len, self.config.max_model_len, self.config.block_size)
+
     def logprobs(self, num_requests: int, query_len: int) -> Tensor | None:
         """float32 [num_requests, query_len]: of the sampled tokens; None unless `EngineConfig.logprobs`."""
         if self.memory.logprobs is None:
@@ -171,23 +176,24 @@ class VerifyProgram:
         b = self.sliced(batch.num_requests, batch.query_len)
 
         def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
-            ops.begin_verify(
-                b.last_token_ids,
-                b.draft_token_ids,
-                b.round.start_positions,
-                b.round.block_table,
-                max_model_len=self.config.max_model_len,
-                block_size=self.config.block_size,
-                token_ids=b.token_ids,
-                positions=b.metadata.positions,
-                slot_mapping=b.metadata.slot_mapping,
-                seq_lens=b.metadata.seq_lens,
-            )
+            self.begin(b, self.plan(batch.query_len))
             out = self.target.forward(b.token_ids, make_attend(b.metadata, 0), self.aux_layers)
             self.hand_over(out, b.round.aux_hidden)
             self._accept(b, out.hidden)
 
         return work
+
+    def begin(self, b: VerifyBuffers, plan: RowPlan, draft_parents: Tensor | None = None) -> None:
+        """Fill the rows: the last token of each request, then its drafts."""
+        given = RowInputs(
+            b.round.start_positions,
+            b.round.block_table,
+            token_ids=b.last_token_ids[:, None],
+            draft_token_ids=b.draft_token_ids,
+            draft_parents=draft_parents,
+        )
+        places = b.metadata.positions, b.metadata.slot_mapping, b.metadata.seq_lens
+        ops.begin_rows(given, plan, Rows(*places, b.token_ids, ancestors=b.metadata.ancestors))
 
     def hand_over(self, out: TargetOutput, into: Tensor) -> None:
         """Copy the hidden states that the drafter takes; without a drafter `into` has no columns."""

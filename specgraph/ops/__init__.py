@@ -1,8 +1,8 @@
 """The draft ops: registered torch ops, each declared by a reference in plain torch that any device can capture."""
 
-from specgraph.ops.begin import begin_block, begin_masked, begin_prefill, begin_propose, begin_verify
+from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows, begin_rows
 from specgraph.ops.collectives import all_gather, all_reduce, best_of, best_tokens, embed_part
-from specgraph.ops.copies import load_round, take_rows
+from specgraph.ops.copies import RoundTensors, load_round, take_rows
 from specgraph.ops.draft_sampling import Drafts, Draws, Head, draft_from_hidden, draft_from_logits, write_drafts
 from specgraph.ops.experts import expert_mlp
 from specgraph.ops.kv_cache import KVCache, NewRows, rotate_and_store
@@ -10,13 +10,13 @@ from specgraph.ops.library import implement
 from specgraph.ops.linear import Norm, PairInput, Weight, norm_gate_up, norm_linear, pair_linear
 from specgraph.ops.next_step import greedy_next_step
 from specgraph.ops.paged_attention import DeviceLengths, HostLengths, Mask, paged_attention, paged_attention_host
-from specgraph.ops.past_rows import begin_modules, keep_rows
+from specgraph.ops.past_rows import PastRows, keep_rows
 from specgraph.ops.rejection import Acceptance, Sampled, accept_greedy, verify_drafts
 from specgraph.ops.round_state import next_verify, publish_round, stop_finished
 from specgraph.ops.sampling_parameters import SamplingParameters, adjust_logits, count_tokens, emitted_logprobs
 from specgraph.ops.slots import advance, shift_token_ids
 from specgraph.ops.tree import Beams, Candidates, TreeNodes, advance_tree, choose_nodes, draft_block_tree, grow_tree
-from specgraph.ops.tree_verify import AcceptedPath, begin_tree_verify, move_kv, verify_tree
+from specgraph.ops.tree_verify import AcceptedPath, move_kv, verify_tree
 from specgraph.ops.two_linears import linear_norm_gate_up, linear_norm_linear
 
 __all__ = [
@@ -34,6 +34,11 @@ __all__ = [
     "NewRows",
     "Norm",
     "PairInput",
+    "PastRows",
+    "RoundTensors",
+    "RowInputs",
+    "RowPlan",
+    "Rows",
     "Sampled",
     "SamplingParameters",
     "TreeNodes",
@@ -44,13 +49,7 @@ __all__ = [
     "advance_tree",
     "all_gather",
     "all_reduce",
-    "begin_block",
-    "begin_masked",
-    "begin_modules",
-    "begin_prefill",
-    "begin_propose",
-    "begin_tree_verify",
-    "begin_verify",
+    "begin_rows",
     "best_of",
     "best_tokens",
     "choose_nodes",

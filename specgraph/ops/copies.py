@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from torch import Tensor
 
 from specgraph.ops.library import op
 from specgraph.ops.slots import NULL_BLOCK
+
+
+class RoundTensors(NamedTuple):
+    """A round of n requests, or the memory of one."""
+
+    sampled_token_ids: Tensor
+    """int64 [n, query_len]"""
+    num_sampled: Tensor
+    """int32 [n]"""
+    start_positions: Tensor
+    """int64 [n]"""
+    aux_hidden: Tensor
+    """[n * query_len, aux_size]"""
+    block_table: Tensor
+    """int32 [n, max_blocks]"""
 
 
 @op(writes=("out",))
@@ -20,38 +37,19 @@ def take_rows(source: Tensor, rows: Tensor | None, out: Tensor) -> None:
     out.copy_(source if rows is None else source[rows])
 
 
-@op(
-    writes=("to_sampled_token_ids", "to_num_sampled", "to_start_positions", "to_aux_hidden", "to_block_table")
-)  # fmt: skip
-def load_round(
-    sampled_token_ids: Tensor,
-    num_sampled: Tensor,
-    start_positions: Tensor,
-    aux_hidden: Tensor,
-    block_table: Tensor,
-    *,
-    to_sampled_token_ids: Tensor,
-    to_num_sampled: Tensor,
-    to_start_positions: Tensor,
-    to_aux_hidden: Tensor,
-    to_block_table: Tensor,
-) -> None:
+@op(writes=("to",))
+def load_round(given: RoundTensors, to: RoundTensors) -> None:
     """Write a round of n requests over the first n of the R requests in the buffers; the later ones become inert.
 
     Args:
-        sampled_token_ids: int64 [n, query_len].
-        num_sampled: int32 [n].
-        start_positions: int64 [n].
-        aux_hidden: [n * query_len, aux_size].
-        block_table: int32 [n, b]; columns after b are filled with the null block.
-        to_sampled_token_ids: [R, query_len], to_num_sampled: [R], to_start_positions: [R],
-            to_aux_hidden: [R * query_len, aux_size], to_block_table: [R, max_blocks]: the buffers, written.
+        given: the round; its block table may be narrower than that of the buffers.
+        to: the buffers, written; the null block fills columns of the block table behind those of the round's.
     """
-    n, width = block_table.shape
-    to_sampled_token_ids[:n].copy_(sampled_token_ids)
-    to_num_sampled[:n].copy_(num_sampled)
-    to_num_sampled[n:].zero_()
-    to_start_positions[:n].copy_(start_positions)
-    to_aux_hidden[: aux_hidden.shape[0]].copy_(aux_hidden)
-    to_block_table[:n, :width].copy_(block_table)
-    to_block_table[:n, width:].fill_(NULL_BLOCK)
+    n, width = given.block_table.shape
+    to.sampled_token_ids[:n].copy_(given.sampled_token_ids)
+    to.num_sampled[:n].copy_(given.num_sampled)
+    to.num_sampled[n:].zero_()
+    to.start_positions[:n].copy_(given.start_positions)
+    to.aux_hidden[: given.aux_hidden.shape[0]].copy_(given.aux_hidden)
+    to.block_table[:n, :width].copy_(given.block_table)
+    to.block_table[:n, width:].fill_(NULL_BLOCK)

@@ -99,7 +99,7 @@ def adjust_logits(
         logits: n rows per request, n = K + 1 in a verify: row i of a request scores the token after its i-th row.
         temperature: float32 [R]; 0 is greedy, and then nothing is left out.
         draft_token_ids: int64 [R, K]: draft i is the token of row i + 1. -1 is no draft.
-        ancestors: int64 [R * n], as `begin_tree_verify` writes them: bit j of a row is set if the token of row j
+        ancestors: int64 [R * n], as `begin_rows` writes them: bit j of a row is set if the token of row j
             is in its context, that is draft j - 1. None for a chain: row i has drafts 0 to i - 1 in its context.
         draft_to_target: int64 [columns]: target id minus column, where the logits are a drafter's; None for columns
             that are target ids.

@@ -37,30 +37,28 @@ def slots_of(positions: Tensor, block_table: Tensor, valid: Tensor, max_model_le
 
 def count_rows_without_block(
     rows_without_block: Tensor,
-    start_positions: Tensor,
-    num_sampled: Tensor,
+    first_positions: Tensor,
+    counts: Tensor,
     block_table: Tensor,
-    query_len: int,
-    later_rows: int,
+    most: int,
     max_model_len: int,
     block_size: int,
 ) -> None:
-    """Add how many rows of a propose have a token and a position below max_model_len, but the null block.
+    """Add how many rows have a position below max_model_len, but the null block.
 
-    Their keys and values are not written, which shows in the acceptance only. Counted are the rows of sampled tokens
-    and the `later_rows` after the last of them, not those of rejected tokens.
+    Their keys and values are not written, which shows in the acceptance only.
 
     Args:
         rows_without_block: int64 [1], added to.
-        start_positions, num_sampled, block_table: as in `begin_propose`.
-        query_len: the most that num_sampled may be.
-        later_rows: rows per request that follow the last sampled token's.
+        first_positions: int64 [R]: of the first row of each request.
+        counts: int64 [R]: rows of each request.
+        block_table: int32 [R, max_blocks].
+        most: what a count is at most.
         max_model_len, block_size: in tokens.
     """
-    offset = torch.arange(query_len + later_rows, device=num_sampled.device)
-    count = torch.where(num_sampled > 0, num_sampled + later_rows, 0)
-    position = start_positions[:, None] + offset
-    written = (offset < count[:, None]) & (position < max_model_len) & (position >= 0)
+    offset = torch.arange(most, device=counts.device)
+    position = first_positions[:, None] + offset
+    written = (offset < counts[:, None]) & (position < max_model_len) & (position >= 0)
     block = blocks_of(position, block_table, max_model_len, block_size)
     rows_without_block.add_((written & (block == NULL_BLOCK)).sum())
 

@@ -15,55 +15,7 @@ from specgraph.ops import noise
 from specgraph.ops.kv_cache import cells_of
 from specgraph.ops.library import op
 from specgraph.ops.rejection import Acceptance, Sampled, accepted_by_chance, commit
-from specgraph.ops.slots import slots_of
 from specgraph.ops.tree import TreeNodes
-
-
-@op(writes=("token_ids", "positions", "slot_mapping", "seq_lens", "ancestors"))
-def begin_tree_verify(
-    last_token_ids: Tensor,
-    tree: TreeNodes,
-    start_positions: Tensor,
-    block_table: Tensor,
-    *,
-    num_steps: int,
-    max_model_len: int,
-    block_size: int,
-    token_ids: Tensor,
-    positions: Tensor,
-    slot_mapping: Tensor,
-    seq_lens: Tensor,
-    ancestors: Tensor,
-) -> None:
-    """Fill the rows of a verify pass over trees.
-
-    Args:
-        last_token_ids: int64 [R].
-        start_positions: int64 [R]: position of the last token; negative makes the request inert.
-        block_table: int32 [R, max_blocks], with blocks for start + N tokens.
-        num_steps: S, the depth of the deepest node.
-        max_model_len, block_size: in tokens.
-        token_ids, positions, slot_mapping: int64 [R * N], written. Nodes behind max_model_len have slots too: their
-            own position may lie before it.
-        seq_lens: int32 [R], written: start + N, or 0 for inert requests.
-        ancestors: int64 [R * N], written: bit i of a row is set if row i is the row itself or one of its ancestors.
-    """
-    rows = tree.token_ids.shape[1] + 1
-    live = (start_positions >= 0)[:, None]
-    row = torch.arange(rows, device=live.device)
-    parents = torch.cat([torch.zeros_like(tree.parents[:, :1]), tree.parents], dim=1)
-    own = torch.ones_like(row) << row
-    bits, depth = own.expand_as(parents), torch.zeros_like(parents)
-    for _ in range(num_steps):  # each time what is known of the parents moves one level down
-        bits = own | bits.gather(1, parents)
-        depth = torch.where(row > 0, depth.gather(1, parents) + 1, 0)
-    tokens = torch.cat([last_token_ids[:, None], tree.token_ids], dim=1)
-    token_ids.copy_(torch.where(live, tokens, 0).clamp(min=0).flatten())
-    positions.copy_(torch.where(live, start_positions[:, None] + depth, 0).clamp(0, max_model_len - 1).flatten())
-    raw, reserved = start_positions[:, None] + row, block_table.shape[1] * block_size
-    slot_mapping.copy_(slots_of(raw, block_table, live, reserved, block_size).flatten())
-    seq_lens.copy_(torch.where(live[:, 0], start_positions + rows, 0))
-    ancestors.copy_(bits.flatten())
 
 
 class AcceptedPath(NamedTuple):
@@ -114,8 +66,8 @@ def verify_tree(
 
     Args:
         target_logits: [R * N, vocab]; each row scores the token after it.
-        tree, start_positions: as in `begin_tree_verify`.
-        positions, slot_mapping: int64 [R * N], as `begin_tree_verify` wrote them.
+        start_positions: int64 [R], as in `begin_rows`.
+        positions, slot_mapping: int64 [R * N], as `begin_rows` wrote them.
         sampled: [R, S + 1].
     """
     requests, depth = sampled.token_ids.shape

@@ -15,6 +15,7 @@ from torch import Tensor
 from specgraph import ops
 from specgraph.capture import AttentionStack
 from specgraph.ops import DeviceLengths, KVCache, NewRows
+from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
 
 
 @mutant("metadata-none-at-capture", "attention")
@@ -84,14 +85,14 @@ def max_len_clamp(patch: pytest.MonkeyPatch) -> None:
 @mutant("padded-rows-write-kv", "attention")
 def padded_rows_write_kv(patch: pytest.MonkeyPatch) -> None:
     """Padded rows have the slot of a real block instead of -1."""
-    real = ops.begin_propose
+    real = ops.begin_rows
 
-    def begin_propose(*args: Any, slot_mapping: Tensor, **options: Any) -> None:
-        real(*args, slot_mapping=slot_mapping, **options)
-        first = options["block_size"]
-        slot_mapping.copy_(torch.where(slot_mapping < 0, first, slot_mapping))
+    def begin_rows(given: RowInputs, plan: RowPlan, rows: Rows, *past: Any) -> None:
+        real(given, plan, rows, *past)
+        if plan.slots_of_rejected:  # of a propose
+            rows.slot_mapping.copy_(torch.where(rows.slot_mapping < 0, plan.block_size, rows.slot_mapping))
 
-    patch.setattr(ops, "begin_propose", begin_propose)
+    patch.setattr(ops, "begin_rows", begin_rows)
 
 
 @mutant("query-len-zero", "attention")

@@ -15,6 +15,9 @@ import specgraph.ops.kv_cache
 import specgraph.ops.noise
 from specgraph import ops
 from specgraph.draft import Drafter
+from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
+from specgraph.ops.copies import RoundTensors
+from specgraph.ops.past_rows import PastRows
 
 
 def replace_op(patch: pytest.MonkeyPatch, name: str, broken: Callable[..., Any]) -> None:
@@ -159,67 +162,81 @@ def block_transposed(patch: pytest.MonkeyPatch) -> None:
 def block_begins_early(patch: pytest.MonkeyPatch) -> None:
     """A parallel drafter's block begins at the last accepted row instead of after it."""
 
-    def broken(real: Any, *args: Any, **options: Any) -> None:
-        real(*args, **options)
-        options["positions"].copy_((options["positions"] - 1).clamp(min=0))
+    def broken(real: Any, given: RowInputs, plan: RowPlan, rows: Rows, *past: Any) -> None:
+        real(given, plan, rows, *past)
+        if plan.after_sampled:
+            rows.positions.copy_((rows.positions - 1).clamp(min=0))
 
-    replace_op(patch, "begin_block", broken)
+    replace_op(patch, "begin_rows", broken)
 
 
 @mutant("parallel-block-rows-rejected", "kernel", hazard="parallel-block-rows")
 def block_stores_rejected(patch: pytest.MonkeyPatch) -> None:
     """Rejected rows of a parallel drafter's context are written to the cache."""
 
-    def broken(real: Any, tokens: Tensor, counts: Tensor, *args: Any, **options: Any) -> None:
-        slots = options["context_slots"].clone()
-        real(tokens, torch.where(counts > 0, tokens.shape[1], 0).int(), *args, **options)
-        slots.copy_(options["context_slots"])
-        real(tokens, counts, *args, **options)
-        options["context_slots"].copy_(slots)
+    def broken(real: Any, given: RowInputs, plan: RowPlan, rows: Rows, *past: Any) -> None:
+        real(given, plan, rows, *past)
+        if rows.context_slots is not None:
+            only = {"context_positions": torch.empty_like(rows.context_slots), "rows_without_block": None}
+            others = Rows(*(None if tensor is None else tensor.clone() for tensor in rows))
+            real(every_token_sampled(given), plan, others._replace(context_slots=rows.context_slots, **only), *past)
 
-    replace_op(patch, "begin_block", broken)
+    replace_op(patch, "begin_rows", broken)
+
+
+def every_token_sampled(given: RowInputs) -> RowInputs:
+    """The round as if nothing of it had been rejected."""
+    assert given.token_ids is not None
+    assert given.num_sampled is not None
+    counts = torch.where(given.num_sampled > 0, given.token_ids.shape[1], 0)
+    return given._replace(num_sampled=counts.to(given.num_sampled.dtype))
 
 
 @mutant("parallel-block-rows-masked", "kernel", hazard="parallel-block-rows")
 def masked_rows_after_rejected(patch: pytest.MonkeyPatch) -> None:
     """Masked rows (P-EAGLE) follow the last row of the round instead of the last accepted one."""
 
-    def broken(real: Any, tokens: Tensor, counts: Tensor, *args: Any, **options: Any) -> None:
-        real(tokens, torch.where(counts > 0, tokens.shape[1], 0).int(), *args, **options)
+    def broken(real: Any, given: RowInputs, plan: RowPlan, rows: Rows, *past: Any) -> None:
+        real(given, plan if rows.hidden_rows is None else every_token_sampled(given), rows, *past)
 
-    replace_op(patch, "begin_masked", broken)
+    replace_op(patch, "begin_rows", broken)
 
 
 @mutant("prompt-padding", "kernel")
 def prompt_padding_writes(patch: pytest.MonkeyPatch) -> None:
     """Padded rows of a prompt pass have slots."""
 
-    def broken(first: Tensor, rows: Tensor, table: Tensor) -> tuple[Any, ...]:
-        return first, torch.where(rows > 0, rows + 1, rows), table
+    def broken(real: Any, given: RowInputs, plan: RowPlan, rows: Rows, *past: Any) -> None:
+        counts = given.num_sampled
+        if counts is not None and given.token_ids is None:
+            given = given._replace(num_sampled=torch.where(counts > 0, counts + 1, counts))
+        real(given, plan, rows, *past)
 
-    change_arguments(patch, "begin_prefill", broken)
+    replace_op(patch, "begin_rows", broken)
 
 
 @mutant("prompt-padding-length", "kernel", hazard="prompt-padding")
 def prompt_length_of_real_rows(patch: pytest.MonkeyPatch) -> None:
     """The length of a padded prompt pass counts its real rows only, so that each row sees too few keys."""
 
-    def broken(real: Any, first: Tensor, rows: Tensor, table: Tensor, **options: Any) -> None:
-        real(first, rows, table, **options)
-        options["seq_lens"].copy_(torch.where(rows > 0, first + rows, 0))
+    def broken(real: Any, given: RowInputs, plan: RowPlan, rows: Rows, *past: Any) -> None:
+        real(given, plan, rows, *past)
+        counts = given.num_sampled
+        if counts is not None and given.token_ids is None:
+            rows.seq_lens.copy_(torch.where(counts > 0, given.start_positions + counts, 0))
 
-    replace_op(patch, "begin_prefill", broken)
+    replace_op(patch, "begin_rows", broken)
 
 
 @mutant("stale-block-table", "kernel")
 def stale_block_table(patch: pytest.MonkeyPatch) -> None:
     """A smaller block table leaves the columns of the larger one before it."""
 
-    def broken(real: Any, *args: Any, **options: Any) -> None:
-        n, width = args[4].shape
-        tail = options["to_block_table"][:n, width:].clone()
-        real(*args, **options)
-        options["to_block_table"][:n, width:].copy_(tail)
+    def broken(real: Any, given: RoundTensors, to: RoundTensors) -> None:
+        n, width = given.block_table.shape
+        tail = to.block_table[:n, width:].clone()
+        real(given, to)
+        to.block_table[:n, width:].copy_(tail)
 
     replace_op(patch, "load_round", broken)
 
@@ -228,11 +245,11 @@ def stale_block_table(patch: pytest.MonkeyPatch) -> None:
 def stale_requests(patch: pytest.MonkeyPatch) -> None:
     """A smaller round leaves the requests after it alive."""
 
-    def broken(real: Any, *args: Any, **options: Any) -> None:
-        n = args[4].shape[0]
-        tail = options["to_num_sampled"][n:].clone()
-        real(*args, **options)
-        options["to_num_sampled"][n:].copy_(tail)
+    def broken(real: Any, given: RoundTensors, to: RoundTensors) -> None:
+        n = given.num_sampled.shape[0]
+        tail = to.num_sampled[n:].clone()
+        real(given, to)
+        to.num_sampled[n:].copy_(tail)
 
     replace_op(patch, "load_round", broken)
 
@@ -266,10 +283,10 @@ def earlier_rows_stay(patch: pytest.MonkeyPatch) -> None:
     """A row is kept only where its entry is empty: an entry is not written twice."""
 
     def broken(real: Any, *args: Any) -> None:
-        kept = args[4:7]
-        before, used = [tensor.clone() for tensor in kept], args[5] >= 0
+        past: PastRows = args[4]
+        before, used = [tensor.clone() for tensor in past], past.positions >= 0
         real(*args)
-        for tensor, old in zip(kept, before, strict=True):
+        for tensor, old in zip(past, before, strict=True):
             tensor.copy_(torch.where(used[..., None] if tensor.dim() == 3 else used, old, tensor))
 
     replace_op(patch, "keep_rows", broken)
@@ -279,27 +296,29 @@ def earlier_rows_stay(patch: pytest.MonkeyPatch) -> None:
 def positions_of_entries_are_not_compared(patch: pytest.MonkeyPatch) -> None:
     """Past rows take the entry of their place in the block, whatever position it holds."""
 
-    def broken(real: Any, *args: Any, **options: Any) -> None:
-        begin, table = args[2], args[3]
-        wanted, kept = options["past_positions"].clone(), options["past_positions"].shape[1]
-        size, most = options["block_size"], options["token_ids"].shape[0] // begin.shape[0] - args[0].shape[1]
-        for back in range(1, most + 1):
-            position = (begin - back).clamp(min=0)
-            block = table.gather(1, (position // size)[:, None])[:, 0].long()
-            wanted.view(-1).index_put_((block * kept + position % size % kept,), position)
-        real(*args, **options | {"past_positions": wanted})
+    def broken(real: Any, given: RowInputs, plan: RowPlan, rows: Rows, past: PastRows | None = None) -> None:
+        if past is not None:
+            wanted, kept, size = past.positions.clone(), past.positions.shape[1], plan.block_size
+            for back in range(1, plan.past + 1):
+                position = (given.start_positions - back).clamp(min=0)
+                block = given.block_table.gather(1, (position // size)[:, None])[:, 0].long()
+                wanted.view(-1).index_put_((block * kept + position % size % kept,), position)
+            past = past._replace(positions=wanted)
+        real(given, plan, rows, past)
 
-    replace_op(patch, "begin_modules", broken)
+    replace_op(patch, "begin_rows", broken)
 
 
 @mutant("module-past-rows-none", "kernel", hazard="module-past-rows")
 def past_rows_are_not_found(patch: pytest.MonkeyPatch) -> None:
     """No row before the round is computed again, so keys that were written with draft tokens stay."""
 
-    def broken(real: Any, *args: Any, **options: Any) -> None:
-        real(*args, **options | {"past_positions": torch.full_like(options["past_positions"], -1)})
+    def broken(real: Any, given: RowInputs, plan: RowPlan, rows: Rows, past: PastRows | None = None) -> None:
+        if past is not None:
+            past = past._replace(positions=torch.full_like(past.positions, -1))
+        real(given, plan, rows, past)
 
-    replace_op(patch, "begin_modules", broken)
+    replace_op(patch, "begin_rows", broken)
 
 
 @mutant("synthetic-acceptance", "kernel")

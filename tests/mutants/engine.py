@@ -231,7 +231,7 @@ def update_prefill_decode_mixed(patch: pytest.MonkeyPatch) -> None:
 @mutant("rejected-tokens-in-lengths", "engine")
 def rejected_tokens_in_lengths(patch: pytest.MonkeyPatch) -> None:
     """Host lengths of the later steps count every row of the round, rejected ones too."""
-    patch.setattr(HostRound, "accepted_ends", lambda self: [start + self.query_len for start in self.start_positions])
+    patch.setattr(HostRound, "counts", lambda self: [self.query_len] * len(self.start_positions))
 
 
 @mutant("per-step-lengths-not-updated", "engine")

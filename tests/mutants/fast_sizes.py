@@ -14,6 +14,9 @@ from torch import Tensor
 
 from specgraph import ops
 from specgraph.ops import NewRows
+from specgraph.ops.begin_rows import RowPlan
+from specgraph.ops.copies import RoundTensors
+from specgraph.ops.past_rows import PastRows
 
 HALVES = (torch.bfloat16, torch.float16)
 PAGED: Any = import_module("specgraph.ops.paged_attention")
@@ -196,10 +199,10 @@ def first_chunk_of_a_kept_row(patch: pytest.MonkeyPatch) -> None:
     """Of a past row 2,048 values are kept."""
 
     def broken(real: Any, *args: Any) -> None:
-        kept: Tensor = args[6]
-        old = kept[..., 2048:].clone()
+        past: PastRows = args[4]
+        old = past.hidden[..., 2048:].clone()
         real(*args)
-        kept[..., 2048:] = old
+        past.hidden[..., 2048:] = old
 
     replace_op(patch, "keep_rows", broken)
 
@@ -255,21 +258,21 @@ def two_blocks_of_a_vocabulary(patch: pytest.MonkeyPatch) -> None:
 def sampled_rows_only(patch: pytest.MonkeyPatch) -> None:
     """Rows of drafts after the sampled tokens are not counted where they have no KV block."""
 
-    def broken(real: Any, *args: Any, later_rows: int = 0, **options: Any) -> None:
-        real(*args, later_rows=0, **options)
+    def broken(real: Any, given: Any, plan: RowPlan, *args: Any) -> None:
+        real(given, plan._replace(later_rows=0) if plan.slots_of_rejected else plan, *args)
 
-    replace_op(patch, "begin_propose", broken)
+    replace_op(patch, "begin_rows", broken)
 
 
 @mutant("wide-rows-cleared", "kernel", hazard="wide-rows")
 def eight_columns_cleared(patch: pytest.MonkeyPatch) -> None:
     """Behind a round's block table eight columns are cleared."""
 
-    def broken(real: Any, *args: Any, to_block_table: Tensor, **options: Any) -> None:
-        n, columns = args[4].shape
-        stale = to_block_table[:n, columns + 8 :].clone()
-        real(*args, to_block_table=to_block_table, **options)
-        to_block_table[:n, columns + 8 :] = stale
+    def broken(real: Any, given: RoundTensors, to: RoundTensors) -> None:
+        n, columns = given.block_table.shape
+        stale = to.block_table[:n, columns + 8 :].clone()
+        real(given, to)
+        to.block_table[:n, columns + 8 :] = stale
 
     replace_op(patch, "load_round", broken)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 import specgraph.ops.tree
 from specgraph import ops
 from specgraph.ops import Mask
+from specgraph.ops.begin_rows import Rows
 
 
 @mutant("sibling-sees-sibling", "kernel")
@@ -34,11 +35,12 @@ def causal_in_the_tree(patch: pytest.MonkeyPatch) -> None:
 def bits_begin_at_the_first_node(patch: pytest.MonkeyPatch) -> None:
     """The bits of a verify's rows count from the first node instead of the last token."""
 
-    def broken(real: Any, *args: Any, **options: Any) -> None:
-        real(*args, **options)
-        options["ancestors"].copy_((options["ancestors"] >> 1) | 1)
+    def broken(real: Any, given: Any, plan: Any, rows: Rows, *past: Any) -> None:
+        real(given, plan, rows, *past)
+        if rows.ancestors is not None:
+            rows.ancestors.copy_((rows.ancestors >> 1) | 1)
 
-    replace_op(patch, "begin_tree_verify", broken)
+    replace_op(patch, "begin_rows", broken)
 
 
 @mutant("path-kv-not-moved", "kernel")

@@ -49,7 +49,7 @@ def test_an_argument_that_is_written_is_never_copied():
     lens = torch.zeros(4, dtype=torch.int32)[::2]
     with pytest.raises(ValueError, match="writes 'seq_lens'"):
         packed_arguments(schema, (lens, *(torch.zeros(2, dtype=torch.int64) for _ in range(3))), {})
-    schema = torch.ops.specgraph.begin_verify.default._schema
+    schema = torch.ops.specgraph.begin_rows.default._schema
     tokens = torch.zeros(8, dtype=torch.int64)[::2]
-    with pytest.raises(ValueError, match="writes 'token_ids'"):
-        packed_arguments(schema, (), {"token_ids": tokens})
+    with pytest.raises(ValueError, match="writes 'rows_token_ids'"):
+        packed_arguments(schema, (), {"rows_token_ids": tokens})

@@ -13,7 +13,10 @@ from torch.testing._internal.optests import opcheck
 
 from specgraph import ops
 from specgraph.ops import DeviceLengths, HostLengths, KVCache, Mask, NewRows
+from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
+from specgraph.ops.copies import RoundTensors
 from specgraph.ops.library import NAMESPACE, implement, plain_torch
+from specgraph.ops.past_rows import PastRows
 from specgraph.parallel import join_ranks
 
 R, K, Q, V, DV, H, KVH, D = 3, 2, 3, 11, 7, 4, 2, 8
@@ -36,11 +39,6 @@ OFFSETS = torch.arange(DV) % 3
 CACHE = 13, 4, KVH, D
 
 
-def rows_out() -> dict[str, torch.Tensor]:
-    """What the first op of a pass over R * Q rows writes."""
-    return {"token_ids": i64(R * Q), "positions": i64(R * Q), "slot_mapping": i64(R * Q), "seq_lens": i32(1, 1, 1)}
-
-
 def arguments() -> dict[str, tuple[tuple, dict]]:
     """Fresh arguments for each op, by its registered name."""
     rows = f32(R * Q, H, D), f32(R * Q, KVH, D), f32(R * Q, KVH, D)
@@ -51,12 +49,10 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
     limits = {"max_model_len": 12, "block_size": 4}
     return {
         "advance": ((i32(3, 0, 9), i64(R), i64(R), step, TABLE, 12, 4), {}),
-        "begin_propose": (
-            (i64(R, Q), i32(1, 0, 3), i64(R), TABLE),
-            {**limits, **rows_out(), "last_rows": i64(R), "step_positions": i64(R), "step_seq_lens": i32(1, 1, 1),
-             "draft_step": step},
+        "begin_rows": (
+            (RowInputs(i64(R), TABLE, i32(1, 0, 3), i64(R, Q)), RowPlan(Q, 12, 4),
+             Rows(i64(R * Q), i64(R * Q), i32(1, 1, 1), i64(R * Q), i64(R), i64(R), i32(1, 1, 1), step), None), {},
         ),
-        "begin_verify": ((i64(R), i64(R, K), i64(R), TABLE), {**limits, **rows_out()}),
         "rotate_and_store": ((rows[0], new, attend[1]), {}),
         "paged_attention": (
             (*attend, DeviceLengths(lengths, starts, Q), Mask(window=3, sinks=f32(H)), new), {"scale": 0.35},
@@ -68,32 +64,14 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
             (f32(R, 8), ops.Head(f32(8), 1e-5, f32(DV, 8)), ops.Drafts(drafts, OFFSETS, step, ids), lengths, i64(R),
              i64(R), TABLE, *limits.values(), f32(V, 6), f32(6), f32(R, 8), f32(8), 1e-5), {},
         ),
-        "begin_block": (
-            (i64(R, Q), i32(1, 0, 3), i64(R), TABLE),
-            {"mask_token_id": 10, **limits, "context_positions": i64(R * Q), "context_slots": i64(R * Q), **rows_out()},
-        ),
-        "begin_masked": (
-            (i64(R, Q), i32(1, 0, 3), i64(R), TABLE),
-            {"mask_token_id": 10, **limits, **rows_out(), "hidden_rows": i64(R * Q), "draft_rows": i64(R)},
-        ),
-        "begin_modules": (
-            (i64(R, Q), i32(1, 0, 3), i64(R), TABLE, f32(R * Q, 8)),
-            {"past_token_ids": i64(13, 2), "past_positions": i64(13, 2), "past_hidden": f32(13, 2, 8), **limits,
-             "hidden": f32(R * (Q + 2), 8), **{name: i64(R * (Q + 2)) for name in rows_out() if name != "seq_lens"},
-             "seq_lens": i32(0, 0, 0), "last_rows": i64(R), "step_seq_lens": i32(1, 1, 1), "draft_step": step},
-        ),
         "keep_rows": (
-            (i64(R * Q), f32(R * Q, 8), i64(R * Q), i64(R * Q) - 1, i64(13, 2), i64(13, 2), f32(13, 2, 8), 4), {},
+            (i64(R * Q), f32(R * Q, 8), i64(R * Q), i64(R * Q) - 1, PastRows(i64(13, 2), i64(13, 2), f32(13, 2, 8)), 4),
+            {},
         ),
         "shift_token_ids": ((i64(R * Q), torch.tensor([0, 3, 8]), ids, lengths, step), {}),
-        "begin_prefill": (
-            (i64(1), i64(1) + 2, TABLE[:1]),
-            {**limits, "positions": i64(Q), "slot_mapping": i64(Q), "seq_lens": i32(0), "last_row": i64(1)},
-        ),
         "load_round": (
-            (i64(2, Q) + 5, i32(1, 2), i64(2), f32(2 * Q, 8), TABLE[:2, :3]),
-            {"to_sampled_token_ids": i64(R, Q), "to_num_sampled": i32(7, 7, 7), "to_start_positions": i64(R),
-             "to_aux_hidden": f32(R * Q, 8), "to_block_table": TABLE.clone()},
+            (RoundTensors(i64(2, Q) + 5, i32(1, 2), i64(2), f32(2 * Q, 8), TABLE[:2, :3]),
+             RoundTensors(i64(R, Q), i32(7, 7, 7), i64(R), f32(R * Q, 8), TABLE.clone())), {},
         ),
         "stop_finished": ((i64(R, Q), i32(1, 0, 3), i64(R) + 2, i64(R, 2) - 1), {}),
         "publish_round": (
@@ -183,11 +161,11 @@ def test_an_implementation_takes_the_parameters_of_the_declaration():
 
 
 def test_a_declaration_is_the_schema_and_the_documentation():
-    schema = ops.begin_verify.overload._schema
-    assert {a.name for a in schema.arguments if a.alias_info} == {"token_ids", "positions", "slot_mapping", "seq_lens"}
-    assert [a.name for a in schema.arguments if a.kwarg_only][:2] == ["max_model_len", "block_size"]
-    assert "verify pass" in str(inspect.getdoc(ops.begin_verify))
-    assert list(inspect.signature(ops.begin_verify).parameters) == [a.name for a in schema.arguments]
+    schema = ops.advance.overload._schema
+    written = {"seq_lens", "positions", "slot_mapping", "draft_step"}
+    assert {a.name for a in schema.arguments if a.alias_info} == written
+    assert "one token forward" in str(inspect.getdoc(ops.advance))
+    assert list(inspect.signature(ops.advance).parameters) == [a.name for a in schema.arguments]
 
 
 def test_an_implementation_that_declines_leaves_the_call_to_the_reference():

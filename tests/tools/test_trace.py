@@ -89,7 +89,7 @@ def test_events_lie_within_what_they_belong_to(host):
     rounds = 3 if host else 4  # with host lengths none runs ahead; a propose has 3 steps with one attention op each
     assert updates == ({"update 3 ops": rounds, f"update {layers} ops": rounds} if host else {})
     ops = Counter(event["name"] for event in slices(report, "op in a graph"))
-    assert ops["specgraph::begin_verify"] == rounds
+    assert ops["specgraph::verify_drafts"] == rounds
 
 
 def test_rows_have_names_and_nothing_stays_marked():

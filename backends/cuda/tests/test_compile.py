@@ -45,6 +45,9 @@ from specgraph.ops import (
     TreeNodes,
     Weight,
 )
+from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
+from specgraph.ops.copies import RoundTensors
+from specgraph.ops.past_rows import PastRows
 from specgraph.ops.triton.implement import TritonOps
 from specgraph.ops.triton.launch import LaunchOptions
 
@@ -133,12 +136,24 @@ def _draw(head: bool, block: bool, drawn: bool) -> Call:
     return Call("draft_from_logits", lambda x: ((x(3, vocab), drafts, draws), {}))
 
 
-def _modules(x: Callable[..., Tensor]) -> dict[str, Tensor]:
-    """What begin_modules reads and writes besides the round: 2 past rows and 4 of the round for 2 requests."""
-    kept = {"past_token_ids": i64(9, 2), "past_positions": i64(9, 2), "past_hidden": x(9, 2, 64)}
-    rows = {name: i64(12) for name in ("token_ids", "positions", "slot_mapping")}
-    ends = {"seq_lens": i32(2), "step_seq_lens": i32(2), "last_rows": i64(2), "draft_step": i64(1)}
-    return {**kept, **rows, **ends, "hidden": x(12, 64)}
+def _kept(x: Callable[..., Tensor]) -> PastRows:
+    return PastRows(i64(9, 2), i64(9, 2), x(9, 2, 64))
+
+
+def _begin(plan: RowPlan, given: RowInputs, *names: str, modules: bool = False) -> Call:
+    """The first op of a pass over 2 requests; `modules`: with the hidden states of 4 columns and 2 past rows."""
+    sizes = {"step_seq_lens": 2, "step_positions": 2, "draft_step": 1, "rows_without_block": 1, "last_rows": 2}
+    names = (*ROWS[given.token_ids is None :], *names)
+    out = {name: i64(sizes.get(name, 2 * plan.rows)) for name in names}
+    out |= {name: i32(2) for name in out if name.endswith("seq_lens")}
+
+    def make(x: Callable[..., Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if not modules:
+            return (given, plan, Rows(**out)), {}
+        rows = Rows(**out, hidden=x(2 * plan.rows, 64))
+        return (given._replace(hidden=x(8, 64)), plan, rows, _kept(x)), {}
+
+    return Call("begin_rows", make)
 
 
 def _pair(width: int, hidden: int) -> Call:
@@ -168,10 +183,10 @@ ACCEPTANCES = [
     DRAWN._replace(draft_probs=torch.zeros(2, 3, 300), draft_to_target=i64(300)),
 ]
 LIMITS = {"max_model_len": 64, "block_size": 16}
-ROWS = {"token_ids": i64(8), "positions": i64(8), "slot_mapping": i64(8), "seq_lens": i32(2)}
+ROWS = ("token_ids", "positions", "slot_mapping", "seq_lens")
 ROUND = (i64(2, 4), i32(2), i64(2))
-LAST = {"last_rows": i64(2), "step_positions": i64(2), "step_seq_lens": i32(2), "draft_step": i64(1)}
-CONTEXT = {"context_positions": i64(8), "context_slots": i64(8), "mask_token_id": 1}
+STEPS = ("last_rows", "step_positions", "step_seq_lens", "draft_step")
+GIVEN = RowInputs(i64(2), i32(2, 3), i32(2), i64(2, 4))
 
 TREE = TreeNodes(i64(2, 7), i64(2, 7))
 PATH = Sampled(i64(2, 4), i32(2)), AcceptedPath(i64(8), i64(6), i64(6))
@@ -209,13 +224,6 @@ CALLS = [
                 "slot_mapping": i64(8),
                 "draft_step": i64(1),
             },
-        ),
-    ),
-    Call(
-        "begin_tree_verify",
-        lambda x: (
-            (i64(2), TreeNodes(i64(2, 3), i64(2, 3)), i64(2), i32(2, 3)),
-            {**LIMITS, **ROWS, "num_steps": 3, "ancestors": i64(8)},
         ),
     ),
     *[
@@ -269,37 +277,44 @@ CALLS = [
     Call(
         "load_round",
         lambda x: (
-            (*ROUND, x(8, 64), i32(2, 3)),
-            {
-                "to_sampled_token_ids": i64(2, 4),
-                "to_num_sampled": i32(2),
-                "to_start_positions": i64(2),
-                "to_aux_hidden": x(8, 64),
-                "to_block_table": i32(2, 3),
-            },
+            (
+                RoundTensors(*ROUND, x(8, 64), i32(2, 3)),
+                RoundTensors(i64(2, 4), i32(2), i64(2), x(8, 64), i32(2, 3)),
+            ),
+            {},
         ),
     ),
     Call("advance", lambda x: ((i32(2), i64(2), i64(2), i64(1), i32(2, 3), 64, 16), {})),
     *[_verify(acceptance) for acceptance in ACCEPTANCES],
-    Call("begin_propose", lambda x: ((*ROUND, i32(2, 3)), {**LIMITS, **ROWS, **LAST})),
-    Call("begin_propose", lambda x: ((*ROUND, i32(2, 3)), {**LIMITS, **ROWS, **LAST, "rows_without_block": i64(1)})),
-    Call("begin_verify", lambda x: ((i64(2), i64(2, 3), i64(2), i32(2, 3)), {**LIMITS, **ROWS})),
+    _begin(RowPlan(4, 64, 16, slots_of_rejected=True), GIVEN, *STEPS),
+    _begin(RowPlan(4, 64, 16, slots_of_rejected=True, later_rows=3), GIVEN, *STEPS, "rows_without_block"),
+    *[
+        _begin(RowPlan(1 + k, 64, 16), RowInputs(i64(2), i32(2, 3), token_ids=i64(2, 1), draft_token_ids=i64(2, k)))
+        for k in (0, 3)
+    ],
+    _begin(RowPlan(6, 64, 16, later_rows=2, filler=1), GIVEN, "hidden_rows", "last_rows", "rows_without_block"),
+    _begin(
+        RowPlan(4, 64, 16, after_sampled=True, later_rows=4, filler=1),
+        GIVEN,
+        "context_positions",
+        "context_slots",
+        "rows_without_block",
+    ),
+    _begin(RowPlan(512, 64, 16), RowInputs(i64(2), i32(2, 3), i64(2)), "last_rows"),
+    _begin(
+        RowPlan(4, 64, 16, tree_steps=3),
+        RowInputs(i64(2), i32(2, 3), token_ids=i64(2, 1), draft_token_ids=i64(2, 3), draft_parents=i64(2, 3)),
+        "ancestors",
+    ),
+    _begin(RowPlan(6, 64, 16, past=2), GIVEN, *STEPS, "rows_without_block", modules=True),
     Call("stop_finished", lambda x: ((i64(2, 4), i32(2), i64(2), i64(2, 16)), {})),
     Call(
         "publish_round",
         lambda x: ((i64(9), i64(2, 4), i32(2), i64(2), i64(2, 16), i64(3, 11), i64(2), i32(1), 4), {}),
     ),
     Call("next_verify", lambda x: ((i64(2, 4), i32(2), i64(2, 3), i64(2), i64(2), i64(2, 3)), {})),
-    *[
-        Call(
-            "begin_modules", lambda x, count=count: ((*ROUND, i32(2, 3), x(8, 64)), {**LIMITS, **_modules(x), **count})
-        )
-        for count in ({}, {"rows_without_block": i64(1)})
-    ],
-    Call("keep_rows", lambda x: ((i64(12), x(12, 64), i64(12), i64(12), i64(9, 2), i64(9, 2), x(9, 2, 64), 16), {})),
+    Call("keep_rows", lambda x: ((i64(12), x(12, 64), i64(12), i64(12), _kept(x), 16), {})),
     Call("shift_token_ids", lambda x: ((i64(12), i64(2), i64(2), i32(2), i64(1)), {})),
-    Call("begin_block", lambda x: ((*ROUND, i32(2, 3)), {**LIMITS, **ROWS, **CONTEXT})),
-    Call("begin_block", lambda x: ((*ROUND, i32(2, 3)), {**LIMITS, **ROWS, **CONTEXT, "rows_without_block": i64(1)})),
 ]
 
 
@@ -308,7 +323,9 @@ CALLS = [
 def test_it_compiles(ops: TritonOps, call: Call, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     args, kwargs = call.make(lambda *shape: torch.zeros(*shape, dtype=dtype))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # the index of CPU tensors' device
-    on_its_device(call.op, getattr(ops, call.op))(*args, **kwargs)
+    parameters = getattr(declared, call.op).parameters
+    flat, named = parameters.flatten(args, kwargs)
+    on_its_device(call.op, parameters.with_records(getattr(ops, call.op)))(*flat, **named)
 
 
 @pytest.mark.parametrize("groups", [1, 2])

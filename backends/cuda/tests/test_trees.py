@@ -80,20 +80,6 @@ def test_advancing(step: int) -> None:
     expect("advance_tree", *arguments, tree_len=9, max_model_len=64, block_size=BLOCK, written=written)
 
 
-@pytest.mark.parametrize(("nodes", "steps"), [(15, 5), (7, 3), (1, 1), (63, 8)])
-def test_rows_of_a_verify(nodes: int, steps: int) -> None:
-    g, requests = torch.Generator().manual_seed(nodes), 4
-    parents = random_tree(requests, nodes, steps, g)
-    drafts = torch.randint(-1, 90, (requests, nodes), generator=g)
-    last, starts = torch.randint(0, 90, (requests,), generator=g), torch.tensor([3, -1, 60, 100])
-    arguments = (last, kernels.TreeNodes(drafts, parents), starts)
-    written = {"seq_lens": torch.full((requests,), -7, dtype=torch.int32)}
-    names = ("token_ids", "positions", "slot_mapping", "ancestors")
-    written |= {name: torch.full((requests * (nodes + 1),), -7) for name in names}
-    limits = {"num_steps": steps, "max_model_len": 128, "block_size": BLOCK}
-    expect("begin_tree_verify", *arguments, random_tables(requests, 8, g), **limits, written=written)
-
-
 @pytest.mark.parametrize("way", ["greedy", "sampled", "synthetic"])
 @pytest.mark.parametrize(("nodes", "steps"), [(15, 5), (8, 3), (1, 1)])
 def test_accepting_a_path(way: str, nodes: int, steps: int) -> None:

@@ -180,9 +180,9 @@ def test_update_prefill_decode_mixed(npu, runtime):
 
 def test_rejected_tokens_in_lengths(pair, monkeypatch):
     def without_rejections(self):
-        return [start + self.query_len for start in self.start_positions]
+        return [self.query_len] * len(self.start_positions)
 
-    monkeypatch.setattr(HostRound, "accepted_ends", without_rejections)
+    monkeypatch.setattr(HostRound, "counts", without_rejections)
     assert disagreements(pair) > 0
 
 

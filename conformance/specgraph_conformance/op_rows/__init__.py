@@ -7,6 +7,8 @@ from specgraph_conformance.op_rows import (
     experts,
     large_vocabularies,
     linears,
+    passes,
+    rounds,
     sampling_parameters,
     trees,
     verify,
@@ -14,6 +16,7 @@ from specgraph_conformance.op_rows import (
 from specgraph_conformance.op_table import Row
 
 FAMILIES = (
-    linears, experts, attention, collectives, draws, verify, sampling_parameters, trees, large_vocabularies
+    linears, experts, attention, passes, rounds, collectives, draws, verify, sampling_parameters, trees,
+    large_vocabularies,
 )  # fmt: skip
 ROWS: list[Row] = [row for family in FAMILIES for row in family.TABLE.rows]

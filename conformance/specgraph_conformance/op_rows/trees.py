@@ -177,14 +177,14 @@ class Trees:
         return [slot_of(self.starts[request] + i, self.blocks[request], room, BLOCK) for i in range(self.rows)]
 
     def begin(self, run: Run) -> dict[str, Tensor]:
-        """Run `begin_tree_verify` after last tokens 8, and compare what it writes."""
+        """Run `begin_rows` after last tokens 8, and compare what it writes."""
         requests, starts = len(self.starts), torch.tensor(self.starts)
         out = {name: full(requests * self.rows) for name in ("token_ids", "positions", "slot_mapping", "ancestors")}
         out["seq_lens"] = full(requests, dtype=torch.int32)
         table = torch.tensor(self.blocks, dtype=torch.int32)
-        limits = {"num_steps": self.depth, "max_model_len": self.limit, "block_size": BLOCK}
-        last = torch.full((requests,), 8)
-        run(ops.begin_tree_verify, last, self.nodes, starts, table, **limits, **out, written=out.values())
+        plan = ops.RowPlan(self.rows, self.limit, BLOCK, tree_steps=self.depth)
+        given = ops.RowInputs(starts, table, None, torch.full((requests, 1), 8), *self.nodes)
+        run(ops.begin_rows, given, plan, ops.Rows(**out), written=out.values())
         assert out["seq_lens"].tolist() == [start + self.rows if start >= 0 else 0 for start in self.starts]
         for r, start in enumerate(self.starts):
             own = {name: tensor.view(requests, -1)[r].tolist() for name, tensor in out.items()}
@@ -289,17 +289,6 @@ def advance_tree(run: Run, g: torch.Generator) -> None:
             continue
         assert slots == [slot_of(n + k + j, blocks[r], 48, BLOCK) for j in range(k)], f"slots of request {r}"
         assert positions == [min(n + 1, limit - 1)] * k, f"positions of request {r}"
-
-
-@TABLE.row(
-    "begin-tree-verify",
-    "Rows of a tree have the position of their depth, a slot each, and the bits of their own ancestors.",
-    hazard="ancestor-mask-shifted",
-    cause="begin_tree_verify: bits that count from the first node instead of the last token, or a wrong depth",
-    quick=True,
-)
-def begin_tree_verify(run: Run, g: torch.Generator) -> None:
-    small_trees([14, -1, 32], limit=34).begin(run)
 
 
 @TABLE.row(

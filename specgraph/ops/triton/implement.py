@@ -12,7 +12,6 @@ from specgraph.ops.triton.attention_ops import AttentionOps
 from specgraph.ops.triton.launch import LaunchOptions
 from specgraph.ops.triton.linear_fp8_ops import Fp8LinearOps
 from specgraph.ops.triton.next_step_ops import NextStepOps
-from specgraph.ops.triton.past_rows_ops import PastRowOps
 from specgraph.ops.triton.row_ops import RowOps
 from specgraph.ops.triton.sampling_parameters_ops import SamplingParameterOps
 from specgraph.ops.triton.tree_ops import TreeOps
@@ -22,7 +21,7 @@ from specgraph.ops.triton.verify_ops import VerifyOps
 
 @dataclass(frozen=True, slots=True)
 class TritonOps(
-    TwoLinearOps, NextStepOps, Fp8LinearOps, AttentionOps, RowOps, PastRowOps, VerifyOps, TreeOps, SamplingParameterOps
+    TwoLinearOps, NextStepOps, Fp8LinearOps, AttentionOps, RowOps, VerifyOps, TreeOps, SamplingParameterOps
 ):
     """One device's Triton ops. Every launch depends only on shapes, so equal shapes give equal bits."""
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specgraph.ops.triton.begin import slots_of
+from specgraph.ops.triton.begin_rows import slots_of
 from specgraph.ops.triton.norm import normed_row
 from specgraph.ops.triton.sampling import best_token
 
@@ -43,7 +43,7 @@ def next_step_kernel(
         tl.store(seq_lens + row, length)
         position = length.to(tl.int64) - 1
         own = block_table + row * own_stride
-        tl.store(slot_mapping + row, slots_of(position, own, live, own_stride, own_blocks, max_model_len, BLOCK))
+        tl.store(slot_mapping + row, slots_of(position, own, live, own_blocks, max_model_len, BLOCK))
         tl.store(positions + row, tl.minimum(tl.maximum(position, 0), max_model_len - 1))
         if row == 0:
             tl.store(draft_step, tl.load(column) + 1)

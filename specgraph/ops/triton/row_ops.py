@@ -1,6 +1,6 @@
-"""Launching the Triton kernels for the first op of a pass, `advance`, and copies of rows."""
+"""Launching the Triton kernels for rows: the first op of a pass, moving on between steps and rounds, and copies."""
 
-# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false
+# pyright: basic, reportMissingImports=false, reportAttributeAccessIssue=false, reportReturnType=false
 # pyright: reportIndexIssue=false, reportOptionalMemberAccess=false
 from __future__ import annotations
 
@@ -8,102 +8,65 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from specgraph import ops
-from specgraph.ops.triton import begin
+from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
+from specgraph.ops.copies import RoundTensors
+from specgraph.ops.past_rows import PastRows
+from specgraph.ops.triton import begin_rows as begin
+from specgraph.ops.triton import past_rows as kept_rows
 from specgraph.ops.triton import rows as row_kernels
 from specgraph.ops.triton.launch import Launcher, ceil_div, contiguous_rows, power_of_two
+
+_CHUNK = 2048
+"""Elements of a hidden state that a program moves at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowOps(Launcher):
-    """Implementations of the ops in `specgraph.ops.begin`, `copies`, `round_state` and `slots`."""
+    """Implementations of the ops in `specgraph.ops.begin_rows`, `past_rows`, `copies`, `round_state` and `slots`."""
 
-    def take_rows(self, source: Tensor, rows: Tensor | None, out: Tensor) -> None:
-        """See `specgraph.ops.take_rows`."""
-        if source.stride(1) != 1 or out.stride(1) != 1:
-            out.copy_(source if rows is None else source[rows])
-        elif out.shape[0]:
-            row_kernels.take_rows_kernel[(out.shape[0],)](
-                source, rows, out, out.shape[1], source.stride(0), out.stride(0), CHOSEN=rows is not None,
-                WIDTH=power_of_two(out.shape[1]), num_warps=8, **self.common(),
-            )  # fmt: skip
-
-    def load_round(
-        self, sampled_token_ids: Tensor, num_sampled: Tensor, start_positions: Tensor, aux_hidden: Tensor,
-        block_table: Tensor, *, to_sampled_token_ids: Tensor, to_num_sampled: Tensor, to_start_positions: Tensor,
-        to_aux_hidden: Tensor, to_block_table: Tensor,
-    ) -> None:  # fmt: skip
-        """See `specgraph.ops.load_round`."""
-        whole = (sampled_token_ids, num_sampled, start_positions, aux_hidden, to_sampled_token_ids, to_aux_hidden,
-                 to_block_table)  # fmt: skip
-        if block_table.stride(1) != 1 or not all(tensor.is_contiguous() for tensor in whole):
-            ops.load_round.reference(
-                sampled_token_ids, num_sampled, start_positions, aux_hidden, block_table,
-                to_sampled_token_ids=to_sampled_token_ids, to_num_sampled=to_num_sampled,
-                to_start_positions=to_start_positions, to_aux_hidden=to_aux_hidden, to_block_table=to_block_table,
-            )  # fmt: skip
-            return
-        n, query_len = sampled_token_ids.shape
-        elements, chunk = query_len * aux_hidden.shape[1], 8192
-        self.launch_again(
-            row_kernels.load_round_kernel,
-            (to_num_sampled.shape[0], 1 + ceil_div(elements, chunk), 1),
-            (sampled_token_ids, num_sampled, start_positions, aux_hidden, block_table, to_sampled_token_ids,
-             to_num_sampled, to_start_positions, to_aux_hidden, to_block_table),
-            (n, query_len, block_table.shape[1], to_block_table.shape[1], elements, block_table.stride(0)),
-            {"ROW": power_of_two(query_len), "TABLE": power_of_two(to_block_table.shape[1]),
-             "CHUNK": chunk},
-            num_warps=4,
+    def begin_rows(self, given: RowInputs, plan: RowPlan, rows: Rows, past: PastRows | None = None) -> None:
+        """See `specgraph.ops.begin_rows`."""
+        requests, table = given.block_table.shape[0], given.block_table
+        of_rows = (given.token_ids, given.draft_token_ids, given.draft_parents, given.hidden)
+        tokens, drafts, parents, hidden = (None if t is None else contiguous_rows(t) for t in of_rows)
+        columns = 0 if tokens is None else tokens.shape[1]
+        num_last = 0 if rows.last_rows is None else rows.last_rows.shape[0] // requests
+        size = 0 if past is None else past.hidden.shape[2]
+        begin.begin_rows_kernel[(requests, 1 if past is None else plan.rows)](
+            given.start_positions.contiguous(), table,
+            None if given.num_sampled is None else given.num_sampled.contiguous(), tokens, drafts, parents, hidden,
+            *rows, *(past or (None, None, None)), plan.rows, plan.past, plan.later_rows, plan.filler,
+            plan.position_offset, plan.tree_steps, plan.max_model_len, columns, num_last, size, table.stride(0),
+            table.shape[1], *(0 if t is None else t.stride(0) for t in (tokens, drafts, parents, hidden)),
+            BLOCK=plan.block_size, AFTER_SAMPLED=plan.after_sampled, SLOTS_OF_REJECTED=plan.slots_of_rejected,
+            ROWS=power_of_two(plan.rows), COLUMNS=power_of_two(columns), LAST=power_of_two(num_last),
+            COUNTED=power_of_two(columns + plan.later_rows), KEPT=1 if past is None else past.positions.shape[1],
+            CHUNK=min(_CHUNK, power_of_two(size)), num_warps=1 if past is None and plan.rows <= 128 else 4,
+            **self.common(),
         )  # fmt: skip
 
-    def begin_propose(
-        self, sampled_token_ids: Tensor, num_sampled: Tensor, start_positions: Tensor, block_table: Tensor,
-        *, max_model_len: int, block_size: int, token_ids: Tensor, positions: Tensor, slot_mapping: Tensor,
-        seq_lens: Tensor, last_rows: Tensor, step_positions: Tensor, step_seq_lens: Tensor, draft_step: Tensor,
-        later_rows: int = 0, rows_without_block: Tensor | None = None,
+    def keep_rows(
+        self, token_ids: Tensor, hidden: Tensor, positions: Tensor, slot_mapping: Tensor, past: PastRows,
+        block_size: int,
     ) -> None:  # fmt: skip
-        """See `specgraph.ops.begin_propose`."""
-        sampled_token_ids = contiguous_rows(sampled_token_ids)
-        requests, query_len = sampled_token_ids.shape
-        begin.begin_propose_kernel[(requests,)](
-            sampled_token_ids, num_sampled.contiguous(), start_positions.contiguous(), block_table, token_ids,
-            positions, slot_mapping,
-            seq_lens, last_rows, step_positions, step_seq_lens, draft_step, rows_without_block, query_len, later_rows,
-            sampled_token_ids.stride(0), block_table.stride(0), block_table.shape[1], max_model_len, BLOCK=block_size,
-            WIDTH=power_of_two(query_len), COUNTED=power_of_two(query_len + later_rows), num_warps=1, **self.common(),
+        """See `specgraph.ops.keep_rows`."""
+        hidden, size = contiguous_rows(hidden), hidden.shape[1]
+        kept_rows.keep_rows_kernel[(token_ids.shape[0],)](
+            token_ids.contiguous(), hidden, positions.contiguous(), slot_mapping.contiguous(), *past,
+            token_ids.shape[0], size, hidden.stride(0), KEPT=past.positions.shape[1], BLOCK=block_size,
+            CHUNK=min(_CHUNK, power_of_two(size)), num_warps=4, **self.common(),
         )  # fmt: skip
 
-    def begin_block(
-        self, sampled_token_ids: Tensor, num_sampled: Tensor, start_positions: Tensor, block_table: Tensor,
-        *, mask_token_id: int, max_model_len: int, block_size: int, context_positions: Tensor, context_slots: Tensor,
-        token_ids: Tensor, positions: Tensor, slot_mapping: Tensor, seq_lens: Tensor,
-        rows_without_block: Tensor | None = None,
-    ) -> None:  # fmt: skip
-        """See `specgraph.ops.begin_block`."""
-        sampled_token_ids = contiguous_rows(sampled_token_ids)
-        requests, query_len = sampled_token_ids.shape
-        length = positions.shape[0] // requests
-        begin.begin_block_kernel[(requests,)](
-            sampled_token_ids, num_sampled.contiguous(), start_positions.contiguous(), block_table, context_positions,
-            context_slots, token_ids, positions, slot_mapping, seq_lens, rows_without_block, query_len, length,
-            sampled_token_ids.stride(0), block_table.stride(0), block_table.shape[1], mask_token_id, max_model_len,
-            BLOCK=block_size, WIDTH=power_of_two(query_len), LENGTH=power_of_two(length),
-            COUNTED=power_of_two(query_len + length), num_warps=1, **self.common(),
-        )  # fmt: skip
-
-    def begin_verify(
-        self, last_token_ids: Tensor, draft_token_ids: Tensor, start_positions: Tensor, block_table: Tensor,
-        *, max_model_len: int, block_size: int, token_ids: Tensor, positions: Tensor, slot_mapping: Tensor,
-        seq_lens: Tensor,
-    ) -> None:  # fmt: skip
-        """See `specgraph.ops.begin_verify`."""
-        draft_token_ids = contiguous_rows(draft_token_ids)
-        query_len = draft_token_ids.shape[1] + 1
-        begin.begin_verify_kernel[(last_token_ids.shape[0],)](
-            last_token_ids.contiguous(), draft_token_ids, start_positions.contiguous(), block_table, token_ids,
-            positions, slot_mapping,
-            seq_lens, query_len, draft_token_ids.stride(0), block_table.stride(0), block_table.shape[1],
-            max_model_len, BLOCK=block_size, WIDTH=power_of_two(query_len), num_warps=1, **self.common(),
+    def shift_token_ids(
+        self, token_ids: Tensor, last_rows: Tensor, latest: Tensor, seq_lens: Tensor, draft_step: Tensor
+    ) -> None:
+        """See `specgraph.ops.shift_token_ids`."""
+        if not all(tensor.is_contiguous() for tensor in (token_ids, last_rows, latest, seq_lens)):
+            return NotImplemented
+        rows = token_ids.shape[0] // last_rows.shape[0]
+        kept_rows.shift_token_ids_kernel[(last_rows.shape[0],)](
+            token_ids, last_rows, latest, seq_lens, draft_step, rows, WIDTH=power_of_two(rows), num_warps=1,
+            **self.common(),
         )  # fmt: skip
 
     def advance(
@@ -117,13 +80,39 @@ class RowOps(Launcher):
             REQUESTS=power_of_two(seq_lens.shape[0]), num_warps=1, **self.common(),
         )  # fmt: skip
 
+    def take_rows(self, source: Tensor, rows: Tensor | None, out: Tensor) -> None:
+        """See `specgraph.ops.take_rows`."""
+        if source.stride(1) != 1 or out.stride(1) != 1:
+            return NotImplemented
+        if out.shape[0]:
+            row_kernels.take_rows_kernel[(out.shape[0],)](
+                source, rows, out, out.shape[1], source.stride(0), out.stride(0), CHOSEN=rows is not None,
+                WIDTH=power_of_two(out.shape[1]), num_warps=8, **self.common(),
+            )  # fmt: skip
+
+    def load_round(self, given: RoundTensors, to: RoundTensors) -> None:
+        """See `specgraph.ops.load_round`."""
+        whole = (*given[:4], to.sampled_token_ids, to.aux_hidden, to.block_table)
+        if given.block_table.stride(1) != 1 or not all(tensor.is_contiguous() for tensor in whole):
+            return NotImplemented
+        n, query_len = given.sampled_token_ids.shape
+        elements, chunk = query_len * given.aux_hidden.shape[1], 8192
+        width, to_width = given.block_table.shape[1], to.block_table.shape[1]
+        self.launch_again(
+            row_kernels.load_round_kernel,
+            (to.num_sampled.shape[0], 1 + ceil_div(elements, chunk), 1),
+            (*given, *to),
+            (n, query_len, width, to_width, elements, given.block_table.stride(0)),
+            {"ROW": power_of_two(query_len), "TABLE": power_of_two(to_width), "CHUNK": chunk},
+            num_warps=4,
+        )
+
     def stop_finished(
         self, sampled_token_ids: Tensor, num_sampled: Tensor, remaining: Tensor, stop_token_ids: Tensor
     ) -> None:
         """See `specgraph.ops.stop_finished`."""
         if not all(t.is_contiguous() for t in (num_sampled, remaining, stop_token_ids)):
-            ops.stop_finished.reference(sampled_token_ids, num_sampled, remaining, stop_token_ids)
-            return
+            return NotImplemented
         sampled_token_ids = contiguous_rows(sampled_token_ids)
         requests, query_len = sampled_token_ids.shape
         row_kernels.stop_finished_kernel[(requests,)](
@@ -137,10 +126,8 @@ class RowOps(Launcher):
         last_token_ids: Tensor, to_draft_token_ids: Tensor,
     ) -> None:  # fmt: skip
         """See `specgraph.ops.next_verify`."""
-        written = (num_sampled, start_positions, last_token_ids, to_draft_token_ids)
-        if not all(tensor.is_contiguous() for tensor in written):
-            ops.next_verify.reference(sampled_token_ids, num_sampled, draft_token_ids, *written[1:])
-            return
+        if not all(t.is_contiguous() for t in (num_sampled, start_positions, last_token_ids, to_draft_token_ids)):
+            return NotImplemented
         sampled_token_ids, draft_token_ids = contiguous_rows(sampled_token_ids), contiguous_rows(draft_token_ids)
         drafts = draft_token_ids.shape[1]
         row_kernels.next_verify_kernel[(num_sampled.shape[0],)](
@@ -154,13 +141,8 @@ class RowOps(Launcher):
         stop_token_ids: Tensor, ring: Tensor, progress: Tensor, again: Tensor, rounds_per_launch: int,
     ) -> None:  # fmt: skip
         """See `specgraph.ops.publish_round`."""
-        read = (results, num_sampled, remaining, stop_token_ids)
-        if not all(tensor.is_contiguous() for tensor in (*read, ring)):
-            ops.publish_round.reference(
-                results, sampled_token_ids, num_sampled, remaining, stop_token_ids, ring, progress, again,
-                rounds_per_launch,
-            )  # fmt: skip
-            return
+        if not all(t.is_contiguous() for t in (results, num_sampled, remaining, stop_token_ids, ring)):
+            return NotImplemented
         sampled_token_ids = contiguous_rows(sampled_token_ids)
         requests, query_len = sampled_token_ids.shape
         row_kernels.publish_round_kernel[(1,)](

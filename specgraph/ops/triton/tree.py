@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specgraph.ops.triton.begin import slots_of
+from specgraph.ops.triton.begin_rows import slots_of
 from specgraph.ops.triton.sampling import best_of, noise_key, real_numbers, uniform
 
 
@@ -193,7 +193,7 @@ def advance_tree_kernel(
     raw = length.to(tl.int64) + (step - 1) * rows + item % rows
     reserved = table_width * BLOCK
     table = block_table + request * table_stride
-    slot = slots_of(raw, table, live, table_stride, table_width, reserved, BLOCK)
+    slot = slots_of(raw, table, live, table_width, reserved, BLOCK)
     tl.store(slot_mapping + item, slot, mask=known)
     position = tl.load(base_positions + request, mask=known, other=0) + step
     tl.store(positions + item, tl.minimum(position, max_model_len - 1), mask=known)

@@ -14,7 +14,6 @@ from specgraph.ops.kv_cache import bytes_of
 from specgraph.ops.rejection import Acceptance, Sampled
 from specgraph.ops.tree import Beams, Candidates, TreeNodes
 from specgraph.ops.tree_verify import AcceptedPath, own_tokens
-from specgraph.ops.triton import begin
 from specgraph.ops.triton import tree as kernels
 from specgraph.ops.triton.attention_ops import cache_layout, unsupported
 from specgraph.ops.triton.block_tree import block_tree_kernel
@@ -98,22 +97,6 @@ class TreeOps(Launcher):
             positions.shape[0] // max(requests, 1), tree_len, block_table.stride(0), block_table.shape[1],
             max_model_len, BLOCK=block_size, ROWS=power_of_two(positions.shape[0]), num_warps=4, **self.common(),
         )  # fmt: skip
-
-    def begin_tree_verify(
-        self, last_token_ids: Tensor, tree: TreeNodes, start_positions: Tensor, block_table: Tensor, *, num_steps: int,
-        max_model_len: int, block_size: int, token_ids: Tensor, positions: Tensor, slot_mapping: Tensor,
-        seq_lens: Tensor, ancestors: Tensor,
-    ) -> None:  # fmt: skip
-        """See `specgraph.ops.begin_tree_verify`."""
-        drafts, parents = (contiguous_rows(part) for part in tree)
-        requests, rows = drafts.shape[0], drafts.shape[1] + 1
-        if requests:
-            begin.begin_tree_kernel[(requests,)](
-                last_token_ids.contiguous(), drafts, parents, start_positions.contiguous(), block_table, token_ids,
-                positions, slot_mapping, seq_lens, ancestors, rows, num_steps, drafts.stride(0), parents.stride(0),
-                block_table.stride(0), block_table.shape[1], max_model_len, BLOCK=block_size, ROWS=power_of_two(rows),
-                num_warps=1, **self.common(),
-            )  # fmt: skip
 
     def verify_tree(
         self, target_logits: Tensor, tree: TreeNodes, start_positions: Tensor, positions: Tensor, slot_mapping: Tensor,

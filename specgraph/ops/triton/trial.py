@@ -12,6 +12,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tre
 
 from specgraph import ops
 from specgraph.ops import Acceptance, DeviceLengths, Drafts, Draws, KVCache, Mask, NewRows, Norm, Sampled, Weight
+from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
 
 
 def agrees_with_reference(kernels: Any, device: torch.device) -> str | None:
@@ -52,12 +53,14 @@ def _round() -> Iterator[tuple[str, dict[str, Any]]]:
     table = torch.tensor([[5, 2, 0, 0], [1, 3, 4, 0], [0, 0, 0, 0]], dtype=torch.int32)
     starts, slots = torch.tensor([4, 8, 0]), torch.tensor([8, 9, 16, 17, -1, -1])
     positions, lens = torch.tensor([4, 5, 8, 9, 0, 0]), i32(6, 10, 0)
-    zeros = {name: torch.zeros(6).long() for name in ("token_ids", "positions", "slot_mapping")}
-    last = {"last_rows": torch.zeros(3).long(), "step_positions": torch.zeros(3).long(), "step_seq_lens": i32(0, 0, 0)}
-    yield "begin_propose", {
-        "sampled_token_ids": torch.tensor([[7, 9], [3, 1], [0, 0]]), "num_sampled": i32(2, 1, 0),
-        "start_positions": starts, "block_table": table, **limits,
-        **zeros, "seq_lens": i32(0, 0, 0), **last, "draft_step": torch.zeros(1).long(),
+    rows, last = torch.zeros(3, 6).long(), torch.zeros(2, 3).long()
+    begun = Rows(
+        rows[0], rows[1], i32(0, 0, 0), rows[2], last[0], last[1], i32(0, 0, 0), draft_step=torch.zeros(1).long()
+    )
+    sampled = torch.tensor([[7, 9], [3, 1], [0, 0]])
+    yield "begin_rows", {
+        "plan": RowPlan(2, 16, 4, slots_of_rejected=True),
+        "given": RowInputs(starts, table, i32(2, 1, 0), sampled), "rows": begun,
     }  # fmt: skip
     yield "norm_linear", {"x": normal(6, 64), "norm": Norm(normal(64), 1e-6), "weight": Weight(normal(96, 64) / 8)}
     new = NewRows(normal(6, 2, 32), normal(6, 2, 32), normal(16, 32, dtype=torch.float32), positions, slots)

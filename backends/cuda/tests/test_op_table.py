@@ -1,0 +1,43 @@
+"""The rows of the op table over the Triton kernels in Triton's interpreter (TRITON_INTERPRET=1), without a GPU. With
+one, the suite runs them on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from interpreted import INTERPRETED
+from interpreted import ops as kernels
+from specgraph_conformance.op_rows import passes, rounds
+from specgraph_conformance.op_run import run_on
+from specgraph_conformance.op_table import Row
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from specgraph import ops
+from specgraph.device.cpu import CpuPlatform
+from specgraph.ops.library import NAMESPACE
+
+SETS = [
+    pytest.param(row, parameters, id=f"{row.case.id}[{id}]")
+    for row in (*passes.TABLE.rows, *rounds.TABLE.rows)
+    for id, _, parameters in row.parameter_sets(["eager"])
+]
+
+
+class Interpreted(TorchDispatchMode):
+    """Runs the kernels of the ops that have one."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = func.__name__.partition(".")[0], kwargs or {}
+        result = NotImplemented
+        if func.namespace == NAMESPACE:
+            result = getattr(ops, name).parameters.with_records(getattr(kernels(), name))(*args, **kwargs)
+        return func(*args, **kwargs) if result is NotImplemented else result
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
+@pytest.mark.parametrize(("row", "parameters"), SETS)
+def test_kernels(row: Row, parameters: dict[str, Any]) -> None:
+    with torch.no_grad(), Interpreted():
+        row.check(run_on(CpuPlatform(), "eager"), torch.Generator().manual_seed(0), **parameters)

@@ -1,0 +1,401 @@
+"""Rows of the ops that begin a pass and move it on, against loops over requests and rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from specgraph import ops
+from specgraph.attention import NULL_BLOCK, NULL_SLOT
+from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
+from specgraph.ops.past_rows import PastRows
+from torch import Tensor
+
+from specgraph_conformance.op_table import Run, Table
+from specgraph_conformance.rig import expect_equal, slot_of
+
+TABLE = Table()
+LIMIT, BLOCK, MASK = 40, 16, 99
+PLACES = ("positions", "slot_mapping", "seq_lens", "token_ids")
+STEPS = ("last_rows", "step_positions", "step_seq_lens", "draft_step")
+PAST_BLOCK = 4
+PAST = {"one": 1, "three": 3, "more-than-a-block": 6}
+"""Past rows per request: K - 1."""
+PAST_BLOCKS = [
+    [5, 2, 0, 0, 0, 0, 0, 0, 0, 0],
+    [1, 12, 13, 0, 0, 0, 0, 0, 0, 0],
+    [3, 4, 6, 14, 15, 16, 17, 18, 19, 20],
+    [8, 7, 9, 0, 0, 0, 0, 0, 0, 0],
+    [10, 11, 0, 0, 0, 0, 0, 0, 0, 0],
+]
+"""The last request shares no block; request 0 has none for its second round's end."""
+
+
+def i32(*values: Any) -> Tensor:
+    """An int32 tensor."""
+    return torch.tensor(*values, dtype=torch.int32)
+
+
+def a_round(g: torch.Generator, query_len: int) -> RowInputs:
+    """A round with inert requests between others, the end of max_model_len, the end of a block, and null blocks."""
+    counts, starts = [query_len, 0, 1, min(2, query_len), 1], [14, 3, 39, 31, 0]
+    blocks = [[5, 2, 0], [1, 0, 0], [3, 4, 6], [8, 7, 9], [10, 0, 0]]
+    more = 4
+    counts += torch.randint(0, query_len + 1, (more,), generator=g).tolist()
+    starts += torch.randint(0, LIMIT, (more,), generator=g).tolist()
+    blocks += (torch.randperm(20, generator=g)[: 3 * more].view(more, 3) + 11).tolist()
+    tokens = torch.randint(0, 90, (len(counts), query_len), generator=g)
+    return RowInputs(torch.tensor(starts), i32(blocks), i32(counts), tokens)
+
+
+def expect_rows(
+    run: Run, plan: RowPlan, given: RowInputs, names: tuple[str, ...], past: PastRows | None = None, num_last: int = 1
+) -> Rows:
+    """Run the op with these fields of `Rows`, and compare what it writes.
+
+    Args:
+        num_last: rows per request in `last_rows`.
+    """
+    wanted = {name: tensor for name, tensor in _wanted(plan, given, past, num_last).items() if name in names}
+    out = Rows(**{name: torch.full_like(tensor, -77) for name, tensor in wanted.items()})
+    counted = out.rows_without_block
+    if counted is not None:
+        counted.fill_(7)
+    written = [tensor for tensor in out if tensor is not None]
+    run(ops.begin_rows, given, plan, out, *([] if past is None else [past]), written=written)
+    for name, tensor in wanted.items():
+        expect_equal(getattr(out, name), tensor, name)
+    return out
+
+
+def _wanted(plan: RowPlan, given: RowInputs, past: PastRows | None, num_last: int) -> dict[str, Tensor]:
+    """All that `begin_rows` writes, by name; lists grow by request and row."""
+    starts, blocks = given.start_positions.tolist(), given.block_table.tolist()
+    columns = torch.zeros(len(starts), 0, dtype=torch.int64) if given.token_ids is None else given.token_ids
+    if given.draft_token_ids is not None:
+        columns = torch.cat([columns, given.draft_token_ids], dim=1).clamp(min=0)
+    query_len, rows = columns.shape[1], plan.rows
+    out: dict[str, list[int]] = {name: [] for name in Rows._fields}
+    hidden: list[Tensor] = []
+    without = 7
+    for r, start in enumerate(starts):
+        start += plan.position_offset
+        count = (rows if start >= 0 else 0) if given.num_sampled is None else int(given.num_sampled[r])
+        begin = start + count if plan.after_sampled else max(start - plan.past, 0)
+        end = min(begin + rows, LIMIT) if plan.after_sampled else begin + rows
+        places = [(begin + i, i + count - 1 if plan.after_sampled else begin + i - start) for i in range(rows)]
+        kept = _kept(past, blocks[r], begin, start) if count else {}
+        for row, (position, column) in enumerate(places):
+            token, state, has_slot = plan.filler, torch.zeros(0), False
+            if given.hidden is not None:
+                state = torch.zeros_like(given.hidden[0])
+            if position in kept and past is not None:
+                token, state, has_slot = int(past.token_ids[kept[position]]), past.hidden[kept[position]], True
+            elif 0 <= column < count:
+                has_slot = True
+                token = int(columns[r, column]) if query_len else token
+                state = state if given.hidden is None else given.hidden[r * query_len + column]
+            elif count and column >= count:
+                has_slot = plan.slots_of_rejected or column < count + plan.later_rows
+            known = 0 <= column < count
+            out["token_ids"].append(token)
+            path, reserved = [*range(row + 1)], LIMIT
+            if given.draft_parents is not None:
+                path, reserved = _path(given.draft_parents[r].tolist(), row), len(blocks[r]) * plan.block_size
+                word = sum(1 << each for each in path)
+                out["ancestors"].append(word - (1 << 64) if word >> 63 else word)
+            rotary = position if given.draft_parents is None else start + len(path) - 1
+            out["positions"].append(min(rotary, LIMIT - 1) if count else 0)
+            slot = slot_of(position, blocks[r], reserved, plan.block_size) if has_slot else NULL_SLOT
+            out["slot_mapping"].append(slot)
+            out["hidden_rows"].append(r * query_len + column if known else len(starts) * query_len)
+            hidden.append(state)
+        for column in range(query_len):
+            position, known = start + column, column < count
+            out["context_positions"].append(min(position, LIMIT - 1) if known else 0)
+            out["context_slots"].append(slot_of(position, blocks[r], LIMIT, plan.block_size) if known else NULL_SLOT)
+        last = r * rows + max(start - begin + count - 1, 0)
+        out["last_rows"] += range(last, last + num_last)
+        out["seq_lens"].append(end if count else 0)
+        out["step_seq_lens"].append(start + count if count else 0)
+        out["step_positions"].append(min(start + count - 1, LIMIT - 1) if count else 0)
+        if count:
+            end = min(start + count + plan.later_rows, LIMIT)
+            without += sum(blocks[r][position // plan.block_size] == NULL_BLOCK for position in range(start, end))
+    out |= {"draft_step": [0], "rows_without_block": [without]}
+    lengths = {"seq_lens", "step_seq_lens"}
+    tensors = {name: i32(each) if name in lengths else torch.tensor(each) for name, each in out.items()}
+    return tensors | ({} if given.hidden is None else {"hidden": torch.stack(hidden)})
+
+
+def _path(parents: list[int], row: int) -> list[int]:
+    """The rows from row 0 to a row of a tree."""
+    return [0] if row == 0 else [*_path(parents, parents[row - 1]), row]
+
+
+def _kept(past: PastRows | None, blocks: list[int], begin: int, start: int) -> dict[int, tuple[int, int]]:
+    """The past positions that were kept without a gap up to the round's, with their entries."""
+    found: dict[int, tuple[int, int]] = {}
+    for position in reversed(range(begin, start if past is not None else begin)):
+        assert past is not None
+        entry = blocks[position // PAST_BLOCK], position % PAST_BLOCK % past.positions.shape[1]
+        if entry[0] == NULL_BLOCK or int(past.positions[entry]) != position:
+            break
+        found[position] = entry
+    return found
+
+
+@TABLE.row(
+    "begin-propose",
+    "Rows, positions, lengths, slots and last rows of a propose are those of a host loop; inert requests are inert.",
+    hazard="query-len-zero",
+    cause="begin_rows: an inert request's last row, a filler token, or the end of max_model_len",
+    quick=True,
+    k=[1, 2, 5],
+    offset=[0, 1],
+)
+def begin_propose(run: Run, g: torch.Generator, k: int, offset: int) -> None:
+    plan = RowPlan(k + 1, LIMIT, BLOCK, slots_of_rejected=True, position_offset=offset)
+    expect_rows(run, plan, a_round(g, k + 1), PLACES + STEPS)
+
+
+@TABLE.row(
+    "begin-verify",
+    "Rows, positions, lengths and slots of a verify pass are those of a host loop; inert requests are inert.",
+    hazard="num-reqs-unpadded",
+    cause="begin_rows: a padded request that keeps a length or a slot, or a draft token -1 that is not 0",
+    quick=True,
+    k=[0, 3],
+)
+def begin_verify(run: Run, g: torch.Generator, k: int) -> None:
+    blocks, starts = i32([[5, 2, 0], [1, 1, 1], [3, 4, 6], [7, 0, 0]]), torch.tensor([14, -1, 38, 0])
+    drafts = torch.tensor([[1, 2, 3], [4, -1, -1], [7, 8, 9], [5, -1, 10]])[:, :k]
+    wider = torch.tensor([[11, 0], [12, 0], [13, 0], [14, 0]])  # the last tokens are a column of it
+    given = RowInputs(starts, blocks, token_ids=wider[:, :1], draft_token_ids=drafts)
+    expect_rows(run, RowPlan(k + 1, LIMIT, BLOCK), given, PLACES)
+
+
+@TABLE.row(
+    "begin-tree-verify",
+    "Rows of different trees have the position of their depth, a slot each, and the bits of their own ancestors.",
+    hazard="ancestor-mask-shifted",
+    cause="begin_rows: bits that count from the first node instead of the last token, a wrong depth, masks of 32 bits",
+    quick=True,
+    rows=[2, 9, 33, 64],
+)
+def begin_tree_verify(run: Run, g: torch.Generator, rows: int) -> None:
+    starts, width = [14, -1, 38, 0], 8
+    # Parents come first; the deepest rows are preferred, so that some paths are long.
+    parents = [[int(torch.randint(max(0, row - 3), row, (1,), generator=g)) for row in range(1, rows)] for _ in starts]
+    depth = max(len(_path(tree, row)) - 1 for tree in parents for row in range(rows))
+    blocks = (torch.randperm(len(starts) * width, generator=g) + 1).view(-1, width)
+    last, drafts = torch.randint(0, 90, (4, 1), generator=g), torch.randint(-1, 90, (4, rows - 1), generator=g)
+    given = RowInputs(torch.tensor(starts), blocks.int(), None, last, drafts, torch.tensor(parents))
+    expect_rows(run, RowPlan(rows, LIMIT, BLOCK, tree_steps=depth), given, (*PLACES, "ancestors"))
+
+
+@TABLE.row(
+    "begin-masked",
+    "Rows of a drafter that drafts in one causal pass are those of a host loop: sampled tokens, then masked rows "
+    "behind the last accepted one, then rows without a slot.",
+    hazard="parallel-block-rows",
+    cause="begin_rows: masked rows behind the rejected rows instead of the accepted ones, or one of them too many",
+    quick=True,
+    k=[1, 3],
+)
+def begin_masked(run: Run, g: torch.Generator, k: int) -> None:
+    plan = RowPlan(3 + k - 1, LIMIT, BLOCK, later_rows=k - 1, filler=MASK)
+    expect_rows(run, plan, a_round(g, 3), (*PLACES, "hidden_rows", "last_rows"), num_last=k)
+
+
+@TABLE.row(
+    "begin-block",
+    "Context rows and block rows of a parallel drafter are those of a host loop: rejected rows have no slot, the block "
+    "begins after the last accepted row, inert requests are inert.",
+    hazard="parallel-block-rows",
+    cause="begin_rows: the position of the block's first row, a slot of a rejected row, or the end of max_model_len",
+    quick=True,
+    k=[1, 3],
+)
+def begin_block(run: Run, g: torch.Generator, k: int) -> None:
+    plan = RowPlan(k + 1, LIMIT, BLOCK, after_sampled=True, later_rows=k + 1, filler=MASK)
+    expect_rows(run, plan, a_round(g, k + 1), (*PLACES, "context_positions", "context_slots"))
+
+
+@TABLE.row(
+    "begin-prefill",
+    "Rows of a padded prompt pass are those of a host loop: padding has no slot, and row i sees the keys up to its "
+    "own.",
+    hazard="prompt-padding",
+    cause="begin_rows: padded rows that keep a slot, or a length that counts only the real rows",
+    quick=True,
+    rows={"0-5": (0, 5, 8), "14-8": (14, 8, 8), "36-4": (36, 4, 8), "7-0": (7, 0, 8), "3-200": (3, 30, 200)},
+)
+def begin_prefill(run: Run, g: torch.Generator, rows: tuple[int, int, int]) -> None:
+    first, real, size = rows
+    given = RowInputs(torch.tensor([first]), i32([[7, 3, 5, *[0] * 12]]), torch.tensor([real]))
+    expect_rows(run, RowPlan(size, LIMIT, BLOCK), given, ("positions", "slot_mapping", "seq_lens", "last_rows"))
+
+
+@TABLE.row(
+    "rows-without-block-are-counted",
+    "begin_rows adds the number of rows whose token has a position and no KV block: those of sampled tokens and of the "
+    "drafts after them, in this pass or in later steps.",
+    hazard="rows-without-block-uncounted",
+    cause="a count of rejected rows, of inert requests, of positions past max_model_len, or of one kind of row only",
+    plan={
+        "no-drafts": RowPlan(3, LIMIT, BLOCK, slots_of_rejected=True),
+        "chain": RowPlan(3, LIMIT, BLOCK, slots_of_rejected=True, later_rows=3),
+        "block": RowPlan(4, LIMIT, BLOCK, after_sampled=True, later_rows=4),
+        "masked": RowPlan(6, LIMIT, BLOCK, later_rows=3),
+    },
+)
+def rows_without_block(run: Run, g: torch.Generator, plan: RowPlan) -> None:
+    counts, starts = [3, 0, 1, 2, 1, 3, 2], [14, 3, 39, 31, 20, 30, 15]
+    blocks = [[5, 0, 2], [0] * 3, [3, 4, 6], [8, 0, 9], [10, 11, 0], [0] * 3, [1, 2, 3]]
+    given = RowInputs(torch.tensor(starts), i32(blocks), i32(counts), torch.zeros(7, 3, dtype=torch.int64))
+    expect_rows(run, plan, given, (*PLACES, "rows_without_block"))
+
+
+@TABLE.row(
+    "begin-modules",
+    "The rows before a round take what was kept of them, without a gap up to the round; tokens, hidden states, slots "
+    "and lengths are those of a host loop.",
+    hazard="module-past-rows",
+    cause="begin_rows: an entry of another position, a gap, a row before position 0, or a rejected row with a slot",
+    quick=True,
+    past=PAST,
+)
+def begin_modules(run: Run, g: torch.Generator, past: int, width: int = 24) -> None:
+    counts, starts, query_len = [3, 0, 1, 2, 1], [6, 5, 39, 10, 2], 3
+    n, held = len(counts), min(past, PAST_BLOCK)
+    kept = PastRows(
+        torch.randint(100, 190, (21, held), generator=g),
+        torch.full((21, held), -1),
+        torch.randn(21, held, width, generator=g),
+    )
+    for blocks, start in zip(PAST_BLOCKS, starts, strict=True):
+        for position in range(max(start - past, 0), start):
+            kept.positions[blocks[position // PAST_BLOCK], position % PAST_BLOCK % held] = position
+    kept.positions[PAST_BLOCKS[3][2], 8 % PAST_BLOCK % held] = 8 + LIMIT  # another text's: a gap from position 8 on
+    given = RowInputs(
+        torch.tensor(starts),
+        i32(PAST_BLOCKS),
+        i32(counts),
+        torch.randint(0, 90, (n, query_len), generator=g),
+        hidden=torch.randn(n * query_len, width, generator=g),
+    )
+    plan = RowPlan(query_len + past, LIMIT, PAST_BLOCK, past=past)
+    expect_rows(run, plan, given, (*PLACES, *STEPS, "hidden", "rows_without_block"), kept)
+
+
+@TABLE.row(
+    "keep-rows",
+    "Of the rows of a pass the last ones of each KV block are kept, those without a slot are not, and no other entry "
+    "changes.",
+    hazard="module-past-rows",
+    cause="keep_rows: an earlier row of the same entry wins, a rejected or padded row is kept",
+    quick=True,
+    past=PAST,
+)
+def keep_rows(run: Run, g: torch.Generator, past: int, width: int = 24) -> None:
+    spans = [(2, 0, 15, 13), (0, 5, 3, 3), (1, 3, 4, 1), (3, 11, 1, 0), (4, 0, 1, 1)]  # request, first, rows, with slot
+    places = [(r, first + i, i < real) for r, first, rows, real in spans for i in range(rows)]
+    slots = [
+        slot_of(position, PAST_BLOCKS[r], LIMIT, PAST_BLOCK) if real else NULL_SLOT for r, position, real in places
+    ]
+    positions = torch.tensor([position for _, position, _ in places])
+    _expect_kept(run, g, positions, torch.tensor(slots), 21, min(past, PAST_BLOCK), PAST_BLOCK, width)
+
+
+@TABLE.row(
+    "rows-of-a-long-pass",
+    "Of a pass of 600 rows the last three of each KV block are kept.",
+    hazard="many-in-one-program",
+    cause="keep_rows: rows past a tile, or a later row of an entry that is looked for in part of the pass",
+)
+def keep_long_pass(run: Run, g: torch.Generator) -> None:
+    order = torch.randperm(40, generator=g) + 1
+    positions = torch.arange(600) + 9
+    slots = order[positions // BLOCK] * BLOCK + positions % BLOCK
+    slots[500:520] = NULL_SLOT
+    _expect_kept(run, g, positions, slots, 41, 3, BLOCK, 24)
+
+
+def _expect_kept(
+    run: Run, g: torch.Generator, positions: Tensor, slots: Tensor, blocks: int, held: int, block_size: int, width: int
+) -> None:
+    tokens = torch.randint(10, 90, slots.shape, generator=g)
+    states = torch.randn(len(slots), width, generator=g)
+    random = torch.randint(0, 9, (blocks, held), generator=g), torch.randn(blocks, held, width, generator=g)
+    into = PastRows(random[0], torch.full((blocks, held), -1), random[1])
+    wanted = PastRows(*(tensor.clone() for tensor in into))
+    for row, slot in enumerate(slots.tolist()):
+        if slot != NULL_SLOT:
+            entry = slot // block_size, slot % block_size % held
+            for tensor, source in zip(wanted, (tokens, positions, states), strict=True):
+                tensor[entry] = source[row]
+    run(ops.keep_rows, tokens, states, positions, slots, into, block_size, written=into)
+    for name, tensor in wanted._asdict().items():
+        expect_equal(getattr(into, name), tensor, name)
+
+
+@TABLE.row(
+    "modules-of-wide-rows",
+    "Past rows of 5,000 values are kept, and taken again, with every value.",
+    hazard="wide-rows",
+    cause="begin_rows or keep_rows: values past a chunk of a row are left out",
+)
+def modules_of_wide_rows(run: Run, g: torch.Generator) -> None:
+    begin_modules(run, g, 3, 5000)
+    keep_rows(run, g, 3, 5000)
+
+
+@TABLE.row(
+    "shift-token-ids",
+    "Each row takes the token of the row after it, the last accepted row the latest draft token, and live lengths grow "
+    "by one.",
+    hazard="module-token-shift",
+    cause="shift_token_ids: the latest draft token goes to the last row of the request, not the last accepted one",
+    quick=True,
+)
+def shift_token_ids(run: Run, g: torch.Generator) -> None:
+    counts, query_len = [4, 1, 2, 3, 4, 1, 3, 2, 1], 4
+    n = len(counts)
+    before, latest = torch.randint(0, 90, (n, query_len), generator=g), torch.arange(100, 100 + n)
+    ids, step = before.flatten().clone(), torch.tensor([2])
+    last = torch.tensor([r * query_len + count - 1 for r, count in enumerate(counts)])
+    lengths = i32([0 if r == 5 else 20 + r for r in range(n)])
+    wanted = torch.where(lengths > 0, lengths + 1, 0)
+    run(ops.shift_token_ids, ids, last, latest, lengths, step, written=(ids, lengths, step))
+    for r, count in enumerate(counts):
+        row = torch.tensor([*before[r, 1:count], int(latest[r])])
+        expect_equal(ids.view(n, -1)[r, :count], row, f"accepted rows of request {r}, whose last is row {count - 1}")
+    expect_equal(lengths, wanted, "lengths")
+    assert step.tolist() == [3]
+
+
+@TABLE.row(
+    "places-of-many-requests",
+    "For 300 requests, advance moves lengths, positions and slots as a host loop does, across the end of a block and "
+    "past max_model_len.",
+    hazard="many-in-one-program",
+    cause="advance: requests past a tile, block tables read at another width, or an inert request that moves",
+)
+def advance(run: Run, g: torch.Generator) -> None:
+    requests = 300
+    lengths = torch.randint(0, LIMIT + 1, (requests,), generator=g).int()
+    lengths[::7] = 0
+    lengths[1:4] = i32([BLOCK - 1, LIMIT - 1, LIMIT])
+    wide = torch.randint(0, 900, (requests, 9), generator=g).int()
+    table, now, step = wide[:, 1:7], lengths.tolist(), torch.tensor([1])  # a part of a wider table
+    positions, slots = torch.full((requests,), -77), torch.full((requests,), -77)
+    written = lengths, positions, slots, step
+    for number in range(2, 5):
+        run(ops.advance, *written, table, LIMIT, BLOCK, written=written)
+        now = [length + 1 if length else 0 for length in now]
+        expect_equal(lengths, i32(now), "lengths")
+        expect_equal(positions, torch.tensor([min(max(n - 1, 0), LIMIT - 1) for n in now]), "positions")
+        wanted = [slot_of(n - 1, row, LIMIT, BLOCK) for n, row in zip(now, table.tolist(), strict=True)]
+        expect_equal(slots, torch.tensor(wanted), "slots")
+        assert step.tolist() == [number]

@@ -1,0 +1,177 @@
+"""Rows of the ops that copy rows and rounds, and of those between two rounds, against loops on the host."""
+
+from __future__ import annotations
+
+import torch
+from specgraph import ops
+from specgraph.ops.copies import RoundTensors
+from torch import Tensor
+
+from specgraph_conformance.op_table import Run, Table
+from specgraph_conformance.rig import expect_equal
+
+TABLE = Table()
+REQUESTS = 19
+
+
+def a_round(
+    g: torch.Generator, n: int, query_len: int, aux_size: int, blocks: int, wider: tuple[int, int] = (0, 0)
+) -> RoundTensors:
+    """A round of n requests.
+
+    Args:
+        wider: columns that the tensors of tokens and of hidden states have besides.
+    """
+    tokens, hidden = wider
+    return RoundTensors(
+        torch.randint(0, 60, (n, query_len + tokens), generator=g)[:, :query_len],
+        torch.randint(1, query_len + 1, (n,), generator=g).int(),
+        torch.randint(0, 60, (n,), generator=g),
+        torch.randn(n * query_len, aux_size + hidden, generator=g)[:, hidden // 2 : aux_size + hidden // 2],
+        torch.randint(1, 60, (n, blocks), generator=g).int(),
+    )
+
+
+def expect_load(run: Run, given: RoundTensors, requests: int, blocks: int) -> None:
+    """Load the round over a larger one, of `requests` requests with `blocks` blocks each."""
+    n, query_len = given.sampled_token_ids.shape
+    held = RoundTensors(
+        torch.full((requests, query_len), 77),
+        torch.full((requests,), 7, dtype=torch.int32),
+        torch.full((requests,), 77),
+        torch.full((requests * query_len, given.aux_hidden.shape[1]), 7.0),
+        torch.full((requests, blocks), 77, dtype=torch.int32),
+    )
+    wanted = RoundTensors(*(tensor.clone() for tensor in held))
+    for into, source in zip(wanted, given, strict=True):
+        part = into[: len(source)]
+        (part if part.dim() == 1 else part[:, : source.shape[1]]).copy_(source)
+    wanted.num_sampled[n:] = 0
+    wanted.block_table[:n, given.block_table.shape[1] :] = 0
+    run(ops.load_round, given, held, written=held)
+    for name, tensor in wanted._asdict().items():
+        expect_equal(getattr(held, name), tensor, name)
+
+
+@TABLE.row(
+    "load-round",
+    "A smaller round written over a larger one leaves nothing of it: later requests are inert, and block tables end in "
+    "null blocks.",
+    hazard="stale-block-table",
+    cause="load_round copies the new columns of the block table, or the new requests, and leaves the tail as it was",
+    quick=True,
+    wider={"whole": (0, 0), "columns": (2, 0)},
+)
+def load_round(run: Run, g: torch.Generator, wider: tuple[int, int]) -> None:
+    expect_load(run, a_round(g, 9, 3, 8, 4, wider), 11, 6)
+
+
+@TABLE.row(
+    "copies-of-wide-rows",
+    "A round of 70 requests with 12,288 auxiliary values per row and 130 blocks each is loaded bit for bit; rows of "
+    "that width, and of 77 values, are taken from and into parts of wider tensors.",
+    hazard="wide-rows",
+    cause="load_round or take_rows: values past a chunk, rows counted by their width instead of their stride",
+)
+def wide(run: Run, g: torch.Generator) -> None:
+    expect_load(run, a_round(g, 70, 2, 12_288, 130), 80, 300)
+    expect_load(run, a_round(g, 3, 4, 77, 2, (0, 12)), 5, 40)
+    rows = torch.tensor([16, 0, 3, 3, 9, 11, 1, 2, 15])
+    for size in (12_288, 77):
+        source = torch.randn(17, size + 40, generator=g).to(torch.bfloat16)
+        out = torch.full((9, size + 8), -7.0, dtype=torch.bfloat16)
+        run(ops.take_rows, source[:, 8 : size + 8], rows, out[:, :size], written=[out[:, :size]])
+        expect_equal(out[:, :size], source[rows, 8 : size + 8], "the selected rows")
+
+
+@TABLE.row(
+    "take-rows",
+    "take_rows copies the selected rows, or all rows without a selection, bit for bit.",
+    cause="take_rows: rows counted from the wrong request, or the selection ignored",
+)
+def take_rows(run: Run, g: torch.Generator) -> None:
+    source, rows = torch.randn(17, 24, generator=g), torch.tensor([16, 0, 3, 3, 9, 11, 1, 2, 15])
+    selected, copy = torch.zeros(9, 24), torch.zeros(17, 24)
+    run(ops.take_rows, source, rows, selected, written=[selected])
+    run(ops.take_rows, source, None, copy, written=[copy])
+    expect_equal(selected, source[rows], "the selected rows")
+    expect_equal(copy, source, "the copy of all rows")
+
+
+def sampled(g: torch.Generator, query_len: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Sampled tokens, their counts, tokens that remain, and stop tokens, 2 of 16 per request."""
+    stops = torch.randint(-1, 9, (REQUESTS, 16), generator=g)
+    stops[:, 2:] = -1
+    return (
+        torch.randint(-1, 9, (REQUESTS, query_len), generator=g),
+        torch.randint(0, query_len + 1, (REQUESTS,), generator=g).int(),
+        torch.randint(0, query_len + 3, (REQUESTS,), generator=g),
+        stops,
+    )
+
+
+def stopped(tokens: Tensor, counts: Tensor, stops: Tensor) -> list[bool]:
+    """Requests that sampled a stop token."""
+    rows = zip(tokens.tolist(), counts.tolist(), stops.tolist(), strict=True)
+    return [any(token >= 0 and token in stop for token in row[:count]) for row, count, stop in rows]
+
+
+@TABLE.row(
+    "stop-finished",
+    "Requests that sampled a stop token or their last token become inert, and no others; what remains is counted.",
+    hazard="round-token-after-stop",
+    cause="stop_finished: a stop token past the sampled ones, -1 taken for a stop token, or a limit missed by one",
+    quick=True,
+    k=[0, 3],
+)
+def stop_finished(run: Run, g: torch.Generator, k: int) -> None:
+    tokens, counts, left, stops = sampled(g, k + 1)
+    finished = torch.tensor(stopped(tokens, counts, stops)) | (counts >= left)
+    wanted = torch.where(finished, 0, counts), (left - counts).clamp(min=0)
+    run(ops.stop_finished, tokens, counts, left, stops, written=(counts, left))
+    expect_equal(counts, wanted[0], "counts")
+    expect_equal(left, wanted[1], "tokens that remain")
+
+
+@TABLE.row(
+    "next-verify",
+    "The verify after a propose begins at the last sampled token with its drafts; inert requests stay inert.",
+    cause="next_verify: the last token of another place, a position that is not moved on, or drafts of a wider buffer",
+    quick=True,
+    k=[0, 1, 5],
+)
+def next_verify(run: Run, g: torch.Generator, k: int) -> None:
+    tokens, counts, _, _ = sampled(g, 4)
+    starts, wider = torch.randint(0, 500, (REQUESTS,), generator=g), torch.randint(0, 90, (REQUESTS, 7), generator=g)
+    last, copied, each = torch.full((REQUESTS,), -77), torch.full((REQUESTS, k), -77), counts.tolist()
+    positions = [start + count if count else -1 for start, count in zip(starts.tolist(), each, strict=True)]
+    run(ops.next_verify, tokens, counts, wider[:, :k], starts, last, copied, written=(starts, last, copied))
+    expect_equal(starts, torch.tensor(positions), "positions")
+    latest = [int(row[count - 1]) if count else 0 for row, count in zip(tokens, each, strict=True)]
+    expect_equal(last, torch.tensor(latest), "last tokens")
+    expect_equal(copied, wider[:, :k], "drafts")
+
+
+@TABLE.row(
+    "publish-round",
+    "A round's results go to the next slot of the ring with its number; a launch goes on while a request does.",
+    cause="publish_round: a slot of another round, or a launch that goes on for nobody or ends too early",
+    quick=True,
+)
+def publish_round(run: Run, g: torch.Generator) -> None:
+    slots, size, done = 3, 1030, 0
+    ring, progress, again = torch.full((slots, size + 2), -9), torch.zeros(2).long(), torch.zeros(1).int()
+    expected = ring.clone()
+    for number in range(1, 9):
+        tokens, counts, left, stops = sampled(g, 4)
+        left *= int(number % 3 > 0)  # nobody has room in every third round
+        results = torch.randint(0, 999, (size,), generator=g)
+        written = ring, progress, again
+        run(ops.publish_round, results, tokens, counts, left, stops, *written, 4, written=written)
+        live = (counts > 0) & (counts < left) & ~torch.tensor(stopped(tokens, counts, stops))
+        done += 1
+        goes_on = bool(live.any()) and done < 4
+        done *= goes_on
+        expected[(number - 1) % slots] = torch.tensor([*results, number, int(goes_on)])
+        expect_equal(ring, expected, f"the ring after round {number}")
+        assert again.item() == int(goes_on), f"round {number}: {int(live.sum())} requests go on, {done} rounds done"

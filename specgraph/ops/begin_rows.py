@@ -1,0 +1,235 @@
+"""The first op of each captured pass: its rows, their tokens, positions, lengths and KV slots, from a round.
+
+One op inside the graph for every kind of pass, so that a whole propose is one launch and the host never reads an
+accepted count. As in vLLM's padded drafter batch, rejected rows stay in the batch and are never selected.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specgraph.ops.library import op
+from specgraph.ops.past_rows import PastRows, find_past_rows
+from specgraph.ops.slots import count_rows_without_block, slots_of
+
+
+class RowPlan(NamedTuple):
+    """Which rows a pass has: as many for each request, and the same in every replay of its graph.
+
+    The columns of a round are its tokens, and the tokens of the first `num_sampled` columns are known. Row i of a
+    request is at position begin + i.
+    """
+
+    rows: int
+    """Rows per request."""
+    max_model_len: int
+    block_size: int
+    """In tokens, as max_model_len is."""
+    past: int = 0
+    """Rows before the start position, where the rows begin that much earlier, or at position 0; else they begin at the
+    start position."""
+    after_sampled: bool = False
+    """The rows begin behind those of the sampled tokens instead, and the first holds the last sampled token."""
+    later_rows: int = 0
+    """Rows behind that of the last sampled token, of this pass or of later steps. Those of this pass have slots, and
+    `Rows.rows_without_block` counts all."""
+    slots_of_rejected: bool = False
+    """Rows of rejected tokens have slots too: later steps write there, and no row sees them before."""
+    filler: int = 0
+    """The token of rows whose token is not known: 0, or a drafter's mask token."""
+    position_offset: int = 0
+    """How much further than the round's the rows are."""
+    tree_steps: int = 0
+    """The depth of the deepest node where the rows are those of trees; else 0."""
+
+    def seq_len(self, start: int, count: int) -> int:
+        """The length that the op gives a request on the device, for attention with host lengths.
+
+        Args:
+            start: the request's start position.
+            count: its `num_sampled`; read where the rows begin behind the sampled tokens, else for 0 alone.
+        """
+        if count == 0:
+            return 0
+        if self.after_sampled:
+            return min(start + self.position_offset + count + self.rows, self.max_model_len)
+        return max(start + self.position_offset - self.past, 0) + self.rows
+
+    def step_seq_len(self, start: int, count: int) -> int:
+        """As `seq_len`, of what the op writes into `Rows.step_seq_lens`."""
+        return start + self.position_offset + count if count else 0
+
+
+class RowInputs(NamedTuple):
+    """What the rows of R requests are made of: a round, drafts to verify, or a prompt."""
+
+    start_positions: Tensor
+    """int64 [R]: the position of column 0."""
+    block_table: Tensor
+    """int32 [R, max_blocks]; with blocks for all rows where they are those of trees."""
+    num_sampled: Tensor | None = None
+    """int32 or int64 [R]: columns whose tokens are known; 0 makes a request inert. None where all are known, and a
+    negative start position makes a request inert."""
+    token_ids: Tensor | None = None
+    """int64 [R, query_len]: the tokens of the columns, behind the known ones anything; None where the pass has its
+    tokens already."""
+    draft_token_ids: Tensor | None = None
+    """int64 [R, K]: the columns behind those of `token_ids`. -1 is no draft token, a row that verification rejects."""
+    draft_parents: Tensor | None = None
+    """int64 [R, N - 1] for trees: the row that each node follows, smaller than its own, which is its column + 1."""
+    hidden: Tensor | None = None
+    """[R * query_len, hidden_size], where `Rows.hidden` is written: the hidden states of the columns."""
+
+
+class Rows(NamedTuple):
+    """What a pass with L rows per request reads of them: all written. None is not written."""
+
+    positions: Tensor
+    """int64 [R * L]: below max_model_len; 0 for inert requests. A node of a tree has that of its depth."""
+    slot_mapping: Tensor
+    """int64 [R * L]. Nodes behind max_model_len have slots too: their own position may lie before it."""
+    seq_lens: Tensor
+    """int32 [R]: begin + L, because bottom-right causal attention lets row i see seq_len - L + 1 + i keys; 0 for inert
+    requests. Rows behind the sampled tokens attend without a causal mask: there it is at most max_model_len."""
+    token_ids: Tensor | None = None
+    """int64 [R * L]"""
+    last_rows: Tensor | None = None
+    """int64 [R * n]: the row, of R * L, of the last sampled token and the n - 1 rows behind it."""
+    step_positions: Tensor | None = None
+    """int64 [R]: the position of the last sampled token's row, from which `advance` goes on."""
+    step_seq_lens: Tensor | None = None
+    """int32 [R]: the length up to that row; 0 for inert requests."""
+    draft_step: Tensor | None = None
+    """int64 [1]: set to 0."""
+    hidden_rows: Tensor | None = None
+    """int64 [R * L]: the row of the round, of R * query_len, whose hidden state a row takes; R * query_len where its
+    token is not known."""
+    hidden: Tensor | None = None
+    """[R * L, hidden_size]: that hidden state, or what was kept of a past row; zeros for rows that have neither."""
+    context_positions: Tensor | None = None
+    """int64 [R * query_len]: of the round's columns, in a pass whose rows are behind them; 0 where not known."""
+    context_slots: Tensor | None = None
+    """int64 [R * query_len]: their slots; none where not known."""
+    ancestors: Tensor | None = None
+    """int64 [R * L] for trees: bit i of a row is set if row i is the row itself or one of its ancestors."""
+    rows_without_block: Tensor | None = None
+    """int64 [1], added to: rows whose token has no KV block, see `count_rows_without_block`."""
+
+
+@op(writes=("rows",))
+def begin_rows(given: RowInputs, plan: RowPlan, rows: Rows, past: PastRows | None = None) -> None:
+    """Fill the rows of a pass.
+
+    A row has a slot if its token is known, or it is one of the `later_rows` behind that of the last known token. A past
+    row takes what was kept of it; one that was not kept, and all before it, have no slot. Rows without a slot are never
+    selected.
+
+    Args:
+        past: what was kept of the rows before start positions, where the plan has any.
+    """
+    at = _places(plan, given)
+    position, reserved, kept = at.position, plan.max_model_len, at.live & (at.column >= 0)
+    if not plan.slots_of_rejected:
+        kept = kept & (at.column < at.columns + plan.later_rows)
+    if given.token_ids is not None:
+        kept = kept | _write_columns(given, plan, rows, past, at, given.token_ids)
+    if given.draft_parents is not None and rows.ancestors is not None:
+        depth, bits = _depths_and_ancestors(given.draft_parents, plan.tree_steps)
+        position, reserved = at.start + depth, given.block_table.shape[1] * plan.block_size
+        rows.ancestors.copy_(bits.flatten())
+    rows.positions.copy_(_clamped(position, at.live, plan))
+    rows.slot_mapping.copy_(slots_of(at.position, given.block_table, kept, reserved, plan.block_size).flatten())
+    length = (at.begin + plan.rows).clamp(max=plan.max_model_len) if plan.after_sampled else at.begin + plan.rows
+    rows.seq_lens.copy_(torch.where(at.live, length, 0)[:, 0])
+    if rows.last_rows is not None:
+        last = at.request * plan.rows + (at.start - at.begin + at.columns - 1).clamp(min=0)
+        rows.last_rows.copy_((last + torch.arange(rows.last_rows.shape[0] // len(last), device=last.device)).flatten())
+    reached = torch.where(at.live, at.start + at.columns, 0)
+    if rows.step_seq_lens is not None:
+        rows.step_seq_lens.copy_(reached[:, 0])
+    if rows.step_positions is not None:
+        rows.step_positions.copy_(_clamped(reached - 1, at.live, plan))
+    if rows.draft_step is not None:
+        rows.draft_step.zero_()
+
+
+class _Places(NamedTuple):
+    """Of R requests [R, 1], and of their rows [R, L]."""
+
+    request: Tensor
+    start: Tensor
+    columns: Tensor
+    """Those whose tokens are known."""
+    live: Tensor
+    begin: Tensor
+    position: Tensor
+    """Not clamped."""
+    column: Tensor
+    """The column of the round whose token a row takes: less than 0 for a past row."""
+
+
+def _places(plan: RowPlan, given: RowInputs) -> _Places:
+    device = given.block_table.device
+    start = given.start_positions[:, None] + plan.position_offset
+    count = torch.where(start < 0, 0, plan.rows) if given.num_sampled is None else given.num_sampled[:, None].long()
+    begin = start + count if plan.after_sampled else (start - plan.past).clamp(min=0)
+    index = torch.arange(plan.rows, device=device)
+    column = index + count - 1 if plan.after_sampled else index + begin - start
+    request = torch.arange(start.shape[0], device=device)[:, None]
+    return _Places(request, start, count, count > 0, begin, begin + index, column)
+
+
+def _write_columns(
+    given: RowInputs, plan: RowPlan, rows: Rows, past: PastRows | None, at: _Places, columns: Tensor
+) -> Tensor:
+    """Write tokens and hidden states of the rows, and what else is made of the round's columns.
+
+    Returns:
+        bool, [R, L] or of one value: past rows that were kept.
+    """
+    if given.draft_token_ids is not None:
+        columns = torch.cat([columns, given.draft_token_ids], dim=1).clamp(min=0)
+    query_len, limit, found = columns.shape[1], plan.max_model_len, torch.zeros_like(at.live)
+    known, own = (at.column >= 0) & (at.column < at.columns), at.column.clamp(0, query_len - 1)
+    token = torch.where(known, columns.gather(1, own), plan.filler)
+    line = at.request * query_len + own
+    if past is not None and rows.hidden is not None and given.hidden is not None:
+        wanted = at.live & (at.column < 0)
+        found, entry = find_past_rows(at.position, wanted, given.block_table, past, limit, plan.block_size)
+        token = torch.where(found, past.token_ids.flatten()[entry], token)
+        states = torch.where(known[:, :, None], given.hidden[line], 0.0)
+        states = torch.where(found[:, :, None], past.hidden.flatten(0, 1)[entry], states)
+        rows.hidden.copy_(states.flatten(0, 1))
+    if rows.token_ids is not None:
+        rows.token_ids.copy_(token.flatten())
+    if rows.hidden_rows is not None:
+        rows.hidden_rows.copy_(torch.where(known, line, columns.numel()).flatten())
+    if rows.context_positions is not None and rows.context_slots is not None:
+        column = torch.arange(query_len, device=columns.device)
+        position, inside = at.start + column, column < at.columns
+        rows.context_positions.copy_(_clamped(position, inside, plan))
+        rows.context_slots.copy_(slots_of(position, given.block_table, inside, limit, plan.block_size).flatten())
+    if rows.rows_without_block is not None:
+        start, count, most = at.start[:, 0], at.columns[:, 0], query_len + plan.later_rows
+        later = torch.where(at.live[:, 0], count + plan.later_rows, 0)
+        count_rows_without_block(rows.rows_without_block, start, later, given.block_table, most, limit, plan.block_size)
+    return found
+
+
+def _clamped(positions: Tensor, valid: Tensor, plan: RowPlan) -> Tensor:
+    return torch.where(valid, positions, 0).clamp(0, plan.max_model_len - 1).flatten()
+
+
+def _depths_and_ancestors(draft_parents: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """The depth of each row of trees, and the bits of its ancestors and its own: int64 [R, N] each."""
+    parents = torch.cat([torch.zeros_like(draft_parents[:, :1]), draft_parents], dim=1)
+    row = torch.arange(parents.shape[1], device=parents.device)
+    own = torch.ones_like(row) << row
+    bits, depth = own.expand_as(parents), torch.zeros_like(parents)
+    for _ in range(steps):  # each time what is known of the parents moves one level down
+        bits = own | bits.gather(1, parents)
+        depth = torch.where(row > 0, depth.gather(1, parents) + 1, 0)
+    return depth, bits

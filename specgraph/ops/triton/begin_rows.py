@@ -1,0 +1,185 @@
+# type: ignore  (what Triton compiles is not what a type checker reads)
+"""The first node of each captured pass, and moving one token on: rows, positions, lengths and KV slots."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def slots_of(position, block_table, valid, table_width, max_model_len, BLOCK: tl.constexpr):
+    """KV slots of unclamped positions of one request: -1 where not valid, past the end, or in the null block."""
+    inside = valid & (position < max_model_len) & (position >= 0)
+    index = tl.minimum(tl.minimum(tl.maximum(position, 0), max_model_len - 1) // BLOCK, table_width - 1)
+    block = tl.load(block_table + index, mask=inside, other=0).to(tl.int64)
+    return tl.where(inside & (block != 0), block * BLOCK + position % BLOCK, -1)
+
+
+@triton.jit
+def count_rows_without_block(
+    rows_without_block, start, count, table, table_width, max_model_len, BLOCK: tl.constexpr, COUNTED: tl.constexpr
+):
+    """Add how many of the `count` rows from position `start` are below max_model_len and in the null block."""
+    offset = tl.arange(0, COUNTED)
+    position = start + offset
+    written = (offset < count) & (position < max_model_len) & (position >= 0)
+    index = tl.minimum(tl.maximum(position, 0) // BLOCK, table_width - 1)
+    block = tl.load(table + index, mask=written, other=1)
+    number = tl.sum((block == 0).to(tl.int32), 0)
+    if number > 0:
+        tl.atomic_add(rows_without_block, number.to(tl.int64))
+
+
+@triton.jit
+def depths_and_ancestors(draft_parents, row, inside, num_steps, ROWS: tl.constexpr):
+    """The depth of each row of one request's tree, and the bits of its ancestors and its own."""
+    parent = tl.load(draft_parents + row - 1, mask=inside & (row > 0), other=0)
+    follows = parent[:, None] == row[None, :]
+    own = tl.full((ROWS,), 1, tl.int64) << row.to(tl.int64)
+    bits = own
+    depth = tl.zeros((ROWS,), tl.int64)
+    for _ in range(num_steps):  # each time what is known of the parents moves one level down
+        bits = own | tl.sum(tl.where(follows, bits[None, :], 0), axis=1)
+        depth = tl.where(row > 0, tl.sum(tl.where(follows, depth[None, :], 0), axis=1) + 1, 0)
+    return depth, bits
+
+
+@triton.jit
+def find_past_rows(position, wanted, past_positions, table, table_width, KEPT: tl.constexpr, BLOCK: tl.constexpr):
+    """Which wanted rows were kept, without a gap up to the last wanted one, and the entries of all."""
+    block = tl.load(table + tl.minimum(position // BLOCK, table_width - 1), mask=wanted, other=0).to(tl.int64)
+    entry = block * KEPT + position % BLOCK % KEPT
+    holds = tl.load(past_positions + entry, mask=wanted, other=-1)
+    missing = wanted & ((holds != position) | (block == 0))
+    gap = tl.sum((missing[None, :] & (position[None, :] >= position[:, None])).to(tl.int32), axis=1)
+    return wanted & (gap == 0), entry
+
+
+@triton.jit
+def begin_rows_kernel(
+    start_positions, block_table, num_sampled, token_ids, draft_token_ids, draft_parents, round_hidden,
+    positions, slot_mapping, seq_lens, to_token_ids, last_rows, step_positions, step_seq_lens, draft_step, hidden_rows,
+    hidden, context_positions, context_slots, ancestors, rows_without_block,
+    past_token_ids, past_positions, past_hidden,
+    rows, past, later_rows, filler, position_offset, tree_steps, max_model_len, query_len, num_last, size,
+    table_stride, table_width, token_stride, draft_stride, parent_stride, hidden_stride,
+    BLOCK: tl.constexpr, AFTER_SAMPLED: tl.constexpr, SLOTS_OF_REJECTED: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, LAST: tl.constexpr, COUNTED: tl.constexpr, KEPT: tl.constexpr, CHUNK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One program per request; where hidden states are written, one per request and row: the first of a request writes
+    all else. ROWS, COLUMNS, LAST and COUNTED are powers of two that hold its rows, the round's columns, the last rows
+    and the rows that are counted."""
+    if OVERLAP is not None:
+        OVERLAP()
+    request = tl.program_id(0).to(tl.int64)
+    index = tl.arange(0, ROWS)
+    inside = index < rows
+    start = tl.load(start_positions + request) + position_offset
+    count = tl.where(start < 0, 0, rows) if num_sampled is None else tl.load(num_sampled + request)
+    live = count > 0
+    table = block_table + request * table_stride
+    if AFTER_SAMPLED:
+        begin = start + count
+        column = index + count - 1
+    else:
+        begin = tl.maximum(start - past, 0)
+        column = index + begin - start
+    position = begin + index
+    known = inside & (column >= 0) & (column < count)
+    kept = inside & live & (column >= 0)
+    if not SLOTS_OF_REJECTED:
+        kept = kept & (column < count + later_rows)
+    if token_ids is not None:
+        columns = token_ids + request * token_stride
+        if draft_token_ids is None:
+            token = tl.load(columns + column, mask=known, other=0)
+        else:
+            draft = tl.load(draft_token_ids + request * draft_stride + column - 1, mask=known & (column > 0), other=0)
+            token = tl.maximum(tl.where(column == 0, tl.load(columns), draft), 0)  # -1, no draft token, is a row too
+        token = tl.where(known, token, filler)
+    if past_positions is not None:
+        wanted = inside & live & (column < 0)
+        found, entry = find_past_rows(position, wanted, past_positions, table, table_width, KEPT, BLOCK)
+        kept = kept | found
+        token = tl.where(found, tl.load(past_token_ids + entry, mask=found, other=0), token)
+        own = index == tl.program_id(1)
+        old = tl.sum((own & found).to(tl.int32), 0) > 0
+        new = tl.sum((own & known).to(tl.int32), 0) > 0
+        old_line = tl.sum(tl.where(own, entry, 0), 0)
+        new_line = request * query_len + tl.sum(tl.where(own, column, 0), 0)
+        at = hidden + (request * rows + tl.program_id(1)) * size
+        for first in range(0, size, CHUNK):
+            element = first + tl.arange(0, CHUNK)
+            there = element < size
+            state = tl.load(round_hidden + new_line * hidden_stride + element, mask=there & new, other=0.0)
+            held = tl.load(past_hidden + old_line * size + element, mask=there & old, other=0.0)
+            tl.store(at + element, tl.where(old, held, state), mask=there)
+    if tl.program_id(1) == 0:
+        line = request * rows + index
+        if to_token_ids is not None:
+            tl.store(to_token_ids + line, token, mask=inside)
+        reserved = max_model_len
+        shown = position
+        if ancestors is not None:
+            parents = draft_parents + request * parent_stride
+            depth, bits = depths_and_ancestors(parents, index, inside, tree_steps, ROWS)
+            reserved = table_width * BLOCK
+            shown = start + depth
+            tl.store(ancestors + line, bits, mask=inside)
+        tl.store(positions + line, tl.minimum(tl.maximum(tl.where(live, shown, 0), 0), max_model_len - 1), mask=inside)
+        tl.store(slot_mapping + line, slots_of(position, table, kept, table_width, reserved, BLOCK), mask=inside)
+        length = begin + rows
+        if AFTER_SAMPLED:
+            length = tl.minimum(length, max_model_len)
+        tl.store(seq_lens + request, tl.where(live, length, 0).to(tl.int32))
+        if last_rows is not None:
+            last = request * rows + tl.maximum(start - begin + count - 1, 0)
+            behind = tl.arange(0, LAST)
+            tl.store(last_rows + request * num_last + behind, last + behind, mask=behind < num_last)
+        reached = tl.where(live, start + count, 0)
+        if step_seq_lens is not None:
+            tl.store(step_seq_lens + request, reached.to(tl.int32))
+        if step_positions is not None:
+            tl.store(step_positions + request, tl.minimum(tl.maximum(reached - 1, 0), max_model_len - 1))
+        if draft_step is not None:
+            tl.store(draft_step, tl.zeros((), tl.int64), mask=request == 0)
+        if hidden_rows is not None:
+            none = tl.num_programs(0).to(tl.int64) * query_len
+            tl.store(hidden_rows + line, tl.where(known, request * query_len + column, none), mask=inside)
+        if context_positions is not None:
+            offset = tl.arange(0, COLUMNS)
+            taken = (offset < query_len) & (offset < count)
+            place = tl.minimum(tl.maximum(tl.where(taken, start + offset, 0), 0), max_model_len - 1)
+            to = request * query_len + offset
+            tl.store(context_positions + to, place, mask=offset < query_len)
+            slot = slots_of(start + offset, table, taken, table_width, max_model_len, BLOCK)
+            tl.store(context_slots + to, slot, mask=offset < query_len)
+        if rows_without_block is not None:
+            later = tl.where(live, count + later_rows, 0)
+            count_rows_without_block(
+                rows_without_block, start, later, table, table_width, max_model_len, BLOCK, COUNTED
+            )
+
+
+@triton.jit
+def advance_kernel(
+    seq_lens, positions, slot_mapping, draft_step, block_table, requests, table_stride, table_width, max_model_len,
+    BLOCK: tl.constexpr, REQUESTS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One program for all requests."""
+    if OVERLAP is not None:
+        OVERLAP()
+    request = tl.arange(0, REQUESTS)
+    known = request < requests
+    length = tl.load(seq_lens + request, mask=known, other=0)
+    live = length > 0
+    length += live.to(tl.int32)
+    tl.store(seq_lens + request, length, mask=known)
+    position = length.to(tl.int64) - 1
+    table = block_table + request * table_stride
+    slot = slots_of(position, table, live & known, table_width, max_model_len, BLOCK)
+    tl.store(slot_mapping + request, slot, mask=known)
+    tl.store(positions + request, tl.minimum(tl.maximum(position, 0), max_model_len - 1), mask=known)
+    tl.store(draft_step, tl.load(draft_step) + 1)
