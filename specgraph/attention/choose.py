@@ -33,7 +33,7 @@ def choose_attention(
     trees: bool = False,
     cache_dtype: torch.dtype | None = None,
 ) -> AttentionChoice:
-    """The attention backend of that name, for the given layers.
+    """Return the attention backend of that name, for the given layers.
 
     Args:
         name: "device" or "host": the core's paged attention, with lengths from device tensors or from host integers.
@@ -83,7 +83,7 @@ def unsupported(
     trees: bool = False,
     cache_dtype: torch.dtype | None = None,
 ) -> str:
-    """Why a backend can't run these layers, or with `trees` their draft trees; empty if it can."""
+    """Return why a backend can't run these layers, or with `trees` their draft trees; empty if it can."""
     if cache_dtype not in (None, dtype, *backend.cache_dtypes):
         return (
             f"attention '{backend.name}': it takes KV caches in the model's dtype only, asked for is {cache_dtype}; "

@@ -38,7 +38,7 @@ class AttentionLayer:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it has neither a window nor sinks, and keeps values of its own."""
+        """Return whether it has neither a window nor sinks, and keeps values of its own."""
         return self.window is None and self.sinks is None and not self.latent
 
 
@@ -65,7 +65,7 @@ class UpdateSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """What one forward pass knows besides its rows."""
+    """The context of one forward pass: all that it knows besides its rows."""
 
     metadata: AttentionMetadata
     step: int = 0
@@ -95,7 +95,7 @@ class AttentionBackend(Protocol):
 
     @property
     def host_parameters(self) -> tuple[str, ...]:
-        """Names of the arguments that are baked into a captured op; empty with device lengths."""
+        """Return the names of the arguments that are baked into a captured op; empty with device lengths."""
         ...
 
     def forward(
@@ -127,11 +127,11 @@ class AttentionBackend(Protocol):
 
     @property
     def preferred_block_size(self) -> int:
-        """Tokens per KV block that suit it best; used where nobody asks for a size."""
+        """Return the tokens per KV block that suit it best; used where nobody asks for a size."""
         ...
 
     def supports(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
-        """Whether it runs a layer, and if not, why: `no` names what was asked and what it takes.
+        """Return whether it runs a layer, and if not, why: `no` names what was asked and what it takes.
 
         Args:
             layer: heads, head_dim and mask of the layer. A backend without windows, sinks or latents must refuse a
@@ -142,7 +142,7 @@ class AttentionBackend(Protocol):
         ...
 
     def supports_trees(self, layer: AttentionLayer, dtype: torch.dtype, block_size: int) -> Support:
-        """Whether it also runs the rows of a draft tree, whose metadata has `ancestors`, and if not, why.
+        """Return whether it also runs the rows of a draft tree, whose metadata has `ancestors`, and if not, why.
 
         Row i of a request then sees the first `seq_len - tree_len` keys and, of the `tree_len` keys after those, the
         ones whose bit is set in its word; `causal` does not matter. Arguments as in `supports`.
@@ -156,7 +156,8 @@ class AttentionBackend(Protocol):
 
     @property
     def after_advance(self) -> AfterAdvance | None:
-        """The hook of a backend with state of its own that depends on positions (a split schedule, a mask); else None.
+        """Return the hook of a backend with state of its own that depends on positions (a split schedule, a mask); else
+        None.
 
         Between two draft steps the core moves the metadata one token on (`specgraph.attention.advance`). State that the
         backend derived from the old positions is then stale: the later steps of vLLM #41162 read out of bounds that
@@ -192,7 +193,7 @@ AttentionFactory = Callable[..., AttentionBackend]
 def bind(
     backend: AttentionBackend, layers: Sequence[AttentionLayer], caches: Sequence[KVCache], context: StepContext
 ) -> Attend:
-    """The `attend` callable of one forward pass."""
+    """Return the `attend` callable of one forward pass."""
 
     def attend(index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return backend.forward(layers[index], index, query, key, value, caches[index], context)
@@ -201,7 +202,7 @@ def bind(
 
 
 def named_cache_tensors(caches: Sequence[KVCache], prefix: str) -> Mapping[str, Tensor]:
-    """The cache tensors by dotted name, for the read-set."""
+    """Return the cache tensors by dotted name, for the read-set."""
     named: dict[str, Tensor] = {}
     for i, cache in enumerate(caches):
         named[f"{prefix}.{i}.key"], named[f"{prefix}.{i}.value"] = cache

@@ -51,15 +51,15 @@ class AttentionMetadata:
 
     @property
     def lengths(self) -> ops.DeviceLengths:
-        """The rows and keys of each request."""
+        """Return the rows and keys of each request."""
         return ops.DeviceLengths(self.seq_lens, self.query_start_loc, self.query_len)
 
     def named_tensors(self, prefix: str) -> dict[str, Tensor]:
-        """The tensors by dotted name, for the read-set."""
+        """Return the tensors by dotted name, for the read-set."""
         return {f"{prefix}.{f.name}": v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
 
     def sliced(self, num_requests: int) -> AttentionMetadata:
-        """The first `num_requests` requests of a uniform batch: views of the same memory."""
+        """Return the first `num_requests` requests of a uniform batch: views of the same memory."""
         rows = num_requests * self.query_len
         return AttentionMetadata(
             query_start_loc=self.query_start_loc[: num_requests + 1],
@@ -74,7 +74,7 @@ class AttentionMetadata:
 
 
 def allocate_metadata(max_requests: int, query_len: int, block_table: Tensor, tree_len: int = 0) -> AttentionMetadata:
-    """Persistent metadata for uniform batches of up to `max_requests` requests, all inert (length 0, NULL_SLOT).
+    """Allocate metadata for uniform batches of up to `max_requests` requests, all inert (length 0, NULL_SLOT).
 
     Args:
         block_table: int32 [max_requests, max_blocks]; used as it is, not copied.

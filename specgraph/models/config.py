@@ -49,7 +49,7 @@ class ModelConfig:
     sinks: bool = False
     """Each layer has attention sinks (gpt-oss)."""
     activation: Activation = "silu"
-    """Of the gated MLP."""
+    """Columns of the gated MLP."""
     embedding_scale: float = 1.0
     """Factor on the embedding (Gemma 3)."""
     norm_offset: float = 0.0
@@ -68,7 +68,7 @@ class ModelConfig:
     latent: LatentConfig | None = None
     """Multi-head latent attention (DeepSeek-V3): num_kv_heads is 1, and head_dim the rotated part and the latent."""
     tensor_parallel: TensorParallel = WHOLE
-    """How the model is split; all sizes here are those of the whole model."""
+    """The split of the model over ranks; all sizes here are those of the whole model."""
 
     @property
     def local_heads(self) -> int:
@@ -88,11 +88,11 @@ class ModelConfig:
         return self.sliding_window if self.sliding_window < self.max_position_embeddings else None
 
     def with_max_position(self, max_position_embeddings: int) -> ModelConfig:
-        """The same configuration with another number of positions."""
+        """Return the same configuration with another number of positions."""
         return replace(self, max_position_embeddings=max_position_embeddings)
 
     def split(self, ranks: TensorParallel) -> ModelConfig:
-        """The same configuration, split over `ranks`.
+        """Return the same configuration, split over `ranks`.
 
         Raises:
             ConfigError: the sizes cannot be split evenly.

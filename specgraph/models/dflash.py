@@ -60,7 +60,7 @@ class DFlashWeights:
 
 
 def in_one_tensor(layers: Sequence[DecoderLayer]) -> tuple[tuple[DecoderLayer, ...], Tensor | None]:
-    """The layers with their packed projections in one tensor, so that one product makes all layers' context.
+    """Put the layers' packed projections into one tensor, so that one product makes all layers' context.
 
     Returns:
         The layers, whose `qkv` are views of the tensor; and the tensor [num_layers, rows, hidden_size]. Where a
@@ -115,7 +115,7 @@ class DFlashHead:
             store(index, key, value.view(-1, shape.num_kv_heads, shape.head_dim))
 
     def _context_kv(self, context: Tensor) -> Sequence[Tensor]:
-        """Each layer's keys, then values, of context [T, hidden_size]: [T, 2 * num_kv_heads * head_dim]."""
+        """Return each layer's keys, then values, of context [T, hidden_size]: [T, 2 * num_kv_heads * head_dim]."""
         shape = self.attention_layers[0]
         skip = shape.num_heads * shape.head_dim  # the query's rows of a packed projection
         if self._qkv is not None:

@@ -53,5 +53,5 @@ class DraftModelHead:
         return self.model.logits(hidden)
 
     def weights(self) -> Mapping[str, Tensor]:
-        """The model's."""
+        """Return the model's."""
         return self.model.weights()

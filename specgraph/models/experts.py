@@ -29,7 +29,7 @@ class ExpertsConfig:
     layers: tuple[bool, ...]
     """For each layer of the model, whether it has the mixture."""
     scoring: Scoring = "softmax"
-    """How router logits become weights: over all experts, each by itself (DeepSeek), or over the chosen (gpt-oss)."""
+    """From router logits to weights: over all experts, each by itself (DeepSeek), or over the chosen (gpt-oss)."""
     normalised: bool = True
     """The weights of the chosen experts are divided by their sum."""
     scale: float = 1.0
@@ -61,7 +61,7 @@ class Experts:
     """[hidden_size, shared_inner]"""
 
     def named_tensors(self, prefix: str) -> dict[str, Tensor]:
-        """The tensors by dotted name, for the read-set."""
+        """Return the tensors by dotted name, for the read-set."""
         names = ("router", "router_bias", "correction", "shared_gate_up", "shared_down")
         return {f"{prefix}.{name}": t for name in names if (t := getattr(self, name)) is not None}
 

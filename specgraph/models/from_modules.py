@@ -42,7 +42,7 @@ ROTARY_CLASSES = (
 def eagle3_head_from_module(
     module: Any, *, draft_to_target: Tensor | None = None, norm_before_residual: bool = False
 ) -> Eagle3Head:
-    """An EAGLE-3 head over a loaded module, with the module's own table of cosines and sines.
+    """Return an EAGLE-3 head over a loaded module, with the module's own table of cosines and sines.
 
     Args:
         module: see this file's docstring; its weights are on the device.
@@ -80,7 +80,7 @@ def eagle3_head_from_module(
 
 
 def eagle_head_from_module(module: Any) -> EagleHead:
-    """An EAGLE-1 head over a loaded module; `lm_head` is the target's.
+    """Return an EAGLE-1 head over a loaded module; `lm_head` is the target's.
 
     Raises:
         UnsupportedError: as `eagle3_head_from_module`.
@@ -124,7 +124,7 @@ def config_from_module(module: Any) -> ModelConfig:
 
 
 def layer_from_module(layer: Any) -> DecoderLayer:
-    """One decoder layer's weights.
+    """Take one decoder layer's weights.
 
     Raises:
         UnsupportedError: quantised weights, or an option of its attention that changes its scores.
@@ -152,7 +152,7 @@ def layer_from_module(layer: Any) -> DecoderLayer:
 
 
 def linear_weight(module: Any) -> Tensor:
-    """The plain, unquantised weight [out, in] of a linear or an embedding.
+    """Return the plain, unquantised weight [out, in] of a linear or an embedding.
 
     Raises:
         UnsupportedError: the module is quantised, or its weight has another layout.
@@ -167,7 +167,7 @@ def linear_weight(module: Any) -> Tensor:
 
 
 def vocabulary_rows(module: Any, size: int) -> Tensor:
-    """The first `size` rows [size, hidden_size] of an embedding or an lm_head, without the padding behind them.
+    """Return the first `size` rows [size, hidden_size] of an embedding or an lm_head, without the padding behind them.
 
     Raises:
         UnsupportedError: as `linear_weight`; or it has fewer rows, as where a vocabulary is split over ranks.
@@ -182,7 +182,7 @@ def vocabulary_rows(module: Any, size: int) -> Tensor:
 
 
 def linear_of(module: Any) -> Weight:
-    """The weight of a linear, with its bias where it has one.
+    """Return the weight of a linear, with its bias where it has one.
 
     Raises:
         UnsupportedError: as `linear_weight`.
@@ -192,7 +192,7 @@ def linear_of(module: Any) -> Weight:
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """The same memory without an engine's subclass of Parameter, which would see every call with it."""
+    """Return the same memory without an engine's subclass of Parameter, which would see every call with it."""
     return tensor.detach().as_subclass(Tensor)
 
 

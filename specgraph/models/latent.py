@@ -24,7 +24,7 @@ class LatentConfig:
     """Sizes of one head and of the latents, in elements."""
 
     query_rank: int | None
-    """Of the query's own latent; None where queries are projected directly."""
+    """Rank of the query's own latent; None where queries are projected directly."""
     rank: int
     """kv_lora_rank"""
     rotated: int
@@ -36,7 +36,7 @@ class LatentConfig:
     in_pairs: bool = False
     """The checkpoint rotates elements 2i and 2i + 1 together; weights are reordered when they are loaded."""
     eps: float = 1e-6
-    """Of the norms of latents; not the model's."""
+    """The eps of the norms of latents; not the model's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,12 @@ class LatentAttention:
     """[num_heads * (plain + rotated), query_rank]; None with `query_norm`."""
 
     def named_tensors(self, prefix: str) -> dict[str, Tensor]:
-        """The tensors by dotted name, for the read-set."""
+        """Return the tensors by dotted name, for the read-set."""
         return {f"{prefix}.latent_{f.name}": v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
 
 
 def latent_heads(projected: Tensor, weights: LatentAttention) -> tuple[Tensor, Tensor]:
-    """Queries [T, num_heads, rotated + rank], and keys [T, 1, rotated + rank], which are the values too.
+    """Return queries [T, num_heads, rotated + rank] and keys [T, 1, rotated + rank], which are the values too.
 
     Args:
         projected: [T, rows of the packed projection].

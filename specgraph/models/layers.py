@@ -1,4 +1,4 @@
-"""What every model here is built from: tensor operations, the weights of one decoder layer, and a pass through it.
+"""The parts of every model here: tensor operations, the weights of one decoder layer, and a pass through it.
 
 Where `specgraph.ops` has a fused op, it is used, so a device's own kernels apply to every model.
 """
@@ -90,7 +90,7 @@ class DecoderLayer:
     """Where it is split, heads and inner columns here are this rank's."""
 
     def named_tensors(self, prefix: str) -> dict[str, Tensor]:
-        """The tensors by dotted name, for the read-set."""
+        """Return the tensors by dotted name, for the read-set."""
         own = {f"{prefix}.{f.name}": v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
         for name in ("qkv", "output", "gate_up", "down"):
             weight: Weight = getattr(self, name)
@@ -103,7 +103,7 @@ class DecoderLayer:
 def attention_layers(
     config: ModelConfig, num_layers: int, device: torch.device, causal: bool = True
 ) -> tuple[AttentionLayer, ...]:
-    """The attention shape of each of a model's layers; layers of one rotation share its table."""
+    """Return the attention shape of each of a model's layers; layers of one rotation share its table."""
     positions, dim = config.max_position_embeddings, config.rotary_dim or config.head_dim
     table = rotary_table(config.rotary, positions, dim, device)
     local = table
@@ -142,7 +142,7 @@ def decoder_blocks(
     first_qkv: Tensor | None = None,
     first_index: int = 0,
 ) -> list[Tensor]:
-    """The residual stream x [T, hidden_size] through layers one after the other: what leaves each of them.
+    """Return the residual stream x [T, hidden_size] through layers one after the other: what leaves each of them.
 
     Args:
         rows: int64 [R]: compute only these rows after the last layer's attention, when only some rows of its output are
@@ -174,7 +174,8 @@ def _attention_and_mlp(
     rows: Tensor | None,
     following: DecoderLayer | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """A layer after its packed projection; and the projection of the layer that follows, where one op computes it."""
+    """Return a layer after its packed projection; and the projection of the layer that follows, where one op computes
+    it."""
     if layer.latent is None:
         query, key, value = split_heads(qkv, layer, shape, eps)
         attended = attend(index, query, key, value).reshape(residual.shape[0], -1)
@@ -194,13 +195,13 @@ def _attention_and_mlp(
 
 
 def _is_plain(layer: DecoderLayer) -> bool:
-    """Whether nothing but a residual sum and a norm lies between attention, MLP and the next layer."""
+    """Return whether nothing but a residual sum and a norm lies between attention, MLP and the next layer."""
     others = layer.attention_norm, layer.mlp_norm, layer.experts
     return layer.activation == "silu" and layer.tensor_parallel.size == 1 and all(other is None for other in others)
 
 
 def _general_mlp(attended: Tensor, residual: Tensor, layer: DecoderLayer, eps: float) -> Tensor:
-    """A layer after its attention, with whatever lies between its linears."""
+    """Return a layer after its attention, with whatever lies between its linears."""
     ranks = layer.tensor_parallel
     if layer.attention_norm is None:
         residual = row_parallel(attended, layer.output, residual, ranks)
@@ -223,7 +224,8 @@ def _general_mlp(attended: Tensor, residual: Tensor, layer: DecoderLayer, eps: f
 
 
 def split_heads(qkv: Tensor, layer: DecoderLayer, shape: AttentionLayer, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The packed projection as query, key and value, each [T, heads, head_dim], normalised if the layer has norms."""
+    """Return the packed projection as query, key and value, each [T, heads, head_dim], normalised if the layer has
+    norms."""
     rows, kv_size = qkv.shape[0], shape.num_kv_heads * shape.head_dim
     query, key, value = qkv.split((shape.num_heads * shape.head_dim, kv_size, kv_size), dim=-1)
     query = query.view(rows, shape.num_heads, shape.head_dim)

@@ -51,7 +51,7 @@ class LlamaTarget:
 
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]:
-        """One per decoder layer."""
+        """Return one per decoder layer."""
         return self._attention_layers
 
     @property
@@ -61,7 +61,7 @@ class LlamaTarget:
 
     @property
     def num_layers(self) -> int:
-        """Number of decoder layers; also the largest aux layer id."""
+        """Return the number of decoder layers; also the largest aux layer id."""
         return len(self.layers)
 
     @property
@@ -71,7 +71,7 @@ class LlamaTarget:
 
     @property
     def tensor_parallel(self) -> TensorParallel:
-        """How it is split."""
+        """Return how it is split."""
         return self.config.tensor_parallel
 
     @property

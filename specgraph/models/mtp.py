@@ -46,7 +46,7 @@ class MtpModule:
     """[hidden_size]"""
 
     def named_tensors(self, prefix: str) -> dict[str, Tensor]:
-        """The tensors by dotted name, for the read-set."""
+        """Return the tensors by dotted name, for the read-set."""
         return {
             f"{prefix}.embed_norm": self.embed_norm,
             f"{prefix}.hidden_norm": self.hidden_norm,
@@ -96,11 +96,12 @@ class MtpHead:
     def forward(
         self, token_ids: Tensor, hidden: Tensor, attend: Attend, rows: Tensor | None = None, pair: Tensor | None = None
     ) -> DraftOutput:
-        """The first module: token_ids int64 [T] (the token after each row's position), hidden [T, hidden_size]."""
+        """Run the first module: token_ids int64 [T] (the token after each row's position), hidden [T,
+        hidden_size]."""
         return self._module(0, token_ids, hidden, attend, rows, pair)
 
     def forward_step(self, step: int, token_ids: Tensor, hidden: Tensor, attend: Attend) -> DraftOutput:
-        """Module `step`; see `StepwiseHead.forward_step`."""
+        """Run module `step`; see `StepwiseHead.forward_step`."""
         return self._module(step, token_ids, hidden, attend, None)
 
     def _module(

@@ -1,4 +1,4 @@
-"""What a model must offer to serve as a target or as the head of a drafter: plain tensor code, no graph calls."""
+"""The protocols of a target and of the head of a drafter: plain tensor code, no graph calls."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class OutputProjection:
 
     @property
     def head(self) -> ops.Head:
-        """The linear as ops take it."""
+        """Return the linear as ops take it."""
         return ops.Head(self.norm, self.eps, self.weight)
 
     @property
     def is_split(self) -> bool:
-        """Whether `weight` is one rank's part."""
+        """Return whether `weight` is one rank's part."""
         return self.vocab_size is not None and self.weight.shape[0] != self.vocab_size
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class Target(Protocol):
 
     @property
     def projection(self) -> OutputProjection | None:
-        """The linear that `logits` is; None where it is something else."""
+        """Return the linear that `logits` is; None where it is something else."""
         ...
 
     @property
@@ -86,7 +86,7 @@ class Target(Protocol):
         ...
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Every tensor that `forward` and `logits` read, by name: part of the read set of a captured graph."""
+        """Return every tensor that `forward` and `logits` read, by name: part of the read set of a captured graph."""
         ...
 
 
@@ -100,7 +100,7 @@ class DraftOutput(NamedTuple):
 
 
 HeadKind = Literal["chain", "draft_model", "modules", "masked", "parallel"]
-"""How a head drafts, which chooses its draft program.
+"""The way in which a head drafts, which chooses its draft program.
 
 chain: each step takes the token and the hidden state of the step before (`DraftHead`: EAGLE, EAGLE-3, one MTP module).
 draft_model: a chain whose row at position p, which takes token p + 1, stores its key and value at p + 1, that token's
@@ -117,12 +117,13 @@ class Head(Protocol):
     def kind(self) -> HeadKind: ...
     @property
     def projection(self) -> OutputProjection | None:
-        """The linear that `logits` is, so that an op can pick the token in its epilogue; None: `logits` is called."""
+        """Return the linear that `logits` is, so that an op can pick the token in its epilogue; None: `logits` is
+        called."""
         ...
 
     @property
     def pair_input(self) -> PairInput | None:
-        """The input of the first linear of a `PairHead`; None where the head makes it itself."""
+        """Return the input of the first linear of a `PairHead`; None where the head makes it itself."""
         ...
 
     @property
@@ -133,7 +134,8 @@ class Head(Protocol):
     def draft_vocab_size(self) -> int: ...
     @property
     def aux_layers(self) -> Sequence[int]:
-        """Which target hidden states it takes (see `Target.forward`); empty for the state after the final norm."""
+        """Return which target hidden states it takes (see `Target.forward`); empty for the state after the final
+        norm."""
         ...
 
     @property
@@ -157,7 +159,7 @@ class Head(Protocol):
         ...
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Every tensor that the head reads, by name."""
+        """Return every tensor that the head reads, by name."""
         ...
 
 
@@ -234,7 +236,7 @@ class ParallelHead(Head, Protocol):
 
     @property
     def max_speculative_tokens(self) -> int:
-        """The K that the head was trained with; a smaller K works too."""
+        """Return the K that the head was trained with; a smaller K works too."""
         ...
 
     @property

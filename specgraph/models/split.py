@@ -32,7 +32,8 @@ def row_parallel(x: Tensor, weight: Weight, residual: Tensor | None, ranks: Tens
 
 
 def all_rows(x: Tensor, ranks: TensorParallel) -> Tensor:
-    """What a rank's experts run over: x [T, size], or [data parallel ranks * T, size] of all ranks that have rows."""
+    """Return what a rank's experts run over: x [T, size], or [data parallel ranks * T, size] of all ranks that have
+    rows."""
     experts = ranks.experts
     if experts is None or experts.data_size == 1:
         return x
@@ -40,7 +41,7 @@ def all_rows(x: Tensor, ranks: TensorParallel) -> Tensor:
 
 
 def add_experts(partial: Tensor, ranks: TensorParallel) -> Tensor:
-    """The sum over all ranks of what their experts gave for `all_rows`, for this rank's own rows: [T, size]."""
+    """Return the sum over all ranks of what their experts gave for `all_rows`, for this rank's own rows: [T, size]."""
     experts = ranks.experts
     if experts is None:
         if ranks.size > 1:
@@ -81,6 +82,7 @@ def whole_logits(logits: Tensor, ranks: TensorParallel, vocab_size: int) -> Tens
 
 
 def most_likely(logits: Tensor, ranks: TensorParallel) -> Tensor:
-    """The most likely token of each row of all ranks' logits [N, this rank's part of the vocabulary]: int64 [N]."""
+    """Return the most likely token of each row of all ranks' logits [N, this rank's part of the vocabulary]: int64
+    [N]."""
     own = ops.best_tokens(logits, ranks.rank * logits.shape[1])
     return ops.best_of(ops.all_gather(own, ranks.group, ranks.size).view(ranks.size, *own.shape))

@@ -18,7 +18,7 @@ def fill_round_kernel(
     SIZE: tl.constexpr, COUNT: tl.constexpr, TO_WIDTH: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
     HAS_LAST: tl.constexpr, HAS_ROWS: tl.constexpr, ROW: tl.constexpr, TABLE: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
-    """One program per (request, row, part of a hidden state).
+    """Hand over one row of a round; one program per (request, row, part of a hidden state).
 
     The first of a request takes its small tensors too. All of them share its block table, chunk by chunk: with blocks
     of one token it has as many entries as the context has positions. STEP columns of the engine's table are a block.

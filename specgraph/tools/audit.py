@@ -19,7 +19,7 @@ from specgraph.models.protocol import DraftHead, ParallelHead
 from specgraph.options import LoweringChoice
 
 _OTHERS = (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError)
-"""What the code of a drafter or of a buffer raises where it is wrong; a finding too."""
+"""Exceptions that wrong code of a drafter or of a buffer raises; a finding too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class AuditCase:
     max_model_len: int = 256
     block_size: int = 16
     vocab_size: int
-    """Of the target."""
+    """Tokens of the target's vocabulary."""
     lowerings: tuple[LoweringChoice, ...] = ("step", "merged")
     """Compared with eager."""
     seed: int = 0
@@ -129,7 +129,7 @@ def audit(
 
 
 def _said(error: BaseException) -> str:
-    """The message; with the file and line that raised it where the message is not one of ours."""
+    """Return the message; with the file and line that raised it where the message is not one of ours."""
     if isinstance(error, SpecgraphError):
         return str(error)
     last = traceback.extract_tb(error.__traceback__)[-1]
@@ -157,7 +157,7 @@ def _drafter(
 
 
 def _difference(eager: Drafter, other: Drafter, traffic: Traffic, slots: Tensor, ends: Tensor) -> dict[str, Any] | None:
-    """The first difference in the order in which a propose writes: KV by step and layer, then draft tokens."""
+    """Return the first difference in the order in which a propose writes: KV by step and layer, then draft tokens."""
     found: dict[tuple[int, int, str], dict[str, Any]] = {}  # by step, layer and kind
     for layer, (mine, theirs) in enumerate(zip(eager.caches, other.caches, strict=True)):
         for kind in KVCache._fields:
@@ -180,7 +180,7 @@ def _difference(eager: Drafter, other: Drafter, traffic: Traffic, slots: Tensor,
 
 
 def _first_kv(mine: Tensor, theirs: Tensor, traffic: Traffic, slots: Tensor, ends: Tensor) -> dict[str, Any] | None:
-    """Where two caches [blocks, block_size, ...] differ first: draft step, request of the batch, position."""
+    """Return where two caches [blocks, block_size, ...] differ first: draft step, request of the batch, position."""
     if torch.equal(mine[1:], theirs[1:]):  # block 0 is the null block
         return None
     same = (mine == theirs) | (mine.isnan() & theirs.isnan())
@@ -200,7 +200,7 @@ def _first_kv(mine: Tensor, theirs: Tensor, traffic: Traffic, slots: Tensor, end
 
 
 def as_text(report: dict[str, Any], lowerings: Sequence[str]) -> str:
-    """The report for a person, one finding per line."""
+    """Return the report for a person, one finding per line."""
     lines = [f"{name}: not compared: {reason}" for name, reason in report["refused"].items()]
     rounds = f"{report['rounds']} rounds, {report['batch_sizes']} batch sizes"
     if report["equal"]:

@@ -30,9 +30,9 @@ class DeviceRates:
     """The best that a device does."""
 
     bytes_per_second: float
-    """Of device memory: the larger one of a copy and of a read."""
+    """Bandwidth of device memory: the larger one of a copy and of a read."""
     flops_per_second: float
-    """Of a large matrix product in the dtype of the models."""
+    """Rate of a large matrix product in the dtype of the models."""
 
 
 def measure_rates(platform: Platform, dtype: torch.dtype) -> DeviceRates:
@@ -41,7 +41,8 @@ def measure_rates(platform: Platform, dtype: torch.dtype) -> DeviceRates:
 
 
 def read_bandwidth(platform: Platform) -> float:
-    """The bandwidth of device memory in bytes per second: the larger one of a copy and of a read, best of 10 times.
+    """Return the bandwidth of device memory in bytes per second: the larger one of a copy and of a read, best of 10
+    times.
 
     A copy counts the bytes it reads and those it writes. Reads are measured too because a draft step only reads its
     weights, and a read is faster than a copy.
@@ -71,18 +72,18 @@ def _seconds(platform: Platform, call: Callable[[], Any], burst: int = _BURST) -
 
 @dataclass(frozen=True, slots=True)
 class KernelWork:
-    """What one kernel has to do at least."""
+    """The least work of one kernel."""
 
     bytes: int
     """That it reads from device memory: its weights, or the KV of every request."""
     flops: int
-    """Of a linear, two per weight and row; 0 for an attention."""
+    """Products and sums of a linear, two per weight and row; 0 for an attention."""
 
 
 def propose_floor(
     head: RandomHead, requests: int, k: int, context: int, rates: DeviceRates, cached: torch.dtype | None = None
 ) -> dict[str, float]:
-    """The least microseconds of one propose.
+    """Return the least microseconds of one propose.
 
     Returns:
         `floor_us`, the larger of reading all bytes and computing all products; `flops_floor_us`, the same number, where
@@ -95,7 +96,7 @@ def propose_floor(
 def round_floor(
     target: LlamaTarget, head: RandomHead | None, requests: int, k: int, context: int, rates: DeviceRates
 ) -> dict[str, float]:
-    """The least microseconds of one round, as `propose_floor`: `verify_work`, and with a head `propose_work`."""
+    """Return the least microseconds of one round, as `propose_floor`: `verify_work`, and with a head `propose_work`."""
     drafting = [] if head is None else propose_work(head, requests, k, context)
     return _least(verify_work(target, requests, k + 1, context) + drafting, rates)
 
@@ -113,7 +114,8 @@ def _least(work: list[KernelWork], rates: DeviceRates) -> dict[str, float]:
 def propose_work(
     head: RandomHead, requests: int, k: int, context: int, cached: torch.dtype | None = None
 ) -> list[KernelWork]:
-    """The linears and attentions of one propose of K tokens, with KV in the dtype `cached` (the head's when None).
+    """Return the linears and attentions of one propose of K tokens, with KV in the dtype `cached` (the head's when
+    None).
 
     A chain drafter reads its layer, its input projection and lm_head at every step, and the projection of the target's
     hidden states once per propose. Its first step computes K + 1 rows per request up to the last layer's keys and
@@ -139,7 +141,7 @@ def propose_work(
 
 
 def verify_work(target: LlamaTarget, requests: int, query_len: int, context: int) -> list[KernelWork]:
-    """The linears and attentions of one verify with `query_len` rows per request, and the logits of each row.
+    """Return the linears and attentions of one verify with `query_len` rows per request, and the logits of each row.
 
     Left out is what `propose_work` leaves out, and reading the logits.
     """

@@ -28,7 +28,7 @@ from specgraph.tools.timing import count_host_reads, count_issued, count_kernels
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchCase:
-    """What is timed: one propose of K = `k` tokens for `requests` requests of `context` tokens each."""
+    """The propose that is timed: one of K = `k` tokens for `requests` requests of `context` tokens each."""
 
     shape: str
     requests: int
@@ -242,7 +242,8 @@ def _names(case: BenchCase, way: _Way) -> dict[str, Any]:
 
 
 def propose_batch(head: RandomHead, case: BenchCase, device: torch.device, block_size: int) -> ProposeBatch:
-    """A batch in which every other request has one accepted draft token; all requests end at `context` tokens."""
+    """Return a batch in which every other request has one accepted draft token; all requests end at `context`
+    tokens."""
     n, q = case.requests, case.k + 1
     per_request = -(-_length(case) // block_size)
     counts, starts = _host_numbers(case)

@@ -33,7 +33,7 @@ TARGETS: dict[str, BenchShape] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundsCase:
-    """What is timed: rounds of `requests` requests with prompts of `context` tokens, drafting K = `k` tokens."""
+    """The timed rounds: `requests` requests with prompts of `context` tokens, drafting K = `k` tokens."""
 
     target: str
     shape: str
@@ -109,7 +109,7 @@ def bench_rounds(
 def random_target(
     shape: BenchShape, device: torch.device, dtype: torch.dtype, max_model_len: int, ranks: TensorParallel = WHOLE
 ) -> LlamaTarget:
-    """A target of this shape with random weights; split over `ranks`, this rank's part of it."""
+    """Return a target of this shape with random weights; split over `ranks`, this rank's part of it."""
     make = RandomWeights(device, dtype, ranks)
     return LlamaTarget(
         model_config(shape, dtype, max_model_len).split(ranks),
@@ -123,7 +123,7 @@ def random_target(
 def captured_decoder(
     platform: Platform, target: LlamaTarget, head: RandomHead | None, **limits: Any
 ) -> SpeculativeDecoder:
-    """A decoder of random weights, captured for batches of `max_num_requests` only.
+    """Return a decoder of random weights, captured for batches of `max_num_requests` only.
 
     Args:
         limits: fields of `EngineConfig`; by default prompts are prefilled 512 tokens at a time, only decode rounds are
@@ -144,7 +144,7 @@ def captured_decoder(
 
 
 def add_prompts(decoder: SpeculativeDecoder, prompts: Sequence[Sequence[int]]) -> None:
-    """Requests with these prompts (token ids) that generate until `max_model_len`."""
+    """Add requests with these prompts (token ids) that generate until `max_model_len`."""
     for prompt in prompts:
         decoder.add(Request(prompt_token_ids=prompt, max_tokens=decoder.config.max_model_len - len(prompt)))
 

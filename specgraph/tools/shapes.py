@@ -19,7 +19,7 @@ from specgraph.ops.linear import Weight, quantised
 from specgraph.parallel import WHOLE, TensorParallel
 
 Weights = Literal["plain", "fp8", "fp8-blocks"]
-"""How a head's matrices are stored: in its dtype; as FP8 with a scale per row; or with a scale per row and 128 columns.
+"""The storage of a head's matrices: in its dtype; as FP8 with a scale per row; or with a scale per row and 128 columns.
 Embedding and lm_head are never FP8, as in checkpoints."""
 
 RandomHead = Eagle3Head | EagleHead | MtpHead | DFlashHead
@@ -62,7 +62,7 @@ SHAPES: dict[str, BenchShape] = {
 
 
 def shape_named(name: str) -> BenchShape:
-    """The shape of that name.
+    """Return the shape of that name.
 
     Raises:
         ConfigError: there is none; the message lists all.
@@ -73,7 +73,7 @@ def shape_named(name: str) -> BenchShape:
 
 
 def weights_named(name: str) -> Weights:
-    """The way of storing weights of that name.
+    """Return the way of storing weights of that name.
 
     Raises:
         ConfigError: there is none; the message lists all.
@@ -103,7 +103,7 @@ class RandomWeights:
         return (values * columns**-0.5).to(self._dtype)
 
     def linear(self, rows: int, columns: int, split: int | None = None) -> Weight:
-        """The weights of a linear as they are stored."""
+        """Return the weights of a linear as they are stored."""
         weight = self.matrix(rows, columns, split)
         return Weight(weight) if self.weights == "plain" else quantised(weight, None if self.weights == "fp8" else 128)
 
@@ -112,7 +112,8 @@ class RandomWeights:
         return torch.ones(size, device=self._device, dtype=self._dtype)
 
     def vocabulary(self, shape: BenchShape) -> Tensor | None:
-        """The head's vocabulary map [draft_vocab_size], offsets as in `d2t`; None if it has the whole vocabulary."""
+        """Return the head's vocabulary map [draft_vocab_size], offsets as in `d2t`; None if it has the whole
+        vocabulary."""
         if shape.draft_vocab_size == shape.vocab_size:
             return None
         # Drawn on the host: not every device permutes and sorts.
@@ -121,7 +122,7 @@ class RandomWeights:
         return (chosen - torch.arange(shape.draft_vocab_size)).to(self._device)
 
     def layer(self, shape: BenchShape, input_size: int, input_norm: bool = True) -> DecoderLayer:
-        """One decoder layer."""
+        """Make one decoder layer."""
         hidden, inner = shape.hidden_size, shape.intermediate_size
         query, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         return DecoderLayer(
@@ -143,7 +144,8 @@ def random_head(
     ranks: TensorParallel = WHOLE,
     weights: Weights = "plain",
 ) -> RandomHead:
-    """A draft head of this shape, for up to `max_model_len` positions; split over `ranks`, this rank's part of it.
+    """Return a draft head of this shape, for up to `max_model_len` positions; split over `ranks`, this rank's part of
+    it.
 
     Its random numbers do not depend on `weights`.
     """
@@ -183,7 +185,7 @@ def random_head(
 
 
 def model_config(shape: BenchShape, dtype: torch.dtype, max_model_len: int) -> ModelConfig:
-    """The `ModelConfig` of a Llama of this shape."""
+    """Return the `ModelConfig` of a Llama of this shape."""
     return ModelConfig(
         architecture="llama",
         vocab_size=shape.vocab_size,

@@ -119,8 +119,8 @@ class _Copies(TorchDispatchMode):
 
 
 def count_issued(platform: Platform, call: Callable[[], Any]) -> dict[str, int]:
-    """Launches, updates and the like that one call issues, as the platform counts them, and copies between host and
-    device; empty if the platform counts nothing."""
+    """Count launches, updates and the like that one call issues, as the platform counts them, and copies between host
+    and device; empty if the platform counts nothing."""
     before = platform.counts()
     if not before:
         return {}
@@ -132,7 +132,7 @@ def count_issued(platform: Platform, call: Callable[[], Any]) -> dict[str, int]:
 
 
 def count_host_reads(call: Callable[[], Any]) -> int:
-    """The number of times that one call reads device values on the host."""
+    """Return the number of times that one call reads device values on the host."""
     reads = HostReads()
     with reads, _ListReads(reads):
         call()

@@ -75,7 +75,7 @@ def trace(decoder: SpeculativeDecoder, requests: Iterable[Request], rounds: int)
 
 
 def timeline(platform: Platform, events: list[Any], counts: list[dict[str, int]]) -> dict[str, Any]:
-    """What the profiler saw, in Chrome's trace format; counts: of every round."""
+    """Return what the profiler saw, in Chrome's trace format; counts: of every round."""
     lanes = _lanes([event for event in events if _on_device(event)])
     slices = _slices(events, counts, lanes)
     return {"traceEvents": [*_names(platform, sorted(set(lanes.values()))), *slices], "displayTimeUnit": "ms"}
@@ -160,7 +160,7 @@ def _lanes(work: list[Any]) -> dict[int, tuple[int, int]]:
 def _slices(
     events: list[Any], counts: list[dict[str, int]], lanes: dict[int, tuple[int, int]]
 ) -> Generator[dict[str, Any]]:
-    """One complete event per range, per op outside of other ops, and per piece of device work."""
+    """Yield one complete event per range, per op outside of other ops, and per piece of device work."""
     numbers, rows = iter(counts), {place: row for row, place in enumerate(sorted(set(lanes.values())))}
     for event in sorted(events, key=lambda each: each.time_range.start):
         if event.device_type.name != "CPU":
@@ -185,7 +185,8 @@ def _slice(event: Any, name: str, category: str, process: int, row: int, args: A
 
 
 def _names(platform: Platform, lanes: list[tuple[int, int]]) -> Generator[dict[str, Any]]:
-    """What Perfetto calls the processes and rows, and their order. lanes: (stream, lane) of each row of the device."""
+    """Yield what Perfetto calls the processes and rows, and their order. lanes: (stream, lane) of each row of the
+    device."""
     info = platform.info
     device = f"{info.name}: {info.device_name}" + (" (simulated)" if info.simulated else "")
     for process, name in ((_HOST, f"host of {device}"), *([(_DEVICE, device)] if lanes else [])):

@@ -43,7 +43,7 @@ _LEAST_WEIGHTS = 1 << 20
 
 
 def triton_ops(platform: Platform) -> TritonOps:
-    """The Triton ops of a platform's device.
+    """Return the Triton ops of a platform's device.
 
     Raises:
         UnsupportedError: it has none, or its backend chooses tiles without a table.
@@ -61,7 +61,7 @@ def triton_ops(platform: Platform) -> TritonOps:
 
 
 def shapes_of(platform: Platform, head: RandomHead, requests: Sequence[int], k: int) -> list[LinearShape]:
-    """The linears that a propose of each batch size asks a tile for, in order."""
+    """Return the linears that a propose of each batch size asks a tile for, in order."""
     table: Any = triton_ops(platform).options.tile
     table.asked.clear()
     for n in requests:
@@ -107,7 +107,8 @@ def propose_times(
 
 
 def is_faster(times: Sequence[Sequence[float]]) -> bool:
-    """Whether the second table takes at least half a percent less than the first, by the mean ratio over batch sizes.
+    """Return whether the second table takes at least half a percent less than the first, by the mean ratio over batch
+    sizes.
 
     Args:
         times: from `propose_times` with two tables.
@@ -116,7 +117,7 @@ def is_faster(times: Sequence[Sequence[float]]) -> bool:
 
 
 def _drafter(platform: Platform, head: RandomHead, requests: int, k: int, lowering: LoweringName) -> Drafter:
-    """A captured drafter for one batch size, without context."""
+    """Return a captured drafter for one batch size, without context."""
     attention = choose_attention("auto", platform, head.attention_layers, head.dtype).backend
     config = DraftConfig(
         num_speculative_tokens=k, max_num_requests=requests, max_model_len=64, capture_sizes=[requests],
@@ -151,7 +152,7 @@ def candidates(shape: LinearShape) -> list[Tile]:
 
 
 def fp8_candidates(shape: LinearShape) -> list[Tile]:
-    """The same for weights of one byte, which each warp converts: a warp should have columns of its own."""
+    """Return the same for weights of one byte, which each warp converts: a warp should have columns of its own."""
     from specgraph.ops.triton.launch import Tile
 
     found: list[Tile] = []
@@ -169,7 +170,7 @@ def fp8_candidates(shape: LinearShape) -> list[Tile]:
 
 
 def linear_call(shape: LinearShape, copies: int, device: torch.device, dtype: torch.dtype) -> Callable[[Any, int], Any]:
-    """A function (ops, copy) that runs one linear of this shape with that copy of its weights."""
+    """Return a function (ops, copy) that runs one linear of this shape with that copy of its weights."""
     columns, depth, rows = shape.columns, shape.depth, shape.rows
 
     def weights() -> Tensor:

@@ -26,7 +26,7 @@ class _Output(ctypes.Structure):
 
 
 def few_rows(choose: ChoosePlan = plan_for) -> FewRows:
-    """The kernel's two kinds; see `specgraph.ops.triton.launch.FewRows`."""
+    """Return the kernel's two kinds; see `specgraph.ops.triton.launch.FewRows`."""
 
     def linear(x: Tensor, weight: Tensor, residual: Tensor | None) -> Tensor | None:
         if (plan := _plan(choose, False, x, weight)) is None or weight.shape[0] % 2:
@@ -49,7 +49,7 @@ def few_rows(choose: ChoosePlan = plan_for) -> FewRows:
 
 
 def _plan(choose: ChoosePlan, best: bool, x: Tensor, weight: Tensor) -> Plan | None:
-    """The plan of one linear, where these tensors are what the kernel takes and it can be loaded."""
+    """Return the plan of one linear, where these tensors are what the kernel takes and it can be loaded."""
     plan = choose(best, x.shape[0], x.shape[1], weight.shape[0])
     if plan is None or x.dtype != torch.bfloat16 or weight.dtype != x.dtype or x.shape[1] % (64 * plan.stage_tiles):
         return None
@@ -59,12 +59,12 @@ def _plan(choose: ChoosePlan, best: bool, x: Tensor, weight: Tensor) -> Plan | N
 
 
 def _holds_pairs(rows: Tensor) -> bool:
-    """Whether two columns of a row can be read at once."""
+    """Return whether two columns of a row can be read at once."""
     return rows.stride(1) == 1 and rows.stride(0) % 2 == 0 and rows.data_ptr() % 4 == 0
 
 
 def source(plan: Plan) -> str:
-    """The CUDA text of one variant."""
+    """Return the CUDA text of one variant."""
     names = "rows", "columns", "stage_tiles", "best", "stages", "stage_bytes", "window"
     constants = {name: getattr(plan, name) for name in names} | {"ahead": 0}
     return text(constants, ("hopper.cuh", "few_rows.cuh", "few_rows.cu"))

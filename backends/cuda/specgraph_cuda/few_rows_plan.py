@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MULTIPROCESSORS = 132
-"""Of an H100 or H200; with fewer, some blocks run after the others."""
+"""Multiprocessors of an H100 or H200; with fewer, some blocks run after the others."""
 
 _MOST_BYTES = 227 << 10
-"""Of shared memory that a launch may ask for on Hopper."""
+"""Bytes of shared memory that a launch may ask for on Hopper."""
 
 _LEAST_DEPTH, _LEAST_BLOCKS = 2048, 96
-"""Of the linears that were timed: each was faster than Triton's kernel, see benchmarks/LESSONS.md."""
+"""The linears that were timed: each was faster than Triton's kernel, see benchmarks/LESSONS.md."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a linear is cut into parts; `few_rows.cu` says what each number means."""
+    """The parts of a linear; `few_rows.cu` says what each number means."""
 
     rows: int
     columns: int
@@ -31,22 +31,22 @@ class Plan:
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes of one stage of the ring."""
+        """Return the bytes of one stage of the ring."""
         return 128 * self.stage_tiles * (self.columns + self.rows)
 
     @property
     def stages(self) -> int:
-        """As many as there is memory for; each has three barriers."""
+        """Stages, as many as there is memory for; each has three barriers."""
         return (_MOST_BYTES - 1024 - self._sums) // (self.stage_bytes + 24)
 
     @property
     def memory(self) -> int:
-        """Bytes of shared memory that a launch asks for, 1 KiB of it to align the ring."""
+        """Return the bytes of shared memory that a launch asks for, 1 KiB of it to align the ring."""
         return 1024 + self.stages * (self.stage_bytes + 24) + self._sums
 
     @property
     def _sums(self) -> int:
-        """Bytes of the sums of one part."""
+        """Return the bytes of the sums of one part."""
         return 16 * self.rows * (self.columns + 4)
 
     def parts(self, columns: int) -> int:
@@ -60,7 +60,8 @@ class Plan:
 
 
 def plan_for(best: bool, rows: int, depth: int, columns: int) -> Plan | None:
-    """How a linear is cut; None where another kernel is as fast, or where it is smaller than those that were timed.
+    """Return how a linear is cut; None where another kernel is as fast, or where it is smaller than those that were
+    timed.
 
     Args:
         best: only the largest of each row is wanted.
@@ -76,7 +77,7 @@ def plan_for(best: bool, rows: int, depth: int, columns: int) -> Plan | None:
 
 
 def cut(best: bool, rows: int, columns: int) -> Plan:
-    """The plan of any size up to 32 rows: parts of at most 128 columns, and stages of 8 to 24 KiB."""
+    """Return the plan of any size up to 32 rows: parts of at most 128 columns, and stages of 8 to 24 KiB."""
     parts_each = -(-columns // (128 * MULTIPROCESSORS))
     width = -(-columns // (16 * parts_each * MULTIPROCESSORS)) * 16
     padded = 8 if rows <= 8 else 16 if rows <= 16 else 32

@@ -26,7 +26,7 @@ class CudaGraphPool(GraphPool):
 
     @cached_property
     def update_memory(self) -> torch.cuda.MemPool:
-        """The pool that task updates of graphs in this pool allocate from; see tasks.py."""
+        """Return the pool that task updates of graphs in this pool allocate from; see tasks.py."""
         return torch.cuda.MemPool()
 
     def _new_handle(self) -> Any:
@@ -67,7 +67,7 @@ class CudaGraph(Graph):
         """Why the graph can't be replayed any more: an update that the driver stopped half-way."""
 
     def executable(self) -> int:
-        """The cudaGraphExec_t of the captured graph. Owned by this object."""
+        """Return the cudaGraphExec_t of the captured graph. Owned by this object."""
         return int(self._graph.raw_cuda_graph_exec())
 
     def _begin(self, handle: Any) -> None:

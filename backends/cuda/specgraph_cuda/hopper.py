@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 def why_not() -> str | None:
-    """Why the kernel can't be compiled here, or None."""
+    """Return why the kernel can't be compiled here, or None."""
     try:
         checked(nvrtc.nvrtcVersion())
     except Exception as error:  # cuda-bindings has exceptions of its own for a library that it doesn't find
@@ -45,17 +45,17 @@ def compiled(text: str, name: str) -> bytes:
 
 
 def text(constants: Mapping[str, object], files: Sequence[str], functions: Sequence[str] = ()) -> str:
-    """The CUDA text of one variant: its constants as macros, its functions, and the files beside this module."""
+    """Return the CUDA text of one variant: its constants as macros, its functions, and the files beside this module."""
     defined = [f"#define {name.upper()} {value}" for name, value in constants.items()]
     return "\n".join([*defined, *functions, *((Path(__file__).parent / name).read_text() for name in files)])
 
 
 class Plan(Protocol):
-    """How a problem is cut into blocks."""
+    """The blocks that a problem is cut into."""
 
     @property
     def memory(self) -> int:
-        """Bytes of shared memory per block."""
+        """Return the bytes of shared memory per block."""
         ...
 
 
@@ -68,13 +68,13 @@ class Kernel:
     source: Callable[[Any], str]
     """The CUDA text for a plan."""
     instead: str
-    """What runs where it can't be loaded, for a person."""
+    """The name, for a person, of what runs where it can't be loaded."""
 
 
 @cache
 def loaded(kernel: Kernel, plan: Plan, device: torch.device) -> Any | None:
-    """The kernel for a plan in the context of a device; None where it can't be compiled or loaded, and why is logged: a
-    driver older than NVRTC refuses its code."""
+    """Return the kernel for a plan in the context of a device; None where it can't be compiled or loaded, and why is
+    logged: a driver older than NVRTC refuses its code."""
     try:
         binary = compiled(kernel.source(plan), f"{kernel.name}.cu")
         with torch.cuda.device(device):
@@ -88,7 +88,7 @@ def loaded(kernel: Kernel, plan: Plan, device: torch.device) -> Any | None:
 
 
 def is_aligned(tensor: Tensor) -> bool:
-    """Whether rows do not overlap and each starts at a multiple of 16 bytes, as a tensor copy needs it."""
+    """Return whether rows do not overlap and each starts at a multiple of 16 bytes, as a tensor copy needs it."""
     rows = tensor.stride(0)
     return tensor.stride(1) == 1 and rows >= tensor.shape[1] and rows % 8 == 0 and tensor.data_ptr() % 16 == 0
 

@@ -85,7 +85,7 @@ class StoredValues:
                 launch.issue(stream)
 
     def parameters(self) -> list[Any]:
-        """The parameters of `nodes`."""
+        """Return the parameters of `nodes`."""
         return [launch.node for launch in self._launches]
 
 
@@ -97,7 +97,7 @@ def store(out: Tensor, values: Sequence[int]) -> None:
 
 
 def rewritten_values(platform: Platform) -> str | None:
-    """A trial of task updates: values rewritten for each replay without waiting in between; what is wrong, or None."""
+    """Try task updates, values rewritten for each replay without waiting in between; return what is wrong, or None."""
     x, total = (torch.zeros(3, dtype=torch.int32, device=platform.device) for _ in range(2))
     store(x, [0, 0, 0])
     total.add_(x)
@@ -120,7 +120,7 @@ def rewritten_values(platform: Platform) -> str | None:
 
 @cache
 def compiled(source: bytes, name: bytes, device: torch.device) -> Any:
-    """The kernel `name` of a CUDA source, loaded into the context of `device`."""
+    """Return the kernel `name` of a CUDA source, loaded into the context of `device`."""
     major, minor = torch.cuda.get_device_capability(device)
     program = _checked(nvrtc.nvrtcCreateProgram(source, name + b".cu", 0, [], []))
     options = [f"--gpu-architecture=sm_{major}{minor}".encode()]

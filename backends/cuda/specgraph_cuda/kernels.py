@@ -56,7 +56,7 @@ _GATE_UP_FP8 = {16: Tile(64, 256, 4, 3, 64), 32: Tile(64, 128, 8, 5, 256), 64: T
 
 
 def tile_for(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
-    """The tile of one linear; see `specgraph.ops.triton.launch.ChooseTile`."""
+    """Return the tile of one linear; see `specgraph.ops.triton.launch.ChooseTile`."""
     if depth % 512:
         return default_tile(kind, rows, columns, depth)
     if kind == "gate_up_fp8":
@@ -78,7 +78,8 @@ def tile_for(kind: str, rows: int, columns: int, depth: int) -> Tile | None:
 
 
 def attention_for(shape: AttentionShape) -> AttentionTile:
-    """The tile of one attention, for multiprocessors with 227 KiB of shared memory; see benchmarks/LESSONS.md."""
+    """Return the tile of one attention, for multiprocessors with 227 KiB of shared memory; see
+    benchmarks/LESSONS.md."""
     if shape.itemsize != 2 or shape.head_dim > 128:
         return default_attention(shape)
     if shape.cache_itemsize == 1:
@@ -102,8 +103,8 @@ def attention_for(shape: AttentionShape) -> AttentionTile:
 
 
 def _between_waves(shape: AttentionShape) -> bool:
-    """Whether the programs of a draft step, four at once per multiprocessor, leave more of their last wave empty than
-    two at once do, each with the next keys loaded ahead. On an H200 both take as long where both fill it."""
+    """Return whether the programs of a draft step, four at once per multiprocessor, leave more of their last wave empty
+    than two at once do, each with the next keys loaded ahead. On an H200 both take as long where both fill it."""
     if shape.head_dim <= 64:  # not measured: shared memory holds more of them
         return False
     four, two = (ceil_div(shape.pairs, count) * count for count in (4 * shape.compute_units, 2 * shape.compute_units))
@@ -111,7 +112,7 @@ def _between_waves(shape: AttentionShape) -> bool:
 
 
 def _attention_over_fp8(shape: AttentionShape) -> AttentionTile:
-    """The same over caches in e4m3, whose conversion takes longer than reading them."""
+    """Return the same over caches in e4m3, whose conversion takes longer than reading them."""
     if not 16 < shape.rows <= 32:
         return default_attention(shape)
     return AttentionTile(rows=32, keys=128, splits=attention_splits(shape, 32, 128, per_unit=2), stages=3)
@@ -136,7 +137,8 @@ def overlap_previous(lines=None, START: tl.constexpr = True, WAIT: tl.constexpr 
 
 
 def on_its_device(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
-    """The op, with the device of its first argument as the current one: Triton launches on the current device."""
+    """Return the op, with the device of its first argument as the current one: Triton launches on the current
+    device."""
 
     @wraps(op)
     def guarded(first: torch.Tensor, /, *arguments: Any, **options: Any) -> Any:

@@ -27,7 +27,7 @@ class _Best(ctypes.Structure):
 
 
 def linears(choose: ChoosePlan = plan_for) -> ManyRows:
-    """The kernel's three kinds; see `specgraph.ops.triton.launch.ManyRows`."""
+    """Return the kernel's three kinds; see `specgraph.ops.triton.launch.ManyRows`."""
 
     def takes(kind: Kind, x: Tensor, weight: Tensor) -> bool:
         return _plan(choose, kind, x, weight) is not None
@@ -58,7 +58,7 @@ def linears(choose: ChoosePlan = plan_for) -> ManyRows:
 
 
 def _plan(choose: ChoosePlan, kind: Kind, x: Tensor, weight: Tensor) -> Plan | None:
-    """The plan of one linear, where these tensors are what the kernel takes and it can be loaded."""
+    """Return the plan of one linear, where these tensors are what the kernel takes and it can be loaded."""
     columns = weight.shape[0] // 2 if kind == "GATED" else weight.shape[0]
     plan = choose(kind, x.shape[0], columns, x.shape[1])
     if plan is None or x.dtype != torch.bfloat16 or weight.dtype != x.dtype or not is_aligned(x):
@@ -69,12 +69,12 @@ def _plan(choose: ChoosePlan, kind: Kind, x: Tensor, weight: Tensor) -> Plan | N
 
 
 def _fits(plan: Plan, depth: int) -> bool:
-    """Whether the input columns are whole tiles of 64, and at least one for each block that shares them."""
+    """Return whether the input columns are whole tiles of 64, and at least one for each block that shares them."""
     return depth % 64 == 0 and depth // 64 >= plan.split
 
 
 def source(plan: Plan) -> str:
-    """The CUDA text of one variant."""
+    """Return the CUDA text of one variant."""
     count = plan.columns // 2
     constants = {"GATED": 0, "PARTS": 1, "BEST": 2, "KIND": plan.kind, "GROUPS": plan.groups}
     constants |= {"COLUMNS": plan.columns, "STAGES": plan.stages, "SPLIT": plan.split}

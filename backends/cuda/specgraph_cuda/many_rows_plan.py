@@ -10,10 +10,10 @@ BLOCKS = 128
 
 
 MULTIPROCESSORS = 132
-"""Of an H100 or H200; with fewer, some blocks run after the others."""
+"""Multiprocessors of an H100 or H200; with fewer, some blocks run after the others."""
 
 _MOST_BYTES, _RESERVED = 227 << 10, 1024
-"""Of shared memory that the blocks of a multiprocessor have together, and what the system takes of each."""
+"""Bytes of shared memory that the blocks of a multiprocessor have together, and what the system takes of each."""
 
 _FEW, _FEW_COLUMNS = 32, 17408
 """Up to so many rows other kernels are faster, unless a gated linear has so many output columns."""
@@ -22,12 +22,12 @@ _WIDE = {(6144, 4096), (10240, 8192)}
 """Output and input columns of linears that are not deep and were faster all the same; three others were slower."""
 
 Kind = Literal["GATED", "PARTS", "BEST"]
-"""What follows the product; `many_rows.cu` says what."""
+"""The work that follows the product; `many_rows.cu` says what."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How one linear is cut into blocks; `many_rows.cu` says what each number means."""
+    """The blocks of one linear; `many_rows.cu` says what each number means."""
 
     groups: int
     columns: int
@@ -37,7 +37,7 @@ class Plan:
 
     @property
     def rows(self) -> int:
-        """Rows of x per block."""
+        """Return the rows of x per block."""
         return 64 * self.groups
 
     @property
@@ -47,12 +47,12 @@ class Plan:
 
     @property
     def memory(self) -> int:
-        """Bytes of shared memory."""
+        """Return the bytes of shared memory."""
         return self.stages * (128 * (self.rows + self.columns) + 16) + 1024
 
 
 def plan_for(kind: Kind, rows: int, columns: int, depth: int) -> Plan | None:
-    """How a linear is cut; None where another kernel is as fast, or where nobody has measured.
+    """Return how a linear is cut; None where another kernel is as fast, or where nobody has measured.
 
     Args:
         columns: of the output; a gated linear has twice as many rows of weights.
@@ -105,7 +105,8 @@ def _parts(columns: int, depth: int) -> Plan | None:
 
 
 def _best(rows: int, columns: int) -> Plan | None:
-    """Two blocks per multiprocessor that all run at once, or one with most of the columns that a block may have."""
+    """Return two blocks per multiprocessor that all run at once, or one with most of the columns that a block may
+    have."""
     if rows <= 64:
         return Plan(1, 128, 4, 1, "BEST") if 8192 <= columns <= 2 * 128 * MULTIPROCESSORS else None
     if columns < 32000 or (rows > 128 and columns > 248 * MULTIPROCESSORS) or rows > 256:

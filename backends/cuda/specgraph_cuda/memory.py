@@ -33,7 +33,7 @@ def mapped(size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor,
 
 
 def host_sees_writes(platform: Platform) -> str | None:
-    """A trial: the host reads what a kernel wrote, and a kernel what the host wrote; what is wrong, or None."""
+    """Try whether host and kernels read what the other wrote; return what is wrong, or None."""
     both = mapped(4, torch.int64, platform.device)
     if both is None:
         return "torch made a copy, or a tensor of another GPU"

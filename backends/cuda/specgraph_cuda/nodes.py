@@ -15,7 +15,7 @@ _MEMSET = cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET
 
 
 def last(stream: int) -> list[Any]:
-    """The nodes that the next work on a capturing stream will depend on."""
+    """Return the nodes that the next work on a capturing stream will depend on."""
     info = checked(cu.cuStreamGetCaptureInfo(stream))
     return list(info[3] or ())[: int(info[-1])]
 
@@ -26,12 +26,12 @@ def is_lost(stream: int) -> bool:
 
 
 def handles(found: Sequence[Any]) -> set[int]:
-    """The driver's handles, by which nodes are compared."""
+    """Return the driver's handles, by which nodes are compared."""
     return {int(node) for node in found}
 
 
 def between(before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
-    """The nodes from after `before` to `after`, in order.
+    """Return the nodes from after `before` to `after`, in order.
 
     Raises:
         CaptureError: they are not a chain, so that two captures could number them differently.
@@ -88,7 +88,8 @@ def launcher(executable: int) -> Callable[[int], None]:
 
 
 def checked(answer: tuple[Any, ...]) -> Any:
-    """The results of a driver call: one, a tuple of several, or None. Raises RuntimeError with the driver's status."""
+    """Return the results of a driver call: one, a tuple of several, or None. Raises RuntimeError with the driver's
+    status."""
     status, *results = answer
     if status != cu.CUresult.CUDA_SUCCESS:
         raise RuntimeError(status.name)

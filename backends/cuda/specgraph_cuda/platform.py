@@ -124,7 +124,7 @@ class CudaPlatform(Platform):
         return super().task_group() if self.tasks is None else self.tasks.group()
 
     def task_update(self, group: TaskGroup) -> AbstractContextManager[None]:
-        """The block is captured on a stream of its own."""
+        """Capture the block on a stream of its own."""
         return super().task_update(group) if self.tasks is None else self.tasks.update(group)
 
     def batch_task_updates(self) -> AbstractContextManager[object]:

@@ -258,7 +258,7 @@ class TaskUpdates:
 
 
 def _fitting_values(group: CudaTaskGroup, num_ops: int) -> list[Any]:
-    """The parameters for the nodes of `group` after an update issued that many ops with host values.
+    """Return the parameters for the nodes of `group` after an update issued that many ops with host values.
 
     Raises:
         UpdateError: fewer than were captured.
@@ -269,7 +269,7 @@ def _fitting_values(group: CudaTaskGroup, num_ops: int) -> list[Any]:
 
 
 def _fitting_nodes(group: CudaTaskGroup, issued: Sequence[Any]) -> list[Any]:
-    """The parameters of these nodes, one for each node of `group`.
+    """Return the parameters of these nodes, one for each node of `group`.
 
     Raises:
         UpdateError: they are not the ops that were captured.

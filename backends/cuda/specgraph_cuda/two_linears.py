@@ -30,7 +30,7 @@ class ProgressMemory:
 
     free: dict[torch.device, list[Tensor]] = field(default_factory=dict[torch.device, list[Tensor]])
     of_streams: dict[tuple[torch.device, int], Tensor] = field(default_factory=dict[tuple[torch.device, int], Tensor])
-    """By device and handle: default streams have the handle 0 on every device."""
+    """Progress memory by device and handle: default streams have the handle 0 on every device."""
 
     def take(self, device: torch.device) -> Tensor | None:
         """Memory for one launch on the current stream; None in a capture if none is left, as it can't be made there."""
@@ -58,7 +58,7 @@ class _First(ctypes.Structure):
 
 
 def two_linears_in_one(choose: ChoosePlan = plan_for) -> TwoLinears:
-    """The kernel's launch; see `specgraph.ops.triton.launch.TwoLinears`."""
+    """Return the kernel's launch; see `specgraph.ops.triton.launch.TwoLinears`."""
     memory = ProgressMemory()
 
     def launched(
@@ -76,7 +76,7 @@ def two_linears_in_one(choose: ChoosePlan = plan_for) -> TwoLinears:
 
 
 def _takes(plan: Plan, x: Tensor, weight: Tensor, residual: Tensor, norm: Tensor, following: Tensor) -> bool:
-    """Whether the kernel can read these tensors: weights and norm contiguous, tiles whole."""
+    """Return whether the kernel can read these tensors: weights and norm contiguous, tiles whole."""
     whole = weight.shape[1] % (64 * plan.first_tiles) == 0 and weight.shape[0] % (64 * plan.second_tiles) == 0
     tensors = x, weight, residual, norm, following
     kept = all(tensor.dtype == torch.bfloat16 for tensor in tensors) and norm.is_contiguous()
@@ -86,7 +86,7 @@ def _takes(plan: Plan, x: Tensor, weight: Tensor, residual: Tensor, norm: Tensor
 
 
 def source(plan: Plan) -> str:
-    """The CUDA text of one variant."""
+    """Return the CUDA text of one variant."""
     names = "rows", "first", "second", "halves", "first_tiles", "second_tiles", "stages", "stage_bytes", "window"
     constants = {name: getattr(plan, name) for name in (*names, "ahead", "late")}
     return text(constants, ("hopper.cuh", "few_rows.cuh", "two_linears.cu"))

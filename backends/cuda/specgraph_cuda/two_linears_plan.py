@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from specgraph_cuda.many_rows_plan import BLOCKS
 
 _MOST_BYTES = (227 << 10) - 16
-"""Of shared memory that a launch may ask for on Hopper: what a block may have, less what the kernel declares."""
+"""Bytes of shared memory that a launch may ask for on Hopper: what a block may have, less what the kernel declares."""
 
 ROWS = 8, 16, 32
 """Rows that the kernel is compiled for."""
@@ -19,7 +19,7 @@ _PLAIN = {(14336, 4096, 6144): 8, (12288, 4096, 6144): 8}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How two linears are cut into blocks; `two_linears.cu` says what each number means."""
+    """The blocks of two linears; `two_linears.cu` says what each number means."""
 
     rows: int
     first: int
@@ -33,23 +33,23 @@ class Plan:
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes of one stage of the ring."""
+        """Return the bytes of one stage of the ring."""
         first, second = self.first_tiles * (self.first + self.rows), self.second_tiles * (self.second + self.rows)
         return 128 * max(first, second)
 
     @property
     def stages(self) -> int:
-        """As many as there is memory for; each has three barriers."""
+        """Stages, as many as there is memory for; each has three barriers."""
         return (_MOST_BYTES - 1024 - self._beside) // (self.stage_bytes + 24)
 
     @property
     def memory(self) -> int:
-        """Bytes of shared memory that a launch asks for, 1 KiB of it to align the ring."""
+        """Return the bytes of shared memory that a launch asks for, 1 KiB of it to align the ring."""
         return 1024 + self.stages * (self.stage_bytes + 24) + self._beside
 
     @property
     def _beside(self) -> int:
-        """Bytes of the first linear's sums and the factors of the rows."""
+        """Return the bytes of the first linear's sums and the factors of the rows."""
         return self.rows * (16 * (self.first + 4) + 4)
 
     @property
@@ -63,7 +63,7 @@ class Plan:
 
 
 def plan_for(gated: bool, rows: int, depth: int, size: int, columns: int) -> Plan | None:
-    """How a pair of linears is cut; None where two kernels are as fast, or where nobody has measured.
+    """Return how a pair of linears is cut; None where two kernels are as fast, or where nobody has measured.
 
     Args:
         depth: input columns of the first; size: its output columns, and the input columns of the second.
@@ -74,7 +74,7 @@ def plan_for(gated: bool, rows: int, depth: int, size: int, columns: int) -> Pla
 
 
 def cut(gated: bool, rows: int, size: int, columns: int) -> Plan:
-    """The plan of any sizes up to 32 rows: one block per multiprocessor, and a stage of 8 to 16 KiB."""
+    """Return the plan of any sizes up to 32 rows: one block per multiprocessor, and a stage of 8 to 16 KiB."""
     first, second = (-(-length // (16 * BLOCKS)) * 16 for length in (size, columns))
     return Plan(
         next(padded for padded in ROWS if rows <= padded), first, second, 1 + gated, 2, 2 if second <= 64 else 1
