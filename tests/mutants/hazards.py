@@ -675,7 +675,7 @@ HAZARDS: dict[str, Hazard] = {
     "stops-of-one-request": Hazard(
         REVIEW,
         "a request runs past its stop token",
-        "a request ends at some of its stop tokens",
+        "a request ends at the stop tokens of another one",
     ),
     "bound-tensors-read-elsewhere": Hazard(
         REVIEW,

@@ -115,9 +115,11 @@ def row_stays_live(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("stops-of-one-request", "engine")
 def one_stop_token(patch: pytest.MonkeyPatch) -> None:
-    """A request ends at one of its stop tokens only."""
+    """All requests end at the stop tokens of the first one."""
+    asked: list[frozenset[int]] = []
 
     def first(self: Running) -> None:
-        self.stops = frozenset(self.request.stop_token_ids[:1])
+        asked.append(frozenset(self.request.stop_token_ids))
+        self.stops = asked[0]
 
     patch.setattr(Running, "__post_init__", first)
