@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from specgraph.cli.options import JsonOption, PlatformOption, TargetOption
-from specgraph.cli.output import check_output, write_json
+from specgraph.cli.output import check_output, text_output, write_json
 from specgraph.errors import ConfigError
 
 
@@ -69,9 +69,8 @@ def audit(
     )  # fmt: skip
     chosen = choose_attention(attention, opened, head.attention_layers, head.dtype, block_size=16)
     report = compare(opened, head, case, chosen.backend)
-    print(as_text(report, case.lowerings), file=sys.stderr if json == "-" else sys.stdout)
-    if json is not None:
-        write_json(report, json)
+    print(as_text(report, case.lowerings), file=text_output(json))
+    write_json(report, json)
     if not report["equal"]:
         raise typer.Exit(1)
 

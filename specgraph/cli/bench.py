@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -13,11 +12,18 @@ from rich.console import Console
 from rich.table import Table
 
 from specgraph.cli.env import environment
-from specgraph.cli.options import JsonOption, PlatformOption
-from specgraph.cli.output import check_output, require_matplotlib, write_json
+from specgraph.cli.options import JsonOption, PlatformOption, parse_numbers
+from specgraph.cli.output import check_output, check_plot, exit_interrupted, text_output, write_json
 from specgraph.cli.waiting import doing
 from specgraph.errors import ConfigError
 from specgraph.options import KVCacheDtype, parse_acceptance
+
+if TYPE_CHECKING:
+    import torch
+
+    from specgraph.device import Platform
+    from specgraph.tools.propose import BenchCase
+    from specgraph.tools.rounds import RoundsCase
 
 _TABLE = (
     "requests", "k", "tree", "context", "lowering", "sampled", "weights", "kv_cache_dtype", "device_us", "host_us",
@@ -73,25 +79,19 @@ def bench(
 ) -> None:
     """Time one propose in every lowering, in one run; on an accelerator also against the floor."""
     ways: Any = tuple(lowerings.split(","))
-    proposes = tuple(way for way in ways if way != "round")  # which has no propose of its own to time
-    counts, steps = _numbers("--requests", requests), _numbers("-k", k)
+    counts, steps = parse_numbers("--requests", requests), parse_numbers("-k", k)
     shares = _acceptance("--acceptance", acceptance)
     tree_shares = None if tree_acceptance is None else _acceptance("--tree-acceptance", tree_acceptance)
     check_output("--json", json)
-    check_output("--plot", plot)
-    if plot is not None:
-        require_matplotlib()
+    check_plot(plot)
     import torch
 
     from specgraph.device import open_platform
     from specgraph.engine.blocks import cache_dtype
     from specgraph.engine.load import draft_tree
     from specgraph.options import EngineOptions, dtype_named
-    from specgraph.tools.decoding import bench_decoding
-    from specgraph.tools.floor import measure_rates
-    from specgraph.tools.plot import plot_rows
-    from specgraph.tools.propose import BenchCase, bench_propose
-    from specgraph.tools.rounds import RoundsCase, bench_rounds
+    from specgraph.tools.propose import BenchCase
+    from specgraph.tools.rounds import RoundsCase
     from specgraph.tools.shapes import shape_named, weights_named
 
     tree = draft_tree(
@@ -110,66 +110,71 @@ def bench(
     stored, cached = weights_named(weights), cast(KVCacheDtype, kv_cache_dtype)
     cache_dtype(cached, torch.float32)
     chosen = dtype_named(dtype) or (torch.bfloat16 if accelerator else torch.float32)
-    rows: list[dict[str, Any]] = []
-    whole: list[dict[str, Any]] = []
-    generated: list[dict[str, Any]] = []
-    report: dict[str, Any] = {
-        **environment(opened), "command": shlex.join(["specgraph", *sys.argv[1:]]), "dtype": str(chosen), "rows": rows
-    }  # fmt: skip
-    interrupted = False
+    timed = tuple(way for way in ways if way != "round")  # which has no propose of its own to time
+    proposes = [
+        BenchCase(
+            shape=shape, requests=count, k=each, context=context, lowerings=timed, sampled=sampled, weights=stored,
+            kv_cache_dtype=cached, torch_ops=torch_ops, repeats=repeats,
+            tree=tree if tree is not None and tree.num_steps == each else None,
+        )
+        for count in (counts if timed else ()) for each in steps
+    ]  # fmt: skip
+    rounds = [
+        RoundsCase(
+            target=str(target), shape=shape, requests=count, k=steps[0] if tree is None else tree.num_steps,
+            context=context, acceptance=shares, tree=tree, tree_acceptance=tree_shares, lowerings=ways,
+        )
+        for count in (counts if target is not None else ())
+    ]  # fmt: skip
+    report: dict[str, Any] = {**environment(opened), "dtype": str(chosen), "rows": []}
     try:
-        with doing() as now:
-            now("measuring the device's bandwidth")
-            rates = measure_rates(opened, chosen) if accelerator and not opened.info.simulated else None
-            if rates is not None:
-                report["bandwidth_bytes_per_second"] = rates.bytes_per_second
-                report["matmul_flops_per_second"] = rates.flops_per_second
-            for count in counts if proposes else ():
-                for each in steps:
-                    now(f"propose: {count} requests, K {each}")
-                    case = BenchCase(
-                        shape=shape, requests=count, k=each, context=context, lowerings=proposes, sampled=sampled,
-                        weights=stored, kv_cache_dtype=cached, torch_ops=torch_ops, repeats=repeats,
-                        tree=tree if tree is not None and tree.num_steps == each else None,
-                    )  # fmt: skip
-                    rows += bench_propose(opened, case, dtype=chosen, rates=rates)
-            for count in counts if target is not None else ():
-                now(f"whole rounds: {count} requests")
-                rounds = RoundsCase(
-                    target=str(target), shape=shape, requests=count, k=steps[0] if tree is None else tree.num_steps,
-                    context=context, acceptance=shares, tree=tree,
-                    tree_acceptance=tree_shares, lowerings=ways,
-                )  # fmt: skip
-                whole += bench_rounds(opened, rounds, dtype=chosen, rates=rates)
-            if decoding:
-                now("generation with the shipped pair")
-                generated += bench_decoding(opened, k=steps[0], lowerings=ways)
+        _measure(opened, chosen, proposes, rounds, {"k": steps[0], "lowerings": ways} if decoding else None, report)
     except KeyboardInterrupt:
-        interrupted = True
-    report |= {name: found for name, found in (("rounds", whole), ("decoding", generated)) if found}
-    console = Console(file=sys.stderr if json == "-" else sys.stdout)
+        report["interrupted"] = True
     if (tiles := opened.capabilities.notes.get("tiles")) is not None:
         report["tiles"] = tiles.reason
-        console.print(f"tiles of linears: {tiles.reason}")
-    _show_report(console, report, shape, target, f"{opened.info.device_name}, {opened.info.device_kind}")
-    if json is not None:
-        write_json(report | ({"interrupted": True} if interrupted else {}), json)
-    if plot is not None and rows:
-        greedy = [row for row in rows if not row["sampled"]]
+    _show_report(Console(file=text_output(json)), report, shape, target)
+    write_json(report, json)
+    if plot is not None and report["rows"]:
+        from specgraph.tools.plot import plot_rows
+
+        greedy = [row for row in report["rows"] if not row["sampled"]]
         plot_rows(greedy, f"{shape}, context {context}, {opened.info.device_name}", plot)
-    if interrupted:
-        print("specgraph: interrupted; these are the figures so far", file=sys.stderr)
-        raise typer.Exit(130)
+    if "interrupted" in report:
+        exit_interrupted()
 
 
-def _numbers(option: str, text: str) -> list[int]:
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or min(numbers) < 1:
-        raise ConfigError(f"{option} {text}: give whole numbers of at least 1, comma-separated")
-    return numbers
+def _measure(
+    platform: Platform,
+    dtype: torch.dtype,
+    proposes: Sequence[BenchCase],
+    rounds: Sequence[RoundsCase],
+    generation: Mapping[str, Any] | None,
+    report: dict[str, Any],
+) -> None:
+    """Time everything that was asked for; `report` gets the rows of each part as soon as it is done."""
+    from specgraph.tools.decoding import bench_decoding
+    from specgraph.tools.floor import measure_rates
+    from specgraph.tools.propose import bench_propose
+    from specgraph.tools.rounds import bench_rounds
+
+    with doing() as now:
+        now("measuring the device's bandwidth")
+        has_floor = platform.device.type != "cpu" and not platform.info.simulated
+        rates = measure_rates(platform, dtype) if has_floor else None
+        if rates is not None:
+            report["bandwidth_bytes_per_second"] = rates.bytes_per_second
+            report["matmul_flops_per_second"] = rates.flops_per_second
+        for case in proposes:
+            now(f"propose: {case.requests} requests, K {case.k}")
+            report["rows"] += bench_propose(platform, case, dtype=dtype, rates=rates)
+        for each in rounds:
+            now(f"whole rounds: {each.requests} requests")
+            rows = bench_rounds(platform, each, dtype=dtype, rates=rates)
+            report["rounds"] = report.get("rounds", []) + rows
+        if generation is not None:
+            now("generation with the shipped pair")
+            report["decoding"] = bench_decoding(platform, **generation)
 
 
 def _acceptance(option: str, text: str) -> Any:
@@ -179,7 +184,10 @@ def _acceptance(option: str, text: str) -> Any:
         raise ConfigError(f"{option} {text}: {error}") from None
 
 
-def _show_report(console: Console, report: dict[str, Any], shape: str, target: str | None, device: str) -> None:
+def _show_report(console: Console, report: dict[str, Any], shape: str, target: str | None) -> None:
+    device = f"{report['device']}, {report['device_kind']}"
+    if "tiles" in report:
+        console.print(f"tiles of linears: {report['tiles']}")
     rows = report["rows"]
     _show(console, f"propose, {shape}, {device}", rows, _TABLE)
     issued = [{**row, **row["issued"]} for row in rows if "issued" in row]

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from specgraph.cli.env import choose_threads
+from specgraph.cli.load import load_pair
 from specgraph.cli.options import DraftOption, PlatformOption, with_engine_options
 from specgraph.cli.streaming import LEGEND, Result, show_texts
 from specgraph.cli.waiting import waiting
@@ -38,18 +38,15 @@ def chat(
     console = Console(highlight=False)
     messages = [{"role": "system", "content": system}] if system else list[dict[str, str]]()
     with waiting() as captured:
-        from specgraph.device import open_platform
         from specgraph.engine.chat_template import render_chat
-        from specgraph.engine.load import load_generator, shipped_pair
+        from specgraph.engine.load import shipped_pair
 
-        folder = target or shipped_pair()[0]
-        render_chat(folder, [*messages, {"role": "user", "content": "?"}])  # refuses a folder without a template
-        opened = open_platform(platform)
-        threads = choose_threads(opened, folder)
+        # It refuses a folder without a template.
+        render_chat(target or shipped_pair()[0], [*messages, {"role": "user", "content": "?"}])
         chosen = replace(options, sampled=temperature > 0)
-        generator = load_generator(target, draft, platform=opened, progress=captured, options=chosen)
+        generator, description = load_pair(target, draft, platform, chosen, captured)
     with generator:
-        console.print(f"[dim]{generator.description}{threads}[/]")
+        console.print(description)
         console.print("[dim]an empty line ends the conversation, Ctrl-C an answer[/]")
         if console.is_terminal:
             console.print(LEGEND)

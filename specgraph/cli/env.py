@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import platform as machine
+import shlex
 import sys
 from importlib.metadata import distributions
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 _PACKAGES = ("torch", "triton", "numpy", "safetensors", "tokenizers", "pluggy", "typer", "rich")
 _VARIABLES = ("SPECGRAPH_", "OMP_", "MKL_", "TORCH_", "PYTORCH_", "TRITON_")
 _DEVICES = "_VISIBLE_DEVICES"
-_SMALL = 64 * 2**20
-"""Bytes."""
 
 
 def env(json: JsonOption = None) -> None:
@@ -53,8 +51,7 @@ def env(json: JsonOption = None) -> None:
             if name.startswith(prefixes) or name.endswith(_DEVICES)
         },
     }
-    if json is not None:
-        write_json(report, json)
+    write_json(report, json)
     if json != "-":
         for name, value in report.items():
             if not isinstance(value, dict):
@@ -66,7 +63,7 @@ def env(json: JsonOption = None) -> None:
 
 
 def environment(platform: Platform) -> dict[str, Any]:
-    """What a result file says of the machine that it was measured on."""
+    """Return what a result file says of the command that measured it, and of the machine."""
     import torch
 
     info = platform.info
@@ -75,6 +72,7 @@ def environment(platform: Platform) -> dict[str, Any]:
         "device": info.device_name,
         "device_kind": info.device_kind,
         "versions": {**info.versions, "threads": str(torch.get_num_threads())},
+        "command": shlex.join(["specgraph", *sys.argv[1:]]),
     }
 
 
@@ -86,23 +84,3 @@ def cpu_name() -> str:
     except OSError:
         lines = []
     return lines[0] if lines else machine.processor() or sys.platform
-
-
-def choose_threads(platform: Platform, folder: Path) -> str:
-    """On the CPU, use one thread for a model whose weights fit a core's cache, unless OMP_NUM_THREADS says otherwise.
-
-    The ops of so small a model take microseconds, less than it takes to wake other threads.
-
-    Args:
-        folder: the target's; the size of its files decides.
-
-    Returns:
-        A remark for people; empty where nothing was chosen.
-    """
-    import torch
-
-    if platform.device.type != "cpu" or "OMP_NUM_THREADS" in os.environ or not folder.is_dir():
-        return ""
-    if sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) < _SMALL:
-        torch.set_num_threads(1)
-    return f"; CPU threads: {torch.get_num_threads()} (OMP_NUM_THREADS sets another number)"

@@ -5,8 +5,7 @@ It captures all graphs and reports what it captured. Nothing is generated.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from specgraph.cli.options import RANKS, DraftOption, JsonOption, PlatformOption, TargetOption, with_engine_options
-from specgraph.cli.output import check_output, write_json
+from specgraph.cli.output import check_output, print_summary, text_output, write_json
 from specgraph.cli.waiting import waiting
 from specgraph.errors import ConfigError
 from specgraph.options import EngineOptions, dtype_named
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from specgraph.engine import EngineConfig
     from specgraph.engine.adaptive_k import RoundTimes
 
+_Rows = Iterator[tuple[str, str]]
 _COLUMNS = ("model", "phase", "requests", "rows_per_request", "rows", "k", "step", "graphs")
 
 
@@ -52,14 +52,13 @@ def explain(
         raise ConfigError("give both the target's and the drafter's folder, or neither for the shipped pair")
     with waiting() as captured:
         report = _report(target, draft, shape, options, platform, captured)
-    _show(Console(file=sys.stderr if json == "-" else sys.stdout), report)
-    if json is not None:
-        write_json(report, json)
+    _show(Console(file=text_output(json)), report)
+    write_json(report, json)
 
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """What is explained, before its graphs are captured."""
+    """The models to explain, before their graphs are captured."""
 
     models: dict[str, str]
     """Where each model comes from."""
@@ -140,51 +139,8 @@ def _pair(target: Path, draft: Path, options: EngineOptions, opened: Platform) -
 
 
 def _show(console: Console, report: Mapping[str, Any]) -> None:
-    summary = Table(show_header=False)
-    summary.add_row("platform", f"{report['platform']} ({report['device']})")
-    for model, what in report.get("models", {}).items():
-        summary.add_row(model, escape(what))
-    hosts = ", ".join(report["host_parameters"])
-    used = report["attention"] + (f", {hosts} from the host" if hosts else "")
-    refused = f"; {report['attention_refusals']}" if report["attention_refusals"] else ""
-    summary.add_row("attention", escape(f"{used}, KV blocks of {report['block_size']} tokens{refused}"))
-    summary.add_row("batches", f"up to {report['max_num_requests']} requests of {report['max_model_len']} tokens")
-    by_k = ", ".join(f"{size}: {k}" for size, k in report["num_speculative_tokens"].items())
-    same = len(set(report["num_speculative_tokens"].values())) == 1
-    if (times := report["round_times"]) is None:
-        summary.add_row("draft tokens K", by_k.rpartition(" ")[2] if same else f"by requests: {by_k}")
-    else:
-        summary.add_row("draft tokens K", f"by acceptance, of {', '.join(map(str, next(iter(times.values()))))}")
-        for size, row in times.items():
-            took = ", ".join(f"{time:.0f} us for K {k}" for k, time in row.items())
-            chosen = ", ".join(f"K {k} at {rate}" for rate, k in report["k_by_acceptance"][size].items())
-            summary.add_row(f"rounds of {size} request{'s' * (size > 1)}", f"{took}: {chosen} acceptance per token")
-    if (tree := report["tree"]) is not None:
-        sizes = report["tree_sizes"]
-        every = len(sizes) == len(report["num_speculative_tokens"])
-        where = "" if every else f", for batches padded to {', '.join(map(str, sizes))}"
-        shape = "{num_steps} steps, top-k {top_k}, {num_draft_tokens} rows per request in a verify".format(**tree)
-        summary.add_row("draft trees", shape + where)
-    summary.add_row("draft program", report["program"])
-    summary.add_row("lowering", report["lowering"])
-    summary.add_row("prefill", report["prefill"])
-    launches = ", ".join(f"{count} for K {k}" for k, count in report["launches_per_propose"].items())
-    summary.add_row("launches per propose", launches)
-    for what, outcomes in (("", report["lowerings"]), ("prefill ", report["prefills"])):
-        for name, outcome in outcomes.items():
-            if outcome != "yes":
-                summary.add_row(f"{what}{name}: refused", outcome)
-    for name, reason in report["refusals"].items():
-        if report["lowerings"][name] == "yes":
-            summary.add_row(f"{name}: not chosen", reason)
-    for line in report["eager"]:
-        summary.add_row("eager", line)
-    limit = report["max_live_graphs"]
-    summary.add_row("graphs", f"{report['graph_count']}" + (f" of at most {limit} a model" if limit else ""))
-    summary.add_row("captured in", f"{report['capture_seconds']:.2f} s")
-    for model, sizes in report["memory_bytes"].items():
-        summary.add_row(f"{model} memory", ", ".join(f"{kind} {_mib(size)}" for kind, size in sizes.items()))
-    console.print(summary)
+    drafts, lowerings, costs = _draft_rows(report), _lowering_rows(report), _cost_rows(report)
+    print_summary(console, [*_model_rows(report), *drafts, *lowerings, *costs])
     table = Table(*(column.replace("_", " ") for column in _COLUMNS))
     for row in report["captured"]:
         prompt, numbered = row["phase"] == "prefill", row["phase"] == "step"
@@ -200,5 +156,54 @@ def _show(console: Console, report: Mapping[str, Any]) -> None:
         console.print(policy)
 
 
-def _mib(size: int) -> str:
-    return f"{size / 2**20:.1f} MiB"
+def _model_rows(report: Mapping[str, Any]) -> _Rows:
+    yield "platform", f"{report['platform']} ({report['device']})"
+    yield from report.get("models", {}).items()
+    hosts = ", ".join(report["host_parameters"])
+    used = report["attention"] + (f", {hosts} from the host" if hosts else "")
+    refused = f"; {report['attention_refusals']}" if report["attention_refusals"] else ""
+    yield "attention", f"{used}, KV blocks of {report['block_size']} tokens{refused}"
+    yield "batches", f"up to {report['max_num_requests']} requests of {report['max_model_len']} tokens"
+
+
+def _draft_rows(report: Mapping[str, Any]) -> _Rows:
+    by_size, times, tree = report["num_speculative_tokens"], report["round_times"], report["tree"]
+    if times is not None:
+        yield "draft tokens K", f"by acceptance, of {', '.join(map(str, next(iter(times.values()))))}"
+        for size, row in times.items():
+            took = ", ".join(f"{time:.0f} us for K {k}" for k, time in row.items())
+            chosen = ", ".join(f"K {k} at {rate}" for rate, k in report["k_by_acceptance"][size].items())
+            yield f"rounds of {size} request{'s' * (size > 1)}", f"{took}: {chosen} acceptance per token"
+    elif len(set(by_size.values())) == 1:
+        yield "draft tokens K", f"{next(iter(by_size.values()))}"
+    else:
+        yield "draft tokens K", "by requests: " + ", ".join(f"{size}: {k}" for size, k in by_size.items())
+    if tree is not None:
+        sizes = report["tree_sizes"]
+        where = "" if len(sizes) == len(by_size) else f", for batches padded to {', '.join(map(str, sizes))}"
+        shape = "{num_steps} steps, top-k {top_k}, {num_draft_tokens} rows per request in a verify".format(**tree)
+        yield "draft trees", shape + where
+    yield "draft program", report["program"]
+
+
+def _lowering_rows(report: Mapping[str, Any]) -> _Rows:
+    yield "lowering", report["lowering"]
+    yield "prefill", report["prefill"]
+    yield "launches per propose", ", ".join(f"{n} for K {k}" for k, n in report["launches_per_propose"].items())
+    for kind, outcomes in (("", report["lowerings"]), ("prefill ", report["prefills"])):
+        for name, outcome in outcomes.items():
+            if outcome != "yes":
+                yield f"{kind}{name}: refused", outcome
+    for name, reason in report["refusals"].items():
+        if report["lowerings"][name] == "yes":
+            yield f"{name}: not chosen", reason
+    for line in report["eager"]:
+        yield "eager", line
+
+
+def _cost_rows(report: Mapping[str, Any]) -> _Rows:
+    limit = report["max_live_graphs"]
+    yield "graphs", f"{report['graph_count']}" + (f" of at most {limit} a model" if limit else "")
+    yield "captured in", f"{report['capture_seconds']:.2f} s"
+    for model, sizes in report["memory_bytes"].items():
+        yield f"{model} memory", ", ".join(f"{kind} {size / 2**20:.1f} MiB" for kind, size in sizes.items())

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
-from dataclasses import asdict, replace
-from itertools import islice
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from specgraph.cli.env import choose_threads
+from specgraph.cli.load import load_pair
 from specgraph.cli.options import DraftOption, JsonOption, PlatformOption, TargetOption, with_engine_options
-from specgraph.cli.output import check_output, require_matplotlib, write_json
+from specgraph.cli.output import check_output, check_plot, exit_interrupted, print_summary, text_output, write_json
 from specgraph.cli.prompts import Prompt, read_prompts
 from specgraph.cli.streaming import LEGEND, Result, gather_results, show_texts
 from specgraph.cli.waiting import waiting
@@ -24,6 +23,7 @@ from specgraph.errors import ConfigError
 from specgraph.options import EngineOptions, check_num_sequences
 
 if TYPE_CHECKING:
+    from specgraph.engine.request import Request
     from specgraph.engine.text import TextGenerator
 
 _OF_A_ROUND = ("verify", "propose", "round")
@@ -78,12 +78,10 @@ def generate(
     """Generate text with speculative decoding; text from accepted draft tokens is green and underlined."""
     check_output("--json", json)
     _check_processes(options)
-    rank, data = int(os.environ.get("RANK", "0")), options.data_parallel
+    rank = int(os.environ.get("RANK", "0"))
     if rank:
         json = plot = None  # the first rank writes
-    check_output("--plot", plot)
-    if plot is not None:
-        require_matplotlib()
+    check_plot(plot)
     settings = Prompt(
         prompt="", max_tokens=max_tokens, temperature=temperature, seed=seed, top_k=top_k, top_p=top_p, min_p=min_p,
         repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
@@ -94,68 +92,54 @@ def generate(
         check_num_sequences(each.n, each.temperature)
     if not all(stop or ()):
         raise ConfigError("--stop: a stop string is empty")
-    console = Console(file=sys.stderr if json == "-" else sys.stdout, highlight=False, quiet=rank > 0)
+    chosen = replace(
+        options,
+        sampled=any(each.temperature > 0 for each in asked),
+        sampling_parameters=any(each.has_parameters for each in asked),
+        max_num_requests=max_num_requests or min(sum(each.n for each in asked), _MOST_TOGETHER),
+    )
+    console = Console(file=text_output(json), highlight=False, quiet=rank > 0)
     with waiting() as captured:
-        from specgraph.device import open_platform
-        from specgraph.engine.load import load_generator, shipped_pair
-
-        opened = open_platform(platform)
-        threads = choose_threads(opened, target or shipped_pair()[0])
-        chosen = replace(
-            options,
-            sampled=any(each.temperature > 0 for each in asked),
-            sampling_parameters=any(each.has_parameters for each in asked),
-            max_num_requests=max_num_requests or min(sum(each.n for each in asked), _MOST_TOGETHER),
-        )
-        generator = load_generator(target, draft, platform=opened, progress=captured, options=chosen)
-        groups = [generator.requests(each.prompt, chat=chat, **each.settings) for each in asked]
-        requests = [request for group in groups for request in group]
-        for request in requests:
+        generator, description = load_pair(target, draft, platform, chosen, captured)
+        groups = _requests(generator, asked, chat)
+        for request in chain(*groups):
             generator.decoder.check(request)
-    console.print(f"[dim]{generator.description}{threads}[/]")
+    console.print(description)
     if console.is_terminal and not console.is_dumb_terminal:  # which shows no styles
         console.print(LEGEND)
-    folders = {"target": str(target or "tiny-python"), "draft": str(draft or "eagle3")}
-    results: list[Result] = []
-    earlier = _launches_of_rounds(generator)  # -k auto has timed some
-    interrupted, start, seconds = False, time.perf_counter(), 0.0
-    own = slice(rank // options.tensor_parallel, None, data)  # of a data parallel rank: every n-th request
+    run = _Run()
     try:
-        try:
-            if data > 1:
-                groups = [[request] for request in requests[own]]
-            show_texts(generator, groups, stop or (), console, results)
-        finally:
-            seconds = time.perf_counter() - start
-        results = gather_results(generator, requests, results, console)
-        plain = None
-        if compare and data == 1:
-            chosen = replace(chosen, synthetic_acceptance=None)
-            with waiting() as captured:
-                alone = load_generator(
-                    target, draft, platform=opened, speculate=False, progress=captured, options=chosen
-                )
-            plain = _plain(alone, asked, chat)
+        _generate(generator, groups, stop or (), console, run)
+        if compare and chosen.data_parallel == 1:
+            run.tokens_per_second_alone = _time_target_alone((target, draft), generator, chosen, asked, chat)
     except KeyboardInterrupt:
-        interrupted, plain = True, None
+        run.interrupted = True
         console.print()
-        if len(results) < len(requests):  # those of other data parallel ranks were not gathered
-            known = dict(zip(range(len(requests))[own], results, strict=False))
-            results = [known.get(i, Result()) for i in range(len(requests))]
-    launches = _launches_of_rounds(generator) - earlier
-    report = _report(generator, asked, results, launches, seconds, plain, folders)
-    _table(console, report, generator)
-    if json is not None:
-        write_json(report | ({"interrupted": True} if interrupted else {}), json)
+    report = _report(generator, asked, run, str(target or "tiny-python"), str(draft or "eagle3"))
+    _show(console, report, generator)
+    write_json(report, json)
     if plot is not None and report["mean_acceptance_length"] is not None:
         from specgraph.tools.plot import plot_acceptance
 
-        pair = f"{folders['target']}, {folders['draft']}, K = {report['num_speculative_tokens']}"
+        pair = f"{report['target']}, {report['draft']}, K = {report['num_speculative_tokens']}"
         plot_acceptance(report["acceptance_per_position"], report["mean_acceptance_length"], pair, plot)
     generator.close()
-    if interrupted:
-        print("specgraph: interrupted; these are the figures so far", file=sys.stderr)
-        raise typer.Exit(130)
+    if run.interrupted:
+        exit_interrupted()
+
+
+@dataclass(slots=True)
+class _Run:
+    """The outcome of all prompts, as far as the command came before Ctrl-C."""
+
+    results: list[Result] = field(default_factory=list[Result])
+    """One per request, in the order of the prompts."""
+    seconds: float = 0.0
+    graph_launches: int = 0
+    """Launches of verifies, proposes and rounds."""
+    tokens_per_second_alone: float | None = None
+    """Speed of the same prompts without drafting; None where it is not known."""
+    interrupted: bool = False
 
 
 def _check_processes(options: EngineOptions) -> None:
@@ -167,41 +151,62 @@ def _check_processes(options: EngineOptions) -> None:
         raise ConfigError(f"{processes}, and {given}: use {how}")
 
 
-def _plain(generator: TextGenerator, prompts: list[Prompt], chat: bool) -> float:
-    """Tokens per second of the same prompts without drafting."""
+def _requests(generator: TextGenerator, asked: list[Prompt], chat: bool) -> list[list[Request]]:
+    """Return the requests of each prompt."""
+    return [generator.requests(each.prompt, chat=chat, **each.settings) for each in asked]
+
+
+def _generate(
+    generator: TextGenerator, groups: list[list[Request]], stop: Sequence[str], console: Console, run: _Run
+) -> None:
+    """Show all texts as they come, and fill in `run`, also where Ctrl-C ends this."""
+    requests, layout = list(chain(*groups)), generator.layout
+    own = slice(None) if layout is None else slice(layout.data_rank, None, layout.data_size)  # every n-th request
+    if layout is not None and layout.data_size > 1:
+        groups = [[request] for request in requests[own]]
+    earlier = _launches_of_rounds(generator)  # -k auto has timed some
     start = time.perf_counter()
-    results = generator.generate(
-        [request for each in prompts for request in generator.requests(each.prompt, chat=chat, **each.settings)]
-    )
+    try:
+        try:
+            show_texts(generator, groups, stop, console, run.results)
+        finally:
+            run.seconds = time.perf_counter() - start
+            run.graph_launches = _launches_of_rounds(generator) - earlier
+        run.results = gather_results(generator, requests, run.results, console)
+    finally:
+        if len(run.results) < len(requests):  # those of other data parallel ranks were not gathered
+            known = dict(zip(range(len(requests))[own], run.results, strict=False))
+            run.results = [known.get(i, Result()) for i in range(len(requests))]
+
+
+def _time_target_alone(
+    pair: tuple[Path | None, Path | None], like: TextGenerator, options: EngineOptions, asked: list[Prompt], chat: bool
+) -> float:
+    """Return the tokens per second of the same prompts without drafting, on the platform of the generator `like`."""
+    from specgraph.engine.load import load_generator
+
+    options = replace(options, synthetic_acceptance=None)
+    with waiting() as captured:
+        alone = load_generator(*pair, platform=like.platform, speculate=False, progress=captured, options=options)
+    start = time.perf_counter()
+    results = alone.generate(list(chain(*_requests(alone, asked, chat))))
     seconds = time.perf_counter() - start
-    generator.close()
+    alone.close()
     return sum(len(result.token_ids) for result in results) / seconds
 
 
-def _report(
-    generator: TextGenerator,
-    asked: list[Prompt],
-    results: list[Result],
-    launches_of_rounds: int,
-    seconds: float,
-    plain: float | None,
-    folders: dict[str, str],
-) -> dict[str, Any]:
+def _report(generator: TextGenerator, asked: list[Prompt], run: _Run, target: str, draft: str) -> dict[str, Any]:
+    """Return the report as `--json` writes it."""
     from specgraph import __version__
 
     drafter, info = generator.decoder.drafter, generator.platform.info
     assert drafter is not None
-    accepted = [count for result in results for count in result.accepted]
+    accepted = [count for result in run.results for count in result.accepted]
     positions = drafter.config.num_speculative_tokens
-    tokens = sum(len(result.tokens) for result in results)
-    rest, rows = iter(results), list[dict[str, Any]]()
-    for prompt in asked:
-        own = [_row(result) for result in islice(rest, prompt.n)]
-        if prompt.n > 1:
-            own = [{"seed": prompt.seed + i, **each} for i, each in enumerate(own)]
-            own = [{"num_tokens": sum(each["num_tokens"] for each in own), "sequences": own}]
-        rows.append(asdict(prompt) | own[0])
-    per_round = launches_of_rounds / max(generator.decoder.rounds.num_rounds, 1)
+    tokens = sum(len(result.tokens) for result in run.results)
+    rest = iter(run.results)
+    rows = [_row(prompt, list(islice(rest, prompt.n))) for prompt in asked]
+    per_round = run.graph_launches / max(generator.decoder.rounds.num_rounds, 1)
     per_propose = drafter.launches["propose"] / drafter.num_proposes if drafter.num_proposes else per_round
     return {
         **(rows[0] if len(rows) == 1 else {"results": rows, "num_tokens": tokens}),
@@ -221,63 +226,70 @@ def _report(
         "lowering_refusals": drafter.resolution.refusals,
         "platform": info.name,
         "device": info.device_name,
-        "tokens_per_second": tokens / seconds if seconds else 0.0,
-        "tokens_per_second_without_drafting": plain,
-        **folders,
+        "tokens_per_second": tokens / run.seconds if run.seconds else 0.0,
+        "tokens_per_second_without_drafting": run.tokens_per_second_alone,
+        "target": target,
+        "draft": draft,
         "version": __version__,
         "versions": dict(info.versions),
+        **({"interrupted": True} if run.interrupted else {}),
     }
 
 
 def _launches_of_rounds(generator: TextGenerator) -> int:
-    """Graph launches of verifies, proposes and rounds since the capture."""
+    """Return the graph launches of verifies, proposes and rounds since the capture."""
     return sum(runner.launches[phase] for runner in generator.decoder.runners.values() for phase in _OF_A_ROUND)
 
 
-def _row(result: Result) -> dict[str, Any]:
-    return {
-        "text": result.text, "tokens": result.tokens, "num_tokens": len(result.tokens),
-        "finish_reason": result.finish_reason, "seconds": result.seconds,
-    }  # fmt: skip
+def _row(prompt: Prompt, results: list[Result]) -> dict[str, Any]:
+    """Return the part of a report that one prompt has."""
+    sequences = [
+        {
+            "text": result.text, "tokens": result.tokens, "num_tokens": len(result.tokens),
+            "finish_reason": result.finish_reason, "seconds": result.seconds,
+        }
+        for result in results
+    ]  # fmt: skip
+    if prompt.n == 1:
+        return asdict(prompt) | sequences[0]
+    numbered = [{"seed": prompt.seed + i, **each} for i, each in enumerate(sequences)]
+    return asdict(prompt) | {"num_tokens": sum(len(result.tokens) for result in results), "sequences": numbered}
 
 
-def _table(console: Console, report: dict[str, Any], generator: TextGenerator) -> None:
-    table = Table(show_header=False)
-    one, length = "results" not in report, report["mean_acceptance_length"]
-    reason = f"{report['finish_reason'] or 'interrupted'} after " if "text" in report else ""
-    table.add_row("finished", f"{reason}{report['num_tokens']} tokens in {report['rounds']} rounds")
-    table.add_row("mean acceptance length", "no round" if length is None else f"{length:.2f}")
-    if length is not None:
-        shares = [f"{share:.0%}" for share in report["acceptance_per_position"][:16]]
-        more = "  ..." if len(report["acceptance_per_position"]) > 16 else ""
-        table.add_row("acceptance per position", "  ".join(shares) + more)
-    if not one:
-        table.add_row("prompts", f"{len(report['results'])}, {report['max_num_requests']} at a time")
-    elif "sequences" in report:
-        table.add_row("sequences", f"{report['n']}, {report['max_num_requests']} at a time")
-    by_k = report["drafts_by_k"]
-    used = ", ".join(f"{k}: {by_k[k]}" for k in sorted(by_k)) if len(by_k) > 1 else ""
-    table.add_row("draft tokens K", str(report["num_speculative_tokens"]) + (f" (drafts by K: {used})" if used else ""))
-    if one:
-        sampling = f"temperature {report['temperature']:g}, seed {report['seed']}"
-        table.add_row("sampling", sampling if report["temperature"] else "greedy")
-    table.add_row("graph launches per propose", f"{report['graph_launches_per_propose']:g}")
-    table.add_row("graph launches per round", f"{report['graph_launches_per_round']:.3g}")
-    table.add_row("tokens/s", f"{report['tokens_per_second']:.0f}")
-    if report["tokens_per_second_without_drafting"] is not None:
-        table.add_row("tokens/s without drafting", f"{report['tokens_per_second_without_drafting']:.0f}")
-    table.add_row("platform", f"{report['platform']} ({report['device']}), specgraph {report['version']}")
-    table.add_row("target, drafter", f"{report['target']}, {report['draft']}")
-    table.add_row("lowering", generator.decoder.drafter.resolution.explain() if generator.decoder.drafter else "")
-    console.print(table)
-    if _is_hardly_accepted(report):
+def _show(console: Console, report: dict[str, Any], generator: TextGenerator) -> None:
+    drafter = generator.decoder.drafter
+    print_summary(console, [*_summary(report), ("lowering", drafter.resolution.explain() if drafter else "")])
+    shares = report["acceptance_per_position"]
+    if report["rounds"] >= 16 and shares and shares[0] < 0.05:
         console.print(
             "Hardly any draft token is accepted: is the drafter one for this target? `specgraph audit` tells whether "
             "its graphs draft what eager drafts; docs/debugging-acceptance.md has the other causes."
         )
 
 
-def _is_hardly_accepted(report: dict[str, Any]) -> bool:
-    """Whether fewer than one in twenty first drafts were accepted, over enough rounds to tell."""
-    shares = report["acceptance_per_position"]
-    return report["rounds"] >= 16 and bool(shares) and shares[0] < 0.05
+def _summary(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the figures of a report that people read, each with its name."""
+    length, shares = report["mean_acceptance_length"], report["acceptance_per_position"]
+    reason = f"{report['finish_reason'] or 'interrupted'} after " if "text" in report else ""
+    yield "finished", f"{reason}{report['num_tokens']} tokens in {report['rounds']} rounds"
+    yield "mean acceptance length", "no round" if length is None else f"{length:.2f}"
+    if length is not None:
+        more = "  ..." if len(shares) > 16 else ""
+        yield "acceptance per position", "  ".join(f"{share:.0%}" for share in shares[:16]) + more
+    if "results" in report:
+        yield "prompts", f"{len(report['results'])}, {report['max_num_requests']} at a time"
+    elif "sequences" in report:
+        yield "sequences", f"{report['n']}, {report['max_num_requests']} at a time"
+    by_k = report["drafts_by_k"]
+    used = ", ".join(f"{k}: {by_k[k]}" for k in sorted(by_k))
+    yield "draft tokens K", f"{report['num_speculative_tokens']}" + (f" (drafts by K: {used})" if len(by_k) > 1 else "")
+    if "results" not in report:
+        sampling = f"temperature {report['temperature']:g}, seed {report['seed']}"
+        yield "sampling", sampling if report["temperature"] else "greedy"
+    yield "graph launches per propose", f"{report['graph_launches_per_propose']:g}"
+    yield "graph launches per round", f"{report['graph_launches_per_round']:.3g}"
+    yield "tokens/s", f"{report['tokens_per_second']:.0f}"
+    if report["tokens_per_second_without_drafting"] is not None:
+        yield "tokens/s without drafting", f"{report['tokens_per_second_without_drafting']:.0f}"
+    yield "platform", f"{report['platform']} ({report['device']}), specgraph {report['version']}"
+    yield "target, drafter", f"{report['target']}, {report['draft']}"

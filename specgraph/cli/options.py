@@ -56,6 +56,21 @@ def with_engine_options(*, without: Collection[str] = (), **defaults: Any) -> Ca
     return decorate
 
 
+def parse_numbers(option: str, text: str) -> list[int]:
+    """Return the comma-separated numbers of an option.
+
+    Raises:
+        ConfigError: a number is no whole number of at least 1.
+    """
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise ConfigError(f"{option} {text}: give whole numbers of at least 1, comma-separated")
+    return numbers
+
+
 def _parameter(each: Field[Any], default: Any) -> inspect.Parameter:
     kind = str | None if each.metadata["parse"] else eval(str(each.type), dict(vars(specgraph.options)))
     option = typer.Option(

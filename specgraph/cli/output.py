@@ -1,13 +1,19 @@
-"""Files that a command writes: checked before the work, written after it."""
+"""Outputs of a command: files checked before the work and written after it, text for people, the end by Ctrl-C."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TextIO
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from specgraph.errors import ConfigError
 
@@ -29,12 +35,14 @@ def check_output(option: str, to: str | Path | None) -> None:
         raise ConfigError(f"{option} {to}: no permission to write it")
 
 
-def write_json(data: Any, to: str) -> None:
-    """Write `data` as indented JSON to a file, or to standard output for `-`.
+def write_json(data: Any, to: str | None) -> None:
+    """Write `data` as indented JSON to a file, to standard output for `-`, or nowhere for None.
 
     Raises:
         ConfigError: the file can't be written.
     """
+    if to is None:
+        return
     text = json.dumps(data, indent=2) + "\n"
     try:
         if to == "-":
@@ -45,11 +53,31 @@ def write_json(data: Any, to: str) -> None:
         raise ConfigError(f"{to} can't be written: {error.strerror or error}") from None
 
 
-def require_matplotlib() -> None:
-    """Refuse a plot that can't be drawn, before the work.
+def check_plot(to: Path | None) -> None:
+    """Refuse a plot that can't be written or drawn, before the work.
 
     Raises:
-        ConfigError: matplotlib is not installed.
+        ConfigError: see `check_output`; or matplotlib is not installed.
     """
-    if find_spec("matplotlib") is None:
+    check_output("--plot", to)
+    if to is not None and find_spec("matplotlib") is None:
         raise ConfigError("plots need matplotlib: pip install matplotlib")
+
+
+def text_output(json_to: str | None) -> TextIO:
+    """Return the stream for people: standard error where standard output is for JSON."""
+    return sys.stderr if json_to == "-" else sys.stdout
+
+
+def print_summary(console: Console, rows: Iterable[tuple[str, str]]) -> None:
+    """Print names and what they stand for as a table without a header."""
+    table = Table(show_header=False)
+    for name, text in rows:
+        table.add_row(name, escape(text))
+    console.print(table)
+
+
+def exit_interrupted() -> NoReturn:
+    """End a command that Ctrl-C interrupted, after it has shown its figures."""
+    print("specgraph: interrupted; these are the figures so far", file=sys.stderr)
+    raise typer.Exit(130)

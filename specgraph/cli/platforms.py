@@ -36,8 +36,7 @@ def platforms(
             remark += "; no platform of this name is installed"
         for row in rows:
             row["selected"] = selected.reason if row["name"] == selected.name else None
-    if json is not None:
-        write_json(rows, json)
+    write_json(rows, json)
     if json != "-":
         _show(rows, remark)
 

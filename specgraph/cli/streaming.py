@@ -66,9 +66,7 @@ def show_texts(
         if of > 1 and place:
             console.print(f"[dim]sequence {place + 1} of {of}, seed {requests[shown].seed}:[/]")
         elif show_prompts:
-            ids = list(requests[shown].prompt_token_ids)
-            console.print()
-            console.print(generator.tokenizer.decode(ids), style="dim", end="", markup=False, soft_wrap=True)
+            _show_prompt(generator, requests[shown], console)
 
     indices: dict[int, int] = {}
     if requests:
@@ -121,11 +119,15 @@ def gather_results(
     every = [parts[i % layout.data_size][i // layout.data_size] for i in range(sum(map(len, parts)))]
     for i, (request, result) in enumerate(zip(requests, every, strict=True)):
         if i % layout.data_size != layout.data_rank:
-            console.print()
-            prompt = generator.tokenizer.decode(list(request.prompt_token_ids))
-            console.print(prompt, style="dim", end="", markup=False, soft_wrap=True)
+            _show_prompt(generator, request, console)
             console.print(result.text, markup=False, soft_wrap=True)
     return every
+
+
+def _show_prompt(generator: TextGenerator, request: Request, console: Console) -> None:
+    text = generator.tokenizer.decode(list(request.prompt_token_ids))
+    console.print()
+    console.print(text, style="dim", end="", markup=False, soft_wrap=True)
 
 
 def _fill(result: Result, stream: TextStream, seconds: float) -> None:

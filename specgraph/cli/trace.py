@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from specgraph.cli.env import choose_threads, environment
+from specgraph.cli.env import environment
+from specgraph.cli.load import load_pair
 from specgraph.cli.options import DraftOption, PlatformOption, TargetOption, with_engine_options
 from specgraph.cli.output import check_output, write_json
 from specgraph.cli.prompts import DEFAULT
@@ -36,13 +35,9 @@ def trace(
     """
     check_output("--output", output)
     with waiting() as captured:
-        from specgraph.device import open_platform
-        from specgraph.engine.load import load_generator, shipped_pair
         from specgraph.tools.trace import trace as record
 
-        opened = open_platform(platform)
-        choose_threads(opened, target or shipped_pair()[0])
-        generator = load_generator(target, draft, platform=opened, progress=captured, options=options)
+        generator, _ = load_pair(target, draft, platform, options, captured)
         most = (rounds + 1) * (generator.decoder.config.num_speculative_tokens + 1)
         requests = [generator.request(prompt, max_tokens=most) for _ in range(options.max_num_requests)]
         for request in requests:
@@ -50,7 +45,7 @@ def trace(
         generator.generate([replace(request, max_tokens=2) for request in requests])  # what runs once only
     with generator:
         report = record(generator.decoder, requests, rounds)
-    report["otherData"] = {**environment(opened), "command": shlex.join(["specgraph", *sys.argv[1:]])}
+    report["otherData"] = environment(generator.platform)
     write_json(report, str(output))
     found = Counter(event["cat"] for event in report["traceEvents"] if event["ph"] == "X")
     console = Console(highlight=False, markup=False)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from typing import Annotated, Any
 
 import typer
 
 from specgraph.cli.env import environment
-from specgraph.cli.options import JsonOption, PlatformOption
+from specgraph.cli.options import JsonOption, PlatformOption, parse_numbers
 from specgraph.cli.output import check_output, write_json
 from specgraph.errors import ConfigError
 
@@ -29,12 +28,7 @@ def tune(
     kept. The table is in the user's cache, by device, Triton version and shape. `specgraph bench` says which tiles it
     used.
     """
-    try:
-        sizes = [int(part) for part in requests.split(",")]
-    except ValueError:
-        sizes = []
-    if not sizes or min(sizes) < 1:
-        raise ConfigError(f"--requests {requests}: give whole numbers of at least 1, comma-separated")
+    sizes = parse_numbers("--requests", requests)
     check_output("--json", json)
     import torch
 
@@ -61,7 +55,7 @@ def tune(
         times = measure(opened, f"{opened.info.name}:{opened.device.index or 0}", shapes, chosen)
         tiles: dict[LinearShape, Tile | None] = {**before, **{key: found[0][1] for key, found in times.items()}}
         proposes = propose_times(opened, head, sizes, k, [before, tiles])
-    about = {**environment(opened), "command": shlex.join(["specgraph", *sys.argv[1:]])}
+    about = environment(opened)
     rows: list[dict[str, Any]] = []
     for key, found in times.items():
         library = next(us for us, tile in found if tile is None)
@@ -79,5 +73,4 @@ def tune(
         print(f"wrote {path}", file=sys.stderr)
     else:
         print("not kept: whole proposes are not 0.5 % faster with these tiles", file=sys.stderr)
-    if json is not None:
-        write_json({**about, "tiles": rows, "proposes": compared, "kept": kept}, json)
+    write_json({**about, "tiles": rows, "proposes": compared, "kept": kept}, json)

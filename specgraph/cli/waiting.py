@@ -6,7 +6,9 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+_TEXT = "{task.description}"
 
 
 @contextmanager
@@ -21,11 +23,7 @@ def doing(console: Console | None = None) -> Generator[Callable[[str], None]]:
     Yields:
         What to call with a line of text at the beginning of each part of the work.
     """
-    console = console or Console(stderr=True)
-    _tell(console)
-    columns, quiet = (TextColumn("{task.description}"), TimeElapsedColumn()), not _redraws(console)
-    with Progress(*columns, console=console, transient=True, auto_refresh=False, disable=quiet) as bars:
-        task = bars.add_task("loading", total=None)
+    with _loading(console, TextColumn(_TEXT), TimeElapsedColumn(), auto_refresh=False) as (bars, task):
         yield lambda text: bars.update(task, description=text, refresh=True)
 
 
@@ -39,24 +37,20 @@ def waiting(console: Console | None = None) -> Generator[Callable[[int, int], No
     Yields:
         What to call after each capture, with the number of captures done and their number in all.
     """
+    columns = (SpinnerColumn(), TextColumn(_TEXT), BarColumn(), TimeElapsedColumn())
+    with _loading(console, *columns, auto_refresh=True) as (bars, task):
+        yield lambda done, total: bars.update(
+            task, description=f"capturing {done}/{total}", completed=done, total=total
+        )
+
+
+@contextmanager
+def _loading(
+    console: Console | None, *columns: ProgressColumn, auto_refresh: bool
+) -> Generator[tuple[Progress, TaskID]]:
     console = console or Console(stderr=True)
-    _tell(console)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not _redraws(console)) as bars:
-        task = bars.add_task("loading", total=None)
-
-        def captured(done: int, total: int) -> None:
-            bars.update(task, description=f"capturing {done}/{total}", completed=done, total=total)
-
-        yield captured
-
-
-def _tell(console: Console) -> None:
-    """Say once that there is something to wait for, on a terminal that can't draw a line again."""
-    if console.is_dumb_terminal:
+    if console.is_dumb_terminal:  # it can't draw a line again, so it is told once that there is something to wait for
         console.print("loading and capturing")
-
-
-def _redraws(console: Console) -> bool:
-    """Whether a line can be drawn again."""
-    return console.is_terminal and not console.is_dumb_terminal
+    shown = console.is_terminal and not console.is_dumb_terminal
+    with Progress(*columns, console=console, transient=True, auto_refresh=auto_refresh, disable=not shown) as bars:
+        yield bars, bars.add_task("loading", total=None)

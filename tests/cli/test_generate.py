@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from specgraph.cli.env import choose_threads
+from specgraph.cli.load import choose_threads
 from specgraph.cli.prompts import Prompt, read_prompts
 from specgraph.cli.waiting import doing, waiting
 from specgraph.device.cpu import CpuPlatform
