@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
-from torch import Tensor
 
 from specgraph.checkpoints.config_source import ConfigSource
 from specgraph.checkpoints.experts import load_experts
@@ -44,70 +46,53 @@ def load_decoder_layer(
     Raises:
         CheckpointError: a missing tensor or one of another shape.
     """
-    hidden, inner, width = config.hidden_size, config.intermediate_size, input_size or config.hidden_size
+    hidden, inner, ranks = config.hidden_size, config.intermediate_size, config.tensor_parallel
     query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    ranks, heads = config.tensor_parallel, _head_shares(config)
-    qkv = [f"{prefix}.self_attn.{name}_proj" for name in ("q", "k", "v")]
-    gate_up = [f"{prefix}.mlp.{name}_proj" for name in ("gate", "up")]
-
-    def weight(name: str, *shape: int, share: Share | None = None) -> Tensor:
-        return folder.weight(f"{prefix}.{name}", shape, share=share)
-
-    def norm(name: str, size: int = hidden) -> Tensor:
-        loaded = weight(f"{name}.weight", size)
-        return loaded + config.norm_offset if config.norm_offset else loaded
-
-    def packed(name: str, names: list[str], sizes: list[int], columns: int, shares: list[Share | None]) -> Weight:
-        if config.packed_projections:
-            return matrix(name, sum(sizes), columns, share=_packed_share(sizes, shares))
-        return load_matrix(folder, [f"{n}.weight" for n in names], [(size, columns) for size in sizes], shares)
-
-    def matrix(name: str, rows: int, columns: int, share: Share | None) -> Weight:
-        return load_matrix(folder, [f"{prefix}.{name}.weight"], [(rows, columns)], [share])
-
-    # Gemma 3 normalises before and after; there "post_attention" is what follows attention at once.
-    before_mlp = "pre_feedforward_layernorm" if config.output_norms else "post_attention_layernorm"
-
-    latent = None
+    latent = experts = sinks = None
     if config.latent is not None:
-        packed_latent, latent = load_latent(folder, prefix, config, config.latent)
-        projection = Weight(packed_latent)
+        packed, latent = load_latent(folder, prefix, config, config.latent)
+        qkv = Weight(packed)
         query = config.num_heads * config.latent.value
     else:
-        projection = packed("self_attn.qkv_proj", qkv, [query, kv, kv], width, heads)
-    experts = None
+        queries, keys = _head_shares(config)
+        parts = [_Part("q_proj", query, queries), _Part("k_proj", kv, keys), _Part("v_proj", kv, keys)]
+        stored = _stored(config, "qkv_proj", parts)
+        qkv = _linear(folder, f"{prefix}.self_attn", stored, input_size or hidden, config.qkv_bias)
     if config.experts is not None and (index is None or config.experts.layers[index]):
         experts = load_experts(folder, prefix, config.experts, hidden, ranks)
-    if config.qkv_bias:
-        bias = folder.stacked([f"{n}.bias" for n in qkv], [(query,), (kv,), (kv,)], heads)
-        projection = projection._replace(bias=bias)
-    output = matrix("self_attn.o_proj", hidden, query, share=ranks.share(1, query))
-    if config.output_bias:
-        output = output._replace(bias=weight("self_attn.o_proj.bias", hidden))
+    output_part = _Part("o_proj", hidden, ranks.share(1, query))
+    output = _linear(folder, f"{prefix}.self_attn", [output_part], query, config.output_bias)
     if experts is None:
-        first = packed("mlp.gate_up_proj", gate_up, [inner, inner], hidden, [ranks.share(0, inner)] * 2)
-        second = matrix("mlp.down_proj", hidden, inner, share=ranks.share(1, inner))
-        if config.mlp_bias:
-            bias = folder.stacked([f"{n}.bias" for n in gate_up], [(inner,)] * 2, [ranks.share(0, inner)] * 2)
-            first = first._replace(bias=bias)
-            second = second._replace(bias=weight("mlp.down_proj.bias", hidden))
+        parts = [_Part(name, inner, ranks.share(0, inner)) for name in ("gate_proj", "up_proj")]
+        stored = _stored(config, "gate_up_proj", parts)
+        gate_up = _linear(folder, f"{prefix}.mlp", stored, hidden, config.mlp_bias)
+        down_part = _Part("down_proj", hidden, ranks.share(1, inner))
+        down = _linear(folder, f"{prefix}.mlp", [down_part], inner, config.mlp_bias)
     else:
-        first, second = experts.gate_up, experts.down
+        gate_up, down = experts.gate_up, experts.down
+    norms = {
+        field: folder.weight(f"{prefix}.{name}.weight", (size,))
+        for field, (name, size) in _norms(config).items()
+        if input_norm or field != "input_norm"
+    }
+    if config.norm_offset:
+        norms = {field: norm + config.norm_offset for field, norm in norms.items()}
+    if config.sinks:
+        share = ranks.share(0, config.num_heads)
+        sinks = folder.weight(f"{prefix}.self_attn.sinks", (config.num_heads,), share=share)
     layer = DecoderLayer(
-        qkv=projection,
+        qkv=qkv,
         output=output,
-        post_norm=norm(before_mlp),
-        gate_up=first,
-        down=second,
-        input_norm=norm("input_layernorm") if input_norm else None,
-        query_norm=norm("self_attn.q_norm", config.head_dim) if config.qk_norm else None,
-        key_norm=norm("self_attn.k_norm", config.head_dim) if config.qk_norm else None,
+        post_norm=norms["post_norm"],
+        gate_up=gate_up,
+        down=down,
+        input_norm=norms.get("input_norm"),
+        query_norm=norms.get("query_norm"),
+        key_norm=norms.get("key_norm"),
         experts=None if experts is None else experts.experts,
-        sinks=weight("self_attn.sinks", config.num_heads, share=ranks.share(0, config.num_heads))
-        if config.sinks
-        else None,
-        attention_norm=norm("post_attention_layernorm") if config.output_norms else None,
-        mlp_norm=norm("post_feedforward_layernorm") if config.output_norms else None,
+        sinks=sinks,
+        attention_norm=norms.get("attention_norm"),
+        mlp_norm=norms.get("mlp_norm"),
         activation=config.activation,
         latent=latent,
         tensor_parallel=ranks,
@@ -115,25 +100,59 @@ def load_decoder_layer(
     return scale_kv(folder, f"{prefix}.self_attn", layer, config) if folder.kv_scales and latent is None else layer
 
 
-def _head_shares(config: ModelConfig) -> list[Share | None]:
-    """Rows of the query, key and value projections that this rank has."""
-    ranks, dim = config.tensor_parallel, config.head_dim
-    if ranks.size == 1:
-        return [None] * 3
-    kv = Share(0, tuple((h * dim, (h + 1) * dim) for h in range(*ranks.kv_heads(config.num_kv_heads))))
-    return [ranks.share(0, config.num_heads * dim), kv, kv]
+def _norms(config: ModelConfig) -> dict[str, tuple[str, int]]:
+    """The norms of a layer: field of `DecoderLayer` -> name in the checkpoint, and size."""
+    hidden, head = config.hidden_size, config.head_dim
+    norms = {"post_norm": ("post_attention_layernorm", hidden), "input_norm": ("input_layernorm", hidden)}
+    if config.qk_norm:
+        norms |= {"query_norm": ("self_attn.q_norm", head), "key_norm": ("self_attn.k_norm", head)}
+    if config.output_norms:  # before and after attention and MLP; "post_attention" is what follows attention at once
+        norms |= {
+            "post_norm": ("pre_feedforward_layernorm", hidden),
+            "attention_norm": ("post_attention_layernorm", hidden),
+            "mlp_norm": ("post_feedforward_layernorm", hidden),
+        }
+    return norms
 
 
-def _packed_share(sizes: list[int], shares: list[Share | None]) -> Share | None:
-    """The shares of matrices of `sizes` rows, where one tensor holds them one after the other."""
+class _Part(NamedTuple):
+    """A matrix of a linear, and its bias, as the checkpoint stores them."""
+
+    name: str
+    rows: int
+    share: Share | None
+    """This rank's part of the matrix: some rows, or some columns of all rows; None for all."""
+
+
+def _stored(config: ModelConfig, packed: str, parts: list[_Part]) -> list[_Part]:
+    """The parts; or one of the name `packed` where the checkpoint holds their rows in one tensor."""
+    if not config.packed_projections:
+        return parts
     ranges: list[tuple[int, int]] = []
     first = 0
-    for size, share in zip(sizes, shares, strict=True):
-        if share is None:
-            return None
-        ranges += [(first + begin, first + end) for begin, end in share.ranges]
-        first += size
-    return Share(0, tuple(ranges))
+    for _, rows, share in parts:
+        ranges += [] if share is None else [(first + begin, first + end) for begin, end in share.ranges]
+        first += rows
+    return [_Part(packed, first, Share(0, tuple(ranges)) if ranges else None)]
+
+
+def _linear(folder: CheckpointFolder, module: str, parts: Sequence[_Part], columns: int, biased: bool) -> Weight:
+    """Read the parts of one linear, joined along their rows. A bias is split as the rows are."""
+    names, shares = [f"{module}.{part.name}" for part in parts], [part.share for part in parts]
+    weight = load_matrix(folder, [f"{name}.weight" for name in names], [(part.rows, columns) for part in parts], shares)
+    if not biased:
+        return weight
+    rows = [share if share is not None and share.dim == 0 else None for share in shares]
+    return weight._replace(bias=folder.stacked([f"{name}.bias" for name in names], [(p.rows,) for p in parts], rows))
+
+
+def _head_shares(config: ModelConfig) -> tuple[Share | None, Share | None]:
+    """Rows of the query projection that this rank has, and those of the key and value projections."""
+    ranks, dim = config.tensor_parallel, config.head_dim
+    if ranks.size == 1:
+        return None, None
+    kv = Share(0, tuple((h * dim, (h + 1) * dim) for h in range(*ranks.kv_heads(config.num_kv_heads))))
+    return ranks.share(0, config.num_heads * dim), kv
 
 
 def load_llama(folder: CheckpointFolder, config: ModelConfig) -> LlamaTarget:
