@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from specgraph.attention import KVCache
 from specgraph.device import Platform
-from specgraph.engine import Request
+from specgraph.engine import Request, SpeculativeDecoder
 from specgraph.models.llama import LlamaTarget
 from torch import Tensor
 
@@ -51,12 +52,11 @@ def test_first_drafts(platform: Platform, chunks: str, seed: int) -> None:
     target, head = float64_pair()
     reads_hidden_states(head)
     asked = prompts(seed, REQUESTS)
-    limits = {"max_num_requests": REQUESTS, "capture_sizes": (REQUESTS,), "k": K}
+    limits = {"max_num_requests": REQUESTS, "capture_sizes": (REQUESTS,), "k": K, "rounds_ahead": 0}
     with decoder(platform, **limits, **CHUNKS[chunks]) as made:
         assert made.drafter is not None
         reads_hidden_states(made.drafter.head)
-        # All requests finish in the round of their prompts, whose propose is the last thing that was drafted.
-        made.generate([Request(prompt_token_ids=prompt, max_tokens=1) for prompt in asked])
+        first_round(made, asked)
         drafts = on_host(made.drafter.buffers.draft_token_ids)[:REQUESTS, :K].tolist()
     for number, (prompt, drafted) in enumerate(zip(asked, drafts, strict=True)):
         short = short_of_best(target, head, prompt, drafted)
@@ -103,14 +103,22 @@ def reads_hidden_states(head: Any) -> None:
 def test_prompt_keys(platform: Platform, chunks: str, seed: int) -> None:
     target, head = float64_pair()
     (prompt,) = [prompt for prompt in prompts(seed, 20) if len(prompt) == max(map(len, prompts(seed, 20)))][:1]
-    with decoder(platform, k=K, **CHUNKS[chunks]) as made:
-        made.generate([Request(prompt_token_ids=prompt, max_tokens=1)])
+    with decoder(platform, k=K, rounds_ahead=0, **CHUNKS[chunks]) as made:
+        first_round(made, [prompt])
         assert made.drafter is not None
         caches = {"target": list(made.target.caches), "drafter": list(made.drafter.caches)}
     wanted = {"target": run_target(target, prompt).keys, "drafter": prompt_rows(target, head, prompt)[2].keys}
     for who, layers in wanted.items():
         for layer, (keys, cache) in enumerate(zip(layers, caches[who], strict=True)):
             expect_stored(cache, keys, f"layer {layer} of the {who}")
+
+
+def first_round(made: SpeculativeDecoder, prompts: Sequence[Sequence[int]]) -> None:
+    """Prefill prompts, then run their first round, which begins with their first propose."""
+    for prompt in prompts:
+        made.add(Request(prompt_token_ids=prompt, max_tokens=20))
+    made.step()
+    made.step()
 
 
 def expect_stored(cache: KVCache, keys: Tensor, where: str) -> None:
