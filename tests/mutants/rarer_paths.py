@@ -90,7 +90,7 @@ def hidden_of_the_last_token(patch: pytest.MonkeyPatch) -> None:
     """After the verify of a tree, the drafter is given the hidden state of the tree's root for all rows of the path."""
     real = TreeVerifyProgram.work_of
 
-    class Kernels:
+    class RootRows:
         nodes = 1
 
         def __getattr__(self, name: str) -> Any:
@@ -99,18 +99,18 @@ def hidden_of_the_last_token(patch: pytest.MonkeyPatch) -> None:
         def take_rows(self, x: Any, rows: Any, out: Any) -> None:
             ops.take_rows(x, rows // self.nodes * self.nodes, out)
 
-    ops = Kernels()
+    changed = RootRows()
 
     def work_of(self: TreeVerifyProgram, batch: Any) -> Any:
         work = real(self, batch)
 
         def broken(*args: Any) -> None:
-            ops.nodes = self.tree.num_draft_tokens
+            changed.nodes = self.tree.num_draft_tokens
             work(*args)
 
         return broken
 
-    patch.setattr(tree_verify, "kernels", ops)
+    patch.setattr(tree_verify, "ops", changed)
     patch.setattr(TreeVerifyProgram, "work_of", work_of)
 
 
