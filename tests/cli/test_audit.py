@@ -94,7 +94,7 @@ def test_lengths_that_do_not_advance_in_the_graph_show_in_a_later_step(monkeypat
         ("acceptance-hidden", {"step": 1, "layer": 0}),
         ("capture-key-mismatch", "was never captured"),
         ("query-len-zero", "reads a device value"),
-        ("buffer-smaller-than-padded-size", "ops/begin.py"),
+        ("buffer-smaller-than-padded-size", "ops/begin_rows.py"),
         ("update-prefill-decode-mixed", "lengths are given for steps [0], and the graph holds steps [0, 1, 2]"),
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from mutants.registry import mutant
 
+from specgraph import ops
 from specgraph.device.cpu.tasks import UpdateMode
 from specgraph.draft.chain import ChainProgram
 from specgraph.draft.propose_passes import ProposePasses
