@@ -22,7 +22,6 @@ from specgraph.checkpoints import drafter_format, load_drafter, load_target
 from specgraph.checkpoints.tokens import read_tokenizer, sampling_defaults, stop_token_ids
 from specgraph.engine.load import shipped_pair
 from specgraph.errors import SpecgraphError
-from specgraph.models.protocol import ParallelHead
 
 HEADS = ("eagle", "eagle3-llama", "eagle3-qwen3", "peagle", "mtp", "dflash")
 TARGETS = ("target", "latents in FP8")
@@ -77,7 +76,7 @@ def check_drafter(folder: Path, target, dense_attend, dense_store) -> None:
     head = load_drafter(folder, target)
     context = head.combine(torch.ones(3, head.aux_size))
     layers, rows = head.attention_layers, torch.arange(3)
-    if isinstance(head, ParallelHead):
+    if head.kind == "parallel":
         caches = {}
         head.store_context(context, dense_store(layers, rows, caches))
         hidden = head.forward(torch.tensor([1, head.mask_token_id]), dense_attend(layers, torch.tensor([3, 4]), caches))
