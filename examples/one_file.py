@@ -11,8 +11,6 @@ From specgraph come the paged attention of the head, the draft loop and its grap
 attention is the one below. docs/embedding.md explains each step, and what serving engines do besides.
 """
 
-from __future__ import annotations
-
 import os
 from functools import partial
 from pathlib import Path

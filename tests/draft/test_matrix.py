@@ -52,7 +52,9 @@ def requests():
 
 def decode(kind, way, k, lengths, query_len=None, **settings):
     platform, target = CpuPlatform(), make_target()
-    limits = {"max_num_requests": 3, "max_model_len": 56, "block_size": 4, "capture_sizes": [1, 3]} | settings
+    # Host lengths wait for each round: none ahead in any way, so that all run the same rounds and write the same keys.
+    limits = {"max_num_requests": 3, "max_model_len": 56, "block_size": 4, "capture_sizes": [1, 3], "rounds_ahead": 0}
+    limits |= settings
     config = EngineConfig(num_speculative_tokens=k, prefill_sizes=[8], decode=way[0], prefill=way[1], **limits)
     attention = PagedHostAttention(platform) if lengths == "host" else PagedAttention()
     head = None if kind is None else make_head(kind, target)
