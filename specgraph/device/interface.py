@@ -248,7 +248,7 @@ class Platform(ABC):
         """Zeroed host memory that captured work can write: [size] as a tensor of the device, and as one of the host.
 
         A host that waited for an event sees what was written before the event. None where the device can't write host
-        memory: results are copied then. Used by: engine (results of rounds).
+        memory. Used by: suite; the engine copies the results of rounds.
         """
         return None
 
