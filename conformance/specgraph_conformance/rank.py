@@ -19,7 +19,7 @@ from specgraph.device import Platform, open_platform
 from specgraph.parallel import Ranks, join_ranks
 from torch import Tensor
 
-from specgraph_conformance.rig import captured, expect_close, expect_equal, on_host
+from specgraph_conformance.rig import captured, expect_close, expect_equal, on_host, replay_and_wait
 from specgraph_conformance.shared_experts import run_scenario
 from specgraph_conformance.split_models import SPLIT, run_split
 from specgraph_conformance.timeouts import load_factor
@@ -75,8 +75,7 @@ def check_chain(platform: Platform, ranks: Ranks, count: int, seed: int) -> None
         inputs = [torch.randn(ROWS, WIDTH, generator=generator) for _ in range(world)]
         x.copy_(inputs[rank])
         out.zero_()
-        graph.replay()
-        platform.synchronize()
+        replay_and_wait(platform, graph)
         seen = on_host(out)
         expect_close(seen, dense(inputs), 2e-2, f"the chain of {count} on rank {rank}")
         expect_equal(seen, on_host(chain()))

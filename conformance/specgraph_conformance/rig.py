@@ -95,6 +95,12 @@ def captured(
     return graph
 
 
+def replay_and_wait(platform: Platform, graph: Graph) -> None:
+    """Replay a graph, and wait until the device is idle."""
+    graph.replay()
+    platform.synchronize()
+
+
 def assert_usable(platform: Platform) -> None:
     """Assert that eager work and a new capture both work."""
     assert not platform.is_capturing(), "the stream is still capturing after the capture has failed"
@@ -102,8 +108,7 @@ def assert_usable(platform: Platform) -> None:
     assert on_host(x + 1).tolist() == [2.0] * 8
     graph = captured(platform, lambda: x.mul_(3))
     before = on_host(x)
-    graph.replay()
-    platform.synchronize()
+    replay_and_wait(platform, graph)
     expect_equal(on_host(x), before * 3)
     graph.close()
 
@@ -187,8 +192,7 @@ def run_op(platform: Platform, way: str, body: Callable[[], Any], written: Itera
         graph = captured(platform, body)
         for tensor, old in before:
             tensor.copy_(old)
-        graph.replay()
-        platform.synchronize()
+        replay_and_wait(platform, graph)
         graph.close()
     platform.synchronize()
 

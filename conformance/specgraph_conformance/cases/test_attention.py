@@ -12,7 +12,7 @@ from torch import Tensor
 from specgraph_conformance.attention_rows import TOLERANCE, Rows, attention_of, check_attention, rows_for
 from specgraph_conformance.case import Absent, case
 from specgraph_conformance.op_run import run_on
-from specgraph_conformance.rig import attention_backend, captured, expect_close, expect_equal, on_host
+from specgraph_conformance.rig import attention_backend, captured, expect_close, expect_equal, on_host, replay_and_wait
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (8, 2), (8, 1)], ids=lambda h: f"{h[0]}x{h[1]}")
@@ -222,8 +222,7 @@ def test_captured(platform: Platform, attention: str, seed: int) -> None:
         for memory, now in zip(held, tensors(rows), strict=True):
             memory.zero_()
             memory[tuple(slice(size) for size in now.shape)].copy_(now)
-        graph.replay()
-        platform.synchronize()
+        replay_and_wait(platform, graph)
         expect_close(on_host(out), torch.cat(rows.expected()), TOLERANCE[first.dtype], "output of the replay")
     graph.close()
 

@@ -10,7 +10,7 @@ from specgraph.device import Graph, Platform
 from specgraph.errors import CaptureError
 
 from specgraph_conformance.case import case
-from specgraph_conformance.rig import captured, expect_equal, on_host
+from specgraph_conformance.rig import captured, expect_equal, on_host, replay_and_wait
 
 
 @case(
@@ -23,8 +23,7 @@ def test_runs_nothing(platform: Platform) -> None:
     x = torch.zeros(64, device=platform.device)
     graph = captured(platform, lambda: x.add_(1), warm_up=False)
     assert on_host(x).sum() == 0
-    graph.replay()
-    platform.synchronize()
+    replay_and_wait(platform, graph)
     assert on_host(x).tolist() == [1.0] * 64
 
 
@@ -95,8 +94,7 @@ def test_reset(platform: Platform) -> None:
         graph.replay()
     with graph.capture():
         x.add_(10)
-    graph.replay()
-    platform.synchronize()
+    replay_and_wait(platform, graph)
     assert on_host(x).tolist() == [10.0] * 4
     graph.close()
 
@@ -116,8 +114,7 @@ def test_capture_stream(platform: Platform) -> None:
         assert platform.current_stream() == platform.capture_stream
         x.add_(1)
     assert platform.current_stream() == before
-    graph.replay()
-    platform.synchronize()
+    replay_and_wait(platform, graph)
     assert on_host(x).tolist() == [1.0] * 4
     graph.close()
 
@@ -144,8 +141,7 @@ def test_fork(platform: Platform) -> None:
     graph = captured(platform, body, warm_up=False)
     for start in (1.0, 100.0):
         x.add_(start)
-        graph.replay()
-        platform.synchronize()
+        replay_and_wait(platform, graph)
         expect_equal(on_host(total), on_host(x) * 5)
     graph.close()
 
@@ -161,8 +157,7 @@ def test_baked(platform: Platform) -> None:
     step = 2.0
     graph = captured(platform, lambda: x.add_(step), warm_up=False)
     step = 50.0
-    graph.replay()
-    platform.synchronize()
+    replay_and_wait(platform, graph)
     assert on_host(x).tolist() == [2.0] * 4
     graph.close()
 
@@ -182,8 +177,7 @@ def test_random(platform: Platform) -> None:
         eager.append(on_host(torch.randn_like(out)))
     torch.manual_seed(7)
     for _ in range(3):
-        graph.replay()
-        platform.synchronize()
+        replay_and_wait(platform, graph)
         replayed.append(on_host(out))
     assert all(torch.equal(a, b) for a, b in zip(eager, replayed, strict=True))
     assert not torch.equal(replayed[0], replayed[1])

@@ -12,7 +12,7 @@ from specgraph.device import GraphPool, Platform
 from torch import Tensor
 
 from specgraph_conformance.case import case
-from specgraph_conformance.rig import captured, expect_close, expect_equal, on_host
+from specgraph_conformance.rig import captured, expect_close, expect_equal, on_host, replay_and_wait
 
 
 def own_pool(platform: Platform) -> tuple[GraphPool, Tensor]:
@@ -74,8 +74,7 @@ def test_renewed(platform: Platform) -> None:
     third = captured(platform, lambda: x.add_(1), pool)
     assert third.pool_handle != retired, "a capture was given the vendor's pool that was released with its last graph"
     x.zero_()
-    third.replay()
-    platform.synchronize()
+    replay_and_wait(platform, third)
     assert on_host(x).tolist() == [1.0] * 16
     third.close()
     pool.close()
@@ -122,8 +121,7 @@ def test_collector(platform: Platform, enabled: bool) -> None:
 def test_dropped(platform: Platform) -> None:
     pool, x = own_pool(platform)
     graph = captured(platform, lambda: x.add_(1), pool)
-    graph.replay()
-    platform.synchronize()
+    replay_and_wait(platform, graph)
     gone = weakref.ref(graph)
     del graph
     gc.collect()
@@ -161,8 +159,7 @@ def test_writes_and_returns(platform: Platform, seed: int) -> None:
         place = torch.randperm(12, generator=generator)[:rows] + 4
         for tensor, source in zip((query, key, value, slots), (*given, place), strict=True):
             tensor.copy_(source)
-        graph.replay()
-        platform.synchronize()
+        replay_and_wait(platform, graph)
         expect_close(on_host(out), given[0].double() * 2, 1e-6, f"twice what the op returned in replay {number}")
         expect_equal(on_host(values).view(16, 2, 8)[place], given[2], f"what the op wrote in replay {number}")
         expect_equal(on_host(read), given[1], f"what a later op read of it in replay {number}")

@@ -12,7 +12,7 @@ from specgraph.errors import CaptureError, SpecgraphError
 from torch import Tensor
 
 from specgraph_conformance.case import case
-from specgraph_conformance.rig import assert_usable, captured, on_host
+from specgraph_conformance.rig import assert_usable, captured, on_host, replay_and_wait
 
 HOST_READS: dict[str, Callable[[Tensor], Any]] = {
     "item": lambda x: x[0].item(),
@@ -52,8 +52,7 @@ def test_twice(platform: Platform) -> None:
     graph = captured(platform, lambda: x.add_(1), warm_up=False)
     with pytest.raises(CaptureError), graph.capture():
         x.add_(100)
-    graph.replay()
-    platform.synchronize()
+    replay_and_wait(platform, graph)
     assert on_host(x).tolist() == [1.0] * 4
     graph.close()
 
@@ -107,8 +106,7 @@ def test_host_read(platform: Platform, read: str) -> None:
     assert_usable(platform)
     with graph.capture():
         x.add_(1)
-    graph.replay()
-    platform.synchronize()
+    replay_and_wait(platform, graph)
     assert on_host(x).tolist() == [2.0] * 4
     graph.close()
 
@@ -133,8 +131,7 @@ def test_exception(platform: Platform) -> None:
     assert_usable(platform)
     with graph.capture():
         x.add_(5)
-    graph.replay()
-    platform.synchronize()
+    replay_and_wait(platform, graph)
     assert on_host(x).tolist() == [5.0] * 4
     graph.close()
 
@@ -196,8 +193,7 @@ def test_failed_in_pool(platform: Platform) -> None:
         out.copy_((x * 2).sin())
         _ = 1 / 0
     graph = captured(platform, lambda: out.copy_((x * 2).cos()), pool)
-    graph.replay()
-    platform.synchronize()
+    replay_and_wait(platform, graph)
     assert torch.allclose(on_host(out), (on_host(x) * 2).cos(), atol=1e-5)
     graph.close()
     pool.close()

@@ -17,7 +17,7 @@ from specgraph.parallel import Ranks
 
 from specgraph_conformance.case import Absent, case
 from specgraph_conformance.rank import check_chain, process_group, run_ranks
-from specgraph_conformance.rig import captured, on_host
+from specgraph_conformance.rig import captured, on_host, replay_and_wait
 
 NEEDS = ("collectives_in_graph",)
 
@@ -58,8 +58,7 @@ def test_gather(platform: Platform, group: Ranks) -> None:
     graph = captured(platform, body)
     for value in (3.0, -1.0):
         x.fill_(value)
-        graph.replay()
-        platform.synchronize()
+        replay_and_wait(platform, graph)
         assert on_host(out).unique().tolist() == [2 * value]
     graph.close()
 

@@ -10,7 +10,7 @@ from specgraph.device import Discovered, Platform
 from specgraph.errors import SpecgraphError
 
 from specgraph_conformance.case import case
-from specgraph_conformance.rig import captured, expect_equal, on_host
+from specgraph_conformance.rig import captured, expect_equal, on_host, replay_and_wait
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8, torch.bool]
 
@@ -149,8 +149,7 @@ def test_close(backend: Discovered, platform: Platform) -> None:
         other.graph()
     x = torch.zeros(4, device=platform.device)
     graph = captured(platform, lambda: x.add_(1), warm_up=False)
-    graph.replay()
-    platform.synchronize()
+    replay_and_wait(platform, graph)
     assert on_host(x).tolist() == [1.0] * 4
     graph.close()
 

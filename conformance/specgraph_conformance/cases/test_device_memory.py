@@ -8,7 +8,7 @@ import torch
 from specgraph.device import GraphPool, Platform
 
 from specgraph_conformance.case import case
-from specgraph_conformance.rig import captured, on_host
+from specgraph_conformance.rig import captured, on_host, replay_and_wait
 
 
 @case(
@@ -84,8 +84,7 @@ def test_counts(platform: Platform) -> None:
     def once(pool_first: bool) -> tuple[int, int]:
         pool, kept = platform.graph_pool(), list[torch.Tensor]()
         graph = captured(platform, lambda: kept.append(x * 2), pool)
-        graph.replay()
-        platform.synchronize()
+        replay_and_wait(platform, graph)
         kept.clear()
         closes = (pool.close, graph.close) if pool_first else (graph.close, pool.close)
         closes[0]()

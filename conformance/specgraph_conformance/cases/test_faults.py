@@ -13,7 +13,7 @@ from specgraph.errors import CaptureError, ReadSetError, SpecgraphError
 
 from specgraph_conformance.case import case
 from specgraph_conformance.draft_rig import DraftRig, make_batches, make_config
-from specgraph_conformance.rig import adding, assert_usable, captured, expect_equal, on_host
+from specgraph_conformance.rig import adding, assert_usable, captured, expect_equal, on_host, replay_and_wait
 from specgraph_conformance.task_rig import Tasks
 from specgraph_conformance.tiny_models import make_head
 
@@ -66,8 +66,7 @@ def test_nth_op(platform: Platform, place: int) -> None:
     assert_usable(platform)
     with graph.capture():
         body(-1)
-    graph.replay()
-    platform.synchronize()
+    replay_and_wait(platform, graph)
     assert on_host(out)[0].item() == 4096.0
     graph.close()
 
@@ -193,8 +192,7 @@ def test_eager_thread(platform: Platform) -> None:
     platform.synchronize()
     assert errors == []
     assert on_host(y)[0].item() == 2.0
-    graph.replay()
-    platform.synchronize()
+    replay_and_wait(platform, graph)
     assert (on_host(x)[0].item(), on_host(y)[0].item()) == (3.0, 2.0)
     graph.close()
 
@@ -263,8 +261,7 @@ def test_replay_in_capture(platform: Platform) -> None:
     else:
         platform.synchronize()
         assert on_host(x).tolist() == [0.0] * 4, "the replay ran during the capture"
-        outer.replay()
-        platform.synchronize()
+        replay_and_wait(platform, outer)
         assert on_host(x).tolist() == [1.0] * 4
     assert_usable(platform)
     inner.close()

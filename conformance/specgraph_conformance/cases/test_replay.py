@@ -11,15 +11,14 @@ from specgraph.device import Graph, Platform
 from torch import Tensor
 
 from specgraph_conformance.case import case
-from specgraph_conformance.rig import captured, expect_equal, on_host
+from specgraph_conformance.rig import captured, expect_equal, on_host, replay_and_wait
 
 WIDTH = 64
 
 
 def assert_replays(graph: Graph, platform: Platform, x: Tensor, out: Tensor, expected: float) -> None:
     """Assert that a replay gives `expected` times x."""
-    graph.replay()
-    platform.synchronize()
+    replay_and_wait(platform, graph)
     expect_equal(on_host(out), on_host(x) * expected)
 
 
@@ -96,8 +95,7 @@ def test_interleaved(platform: Platform, seed: int) -> None:
     for _ in range(40):
         n = order.choice(rows)
         x.copy_(torch.randn(16, WIDTH))
-        graphs[n].replay()
-        platform.synchronize()
+        replay_and_wait(platform, graphs[n])
         expect_equal(on_host(out[:n]), on_host(body(n)))
     for graph in graphs.values():
         graph.close()
@@ -125,8 +123,7 @@ def test_pools(platform: Platform) -> None:
         scratch = [(x * i).exp() for i in range(8)]
         assert address not in {t.data_ptr() for t in scratch}
     one.replay()
-    other.replay()
-    platform.synchronize()
+    replay_and_wait(platform, other)
     assert on_host(result).item() == 4.0
     del scratch, result
     one.close()
@@ -187,8 +184,7 @@ def test_thread(platform: Platform) -> None:
 
     def work() -> None:
         try:
-            graph.replay()
-            platform.synchronize()
+            replay_and_wait(platform, graph)
         except BaseException as error:
             errors.append(error)
 

@@ -9,7 +9,7 @@ from specgraph.device import Discovered, Graph, Platform
 from torch import Tensor
 
 from specgraph_conformance.case import case
-from specgraph_conformance.rig import captured, expect_equal, on_host
+from specgraph_conformance.rig import captured, expect_equal, on_host, replay_and_wait
 
 
 @case(
@@ -38,8 +38,7 @@ def test_one_value(platform: Platform) -> None:
         number.fill_(n)
         factor.fill_(f)
         is_negative.fill_(negative)
-        graph.replay()
-        platform.synchronize()
+        replay_and_wait(platform, graph)
         row = torch.arange(40.0).view(8, 5)[i : i + 1] * f + n
         expect_equal(
             on_host(out), -row if negative else row, "a row chosen, scaled and shifted by tensors of one value"
@@ -65,8 +64,7 @@ def test_wide_integers(platform: Platform) -> None:
     graph = captured(platform, body)
     for start in (0, (1 << 36) - 20, -(1 << 45)):
         x.copy_(torch.arange(start, start + 64))
-        graph.replay()
-        platform.synchronize()
+        replay_and_wait(platform, graph)
         values = range(start, start + 64)
         wanted = torch.tensor([(value + (3 << 40)) * 5 - (1 << 33) for value in values])
         expect_equal(on_host(out), wanted, "sums and products of int64")
@@ -91,8 +89,7 @@ def test_other_closes(backend: Discovered, platform: Platform) -> None:
     other.close()
     for value in (1.0, 2.0):
         x.fill_(value)
-        graph.replay()
-        platform.synchronize()
+        replay_and_wait(platform, graph)
         assert on_host(out).unique().tolist() == [3 * value + 1]
     graph.close()
 
@@ -112,8 +109,7 @@ def test_generator(platform: Platform) -> None:
         first = torch.rand(64, device=platform.device)
         if between:
             graph = captured(platform, lambda: x.add_(1))
-            graph.replay()
-            platform.synchronize()
+            replay_and_wait(platform, graph)
             graph.close()
         return on_host(torch.stack([first, torch.rand(64, device=platform.device)]))
 
@@ -140,8 +136,7 @@ def test_special(platform: Platform) -> None:
     graph = captured(platform, body)
     values = torch.tensor([1.0, inf, -inf, nan, 3e38, 0.0])
     x.copy_(values)
-    graph.replay()
-    platform.synchronize()
+    replay_and_wait(platform, graph)
     zero = torch.zeros(6)
     wanted = values + 1, torch.maximum(values, zero), torch.where(values == values, values.neg(), values * 2)
     for name, out, right in zip(("x + 1", "maximum(x, 0)", "where"), (sums, largest, chosen), wanted, strict=True):
@@ -159,8 +154,7 @@ def replays_beside_others(
     others = [torch.full_like(x, 7.0) for _ in range(8)]
     for value in (3.0, 5.0):
         x.fill_(value)
-        graph.replay()
-        platform.synchronize()
+        replay_and_wait(platform, graph)
         assert on_host(out).unique().tolist() == [wanted(value)]
         assert all(on_host(other).unique().tolist() == [7.0] for other in others), "a replay wrote into an eager tensor"
     graph.close()

@@ -11,7 +11,15 @@ from specgraph.device import Event, Platform, Stream
 from torch import Tensor
 
 from specgraph_conformance.case import case
-from specgraph_conformance.rig import LONG_ADDITIONS, LONG_SIZE, captured, expect_equal, long_work, on_host
+from specgraph_conformance.rig import (
+    LONG_ADDITIONS,
+    LONG_SIZE,
+    captured,
+    expect_equal,
+    long_work,
+    on_host,
+    replay_and_wait,
+)
 
 Waits = Callable[[Platform, Stream, Event, Stream], object]
 WAITS: dict[str, Waits] = {
@@ -68,8 +76,7 @@ def test_many_ops(platform: Platform) -> None:
     x, wanted = torch.arange(4, device=platform.device), torch.arange(4)
     graph = captured(platform, lambda: dependent_ops(x), warm_up=False)
     for number in (1, 2):
-        graph.replay()
-        platform.synchronize()
+        replay_and_wait(platform, graph)
         dependent_ops(wanted)
         expect_equal(on_host(x), wanted, f"int64 after replay {number}")
     graph.close()

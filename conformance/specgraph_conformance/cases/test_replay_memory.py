@@ -10,7 +10,7 @@ import torch
 from specgraph.device import Graph, GraphPool, Platform
 
 from specgraph_conformance.case import case
-from specgraph_conformance.rig import captured, expect_equal, on_host
+from specgraph_conformance.rig import captured, expect_equal, on_host, replay_and_wait
 
 
 @case(
@@ -54,8 +54,7 @@ def test_memory_back(platform: Platform, way: str) -> None:
         nonlocal graph
         with graph.capture():
             (x * 2).exp().sum()
-        graph.replay()
-        platform.synchronize()
+        replay_and_wait(platform, graph)
         if way == "close":
             graph.close()
             graph = platform.graph()
@@ -107,8 +106,7 @@ def check_survives(platform: Platform, close: Callable[[GraphPool, Graph], None]
     for _ in range(2):
         x.add_(1)
         second.replay()
-        other.replay()
-        platform.synchronize()
+        replay_and_wait(platform, other)
         expect_equal(on_host(out), (on_host(x) * 2 + 1) * 3, "the replay after the close")
     assert len(others) == 8
     for graph in (first, second, other):
@@ -155,8 +153,7 @@ def test_many(platform: Platform) -> None:
     pool = platform.graph_pool() if platform.capabilities.shared_pool else None
     graphs = [captured(platform, lambda i=i: out.copy_(x * i), pool, warm_up=False) for i in range(count)]
     for i in (0, count // 2, count - 1):
-        graphs[i].replay()
-        platform.synchronize()
+        replay_and_wait(platform, graphs[i])
         expect_equal(on_host(out), on_host(x) * i)
     for graph in graphs:
         graph.close()

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from specgraph_conformance.case import case
-from specgraph_conformance.rig import captured, expect_equal, on_host
+from specgraph_conformance.rig import captured, expect_equal, on_host, replay_and_wait
 
 ROWS, WIDTH = 6, 64
 
@@ -60,7 +60,6 @@ def test_ops(platform: Platform, op: str, seed: int) -> None:
         x.copy_(torch.randn(ROWS, WIDTH, generator=generator))
         b.copy_(torch.randn(ROWS, WIDTH, generator=generator))
         ids.copy_(torch.randperm(ROWS, generator=generator))
-        graph.replay()
-        platform.synchronize()
+        replay_and_wait(platform, graph)
         expect_equal(on_host(out), on_host(OPS[op](x, ids, b)))
     graph.close()
