@@ -24,6 +24,7 @@ import torch
 from specgraph import EngineConfig, Request, SpeculativeDecoder, join_layout, load_drafter, load_target, open_platform
 from specgraph.cli.env import environment
 from specgraph.device import Platform
+from specgraph.options import LoweringChoice
 from specgraph.parallel import WHOLE, ParallelLayout, TensorParallel, world_size
 
 LENGTH, REQUESTS = 64, 4
@@ -51,14 +52,19 @@ def write_pair(folder: Path) -> tuple[str, str]:
 
 
 def decoder(
-    platform: Platform, pair: tuple[str, str], split: TensorParallel, layout: ParallelLayout | None, sampled: bool
+    platform: Platform,
+    pair: tuple[str, str],
+    split: TensorParallel,
+    layout: ParallelLayout | None,
+    sampled: bool,
+    decode: LoweringChoice,
 ) -> SpeculativeDecoder:
-    """The pair in float64, captured."""
+    """Return the pair in float64, captured."""
     target = load_target(pair[0], platform.device, torch.float64, LENGTH, split)
     config = EngineConfig(
         num_speculative_tokens=3, draft_schedule=None if sampled else {1: 3, 2: 2, 4: 1},
         max_num_requests=REQUESTS, max_model_len=LENGTH,
-        block_size=4, capture_sizes=(1, 2, 4), prefill_sizes=(4, 16), sampled=sampled,
+        block_size=4, capture_sizes=(1, 2, 4), prefill_sizes=(4, 16), sampled=sampled, decode=decode,
     )  # fmt: skip
     made = SpeculativeDecoder(target, load_drafter(pair[1], target), platform, config, layout=layout)
     made.capture()
@@ -75,7 +81,13 @@ def random_request(rng: random.Random, sampled: bool) -> Request:
 
 
 def run(
-    layout: ParallelLayout, platform: Platform, pair: tuple[str, str], rounds: int, seed: int, sampled: bool = False
+    layout: ParallelLayout,
+    platform: Platform,
+    pair: tuple[str, str],
+    rounds: int,
+    seed: int,
+    sampled: bool = False,
+    decode: LoweringChoice = "auto",
 ) -> dict[str, Any]:
     """`rounds` rounds and then those that finish what was begun; all ranks run it together.
 
@@ -84,7 +96,7 @@ def run(
         many requests differ from the single process.
     """
     rng = random.Random(seed * 1000 + layout.data_rank)
-    ours = decoder(platform, pair, layout.tensor_parallel, layout, sampled)
+    ours = decoder(platform, pair, layout.tensor_parallel, layout, sampled, decode)
     asked: dict[int, Request] = {}
     given: dict[int, list[int]] = {}
     sizes: Counter[int] = Counter()
@@ -101,7 +113,7 @@ def run(
             given.setdefault(chunk.request, []).extend(chunk.token_ids)
         done += 1
     ours.close()
-    alone = decoder(platform, pair, WHOLE, None, sampled)
+    alone = decoder(platform, pair, WHOLE, None, sampled, "merged")
     wanted = alone.generate(list(asked.values()))
     alone.close()
     different = sum(given[key] != each.token_ids for key, each in zip(asked, wanted, strict=True))

@@ -1,5 +1,8 @@
 """Options, each declared once: `DraftConfig`, `EngineConfig`, `load_generator` and the commands take them from here.
 
+The three that may be left open in `EngineOptions` (num_speculative_tokens, max_model_len, block_size) are fields of the
+configs too: there they are the numbers that were settled on.
+
 Importing this module does not import torch, so that `specgraph --help` is fast.
 """
 # ruff: noqa: RUF009
@@ -107,6 +110,7 @@ def parse_acceptance(text: str) -> float | tuple[float, ...]:
 class RunnerOptions:
     """Options of whatever captures and runs the programs of a model."""
 
+    max_num_requests: int = _option(1, "Requests in the largest batch.")
     capture_sizes: Sequence[int] | None = _option(
         None, "Batch sizes to capture, comma-separated. Default: a ladder up to max_num_requests.", parse=_integers
     )
@@ -221,7 +225,6 @@ class EngineOptions(DecoderOptions):
     speculative_num_draft_tokens: int | None = _option(
         None, "Draft trees: rows per request in a verify, the last token and the best nodes of the tree."
     )
-    max_num_requests: int = _option(1, "Requests in the largest batch.")
     max_model_len: int | None = _option(
         None, "Tokens of the longest request, prompt and output together. Default: the target's maximum."
     )

@@ -41,8 +41,6 @@ class RunnerConfig(RunnerOptions):
         ConfigError: a number is out of range, or an option has no such value.
     """
 
-    max_num_requests: int
-    """The largest batch."""
     max_model_len: int
     """Tokens of the longest request, prompt included."""
     block_size: int = 16

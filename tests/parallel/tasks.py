@@ -18,6 +18,7 @@ from specgraph.checkpoints import load_drafter, load_target, target_shape
 from specgraph.device.cpu.platform import CpuPlatform
 from specgraph.draft import DraftTree
 from specgraph.engine import EngineConfig, Request, SpeculativeDecoder
+from specgraph.options import LoweringChoice
 from specgraph.parallel import WHOLE, ExpertParallel, ParallelLayout, Ranks, join_layout, join_ranks
 
 FIXTURES = Path(__file__).parents[1] / "models" / "speculators_fixtures"
@@ -81,10 +82,10 @@ def several(ranks: Ranks | None, runs: list[dict[str, Any]]) -> list[Any]:
 
 
 @task
-def unequal(ranks: Ranks, pair: list[str], rounds: int, sampled: bool) -> dict[str, Any]:
-    """`benchmarks/unequal_ranks.py` on data parallel ranks that share the experts."""
+def unequal(ranks: Ranks, pair: list[str], rounds: int, lowerings: list[LoweringChoice]) -> list[dict[str, Any]]:
+    """Run `benchmarks/unequal_ranks.py` in each lowering, on data parallel ranks that share the experts."""
     layout = join_layout(torch.device("cpu"), data_parallel=ranks.size, expert_parallel=True)
-    return run(layout, CpuPlatform(), (pair[0], pair[1]), rounds, seed=1, sampled=sampled)
+    return [run(layout, CpuPlatform(), (pair[0], pair[1]), rounds, seed=1, decode=each) for each in lowerings]
 
 
 def digest(caches: list[KVCache]) -> str:
