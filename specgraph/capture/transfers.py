@@ -28,30 +28,23 @@ class HostCopy:
     `start` queues the copy in the current stream; `read` waits for the copy, and not for work launched after it.
     """
 
-    def __init__(self, platform: Platform, size: int, dtype: torch.dtype, mapped: Tensor | None = None) -> None:
-        """
-        Args:
-            size: elements of the largest tensor to copy.
-            mapped: the host's view of the one tensor that `start` is given (`Platform.mapped_memory`): nothing needs
-                to be copied, and `read` gives this view.
-        """
-        pinned, self._mapped = platform.device.type != "cpu", mapped
-        self.host = torch.zeros(size, dtype=dtype, device="cpu", pin_memory=pinned) if mapped is None else mapped
+    def __init__(self, platform: Platform, size: int, dtype: torch.dtype) -> None:
+        """Make the host's memory; `size` is the number of elements of the largest tensor to copy."""
+        self.host = torch.zeros(size, dtype=dtype, device="cpu", pin_memory=platform.device.type != "cpu")
         """The memory of every copy, from its beginning."""
         self._platform, self._copied = platform, platform.event()
-        self._result, self._is_waited_for = self.host[:0] if mapped is None else self.host, True
+        self._result, self._is_waited_for = self.host[:0], True
 
     def start(self, tensor: Tensor) -> None:
         """Queue the copy of a tensor, which must have the dtype given to the constructor."""
-        if self._mapped is None:
-            if tensor.shape != self._result.shape:
-                self._result = self.host[: tensor.numel()].view(tensor.shape)
-            self._result.copy_(tensor, non_blocking=True)
+        if tensor.shape != self._result.shape:
+            self._result = self.host[: tensor.numel()].view(tensor.shape)
+        self._result.copy_(tensor, non_blocking=True)
         self._is_waited_for = False
         self._copied.record(self._platform.current_stream())
 
     def read(self) -> Tensor:
-        """The copy, on the host; overwritten by the next `start`."""
+        """Return the copy, on the host; overwritten by the next `start`."""
         if not self._is_waited_for:
             self._copied.synchronize()
             self._is_waited_for = True

@@ -244,14 +244,6 @@ class Platform(ABC):
         """
         return {}
 
-    def mapped_memory(self, size: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Zeroed host memory that captured work can write: [size] as a tensor of the device, and as one of the host.
-
-        A host that waited for an event sees what was written before the event. None where the device can't write host
-        memory. Used by: suite; the engine copies the results of rounds.
-        """
-        return None
-
     def counts(self) -> Mapping[str, int]:
         """Count each kind of call that was issued to the device since it was opened, by name; empty if not counted.
 

@@ -96,33 +96,6 @@ def capture_draws_a_number(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CpuGraph, "_end", end)
 
 
-@mutant("mapped-memory-shared", "platform")
-def one_arena_for_all(patch: pytest.MonkeyPatch) -> None:
-    """All mapped memory begins at the start of one arena."""
-    arena = torch.zeros(1 << 16, dtype=torch.int64)
-
-    def mapped(self: CpuPlatform, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        memory = arena.view(dtype)[:size].zero_()
-        return memory, memory
-
-    patch.setattr(CpuPlatform, "mapped_memory", mapped)
-
-
-@mutant("mapped-memory-shared-again", "platform", hazard="mapped-memory-shared")
-def mapped_memory_comes_back_as_it_was(patch: pytest.MonkeyPatch) -> None:
-    """Mapped memory that nobody has any more goes to the next caller with what was written there."""
-    free: dict[tuple[int, torch.dtype], list[Tensor]] = {}
-
-    def mapped(self: CpuPlatform, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        unused = free.setdefault((size, dtype), [])
-        memory = unused.pop() if unused else torch.zeros(size, dtype=dtype)
-        handed = memory[:]
-        weakref.finalize(handed, unused.append, memory).atexit = False
-        return handed, handed
-
-    patch.setattr(CpuPlatform, "mapped_memory", mapped)
-
-
 @mutant("update-in-16-bits", "platform")
 def lengths_of_16_bits(patch: pytest.MonkeyPatch) -> None:
     """Lists of an update are kept in 16 bits with a sign."""

@@ -552,11 +552,6 @@ HAZARDS: dict[str, Hazard] = {
         "wrong keys in large caches, or with many heads",
         "block numbers, or heads, of too few bits",
     ),
-    "mapped-memory-is-stale": Hazard(
-        REVIEW,
-        "a round that never ran is read",
-        "mapped memory is not zeroed",
-    ),
     "pool-closed-before-its-graphs": Hazard(
         REVIEW,
         "memory of graphs is never free",
@@ -606,11 +601,6 @@ HAZARDS: dict[str, Hazard] = {
         REVIEW,
         "eager results depend on whether something was captured before",
         "the default generator is not put back after a capture",
-    ),
-    "mapped-memory-shared": Hazard(
-        REVIEW,
-        "tokens of one decoder appear in another",
-        "one arena of mapped memory for all callers, or memory that comes back as it was",
     ),
     "update-in-16-bits": Hazard(
         REVIEW,

@@ -15,7 +15,6 @@ from torch import Tensor
 from specgraph import ops
 from specgraph.capture.read_set import ReadSetGuard
 from specgraph.device import GraphPool
-from specgraph.device.cpu.platform import CpuPlatform
 from specgraph.draft import BoundTensors, DraftProgram
 from specgraph.draft.host_lengths import HostRounds
 from specgraph.draft.stepwise import StepwiseProgram
@@ -154,17 +153,6 @@ def block_numbers_of_10_bits(patch: pytest.MonkeyPatch) -> None:
         return real(query, cache, table % 1024, *rest)
 
     patch.setattr(PAGED, "attend_by_request", broken)
-
-
-@mutant("mapped-memory-is-stale", "platform")
-def not_zeroed(patch: pytest.MonkeyPatch) -> None:
-    """Mapped host memory holds what was there before."""
-
-    def broken(self: CpuPlatform, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        memory = torch.full((size,), 7, dtype=dtype)
-        return memory, memory
-
-    patch.setattr(CpuPlatform, "mapped_memory", broken)
 
 
 @mutant("pool-closed-before-its-graphs", "platform")

@@ -12,7 +12,7 @@ import torch
 
 from specgraph.device import Capabilities, Event, MemoryInfo, Platform, PlatformInfo, Stream, TaskGroup, yes
 from specgraph.errors import PlatformError, UnsupportedError
-from specgraph_cuda import memory, probe
+from specgraph_cuda import probe
 from specgraph_cuda.graph import CudaGraph, CudaGraphPool
 
 if TYPE_CHECKING:
@@ -129,12 +129,6 @@ class CudaPlatform(Platform):
 
     def batch_task_updates(self) -> AbstractContextManager[object]:
         return super().batch_task_updates() if self.tasks is None else self.tasks.batch()
-
-    def mapped_memory(self, size: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Pinned memory, which has one address on the host and on the device."""
-        if not self.capabilities.notes["mapped_memory"]:
-            return None
-        return memory.mapped(size, dtype, self.device)
 
     def counts(self) -> Mapping[str, int]:
         return {} if self.tasks is None else {"task_updates": self.tasks.count}

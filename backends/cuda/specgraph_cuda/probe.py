@@ -11,7 +11,6 @@ import torch
 from specgraph.device import Capabilities, Support, no, quirk, trial, yes
 from specgraph.device.installed import installed_version
 from specgraph.errors import first_line
-from specgraph_cuda import memory
 
 if TYPE_CHECKING:
     from specgraph_cuda.platform import CudaPlatform
@@ -31,10 +30,7 @@ def capabilities(platform: CudaPlatform) -> Capabilities:
         random_in_graph=quirk("the default generator, and generators registered with the graph"),
         host_read_detection=quirk("synchronising reads are refused; a non_blocking copy to pinned memory is captured"),
         order_detection=no("use compute-sanitizer's racecheck, or run on the cpu platform"),
-        notes={
-            "mapped_memory": trial.claim(platform, memory.host_sees_writes, "pinned memory that kernels write"),
-            "triton": triton_support(platform.device),
-        },
+        notes={"triton": triton_support(platform.device)},
     )
 
 

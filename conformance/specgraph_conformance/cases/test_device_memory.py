@@ -1,4 +1,4 @@
-"""Memory that a platform counts and maps, and small promises of streams and captures that an engine relies on."""
+"""Memory that a platform counts, and small promises of streams and captures that an engine relies on."""
 
 from __future__ import annotations
 
@@ -21,55 +21,6 @@ def test_free(platform: Platform) -> None:
     seen = platform.memory()
     assert seen.free >= 0
     assert not seen.total or seen.free <= seen.total, f"{seen.free} bytes are free of {seen.total}"
-
-
-@case(
-    "device.mapped-memory",
-    "Host memory that captured work can write begins with zeros, and the host sees what was written before an event.",
-    hazard="mapped-memory-is-stale",
-    cause="memory that was used before, or a copy instead of a mapping",
-    quick=True,
-)
-def test_mapped(platform: Platform) -> None:
-    mapped = platform.mapped_memory(1000, torch.int64)
-    if mapped is None:  # the device can't write host memory: results are copied
-        return
-    there, here = mapped
-    assert not on_host(there).any(), "the device sees other values than zeros"
-    assert not here.any(), "the host sees other values than zeros"
-    step = torch.ones(1, dtype=torch.int64, device=platform.device)
-    graph = captured(platform, lambda: there.add_(step), warm_up=False)
-    for number in range(1, 4):
-        graph.replay()
-        event = platform.event()
-        event.record(platform.current_stream())
-        event.synchronize()
-        assert here.unique().tolist() == [number], "the host does not see what a replay wrote"
-    graph.close()
-
-
-@case(
-    "device.mapped-memories-are-apart",
-    "Two pieces of mapped memory do not overlap, and memory that was written and dropped comes back as zeros.",
-    hazard="mapped-memory-shared",
-    cause="one arena for all callers, or memory that is handed out again as it was left",
-    quick=True,
-)
-def test_mapped_apart(platform: Platform) -> None:
-    pieces = [platform.mapped_memory(300, torch.int64) for _ in range(2)]
-    for number, piece in enumerate(pieces, 1):
-        if piece is None:  # the device can't write host memory: results are copied
-            return
-        piece[0].fill_(number)
-    platform.synchronize()
-    seen = [piece[1].unique().tolist() for piece in pieces if piece is not None]
-    assert seen == [[1], [2]], f"the host sees {seen} where 1 was written to one piece of memory and 2 to the other"
-    pieces.clear()
-    piece = None
-    gc.collect()
-    renewed = platform.mapped_memory(300, torch.int64)
-    assert renewed is not None
-    assert not on_host(renewed[0]).any(), "mapped memory begins with what an earlier owner left"
 
 
 @case(

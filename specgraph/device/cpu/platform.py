@@ -115,10 +115,6 @@ class CpuPlatform(Platform):
     def event(self, *, timing: bool = False, external: bool = False) -> CpuEvent:
         return CpuEvent(self, timing=timing, external=external)
 
-    def mapped_memory(self, size: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        memory = torch.zeros(size, dtype=dtype)
-        return memory, memory
-
     def is_capturing(self) -> bool:
         return self.recorder is not None and self.recorder.order.clock_of(self.current_stream()) is not None
 
