@@ -10,9 +10,9 @@ import torch
 from specgraph.attention import NULL_BLOCK, KVCache
 from specgraph.device import Platform
 from specgraph.draft import DraftConfig, Drafter, DraftTokens, ProposeBatch
-from specgraph.draft.past_rows import PastRows
 from specgraph.engine import allocate_caches
 from specgraph.errors import UnsupportedError
+from specgraph.ops.past_rows import PastRows
 from torch import Tensor
 
 from specgraph_conformance.case import Absent
@@ -251,7 +251,7 @@ class DraftRig:
         These are the drafter's own rows: an oracle that begins with them does not show that they are the text's. For
         that there are `kernels.keep-rows` and `drafting.rounds-leave-the-keys-of-the-text`.
         """
-        kept: PastRows | None = getattr(self.drafter.program, "past", None)
+        kept: PastRows | None = self.drafter.buffers.past
         tokens, states = list[Tensor](), list[Tensor]()
         for position in range(start - 1, max(start - self.config.num_speculative_tokens, -1), -1):
             if kept is None:

@@ -57,6 +57,31 @@ def check_types(call: str, batch: Any, device: torch.device) -> None:
         raise ConfigError(f"num_sampled is {list(counts.shape)}, expected [requests]")
 
 
+def check_shapes(call: str, batch: ProposeBatch, wanted: ProposeBatch, sampled: bool, dtypes: bool = False) -> None:
+    """Refuse tensors of another shape than the drafter's own have for the batch; a block table may have fewer columns.
+
+    Args:
+        wanted: the drafter's own memory for this batch.
+        sampled: temperatures and seeds are needed too, and not looked at otherwise.
+        dtypes: whether each tensor has the drafter's own dtype, too.
+
+    Raises:
+        ConfigError: naming the tensor and both shapes.
+    """
+    for name in _TENSORS:
+        given, own = getattr(batch, name), getattr(wanted, name)
+        if name in _OPTIONAL and not sampled:
+            continue
+        if given is None:
+            raise ConfigError(f"{call}: a sampled drafter needs {name} with every batch, and it is None")
+        expected = list(own.shape)
+        if name == "block_table" and given.dim() == 2:
+            expected[1] = min(expected[1], given.shape[1])
+        if list(given.shape) != expected or (dtypes and given.dtype != own.dtype):
+            is_type, want_type = (f" {given.dtype}", f" {own.dtype}") if dtypes else ("", "")
+            raise ConfigError(f"{call}: {name} is {list(given.shape)}{is_type}, expected {expected}{want_type}")
+
+
 def check_values(batch: ProposeBatch, config: DraftConfig, num_blocks: int, vocab_size: int | None) -> None:
     """Refuse values that no round can have. Requests with num_sampled 0 are inert, and not looked at.
 

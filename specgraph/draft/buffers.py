@@ -14,12 +14,12 @@ from torch import Tensor
 
 from specgraph import ops
 from specgraph.attention import AttentionMetadata, allocate_metadata
-from specgraph.draft.config import DraftConfig
+from specgraph.draft.config import DraftConfig, DraftTree
 from specgraph.draft.round import ProposeBatch, RoundBuffers
 from specgraph.draft.sampling_buffers import SamplingBuffers
-from specgraph.draft.shapes import DraftTree
 from specgraph.models.protocol import Head
 from specgraph.ops.begin_rows import RowPlan, Rows
+from specgraph.ops.past_rows import PastRows
 
 
 class PassRows(NamedTuple):
@@ -37,8 +37,7 @@ class PassRows(NamedTuple):
     """Keys behind the context that later passes write and mask by ancestors; 0 where none does."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TreeBuffers:
+class TreeBuffers(NamedTuple):
     """What only trees that are drawn step by step have: candidates, and the nodes that a step expands. See
     `ops.grow_tree`."""
 
@@ -66,9 +65,8 @@ class TreeBuffers:
 
     def sliced(self, num_requests: int) -> TreeBuffers:
         """The first `num_requests` requests: views."""
-        n, k = num_requests, self.beam_scores.shape[1]
-        parts = {field.name: getattr(self, field.name)[:n] for field in fields(self)}
-        return TreeBuffers(**parts | {"beam_rows": self.beam_rows[: n * k]})
+        rows = self.beam_rows[: num_requests * self.beam_scores.shape[1]]
+        return TreeBuffers(*(tensor[:num_requests] for tensor in self))._replace(beam_rows=rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +104,11 @@ class DraftBuffers:
     """float32 [R, K, draft_vocab]: the distributions that sampled drafts were drawn from."""
     query_start_locs: Mapping[int, Tensor]
     """int32 [R + 1] for each number of rows per request that a batch may have: constants."""
-    tree: TreeBuffers | None = None
-    sampling: SamplingBuffers | None = None
+    tree: TreeBuffers | None
+    sampling: SamplingBuffers | None
     """What requests ask of sampling besides temperature and seed; None where drafts do not follow it."""
+    past: PastRows | None
+    """What is kept of the rows before rounds; None where no module takes a drafted token."""
 
     @property
     def first_rows(self) -> Rows:
@@ -126,25 +126,24 @@ class DraftBuffers:
     def named_tensors(self, prefix: str) -> dict[str, Tensor]:
         """Every tensor by name, for the read-set; those that are not the round's begin with `prefix`."""
         named = dict(self.round.named_tensors())
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, AttentionMetadata):
-                named |= value.named_tensors(f"{prefix}.{field.name}")
-            elif isinstance(value, TreeBuffers):
-                named |= {f"{prefix}.{part.name}": getattr(value, part.name) for part in fields(value)}
-            elif isinstance(value, SamplingBuffers):
-                named |= value.named_tensors()
-            elif isinstance(value, Tensor):
-                named[f"{prefix}.{field.name}"] = value
-        return named | {f"{prefix}.query_start_loc.{rows}": t for rows, t in self.query_start_locs.items()}
+        for name in ("first", "step"):
+            metadata: AttentionMetadata = getattr(self, name)
+            named |= metadata.named_tensors(f"{prefix}.{name}")
+        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
+        tensors |= {} if self.tree is None else self.tree._asdict()
+        tensors |= {f"query_start_loc.{rows}": tensor for rows, tensor in self.query_start_locs.items()}
+        named |= {f"{prefix}.{name}": value for name, value in tensors.items() if isinstance(value, Tensor)}
+        named |= {} if self.sampling is None else self.sampling.named_tensors()
+        past = {} if self.past is None else self.past._asdict()
+        return named | {f"past_rows.{name}": tensor for name, tensor in past.items()}
 
     def sliced(self, num_requests: int, rows: PassRows, num_speculative_tokens: int) -> DraftBuffers:
         """The first `num_requests` requests of a batch with these rows and K: views of the same memory."""
         n, k = num_requests, num_speculative_tokens
         parents = None if self.draft_parents is None else self.draft_parents[:n]
         drafts = self.draft_token_ids[:n, :k] if parents is None else self.draft_token_ids[:n]
-        return DraftBuffers(
-            round=self.round,
+        return replace(
+            self,
             inputs=self.round.sliced(n, rows.first - rows.plan.past),
             plan=rows.plan,
             token_ids=self.token_ids[: n * rows.first],
@@ -153,11 +152,9 @@ class DraftBuffers:
             step=self._metadata(self.step, n, rows.later),
             step_token_ids=self.step_token_ids[: n * rows.later],
             hidden=self.hidden[: n * rows.carried],
-            draft_step=self.draft_step,
             draft_token_ids=drafts,
             draft_parents=parents,
             draft_probs=None if self.draft_probs is None else self.draft_probs[:n, :k],
-            query_start_locs=self.query_start_locs,
             tree=None if self.tree is None else self.tree.sliced(n),
             sampling=None if self.sampling is None else self.sampling.sliced(slice(0, n)),
         )
@@ -174,6 +171,8 @@ def allocate_buffers(
     head: Head,
     memory: RoundBuffers,
     tree: DraftTree | None,
+    sampling: SamplingBuffers | None,
+    num_blocks: int,
 ) -> DraftBuffers:
     """Buffers for the largest batch of `config`, every request inert.
 
@@ -183,6 +182,8 @@ def allocate_buffers(
         head: gives sizes and dtype.
         memory: what the target's rounds leave.
         tree: the shape of the trees that are drawn; None for chains.
+        sampling: see `DraftBuffers.sampling`.
+        num_blocks: of each KV cache.
     """
     requests, steps = config.max_num_requests, config.num_speculative_tokens
     device = memory.seeds.device
@@ -194,7 +195,25 @@ def allocate_buffers(
         return torch.arange(0, requests * query_len + 1, query_len, dtype=torch.int32, device=device)
 
     nodes, keeps_probs = (steps, config.keeps_draft_probs) if tree is None else (tree.num_draft_tokens - 1, False)
-    probs = zeros(requests, steps, head.draft_vocab_size, dtype=torch.float32) if keeps_probs else None
+    growing = past = None
+    if tree is not None and rows.tree_keys:
+        growing = TreeBuffers(
+            node_scores=zeros(requests, tree.num_candidates, dtype=torch.float32),
+            node_token_ids=zeros(requests, tree.num_candidates),
+            node_parents=zeros(requests, tree.num_candidates),
+            beam_scores=zeros(requests, tree.top_k, dtype=torch.float32),
+            beam_nodes=zeros(requests, tree.top_k),
+            beam_rows=zeros(requests * tree.top_k),
+            base_lens=zeros(requests, dtype=torch.int32),
+            base_positions=zeros(requests),
+        )
+    if rows.plan.past:
+        kept = kept_rows(steps, config.block_size)
+        past = PastRows(
+            token_ids=zeros(num_blocks, kept),
+            positions=zeros(num_blocks, kept) - 1,
+            hidden=zeros(num_blocks, kept, head.hidden_size, dtype=head.dtype),
+        )
     return DraftBuffers(
         round=memory,
         inputs=memory.sliced(requests, rows.first - rows.plan.past),
@@ -208,23 +227,21 @@ def allocate_buffers(
         draft_step=zeros(1),
         draft_token_ids=zeros(requests, nodes),
         draft_parents=None if tree is None else zeros(requests, nodes),
-        draft_probs=probs,
+        draft_probs=zeros(requests, steps, head.draft_vocab_size, dtype=torch.float32) if keeps_probs else None,
         query_start_locs={n: start_loc(n) for n in query_lens},
-        tree=_allocate_tree(tree, requests, device) if tree is not None and rows.tree_keys else None,
+        tree=growing,
+        sampling=sampling,
+        past=past,
     )
 
 
-def _allocate_tree(tree: DraftTree, requests: int, device: torch.device) -> TreeBuffers:
-    def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-        return torch.zeros(shape, dtype=dtype, device=device)
+def kept_rows(num_speculative_tokens: int, block_size: int) -> int:
+    """Past rows that are kept per KV block: K - 1, or the block size where that is less."""
+    return min(num_speculative_tokens - 1, block_size)
 
-    return TreeBuffers(
-        node_scores=zeros(requests, tree.num_candidates, dtype=torch.float32),
-        node_token_ids=zeros(requests, tree.num_candidates),
-        node_parents=zeros(requests, tree.num_candidates),
-        beam_scores=zeros(requests, tree.top_k, dtype=torch.float32),
-        beam_nodes=zeros(requests, tree.top_k),
-        beam_rows=zeros(requests * tree.top_k),
-        base_lens=zeros(requests, dtype=torch.int32),
-        base_positions=zeros(requests),
-    )
+
+def past_rows_bytes(head: Head, num_speculative_tokens: int, block_size: int) -> int:
+    """Bytes of past rows per KV block, beside the KV; 0 for a drafter whose one module serves every step."""
+    if head.kind != "modules":
+        return 0
+    return kept_rows(num_speculative_tokens, block_size) * (head.hidden_size * head.dtype.itemsize + 16)

@@ -9,11 +9,9 @@ from torch import Tensor
 
 from specgraph import ops
 from specgraph.attention import advance
-from specgraph.capture import AttentionStack, BatchDescriptor, MakeAttend, Work
+from specgraph.capture import BatchDescriptor, MakeAttend
 from specgraph.draft.buffers import DraftBuffers, PassRows
-from specgraph.draft.config import DraftConfig
-from specgraph.draft.program import DraftProgram, begin_rows, draft_one
-from specgraph.draft.round import RoundBuffers
+from specgraph.draft.program import DraftProgram, begin_rows, computed_tokens, draft_one
 from specgraph.models.protocol import DraftHead, DraftOutput, PairHead
 from specgraph.ops.begin_rows import RowPlan
 from specgraph.ops.linear import PairInput
@@ -22,16 +20,9 @@ from specgraph.ops.linear import PairInput
 class ChainProgram(DraftProgram[DraftHead]):
     """Step 0 over the target's rows, then K - 1 steps of one row per request."""
 
-    def __init__(
-        self, head: DraftHead, stack: AttentionStack, config: DraftConfig, memory: RoundBuffers, position_offset: int
-    ) -> None:
-        """position_offset: how much further than the target's rows the head's rows are (1: `draft_model`)."""
-        self.position_offset = position_offset
-        super().__init__(head, stack, config, memory)
-
-    def passes(self, num_speculative_tokens: int) -> int:
+    def num_steps(self, batch: BatchDescriptor) -> int:
         """K."""
-        return num_speculative_tokens
+        return computed_tokens(batch)
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
         """One row per request after step 0."""
@@ -47,35 +38,23 @@ class ChainProgram(DraftProgram[DraftHead]):
 
     def first(self, b: DraftBuffers, make_attend: MakeAttend) -> Tensor:
         """See `DraftProgram.first`."""
-        out = self._first_rows(b, make_attend)
+        out = first_rows(self.head, b, make_attend)
         draft_one(self.head, b, out.hidden)
         return out.carry
 
-    def _first_rows(self, b: DraftBuffers, make_attend: MakeAttend) -> DraftOutput:
-        begin_rows(b, b.first_rows)
-        hidden = self.head.combine(b.inputs.aux_hidden)
-        return self.head.forward(b.token_ids, hidden, make_attend(b.first, 0), b.last_rows)
-
-    def work_of(self, batch: BatchDescriptor) -> Work:
-        """The steps; where all are in one launch, one op ends a step and begins the next."""
-        apart, following = super().work_of(batch), self.joined_steps()
-        if following is None:
-            return apart
+    def run(self, b: DraftBuffers, steps: Sequence[int], make_attend: MakeAttend) -> None:
+        """The steps of one launch; where all are in one, an op ends a step and begins the next."""
+        following = self.joined_steps()
+        if following is None or len(steps) == 1:
+            super().run(b, steps, make_attend)
+            return
         head, pair = following
-        b = self.sliced(batch)
-
-        def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
-            if len(steps) == 1:
-                apart(steps, make_attend)
-                return
-            out = self._first_rows(b, make_attend)
-            for step in steps[1:]:
-                taken = self._next_step(b, pair, out)
-                out = head.forward(b.step_token_ids, out.carry, make_attend(b.step, step), pair=taken)
-            draft_one(head, b, out.hidden)
-            ops.take_rows(out.carry, None, b.hidden)
-
-        return work
+        out = first_rows(head, b, make_attend)
+        for step in steps[1:]:
+            taken = self._next_step(b, pair, out)
+            out = head.forward(b.step_token_ids, out.carry, make_attend(b.step, step), pair=taken)
+        draft_one(head, b, out.hidden)
+        ops.take_rows(out.carry, None, b.hidden)
 
     def joined_steps(self) -> tuple[PairHead, PairInput] | None:
         """The head, and what its first linear takes, where one op may prepare it; None where single ops do."""
@@ -114,3 +93,10 @@ class ChainProgram(DraftProgram[DraftHead]):
         out = self.head.forward(b.step_token_ids, b.hidden, make_attend(b.step, step))
         draft_one(self.head, b, out.hidden)
         return out.carry
+
+
+def first_rows(head: DraftHead, b: DraftBuffers, make_attend: MakeAttend) -> DraftOutput:
+    """Run a head over the rows of the target's round: the output of each request's last accepted one."""
+    begin_rows(b, b.first_rows)
+    hidden = head.combine(b.inputs.aux_hidden)
+    return head.forward(b.token_ids, hidden, make_attend(b.first, 0), b.last_rows)

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from specgraph.attention import AttentionBackend, AttentionMetadata, HostLengths, KVCache, PagedAttention
-from specgraph.capture import BatchDescriptor, Dispatch, LengthsAt, ModelRunner
+from specgraph.capture import Dispatch, LengthsAt, ModelRunner
 from specgraph.device import Platform
 from specgraph.draft.batch_checks import check_types, check_values, vocabulary_size
-from specgraph.draft.bound import BoundProgram, BoundTensors
+from specgraph.draft.bound import BoundTensors
 from specgraph.draft.config import DraftConfig
-from specgraph.draft.head_checks import check_members, check_passes
-from specgraph.draft.head_program import check_caches, programs_for
+from specgraph.draft.head_checks import check_caches, check_members, check_passes
 from specgraph.draft.host_lengths import Counts, HostRounds
+from specgraph.draft.kinds import programs_for
 from specgraph.draft.kv_history import KVHistory
 from specgraph.draft.prefill import DraftPrefill
-from specgraph.draft.program import computed_tokens
-from specgraph.draft.propose_passes import ProposePasses
-from specgraph.draft.round import DraftTokens, ProposeBatch, RoundBuffers, allocate_round
+from specgraph.draft.propose_passes import ProposePass, ProposePasses
+from specgraph.draft.round import DraftTokens, ProposeBatch, allocate_round
 from specgraph.draft.sampling_buffers import SamplingBuffers
 from specgraph.errors import CaptureError, ConfigError, UnsupportedError
 from specgraph.models.protocol import DraftHead, ParallelHead
@@ -76,27 +74,23 @@ class Drafter(ModelRunner):
             raise ConfigError(f"platform is the name '{platform}': give what open_platform('{platform}') returns")
         check_members(head, attention)
         check_caches(head, caches, config, platform.device)
+        if sampling is not None:
+            sampling.check(config.max_num_requests, vocabulary_size(head))
         super().__init__(head, caches, platform, config, attention)
         self.head, self.config = head, config
         self.round = allocate_round(config, config.query_lens, head.aux_size, head.dtype, platform.device)
         """What the target's rounds leave: the memory of `inputs`."""
-        self.draft_programs = programs_for(head, self.stack, config, self.round, self.position_offset)
-        """Of chains, of trees, or both."""
-        if sampling is not None:
-            sampling.check(config.max_num_requests, vocabulary_size(head))
-        for program in self.draft_programs:
-            program.buffers = replace(program.buffers, sampling=sampling)
+        self.draft_programs = programs_for(head, self.stack, config, self.round, sampling)
+        """The programs of chains, of trees, or both."""
         self.program = self.draft_programs[0]
         self.buffers = self.program.buffers
         num_blocks = caches[0].key.shape[0]
         self._history = KVHistory(config, num_blocks, self.position_offset) if config.debug else None
-        self._prefill = DraftPrefill(
-            head, self.program, config, platform.device, self.position_offset, num_blocks, self._history
-        )
+        self._prefill = DraftPrefill(self.program, num_blocks, self._history)
         self.prefill_buffers = self._prefill.buffers
         self.programs += [self._prefill.program, *self.draft_programs]
         self.bound: list[BoundTensors] = []
-        """What `bind` was given, in order."""
+        """The tensors that `bind` was given, in order."""
         self.num_proposes = 0
         """Proposes so far, idle ones included."""
         self._passes = ProposePasses(self, config, self.round, self.draft_programs)
@@ -125,10 +119,9 @@ class Drafter(ModelRunner):
             raise UnsupportedError("bind: decode 'round' launches no propose of its own; use 'merged'")
         check_types("bind", tensors, self.round.num_sampled.device)
         made = BoundTensors(len(self.bound) + 1, tensors, self.round, self.config)
-        programs = [BoundProgram(program, made, self.round) for program in self.draft_programs]
         self.bound.append(made)
-        self.programs += programs
-        self._passes.bound_programs[made.number] = programs
+        for program in self.draft_programs:
+            program.bound[made.number] = made
         return made
 
     def capture(self, captured: Callable[[], None] | None = None) -> None:
@@ -143,9 +136,8 @@ class Drafter(ModelRunner):
 
     @property
     def position_offset(self) -> int:
-        """Where the head keeps the key of a row that takes token t: 0, at the position before t's; 1 (a `draft_model`),
-        at t's own position."""
-        return 1 if self.head.kind == "draft_model" else 0
+        """See `DraftProgram.position_offset`."""
+        return self.program.position_offset
 
     @property
     def rows_without_block(self) -> int:
@@ -215,8 +207,7 @@ class Drafter(ModelRunner):
         if self._history is not None:
             check_values(ready.inputs, self.config, self.caches[0].key.shape[0], vocabulary_size(self.head))
             self._history.check(ready.inputs)
-        memory = self.round if ready.bound is None else ready.inputs
-        self.run(ready.run, self._host_lengths(ready.run.batch, memory, host_start_positions, host_num_sampled))
+        self.run(ready.run, self._host_lengths(ready, host_start_positions, host_num_sampled))
         self.num_proposes += 1
         if self._history is not None:
             self._history.drafted(ready.inputs, ready.drafts)
@@ -235,9 +226,8 @@ class Drafter(ModelRunner):
             Views of the drafter's buffers, of inert requests: what shape of round follows on every rank.
         """
         ready = self._passes.find(num_requests, query_len)
-        padded = ready.run.batch
-        self.round.num_sampled[: padded.num_requests].zero_()
-        self.run(ready.run, self._host_lengths(padded, self.round, [], []))
+        self.round.num_sampled[: ready.run.batch.num_requests].zero_()
+        self.run(ready.run, self._host_lengths(ready, [], []))
         self.num_proposes += 1
         return ready.drafts
 
@@ -302,14 +292,9 @@ class Drafter(ModelRunner):
         self._prefill.run_ragged(self, token_ids, aux_hidden, metadata, lengths)
 
     def _host_lengths(
-        self,
-        padded: BatchDescriptor,
-        memory: RoundBuffers | ProposeBatch,
-        start_positions: Sequence[int] | None,
-        num_sampled: Counts | None,
+        self, ready: ProposePass, start_positions: Sequence[int] | None, num_sampled: Counts | None
     ) -> LengthsAt | None:
         if not self.attention.host_parameters:
             return None
-        computed = replace(padded, num_speculative_tokens=computed_tokens(padded))
-        now = self._host_rounds.round(computed, memory, start_positions, num_sampled)
+        now = self._host_rounds.round(ready.run.batch, ready.inputs, start_positions, num_sampled)
         return partial(self.program.host_lengths, host_round=now)

@@ -1,4 +1,4 @@
-"""Whether a draft head and an attention backend have the methods and shapes of their protocols, checked before capture.
+"""Checks before a capture: a draft head, its KV caches and an attention backend are what their protocols say.
 
 A head that lacks a method, or returns a tensor of another shape, would otherwise fail somewhere inside a warm-up, or be
 broadcast into drafts that are never accepted.
@@ -6,28 +6,20 @@ broadcast into drafts that are never accepted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from specgraph.attention import KVCache
+from specgraph.draft.config import DraftConfig
+from specgraph.draft.kinds import KINDS
 from specgraph.errors import ConfigError, SpecgraphError, first_line
-from specgraph.models.protocol import HeadKind, OutputProjection
+from specgraph.models.protocol import Head, OutputProjection
 from specgraph.models.split import whole_logits
 
-_HEAD = (
-    "kind", "projection", "pair_input", "attention_layers", "hidden_size", "draft_vocab_size", "aux_layers", "aux_size",
-    "dtype", "draft_to_target", "combine", "forward", "logits", "weights",
-)  # fmt: skip
-_PROTOCOLS: Mapping[HeadKind, tuple[str, tuple[str, ...]]] = {
-    "chain": ("DraftHead", _HEAD),
-    "draft_model": ("DraftHead", _HEAD),
-    "modules": ("StepwiseHead", (*_HEAD, "num_modules", "forward_step")),
-    "masked": ("MaskedHead", (*_HEAD, "mask_token_id", "mask_hidden")),
-    "parallel": ("ParallelHead", (*_HEAD, "store_context", "max_speculative_tokens", "mask_token_id")),
-}
 _ATTENTION = ("name", "host_parameters", "after_advance", "forward", "named_tensors")
 
 
@@ -42,9 +34,11 @@ def check_members(head: Any, attention: Any) -> None:
             raise ConfigError(f"the {what} is the class {thing.__name__}: give an object of it")
     _check_members("attention backend", attention, "AttentionBackend", _ATTENTION)
     _check_members("head", head, "DraftHead", ("kind",))
-    if head.kind not in _PROTOCOLS:
-        raise ConfigError(f"the head {type(head).__name__} is of kind {head.kind!r}; there are {', '.join(_PROTOCOLS)}")
-    _check_members("head", head, *_PROTOCOLS[head.kind])
+    if head.kind not in KINDS:
+        raise ConfigError(f"the head {type(head).__name__} is of kind {head.kind!r}; there are {', '.join(KINDS)}")
+    protocol = KINDS[head.kind].protocol
+    members = [name for name in dir(protocol) if not name.startswith("_")]
+    _check_members("head", head, protocol.__name__, members)
 
 
 def _check_members(what: str, thing: Any, protocol: str, members: Sequence[str]) -> None:
@@ -52,6 +46,37 @@ def _check_members(what: str, thing: Any, protocol: str, members: Sequence[str])
         raise ConfigError(
             f"the {what} {type(thing).__name__} lacks {', '.join(missing)}: give it the members of specgraph.{protocol}"
         )
+
+
+def check_caches(head: Head, caches: Sequence[KVCache], config: DraftConfig, device: torch.device) -> None:
+    """Refuse KV caches that do not fit the head, the config or the platform's device.
+
+    Raises:
+        ConfigError: their number, shapes or device, or the head has too few positions.
+    """
+    if len(caches) != len(head.attention_layers):
+        raise ConfigError(
+            f"the drafter has {len(head.attention_layers)} attention layer(s), got {len(caches)} KV caches"
+        )
+    for index, (layer, cache) in enumerate(zip(head.attention_layers, caches, strict=True)):
+        if not (hasattr(cache, "key") and hasattr(cache, "value")):
+            raise ConfigError(f"caches[{index}] is a {type(cache).__name__}; give a specgraph.KVCache(key, value)")
+        if layer.rotary is not None and layer.rotary.shape[0] < config.max_model_len:
+            raise ConfigError(
+                f"max_model_len is {config.max_model_len}, and the drafter was loaded for {layer.rotary.shape[0]} "
+                "positions (its target's max_model_len)"
+            )
+        wanted = (config.block_size, layer.num_kv_heads, layer.head_dim)
+        for name, tensor in (("key", cache.key), ("value", cache.value)):
+            if tuple(tensor.shape[1:]) != wanted:
+                raise ConfigError(
+                    f"the drafter's {name} cache is {list(tensor.shape)}; needed is [num_blocks, block_size, "
+                    f"num_kv_heads, head_dim] = [*, {', '.join(map(str, wanted))}]"
+                )
+            if tensor.device.type != device.type:
+                raise ConfigError(
+                    f"the drafter's {name} cache is on {tensor.device}; allocate it on the platform's device, {device}"
+                )
 
 
 @torch.no_grad()

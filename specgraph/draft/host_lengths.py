@@ -10,7 +10,7 @@ import torch
 from specgraph.attention import HostLengths
 from specgraph.capture import BatchDescriptor, HostCopy
 from specgraph.device import Platform
-from specgraph.draft.round import ProposeBatch, RoundBuffers
+from specgraph.draft.round import ProposeBatch
 from specgraph.ops.begin_rows import RowPlan
 
 Counts = Sequence[int] | Callable[[], Sequence[int]]
@@ -74,7 +74,7 @@ class HostRounds:
     def round(
         self,
         batch: BatchDescriptor,
-        buffers: RoundBuffers | ProposeBatch,
+        buffers: ProposeBatch,
         start_positions: Sequence[int] | None,
         num_sampled: Counts | None,
     ) -> HostRound:

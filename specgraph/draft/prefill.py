@@ -4,51 +4,39 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from specgraph.attention import AttentionMetadata, HostLengths
 from specgraph.capture import MakeAttend, ModelRunner, PrefillBuffers, PrefillProgram, allocate_prefill
 from specgraph.draft.batch_checks import vocabulary_size
-from specgraph.draft.config import DraftConfig
 from specgraph.draft.kv_history import KVHistory
 from specgraph.draft.program import DraftProgram
 from specgraph.errors import ConfigError, first_line
-from specgraph.models.protocol import Head
 
 
 class DraftPrefill:
     """Writes the drafter's KV for prompts, chunk by chunk; see `Drafter.prefill`."""
 
-    def __init__(
-        self,
-        head: Head,
-        program: DraftProgram[Any],
-        config: DraftConfig,
-        device: torch.device,
-        position_offset: int,
-        num_blocks: int,
-        history: KVHistory | None,
-    ) -> None:
+    def __init__(self, program: DraftProgram[Any], num_blocks: int, history: KVHistory | None) -> None:
         """
         Args:
             program: a draft program of the head.
-            position_offset: see `Drafter.position_offset`.
             num_blocks: of each KV cache.
             history: notes what the passes write.
         """
+        head, config, device = program.head, program.config, program.buffers.round.seeds.device
         self._num_blocks, self._block_size, self._history = num_blocks, config.block_size, history
-        self._position_offset, self._look_ahead = position_offset, program.look_ahead
+        self._position_offset, self._look_ahead = program.position_offset, program.look_ahead
         self._vocab_size, self._rows_of = vocabulary_size(head), program.prefill
         self.buffers = allocate_prefill(config, head.aux_size, head.dtype, device, look_ahead=program.look_ahead)
+
+        def forward(b: PrefillBuffers, make_attend: MakeAttend) -> None:
+            program.prefill(b.token_ids, b.aux_hidden, b.metadata, make_attend, b.last_row)
+
         self.program = PrefillProgram(
-            buffers=self.buffers,
-            config=config,
-            forward=partial(_rows, program),
-            num_passes=program.prefill_passes,
+            buffers=self.buffers, config=config, forward=forward, num_passes=program.prefill_passes
         )
 
     def run(
@@ -133,7 +121,3 @@ def _integers(name: str, values: Sequence[int]) -> Sequence[int]:
         return array("q", values)
     except (TypeError, OverflowError) as error:
         raise ConfigError(f"{name} of a prefill: give a list of integers ({first_line(error)})") from None
-
-
-def _rows(program: DraftProgram[Any], b: PrefillBuffers, make_attend: MakeAttend) -> None:
-    program.prefill(b.token_ids, b.aux_hidden, b.metadata, make_attend, b.last_row)

@@ -17,21 +17,24 @@ from torch import Tensor
 from specgraph import ops
 from specgraph.attention import AttentionMetadata, HostLengths
 from specgraph.capture import AttentionStack, BatchDescriptor, MakeAttend, Phase, StepKind, Work
+from specgraph.draft.bound import BoundTensors
 from specgraph.draft.buffers import DraftBuffers, PassRows, allocate_buffers
-from specgraph.draft.config import DraftConfig
+from specgraph.draft.config import DraftConfig, DraftTree
 from specgraph.draft.host_lengths import HostRound
-from specgraph.draft.round import RoundBuffers
-from specgraph.draft.shapes import DraftTree
+from specgraph.draft.round import RoundBuffers, copy_round
+from specgraph.draft.sampling_buffers import SamplingBuffers
 from specgraph.models.protocol import DraftHead, Head
 from specgraph.models.split import most_likely
 from specgraph.ops.begin_rows import RowInputs, Rows
 from specgraph.ops.past_rows import PastRows
 
 HeadT = TypeVar("HeadT", bound=Head, covariant=True)
+T = TypeVar("T")
 
 
 class DraftProgram(ABC, Generic[HeadT]):
-    """How one propose is computed with one kind of head; see `specgraph.capture.model_runner.Program`.
+    """How one propose is computed with one kind of head: a list of steps, which a lowering cuts into launches; see
+    `specgraph.capture.model_runner.Program`.
 
     Subclasses say what step 0 and a later step compute, and how many rows they have.
     """
@@ -46,18 +49,23 @@ class DraftProgram(ABC, Generic[HeadT]):
         config: DraftConfig,
         memory: RoundBuffers,
         tree: DraftTree | None = None,
+        sampling: SamplingBuffers | None = None,
     ) -> None:
         """
         Args:
             memory: what the target's rounds leave; the programs of one drafter share it.
             tree: the shape of the trees that it draws; None where it draws chains.
+            sampling: see `DraftBuffers.sampling`.
         """
         self.head, self.stack, self.config, self.tree = head, stack, config, tree
+        self.bound: dict[int, BoundTensors] = {}
+        """Tensors of the engine's own that step 0 can copy to the round's memory first, by their number."""
         most = self.rows(config.query_len, config.num_speculative_tokens)
         lens = config.query_lens  # K + 1 for every K
         passes = [self.rows(after, max(1, k - 1)) for after in lens for k in lens]
         counts = {1, *(rows.first for rows in passes), *(rows.later for rows in passes)}
-        self.buffers = allocate_buffers(config, most, counts, head, memory, tree)
+        num_blocks = stack.caches[0].key.shape[0]
+        self.buffers = allocate_buffers(config, most, counts, head, memory, tree, sampling, num_blocks)
 
     @property
     def draws_trees(self) -> bool:
@@ -65,9 +73,15 @@ class DraftProgram(ABC, Generic[HeadT]):
         return self.tree is not None
 
     @property
+    def position_offset(self) -> int:
+        """Where the head keeps the key of a row that takes token t: 0, at the position before t's; 1 (a `draft_model`),
+        at t's own position."""
+        return 1 if self.head.kind == "draft_model" else 0
+
+    @property
     def later_rows(self) -> int:
-        """Rows per request of a later step: 1."""
-        return 1
+        """Rows per request of a later step: 1, or a row per expanded node."""
+        return 1 if self.tree is None else self.tree.top_k
 
     @property
     def prefill_passes(self) -> int:
@@ -78,10 +92,6 @@ class DraftProgram(ABC, Generic[HeadT]):
     def look_ahead(self) -> int:
         """Tokens past the rows of a prefill that it takes: module k of several takes the token k places further."""
         return max(0, self.prefill_passes - 1)
-
-    def passes(self, num_speculative_tokens: int) -> int:
-        """Passes of a propose of K tokens: 1, which drafts all of them; K for a chain."""
-        return 1
 
     @abstractmethod
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
@@ -103,6 +113,15 @@ class DraftProgram(ABC, Generic[HeadT]):
         """A later step; returns what `first` does. Where steps are alike, one captured step is replayed for all: `step`
         is for `make_attend` only, and the number that changes is `b.draft_step`. Not called where there is one pass."""
         raise AssertionError(f"{type(self).__name__} has no step {step}")
+
+    def run(self, b: DraftBuffers, steps: Sequence[int], make_attend: MakeAttend) -> None:
+        """The steps of one launch."""
+        carried: Tensor | None = None
+        for step in steps:
+            now = b if carried is None else replace(b, hidden=carried)
+            carried = self.first(now, make_attend) if step == 0 else self.step(now, make_attend, step)
+        if carried is not None:
+            ops.take_rows(carried, None, b.hidden)
 
     def prefill(
         self: DraftProgram[DraftHead],
@@ -128,46 +147,47 @@ class DraftProgram(ABC, Generic[HeadT]):
         return host_round.first(plan) if step == 0 or self.step_kind == "distinct" else host_round.later(plan, step)
 
     def num_steps(self, batch: BatchDescriptor) -> int:
-        """See `Program.num_steps`."""
-        return self.passes(computed_tokens(batch))
+        """Passes of a propose of K tokens: 1, which drafts all of them; K for a chain."""
+        return 1
 
     def batches(self) -> list[BatchDescriptor]:
-        """Every captured size that drafts with this program, largest first, after rounds of every length."""
+        """Every captured size that drafts with this program, largest first, after rounds of every length; once for the
+        round's memory and once more for each set of bound tensors."""
         return [
-            BatchDescriptor("propose", size, query_len, shape.num_speculative_tokens, tree=shape.tree)
+            BatchDescriptor("propose", size, query_len, shape.num_speculative_tokens, tree=shape.tree, binding=binding)
+            for binding in (0, *self.bound)
             for size in reversed(self.config.sizes)
             for shape in reversed(self.config.shapes_at(size))
             if shape.tree == self.draws_trees
             for query_len in reversed(self.config.query_lens)
         ]
 
-    def sliced(self, batch: BatchDescriptor) -> DraftBuffers:
-        """The buffers of a padded batch, its rows and its K: views."""
-        k = computed_tokens(batch)
-        return self.buffers.sliced(batch.num_requests, self.rows(batch.query_len, k), k)
-
     def work_of(self, batch: BatchDescriptor) -> Work:
-        """The steps over the first requests of the buffers."""
-        b = self.sliced(batch)
+        """The steps over the first requests of the buffers, behind the copy of bound tensors."""
+        k, bound, config = computed_tokens(batch), self.bound.get(batch.binding), self.config
+        b = self.buffers.sliced(batch.num_requests, self.rows(batch.query_len, k), k)
 
         def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
-            carried: Tensor | None = None
-            for step in steps:
-                now = b if carried is None else replace(b, hidden=carried)
-                carried = self.first(now, make_attend) if step == 0 else self.step(now, make_attend, step)
-            if carried is not None:
-                ops.take_rows(carried, None, b.hidden)
+            if bound is not None and 0 in steps:
+                source = bound.sliced(batch.num_requests, batch.query_len)
+                copy_round(ops.load_round, source, b.inputs, b.inputs, config.keeps_draft_probs)
+            self.run(b, steps, make_attend)
 
         return work
 
     def make_inert(self) -> None:
-        """No request sampled a token, and no later step has a live request."""
-        self.buffers.round.num_sampled.zero_()
+        """No request sampled a token, in bound tensors either: they are what a warm-up copies. No later step has a live
+        request."""
+        for counts in (self.buffers.round.num_sampled, *(each.num_sampled for each in self.bound.values())):
+            counts.zero_()
         self.buffers.step.seq_lens.zero_()
 
     def named_tensors(self) -> Mapping[str, Tensor]:
-        """The buffers."""
-        return self.buffers.named_tensors("tree" if self.draws_trees else "buffers")
+        """The buffers, and bound tensors."""
+        named = self.buffers.named_tensors("tree" if self.draws_trees else "buffers")
+        for each in self.bound.values():
+            named |= each.named_tensors()
+        return named
 
 
 def computed_tokens(batch: BatchDescriptor) -> int:
@@ -182,32 +202,22 @@ def draft_one(head: DraftHead, b: DraftBuffers, hidden: Tensor) -> None:
     if b.sampling is not None:
         column = torch.arange(b.draft_token_ids.shape[1], device=hidden.device)
         drafted = torch.where(column < b.draft_step, b.draft_token_ids, -1)
-    _draw(head, b, hidden, drafts, (b.step.seq_lens, None), drafted)
+    draw(head, b, hidden, drafts, (b.step.seq_lens, None), drafted)
 
 
-def draft_block(head: Head, b: DraftBuffers, hidden: Tensor, tree: DraftTree | None = None) -> None:
-    """Draw all K tokens per request, or the tree of K steps, from hidden states [R * K, hidden_size] of one pass."""
-    if tree is not None:
-        nodes = ops.TreeNodes(b.draft_token_ids, present(b.draft_parents))
-        ops.draft_block_tree(head.logits(hidden), head.draft_to_target, tree.top_k, nodes)
-        return
-    drafts = ops.Drafts(b.draft_token_ids, head.draft_to_target)
-    _draw(head, b, hidden, drafts, (b.inputs.start_positions, b.inputs.num_sampled), None)
-
-
-def _draw(
+def draw(
     head: Head,
     b: DraftBuffers,
     hidden: Tensor,
     drafts: ops.Drafts,
     positions: tuple[Tensor, Tensor | None],
-    drafted: Tensor | None,
+    drafted: Tensor | None = None,
 ) -> None:
-    """
+    """Draw tokens from hidden states: the likeliest, or by temperature and what else requests ask for.
+
     Args:
         positions: `positions` and `more_positions` of the draws, see `ops.Draws`.
-        drafted: int64 [R, K], the draft tokens that each row knows; -1 is none. No row of a block knows the tokens
-            of those before it.
+        drafted: int64 [R, K], the draft tokens that each row knows; -1 is none.
     """
     draws = None
     if b.draft_probs is not None:
@@ -225,10 +235,10 @@ def _draw(
         ops.draft_from_hidden(hidden, out.head, drafts, draws)
 
 
-def present(tensor: Tensor | None) -> Tensor:
-    """A tensor of a drafter's own memory: always there, where an engine's own batch may lack it."""
-    assert tensor is not None
-    return tensor
+def present(value: T | None) -> T:
+    """What a drafter's own memory always has, where an engine's own batch, or another program, may lack it."""
+    assert value is not None
+    return value
 
 
 def begin_rows(b: DraftBuffers, rows: Rows, hidden: Tensor | None = None, past: PastRows | None = None) -> None:

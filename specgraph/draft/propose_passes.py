@@ -10,12 +10,11 @@ from weakref import ref
 from torch import Tensor
 
 from specgraph.capture import Dispatch, ModelRunner, Pass, dispatch, padded_size
-from specgraph.draft.batch_checks import check_types
-from specgraph.draft.bound import BoundProgram, BoundTensors
-from specgraph.draft.config import DraftConfig
+from specgraph.draft.batch_checks import check_shapes, check_types
+from specgraph.draft.bound import BoundTensors
+from specgraph.draft.config import DraftConfig, DraftShape
 from specgraph.draft.program import DraftProgram
 from specgraph.draft.round import DraftTokens, ProposeBatch, RoundBuffers
-from specgraph.draft.shapes import DraftShape
 from specgraph.errors import CapacityError, ConfigError
 
 
@@ -24,7 +23,7 @@ class ProposePass:
     """What a propose for n requests after a round of query_len rows each runs, reads and gives."""
 
     inputs: ProposeBatch
-    """What is written for these requests: the drafter's own memory, or bound tensors."""
+    """The tensors that are written for these requests: the drafter's own memory, or bound ones."""
     bound: BoundTensors | None
     """Those tensors; None for the drafter's own memory."""
     padding: Tensor | None
@@ -47,12 +46,11 @@ class ProposePasses:
             programs: of chains, of trees, or both.
         """
         self._runner, self._config, self._memory, self._programs = ref(runner), config, memory, programs
-        self.bound_programs: dict[int, Sequence[BoundProgram]] = {}
-        """The programs for bound tensors, by the number of the binding; in the order of `programs`."""
         self._passes: dict[tuple[int, int, int, int | None, int], ProposePass] = {}
         self._inputs: dict[tuple[int, int, int, int], ProposeBatch] = {}
         self._in_place: dict[int, tuple[int, BoundTensors | None]] = {}
-        """Of these `_inputs`, by id: requests that their propose is padded for at least, and whose tensors they are."""
+        """Requests that the propose of one of these `_inputs` is padded for at least, and whose tensors they are; by
+        the id of the inputs."""
 
     def hand_over(self, batch: ProposeBatch, num_speculative_tokens: int | None) -> ProposePass:
         """Bring a batch to where its pass reads it, with the requests behind it inert; see `Drafter.propose`."""
@@ -60,6 +58,7 @@ class ProposePasses:
         if ready is None:
             check_types("propose", batch, self._memory.num_sampled.device)
             ready = self.find(batch.num_requests, batch.query_len, 0, num_speculative_tokens)
+            check_shapes("propose", batch, ready.inputs, self._config.keeps_draft_probs)
             self._memory.load(batch, ready.inputs, self._config.keeps_draft_probs)
             return ready
         if ready.bound is not None:
@@ -109,20 +108,17 @@ class ProposePasses:
     ) -> ProposePass:
         runner = self._runner()
         assert runner is not None, "the drafter owns its passes"
+        memory, binding = (self._memory, 0) if bound is None else (bound, bound.number)
         found = self._dispatch(at_least, query_len, asked, runner.graphs is not None)
+        found = replace(found, descriptor=replace(found.descriptor, binding=binding))
         n, padded, k = num_requests, found.descriptor.num_requests, found.descriptor.num_speculative_tokens
-        index = next(i for i, each in enumerate(self._programs) if each.draws_trees == found.descriptor.tree)
-        program = self._programs[index]
-        runs, memory, binding = program, self._memory, 0
-        if bound is not None:
-            runs, memory, binding = self.bound_programs[bound.number][index], bound, bound.number
-            found = replace(found, descriptor=replace(found.descriptor, binding=binding))
+        program = next(each for each in self._programs if each.draws_trees == found.descriptor.tree)
         drafts = program.buffers.sliced(n, program.rows(query_len, k), k)
         return ProposePass(
             inputs=self._inputs.setdefault((n, query_len, at_least, binding), memory.sliced(n, query_len)),
             bound=bound,
             padding=memory.num_sampled[n:padded] if n < padded else None,
-            run=runner.prepare(runs, found.descriptor, found.captured),
+            run=runner.prepare(program, found.descriptor, found.captured),
             drafts=DraftTokens(drafts.draft_token_ids, drafts.draft_probs, found, drafts.draft_parents),
         )
 

@@ -167,32 +167,11 @@ class RoundBuffers:
 
         Args:
             into: this memory sliced to the batch.
-            needs_sampling: copy temperatures and seeds too, which the batch must then have.
-
-        Raises:
-            ConfigError: a tensor is missing or has the wrong shape; nothing was written.
+            needs_sampling: copy temperatures and seeds too.
         """
-        table, starts, aux = batch.block_table, batch.start_positions, batch.aux_hidden
-        if starts.shape != into.start_positions.shape:
-            raise ConfigError(f"start_positions is {list(starts.shape)}, expected {list(into.start_positions.shape)}")
-        if aux.shape != into.aux_hidden.shape:
-            raise ConfigError(f"aux_hidden is {list(aux.shape)}, expected {list(into.aux_hidden.shape)}")
-        rows, width = into.block_table.shape
-        if table.dim() != 2 or table.shape[0] != rows or table.shape[1] > width:
-            raise ConfigError(f"block_table is {list(table.shape)}, expected [{rows}, at most {width}]")
-        if batch.sampled_token_ids.shape != into.sampled_token_ids.shape:
-            seen, expected = batch.sampled_token_ids.shape, into.sampled_token_ids.shape
-            raise ConfigError(f"sampled_token_ids is {list(seen)}, expected {list(expected)}")
-        if needs_sampling:
-            for name in ("temperature", "seeds"):
-                given, own = getattr(batch, name), getattr(into, name)
-                if given is None:
-                    raise ConfigError(f"a sampled drafter needs {name} with every batch")
-                if given.shape != own.shape:
-                    raise ConfigError(f"{name} is {list(given.shape)}, expected {list(own.shape)}")
-        if aux.requires_grad:  # of a target that is called with autograd: its history must not stay in this memory
-            batch = replace(batch, aux_hidden=aux.detach())
-        copy_round(ops.load_round.on(table.device), batch, into, self, needs_sampling)
+        if batch.aux_hidden.requires_grad:  # a target called with autograd: its history must not stay in this memory
+            batch = replace(batch, aux_hidden=batch.aux_hidden.detach())
+        copy_round(ops.load_round.on(self.seeds.device), batch, into, self, needs_sampling)
 
 
 def copy_round(

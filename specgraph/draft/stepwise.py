@@ -1,46 +1,37 @@
-"""The stepwise program: each step runs a module of its own (MTP with several modules)."""
+"""The stepwise program: each step runs a module of its own (MTP with several modules).
+
+Module i takes at position p the token i + 1 places further, so the last i positions of a text have keys of drafted
+tokens until later rounds know better. Each propose computes the K - 1 positions before its round once more. The
+target's hidden states there are those of earlier rounds, which no engine hands over again: they are kept by KV block.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from specgraph import ops
 from specgraph.attention import AttentionMetadata
-from specgraph.capture import AttentionStack, MakeAttend, StepKind
+from specgraph.capture import BatchDescriptor, MakeAttend, StepKind
 from specgraph.draft.buffers import DraftBuffers, PassRows
-from specgraph.draft.config import DraftConfig
-from specgraph.draft.past_rows import allocate_past_rows, num_entries
 from specgraph.draft.program import DraftProgram, begin_rows, draft_one
-from specgraph.draft.round import RoundBuffers
 from specgraph.models.protocol import StepwiseHead
 from specgraph.ops.begin_rows import RowPlan
 from specgraph.ops.past_rows import PastRows
 
 
 class StepwiseProgram(DraftProgram[StepwiseHead]):
-    """Every step by a module of its own, over all rows of the target's round and the K - 1 positions before it, whose
-    keys in later modules are those of drafted tokens. So each module's KV is that of the text (`PastRows`)."""
+    """Every step by a module of its own, over all rows of the target's round and the K - 1 positions before it. So each
+    module's KV is that of the text."""
 
     step_kind: StepKind = "distinct"
-
-    def __init__(self, head: StepwiseHead, stack: AttentionStack, config: DraftConfig, memory: RoundBuffers) -> None:
-        """See `DraftProgram`."""
-        super().__init__(head, stack, config, memory)
-        self.past: PastRows | None = None
-        """None where only one module is used: its rows take no drafted token."""
-        if self.look_ahead:
-            entries, blocks = num_entries(self.prefill_passes, config.block_size), stack.caches[0].key.shape[0]
-            self.past = allocate_past_rows(blocks, entries, head.hidden_size, head.dtype, memory.seeds.device)
 
     @property
     def prefill_passes(self) -> int:
         """One for each module that is used."""
         return self.config.num_speculative_tokens
 
-    def passes(self, num_speculative_tokens: int) -> int:
+    def num_steps(self, batch: BatchDescriptor) -> int:
         """One for each module that is used at any K: those past the K-th write KV, for later rounds that draft more."""
         return self.config.num_speculative_tokens
 
@@ -59,11 +50,11 @@ class StepwiseProgram(DraftProgram[StepwiseHead]):
     def first(self, b: DraftBuffers, make_attend: MakeAttend) -> Tensor:
         """See `DraftProgram.first`."""
         hidden = self.head.combine(b.inputs.aux_hidden)
-        if self.past is None:
+        if b.past is None:
             begin_rows(b, b.first_rows)
             return self._module(0, b, hidden, make_attend)
-        begin_rows(b, b.first_rows._replace(hidden=b.hidden), hidden, self.past)
-        self._keep(self.past, b.token_ids, b.hidden, b.first)
+        begin_rows(b, b.first_rows._replace(hidden=b.hidden), hidden, b.past)
+        self._keep(b.past, b.token_ids, b.hidden, b.first)
         return self._module(0, b, b.hidden, make_attend)
 
     def step(self, b: DraftBuffers, make_attend: MakeAttend, step: int) -> Tensor:
@@ -84,16 +75,11 @@ class StepwiseProgram(DraftProgram[StepwiseHead]):
         unknown = rows + self.look_ahead - token_ids.shape[0]
         if unknown > 0:
             token_ids = torch.cat((token_ids, token_ids[-1:].expand(unknown)))
-        if self.past is not None:
-            self._keep(self.past, token_ids[:rows], hidden, metadata)
+        if self.buffers.past is not None:
+            self._keep(self.buffers.past, token_ids[:rows], hidden, metadata)
         for module in range(self.prefill_passes):
             ids = token_ids[module : module + rows]
             hidden = self.head.forward_step(module, ids, hidden, make_attend(metadata, module)).carry
-
-    def named_tensors(self) -> Mapping[str, Tensor]:
-        """The buffers, and what is kept of past rows."""
-        past = {} if self.past is None else self.past._asdict()
-        return {**super().named_tensors(), **{f"past_rows.{name}": tensor for name, tensor in past.items()}}
 
     def _keep(self, past: PastRows, token_ids: Tensor, hidden: Tensor, metadata: AttentionMetadata) -> None:
         ops.keep_rows(token_ids, hidden, metadata.positions, metadata.slot_mapping, past, self.config.block_size)

@@ -7,14 +7,11 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from specgraph import ops
-from specgraph.attention import HostLengths, check_trees
-from specgraph.capture import AttentionStack, BatchDescriptor, MakeAttend, Work
-from specgraph.draft.buffers import DraftBuffers, PassRows, TreeBuffers
-from specgraph.draft.config import DraftConfig
-from specgraph.draft.host_lengths import HostRound
-from specgraph.draft.program import DraftProgram, begin_rows
-from specgraph.draft.round import RoundBuffers
-from specgraph.draft.shapes import DraftTree
+from specgraph.capture import BatchDescriptor, MakeAttend
+from specgraph.draft.buffers import DraftBuffers, PassRows
+from specgraph.draft.chain import first_rows
+from specgraph.draft.config import DraftTree
+from specgraph.draft.program import DraftProgram, present
 from specgraph.models.protocol import DraftHead
 from specgraph.ops.begin_rows import RowPlan
 
@@ -26,41 +23,14 @@ class TreeProgram(DraftProgram[DraftHead]):
     context: those of the next round's tokens, which step 0 then overwrites.
     """
 
-    def __init__(
-        self,
-        head: DraftHead,
-        stack: AttentionStack,
-        config: DraftConfig,
-        tree: DraftTree,
-        memory: RoundBuffers,
-        position_offset: int,
-    ) -> None:
-        """
-        Args:
-            memory: what the target's rounds leave.
-            position_offset: how much further than the target's rows the head's rows are (1: `draft_model`).
-
-        Raises:
-            UnsupportedError: the attention has no ancestor mask.
-        """
-        check_trees(stack.backend, head.attention_layers, head.dtype, config.block_size)
-        self.position_offset = position_offset
-        super().__init__(head, stack, config, memory, tree)
+    def num_steps(self, batch: BatchDescriptor) -> int:
+        """S."""
+        return batch.num_speculative_tokens
 
     @property
     def shape(self) -> DraftTree:
-        """Of the trees that it draws: S steps, k nodes expanded by each."""
-        assert self.tree is not None
-        return self.tree
-
-    @property
-    def later_rows(self) -> int:
-        """Rows per request of a later step: k."""
-        return self.shape.top_k
-
-    def passes(self, num_speculative_tokens: int) -> int:
-        """S."""
-        return num_speculative_tokens
+        """The trees that it draws: S steps, k nodes expanded by each."""
+        return present(self.tree)
 
     def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
         """k rows per request after step 0."""
@@ -77,14 +47,12 @@ class TreeProgram(DraftProgram[DraftHead]):
 
     def first(self, b: DraftBuffers, make_attend: MakeAttend) -> None:
         """See `DraftProgram.first`."""
-        begin_rows(b, b.first_rows)
-        hidden = self.head.combine(b.inputs.aux_hidden)
-        out = self.head.forward(b.token_ids, hidden, make_attend(b.first, 0), b.last_rows)
+        out = first_rows(self.head, b, make_attend)
         self._grow(b, out.hidden, out.carry, first=True)
 
     def step(self, b: DraftBuffers, make_attend: MakeAttend, step: int) -> None:
         """See `DraftProgram.step`."""
-        tree = _tree(b)
+        tree = present(b.tree)
         ops.advance_tree(
             tree.base_lens,
             tree.base_positions,
@@ -100,42 +68,25 @@ class TreeProgram(DraftProgram[DraftHead]):
         out = self.head.forward(b.step_token_ids, b.hidden, make_attend(b.step, step))
         self._grow(b, out.hidden, out.carry, first=False)
 
-    def work_of(self, batch: BatchDescriptor) -> Work:
+    def run(self, b: DraftBuffers, steps: Sequence[int], make_attend: MakeAttend) -> None:
         """The steps, and at the end of each launch the choice of the nodes to verify: the last choice stands."""
-        b = self.sliced(batch)
-        tree, parents, grow = _tree(b), b.draft_parents, super().work_of(batch)
-        assert parents is not None
-
-        def work(steps: Sequence[int], make_attend: MakeAttend) -> None:
-            grow(steps, make_attend)
-            ops.choose_nodes(tree.candidates, ops.TreeNodes(b.draft_token_ids, parents))
-
-        return work
+        super().run(b, steps, make_attend)
+        ops.choose_nodes(present(b.tree).candidates, ops.TreeNodes(b.draft_token_ids, present(b.draft_parents)))
 
     def make_inert(self) -> None:
         """No request sampled a token, and no later step has a live request."""
         super().make_inert()
-        _tree(self.buffers).base_lens.zero_()
-
-    def host_lengths(self, step: int, host_round: HostRound) -> HostLengths:
-        """Not called: attention with an ancestor mask takes its lengths from the device."""
-        raise AssertionError("trees need attention with device lengths")
+        present(self.buffers.tree).base_lens.zero_()
 
     def _grow(self, b: DraftBuffers, hidden: Tensor, carry: Tensor, first: bool) -> None:
         """Add the candidates of a step, and hand each row of the next step what it follows."""
-        tree, ancestors = _tree(b), b.step.ancestors
-        assert ancestors is not None
+        tree = present(b.tree)
         ops.grow_tree(
             self.head.logits(hidden),
             self.head.draft_to_target,
             b.draft_step,
             first,
             tree.candidates,
-            ops.Beams(tree.beam_scores, tree.beam_nodes, tree.beam_rows, b.step_token_ids, ancestors),
+            ops.Beams(tree.beam_scores, tree.beam_nodes, tree.beam_rows, b.step_token_ids, present(b.step.ancestors)),
         )
         ops.take_rows(carry, tree.beam_rows, b.hidden)
-
-
-def _tree(b: DraftBuffers) -> TreeBuffers:
-    assert b.tree is not None
-    return b.tree

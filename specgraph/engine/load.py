@@ -17,7 +17,7 @@ from specgraph.checkpoints.target_shape import MOST_POSITIONS
 from specgraph.checkpoints.tokens import compare_tokenizers, read_tokenizer, sampling_defaults, stop_token_ids
 from specgraph.device import Platform, open_platform
 from specgraph.draft import DraftTree
-from specgraph.draft.past_rows import past_rows_bytes
+from specgraph.draft.buffers import past_rows_bytes
 from specgraph.engine.blocks import GIB, CacheSize, bytes_per_token, cache_dtype, size_cache
 from specgraph.engine.config import EngineConfig
 from specgraph.engine.decoder import SpeculativeDecoder

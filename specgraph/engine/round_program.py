@@ -14,7 +14,7 @@ from specgraph.attention import Attend, AttentionLayer, AttentionMetadata, HostL
 from specgraph.capture import BatchDescriptor, MakeAttend, ModelRunner, Pass, Phase, StepKind, dispatch
 from specgraph.draft import Drafter
 from specgraph.draft.host_lengths import HostRound
-from specgraph.draft.program import DraftProgram, computed_tokens
+from specgraph.draft.program import DraftProgram
 from specgraph.engine.config import EngineConfig
 from specgraph.engine.target import TargetRunner
 from specgraph.engine.verify import VerifyProgram
@@ -82,7 +82,7 @@ class RoundProgram:
 
     def num_steps(self, batch: BatchDescriptor) -> int:
         """The drafter's passes and the verify."""
-        return self.draft.passes(computed_tokens(batch)) + 1
+        return self.draft.num_steps(batch) + 1
 
     def batches(self) -> list[BatchDescriptor]:
         """Every captured size after rounds of every length, largest first."""
@@ -113,7 +113,7 @@ class RoundProgram:
 
     def host_lengths(self, step: int, batch: BatchDescriptor, host: HostState) -> HostLengths:
         """The same numbers as the device metadata has at `step`."""
-        before = HostRound(*host, batch.query_len, computed_tokens(batch), batch.num_requests)
+        before = HostRound(*host, batch.query_len, batch.num_speculative_tokens, batch.num_requests)
         if step < self.num_steps(batch) - 1:
             return self.draft.host_lengths(step, before)
         return before.verify(self.verify.plan(batch.num_speculative_tokens + 1))

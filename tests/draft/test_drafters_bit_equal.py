@@ -8,6 +8,7 @@ from draft.pairs import DRAFTERS, VOCAB, make_head, make_target
 from draft.rounds import Rounds, caches_equal
 
 from specgraph.attention import choose_attention
+from specgraph.capture import BatchDescriptor
 from specgraph.device.cpu import CpuPlatform
 from specgraph.draft import DraftConfig, Drafter
 from specgraph.engine import allocate_caches
@@ -42,7 +43,7 @@ def test_bit_equal(kind, sampled):
     drafters = {way: make_drafter(head, *way, sampled=sampled, **settings) for way in WAYS}
     eager = drafters["eager", "device"]
     rounds = Rounds(eager.config, head.aux_size, VOCAB, head.dtype, seed=5)
-    passes = eager.program.passes(3)
+    passes = eager.program.num_steps(BatchDescriptor("propose", 5, 4, 3))
     for number in range(8):
         batch = rounds.next(num_requests=(1, 5, 2, 4)[number] if number < 4 else None)
         with torch.inference_mode():

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specgraph.draft import ProposeBatch
-from specgraph.draft.past_rows import past_rows_bytes
+from specgraph.draft.buffers import past_rows_bytes
 
 LENGTH, BLOCK = 64, 4
 

@@ -15,8 +15,9 @@ from torch import Tensor
 from specgraph import ops
 from specgraph.capture.read_set import ReadSetGuard
 from specgraph.device import GraphPool
-from specgraph.draft import BoundTensors, DraftProgram
+from specgraph.draft import BoundTensors
 from specgraph.draft.host_lengths import HostRounds
+from specgraph.draft.program import DraftProgram, computed_tokens
 from specgraph.draft.stepwise import StepwiseProgram
 from specgraph.engine.rounds import Rounds
 from specgraph.ops import HostLengths, KVCache, Mask
@@ -236,7 +237,7 @@ def hidden_states_stay(patch: pytest.MonkeyPatch) -> None:
 @mutant("module-past-rows-k", "engine", hazard="module-past-rows")
 def modules_up_to_k(patch: pytest.MonkeyPatch) -> None:
     """A propose runs as many modules as it drafts tokens."""
-    patch.setattr(StepwiseProgram, "passes", lambda self, num_speculative_tokens: num_speculative_tokens)
+    patch.setattr(StepwiseProgram, "num_steps", lambda self, batch: computed_tokens(batch))
 
 
 @mutant("logprobs-of-other-logits", "engine")

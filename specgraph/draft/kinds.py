@@ -1,0 +1,76 @@
+"""The kinds of heads: the protocol that each implements, and the programs that draft with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from specgraph.attention import check_trees
+from specgraph.capture import AttentionStack
+from specgraph.draft.chain import ChainProgram
+from specgraph.draft.config import DraftConfig
+from specgraph.draft.one_pass import MaskedProgram, ParallelProgram
+from specgraph.draft.program import DraftProgram
+from specgraph.draft.round import RoundBuffers
+from specgraph.draft.sampling_buffers import SamplingBuffers
+from specgraph.draft.stepwise import StepwiseProgram
+from specgraph.draft.tree import TreeProgram
+from specgraph.errors import ConfigError, UnsupportedError
+from specgraph.models.protocol import DraftHead, HeadKind, MaskedHead, ParallelHead, StepwiseHead
+
+
+class Kind(NamedTuple):
+    """One way of drafting."""
+
+    protocol: type
+    chains: type[DraftProgram[Any]]
+    trees: type[DraftProgram[Any]] | None
+    """None where it drafts none."""
+
+
+KINDS: Mapping[HeadKind, Kind] = {
+    "chain": Kind(DraftHead, ChainProgram, TreeProgram),
+    "draft_model": Kind(DraftHead, ChainProgram, TreeProgram),
+    "modules": Kind(StepwiseHead, StepwiseProgram, None),
+    "masked": Kind(MaskedHead, MaskedProgram, MaskedProgram),
+    "parallel": Kind(ParallelHead, ParallelProgram, ParallelProgram),
+}
+
+
+def programs_for(
+    head: Any, stack: AttentionStack, config: DraftConfig, memory: RoundBuffers, sampling: SamplingBuffers | None
+) -> list[DraftProgram[Any]]:
+    """The draft programs of a head: of chains, of trees, or both where the schedule drafts both.
+
+    Args:
+        head: implements the protocol of its kind.
+        memory: what the target's rounds leave; the programs share it.
+        sampling: see `DraftBuffers.sampling`.
+
+    Raises:
+        ConfigError: the head cannot draft K tokens.
+        UnsupportedError: the head, or the attention, cannot draft trees.
+    """
+    kind, k, tree = KINDS[head.kind], config.num_speculative_tokens, config.tree
+    if tree is not None and kind.trees is None:
+        raise UnsupportedError(
+            f"the drafter has {head.num_modules} modules, one per draft token, and draft trees need one that is "
+            "used at every step: load it with num_modules=1 (--num-modules 1)"
+        )
+    if tree is not None and kind.trees is TreeProgram:
+        check_trees(stack.backend, head.attention_layers, head.dtype, config.block_size)
+    if head.kind == "parallel" and k > head.max_speculative_tokens:
+        raise ConfigError(
+            f"num_speculative_tokens is {k}, and this parallel drafter was trained to fill "
+            f"{head.max_speculative_tokens} masked positions; ask for at most that many"
+        )
+    if head.kind == "modules" and k > head.num_modules:
+        raise ConfigError(
+            f"num_speculative_tokens is {k}, and the drafter has {head.num_modules} modules, one per draft token; "
+            "ask for fewer tokens, or load it with num_modules=1 (--num-modules 1) to reuse the first module "
+            "at every step"
+        )
+    programs = [kind.chains(head, stack, config, memory, None, sampling)] if config.chain_lens else []
+    if tree is not None and kind.trees is not None:
+        programs.append(kind.trees(head, stack, config, memory, tree, sampling))
+    return programs

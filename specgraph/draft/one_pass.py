@@ -1,0 +1,100 @@
+"""The programs that draft all K tokens in one pass: masked (P-EAGLE), parallel (DFlash)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specgraph import ops
+from specgraph.attention import AttentionMetadata
+from specgraph.capture import MakeAttend
+from specgraph.draft.buffers import DraftBuffers, PassRows
+from specgraph.draft.config import DraftTree
+from specgraph.draft.program import DraftProgram, begin_rows, draw, present
+from specgraph.models.protocol import Head, MaskedHead, ParallelHead
+from specgraph.ops.begin_rows import RowPlan
+
+
+class MaskedProgram(DraftProgram[MaskedHead]):
+    """A causal pass over query_len + K - 1 rows per request: those of the target's round, then K - 1 masked ones.
+
+    The masked rows follow the last accepted one, so their keys lie in slots that the next round's rows overwrite.
+    """
+
+    def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
+        """The pass has K - 1 rows more than the round."""
+        length = query_len + max(1, num_speculative_tokens) - 1
+        plan = RowPlan(
+            length,
+            self.config.max_model_len,
+            self.config.block_size,
+            later_rows=length - query_len,
+            filler=self.head.mask_token_id,
+        )
+        return PassRows(plan, query_len, later=length, carried=length)
+
+    def first(self, b: DraftBuffers, make_attend: MakeAttend) -> None:
+        """See `DraftProgram.first`."""
+        drafts = b.draft_token_ids.numel() if self.tree is None else b.last_rows.numel() * self.tree.num_steps
+        hidden_rows, draft_rows = (b.draft_token_ids.new_empty(n) for n in (b.step_token_ids.numel(), drafts))
+        begin_rows(b, b.step_rows._replace(last_rows=draft_rows, hidden_rows=hidden_rows))
+        combined = torch.cat([self.head.combine(b.inputs.aux_hidden), self.head.mask_hidden[None]])
+        ops.take_rows(combined, hidden_rows, b.hidden)
+        out = self.head.forward(b.step_token_ids, b.hidden, make_attend(b.step, 0), draft_rows)
+        draft_block(self.head, b, out.hidden, self.tree)
+
+
+class ParallelProgram(DraftProgram[ParallelHead]):
+    """The round's hidden states become context keys and values, then a block of masked rows runs, not causal.
+
+    Every request has 1 + K rows in the block, padding included, so the rows of a captured size are a multiple of 1 + K.
+    """
+
+    @property
+    def prefill_passes(self) -> int:
+        """None attends: a prompt's context is stored without attention."""
+        return 0
+
+    def rows(self, query_len: int, num_speculative_tokens: int) -> PassRows:
+        """The round's rows are context; the block has 1 + K."""
+        block = 1 + num_speculative_tokens
+        plan = RowPlan(
+            block,
+            self.config.max_model_len,
+            self.config.block_size,
+            after_sampled=True,
+            later_rows=block,
+            filler=self.head.mask_token_id,
+        )
+        return PassRows(plan, query_len, later=block, carried=0)
+
+    def first(self, b: DraftBuffers, make_attend: MakeAttend) -> None:
+        """See `DraftProgram.first`."""
+        context = {"context_positions": b.first.positions, "context_slots": b.first.slot_mapping}
+        begin_rows(b, b.step_rows._replace(**context))
+        self.head.store_context(self.head.combine(b.inputs.aux_hidden), self.stack.store(b.first))
+        hidden = self.head.forward(b.step_token_ids, make_attend(b.step, 0))
+        blocks = hidden.view(b.inputs.num_sampled.shape[0], -1, hidden.shape[-1])
+        draft_block(self.head, b, blocks[:, 1:].flatten(0, 1), self.tree)
+
+    def prefill(
+        self,
+        token_ids: Tensor,
+        aux_hidden: Tensor,
+        metadata: AttentionMetadata,
+        make_attend: MakeAttend,
+        last_row: Tensor | None,
+    ) -> None:
+        """See `DraftProgram.prefill`. Context is made from hidden states alone: tokens are not read."""
+        self.head.store_context(self.head.combine(aux_hidden), self.stack.store(metadata))
+
+
+def draft_block(head: Head, b: DraftBuffers, hidden: Tensor, tree: DraftTree | None) -> None:
+    """Draw all K tokens per request, or the tree of K steps, from hidden states [R * K, hidden_size]. No row knows the
+    tokens of those before it."""
+    if tree is not None:
+        nodes = ops.TreeNodes(b.draft_token_ids, present(b.draft_parents))
+        ops.draft_block_tree(head.logits(hidden), head.draft_to_target, tree.top_k, nodes)
+        return
+    drafts = ops.Drafts(b.draft_token_ids, head.draft_to_target)
+    draw(head, b, hidden, drafts, (b.inputs.start_positions, b.inputs.num_sampled))
