@@ -67,13 +67,14 @@ class Rows:
     def __post_init__(self) -> None:
         num_heads, kv_heads = self.heads
         self.factor = self.dim**-0.5 if self.scale is None else self.scale
-        width = max(-(-n // self.block) for n in self.seq_lens) + 1
-        order = (torch.randperm(len(self.seq_lens) * width, generator=self.g) + 1).tolist()
+        needed = [-(-n // self.block) for n in self.seq_lens]
+        count, width = sum(needed) + len(needed), max(needed) + 1  # more blocks, and columns, than are needed
+        order = (torch.randperm(count, generator=self.g) + 1).tolist()
         order = [block + self.spare_blocks * (block % 2) for block in order]
-        self.blocks = [[order.pop() for _ in range(-(-n // self.block))] for n in self.seq_lens]
+        self.blocks = [[order.pop() for _ in range(blocks)] for blocks in needed]
         table = [row + [0] * (width - len(row)) for row in self.blocks]
         self.table = torch.tensor(table, dtype=torch.int32)
-        self.cache = self._random_cache(1 + len(self.seq_lens) * width + self.spare_blocks)
+        self.cache = self._random_cache(1 + count + self.spare_blocks)
         packed = self._random(sum(self.query_lens), num_heads + 2 * kv_heads, self.dim)
         packed[:, :num_heads] *= self.gain
         rows = packed.split((num_heads, kv_heads, kv_heads), dim=1)
@@ -123,26 +124,22 @@ class Rows:
         return oracles.rotate(self.query.double(), self.new.rotary, self.new.positions)
 
     def stored(self) -> KVCache:
-        """The cache with the new rows in it, in float64."""
-        cache = KVCache(*(part.double() for part in self.cache))
-        key = oracles.rotate(self.new.key.double(), self.new.rotary, self.new.positions)
-        for part, rows in zip(cache, (key, self.new.value.double()), strict=True):
-            if self.cache_dtype == FP8:
-                rows = rows.float().clamp(-448, 448).to(FP8).double()
-            for slot, row in zip(self.new.slot_mapping.tolist(), rows, strict=True):
-                if slot != NULL_SLOT:
-                    part[slot // self.block, slot % self.block] = row
-        return cache
+        """Return the keys and values of the new rows as the cache is to hold them, in float64."""
+        parts = oracles.rotate(self.new.key.double(), self.new.rotary, self.new.positions), self.new.value.double()
+        if self.cache_dtype == FP8:
+            parts = tuple(part.float().clamp(-448, 448).to(FP8).double() for part in parts)
+        return KVCache(*parts)
 
     def expected(self) -> list[Tensor]:
-        """The output in float64, per request."""
-        query, cache, row, out = self.rotated_query(), self.stored(), 0, list[Tensor]()
+        """Return the output in float64, per request."""
+        query, new, row, out = self.rotated_query(), self.stored(), 0, list[Tensor]()
         for query_len, seq_len, blocks in zip(self.query_lens, self.seq_lens, self.blocks, strict=True):
             mine = slice(row, row + query_len)
             row += query_len
             out.append(torch.zeros_like(query[mine]))
             if query_len and seq_len:
-                keys, values = (oracles.gather_request(part, blocks, seq_len) for part in cache)
+                keys, values = (oracles.gather_request(part, blocks, seq_len).double() for part in self.cache)
+                keys[-query_len:], values[-query_len:] = (part[mine] for part in new)
                 words = [] if self.mask.ancestors is None else self.mask.ancestors[mine].tolist()
                 out[-1] = oracles.attention(query[mine], keys, values, self.factor, self.mask, words)
         return out
@@ -164,20 +161,23 @@ class Rows:
             attend: an op, or attention of a device.
         """
         tolerance = TOLERANCE[self.dtype] if tolerance is None else tolerance
-        out, cache = self.expected(), self.stored()
+        out, new = self.expected(), self.stored()
         seen = self.run(run, attend)
         assert seen.shape == self.query.shape
         for number, (mine, wanted) in enumerate(zip(seen.split(list(self.query_lens)), out, strict=True)):
             what = f"{len(wanted)} rows, {self.seq_lens[number]} keys"
             expect_close(mine, wanted, tolerance, f"output of request {number} of {len(out)} ({what})")
-        self.check_stored(cache, 0.0 if self.cache_dtype == FP8 else tolerance)
+        stored = 0.0 if self.cache_dtype == FP8 else tolerance
+        self.check_stored(new, lambda now, wanted, what: expect_close(now, wanted, stored, what))
 
-    def check_stored(self, wanted: KVCache, tolerance: float) -> None:
-        """The cells of the pass's rows are those of `wanted`."""
-        live = self.new.slot_mapping[self.new.slot_mapping != NULL_SLOT]
+    def check_stored(self, wanted: KVCache, compare: Callable[[Tensor, Tensor, str], None]) -> None:
+        """Compare the cells of the pass's rows with `wanted`."""
+        live = self.new.slot_mapping != NULL_SLOT
+        slots = self.new.slot_mapping[live]
         for name, now, expected in zip(("keys", "values"), self.cache, wanted, strict=True):
-            place = live // self.block, live % self.block
-            expect_close(now.double()[place], expected[place], tolerance, f"{name} of the pass's rows in the cache")
+            compare(
+                now[slots // self.block, slots % self.block], expected[live], f"{name} of the pass's rows in the cache"
+            )
 
 
 def rows_for(

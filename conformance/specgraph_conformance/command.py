@@ -22,7 +22,7 @@ def run_command(
     platform: str,
     selection: Selection,
     *,
-    jobs: int = 1,
+    jobs: int | None = None,
     profile: str | None = None,
     json: str | None = None,
     markdown: Path | None = None,
@@ -31,7 +31,7 @@ def run_command(
     """Run the suite, show the report, write the files.
 
     Args:
-        jobs: processes that run cases on the device at the same time.
+        jobs: as in `run_suite`.
         profile: what the run must conform to, besides being green.
         json: a path, or "-" for standard output; the table then goes to standard error.
 
@@ -49,7 +49,7 @@ def run_command(
         raise ConfigError(f"there is no group {', '.join(unknown)}; groups are {', '.join(GROUPS)}")
     if selection.timeout is not None and selection.timeout <= 0:
         raise ConfigError(f"timeout {selection.timeout:g} is not a number of seconds that a case can take")
-    if jobs < 1:
+    if jobs is not None and jobs < 1:
         raise ConfigError(f"jobs {jobs} is not a number of processes that can run cases")
     paths = _writable(json, markdown, badge)
     report = run_suite(platform, selection, jobs=jobs)

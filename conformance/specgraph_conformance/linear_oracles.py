@@ -8,41 +8,36 @@ from torch import Tensor
 from specgraph_conformance.rig import expect_close, on_host
 
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 6e-2}
-"""Of a linear's results, absolute plus relative, by dtype."""
+"""The tolerance of a linear's results, absolute plus relative, by dtype."""
 EPS = 0.04
-"""Of norms: as large as the mean square of the smallest rows of `uneven`, so that another one shows."""
-
-
-def random(shape: tuple[int, ...], dtype: torch.dtype, seed: int, scale: float = 1.0) -> Tensor:
-    """Normal values times `scale`, in host memory."""
-    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype)
+"""The eps of norms: as large as the mean square of the smallest rows of `uneven`, so that another one shows."""
 
 
 def normal(
     g: torch.Generator, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, scale: float = 1.0
 ) -> Tensor:
-    """Normal values times `scale`, in host memory."""
+    """Return normal values times `scale`, in host memory."""
     return (torch.randn(shape, generator=g) * scale).to(dtype)
 
 
 def norm_of(g: torch.Generator, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """[size]: the weight of a norm, values around 1."""
+    """Return the weight of a norm, [size] values around 1."""
     return normal(g, (size,), torch.float32, 1 / 8).add(1).to(dtype)
 
 
-def small_integers(shape: tuple[int, ...], seed: int) -> Tensor:
-    """Float32 values from -3 to 3: sums of their products are exact in float32, so equal in every order."""
-    return torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(seed)).float()
+def small_integers(g: torch.Generator, shape: tuple[int, ...]) -> Tensor:
+    """Return float32 values from -3 to 3: sums of their products are exact in float32, so equal in every order."""
+    return torch.randint(-3, 4, shape, generator=g).float()
 
 
-def head_of_ties(x: Tensor, vocab: int, seed: int, *, every: int = 1) -> Tensor:
-    """The projection [vocab, size] of a head, small integers, whose best token for each row of x, also small integers,
-    is there twice: once in each half of the vocabulary. Its logit leads by more than half precision rounds.
+def head_of_ties(g: torch.Generator, x: Tensor, vocab: int, every: int = 1) -> Tensor:
+    """Return the projection [vocab, size] of a head, small integers, whose best token for each row of x, also small
+    integers, is there twice: once in each half of the vocabulary. Its logit leads by more than half precision rounds.
 
     every: 2 leaves the one in the second half alone for every other row.
     """
-    half = torch.randint(-1, 2, (vocab // 2, x.shape[1]), generator=torch.Generator().manual_seed(seed)).float()
-    tokens = torch.randperm(vocab // 2, generator=torch.Generator().manual_seed(seed + 1))[: len(x)]
+    half = torch.randint(-1, 2, (vocab // 2, x.shape[1]), generator=g).float()
+    tokens = torch.randperm(vocab // 2, generator=g)[: len(x)]
     half[tokens] = x.sign()[: len(tokens)]
     whole = torch.cat((half, half.flip(0)))
     if every > 1:
@@ -50,45 +45,33 @@ def head_of_ties(x: Tensor, vocab: int, seed: int, *, every: int = 1) -> Tensor:
     return whole
 
 
-def uneven_rows(rows: int, size: int, dtype: torch.dtype, seed: int) -> Tensor:
-    """[rows, size]: rows of magnitude 0.2, 1 and 5 in turns."""
-    magnitude = torch.tensor([0.2, 1.0, 5.0])[torch.arange(rows) % 3]
-    return (random((rows, size), torch.float32, seed) * magnitude[:, None]).to(dtype)
+def first_of_largest(logits: Tensor) -> Tensor:
+    """Return the lowest id among the most likely tokens of each row."""
+    ids = torch.arange(logits.shape[-1])
+    return ids.where(logits == logits.amax(-1, keepdim=True), logits.shape[-1]).amin(-1)
 
 
 def uneven(g: torch.Generator, rows: int, size: int, dtype: torch.dtype) -> Tensor:
-    """[rows, size]: rows of magnitude 0.2, 1 and 5 in turns."""
+    """Return rows [rows, size] of magnitude 0.2, 1 and 5 in turns."""
     magnitude = torch.tensor([0.2, 1.0, 5.0])[torch.arange(rows) % 3]
     return (normal(g, (rows, size)) * magnitude[:, None]).to(dtype)
 
 
-def norm_weight(size: int, dtype: torch.dtype, seed: int) -> Tensor:
-    """[size]: values around 1."""
-    return (1 + random((size,), torch.float32, seed) / 8).to(dtype)
-
-
 def normed(x: Tensor, norm: Tensor | None, eps: float = EPS) -> Tensor:
-    """rms_norm(x) in float64; x itself without a norm."""
+    """Return rms_norm(x) in float64; x itself without a norm."""
     x = x.double()
     return x if norm is None else x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * norm.double()
 
 
 def gated(packed: Tensor) -> Tensor:
-    """silu(gate) * up of (gate | up)."""
+    """Return silu(gate) * up of (gate | up)."""
     gate, up = packed.chunk(2, dim=-1)
     return gate * torch.sigmoid(gate) * up
 
 
-def expect_rows(seen: Tensor, wanted: Tensor, what: str) -> None:
-    """`seen`, on the device, is within rounding of `wanted` in each row, relative to the row's largest value where that
-    is above 1."""
-    size = wanted.abs().amax(-1, keepdim=True).clamp(min=1.0)
-    expect_close(on_host(seen).double() / size, wanted / size, TOLERANCE[seen.dtype], what)
-
-
 def expect_magnitudes(seen: Tensor, wanted: Tensor, what: str) -> None:
-    """`seen`, on the device, is within rounding of `wanted` relative to the largest value of each magnitude of
-    `uneven_rows`, so that small rows count as much as large ones."""
+    """Check that `seen`, on the device, is within rounding of `wanted`, relative to the largest value of each magnitude
+    of `uneven`, so that small rows count as much as large ones."""
     for magnitude in range(min(3, len(wanted))):
         some = wanted[magnitude::3]
         scaled = some.abs().max().clamp(min=1e-3)

@@ -28,10 +28,9 @@ class Memory:
         self._held = torch.empty(0, dtype=tensor.dtype).set_(storage, 0, (storage.nbytes() // size,), (1,))
         self._first, self._end = GUARD // size, GUARD // size + len(self._held)
         ones = 1 if tensor.dtype == torch.bool else 255  # a bool is 0 or 1
-        guarded = torch.full((2 * GUARD + size * len(self._held),), ones, dtype=torch.uint8).view(tensor.dtype)
-        guarded[self._first : self._end] = self._held
-        self._given = guarded
-        self._there = torch.zeros_like(guarded, device=device)
+        guard = torch.full((GUARD,), ones, dtype=torch.uint8)
+        self._given = torch.cat((guard, _bytes(self._held), guard)).view(tensor.dtype)
+        self._there = torch.zeros_like(self._given, device=device)
 
     def view(self, tensor: Tensor) -> Tensor:
         """The device's copy of a host tensor of this memory, with the same strides."""
@@ -47,8 +46,8 @@ class Memory:
         Args:
             written: tensors of this memory that may have other values now.
         """
-        now, before = on_host(self._there), self._given
-        if torch.equal(_bytes(now), _bytes(before)):
+        now, before = self._there.cpu(), self._given
+        if torch.equal(_words(now), _words(before)):
             return
         changed = (_bytes(now) != _bytes(before)).view(len(now), -1).any(1)
         for tensor in written:
@@ -101,6 +100,11 @@ def run_on(platform: Platform, way: str) -> Run:
 
 def _bytes(tensor: Tensor) -> Tensor:
     return tensor.view(torch.uint8)
+
+
+def _words(tensor: Tensor) -> Tensor:
+    """View a tensor's bytes as the widest integers that fit."""
+    return tensor.view(torch.int64 if tensor.nbytes % 8 == 0 else torch.uint8)
 
 
 def _key(tensor: Tensor) -> tuple[int, torch.dtype]:

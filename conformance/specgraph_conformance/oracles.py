@@ -40,21 +40,22 @@ def attention(
     """
     rows, heads, _ = query.shape
     length, kv_heads, _ = keys.shape
-    keys = keys.repeat_interleave(heads // kv_heads, dim=1)
-    values = values.repeat_interleave(heads // kv_heads, dim=1)
-    out = torch.empty_like(query)
-    for row in range(rows):
-        end = length - rows + 1 + row if mask.causal else length
-        seen = list(range(max(0, end - mask.window) if mask.window else 0, end))
-        if words:
-            context = length - mask.tree_len
-            seen = [n for n in seen if n < context or words[row] >> (n - context) & 1]
-        scores = torch.einsum("hd,nhd->hn", query[row], keys[seen]) * scale
-        if mask.sinks is not None:
-            scores = torch.cat([scores, mask.sinks.double()[:, None]], dim=-1)
-        weights = scores.softmax(dim=-1)[:, : len(seen)]
-        out[row] = torch.einsum("hn,nhd->hd", weights, values[seen])
-    return out
+    place, own = torch.arange(length), torch.arange(rows)[:, None]
+    end = length - rows + 1 + own if mask.causal else torch.full_like(own, length)
+    seen = place < end
+    if mask.window:
+        seen &= place >= end - mask.window
+    if words:
+        begin = length - mask.tree_len
+        seen[:, begin:] &= (torch.tensor(words)[:, None] >> torch.arange(mask.tree_len) & 1).bool()
+    some = seen.any(0)  # what no row sees may be NaN
+    keys, values = (part[some].repeat_interleave(heads // kv_heads, dim=1) for part in (keys, values))
+    scores = torch.einsum("qhd,nhd->hqn", query, keys) * scale
+    scores = scores.masked_fill(~seen[:, some], -torch.inf)
+    if mask.sinks is not None:
+        scores = torch.cat([scores, mask.sinks.double()[:, None, None].expand(heads, rows, 1)], dim=-1)
+    weights = scores.softmax(dim=-1)[..., : len(keys)]
+    return torch.einsum("hqn,nhd->qhd", weights, values)
 
 
 def gather_request(cache: Tensor, blocks: Sequence[int], length: int) -> Tensor:

@@ -141,6 +141,11 @@ class Plugin:
         """Before the first case: what torch imports late, and then no more collecting of what is loaded for good."""
         if session.items and not session.config.option.collectonly:
             import_heavy_modules()
+            if _is_worker(self.config):
+                import torch
+
+                workers: int = self.config.workerinput["workercount"]  # pyright: ignore
+                torch.set_num_threads(max(1, torch.get_num_threads() // workers))
             gc.collect()
             gc.freeze()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 import sys
 import threading
@@ -75,16 +76,21 @@ class _Run(io.StringIO):
         return sys.stderr.write(text) if self.results and self.results.began else super().write(text)
 
 
-def run_suite(platform: str, selection: Selection, *, jobs: int = 1) -> Report:
+def run_suite(platform: str, selection: Selection, *, jobs: int | None = None) -> Report:
     """Run the selected cases on a platform.
 
     Args:
-        jobs: processes that run cases on the device at the same time.
+        jobs: processes that run cases on the device at the same time; by default one, and on the host one per core, up
+            to 4, unless the cases are named.
 
     Raises:
         PlatformError, ConfigError: before anything runs: the platform, the declared gaps or the selection are wrong.
     """
-    selection.open(platform).platform.close()
+    session = selection.open(platform)
+    session.platform.close()
+    if jobs is None:
+        is_on_host = session.platform.device.type == "cpu"
+        jobs = min(4, os.cpu_count() or 1) if is_on_host and not selection.cases else 1
     run = _Run()
     workers = ["-n", str(jobs), "--dist", "worksteal", "--max-worker-restart", "10000", "--disable-warnings"]
     with redirect_stdout(run), _interrupted_by_sigterm():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from specgraph.models.config import ModelConfig
@@ -84,6 +85,7 @@ def _draw(seed: int, device: torch.device, rounded_to: torch.dtype, dtype: torch
     return lambda n: Weights(config, device, rounded_to, dtype or rounded_to, torch.Generator().manual_seed(seed + n))
 
 
+@cache
 def make_target(
     seed: int,
     device: torch.device,
@@ -91,7 +93,7 @@ def make_target(
     compute: torch.dtype | None = None,
     head_dim: int = CONFIG.head_dim,
 ) -> LlamaTarget:
-    """A two-layer Llama-shaped target; arguments as in `make_head`."""
+    """Return a two-layer Llama-shaped target; arguments as in `make_head`."""
     return _target(_draw(seed, device, dtype, compute, head_dim))
 
 
@@ -102,6 +104,7 @@ def _target(draw: Draw) -> LlamaTarget:
     return LlamaTarget(w.config, embed, layers, w.place(torch.ones(HIDDEN)), lm_head)
 
 
+@cache
 def make_head(
     kind: str,
     seed: int,
@@ -110,7 +113,7 @@ def make_head(
     compute: torch.dtype | None = None,
     head_dim: int = CONFIG.head_dim,
 ) -> Head:
-    """A drafter for `make_target` of the same seed.
+    """Return a drafter for `make_target` of the same seed, the same object for the same arguments.
 
     Args:
         kind: one of HEADS. `eagle3` has a vocabulary of its own and three auxiliary hidden states; `mtp` reuses its

@@ -28,7 +28,9 @@ def conformance(
     quick: Annotated[bool, typer.Option("--quick", help="A selection that takes less than half a minute.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of all generated inputs.")] = 0,
     timeout: Annotated[float | None, typer.Option(help="Limit of every case, in seconds; default: its own.")] = None,
-    jobs: Annotated[int, typer.Option(help="Processes that run cases on the device at the same time.")] = 1,
+    jobs: Annotated[
+        int | None, typer.Option(help="Processes that run cases at a time; default: 1, on the host one per core.")
+    ] = None,
     xfails: Annotated[Path | None, typer.Option(help="Instead of the backend's own xfails.toml.")] = None,
     profile: Annotated[
         str | None, typer.Option(help="Exit status 0 only if it conforms to: graphs, task-update, drafting, parallel.")

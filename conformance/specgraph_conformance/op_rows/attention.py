@@ -163,13 +163,10 @@ def large_tree(run: Run, g: torch.Generator, keys: int) -> None:
 
 def check_store(rows: Rows, run: Run, compare: Callable[[Tensor, Tensor, str], None]) -> None:
     """The query and the cells that `rotate_and_store` gives, compared with float64's."""
-    query, cache = rows.rotated_query(), rows.stored()
+    query, new = rows.rotated_query(), rows.stored()
     seen = run(ops.rotate_and_store, rows.query, rows.new, rows.cache, written=rows.cells())
     compare(seen, query, "queries")
-    live = rows.new.slot_mapping[rows.new.slot_mapping >= 0]
-    place = live // rows.block, live % rows.block
-    for name, now, wanted in zip(("keys", "values"), rows.cache, cache, strict=True):
-        compare(now[place], wanted[place], name)
+    rows.check_stored(new, compare)
 
 
 def close(seen: Tensor, wanted: Tensor, what: str) -> None:

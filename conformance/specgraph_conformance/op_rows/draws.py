@@ -10,14 +10,13 @@ from torch import Tensor
 
 from specgraph_conformance.linear_oracles import (
     EPS,
+    first_of_largest,
     head_of_ties,
     norm_of,
-    norm_weight,
     normal,
     normed,
-    random,
     small_integers,
-    uneven_rows,
+    uneven,
 )
 from specgraph_conformance.noise_oracles import DRAFT, RESAMPLE, TEMPERATURE, drawn
 from specgraph_conformance.op_table import FLOATS, HALVES, Run, Table
@@ -56,11 +55,6 @@ def draw(run: Run, source: tuple[Any, ...], drafts: ops.Drafts, draws: ops.Draws
     if drafts.token_ids is not None:
         expect_equal(drafts.token_ids, tokens[:, 0], "the next step's tokens")
     return tokens
-
-
-def first_of_largest(logits: Tensor) -> Tensor:
-    """The lowest id among the most likely tokens of each row."""
-    return torch.tensor([row.index(max(row)) for row in logits.tolist()])
 
 
 @TABLE.row(
@@ -185,18 +179,12 @@ def greedy_head(run: Run, g: torch.Generator) -> None:
     expect_equal(tokens[:, 0], (normed(x, norm) @ weight.double().T).argmax(-1) * 2, "the draft tokens")
 
 
-def small_seed(g: torch.Generator) -> int:
-    """A seed for the functions that take a number."""
-    return int(torch.randint(0, 1 << 30, (), generator=g))
-
-
 def expect_first_of_twins(
     run: Run, g: torch.Generator, dtype: torch.dtype, rows: int, every: int, shape: tuple[int, int], step: int | None
 ) -> None:
     """Heads of 3,000 tokens take the lower of two equally likely ones, with and without a norm."""
-    vocab, seed = 3000, small_seed(g)
-    x = small_integers((rows, SIZE), seed)
-    weight, norm = head_of_ties(x, vocab, seed + 1, every=every), norm_weight(SIZE, dtype, seed + 3)
+    vocab, x, norm = 3000, small_integers(g, (rows, SIZE)), norm_of(g, SIZE, dtype)
+    weight = head_of_ties(g, x, vocab, every)
     for scale, what in ((None, "without"), (norm, "with")):
         drafts = drafts_for(*shape, torch.arange(vocab) * 2, step)
         if step is None:  # a part of a wider tensor
@@ -247,9 +235,8 @@ def greedy_block_head(run: Run, g: torch.Generator, dtype: torch.dtype, block: t
     rows=[1, 20, 40],
 )
 def gumbel_head_in_tiles(run: Run, g: torch.Generator, dtype: torch.dtype, rows: int) -> None:
-    vocab, seed = 300, small_seed(g)
-    x, norm = uneven_rows(rows, SIZE, dtype, seed), norm_weight(SIZE, dtype, seed + 1)
-    weight = random((vocab, SIZE), dtype, seed + 2, 2 * SIZE**-0.5)
+    vocab, x, norm = 300, uneven(g, rows, SIZE, dtype), norm_of(g, SIZE, dtype)
+    weight = normal(g, (vocab, SIZE), dtype, 2 * SIZE**-0.5)
     seeds, lengths = large_seeds(g, rows), (torch.arange(rows) * 37 + 5).int()
     drafts = drafts_for(rows, 2, step=1)
     draws = draws_for(drafts, vocab, torch.full((rows,), TEMPERATURE), seeds, lengths)
@@ -269,13 +256,13 @@ def gumbel_head_in_tiles(run: Run, g: torch.Generator, dtype: torch.dtype, rows:
     cause="draft_from_hidden: rows past a tile, a baked eps, or a maximum that takes the last of equals",
 )
 def heads_of_many_requests(run: Run, g: torch.Generator) -> None:
-    rows, size, seed = 133, 32, small_seed(g)
+    rows, size = 133, 32
     # Small integers: every sum is exact in float32, so that equal logits are equal in every order of the sums.
-    x, weight = small_integers((rows, size), seed), small_integers((350, size), seed + 1)
+    x, weight = small_integers(g, (rows, size)), small_integers(g, (350, size))
     weight = torch.cat((weight, weight.flip(0)))  # every logit twice
     tokens = draw(run, (x, ops.Head(None, EPS, weight)), drafts_for(rows, 2, step=1))
     expect_equal(tokens[:, 0], first_of_largest(x.double() @ weight.double().T), "the tokens of equal logits")
-    x, norm = uneven_rows(rows, size, torch.float32, seed + 2), 1 + normal(g, (size,)) / 4
+    x, norm = uneven(g, rows, size, torch.float32), 1 + normal(g, (size,)) / 4
     weight, drafts = normal(g, (9, size), scale=0.3), drafts_for(rows, 2, step=1)
     each = torch.arange(rows)
     draws = draws_for(drafts, 9, torch.full((rows,), 0.7), each, each.int() + 1)

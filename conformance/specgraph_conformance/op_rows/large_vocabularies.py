@@ -6,9 +6,9 @@ import torch
 from specgraph import ops
 from torch import Tensor
 
-from specgraph_conformance.linear_oracles import EPS
+from specgraph_conformance.linear_oracles import EPS, first_of_largest
 from specgraph_conformance.noise_oracles import DRAFT, RESAMPLE, TEMPERATURE
-from specgraph_conformance.op_rows.draws import drafts_for, draw, draws_for, expect_noise, first_of_largest, large_seeds
+from specgraph_conformance.op_rows.draws import drafts_for, draw, draws_for, expect_noise, large_seeds
 from specgraph_conformance.op_rows.verify import verified
 from specgraph_conformance.op_table import HALVES, Run, Table
 from specgraph_conformance.rig import expect_close, expect_equal

@@ -259,7 +259,7 @@ class Repeated:
     def __init__(self, g: Generator, columns: int, size: int) -> None:
         self.base = normal(g, (256, size), torch.bfloat16, size**-0.5)
         self.factors = torch.tensor([-2.0, -1.0, 1.0, 2.0])[torch.randint(0, 4, (columns // 256, 256), generator=g)]
-        self.weight = Weight((self.base.float() * self.factors[..., None]).to(torch.bfloat16).flatten(0, 1))
+        self.weight = Weight((self.base * self.factors.to(torch.bfloat16)[..., None]).flatten(0, 1))
 
     def product(self, x: Tensor) -> Tensor:
         """x @ weight.T in float64."""
