@@ -46,6 +46,7 @@ class ProposePasses:
             programs: of chains, of trees, or both.
         """
         self._runner, self._config, self._memory, self._programs = ref(runner), config, memory, programs
+        self._keeps_draft_probs = config.keeps_draft_probs
         self._passes: dict[tuple[int, int, int, int | None, int], ProposePass] = {}
         self._inputs: dict[tuple[int, int, int, int], ProposeBatch] = {}
         self._in_place: dict[int, tuple[int, BoundTensors | None]] = {}
@@ -58,8 +59,8 @@ class ProposePasses:
         if ready is None:
             check_types("propose", batch, self._memory.num_sampled.device)
             ready = self.find(batch.num_requests, batch.query_len, 0, num_speculative_tokens)
-            check_shapes("propose", batch, ready.inputs, self._config.keeps_draft_probs)
-            self._memory.load(batch, ready.inputs, self._config.keeps_draft_probs)
+            check_shapes("propose", batch, ready.inputs, self._keeps_draft_probs)
+            self._memory.load(batch, ready.inputs, self._keeps_draft_probs)
             return ready
         if ready.bound is not None:
             ready.bound.check_addresses()

@@ -27,7 +27,7 @@ NAMESPACE = "specgraph"
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 _declared: dict[str, Op[Any, Any]] = {}
 _implemented: dict[str, dict[str, Callable[..., Any]]] = {}
-"""By dispatch key: what `implement` was given for each op."""
+"""By dispatch key: the implementation of each op, which takes the parameters of the reference."""
 _devices: dict[str, torch.library.Library] = {}
 """By dispatch key: what holds those registrations in torch's dispatcher."""
 
@@ -65,15 +65,7 @@ class Op(Generic[P, R]):
         recorder or guard sees them.
         """
         key = dispatch_key_of(device)
-        implementation = _implemented[key].get(self.name) if key in _devices else None
-        if implementation is None or not self.parameters.has_records:
-            return implementation or self
-
-        def direct(*args: P.args, **kwargs: P.kwargs) -> R:
-            flat, named = self.parameters.flatten(args, kwargs)
-            return implementation(*flat, **named)
-
-        return direct
+        return _implemented[key].get(self.name, self) if key in _devices else self
 
     def __repr__(self) -> str:
         return f"<op {NAMESPACE}::{self.name}>"
@@ -91,9 +83,9 @@ def op(
     """
 
     def register(reference: Callable[P, R]) -> Op[P, R]:
-        name, parameters = reference.__name__, Parameters(reference)
+        name, parameters = reference.__name__, Parameters(reference, writes)
         flat = parameters.with_records(reference)
-        schema = torch.library.infer_schema(flat, mutates_args=parameters.written(writes), op_name=name)
+        schema = torch.library.infer_schema(flat, mutates_args=parameters.written, op_name=name)
         _LIBRARY.define(schema)
         _LIBRARY.impl(name, flat, "CompositeExplicitAutograd")
         if host is not None:
@@ -107,8 +99,8 @@ def op(
     return register
 
 
-Around = Callable[[str, Callable[..., Any]], Callable[..., Any]]
-"""(op name, implementation that takes the torch op's arguments) -> the same with something of the device around it."""
+Around = Callable[[Op[Any, Any], Callable[..., Any]], Callable[..., Any]]
+"""(op, its implementation) -> the same with something of the device around it."""
 
 
 def implement(name: str, dispatch_key: str, function: Callable[..., Any], around: Around | None = None) -> None:
@@ -133,8 +125,7 @@ def implement(name: str, dispatch_key: str, function: Callable[..., Any], around
 
     known = _implemented.setdefault(dispatch_key, {})
     if name not in known:
-        flat = declared.parameters.with_records(implemented)
-        known[name] = flat if around is None else around(name, flat)
+        known[name] = implemented if around is None else around(declared, implemented)
         _register(dispatch_key, {name: known[name]})
 
 
@@ -175,7 +166,7 @@ def _register(dispatch_key: str, functions: dict[str, Callable[..., Any]]) -> No
     if functions and dispatch_key not in _devices:
         _devices[dispatch_key] = torch.library.Library(NAMESPACE, "IMPL", dispatch_key)
     for name, function in functions.items():
-        _devices[dispatch_key].impl(name, function)
+        _devices[dispatch_key].impl(name, _declared[name].parameters.with_records(function))
 
 
 def dispatch_key_of(device: torch.device) -> str:

@@ -5,50 +5,46 @@ A row is what one index of the first dimension names; it is packed if its elemen
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from specgraph.ops.library import NAMESPACE
+from specgraph.ops.library import Op
 
 
-def with_packed_rows(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, a device's implementation of the op `name`, called with arguments whose rows are packed.
+def with_packed_rows(op: Op[Any, Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a device's implementation of an op, called with arguments whose rows are packed.
 
     Raises (when called):
-        ValueError: an argument that the op writes has rows with gaps.
+        ValueError: an argument that the op writes has rows with gaps: a copy would lose what is written.
     """
-    schema = getattr(getattr(torch.ops, NAMESPACE), name).default._schema
+    by_name = {parameter.name: parameter for parameter in op.parameters.all}
 
-    @functools.wraps(function)
+    def one(name: str, value: Any) -> Any:
+        given = packed(value) if isinstance(value, Tensor) else value
+        if given is not value and name in op.parameters.written:
+            raise ValueError(
+                f"{op.name} writes '{name}', whose strides are {tuple(value.stride())} for shape {list(value.shape)}: "
+                "its rows must be packed"
+            )
+        return given
+
+    def whole(name: str, value: Any) -> Any:
+        parameter = by_name[name]
+        if parameter.record is None or value is None:
+            return one(name, value)
+        return parameter.record(*map(one, parameter.flat, value))
+
+    @wraps(function)
     def implementation(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = packed_arguments(schema, args, kwargs)
-        return function(*args, **kwargs)
+        named = {name: whole(name, value) for name, value in kwargs.items()}
+        return function(*map(whole, by_name, args), **named)
 
     return implementation
 
 
 def packed(tensor: Tensor) -> Tensor:
-    """`tensor` if its rows are packed, else a contiguous copy."""
+    """Return the tensor if its rows are packed, else a contiguous copy."""
     return tensor if (tensor[:1] if tensor.dim() > 1 else tensor).is_contiguous() else tensor.contiguous()
-
-
-def packed_arguments(
-    schema: torch.FunctionSchema, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of one op call, each tensor with packed rows. Raises ValueError where an argument that the op
-    writes has none: a copy would lose what is written."""
-    named = dict(zip((argument.name for argument in schema.arguments), args, strict=False)) | dict(kwargs)
-    written = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
-    for name, value in named.items():
-        given = packed(value) if isinstance(value, Tensor) else value
-        if given is not value and name in written:
-            raise ValueError(
-                f"{schema.name} writes '{name}', whose strides are {tuple(value.stride())} for shape "
-                f"{list(value.shape)}: its rows must be packed"
-            )
-        named[name] = given
-    return tuple(named.values())[: len(args)], {name: named[name] for name in kwargs}

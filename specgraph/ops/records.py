@@ -33,10 +33,18 @@ class Parameters:
     of a record that may be None may be None itself in torch; the record is None where all of them are.
 
     Attributes:
-        signature: of the torch op, with one argument per field.
+        all: the parameters in order.
+        written: names of the torch op's arguments that the op writes.
+        signature: the signature of the torch op, with one argument per field.
+        has_records: a parameter takes a record.
     """
 
-    def __init__(self, reference: Callable[..., Any]) -> None:
+    def __init__(self, reference: Callable[..., Any], writes: Iterable[str] = ()) -> None:
+        """
+        Args:
+            reference: the function that declares them.
+            writes: the parameters ("out"), whole records ("rows") or fields ("rows.positions") that the op writes.
+        """
         hints = get_type_hints(reference)
         declared = inspect.signature(reference)
         flat: list[inspect.Parameter] = []
@@ -59,18 +67,15 @@ class Parameters:
         self.signature = inspect.Signature(flat, return_annotation=None if returned is types.NoneType else returned)
         self.has_records = any(parameter.record is not None for parameter in self.all)
         self._by_name = {parameter.name: parameter for parameter in self.all}
-
-    def written(self, paths: Iterable[str]) -> tuple[str, ...]:
-        """Names of the torch op's arguments for parameters ("out"), fields ("rows.positions") or whole records."""
-        found: list[str] = []
-        for path in paths:
-            name, _, field = path.partition(".")
-            parameter = self._by_name[name]
-            found += [f"{name}_{field}"] if field else parameter.flat
-        return tuple(found)
+        split = [path.partition(".") for path in writes]
+        self.written = tuple(
+            argument
+            for name, _, field in split
+            for argument in ([f"{name}_{field}"] if field else self._by_name[name].flat)
+        )
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """The torch op's arguments for a call with records."""
+        """Return the torch op's arguments for a call with records."""
         flat: list[Any] = []
         for parameter, value in zip(self.all, args, strict=False):
             flat += _fields(parameter, value)
@@ -81,7 +86,7 @@ class Parameters:
         return flat, named
 
     def with_records(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """`function`, which takes records, as one that takes the torch op's arguments."""
+        """Return a function that takes records as one that takes the torch op's arguments."""
         if not self.has_records:
             return function
 
@@ -113,7 +118,7 @@ def _fields(parameter: Parameter, value: Any) -> Iterable[Any]:
 
 
 def _record_of(annotation: Any) -> tuple[type[tuple[Any, ...]] | None, bool]:
-    """The named tuple that an annotation asks for, or None; and whether the parameter may be None."""
+    """Return the named tuple that an annotation asks for, or None; and whether the parameter may be None."""
     union = get_origin(annotation) in (Union, types.UnionType)
     kinds = [kind for kind in get_args(annotation) if kind is not types.NoneType] if union else [annotation]
     record = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, tuple)), None)

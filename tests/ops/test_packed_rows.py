@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specgraph import ops  # registers the ops
-from specgraph.ops.packed_rows import packed, packed_arguments
-
-assert ops.__all__
+from specgraph import ops
+from specgraph.ops.begin_rows import RowInputs, RowPlan, Rows
+from specgraph.ops.packed_rows import packed, with_packed_rows
 
 
 def test_packed_tensors_pass_through():
@@ -35,21 +34,21 @@ def test_others_are_copied():
 
 def test_a_block_table_with_a_foreign_last_stride_is_packed():
     """stride(-1) != 1, which failed in vllm-musa."""
-    schema = torch.ops.specgraph.paged_attention.default._schema
     table = torch.arange(12, dtype=torch.int32).view(4, 3).t()
-    args = torch.zeros(3, 2, 8), torch.zeros(5, 4, 2, 8), torch.zeros(5, 4, 2, 8), table
-    given, _ = packed_arguments(schema, args, {})
-    assert given[3].stride() == (4, 1)
-    assert torch.equal(given[3], table)
-    assert all(a is b for a, b in zip(given[:3], args[:3], strict=True))
+    starts, seen = torch.zeros(4, dtype=torch.int64), []
+    packing = with_packed_rows(ops.begin_rows, lambda *args, **kwargs: seen.append((args, kwargs)))
+    plan = RowPlan(2, 16, 4)
+    packing(RowInputs(starts, table), plan, past=None)
+    (((handed, seen_plan), named),) = seen
+    assert handed.start_positions is starts
+    assert handed.block_table.stride() == (4, 1)
+    assert torch.equal(handed.block_table, table)
+    assert (seen_plan, named) == (plan, {"past": None})
 
 
 def test_an_argument_that_is_written_is_never_copied():
-    schema = torch.ops.specgraph.advance.default._schema
-    lens = torch.zeros(4, dtype=torch.int32)[::2]
-    with pytest.raises(ValueError, match="writes 'seq_lens'"):
-        packed_arguments(schema, (lens, *(torch.zeros(2, dtype=torch.int64) for _ in range(3))), {})
-    schema = torch.ops.specgraph.begin_rows.default._schema
-    tokens = torch.zeros(8, dtype=torch.int64)[::2]
-    with pytest.raises(ValueError, match="writes 'rows_token_ids'"):
-        packed_arguments(schema, (), {"rows_token_ids": tokens})
+    lens, four, eight = torch.zeros(4, dtype=torch.int32)[::2], torch.zeros(4), torch.zeros(8)[::2]
+    with pytest.raises(ValueError, match="advance writes 'seq_lens'"):
+        with_packed_rows(ops.advance, ops.advance.reference)(lens)
+    with pytest.raises(ValueError, match="begin_rows writes 'rows_token_ids'"):
+        with_packed_rows(ops.begin_rows, ops.begin_rows.reference)(rows=Rows(four, four, four, token_ids=eight))

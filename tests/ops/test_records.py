@@ -28,15 +28,15 @@ ONE, TWO, THREE = (torch.zeros(n) for n in (1, 2, 3))
 
 
 def test_torch_gets_one_argument_per_field():
-    parameters = Parameters(example)
+    parameters = Parameters(example, ["rows.ids", "bias"])
     schema = torch.library.infer_schema(
-        parameters.with_records(example), mutates_args=parameters.written(["rows.ids", "bias"]), op_name="example"
+        parameters.with_records(example), mutates_args=parameters.written, op_name="example"
     )
     assert schema == (
         "example(Tensor(a0!) rows_ids, Tensor? rows_lengths, float scale, Tensor? draws_temperature=None, "
         "SymInt? draws_seed=None, Tensor(a5!)? bias=None, *, SymInt size) -> ()"
     )
-    assert parameters.written(["rows"]) == ("rows_ids", "rows_lengths")
+    assert Parameters(example, ["rows"]).written == ("rows_ids", "rows_lengths")
 
 
 @pytest.mark.parametrize(

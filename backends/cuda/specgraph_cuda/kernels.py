@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from specgraph.ops.library import Op
 from specgraph.ops.triton.implement import register
 from specgraph.ops.triton.launch import (
     AttentionShape,
@@ -136,16 +137,18 @@ def overlap_previous(lines=None, START: tl.constexpr = True, WAIT: tl.constexpr 
         tl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 
 
-def on_its_device(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the op, with the device of its first argument as the current one: Triton launches on the current
-    device."""
+def on_its_device(op: Op[Any, Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the implementation of an op, with the device of its first tensor as the current one: Triton launches on
+    the current device."""
+    in_record = op.parameters.all[0].record is not None
 
-    @wraps(op)
-    def guarded(first: torch.Tensor, /, *arguments: Any, **options: Any) -> Any:
-        if first.device.index == torch.cuda.current_device():
-            return op(first, *arguments, **options)
-        with torch.cuda.device(first.device):
-            return op(first, *arguments, **options)
+    @wraps(function)
+    def guarded(first: Any, /, *arguments: Any, **options: Any) -> Any:
+        device: torch.device = first[0].device if in_record else first.device
+        if device.index == torch.cuda.current_device():
+            return function(first, *arguments, **options)
+        with torch.cuda.device(device):
+            return function(first, *arguments, **options)
 
     return guarded
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from typing import Any, Literal
 
 from torch import Tensor
@@ -203,7 +205,7 @@ class Launcher:
         # Addresses, because the launch of a compiled kernel asks the driver about each tensor, not about a number.
         addresses = [tensor.data_ptr() for tensor in tensors]
         # Triton compiles a variant for pointers that are not 16-byte aligned: those are launched in the usual way.
-        if not self.options.keep_compiled or any(address & 15 for address in addresses):
+        if not self.options.keep_compiled or reduce(or_, addresses) & 15:
             kernel[grid](*tensors, *integers, **constants, num_warps=num_warps, **self.common())
             return
         key = (kernel.__name__, tensors[0].device.index, *constants.values(), *[tensor.dtype for tensor in tensors])
