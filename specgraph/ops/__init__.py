@@ -12,7 +12,7 @@ from specgraph.ops.next_step import greedy_next_step
 from specgraph.ops.paged_attention import DeviceLengths, HostLengths, Mask, paged_attention, paged_attention_host
 from specgraph.ops.past_rows import PastRows, keep_rows
 from specgraph.ops.rejection import Acceptance, Sampled, accept_greedy, verify_drafts
-from specgraph.ops.round_state import next_verify, publish_round, stop_finished
+from specgraph.ops.round_state import next_verify
 from specgraph.ops.sampling_parameters import SamplingParameters, adjust_logits, count_tokens, emitted_logprobs
 from specgraph.ops.slots import advance, shift_token_ids
 from specgraph.ops.tree import Beams, Candidates, TreeNodes, advance_tree, choose_nodes, draft_block_tree, grow_tree
@@ -74,10 +74,8 @@ __all__ = [
     "paged_attention",
     "paged_attention_host",
     "pair_linear",
-    "publish_round",
     "rotate_and_store",
     "shift_token_ids",
-    "stop_finished",
     "take_rows",
     "verify_drafts",
     "verify_tree",

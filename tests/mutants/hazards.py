@@ -365,7 +365,7 @@ HAZARDS: dict[str, Hazard] = {
     "round-token-after-stop": Hazard(
         "vLLM #45357",
         "tokens or KV after a stop token",
-        "the next round was launched before the host saw the stop, and nothing on the device did",
+        "the next round was launched before the host saw the stop, and its tokens were handed out",
     ),
     "round-k-changed-in-flight": Hazard(
         "vLLM #40768, #46899",
@@ -531,11 +531,6 @@ HAZARDS: dict[str, Hazard] = {
         REVIEW,
         "wrong nodes in batches of different trees, or of more than 32 rows",
         "masks of 32 bits, request 0's parents, noise of another position",
-    ),
-    "some-stop-tokens": Hazard(
-        REVIEW,
-        "text goes on behind a stop token",
-        "the first few stop tokens of a request are looked for",
     ),
     "nan-behind-the-last-key": Hazard(
         REVIEW,

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from mutants.draft_ops import replace_op
 from mutants.registry import mutant
 
 from specgraph.engine.request import Running
 from specgraph.engine.round_steps import RoundSteps
-from specgraph.engine.rounds import Rounds
+from specgraph.engine.rounds import Rounds, _UnreadRound
 
 
 @mutant("round-copy-overwritten", "engine")
@@ -37,20 +36,10 @@ def rows_of_now(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Rounds, "_read", read)
 
 
-@mutant("round-token-after-stop", "kernel")
-def no_stop(patch: pytest.MonkeyPatch) -> None:
-    """The device does not look for stop tokens and limits."""
-    replace_op(patch, "stop_finished", lambda real, *args: None)
-
-
-@mutant("round-token-after-stop-length", "kernel", hazard="round-token-after-stop")
-def stop_tokens_only(patch: pytest.MonkeyPatch) -> None:
-    """The device looks for stop tokens and not for limits."""
-
-    def broken(real: Any, sampled: Any, counts: Any, remaining: Any, stops: Any) -> None:
-        real(sampled, counts, remaining + 1000, stops)
-
-    replace_op(patch, "stop_finished", broken)
+@mutant("round-token-after-stop", "engine")
+def remembered(patch: pytest.MonkeyPatch) -> None:
+    """A request that has ended gets the tokens of the round that was launched before."""
+    patch.setattr(_UnreadRound, "forget", lambda self, state: None)
 
 
 @mutant("round-k-changed-in-flight", "engine")

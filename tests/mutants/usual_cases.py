@@ -112,12 +112,6 @@ def noise_of_the_row(patch: pytest.MonkeyPatch) -> None:
     change_arguments(patch, "verify_tree", change)
 
 
-@mutant("some-stop-tokens", "kernel")
-def four_stop_tokens(patch: pytest.MonkeyPatch) -> None:
-    """The device looks for the first four stop tokens of a request."""
-    change_arguments(patch, "stop_finished", lambda ids, counts, left, stops: (ids, counts, left, stops[:, :4]))
-
-
 @mutant("nan-behind-the-last-key", "attention")
 def weights_of_zero(patch: pytest.MonkeyPatch) -> None:
     """Values behind a request's last key, in its last block, are multiplied by a weight of 0 and added."""

@@ -73,10 +73,6 @@ def arguments() -> dict[str, tuple[tuple, dict]]:
             (RoundTensors(i64(2, Q) + 5, i32(1, 2), i64(2), f32(2 * Q, 8), TABLE[:2, :3]),
              RoundTensors(i64(R, Q), i32(7, 7, 7), i64(R), f32(R * Q, 8), TABLE.clone())), {},
         ),
-        "stop_finished": ((i64(R, Q), i32(1, 0, 3), i64(R) + 2, i64(R, 2) - 1), {}),
-        "publish_round": (
-            (i64(9), i64(R, Q), i32(1, 0, 3), i64(R) + 2, i64(R, 2) - 1, i64(2, 11), i64(2), i32(0), 2), {},
-        ),
         "next_verify": ((i64(R, Q), i32(1, 0, 3), drafts, i64(R), ids, i64(R, K)), {}),
         "take_rows": ((f32(R * Q, 8), i64(R) + 2, f32(R, 8)), {}),
         "all_reduce": ((f32(R, V), "one"), {}),

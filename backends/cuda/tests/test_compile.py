@@ -307,11 +307,6 @@ CALLS = [
         "ancestors",
     ),
     _begin(RowPlan(6, 64, 16, past=2), GIVEN, *STEPS, "rows_without_block", modules=True),
-    Call("stop_finished", lambda x: ((i64(2, 4), i32(2), i64(2), i64(2, 16)), {})),
-    Call(
-        "publish_round",
-        lambda x: ((i64(9), i64(2, 4), i32(2), i64(2), i64(2, 16), i64(3, 11), i64(2), i32(1), 4), {}),
-    ),
     Call("next_verify", lambda x: ((i64(2, 4), i32(2), i64(2, 3), i64(2), i64(2), i64(2, 3)), {})),
     Call("keep_rows", lambda x: ((i64(12), x(12, 64), i64(12), i64(12), _kept(x), 16), {})),
     Call("shift_token_ids", lambda x: ((i64(12), i64(2), i64(2), i32(2), i64(1)), {})),

@@ -82,21 +82,21 @@ def test_chunks(platform: Platform, seed: int) -> None:
 
 @case(
     "decoding.stops-where-asked",
-    "Generation ends at max_tokens exactly, or after the first stop token, also where accepted draft tokens follow it.",
-    cause="accepted drafts past the stop are handed out",
+    "Generation ends at max_tokens exactly, or after the first stop token, also where accepted draft tokens follow it "
+    "or another request goes on.",
+    hazard="round-token-after-stop",
+    cause="accepted drafts past the stop are handed out, or tokens of a round that was in flight",
     quick=True,
 )
 def test_stop(platform: Platform, seed: int) -> None:
-    (request,) = requests(seed, count=1, tokens=15)
+    request, other = requests(seed, count=2, tokens=15)
     with decoder(platform) as made:
-        (full,) = generate(made, [request])
+        full, kept = generate(made, [request, other])
         assert len(full) == 15
         for limit in (1, 2, 6):
-            cut = Request(prompt_token_ids=request.prompt_token_ids, max_tokens=limit)
-            assert generate(made, [cut]) == [full[:limit]]
+            assert generate(made, [replace(request, max_tokens=limit), other]) == [full[:limit], kept]
         stop = full[7]
-        stopping = Request(prompt_token_ids=request.prompt_token_ids, max_tokens=15, stop_token_ids=[stop])
-        (result,) = made.generate([stopping])
+        result, _ = made.generate([replace(request, stop_token_ids=[stop]), other])
         assert result.token_ids == full[: full.index(stop) + 1]
         assert result.finish_reason == "stop"
 

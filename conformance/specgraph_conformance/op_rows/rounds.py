@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from specgraph import ops
 from specgraph.ops.copies import RoundTensors
-from torch import Tensor
 
 from specgraph_conformance.op_table import Run, Table
 from specgraph_conformance.rig import expect_equal
@@ -98,41 +97,6 @@ def take_rows(run: Run, g: torch.Generator) -> None:
     expect_equal(copy, source, "the copy of all rows")
 
 
-def sampled(g: torch.Generator, query_len: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Sampled tokens, their counts, tokens that remain, and stop tokens, 2 of 16 per request."""
-    stops = torch.randint(-1, 9, (REQUESTS, 16), generator=g)
-    stops[:, 2:] = -1
-    return (
-        torch.randint(-1, 9, (REQUESTS, query_len), generator=g),
-        torch.randint(0, query_len + 1, (REQUESTS,), generator=g).int(),
-        torch.randint(0, query_len + 3, (REQUESTS,), generator=g),
-        stops,
-    )
-
-
-def stopped(tokens: Tensor, counts: Tensor, stops: Tensor) -> list[bool]:
-    """Requests that sampled a stop token."""
-    rows = zip(tokens.tolist(), counts.tolist(), stops.tolist(), strict=True)
-    return [any(token >= 0 and token in stop for token in row[:count]) for row, count, stop in rows]
-
-
-@TABLE.row(
-    "stop-finished",
-    "Requests that sampled a stop token or their last token become inert, and no others; what remains is counted.",
-    hazard="round-token-after-stop",
-    cause="stop_finished: a stop token past the sampled ones, -1 taken for a stop token, or a limit missed by one",
-    quick=True,
-    k=[0, 3],
-)
-def stop_finished(run: Run, g: torch.Generator, k: int) -> None:
-    tokens, counts, left, stops = sampled(g, k + 1)
-    finished = torch.tensor(stopped(tokens, counts, stops)) | (counts >= left)
-    wanted = torch.where(finished, 0, counts), (left - counts).clamp(min=0)
-    run(ops.stop_finished, tokens, counts, left, stops, written=(counts, left))
-    expect_equal(counts, wanted[0], "counts")
-    expect_equal(left, wanted[1], "tokens that remain")
-
-
 @TABLE.row(
     "next-verify",
     "The verify after a propose begins at the last sampled token with its drafts; inert requests stay inert.",
@@ -141,7 +105,8 @@ def stop_finished(run: Run, g: torch.Generator, k: int) -> None:
     k=[0, 1, 5],
 )
 def next_verify(run: Run, g: torch.Generator, k: int) -> None:
-    tokens, counts, _, _ = sampled(g, 4)
+    tokens = torch.randint(-1, 9, (REQUESTS, 4), generator=g)
+    counts = torch.randint(0, 5, (REQUESTS,), generator=g).int()
     starts, wider = torch.randint(0, 500, (REQUESTS,), generator=g), torch.randint(0, 90, (REQUESTS, 7), generator=g)
     last, copied, each = torch.full((REQUESTS,), -77), torch.full((REQUESTS, k), -77), counts.tolist()
     positions = [start + count if count else -1 for start, count in zip(starts.tolist(), each, strict=True)]
@@ -150,28 +115,3 @@ def next_verify(run: Run, g: torch.Generator, k: int) -> None:
     latest = [int(row[count - 1]) if count else 0 for row, count in zip(tokens, each, strict=True)]
     expect_equal(last, torch.tensor(latest), "last tokens")
     expect_equal(copied, wider[:, :k], "drafts")
-
-
-@TABLE.row(
-    "publish-round",
-    "A round's results go to the next slot of the ring with its number; a launch goes on while a request does.",
-    cause="publish_round: a slot of another round, or a launch that goes on for nobody or ends too early",
-    quick=True,
-)
-def publish_round(run: Run, g: torch.Generator) -> None:
-    slots, size, done = 3, 1030, 0
-    ring, progress, again = torch.full((slots, size + 2), -9), torch.zeros(2).long(), torch.zeros(1).int()
-    expected = ring.clone()
-    for number in range(1, 9):
-        tokens, counts, left, stops = sampled(g, 4)
-        left *= int(number % 3 > 0)  # nobody has room in every third round
-        results = torch.randint(0, 999, (size,), generator=g)
-        written = ring, progress, again
-        run(ops.publish_round, results, tokens, counts, left, stops, *written, 4, written=written)
-        live = (counts > 0) & (counts < left) & ~torch.tensor(stopped(tokens, counts, stops))
-        done += 1
-        goes_on = bool(live.any()) and done < 4
-        done *= goes_on
-        expected[(number - 1) % slots] = torch.tensor([*results, number, int(goes_on)])
-        expect_equal(ring, expected, f"the ring after round {number}")
-        assert again.item() == int(goes_on), f"round {number}: {int(live.sum())} requests go on, {done} rounds done"

@@ -107,20 +107,6 @@ class RowOps(Launcher):
             num_warps=4,
         )
 
-    def stop_finished(
-        self, sampled_token_ids: Tensor, num_sampled: Tensor, remaining: Tensor, stop_token_ids: Tensor
-    ) -> None:
-        """See `specgraph.ops.stop_finished`."""
-        if not all(t.is_contiguous() for t in (num_sampled, remaining, stop_token_ids)):
-            return NotImplemented
-        sampled_token_ids = contiguous_rows(sampled_token_ids)
-        requests, query_len = sampled_token_ids.shape
-        row_kernels.stop_finished_kernel[(requests,)](
-            sampled_token_ids, num_sampled, remaining, stop_token_ids, query_len, sampled_token_ids.stride(0),
-            stop_token_ids.shape[1], WIDTH=power_of_two(query_len), STOPS=power_of_two(stop_token_ids.shape[1]),
-            num_warps=1, **self.common(),
-        )  # fmt: skip
-
     def next_verify(
         self, sampled_token_ids: Tensor, num_sampled: Tensor, draft_token_ids: Tensor, start_positions: Tensor,
         last_token_ids: Tensor, to_draft_token_ids: Tensor,
@@ -134,20 +120,4 @@ class RowOps(Launcher):
             sampled_token_ids, num_sampled, draft_token_ids, start_positions, last_token_ids, to_draft_token_ids,
             drafts, sampled_token_ids.stride(0), draft_token_ids.stride(0), WIDTH=power_of_two(max(drafts, 1)),
             num_warps=1, **self.common(),
-        )  # fmt: skip
-
-    def publish_round(
-        self, results: Tensor, sampled_token_ids: Tensor, num_sampled: Tensor, remaining: Tensor,
-        stop_token_ids: Tensor, ring: Tensor, progress: Tensor, again: Tensor, rounds_per_launch: int,
-    ) -> None:  # fmt: skip
-        """See `specgraph.ops.publish_round`."""
-        if not all(t.is_contiguous() for t in (results, num_sampled, remaining, stop_token_ids, ring)):
-            return NotImplemented
-        sampled_token_ids = contiguous_rows(sampled_token_ids)
-        requests, query_len = sampled_token_ids.shape
-        row_kernels.publish_round_kernel[(1,)](
-            results, sampled_token_ids, num_sampled, remaining, stop_token_ids, ring, progress, again, requests,
-            query_len, sampled_token_ids.stride(0), stop_token_ids.shape[1], results.shape[0], ring.shape[0],
-            rounds_per_launch, REQUESTS=power_of_two(requests), WIDTH=power_of_two(query_len), CHUNK=1024, num_warps=4,
-            **self.common(),
         )  # fmt: skip

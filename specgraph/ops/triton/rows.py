@@ -100,28 +100,6 @@ def load_round_kernel(
 
 
 @triton.jit
-def stop_finished_kernel(
-    sampled_token_ids, num_sampled, remaining, stop_token_ids, query_len, sampled_stride, num_stops,
-    WIDTH: tl.constexpr, STOPS: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """One program per request."""
-    if OVERLAP is not None:
-        OVERLAP()
-    request = tl.program_id(0)
-    count = tl.load(num_sampled + request)
-    left = tl.load(remaining + request)
-    offset = tl.arange(0, WIDTH)
-    given = (offset < query_len) & (offset < count)
-    token = tl.load(sampled_token_ids + request * sampled_stride + offset, mask=given, other=-1)
-    place = tl.arange(0, STOPS)
-    stop = tl.load(stop_token_ids + request * num_stops + place, mask=place < num_stops, other=-1)
-    equal = (token[:, None] == stop[None, :]) & (stop[None, :] >= 0) & given[:, None]
-    finished = (tl.max(tl.max(equal.to(tl.int32), 1), 0) > 0) | (count >= left)
-    tl.store(remaining + request, tl.maximum(left - count, 0))
-    tl.store(num_sampled + request, tl.where(finished, 0, count))
-
-
-@triton.jit
 def next_verify_kernel(
     sampled_token_ids, num_sampled, draft_token_ids, start_positions, last_token_ids, to_draft_token_ids, drafts,
     sampled_stride, draft_stride, WIDTH: tl.constexpr, OVERLAP: tl.constexpr,
@@ -139,38 +117,3 @@ def next_verify_kernel(
     offset = tl.arange(0, WIDTH)
     draft = tl.load(draft_token_ids + request * draft_stride + offset, mask=offset < drafts, other=0)
     tl.store(to_draft_token_ids + request * drafts + offset, draft, mask=offset < drafts)
-
-
-@triton.jit
-def publish_round_kernel(
-    results, sampled_token_ids, num_sampled, remaining, stop_token_ids, ring, progress, again, requests, query_len,
-    sampled_stride, num_stops, size, slots, rounds_per_launch, REQUESTS: tl.constexpr, WIDTH: tl.constexpr,
-    CHUNK: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """One program for all requests."""
-    if OVERLAP is not None:
-        OVERLAP()
-    request = tl.arange(0, REQUESTS)
-    known = request < requests
-    count = tl.load(num_sampled + request, mask=known, other=0)
-    left = tl.load(remaining + request, mask=known, other=0)
-    offset = tl.arange(0, WIDTH)
-    given = (offset[None, :] < count[:, None]) & (offset[None, :] < query_len) & known[:, None]
-    token = tl.load(sampled_token_ids + request[:, None] * sampled_stride + offset[None, :], mask=given, other=-1)
-    stopped = tl.zeros([REQUESTS], dtype=tl.int32)
-    for place in range(num_stops):
-        stop = tl.load(stop_token_ids + request * num_stops + place, mask=known, other=-1)
-        equal = (token == stop[:, None]) & (stop[:, None] >= 0) & given
-        stopped |= tl.max(equal.to(tl.int32), 1)
-    live = (count > 0) & (count < left) & (stopped == 0)
-    number, done = tl.load(progress) + 1, tl.load(progress + 1) + 1
-    goes_on = (tl.max(live.to(tl.int32), 0) > 0) & (done < rounds_per_launch)
-    slot = ring + ((number - 1) % slots) * (size + 2)
-    for start in range(0, size, CHUNK):
-        word = start + tl.arange(0, CHUNK)
-        tl.store(slot + word, tl.load(results + word, mask=word < size, other=0), mask=word < size)
-    tl.store(slot + size, number)
-    tl.store(slot + size + 1, goes_on.to(tl.int64))
-    tl.store(progress, number)
-    tl.store(progress + 1, tl.where(goes_on, done, 0))
-    tl.store(again, goes_on.to(tl.int32))
